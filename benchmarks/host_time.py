@@ -5,7 +5,10 @@ competes with the host for the same cores, so what depth 1 can hide shows with a
 its results are there after the seconds given, as on a device of its own. With `--devices 1 --devices 2`, the CPU is several
 devices that share the model too, all of which the host dispatches to.
 
-    python benchmarks/host_time.py [--batch 1 --batch 64 --batch 256] [--devices 1] [--device-ms 5] [--layers-per-step 1]
+The model has as many layers and arrays as Llama-3-8B, so that a call costs the host what it costs there; `host` is the
+time of the engine's thread, without what the device computes. Several `--layers-per-step` are compared in one run.
+
+    python benchmarks/host_time.py [--batch 1 --batch 64 --batch 256] [--devices 1] [--device-ms 5] [--layers-per-step 32]
 """
 
 import argparse
@@ -43,7 +46,7 @@ MODEL = config_from_hf(
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": 256,
         "hidden_size": 32,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 32,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "intermediate_size": 64,
@@ -54,7 +57,7 @@ MODEL = config_from_hf(
 ROUNDS = 3
 """Turns of each depth: what disturbs the machine for a while meets both."""
 WARM_STEPS = 8
-PARTS = ("total", "wait", "plan", "pack", "submit", "read", "apply")
+PARTS = ("total", "wait", "host", "plan", "pack", "submit", "read", "apply")
 
 
 class Step(NamedTuple):
@@ -220,6 +223,7 @@ def decode(
     engine.close()
     dispatcher.close()
     seconds = {part: median(getattr(step, part) for step in steps) for part in Step._fields}
+    seconds["host"] = median(step.plan + step.submit + step.read + step.apply for step in steps)
     seconds["pack"] = time_packing(watch.plans, setup.machine.shape)
     return {part: 1e6 * seconds[part] for part in PARTS}
 
@@ -239,15 +243,16 @@ def main() -> None:
     parser.add_argument("--device-ms", type=float, default=5.0, help="of the second runner's steps (default: 5)")
     parser.add_argument("--context", type=int, default=16, help="tokens of every prompt (default: 16)")
     parser.add_argument("--steps", type=int, default=90, help="steps to time (default: 90)")
-    parser.add_argument("--layers-per-step", type=int, default=1, help="of the model's 4 (default: 1)")
+    layers_help = "of the model's 32; may be repeated (default: 32)"
+    parser.add_argument("--layers-per-step", type=int, action="append", help=layers_help)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     table = Table(box=None, pad_edge=False, title="µs per step")
-    for name in ("device", "batch", "depth", *PARTS, "depth 0 : 1"):
+    for name in ("device", "layers", "batch", "depth", *PARTS, "depth 0 : 1"):
         table.add_column(name, justify="left" if name == "device" else "right")
     rows, counts = [], sorted(set(options.devices or [1]))
     jax.config.update("jax_num_cpu_devices", counts[-1])
-    for batch, num_devices in product(options.batch or [1, 64, 256], counts):
+    for batch, num_devices, layers in product(options.batch or [1, 64, 256], counts, options.layers_per_step or [32]):
         with closing(
             set_up(
                 MODEL,
@@ -257,7 +262,7 @@ def main() -> None:
                 kv_tokens=batch * (options.context + WARM_STEPS + options.steps + 64),
                 max_num_seqs=batch,
                 max_num_batched_tokens=max(batch, 128),
-                layers_per_step=options.layers_per_step,
+                layers_per_step=layers,
                 swap_space=0,
                 tensor_parallel_size=num_devices,
             )
@@ -271,9 +276,10 @@ def main() -> None:
                 parts = measure(setup, device, batch, options)
                 gain = parts[0]["total"] / parts[1]["total"]
                 for depth, row in parts.items():
-                    rows.append({"device": name, "batch": batch, "depth": depth, "gain": gain} | row)
+                    sizes = {"device": name, "layers_per_step": layers, "batch": batch, "depth": depth}
+                    rows.append(sizes | {"gain": gain} | row)
                     shown = [f"{row[part]:.0f}" for part in PARTS]
-                    table.add_row(name, str(batch), str(depth), *shown, f"{gain:.2f}" if depth else "")
+                    table.add_row(name, str(layers), str(batch), str(depth), *shown, f"{gain:.2f}" if depth else "")
     Console().print(table)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")

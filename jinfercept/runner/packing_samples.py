@@ -83,10 +83,10 @@ def pack_positions(token_indices: Sequence[int], num_rows: int, scratch_slot: in
 
 def draw_kind(packed: Int32[np.ndarray, "fields R"]) -> Kind:
     """The simplest kind of draw that computes all that the rows ask for."""
+    if not packed[_FIRST_FLOAT].any():
+        return "greedy"
     rows = SampleRows(*packed)
     warm = rows.temperature != 0
-    if not warm.any():
-        return "greedy"
     filtered = (rows.top_k != 0) | (rows.top_p != _ONE) | (rows.min_p != 0)
     return "filtered" if (warm & filtered).any() else "drawn"
 
