@@ -16,13 +16,16 @@ import gc
 import json
 import threading
 import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import closing
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -32,9 +35,10 @@ from jinfercept.engine.engine import Engine
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.request import Request
+from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import enter, pack
 from jinfercept.runner.packing_samples import pack_samples, sampled_rows
-from jinfercept.runner.runner import ModelRunner
+from jinfercept.runner.runner import ModelRunner, StepTicket
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.named_profiles import PROFILES
@@ -72,68 +76,60 @@ class Step(NamedTuple):
     apply: float
 
 
-class WaitingRunner(Protocol):
-    """A runner whose results can be waited for before they are read."""
+class Device:
+    """A runner whose results are there after so many seconds at least, one plan after the other, and no core is busy
+    meanwhile."""
 
-    def forward(self, plan: StepPlan) -> Any: ...
+    def __init__(self, runner: ModelRunner, seconds: float = 0.0) -> None:
+        self.forward, self.drafts, self.collect = runner.forward, runner.drafts, runner.collect
+        self._runner, self._seconds, self._ready_s = runner, seconds, deque[float]()
 
-    def drafts(self, forward: Any) -> tuple[tuple[int, ...], ...]: ...
+    def sample(self, forward: Any, masks: Masks) -> StepTicket:
+        ticket = self._runner.sample(forward, masks)
+        began_s = max(time.perf_counter(), *self._ready_s, 0.0)
+        self._ready_s.append(began_s + self._seconds)
+        return ticket
 
-    def sample(self, forward: Any, masks: Masks) -> Any: ...
-
-    def wait(self, ticket: Any) -> None: ...
-
-    def collect(self, ticket: Any) -> StepResult: ...
-
-    def reset(self) -> None: ...
-
-
-class Real:
-    """The model's runner."""
-
-    def __init__(self, runner: ModelRunner) -> None:
-        self.forward, self.drafts, self.sample = runner.forward, runner.drafts, runner.sample
-        self.collect, self.reset = runner.collect, runner.reset
-
-    def wait(self, ticket: Any) -> None:
+    def wait(self, ticket: StepTicket) -> None:
         if ticket.drawn.tokens is not None:
             ticket.drawn.tokens.block_until_ready()
-
-
-class Sleeping:
-    """Packs a plan and dispatches nothing; its results are there after so many seconds, one plan after the other, and no core
-    is busy meanwhile."""
-
-    def __init__(self, seconds: float, shape: RunnerShape) -> None:
-        self._seconds, self._shape = seconds, shape
-        self._free_s = 0.0
-        self.reset()
-
-    def forward(self, plan: StepPlan) -> tuple[float, StepPlan]:
-        pack_plan(plan, self._tables, self._shape)
-        self._free_s = max(self._free_s, time.perf_counter()) + self._seconds
-        return self._free_s, plan
-
-    def drafts(self, forward: tuple[float, StepPlan]) -> tuple[tuple[int, ...], ...]:
-        return ()
-
-    def sample(self, forward: tuple[float, StepPlan], masks: Masks) -> tuple[float, StepPlan]:
-        return forward
-
-    def wait(self, ticket: tuple[float, StepPlan]) -> None:
-        time.sleep(max(0.0, ticket[0] - time.perf_counter()))
-
-    def collect(self, ticket: tuple[float, StepPlan]) -> StepResult:
-        return StepResult((0,) * sum(chunk.sample is not None for chunk in ticket[1].chunks), self._seconds)
+        time.sleep(max(0.0, self._ready_s.popleft() - time.perf_counter()))
 
     def reset(self) -> None:
-        self._tables = np.zeros((self._shape.max_num_seqs, self._shape.bucket(1).pages_per_row), np.int32)
+        self._runner.reset()
+        self._ready_s.clear()
+
+
+class Hollow:
+    """Executables that have the arguments and results of a runner's, and compute nothing."""
+
+    def __init__(self) -> None:
+        self.run = Executables()
+        self._add, self.run.add = self.run.add, self.add
+
+    def add(self, key: Hashable, function: Callable[..., Any], *arguments: Any, donate: Sequence[int] = ()) -> None:
+        results = jax.eval_shape(function, *arguments)
+
+        def nothing(*arguments: Any) -> Any:
+            arguments = jax.lax.optimization_barrier(arguments)  # so that none is left out of the call
+            given = [leaf for index in donate for leaf in jax.tree.leaves(arguments[index])]
+
+            def result(like: jax.ShapeDtypeStruct) -> jax.Array:
+                same = (
+                    place for place, leaf in enumerate(given) if (leaf.shape, leaf.dtype) == (like.shape, like.dtype)
+                )
+                place = next(same, None)
+                return jnp.zeros(like.shape, like.dtype) if place is None else given.pop(place)
+
+            return jax.tree.map(result, results)
+
+        self._add(key, nothing, *arguments, donate=donate)
 
 
 class Stopwatch:
     """Passes plans on, and notes what the parts of a step took."""
 
-    def __init__(self, device: WaitingRunner) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
         self.reset, self.drafts = device.reset, device.drafts
         self.plans: list[StepPlan] = []
@@ -196,9 +192,7 @@ def pack_plan(plan: StepPlan, tables: np.ndarray, shape: RunnerShape) -> None:
     pack_samples(sampled_rows(plan.chunks), shape.max_num_seqs, shape.max_num_seqs)
 
 
-def decode(
-    setup: EngineSetup, device: WaitingRunner, batch: int, depth: int, options: argparse.Namespace
-) -> dict[str, float]:
+def decode(setup: EngineSetup, device: Device, batch: int, depth: int, options: argparse.Namespace) -> dict[str, float]:
     """Median microseconds of the parts of a step in which every sequence decodes."""
     parts = setup.changed(pipeline_depth=depth).assemble()
     parts.dispatcher.close()
@@ -228,9 +222,7 @@ def decode(
     return {part: 1e6 * seconds[part] for part in PARTS}
 
 
-def measure(
-    setup: EngineSetup, device: WaitingRunner, batch: int, options: argparse.Namespace
-) -> dict[int, dict[str, float]]:
+def measure(setup: EngineSetup, device: Device, batch: int, options: argparse.Namespace) -> dict[int, dict[str, float]]:
     """Microseconds of the parts by pipeline depth, which take turns: the least of all rounds, since what disturbs only adds."""
     rounds = [{depth: decode(setup, device, batch, depth, options) for depth in (0, 1)} for _ in range(ROUNDS)]
     return {depth: {part: min(once[depth][part] for once in rounds) for part in PARTS} for depth in (0, 1)}
@@ -267,11 +259,12 @@ def main() -> None:
                 tensor_parallel_size=num_devices,
             )
         ) as setup:
-            runners: dict[str, WaitingRunner] = {
-                "this CPU" if num_devices == 1 else f"as {num_devices}": Real(setup.machine.runner)
-            }
-            if num_devices == counts[0]:
-                runners[f"sleeps {options.device_ms:g} ms"] = Sleeping(1e-3 * options.device_ms, setup.machine.shape)
+            runners = {"this CPU" if num_devices == 1 else f"as {num_devices}": Device(setup.machine.runner)}
+            if num_devices == 1:
+                model, shape = setup.model, setup.machine.shape
+                hollow = ModelRunner(model, setup.machine.runner.params, shape, executables=Hollow().run)
+                hollow.warm_up()
+                runners[f"{options.device_ms:g} ms"] = Device(hollow, 1e-3 * options.device_ms)
             for name, device in runners.items():
                 parts = measure(setup, device, batch, options)
                 gain = parts[0]["total"] / parts[1]["total"]
