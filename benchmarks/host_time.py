@@ -196,7 +196,7 @@ def decode(setup: EngineSetup, device: Device, batch: int, depth: int, options: 
     """Median microseconds of the parts of a step in which every sequence decodes."""
     parts = setup.changed(pipeline_depth=depth).assemble()
     parts.dispatcher.close()
-    setup.machine.runner.reset()
+    setup.runner.reset()
     wake = threading.Event()
     dispatcher, watch, vocab_size = Dispatcher(wake.set), Stopwatch(device), setup.model.config.vocab_size
     engine = Engine(parts.engine.scheduler, watch, dispatcher, RealClock(), wake, depth=depth, vocab_size=vocab_size)
@@ -218,7 +218,7 @@ def decode(setup: EngineSetup, device: Device, batch: int, depth: int, options: 
     dispatcher.close()
     seconds = {part: median(getattr(step, part) for step in steps) for part in Step._fields}
     seconds["host"] = median(step.plan + step.submit + step.read + step.apply for step in steps)
-    seconds["pack"] = time_packing(watch.plans, setup.machine.shape)
+    seconds["pack"] = time_packing(watch.plans, setup.shape)
     return {part: 1e6 * seconds[part] for part in PARTS}
 
 
@@ -259,10 +259,10 @@ def main() -> None:
                 tensor_parallel_size=num_devices,
             )
         ) as setup:
-            runners = {"this CPU" if num_devices == 1 else f"as {num_devices}": Device(setup.machine.runner)}
+            runners = {"this CPU" if num_devices == 1 else f"as {num_devices}": Device(setup.runner)}
             if num_devices == 1:
-                model, shape = setup.model, setup.machine.shape
-                hollow = ModelRunner(model, setup.machine.runner.params, shape, executables=Hollow().run)
+                model, shape = setup.model, setup.shape
+                hollow = ModelRunner(model, setup.runner.params, shape, executables=Hollow().run)
                 hollow.warm_up()
                 runners[f"{options.device_ms:g} ms"] = Device(hollow, 1e-3 * options.device_ms)
             for name, device in runners.items():

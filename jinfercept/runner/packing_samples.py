@@ -14,9 +14,9 @@ from jinfercept.sched.sampling_options import DrawOptions
 
 NUM_FIELDS = len(SampleRows._fields)
 _FIRST_FLOAT = SampleRows._fields.index("temperature")
-_ONE = np.ones(1, np.float32).view(np.int32)[0]
+_ONE = int(np.float32(1).view(np.int32))
 _LEAST = np.finfo(np.float32).tiny
-_REMEMBERED, _TOP_P, _REPETITION = map(SampleRows._fields.index, ("remembered", "top_p", "repetition"))
+_REMEMBERED, _TOP_K, _TOP_P, _REPETITION = map(SampleRows._fields.index, ("remembered", "top_k", "top_p", "repetition"))
 
 Kind = Literal["greedy", "drawn", "filtered"]
 """What a step's draw computes: the largest logits; draws by temperature too; the filters `top_k`, `top_p`, `min_p` too."""
@@ -83,12 +83,11 @@ def pack_positions(token_indices: Sequence[int], num_rows: int, scratch_slot: in
 
 def draw_kind(packed: Int32[np.ndarray, "fields R"]) -> Kind:
     """The simplest kind of draw that computes all that the rows ask for."""
-    if not packed[_FIRST_FLOAT].any():
+    top_k, temperature, top_p, min_p = packed[_TOP_K : _TOP_K + 4]
+    if not temperature.any():
         return "greedy"
-    rows = SampleRows(*packed)
-    warm = rows.temperature != 0
-    filtered = (rows.top_k != 0) | (rows.top_p != _ONE) | (rows.min_p != 0)
-    return "filtered" if (warm & filtered).any() else "drawn"
+    filtered = (top_k != 0) | (top_p != _ONE) | (min_p != 0)
+    return "filtered" if (filtered & (temperature != 0)).any() else "drawn"
 
 
 def any_remembered(packed: Int32[np.ndarray, "fields R"]) -> bool:
