@@ -34,6 +34,7 @@ from jinfercept.engine.clock import RealClock
 from jinfercept.engine.engine import Engine
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.models.hf_config import config_from_hf
+from jinfercept.models.model import Model, abstract_params
 from jinfercept.request import Request
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import enter, pack
@@ -261,8 +262,9 @@ def main() -> None:
         ) as setup:
             runners = {"this CPU" if num_devices == 1 else f"as {num_devices}": Device(setup.runner)}
             if num_devices == 1:
-                model, shape = setup.model, setup.shape
-                hollow = ModelRunner(model, setup.runner.params, shape, executables=Hollow().run)
+                weights = abstract_params(MODEL, "float32", joined=True)  # as on a GPU
+                zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), weights)
+                hollow = ModelRunner(Model(MODEL, joined=True), zeros, setup.shape, executables=Hollow().run)
                 hollow.warm_up()
                 runners[f"{options.device_ms:g} ms"] = Device(hollow, 1e-3 * options.device_ms)
             for name, device in runners.items():

@@ -101,10 +101,11 @@ def pack(
     tables.take(slots, axis=0, out=page_tables[:rows], mode="clip")
     num_decode[0] = np.count_nonzero(lengths == 1)
     tokens[:used] = np.fromiter(chain.from_iterable(lists), np.int32, used)
-    token_slots[:used] = slots.repeat(lengths)
+    row_of = slice(rows) if used == rows else np.arange(rows).repeat(lengths)  # every token's
+    token_slots[:used] = slots[row_of]
     if parts.adapters is not None:
-        parts.adapters[:used] = np.fromiter(chunk_adapters, np.int32, rows).repeat(lengths)
-    positions[:used] = (starts - query_starts[:rows]).repeat(lengths) + np.arange(used, dtype=np.int32)
+        parts.adapters[:used] = np.fromiter(chunk_adapters, np.int32, rows)[row_of]
+    positions[:used] = (starts - query_starts[:rows])[row_of] + np.arange(used, dtype=np.int32)
     page, offset = np.divmod(positions[:used], page_size)
     write_index[:used] = tables[token_slots[:used], page] * page_size + offset
     if states is not None:
