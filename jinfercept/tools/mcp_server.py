@@ -275,8 +275,8 @@ def python_server(
         functions, folder: as of `python_tool.python_tools`.
         limits: of the tools, by name.
     """
-    facts = {"tools": functions, "folder": str(folder.absolute()), "path": sys.path}
-    args = ["-m", "jinfercept.tools.python_process", json.dumps(facts)]
+    facts = {"tools": functions, "folder": str(folder.absolute())}
+    args = ["-c", "from jinfercept.tools.python_process import main; main()", json.dumps(facts)]
     table = McpTable.model_validate({"kind": "mcp", "name": "python", "command": sys.executable, "args": args})
     return McpServer(table, Place(folder, 0), executor, limits)
 

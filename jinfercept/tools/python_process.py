@@ -24,14 +24,15 @@ from jinfercept.intercept.current_call import CALL_KEY, CURRENT_CALL, CurrentCal
 from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.intercept.tool_values import ToolFailed
+from jinfercept.tools.calls import CallQueue
 from jinfercept.tools.python_tool import PythonTool, python_tools
 
 log = logging.getLogger(__name__)
 
-_MAX_THREADS = 32
+MAX_THREADS = 32
 """Running calls of a sync function without `max_concurrency`. Each runs in a thread, which no timeout ends."""
 _MOST_CHARS = 1 << 20
-_BLOCKED_S = 5.0
+BLOCKED_S = 5.0
 """Seconds for which the event loop may be blocked after a cancelled call of an async function; then the process ends, and is
 started again."""
 
@@ -41,31 +42,32 @@ class _Tool:
     """A function with its limit. A call keeps its slot until the function has ended, so there are never more threads."""
 
     def __init__(self, tool: PythonTool, executor: ToolExecutor) -> None:
-        self._function, self._executor = tool.function, executor
+        self._name, self._function, self._executor = tool.declaration["function"]["name"], tool.function, executor
         self._is_async = inspect.iscoroutinefunction(tool.function)
-        most = tool.max_concurrency or (None if self._is_async else _MAX_THREADS)
-        self._slots = None if most is None else asyncio.Semaphore(most)
+        self._queue = CallQueue(tool.max_concurrency or (None if self._is_async else MAX_THREADS))
 
-    async def __call__(self, name: str, arguments: str) -> str:
+    async def __call__(self, arguments: str) -> str:
         """The result of the function as text. Raises `ToolFailed`."""
-        loop = asyncio.get_running_loop()
-        if self._slots is not None:
-            await self._slots.acquire()
-        run = self._executor.call(name, self._function, arguments)
-        if (slots := self._slots) is not None:
-            run.result.add_done_callback(lambda _: loop.call_soon_threadsafe(slots.release))
-        try:
-            value = await run
-        except asyncio.CancelledError:
-            if self._is_async:
-                loop.call_later(_BLOCKED_S, self._end_if_blocked, name, self._executor.submit(lambda: asyncio.sleep(0)))
-            raise
-        text = value if isinstance(value, str) else str(list(value))
-        return text[:_MOST_CHARS]
+        return await self._queue.run(CURRENT_CALL.get().tenant, lambda: self._run(arguments))
 
-    def _end_if_blocked(self, name: str, beat: ToolRun[None]) -> None:
+    async def _run(self, arguments: str) -> str:
+        """As `__call__`; if it is cancelled, it returns when the function has ended."""
+        run = self._executor.call(self._name, self._function, arguments)
+        ended = asyncio.wrap_future(run.result)
+        while not ended.done():
+            try:
+                await asyncio.wait([ended])
+            except asyncio.CancelledError:
+                run.cancel()
+                if self._is_async:
+                    beat = self._executor.submit(lambda: asyncio.sleep(0))
+                    asyncio.get_running_loop().call_later(BLOCKED_S, self._end_if_blocked, beat)
+        value = ended.result()
+        return (value if isinstance(value, str) else str(list(value)))[:_MOST_CHARS]
+
+    def _end_if_blocked(self, beat: ToolRun[None]) -> None:
         if not beat.result.done():
-            log.error("the tool %s blocks the event loop of async tools; their process is started again", name)
+            log.error("the tool %s blocks the event loop of async tools; their process is started again", self._name)
             os._exit(1)
 
 
@@ -93,7 +95,7 @@ async def _serve(facts: dict[str, Any]) -> None:
         meta = context.meta or {}
         CURRENT_CALL.set(CurrentCall(**meta.get(CALL_KEY, {})))
         try:
-            text, failed = await called[params.name](params.name, json.dumps(params.arguments or {})), False
+            text, failed = await called[params.name](json.dumps(params.arguments or {})), False
         except ToolFailed as error:
             text, failed = str(error), True
         return mcp_types.CallToolResult(content=[mcp_types.TextContent(text=text)], is_error=failed)
@@ -106,14 +108,8 @@ async def _serve(facts: dict[str, Any]) -> None:
 def main() -> None:
     """Serve until standard input ends. Threads of tools that hang end with the process."""
     logging.basicConfig(format="%(message)s")
-    facts = json.loads(sys.argv[1])
-    sys.path[:] = facts["path"]
     try:
-        asyncio.run(_serve(facts))
+        asyncio.run(_serve(json.loads(sys.argv[1])))
     except BaseException:
         traceback.print_exc()
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -91,7 +91,7 @@ def test_closing_is_quick_and_leaves_no_thread_but_those_that_tools_hold(go: thr
     run = blocked.call("blocks", blocks)
     assert begun.acquire(timeout=WAIT_S)
     began_s = time.monotonic()
-    blocked.close()
+    blocked.close(0.1)
     assert time.monotonic() - began_s < 1
     go.set()
     assert text(run) == "awake"
