@@ -162,7 +162,9 @@ class ModelRunner:
             for decodes in (False, True)
         }
         self._home = beside(leaf)
-        self._is_alone = mesh_of(leaf).size == 1  # JAX uploads to one device sooner by itself, at the call
+        self._is_alone = (
+            mesh_of(leaf).size == 1
+        )  # a call uploads to one device itself, which takes less time than `place`
         self._sampler = Sampler(
             self.executables,
             self.kv.common_shape,
@@ -377,9 +379,10 @@ class ModelRunner:
         shape = self._buckets[samples.step]
         tables = self._state_slots, self._window_tables
         packed = pack(plan.chunks, self._tables, self._shape.page_size, shape, *tables)
-        upload, *further = np.concatenate((packed, commons[0])), *commons[1:]
-        if further or not self._is_alone:
-            upload, *further = place([upload, *further], self._home)
+        uploads: list[Any] = [np.concatenate((packed, commons[0])), *commons[1:]]
+        if len(uploads) > 1 or not self._is_alone:
+            uploads = place(uploads, self._home)
+        upload, *further = uploads
         embed, layers_of = step_names(decode_only)
         x, batch, common = self.executables[embed, size](self.params.embed, last_tokens, upload)
         for kv in self._pools:

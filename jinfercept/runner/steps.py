@@ -240,8 +240,8 @@ def _layers(
     shape: PackedShape,
     kinds: tuple[Hashable, ...],
     windows: tuple[int, ...],
-    tree: jax.tree_util.PyTreeDef,
-    weights: tuple[Any, ...],
+    tree: Any,
+    leaves: tuple[Any, ...],
     x: Float[Array, "T E"],
     layers: tuple[Any, ...],
     upload: Int[Array, "upload"],
@@ -253,14 +253,14 @@ def _layers(
 
     Args:
         windows: of the layers with pages in the pool for windows, 0 for the others.
-        tree, weights: the layers' weights, flattened: a call costs the host less.
+        tree, leaves: the layers' weights, flattened: a call costs the host less.
 
     Returns:
         The tokens' vectors, the pages, and if `routed_experts` the experts of every token in the layers that have some.
     """
     step = in_place(upload, shape)
     noted, written = list[Int[Array, "T C"]](), list[Any]()
-    params = jax.tree.unflatten(tree, weights)
+    params: tuple[Weights, ...] = jax.tree.unflatten(tree, leaves)
     if step.adapters is not None:
         params = for_rows(params, step.adapters, shape.num_adapters)
     attend = _attention(shape, step, noted)
