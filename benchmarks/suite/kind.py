@@ -19,7 +19,7 @@ class SuiteKind(NamedTuple):
         device: in words.
         platform: JAX's name of it, in `JAX_PLATFORMS`.
         install: what to do where JAX does not find it.
-        jobs: parts by name, as they go together.
+        jobs: by the name of a job its parts, by theirs.
         full: sizes for the device, asked for in a part's process.
         missing: what the machine lacks.
         limit_s: seconds for all parts together, unless the command says otherwise.
@@ -34,7 +34,7 @@ class SuiteKind(NamedTuple):
     device: str
     platform: str
     install: str
-    jobs: Sequence[Mapping[str, Part]]
+    jobs: Mapping[str, Mapping[str, Part]]
     full: Callable[[], Sizes]
     limit_s: float
     missing: Callable[[], list[Missing]]
@@ -52,4 +52,4 @@ class SuiteKind(NamedTuple):
     @property
     def parts(self) -> dict[str, Part]:
         """All parts, what matters most first."""
-        return {name: part for job in self.jobs for name, part in job.items()}
+        return {name: part for job in self.jobs.values() for name, part in job.items()}

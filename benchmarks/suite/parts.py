@@ -6,10 +6,10 @@ from typing import NamedTuple
 TRACED_WITH_GRAPHS = ("--xla_enable_command_buffers_during_profiling=true",)
 """Without it XLA launches every kernel of a GPU by itself while a profiler runs: a trace of another mode."""
 
-STEP_PARTS = ("decode", "groups")
-"""Parts that time steps of greedy rows, see `steps`."""
+STEP_PARTS = ("decode", "groups", "torch_step")
+"""Parts that time steps of greedy rows, see `steps`; the last one in torch."""
 LINK_PARTS = ("overlap", "threads", "transfers")
-"""Parts that load the host link beside a step, see `transfers`."""
+"""Parts that load the host link beside a step, see `transfers`; only earlier files have the last two."""
 RIGHT_PARTS = ("smoke", "checks", "tokens", "kinds")
 """Parts that check what is computed: every row is `ok` or not."""
 
