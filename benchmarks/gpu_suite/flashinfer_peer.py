@@ -42,9 +42,7 @@ def _measured(device: TorchDevice, sizes: Sizes, case: AttentionCase) -> Row:
     each = -(-case.context // sizes.page_size)
     num_pages = case.rows * each
     count = max(1, min(sizes.calls, sizes.attention_pool_bytes // case.kv_bytes))
-    pools = [
-        torch.randn(num_pages, 2, sizes.page_size, heads.kv, heads.dim, dtype=dtype) for _ in range(count)
-    ]
+    pools = [torch.randn(num_pages, 2, sizes.page_size, heads.kv, heads.dim, dtype=dtype) for _ in range(count)]
     began_s = time.perf_counter()
     attend = _planned(device, sizes, case, each)
     q = torch.randn(case.rows * case.chunk, heads.query, heads.dim, dtype=dtype)
@@ -79,9 +77,7 @@ def _planned(device: TorchDevice, sizes: Sizes, case: AttentionCase, each: int) 
         names = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
         buffers = dict(zip(names, (array.clone() for array in table), strict=True))
         grouped = heads.query >= 4 * heads.kv  # as its documentation advises
-        decode = BatchDecodeWithPagedKVCacheWrapper(
-            workspace, use_cuda_graph=True, use_tensor_cores=grouped, **buffers
-        )
+        decode = BatchDecodeWithPagedKVCacheWrapper(workspace, use_cuda_graph=True, use_tensor_cores=grouped, **buffers)
         decode.plan(*table, *shape, **kinds)
         return decode.run
     prefill = BatchPrefillWithPagedKVCacheWrapper(

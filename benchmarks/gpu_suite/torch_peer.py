@@ -78,7 +78,13 @@ def rows(sizes: Sizes) -> Iterator[Row]:
             step.run()
             compile_s = time.perf_counter() - began_s
             seconds = device.seconds(step.run, sizes.enough_s)
-        row = {"model": f"{name} in torch", "step": "decode", "batch": batch, "context": context, "compile_s": compile_s}
+        row = {
+            "model": f"{name} in torch",
+            "step": "decode",
+            "batch": batch,
+            "context": context,
+            "compile_s": compile_s,
+        }
         floor_s = step.read_bytes / copy_rate
         row |= {"layers_per_step": config.num_layers, "sampling": "greedy", "seconds": seconds}
         yield row | {"roofline_s": floor_s, "times": seconds / floor_s}
@@ -97,7 +103,10 @@ class TorchStep:
             return torch.randn(shape, dtype=kind) * shape[-1] ** -0.5
 
         self.torch, self.config = torch, config
-        self.embed, self.head = drawn(config.vocab_size, config.hidden_size), drawn(config.vocab_size, config.hidden_size)
+        self.embed, self.head = (
+            drawn(config.vocab_size, config.hidden_size),
+            drawn(config.vocab_size, config.hidden_size),
+        )
         self.norm = torch.ones(config.hidden_size, dtype=kind)
         shapes = {
             "qkv": (query + 2 * kv, config.hidden_size),

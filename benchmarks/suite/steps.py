@@ -131,7 +131,9 @@ def deep_rows(sizes: Sizes) -> Iterator[Row]:
     heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, jnp.dtype(sizes.dtype).itemsize)
     names = available(sizes.dtype, sizes.dtype, heads, sizes.page_size)
     names = names if len(names) > 1 else [REFERENCE, *names]
-    benches = [Bench(name, sizes.layers_per_step[0], cases, traced=True, attention=each, is_compared=True) for each in names]
+    benches = [
+        Bench(name, sizes.layers_per_step[0], cases, traced=True, attention=each, is_compared=True) for each in names
+    ]
     expected: np.ndarray | None = None
     for row in _rows(sizes, benches):
         if "written" in row:

@@ -48,7 +48,6 @@ SMALL = replace(
 )
 ON_CPU = replace(
     TINY,
-    one_byte_pool=0,
     checked=tuple(shape._replace(quantised=()) for shape in TINY.checked),  # pages of TPUs have no scales
     interleaved=True,
 )
