@@ -36,7 +36,7 @@ def rows(sizes: Sizes) -> Iterator[Row]:
     # a measured profile is what `policies` starts with
     with closing(set_up(config, load_format="dummy", profile="paper-gptj-6b-a100", lazy=True, **sizes.start)) as setup:
         yield _started(setup, time.monotonic() - began_s)
-        setup.machine.runner.executables.compile_behind()
+        setup.runner.executables.compile_behind()
         yield from _moved(setup)
         yield _compiled(setup)
 
@@ -58,12 +58,12 @@ def _started(setup: EngineSetup, seconds: float) -> Row:
 
 
 def _memory(setup: EngineSetup) -> Row:
-    stats = setup.machine.runner.device.memory_stats() or {}
+    stats = setup.runner.device.memory_stats() or {}
     return {"peak_bytes": stats.get("peak_bytes_in_use"), "limit_bytes": stats.get("bytes_limit")}
 
 
 def _compiled(setup: EngineSetup) -> Row:
-    executables, began_s = setup.machine.runner.executables, time.monotonic()
+    executables, began_s = setup.runner.executables, time.monotonic()
     keys = executables.pending
     for key in keys:
         executables[key]  # compiles it, or waits for the thread that does
