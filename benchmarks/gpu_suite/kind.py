@@ -1,7 +1,7 @@
 """The suite of GPUs, and what `nvidia-smi` says of one. Imports no JAX."""
 
 from benchmarks.gpu_suite.missing import missing
-from benchmarks.gpu_suite.parts import JOBS, TORCH_PARTS
+from benchmarks.gpu_suite.parts import JOBS
 from benchmarks.gpu_suite.sizes import FULL
 from benchmarks.suite.kind import SuiteKind
 from benchmarks.suite.machine import printed
@@ -37,6 +37,5 @@ GPU = SuiteKind(
     missing=missing,
     state=gpu_state,
     packages=PACKAGES,
-    torch_parts=TORCH_PARTS,
     tunes=True,
 )

@@ -23,8 +23,7 @@ EVERY_ALLOCATION = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIEN
 OWN_THREAD = {"PJRT_GPU_ENABLE_ASYNC_DISPATCH": "1"}
 """XLA dispatches from a thread of its own, as an engine asks it to by default."""
 
-TORCH_PARTS = ("torch_products", "torch_step", "flashinfer")
-"""Parts that run in torch, in processes without JAX, so that the two do not share the GPU's memory."""
+TORCH = ("torch",)
 
 JOBS: Mapping[str, Mapping[str, Part]] = {
     "A": {
@@ -37,10 +36,10 @@ JOBS: Mapping[str, Mapping[str, Part]] = {
     },
     "C": {
         "products": _part("gpu_suite.products", 60.0, environment=OWN_MEMORY),
-        "torch_products": _part("gpu_suite.torch_peer", 10.0, "product_rows"),
+        "torch_products": Part("gpu_suite.torch_peer", 10.0, "product_rows", packages=TORCH),
         "kernels": _part("gpu_suite.kernels", 35.0, environment=OWN_MEMORY),
-        "torch_step": _part("gpu_suite.torch_peer", 30.0),
-        "flashinfer": _part("gpu_suite.flashinfer_peer", 35.0),
+        "torch_step": Part("gpu_suite.torch_peer", 30.0, packages=TORCH),
+        "flashinfer": Part("gpu_suite.flashinfer_peer", 35.0, packages=(*TORCH, "flashinfer-python", "apache-tvm-ffi")),
     },
     "D": {
         "decode": _part("suite.steps", 70.0, "decode_rows", OWN_MEMORY),

@@ -3,7 +3,7 @@
 Imports no JAX.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.suite.missing import Missing
@@ -25,7 +25,6 @@ class SuiteKind(NamedTuple):
         limit_s: seconds for all parts together, unless the command says otherwise.
         state: what the device's own tools say of it now; None without them.
         packages: whose versions are noted, beside those of every suite.
-        torch_parts: parts that use torch instead of JAX.
         tunes: XLA chooses kernels by timing them, which is kept for the next run.
         tiny: sizes for a CPU.
     """
@@ -40,7 +39,6 @@ class SuiteKind(NamedTuple):
     missing: Callable[[], list[Missing]]
     state: Callable[[], Row | None]
     packages: Sequence[str] = ()
-    torch_parts: Collection[str] = ()
     tunes: bool = False
     tiny: Sizes = TINY
 

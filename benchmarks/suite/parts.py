@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from benchmarks.suite.missing import installed_version
+
 TRACED_WITH_GRAPHS = ("--xla_enable_command_buffers_during_profiling=true",)
 """Without it XLA launches every kernel of a GPU by itself while a profiler runs: a trace of another mode."""
 
@@ -24,6 +26,7 @@ class Part(NamedTuple):
         environment: variables that it needs before JAX starts its backend.
         xla_flags: of its executables.
         checked: it runs under `compute-sanitizer`, where that is on the path.
+        packages: that it needs beside the project's; it is skipped where one is not there. With torch it runs without JAX.
     """
 
     module: str
@@ -32,3 +35,9 @@ class Part(NamedTuple):
     environment: Mapping[str, str] = {}
     xla_flags: tuple[str, ...] = ()
     checked: bool = False
+    packages: tuple[str, ...] = ()
+
+    @property
+    def lacking(self) -> list[str]:
+        """Those of its packages that are not here."""
+        return [name for name in self.packages if installed_version(name) is None]

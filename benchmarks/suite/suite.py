@@ -35,6 +35,8 @@ from jinfercept.sim.reports import check_writable
 
 VERSION = 1
 RESULTS = "results.json"
+SKIPPED = "skipped"
+"""How a part ends whose packages are not here."""
 ENVIRONMENT = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
@@ -81,7 +83,10 @@ def main(kind: SuiteKind, argv: Sequence[str]) -> int:
         left_s = budget_s - (time.monotonic() - began_s)
         results = report["parts"][name] = {"status": "not run", "rows": []}
         save()
-        if left_s > 0:
+        if lacking := kind.parts[name].lacking:
+            results |= {"status": SKIPPED, "seconds": 0.0, "error": f"there is no {', no '.join(lacking)}"}
+            summaries.append(_summary(name, results))
+        elif left_s > 0:
             own_s = min(left_s, limits_s[number])
             limit_s = left_s if options.tiny else max(own_s, left_s - sum(limits_s[number + 1 :]))
             _run(kind, name, options.tiny, limit_s, results, save)
@@ -92,7 +97,7 @@ def main(kind: SuiteKind, argv: Sequence[str]) -> int:
     print("\n".join(summaries), file=sys.stderr)
     took_s = time.monotonic() - began_s
     print(f"written to {options.out} after {took_s:.0f} s: python -m benchmarks gpu-report {options.out / RESULTS}")
-    return int(any(results["status"] != "done" for results in report["parts"].values()))
+    return int(any(results["status"] not in ("done", SKIPPED) for results in report["parts"].values()))
 
 
 def _options(kind: SuiteKind, argv: Sequence[str]) -> argparse.Namespace:
