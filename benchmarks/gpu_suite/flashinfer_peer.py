@@ -1,8 +1,8 @@
-"""What FlashInfer's paged attention reaches on the cases of `kernels`, as a peer, in pages of the same size that lie as scattered.
+"""What FlashInfer's paged attention reaches on cases of `kernels`, as a peer, in pages of the same size that lie as scattered.
 
 In a process without JAX. A case is `Sizes.calls` calls in one CUDA graph, each over pages of its own. The first call of a kind
-compiles its kernel with the machine's nvcc, `plan_s` says how long. Rows: the case, `implementation` (flashinfer), `seconds`,
-`bytes_per_s`, `flops_per_s`; or `error`, or `skipped` with the reason, in place of all that.
+compiles its kernel with the machine's nvcc, which takes most of `plan_s`. Rows: the case, `implementation` (flashinfer),
+`seconds`, `bytes_per_s`, `flops_per_s`; or `error`, or `skipped` with the reason, in place of all that.
 """
 
 import time
@@ -17,10 +17,10 @@ ERROR_CHARACTERS = 300
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Measure all cases that fit."""
-    device = TorchDevice()
-    for case in sizes.attention:
-        if case.kv_bytes > sizes.attention_pool_bytes:
+    """Measure the first model's cases that fit. Those that decode come first, since their kernel is compiled sooner."""
+    device, heads = TorchDevice(), sizes.attention[0].heads
+    for case in sorted(sizes.attention, key=lambda case: case.chunk):
+        if case.kv_bytes > sizes.attention_pool_bytes or case.heads != heads:
             continue
         row = case.describe() | {"implementation": "flashinfer"}
         if not device.is_gpu:
@@ -69,7 +69,6 @@ def _planned(device: TorchDevice, sizes: Sizes, case: AttentionCase, each: int) 
     kinds = {"q_data_type": sizes.dtype, "kv_data_type": sizes.dtype}
     table = (starts * each, pages, last)
     shape = (heads.query, heads.kv, heads.dim, sizes.page_size)
-    kinds["window_left"] = -1 if case.window is None else case.window - 1
     if case.chunk == 1:
         names = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
         buffers = dict(zip(names, (array.clone() for array in table), strict=True))

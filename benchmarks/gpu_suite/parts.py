@@ -24,6 +24,8 @@ OWN_THREAD = {"PJRT_GPU_ENABLE_ASYNC_DISPATCH": "1"}
 """XLA dispatches from a thread of its own, as an engine asks it to by default."""
 
 TORCH = ("torch",)
+FLASHINFER = ("flashinfer-python", "apache-tvm-ffi", "nvidia-ml-py", "ninja", "requests")
+"""What its attention needs beside torch; most of what it depends on is for other kernels."""
 
 JOBS: Mapping[str, Mapping[str, Part]] = {
     "A": {
@@ -39,7 +41,7 @@ JOBS: Mapping[str, Mapping[str, Part]] = {
         "torch_products": Part("gpu_suite.torch_peer", 10.0, "product_rows", packages=TORCH),
         "kernels": _part("gpu_suite.kernels", 35.0, environment=OWN_MEMORY),
         "torch_step": Part("gpu_suite.torch_peer", 30.0, packages=TORCH),
-        "flashinfer": Part("gpu_suite.flashinfer_peer", 35.0, packages=(*TORCH, "flashinfer-python", "apache-tvm-ffi")),
+        "flashinfer": Part("gpu_suite.flashinfer_peer", 35.0, packages=(*TORCH, *FLASHINFER)),
     },
     "D": {
         "decode": _part("suite.steps", 70.0, "decode_rows", OWN_MEMORY),

@@ -1,7 +1,7 @@
-"""What torch reaches, as a peer: a whole decode step of the first model with a static cache, and products with weights of 4 bits.
+"""What torch reaches, as a peer: a decode step of the first model with a static cache, and products with weights of 4 bits.
 
-In a process without JAX. On a GPU everything that is timed is one CUDA graph, so that no dispatch is measured, and the layers of
-the step are compiled by Inductor. The cache is as long as the context, so that attention needs no mask. Rows of
+In a process without JAX. On a GPU all that is timed is one CUDA graph, so that no dispatch is measured, and the layers of the
+step are compiled by Inductor. The cache is as long as the context, so that attention needs no mask. Rows of
 
 * steps: `model`, `step` (decode), `batch`, `context`, `layers_per_step` (all), `sampling` (greedy), `compile_s`, `seconds`,
   `roofline_s` (weights but the embedding, and the contexts' keys and values, over the rate of a copy) and `times`;

@@ -8,6 +8,8 @@ from benchmarks.suite.missing import installed_version
 TRACED_WITH_GRAPHS = ("--xla_enable_command_buffers_during_profiling=true",)
 """Without it XLA launches every kernel of a GPU by itself while a profiler runs: a trace of another mode."""
 
+ATTENTION_PARTS = ("kernels", "flashinfer", "chunks", "torch_peer")
+"""Parts that time attention by itself; only earlier files have the last two."""
 STEP_PARTS = ("decode", "groups", "torch_step")
 """Parts that time steps of greedy rows, see `steps`; the last one in torch."""
 LINK_PARTS = ("overlap", "threads", "transfers")

@@ -3,8 +3,8 @@
 A roofline is the larger of the bytes (weights but the embedding, and the contexts' keys and values) over the measured copy
 bandwidth, and the operations over the measured matmul rate. Rows: `model`, `layers_per_step`, `attention`, `step`, and
 
-* decode, mixed: `batch` (decoding rows), `context`, `chunk`, `before` (tokens before it), `bucket`, `sampling`, `seconds`, `dispatch_s`, `roofline_s`,
-  `bound` (memory or compute) and `times`, seconds over roofline;
+* decode, mixed: `batch` (decoding rows), `context`, `chunk`, `before` (tokens before it), `bucket`, `sampling`, `seconds`,
+  `dispatch_s`, `roofline_s`, `bound` (memory or compute) and `times`, seconds over roofline;
 * trace: of the middle of such steps, with `graphs` or without: `step_s` by the wall clock, which a profiler slows, `kernels`
   and `busy_s` of a step, `idle_share` and `largest_gap_s`; operation: its longest ones, see `trace.operations`, where the shape
   tells a product (qkv, o, gate and up, down, head) by its columns;
@@ -57,7 +57,7 @@ LEAST_BUCKET = 8  # of an engine on a GPU
 MOST_OPERATIONS = 24
 REFERENCE = "reference"
 MOST_ERROR = 0.1
-"""Of what the last layer writes in bfloat16 by two kernels: each was 0.042 from the reference on an H200, a wrong one is near 1."""
+"""Of what the last layer writes in bfloat16 by two kernels: on an H200 each is 0.042 from the reference, a wrong one near 1."""
 
 SAMPLINGS: Mapping[str, SamplingParams] = {
     "greedy": GREEDY,
@@ -123,8 +123,10 @@ def group_rows(sizes: Sizes) -> Iterator[Row]:
 
 
 def deep_rows(sizes: Sizes) -> Iterator[Row]:
-    """The first model's chunk far behind its first token, by every kernel of attention; what the last layer writes with the first
-    one is what the others are compared with. Where there is one only the reference is the first."""
+    """The first model's chunk far behind its first token, by every kernel of attention.
+
+    What the last layer writes is compared with what it writes by the first kernel, or by the reference where there is one only.
+    """
     (name, config), *_ = sizes.models.items()
     chunk, before = sizes.deep
     cases = [StepCase(0, 0, chunk, before)]
