@@ -155,9 +155,8 @@ def _compared(ours: Mapping[str, Any], other: Mapping[str, Any], simulated: Mapp
         reached += f" (95 % interval {low:.2f} to {high:.2f}{': it decides nothing' if met is None else ''})"
     else:
         reached += " (turns were not recorded, so it has no interval)"
-    pair = [simulated.get(_contender(row)) for row in (ours, other)]
-    if all(pair):
-        reached += f"; {pair[0] / pair[1]:.2f} × in the simulator"
+    if {_contender(ours), _contender(other)} <= simulated.keys():
+        reached += f"; {simulated[_contender(ours)] / simulated[_contender(other)]:.2f} × in the simulator"
     return Figure(what, f"{reached}; p99 {p99:.1f} and {other_p99:.1f} s", met)
 
 
