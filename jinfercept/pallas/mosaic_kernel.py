@@ -23,7 +23,7 @@ from jinfercept.pallas.gpu_heads import Heads
 
 HALF = 64  # rows of a warpgroup: of one wgmma
 COMPUTING = 2  # warpgroups that multiply; one more fetches
-ROWS = COMPUTING * HALF  # (query, head) pairs of a tile
+ROWS = COMPUTING * HALF  # (query, head) pairs of a tile, at most
 TOKENS = 128  # of context per step: as many as registers hold the scores of
 BUFFERED = 256 * 128  # numbers of keys that are being fetched or used; as many of values
 LOWEST = -1e30  # of a masked score: its weight is exactly 0
@@ -37,7 +37,8 @@ SCORES = plgpu.WGMMAAccumulatorRef((HALF, TOKENS), jnp.float32)
 class Shared(NamedTuple):
     """Shared memory of a block; the barriers signal which buffers are filled, and which may be overwritten."""
 
-    queries: Any  # [COMPUTING, HALF, D]; the result at last
+    staged: Any  # [queries, G, D], as a token's heads lie in q: the queries; the result at last
+    queries: Any  # [COMPUTING, HALF, D]
     keys: Any  # [stages, TOKENS, D]
     values: Any  # [stages, TOKENS, D]
     queries_there: Any
@@ -63,13 +64,29 @@ class Softmax(NamedTuple):
     total: Any  # [HALF], the sum of all weights
 
 
-def share(head_dim: int, page_size: int, dtype: DTypeLike) -> Shared:
+def tile_queries(group: int) -> int:
+    """Query tokens of a tile: each warpgroup has whole ones."""
+    return COMPUTING * (HALF // group)
+
+
+def staged_queries(group: int) -> tuple[int, int]:
+    """Query tokens whose rows fill a warpgroup, and those from where one warpgroup's begin to where the other's do: their rows
+    are a multiple of 8, after which the swizzle repeats."""
+    held = -(-HALF // group)
+    return held, -(-held * gcd(8, group) // 8) * 8 // gcd(8, group)
+
+
+def share(heads: Heads, page_size: int, dtype: DTypeLike) -> Shared:
     """Shapes and barriers of a block's shared memory."""
-    transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
+    head_dim, (held, apart) = heads.head_dim, staged_queries(heads.group)
+    swizzle = plgpu.SwizzleTransform(128)  # pyright: ignore[reportAbstractUsage]
+    transforms = (plgpu.TilingTransform((8, 64)), swizzle)  # pyright: ignore[reportAbstractUsage]
+    by_token = (plgpu.TilingTransform((1, 1, 64)), swizzle)  # pyright: ignore[reportAbstractUsage]
     pieces, stages = TOKENS // gcd(page_size, TOKENS), BUFFERED // (TOKENS * head_dim)
     there = plgpu.Barrier(num_arrivals=pieces, num_barriers=stages)
     free = plgpu.Barrier(num_arrivals=COMPUTING, num_barriers=stages)
     return Shared(
+        staged=plgpu.SMEM((apart + held, heads.group, head_dim), dtype, transforms=by_token),
         queries=plgpu.SMEM((COMPUTING, HALF, head_dim), dtype, transforms=transforms),
         keys=plgpu.SMEM((stages, TOKENS, head_dim), dtype, transforms=transforms),
         values=plgpu.SMEM((stages, TOKENS, head_dim), dtype, transforms=transforms),
@@ -83,13 +100,14 @@ def share(head_dim: int, page_size: int, dtype: DTypeLike) -> Shared:
 
 
 def chunk_kernel(
-    q_ref,  # [W · ROWS, K · D]
+    q_ref,  # [T, H, D]
     pages_ref,  # [N · B, 2 · K · D]
     tables_ref,  # [S, P]
     unit_rows_ref,  # [W]
+    tokens_ref,  # [2, W]: the tokens of a unit's first query, and behind its last
     starts_ref,  # [W]: the position of a unit's first query
     limits_ref,  # [W]: the context tokens that its last query sees; 0 of a unit without work
-    out_ref,  # [W · ROWS, K · D]
+    out_ref,  # [T, H, D]
     shared: Shared,
     *,
     heads: Heads,
@@ -103,17 +121,26 @@ def chunk_kernel(
     @pl.when((limit > 0) & (warpgroup < COMPUTING))
     def _():
         plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
-        rows, columns = pl.ds(unit * ROWS + warpgroup * HALF, HALF), pl.ds(kv_head * heads.head_dim, heads.head_dim)
-        queries, there = shared.queries.at[warpgroup], shared.queries_there.at[warpgroup]
-        plgpu.copy_gmem_to_smem(q_ref.at[rows, columns], queries, there)
-        row = plgpu.broadcasted_iota(jnp.int32, (HALF, TOKENS), 0, layout=plgpu.Layout.WGMMA) + warpgroup * HALF
-        first, by_row = (starts_ref[unit] + place // heads.group for place in (warpgroup * HALF, row))
+        own, group, (held, apart) = HALF // heads.group, heads.group, staged_queries(heads.group)
+        token, of_head = tokens_ref[0, unit] + warpgroup * own, pl.ds(kv_head * group, group)
+        there, staged = shared.queries_there.at[warpgroup], shared.staged.at[pl.ds(warpgroup * apart, held)]
+        plgpu.copy_gmem_to_smem(q_ref.at[pl.ds(token, own), of_head], staged.at[pl.ds(0, own)], there)
+        row = plgpu.broadcasted_iota(jnp.int32, (HALF, TOKENS), 0, layout=plgpu.Layout.WGMMA)
+        first = starts_ref[unit] + warpgroup * own
+        by_row = first + row // group
+        rows = staged.reshape(held * group, heads.head_dim).at[pl.ds(0, HALF)]
         plgpu.barrier_wait(there)
+        shared.queries.at[warpgroup][...] = plgpu.load(rows, layout=plgpu.Layout.WGMMA)
+        plgpu.commit_smem()
         attend = partial(_attend, shared, warpgroup, Visible(first, by_row), limit, steps, heads.head_dim)
         out = pl.run_scoped(attend, plgpu.WGMMAAccumulatorRef((HALF, heads.head_dim), jnp.float32))
-        queries[...] = out.astype(queries.dtype)
+        rows[...] = out.astype(out_ref.dtype)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(queries, out_ref.at[rows, columns])
+        count = jnp.clip(tokens_ref[1, unit] - token, 0, own)
+        for size in (1 << bit for bit in range(own.bit_length())):  # TMA would write over the next row's tokens
+            done = count & -2 * size
+            place, there = pl.ds(done, size), pl.ds(token + done, size)
+            plgpu.copy_smem_to_gmem(staged.at[place], out_ref.at[there, of_head], count & size > 0)
         plgpu.wait_smem_to_gmem(0)
 
     @pl.when((limit > 0) & (warpgroup == COMPUTING))
