@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from jinfercept.layouts.pages import Batch, KVPages, as_array
 from jinfercept.pallas.gpu_heads import Heads
-from jinfercept.pallas.mosaic_kernel import COMPUTING, HALF, chunk_kernel, share, tile_queries
+from jinfercept.pallas.mosaic_kernel import COMPUTING, HALF, chunk_kernel, share, warpgroup_queries
 from jinfercept.pallas.work_schedule import WorkSchedule
 
 DTYPES = ("bfloat16", "float16")
@@ -63,7 +63,7 @@ def _attend(
     """As `attend_chunks`, with the schedule as arrays: all layers of an executable share one kernel, which is lowered once."""
     heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
     num_pages, page_size = pages.shape[:2]
-    num_units, most = work.unit_rows.shape[0], tile_queries(heads.group)
+    num_units, most = work.unit_rows.shape[0], COMPUTING * warpgroup_queries(heads.group)
     row, skipped = work.unit_rows, work.unit_starts
     first, ends = batch.query_starts[row] + skipped, batch.query_starts[row + 1]
     starts = batch.context_lens[row] - ends + first

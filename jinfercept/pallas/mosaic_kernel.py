@@ -37,11 +37,12 @@ SCORES = plgpu.WGMMAAccumulatorRef((HALF, TOKENS), jnp.float32)
 class Shared(NamedTuple):
     """Shared memory of a block; the barriers signal which buffers are filled, and which may be overwritten."""
 
-    staged: Any  # [queries, G, D], as a token's heads lie in q: the queries; the result at last
+    staged: Any  # [COMPUTING, queries, G, D], as heads lie in q: the queries, and the results at last
     queries: Any  # [COMPUTING, HALF, D]
     keys: Any  # [stages, TOKENS, D]
     values: Any  # [stages, TOKENS, D]
     queries_there: Any
+    results_there: Any
     keys_there: Any
     values_there: Any
     keys_free: Any
@@ -64,21 +65,20 @@ class Softmax(NamedTuple):
     total: Any  # [HALF], the sum of all weights
 
 
-def tile_queries(group: int) -> int:
-    """Query tokens of a tile: each warpgroup has whole ones."""
-    return COMPUTING * (HALF // group)
+def warpgroup_queries(group: int) -> int:
+    """Query tokens of a warpgroup's half of a tile, with all their heads."""
+    return HALF // group
 
 
-def staged_queries(group: int) -> tuple[int, int]:
-    """Query tokens whose rows fill a warpgroup, and those from where one warpgroup's begin to where the other's do: their rows
-    are a multiple of 8, after which the swizzle repeats."""
-    held = -(-HALF // group)
-    return held, -(-held * gcd(8, group) // 8) * 8 // gcd(8, group)
+def _staged_queries(group: int) -> int:
+    """Query tokens whose rows fill a warpgroup, and are a multiple of 8: so often the swizzle repeats."""
+    whole = 8 // gcd(8, group)
+    return -(-HALF // (group * whole)) * whole
 
 
 def share(heads: Heads, page_size: int, dtype: DTypeLike) -> Shared:
     """Shapes and barriers of a block's shared memory."""
-    head_dim, (held, apart) = heads.head_dim, staged_queries(heads.group)
+    head_dim, num_staged = heads.head_dim, _staged_queries(heads.group)
     swizzle = plgpu.SwizzleTransform(128)  # pyright: ignore[reportAbstractUsage]
     transforms = (plgpu.TilingTransform((8, 64)), swizzle)  # pyright: ignore[reportAbstractUsage]
     by_token = (plgpu.TilingTransform((1, 1, 64)), swizzle)  # pyright: ignore[reportAbstractUsage]
@@ -86,11 +86,12 @@ def share(heads: Heads, page_size: int, dtype: DTypeLike) -> Shared:
     there = plgpu.Barrier(num_arrivals=pieces, num_barriers=stages)
     free = plgpu.Barrier(num_arrivals=COMPUTING, num_barriers=stages)
     return Shared(
-        staged=plgpu.SMEM((apart + held, heads.group, head_dim), dtype, transforms=by_token),
+        staged=plgpu.SMEM((COMPUTING, num_staged, heads.group, head_dim), dtype, transforms=by_token),
         queries=plgpu.SMEM((COMPUTING, HALF, head_dim), dtype, transforms=transforms),
         keys=plgpu.SMEM((stages, TOKENS, head_dim), dtype, transforms=transforms),
         values=plgpu.SMEM((stages, TOKENS, head_dim), dtype, transforms=transforms),
         queries_there=plgpu.Barrier(num_barriers=COMPUTING),
+        results_there=plgpu.Barrier(num_barriers=COMPUTING),
         keys_there=there,
         values_there=there,
         keys_free=free,
@@ -118,36 +119,43 @@ def chunk_kernel(
     limit = limits_ref[unit]
     steps = lax.div(limit + TOKENS - 1, TOKENS)
 
-    @pl.when((limit > 0) & (warpgroup < COMPUTING))
-    def _():
-        plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
-        own, group, (held, apart) = HALF // heads.group, heads.group, staged_queries(heads.group)
-        token, of_head = tokens_ref[0, unit] + warpgroup * own, pl.ds(kv_head * group, group)
-        there, staged = shared.queries_there.at[warpgroup], shared.staged.at[pl.ds(warpgroup * apart, held)]
-        plgpu.copy_gmem_to_smem(q_ref.at[pl.ds(token, own), of_head], staged.at[pl.ds(0, own)], there)
-        row = plgpu.broadcasted_iota(jnp.int32, (HALF, TOKENS), 0, layout=plgpu.Layout.WGMMA)
-        first = starts_ref[unit] + warpgroup * own
-        by_row = first + row // group
-        rows = staged.reshape(held * group, heads.head_dim).at[pl.ds(0, HALF)]
-        plgpu.barrier_wait(there)
-        shared.queries.at[warpgroup][...] = plgpu.load(rows, layout=plgpu.Layout.WGMMA)
-        plgpu.commit_smem()
-        attend = partial(_attend, shared, warpgroup, Visible(first, by_row), limit, steps, heads.head_dim)
-        out = pl.run_scoped(attend, plgpu.WGMMAAccumulatorRef((HALF, heads.head_dim), jnp.float32))
-        rows[...] = out.astype(out_ref.dtype)
-        plgpu.commit_smem()
-        count = jnp.clip(tokens_ref[1, unit] - token, 0, own)
-        for size in (1 << bit for bit in range(own.bit_length())):  # TMA would write over the next row's tokens
-            done = count & -2 * size
-            place, there = pl.ds(done, size), pl.ds(token + done, size)
-            plgpu.copy_smem_to_gmem(staged.at[place], out_ref.at[there, of_head], count & size > 0)
-        plgpu.wait_smem_to_gmem(0)
+    own, of_head = warpgroup_queries(heads.group), pl.ds(kv_head * heads.group, heads.group)
 
     @pl.when((limit > 0) & (warpgroup == COMPUTING))
     def _():
         plgpu.set_max_registers(FETCH_REGISTERS, action="decrease")
+        for half in range(COMPUTING):
+            source = q_ref.at[pl.ds(tokens_ref[0, unit] + half * own, own), of_head]
+            plgpu.copy_gmem_to_smem(source, shared.staged.at[half, pl.ds(0, own)], shared.queries_there.at[half])
         fetch = partial(_fetch, shared, pages_ref, tables_ref, unit_rows_ref[unit], kv_head, steps, heads, page_size)
         lax.fori_loop(0, steps + shared.keys.shape[0], lambda step, _: fetch(step), None)
+        for half in range(COMPUTING):
+            plgpu.barrier_wait(shared.results_there.at[half])
+            token = tokens_ref[0, unit] + half * own  # read again: no register keeps it through the loop
+            count = jnp.clip(tokens_ref[1, unit] - token, 0, own)
+            for size in (1 << bit for bit in range(own.bit_length())):  # a copy of all would write over the next row
+                done = count & -2 * size
+                results, place = shared.staged.at[half, pl.ds(done, size)], out_ref.at[pl.ds(token + done, size), of_head]
+                pl.when(count & size > 0)(partial(plgpu.copy_smem_to_gmem, results, place))
+        plgpu.wait_smem_to_gmem(0)
+
+    @pl.when((limit > 0) & (warpgroup < COMPUTING))
+    def _():
+        plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
+        row = plgpu.broadcasted_iota(jnp.int32, (HALF, TOKENS), 0, layout=plgpu.Layout.WGMMA)
+        start = starts_ref[unit] + warpgroup * own
+        visible = Visible(start, start + row // heads.group)
+        staged = shared.staged.at[warpgroup]
+        rows = staged.reshape(staged.shape[0] * heads.group, heads.head_dim).at[pl.ds(0, HALF)]
+        plgpu.barrier_wait(shared.queries_there.at[warpgroup])
+        # In another layout than the results, whose addresses would else take registers from here on.
+        shared.queries.at[warpgroup][...] = plgpu.load(rows, layout=plgpu.Layout.WGMMA_UPCAST_4X)
+        plgpu.commit_smem()
+        attend = partial(_attend, shared, warpgroup, visible, limit, steps, heads.head_dim)
+        out = pl.run_scoped(attend, plgpu.WGMMAAccumulatorRef((HALF, heads.head_dim), jnp.float32))
+        rows[...] = out.astype(out_ref.dtype)
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(shared.results_there.at[warpgroup])
 
 
 def _attend(shared: Shared, warpgroup, visible: Visible, limit, steps, head_dim: int, weighted):
