@@ -1,9 +1,9 @@
 """Paged attention of chunks for Hopper, in Pallas' Mosaic GPU backend.
 
-One block serves one KV head of one tile of queries, the heads of the group side by side. TMA brings queries from where they lie
-and results to where they belong: these in pieces of 1, 2, 4, … tokens, since a chunk may end within a tile. Sums are in float32.
-Its values are tested in interpret mode, and it compiles for H100 without spills. With gathered tiles it was right on an H100 and
-an H200, and faster than Triton's kernel there (`docs/gpu_kernels.md`).
+One block serves one KV head of one tile of queries, the heads of the group side by side. TMA copies queries and results from
+and to their places in the batch. Sums are in float32. Its values are tested in interpret mode, and it compiles for H100 without
+spills. Its predecessor, whose tiles XLA gathered, was right and faster than Triton's kernel on an H100 and an H200
+(`docs/gpu_kernels.md`).
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ from jinfercept.pallas.work_schedule import WorkSchedule
 
 DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = (64, 128)  # what a warpgroup's registers hold, in rows of whole swizzles
-GROUPS = (*range(1, 17), *range(24, HALF + 1, 8))  # query heads of a KV head, for which shared memory has room
+GROUPS = (*range(1, 17), 24, 32, 40, 48, HALF)  # query heads of a KV head: others take more registers or shared memory
 LEAST_PAGE = 8  # a page has a multiple of so many tokens: the rows of a swizzled tile
 
 
@@ -32,7 +32,7 @@ def check(q: Float[Array, "T H D"], pages: KVPages) -> None:
         got = f"queries in {q.dtype}, pages of {page_size} tokens in {pages.dtype}, head dim {heads.head_dim}"
         got += f", {heads.group} query heads for each KV head"
         fix = f"{' or '.join(DTYPES)} for both, a head dim of 64 or 128, pages of a multiple of {LEAST_PAGE} tokens"
-        fix += " and at most 16 query heads for each KV head, or 24, 32, 40, 48, 56 or 64"
+        fix += " and at most 16 query heads for each KV head, or 24, 32, 40, 48 or 64"
         raise ValueError(f"the Mosaic kernel has no such attention; got {got}; fix: use {fix}, or the kernel triton")
 
 

@@ -1,12 +1,13 @@
 """The body of the Mosaic kernel: the shared memory of a block, and the work of its warpgroups.
 
-One warpgroup fetches pages by TMA, as far ahead as there are buffers. Two multiply, each one half of the tile of queries, in
-turns (FlashAttention-3's schedule): while the tensor cores work on one warpgroup's products, the other computes its softmax. A
+One warpgroup moves everything by TMA: the queries; the pages, as far ahead as there are buffers; and the results, in pieces of
+1, 2, 4, … tokens, since a chunk may end within a tile. Two multiply, each one half of the tile of queries, in turns
+(FlashAttention-3's schedule): while the tensor cores work on one warpgroup's products, the other computes its softmax. A
 turn issues two products, a step's scores and the weighted values of the step before; the softmax starts when the first is
 done, beside the second. Weights are wgmma's operand in registers, and their sums stay in one accumulator for all steps.
 
-JAX's interpreter (0.11.2) knows neither of the two, and no asynchronous wgmma. `tests/support/wgmma_interpreter.py` teaches it
-all three, so that the code that is interpreted is the code that is compiled.
+JAX's interpreter (0.11.2) knows neither of the two, no asynchronous wgmma and no folded axes. `tests/support/wgmma_interpreter.py`
+teaches it all four, so that the code that is interpreted is the code that is compiled.
 """
 
 from functools import partial
@@ -118,11 +119,10 @@ def chunk_kernel(
     kv_head, unit, warpgroup = lax.axis_index("kv_head"), lax.axis_index("unit"), lax.axis_index("warpgroup")
     limit = limits_ref[unit]
     steps = lax.div(limit + TOKENS - 1, TOKENS)
-
     own, of_head = warpgroup_queries(heads.group), pl.ds(kv_head * heads.group, heads.group)
 
     @pl.when((limit > 0) & (warpgroup == COMPUTING))
-    def _():
+    def _():  # first, so that no register keeps through the other branch what this one reads
         plgpu.set_max_registers(FETCH_REGISTERS, action="decrease")
         for half in range(COMPUTING):
             source = q_ref.at[pl.ds(tokens_ref[0, unit] + half * own, own), of_head]
@@ -131,11 +131,16 @@ def chunk_kernel(
         lax.fori_loop(0, steps + shared.keys.shape[0], lambda step, _: fetch(step), None)
         for half in range(COMPUTING):
             plgpu.barrier_wait(shared.results_there.at[half])
-            token = tokens_ref[0, unit] + half * own  # read again: no register keeps it through the loop
+            token = tokens_ref[0, unit] + half * own
             count = jnp.clip(tokens_ref[1, unit] - token, 0, own)
-            for size in (1 << bit for bit in range(own.bit_length())):  # a copy of all would write over the next row
+            for size in (
+                1 << bit for bit in range(own.bit_length())
+            ):  # one copy would write over the next row's results
                 done = count & -2 * size
-                results, place = shared.staged.at[half, pl.ds(done, size)], out_ref.at[pl.ds(token + done, size), of_head]
+                results, place = (
+                    shared.staged.at[half, pl.ds(done, size)],
+                    out_ref.at[pl.ds(token + done, size), of_head],
+                )
                 pl.when(count & size > 0)(partial(plgpu.copy_smem_to_gmem, results, place))
         plgpu.wait_smem_to_gmem(0)
 
@@ -148,7 +153,7 @@ def chunk_kernel(
         staged = shared.staged.at[warpgroup]
         rows = staged.reshape(staged.shape[0] * heads.group, heads.head_dim).at[pl.ds(0, HALF)]
         plgpu.barrier_wait(shared.queries_there.at[warpgroup])
-        # In another layout than the results, whose addresses would else take registers from here on.
+        # Not in the layout of the results: the compiler would keep the addresses that both have until those are stored.
         shared.queries.at[warpgroup][...] = plgpu.load(rows, layout=plgpu.Layout.WGMMA_UPCAST_4X)
         plgpu.commit_smem()
         attend = partial(_attend, shared, warpgroup, visible, limit, steps, heads.head_dim)
