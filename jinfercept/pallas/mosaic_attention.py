@@ -67,7 +67,6 @@ def _attend(
     row, skipped = work.unit_rows, work.unit_starts
     first, ends = batch.query_starts[row] + skipped, batch.query_starts[row + 1]
     starts = batch.context_lens[row] - ends + first
-    tokens = jnp.stack((first, jnp.minimum(first + most, ends)))
     limits = jnp.minimum(starts + most, batch.context_lens[row])
     limits = jnp.where(jnp.arange(num_units) < work.row_units[-1], limits, 0)
 
@@ -84,4 +83,4 @@ def _attend(
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else None,
-    )(q, pages.reshape(num_pages * page_size, -1), batch.page_tables, row, tokens, starts, limits)
+    )(q, pages.reshape(num_pages * page_size, -1), batch.page_tables, row, first, ends, starts, limits)

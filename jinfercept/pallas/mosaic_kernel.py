@@ -6,8 +6,8 @@ One warpgroup moves everything by TMA: the queries; the pages, as far ahead as t
 turn issues two products, a step's scores and the weighted values of the step before; the softmax starts when the first is
 done, beside the second. Weights are wgmma's operand in registers, and their sums stay in one accumulator for all steps.
 
-JAX's interpreter (0.11.2) knows neither of the two, no asynchronous wgmma and no folded axes. `tests/support/wgmma_interpreter.py`
-teaches it all four, so that the code that is interpreted is the code that is compiled.
+JAX's interpreter (0.11.2) knows neither of the two, no asynchronous wgmma and no folded axes.
+`tests/support/wgmma_interpreter.py` teaches it all four, so that the code that is interpreted is the code that is compiled.
 """
 
 from functools import partial
@@ -106,7 +106,8 @@ def chunk_kernel(
     pages_ref,  # [N · B, 2 · K · D]
     tables_ref,  # [S, P]
     unit_rows_ref,  # [W]
-    tokens_ref,  # [2, W]: the tokens of a unit's first query, and behind its last
+    first_tokens_ref,  # [W]: of a unit's first query
+    end_tokens_ref,  # [W]: of its row's last query, plus one
     starts_ref,  # [W]: the position of a unit's first query
     limits_ref,  # [W]: the context tokens that its last query sees; 0 of a unit without work
     out_ref,  # [T, H, D]
@@ -125,14 +126,14 @@ def chunk_kernel(
     def _():  # first, so that no register keeps through the other branch what this one reads
         plgpu.set_max_registers(FETCH_REGISTERS, action="decrease")
         for half in range(COMPUTING):
-            source = q_ref.at[pl.ds(tokens_ref[0, unit] + half * own, own), of_head]
+            source = q_ref.at[pl.ds(first_tokens_ref[unit] + half * own, own), of_head]
             plgpu.copy_gmem_to_smem(source, shared.staged.at[half, pl.ds(0, own)], shared.queries_there.at[half])
         fetch = partial(_fetch, shared, pages_ref, tables_ref, unit_rows_ref[unit], kv_head, steps, heads, page_size)
         lax.fori_loop(0, steps + shared.keys.shape[0], lambda step, _: fetch(step), None)
         for half in range(COMPUTING):
             plgpu.barrier_wait(shared.results_there.at[half])
-            token = tokens_ref[0, unit] + half * own
-            count = jnp.clip(tokens_ref[1, unit] - token, 0, own)
+            token = first_tokens_ref[unit] + half * own
+            count = jnp.clip(end_tokens_ref[unit] - token, 0, own)
             for size in (
                 1 << bit for bit in range(own.bit_length())
             ):  # one copy would write over the next row's results
