@@ -1,10 +1,8 @@
 """The Triton kernels for decode rows, which have one query each.
 
-A piece of a row's context leaves its maximum, its sum and its weighted values, and `_join_kernel` makes one result of a row's
-pieces (flash-decoding). It also writes the zeros of the padding tokens.
-
-Queries come rotated and keys and values written, or the kernel does all that itself (`attend_joined_decode_rows`), which spares
-a layer two launches.
+A piece of a row's context leaves its maximum, its sum and its weighted values, of which one result of a row's pieces is made
+(flash-decoding). Queries come rotated and keys and values written, and `_join_kernel` joins the pieces and writes the zeros of
+the padding tokens; or one kernel does all that itself (`attend_joined_decode_rows`), which spares a layer three launches.
 """
 
 from collections.abc import Callable
@@ -37,7 +35,7 @@ from jinfercept.pallas.triton_softmax import (
 )
 from jinfercept.pallas.work_schedule import Work
 
-JOINED_UNITS = 16  # pieces of a row that are joined in one turn
+JOINED_UNITS = 8  # pieces of a row that are joined in one turn
 JOIN_WARPS = 4  # few rows have few programs, whose loads bound their time
 
 
@@ -74,8 +72,14 @@ def attend_decode_rows(
 
 
 def attend_joined_decode_rows(
-    qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages, work: Work, tiles: Tiles, interpret: bool
-) -> tuple[Float[Array, "T H D"], KVPages]:
+    qkv: Float[Array, "T K G2 D"],
+    rotation: Rotation,
+    pages: KVPages,
+    work: Work,
+    counts: Int[Array, "SK"] | None,
+    tiles: Tiles,
+    interpret: bool,
+) -> tuple[Float[Array, "T H D"], KVPages, Int[Array, "SK"]]:
     """The results of a batch of decode rows, and the pages with the rows' keys and values, of what their product leaves.
 
     The last piece of a row turns and writes the row's key and value, and attends to them where it has them, in registers: no
@@ -85,33 +89,41 @@ def attend_joined_decode_rows(
         qkv: by KV head: its query heads, its key, its value; not rotated.
         rotation: of queries and keys.
         pages: without the step's own tokens; changed in place if donated.
+        counts: of the pieces that are computed, by row and KV head, as this function returned them for the step's last layer:
+            zeros, before a call and behind it; None for the first layer.
     """
     num_tokens, num_kv_heads, width, head_dim = qkv.shape
     num_heads = num_kv_heads * (width - 2)
     normed, tile = rotation.q_norm is not None, tiles.decode
     arrays = (qkv, pages, rotation.cos, rotation.sin)
     arrays += (rotation.q_norm, rotation.k_norm) if normed else ()
-    operands, specs = with_ints(arrays, work.context_lens, work.page_tables, *work.decodes[:4])  # pyright: ignore[reportArgumentType]
+    arrays += (jnp.zeros(work.context_lens.shape[0] * num_kv_heads, jnp.int32) if counts is None else counts,)
+    operands, specs = with_ints(arrays, work.query_starts, work.context_lens, work.page_tables, *work.decodes[:4])  # pyright: ignore[reportArgumentType]
     kernel = partial(
         _joined_decode_kernel,
         tile=tile,
         pages_per_row=work.page_tables.shape[1],
         interleaved=rotation.interleaved,
         eps=rotation.eps if normed else None,
+        interpret=interpret,
     )
-    *pieces, pages = pl.pallas_call(
+    shapes = (num_tokens, num_heads, head_dim), pages.shape, arrays[-1].shape
+    whole = [
+        jax.ShapeDtypeStruct(shape, kind)
+        for shape, kind in zip(shapes, (qkv.dtype, pages.dtype, jnp.int32), strict=True)
+    ]
+    *_, out, pages, counts = pl.pallas_call(
         kernel,
         grid=_grid(tiles, work, num_kv_heads),
         in_specs=specs,
-        out_specs=[EVERYWHERE] * 4,
-        out_shape=[*_pieces(work, num_heads, head_dim), jax.ShapeDtypeStruct(pages.shape, pages.dtype)],
-        input_output_aliases={1: 3},
+        out_specs=[EVERYWHERE] * 6,
+        out_shape=[*_pieces(work, num_heads, head_dim), *whole],
+        input_output_aliases={1: 4, len(arrays) - 1: 5},
         compiler_params=plgpu.CompilerParams(num_warps=tile.num_warps, num_stages=tile.num_stages),
         interpret=interpret,
         name="paged_decode_attention_joined",
     )(*operands)
-    like = jax.ShapeDtypeStruct((num_tokens, num_heads, head_dim), qkv.dtype)
-    return _join(tuple(pieces), work, like, None, interpret), pages
+    return out, pages, counts
 
 
 def _grid(tiles: Tiles, work: Work, num_kv_heads: int) -> tuple[int]:
@@ -122,16 +134,20 @@ def _grid(tiles: Tiles, work: Work, num_kv_heads: int) -> tuple[int]:
 def _serve_units(row_units_ref, num_kv_heads: int, serve: Callable[[Int[Array, ""], Int[Array, ""]], None]) -> None:
     """Call `serve` with KV head and position in the schedule for every unit that falls to this program.
 
-    The heads of a unit go to neighbours. The schedule has long units first, so that the programs' shares are even.
+    The schedule has long units first, so that the programs' shares are even.
     """
+    _share(row_units_ref[row_units_ref.shape[0] - 1], num_kv_heads, serve)
+
+
+def _share(count: Int[Array, ""], num_heads: int, serve: Callable[[Int[Array, ""], Int[Array, ""]], None]) -> None:
+    """Call `serve` with head and number for this program's part of `count` numbers; heads go to neighbours."""
     program, programs = pl.program_id(0), pl.num_programs(0)
-    units = row_units_ref[row_units_ref.shape[0] - 1] * num_kv_heads
 
     def turn(number, _):
         unit = program + number * programs
-        serve(jax.lax.rem(unit, num_kv_heads), jax.lax.div(unit, num_kv_heads))
+        serve(jax.lax.rem(unit, num_heads), jax.lax.div(unit, num_heads))
 
-    jax.lax.fori_loop(0, jax.lax.div(units - program + programs - 1, programs), turn, None)
+    jax.lax.fori_loop(0, jax.lax.div(count * num_heads - program + programs - 1, programs), turn, None)
 
 
 def _pieces(work: Work, num_heads: int, head_dim: int) -> list[jax.ShapeDtypeStruct]:
@@ -144,7 +160,7 @@ def _pieces(work: Work, num_heads: int, head_dim: int) -> list[jax.ShapeDtypeStr
 def _join(
     pieces: tuple[Array, ...],
     work: Work,
-    like: Array | jax.ShapeDtypeStruct,
+    like: Array,
     chunks: Float[Array, "T H D"] | None,
     interpret: bool,
     sinks: Float[Array, "H"] | None = None,
@@ -212,16 +228,23 @@ def _joined_decode_kernel(
     pages_ref,  # [N, B, 2, K, D]
     cos_ref,  # [T, half]
     sin_ref,  # [T, half]
-    *refs,  # the norms' scales [D] and [D] if `eps` is not None, then as `_decode_kernel` has them, and the written pages
+    *refs,  # the norms' scales [D] and [D] if `eps` is not None, counts, then as unpacked here
     tile: Tile,
     pages_per_row: int,
     interleaved: bool,
     eps: float | None,
+    interpret: bool,
 ):
-    """Pieces of rows' contexts, each for one KV head; a row's last one writes its key and value."""
+    """Pieces of rows' contexts, each for one KV head; a row's last one writes its key and value. Then the rows' results.
+
+    A program counts its pieces when it has stored all of them: the barrier puts the stores of its threads before the counts,
+    each of which releases them and acquires those of the programs that have counted before. So the program that counts a row's
+    last piece sees all of them, and joins them. A row of one piece has its result at once.
+    """
     q_norm_ref, k_norm_ref, *refs = refs if eps is not None else (None, None, *refs)
-    context_lens_ref, tables_ref, row_units_ref, unit_rows_ref, unit_starts_ref, unit_tokens_ref, *refs = refs
-    *piece_refs, written_ref = refs
+    _, query_starts_ref, context_lens_ref, tables_ref, row_units_ref, unit_rows_ref, unit_starts_ref, *refs = refs
+    unit_tokens_ref, *piece_refs, out_ref, written_ref, counts_ref = refs
+    num_kv_heads = pages_ref.shape[3]
     group, head_dim, page_size = qkv_ref.shape[2] - 2, qkv_ref.shape[3], pages_ref.shape[1]
 
     def serve(kv_head, position):
@@ -246,10 +269,37 @@ def _joined_decode_kernel(
         pages = RowPages(pages_ref, pages_ref.shape, tables_ref, table, kv_head)
         attend = partial(attend_tile, (queries,), pages, tile.tokens, head_dim=head_dim)
         carry = _attend_piece(attend, start, end, tile, carry)
-        unit = row_units_ref[row] + start // unit_tokens_ref[0]
-        _store_piece(piece_refs, (unit, kv_head * group + place), head_dim, real, carry, WHOLE)
+        unit, head = row_units_ref[row] + start // unit_tokens_ref[0], kv_head * group + place
+        is_alone = row_units_ref[row + 1] - row_units_ref[row] == 1
 
-    _serve_units(row_units_ref, pages_ref.shape[3], serve)
+        @pl.when(is_alone)
+        def _():
+            _, total, (weighted,) = carry
+            store_rows(out_ref, (row, head), head_dim, real, (weighted / total[:, None],), WHOLE)
+
+        @pl.when(~is_alone)
+        def _():
+            _store_piece(piece_refs, (unit, head), head_dim, real, carry, WHOLE)
+
+    def count(kv_head, position):
+        row = unit_rows_ref[position]
+        first, end = row_units_ref[row], row_units_ref[row + 1]
+        place = row * num_kv_heads + kv_head
+
+        @pl.when(end - first > 1)
+        def _():
+            @pl.when(plgpu.atomic_add(counts_ref, (place,), jnp.int32(1)) == end - first - 1)
+            def _():
+                heads = kv_head * group, (kv_head + 1) * group
+                jax.lax.fori_loop(*heads, lambda head, _: _join_row(piece_refs, out_ref, row, first, end, head), None)
+                plgpu.store(counts_ref.at[place], jnp.int32(0))
+
+    padding = query_starts_ref[query_starts_ref.shape[0] - 1]
+    _share(out_ref.shape[0] - padding, num_kv_heads * group, lambda head, token: _clear(out_ref, padding + token, head))
+    _serve_units(row_units_ref, num_kv_heads, serve)
+    if not interpret:  # there programs run one after the other
+        plgpu.debug_barrier()
+    _serve_units(row_units_ref, num_kv_heads, count)
 
 
 def _attend_piece(attend, start: Int[Array, ""], end: Int[Array, ""], tile: Tile, carry):
@@ -283,36 +333,45 @@ def _join_kernel(
 ):
     """All pieces of one row, and the zeros of some padding tokens, for one query head."""
     head, row = pl.program_id(0), pl.program_id(1)
-    head_dim, out_ref = weighted_ref.shape[2], refs[-1]
-    column = jnp.arange(power_of_two(head_dim))
+    out_ref = refs[-1]
 
     @pl.when(row < num_decode_ref[0])
     def _():
-        first, end = row_units_ref[row], row_units_ref[row + 1]
-
-        def join(turn, carry):
-            top, total, weighted = carry  # [], [], [D]
-            unit = first + turn * JOINED_UNITS + jnp.arange(JOINED_UNITS)
-            real = unit < end
-            tops = plgpu.load(top_ref.at[unit, head], mask=real, other=LOWEST)
-            totals = plgpu.load(total_ref.at[unit, head], mask=real, other=0.0)
-            (values,) = load_rows(weighted_ref, (unit, head), head_dim, real)  # [units, D]
-            new_top = jnp.maximum(top, tops.max())
-            scale, fade = jnp.exp2(tops - new_top), jnp.exp2(top - new_top)
-            added = jnp.sum(values * scale[:, None], axis=0)
-            return new_top, total * fade + jnp.sum(totals * scale), weighted * fade + added
-
-        top, total = jnp.float32(LOWEST), jnp.float32(0.0)
-        if has_sinks:
-            top, total = refs[0][head].astype(jnp.float32) * LOG2_E, jnp.float32(1.0)
-        initial = (top, total, jnp.zeros(power_of_two(head_dim)))
-        _, total, weighted = jax.lax.fori_loop(0, pl.cdiv(end - first, JOINED_UNITS), join, initial)
-        plgpu.store(out_ref.at[row, head, column], (weighted / total).astype(out_ref.dtype), mask=column < head_dim)
+        sink = refs[0][head].astype(jnp.float32) * LOG2_E if has_sinks else None
+        _join_row(
+            (top_ref, total_ref, weighted_ref), out_ref, row, row_units_ref[row], row_units_ref[row + 1], head, sink
+        )
 
     num_rows, padding = pl.num_programs(1), query_starts_ref[query_starts_ref.shape[0] - 1] + row
-    zeros = jnp.zeros(power_of_two(head_dim), out_ref.dtype)
+    turns = pl.cdiv(out_ref.shape[0] - padding, num_rows)
+    jax.lax.fori_loop(0, turns, lambda turn, _: _clear(out_ref, padding + turn * num_rows, head), None)
 
-    def clear(turn, _):
-        plgpu.store(out_ref.at[padding + turn * num_rows, head, column], zeros, mask=column < head_dim)
 
-    jax.lax.fori_loop(0, pl.cdiv(out_ref.shape[0] - padding, num_rows), clear, None)
+def _join_row(piece_refs, out_ref, row, first: Int[Array, ""], end: Int[Array, ""], head, sink=None) -> None:
+    """Leave a row's result for one query head, of its pieces from `first` on."""
+    (top_ref, total_ref, weighted_ref), head_dim = piece_refs, out_ref.shape[2]
+    column = jnp.arange(power_of_two(head_dim))
+
+    def join(turn, carry):
+        top, total, weighted = carry  # [], [], [D]
+        unit = first + turn * JOINED_UNITS + jnp.arange(JOINED_UNITS)
+        real = unit < end
+        tops = plgpu.load(top_ref.at[unit, head], mask=real, other=LOWEST)
+        totals = plgpu.load(total_ref.at[unit, head], mask=real, other=0.0)
+        (values,) = load_rows(weighted_ref, (unit, head), head_dim, real)  # [units, D]
+        new_top = jnp.maximum(top, tops.max())
+        scale, fade = jnp.exp2(tops - new_top), jnp.exp2(top - new_top)
+        added = jnp.sum(values * scale[:, None], axis=0)
+        return new_top, total * fade + jnp.sum(totals * scale), weighted * fade + added
+
+    top, total = (jnp.float32(LOWEST), jnp.float32(0.0)) if sink is None else (sink, jnp.float32(1.0))
+    initial = (top, total, jnp.zeros(power_of_two(head_dim)))
+    _, total, weighted = jax.lax.fori_loop(0, pl.cdiv(end - first, JOINED_UNITS), join, initial)
+    plgpu.store(out_ref.at[row, head, column], (weighted / total).astype(out_ref.dtype), mask=column < head_dim)
+
+
+def _clear(out_ref, token: Int[Array, ""], head: Int[Array, ""]) -> None:
+    """Leave zeros as the result of a padding token."""
+    column = jnp.arange(power_of_two(out_ref.shape[2]))
+    zeros = jnp.zeros(len(column), out_ref.dtype)
+    plgpu.store(out_ref.at[token, head, column], zeros, mask=column < out_ref.shape[2])

@@ -129,6 +129,7 @@ def check(model: str, gpu: str) -> None:
         assert {f"gather {pages} {layers}", f"scatter {pages} {layers}"} <= compiled.keys()
     for bucket in BUCKETS:
         assert compiled[f"layers {bucket} {LAYERS_PER_STEP}"]["kernels"] == 3 * LAYERS_PER_STEP
+        assert compiled[f"decode layers {bucket} {LAYERS_PER_STEP}"]["kernels"] == LAYERS_PER_STEP
 
 
 @pytest.mark.slow  # of Llama-3-8B on an H100, the GPU bill has a sample
