@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jinfercept.layouts.pages import KVPages
 from jinfercept.layouts.scoring import PLAIN, Scoring
@@ -36,7 +36,7 @@ from jinfercept.pallas.triton_softmax import (
 )
 from jinfercept.pallas.work_schedule import Work
 
-JOINED_NUMBERS = 4096  # of pieces that are joined in one turn: 32 registers of a thread
+JOINED_UNITS = 4  # pieces of a row that are loaded in one turn
 OUT = 3  # the place of `out` in `_Results`
 
 
@@ -347,28 +347,26 @@ def _join(
     """Leave a row's results for the query heads of a KV head, of its pieces from `first` on."""
     head_dim = results.out.shape[2]
     heads, width = power_of_two(group), power_of_two(head_dim)
-    units = max(1, JOINED_NUMBERS // (heads * width))
-    head, inside = kv_head * group + jnp.arange(heads), jnp.arange(heads) < group
-    column = jnp.arange(width)
+    head, column = kv_head * group + jnp.arange(heads), jnp.arange(width)
+    inside = jnp.arange(heads) < group
     whole = inside[:, None] & (column < head_dim)[None, :]
 
-    def join(turn, carry):
+    def add(unit, carry):
         top, total, weighted = carry  # [heads], [heads], [heads, Dp]
-        unit = first + turn * units + jnp.arange(units)
-        where, real = (unit[:, None], head[None, :]), (unit < end)[:, None] & inside[None, :]
-        tops = plgpu.load(results.top.at[where], mask=real, other=LOWEST)
-        totals = plgpu.load(results.total.at[where], mask=real, other=0.0)
-        values = plgpu.load(
-            results.weighted.at[unit[:, None, None], head[None, :, None], column[None, None, :]],
-            mask=(unit < end)[:, None, None] & whole[None],
-            other=0.0,
-        )
-        new_top = jnp.maximum(top, tops.max(axis=0))
-        scale, fade = jnp.exp2(tops - new_top[None, :]), jnp.exp2(top - new_top)
-        added = jnp.sum(values * scale[:, :, None], axis=0)
-        return new_top, total * fade + jnp.sum(totals * scale, axis=0), weighted * fade[:, None] + added
+        real = inside & (unit < end)
+        unit_top = plgpu.load(results.top.at[unit, head], mask=real, other=LOWEST)
+        unit_total = plgpu.load(results.total.at[unit, head], mask=real, other=0.0)
+        (values,) = load_rows(results.weighted, (unit, head), head_dim, real)
+        new_top = jnp.maximum(top, unit_top)
+        scale, fade = jnp.exp2(unit_top - new_top), jnp.exp2(top - new_top)
+        return new_top, total * fade + unit_total * scale, weighted * fade[:, None] + values * scale[:, None]
+
+    def turn(number, carry):
+        for place in range(JOINED_UNITS):  # whose loads do not wait for each other
+            carry = add(first + number * JOINED_UNITS + place, carry)
+        return carry
 
     initial = jnp.full(heads, LOWEST), jnp.zeros(heads), jnp.zeros((heads, width))
-    _, total, weighted = jax.lax.fori_loop(0, pl.cdiv(end - first, units), join, initial)
+    _, total, weighted = jax.lax.fori_loop(0, pl.cdiv(end - first, JOINED_UNITS), turn, initial)
     values = (weighted / total[:, None]).astype(results.out.dtype)
     plgpu.store(results.out.at[row, head[:, None], column[None, :]], values, mask=whole)
