@@ -1,4 +1,4 @@
-"""Paged attention for NVIDIA GPUs from Ampere on, in Pallas' Triton backend: two kernels, and a small third one that joins.
+"""Paged attention for NVIDIA GPUs from Ampere on, in Pallas' Triton backend: two kernels.
 
 The whole pool is an operand without blocks, and pages are found by the numbers in the tables: the cost does not depend on
 the pool's size. Sums are in float32. 16-bit numbers are multiplied by tensor cores, float32 as float32, never as TF32.

@@ -36,7 +36,7 @@ from jinfercept.pallas.triton_softmax import (
 )
 from jinfercept.pallas.work_schedule import Work
 
-JOINED_UNITS = 4  # pieces of a row that are loaded in one turn
+JOINED_UNITS = {False: 4, True: 2}  # pieces of a row that are loaded in one turn, by whether pages are quantised
 OUT = 3  # the place of `out` in `_Results`
 
 
@@ -292,18 +292,21 @@ def _serve_rows(
         zeros = jnp.zeros(len(column), results.out.dtype)
         plgpu.store(results.out.at[padding + token, head, column], zeros, mask=column < head_dim)
 
+    def is_alone(first, end):
+        return (end - first == 1) & (columns == WHOLE)  # of quantised numbers, both ways take too many registers
+
     def serve(kv_head, position):
         row, start = schedule.unit_rows[position], schedule.unit_starts[position]
         first, end = schedule.row_units[row], schedule.row_units[row + 1]
         head = kv_head * group + place
         top, total, weighted = attend(kv_head, row, start, head, real)
 
-        @pl.when(end - first == 1)
+        @pl.when(is_alone(first, end))
         def _():
             values = tuple(part / total[:, None] for part in weighted)
             store_rows(results.out, (row, head), head_dim, real, values, columns)
 
-        @pl.when(end - first > 1)
+        @pl.when(~is_alone(first, end))
         def _():
             where = first + start // schedule.unit_tokens[0], head
             plgpu.store(results.top.at[where], top, mask=real)
@@ -315,11 +318,11 @@ def _serve_rows(
         first, end = schedule.row_units[row], schedule.row_units[row + 1]
         counted = row * num_kv_heads + kv_head
 
-        @pl.when(end - first > 1)
+        @pl.when(~is_alone(first, end))
         def _():
             @pl.when(plgpu.atomic_add(results.counts, (counted,), jnp.int32(1)) == end - first - 1)
             def _():
-                _join(results, row, first, end, kv_head, group)
+                _join(results, row, first, end, kv_head, group, JOINED_UNITS[columns != WHOLE])
                 plgpu.store(results.counts.at[counted], jnp.int32(0))
 
     padding, num_units = (ref[ref.shape[0] - 1] for ref in (schedule.query_starts, schedule.row_units))
@@ -342,7 +345,7 @@ def _share(count: Int[Array, ""], num_heads: int, serve: Callable[[Int[Array, ""
 
 
 def _join(
-    results: _Results, row: Int[Array, ""], first: Int[Array, ""], end: Int[Array, ""], kv_head, group: int
+    results: _Results, row: Int[Array, ""], first: Int[Array, ""], end: Int[Array, ""], kv_head, group: int, units: int
 ) -> None:
     """Leave a row's results for the query heads of a KV head, of its pieces from `first` on."""
     head_dim = results.out.shape[2]
@@ -362,11 +365,11 @@ def _join(
         return new_top, total * fade + unit_total * scale, weighted * fade[:, None] + values * scale[:, None]
 
     def turn(number, carry):
-        for place in range(JOINED_UNITS):  # whose loads do not wait for each other
-            carry = add(first + number * JOINED_UNITS + place, carry)
+        for place in range(units):  # whose loads do not wait for each other
+            carry = add(first + number * units + place, carry)
         return carry
 
     initial = jnp.full(heads, LOWEST), jnp.zeros(heads), jnp.zeros((heads, width))
-    _, total, weighted = jax.lax.fori_loop(0, pl.cdiv(end - first, JOINED_UNITS), turn, initial)
+    _, total, weighted = jax.lax.fori_loop(0, pl.cdiv(end - first, units), turn, initial)
     values = (weighted / total[:, None]).astype(results.out.dtype)
     plgpu.store(results.out.at[row, head[:, None], column[None, :]], values, mask=whole)
