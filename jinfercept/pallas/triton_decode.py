@@ -127,10 +127,10 @@ def attend_joined_decode_rows(
     arrays = [qkv, pages, rotation.cos, rotation.sin]
     arrays += [rotation.q_norm, rotation.k_norm] if normed else []
     out_shape, name = (num_tokens, num_kv_heads * (width - 2), head_dim), "paged_decode_attention_joined"
-    *_, out, counts, pages = _call(
+    *_, out, counted, written = _call(
         kernel, name, arrays, counts, work, out_shape, num_kv_heads, tiles, interpret, {1: OUT + 2}
     )
-    return out, pages, counts
+    return out, written, counted
 
 
 def _call(

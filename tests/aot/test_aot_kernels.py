@@ -93,7 +93,9 @@ def check(compiled: dict[str, dict[str, Any]], names: list[str]) -> None:
     for name, facts in compiled.items():
         assert facts["error"] is None, f"{name}: {facts['error']}"
         assert facts["kernels"] == (1 if "decodes" in name else 2)
-        large = [made for size, made in facts["made"] if size > 4 * BUCKET["num_rows"] * 16]  # the counts of rows' pieces
+        large = [
+            made for size, made in facts["made"] if size > 4 * BUCKET["num_rows"] * 16
+        ]  # the counts of rows' pieces
         assert not any("broadcast" in made for made in large), name  # of zeros under the results
         assert facts["temp_bytes"] < 64 * MiB, name  # the pool has gigabytes
 
