@@ -51,12 +51,12 @@ class WorkCut(NamedTuple):
         """Units of decode rows beyond one for each row."""
         return max(1, MOST_WAVES * self.programs // self.num_kv_heads)
 
-    def shapes(self, num_tokens: int, num_rows: int, *, decode_only: bool) -> list[tuple[tuple[int, ...], ...]]:
-        """The shapes of a batch's `schedules`, field by field."""
+    def shapes(self, num_tokens: int, num_rows: int, *, decode_only: bool) -> list[WorkSchedule]:
+        """The shapes of a batch's `schedules`."""
         most_rows = min(num_rows, num_tokens)  # each with one tile, and the other tokens in full tiles
         units = [num_rows + self.spare_units]
         units += [] if decode_only else [most_rows + (num_tokens - most_rows) // self.chunk_queries]
-        return [((num_rows + 1,), (count,), (count,), (1,), (count,)) for count in units]
+        return [WorkSchedule((num_rows + 1,), (count,), (count,), (1,), (count,)) for count in units]
 
 
 class Work(NamedTuple):

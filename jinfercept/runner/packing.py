@@ -3,18 +3,18 @@
 For kernels with work schedules the vector has these too, and they read it where it lies.
 """
 
-from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, batched, chain
+from itertools import accumulate, chain
 from math import prod
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Int32
 
 from jinfercept.layouts.pages import OUT_OF_RANGE, Batch, StateSlots, VectorPart, WindowBatch
-from jinfercept.pallas.work_schedule import Work, WorkCut, WorkSchedule, schedules
+from jinfercept.pallas.work_schedule import Work, WorkCut, schedules
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
 
 
@@ -79,13 +79,13 @@ def pack(
         window_tables: as `tables`, of layers with pages in the pool for windows, if it has some.
     """
     num_tokens, num_rows, *_ = shape
-    places = _places(shape)
+    places, tree = _places(shape)
     vector = np.zeros(places[-1].end, np.int32)
     views = [vector[first:end] if len(dims) == 1 else vector[first:end].reshape(dims) for first, end, dims in places]
-    parts = _split(shape, views)
-    tokens, positions, write_index, token_slots, query_starts, context_lens, page_tables, num_decode = parts.batch
-    for index in (write_index, *parts.window[:1]):
-        index[:] = np.arange(OUT_OF_RANGE, OUT_OF_RANGE + num_tokens, dtype=np.int32)
+    parts: _Parts = tree.unflatten(views)
+    window = parts.window
+    for batch in (parts, window) if window else (parts,):
+        batch.write_index[:] = np.arange(OUT_OF_RANGE, OUT_OF_RANGE + num_tokens, dtype=np.int32)
     if not chunks:
         return vector  # no unit of work either
     slots, starts, lists, entries, *_, chunk_adapters = zip(*chunks, strict=True)
@@ -93,21 +93,22 @@ def pack(
     assert rows <= num_rows
     slots, starts = np.fromiter(slots, np.int32, rows), np.fromiter(starts, np.int32, rows)
     lengths = np.fromiter(map(len, lists), np.int32, rows)
+    query_starts, positions = parts.query_starts, parts.positions
     query_starts[1 : rows + 1] = lengths.cumsum()
     used = int(query_starts[rows])
     assert used <= num_tokens
     query_starts[rows + 1 :] = used
-    context_lens[:rows] = starts + lengths
-    tables.take(slots, axis=0, out=page_tables[:rows], mode="clip")
-    num_decode[0] = np.count_nonzero(lengths == 1)
-    tokens[:used] = np.fromiter(chain.from_iterable(lists), np.int32, used)
+    parts.context_lens[:rows] = starts + lengths
+    tables.take(slots, axis=0, out=parts.page_tables[:rows], mode="clip")
+    parts.num_decode[0] = np.count_nonzero(lengths == 1)
+    parts.tokens[:used] = np.fromiter(chain.from_iterable(lists), np.int32, used)
     row_of = slice(rows) if used == rows else np.arange(rows).repeat(lengths)  # every token's
-    token_slots[:used] = slots[row_of]
+    parts.token_slots[:used] = token_slots = slots[row_of]
     if parts.adapters is not None:
         parts.adapters[:used] = np.fromiter(chunk_adapters, np.int32, rows)[row_of]
     positions[:used] = (starts - query_starts[:rows])[row_of] + np.arange(used, dtype=np.int32)
     page, offset = np.divmod(positions[:used], page_size)
-    write_index[:used] = tables[token_slots[:used], page] * page_size + offset
+    parts.write_index[:used] = tables[token_slots, page] * page_size + offset
     if states is not None:
         state_slots, sources = parts.states
         state_slots[:rows] = sources[:rows] = states[slots]
@@ -115,30 +116,29 @@ def pack(
             if new_pages and new_pages.state_from:
                 sources[row] = new_pages.state_from
     if window_tables is not None:
-        window_index, window_pages = parts.window
-        window_index[:used] = window_tables[token_slots[:used], page] * page_size + offset
+        window.write_index[:used] = window_tables[token_slots, page] * page_size + offset
         seen, ends = np.maximum(starts - shape.window + 1, 0) // page_size, (starts + lengths - 1) // page_size + 1
         for row, slot, first, end in zip(range(rows), slots.tolist(), seen.tolist(), ends.tolist(), strict=True):
-            window_pages[row, first:end] = window_tables[slot, first:end]
+            window.page_tables[row, first:end] = window_tables[slot, first:end]
     if shape.cut is not None:
-        work = schedules(
-            shape.cut, query_starts, context_lens, int(num_decode[0]), num_tokens, decode_only=shape.decode_only
-        )
-        for into, numbers in zip(parts.schedules, chain.from_iterable(work), strict=True):
+        num_decode, decode_only = int(parts.num_decode[0]), shape.decode_only
+        work = schedules(shape.cut, query_starts, parts.context_lens, num_decode, num_tokens, decode_only=decode_only)
+        for into, numbers in zip(chain(parts.decodes, parts.chunks or ()), chain.from_iterable(work), strict=True):
             into[:] = numbers
     return vector
 
 
 def packed_size(shape: PackedShape) -> int:
     """Numbers of the packed batch."""
-    return _places(shape)[-1].end
+    return _places(shape)[0][-1].end
 
 
 def unpack(packed: Int[Array, "packed"], last_tokens: Int[Array, "slots"], shape: PackedShape) -> Batch:
     """The batch on the device, with `FROM_DEVICE` replaced by the slots' last tokens."""
-    tokens, _, _, token_slots, *_ = (part.array() for part in _parts(packed, shape).batch[:4])
-    tokens = jnp.where(tokens == FROM_DEVICE, last_tokens[token_slots], tokens)
-    return _batch(packed, shape)._replace(tokens=tokens)
+    parts = _parts(packed, shape)
+    batch = _batch(parts)
+    drawn = last_tokens[parts.token_slots.array()]
+    return batch._replace(tokens=jnp.where(batch.tokens == FROM_DEVICE, drawn, batch.tokens))
 
 
 def in_place(packed: Int[Array, "packed"], shape: PackedShape) -> Batch:
@@ -146,62 +146,38 @@ def in_place(packed: Int[Array, "packed"], shape: PackedShape) -> Batch:
 
     The tokens are as they were packed: layers do not read them.
     """
-    if shape.cut is None:
-        return _batch(packed, shape)
     parts = _parts(packed, shape)
-    *_, query_starts, context_lens, page_tables, num_decode = parts.batch
-    decodes, *chunks = (WorkSchedule(*fields) for fields in batched(parts.schedules, len(WorkSchedule._fields)))
-    work = Work(query_starts, context_lens, page_tables, num_decode, decodes, chunks[0] if chunks else None)
-    batch = _batch(packed, shape)._replace(work=work)
-    if not shape.window:
+    batch = _batch(parts)
+    if parts.decodes is None:
         return batch
-    return batch._replace(window=batch.window._replace(work=work._replace(page_tables=parts.window[1])))
+    work = Work(*(getattr(parts, name) for name in Work._fields))
+    window = batch.window and batch.window._replace(work=work._replace(page_tables=parts.window.page_tables))
+    return batch._replace(work=work, window=window)
 
 
-def _batch(packed: Int[Array, "packed"], shape: PackedShape) -> Batch:
-    """The batch as it was packed."""
-    parts = _parts(packed, shape)
-    tokens, positions, write_index, _, query_starts, context_lens, page_tables, num_decode = (
-        part.array() for part in parts.batch
-    )
-    return Batch(
-        *(tokens, positions, write_index, query_starts, context_lens, page_tables, num_decode[0]),
-        states=StateSlots(*(part.array() for part in parts.states)) if shape.has_states else None,
-        adapters=parts.adapters.array() if shape.num_adapters else None,
-        window=WindowBatch(*(part.array() for part in parts.window)) if shape.window else None,
-    )
-
-
-_BATCH_PARTS = 8
 ALIGNED = 64
 """Numbers, 256 bytes: XLA hands a part to a Mosaic kernel where it lies, which refuses arrays at other addresses."""
 
 
-class _PackedParts(NamedTuple):
-    """The parts of the vector, or what is at their places."""
+class _Parts(NamedTuple):
+    """The parts of the vector in their order, or what is at their places; None: these models have none."""
 
-    batch: Sequence[Any]
-    schedules: Sequence[Any]
-    states: Sequence[Any]  # of `StateSlots`
-    window: Sequence[Any]  # the write index and the page tables
+    tokens: Any
+    positions: Any
+    write_index: Any
+    token_slots: Any
+    query_starts: Any
+    context_lens: Any
+    page_tables: Any
+    num_decode: Any
+    decodes: Any
+    chunks: Any
+    states: Any
+    window: Any
     adapters: Any
 
 
-def _split(shape: PackedShape, parts: Sequence[Any]) -> _PackedParts:
-    """The parts in the order of `_places`, by what they are."""
-    adapters = len(parts) - bool(shape.num_adapters)
-    window = adapters - 2 * bool(shape.window)
-    states = window - 2 * shape.has_states
-    return _PackedParts(
-        parts[:_BATCH_PARTS],
-        parts[_BATCH_PARTS:states],
-        parts[states:window],
-        parts[window:adapters],
-        parts[adapters] if shape.num_adapters else None,
-    )
-
-
-class _RowPlace(NamedTuple):
+class _Place(NamedTuple):
     """Where a part of the vector lies, and its shape."""
 
     first: int
@@ -210,22 +186,43 @@ class _RowPlace(NamedTuple):
 
 
 @lru_cache
-def _places(shape: PackedShape) -> tuple[_RowPlace, ...]:
-    """The parts of the vector: those of the batch, then the schedules field by field, then the slots of states that rows
-    write and read, the write index and the page tables of layers with a window, and the tokens' adapters. Each begins at a
-    multiple of `ALIGNED`."""
-    num_tokens, num_rows, pages_per_row, cut, decode_only, _, has_states, _, num_adapters, window, _ = shape
-    shapes = [*((num_tokens,),) * 4, (num_rows + 1,), (num_rows,), (num_rows, pages_per_row), (1,)]
-    assert len(shapes) == _BATCH_PARTS
-    if cut is not None:
-        shapes += chain.from_iterable(cut.shapes(num_tokens, num_rows, decode_only=decode_only))
-    shapes += [(num_rows,)] * (2 * has_states)
-    shapes += [(num_tokens,), (num_rows, pages_per_row)] * bool(window)
-    shapes += [(num_tokens,)] * bool(num_adapters)
+def _places(shape: PackedShape) -> tuple[list[_Place], Any]:
+    """The places of all parts, each of which begins at a multiple of `ALIGNED`, and their tree."""
+    tokens, rows, tables = (shape.num_tokens,), (shape.num_rows,), (shape.num_rows, shape.pages_per_row)
+    cut, decode_only = shape.cut, shape.decode_only
+    work = [] if cut is None else cut.shapes(shape.num_tokens, shape.num_rows, decode_only=decode_only)
+    decodes, chunks, *_ = *work, None, None
+    table = _Parts(
+        tokens=tokens,
+        positions=tokens,
+        write_index=tokens,
+        token_slots=tokens,
+        query_starts=(shape.num_rows + 1,),
+        context_lens=rows,
+        page_tables=tables,
+        num_decode=(1,),
+        decodes=decodes,
+        chunks=chunks,
+        states=StateSlots(rows, rows) if shape.has_states else None,
+        window=WindowBatch(tokens, tables) if shape.window else None,
+        adapters=tokens if shape.num_adapters else None,
+    )
+    shapes, tree = jax.tree.flatten(table, is_leaf=lambda part: type(part) is tuple)
     sizes = [prod(dims) for dims in shapes]
     firsts = accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes[:-1]), initial=0)
-    return tuple(_RowPlace(first, first + size, dims) for first, size, dims in zip(firsts, sizes, shapes, strict=True))
+    places = [_Place(first, first + size, dims) for first, size, dims in zip(firsts, sizes, shapes, strict=True)]
+    return places, tree
 
 
-def _parts(vector: Int[Array, "packed"], shape: PackedShape) -> _PackedParts:
-    return _split(shape, [VectorPart(vector, place.first, place.shape) for place in _places(shape)])
+def _parts(vector: Int[Array, "packed"], shape: PackedShape) -> _Parts:
+    places, tree = _places(shape)
+    return tree.unflatten([VectorPart(vector, place.first, place.shape) for place in places])
+
+
+def _batch(parts: _Parts) -> Batch:
+    """The batch as it was packed, without work schedules."""
+    is_part = lambda part: isinstance(part, VectorPart)  # noqa: E731
+    read = parts._replace(decodes=None, chunks=None)
+    arrays = jax.tree.map(VectorPart.array, read, is_leaf=lambda part: isinstance(part, VectorPart))._asdict()
+    fields = {name: arrays[name] for name in Batch._fields if name in arrays}
+    return Batch(**fields | {"num_decode": arrays["num_decode"][0]})
