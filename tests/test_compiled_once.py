@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jinfercept.runner import filters
+from jinfercept.runner import sampling
 from jinfercept.runner.executables import Executables
 
 
 def by_bits(factor: int, x: jax.Array) -> jax.Array:
-    return factor * filters.BITS * x
+    return factor * sampling.BITS * x
 
 
 def executable(factor: int = 1) -> jax.stages.Compiled:
@@ -27,6 +27,6 @@ def test_the_same_function_of_the_same_shapes_is_compiled_once() -> None:
 def test_what_a_test_replaces_is_traced_again_and_only_while_it_is_replaced() -> None:
     before = executable()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filters, "BITS", filters.BITS + 1)
+        patch.setattr(sampling, "BITS", sampling.BITS + 1)
         assert executable()(jnp.ones(4))[0] == before(jnp.ones(4))[0] + 1
     assert executable() is before

@@ -221,7 +221,6 @@ def _parts(vector: Int[Array, "packed"], shape: PackedShape) -> _Parts:
 
 def _batch(parts: _Parts) -> Batch:
     """The batch as it was packed, without work schedules."""
-    is_part = lambda part: isinstance(part, VectorPart)  # noqa: E731
     read = parts._replace(decodes=None, chunks=None)
     arrays = jax.tree.map(VectorPart.array, read, is_leaf=lambda part: isinstance(part, VectorPart))._asdict()
     fields = {name: arrays[name] for name in Batch._fields if name in arrays}

@@ -1,17 +1,22 @@
-"""Packs a plan's sampled rows into one int32 matrix, for the step's upload, and unpacks it on the device."""
+"""Packs for the device, and unpacks there: the sampled rows of a plan, one int32 matrix in the step's upload; and the sampling
+state of one slot, an int32 vector in an upload of its own.
+"""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Int32
 
-from jinfercept.runner.logits_processors import SampleRows
+from jinfercept.runner.logits_processors import IN_PROMPT, NOTHING, SampleRows, Slots, mask_words
+from jinfercept.sampling_params import MAX_BAD_SEQUENCES, MAX_BAD_TOKENS, MAX_BIASED_TOKENS
 from jinfercept.sched.plan import Chunk, Sample
-from jinfercept.sched.sampling_options import DrawOptions
+from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
 
+_RECENT = MAX_BAD_TOKENS - 1
 NUM_FIELDS = len(SampleRows._fields)
 _FIRST_FLOAT = SampleRows._fields.index("temperature")
 _ONE = np.ones(1, np.float32).view(np.int32)[0]
@@ -99,6 +104,63 @@ def unpack_samples(packed: Int[Array, "fields R"]) -> SampleRows:
     return SampleRows(*packed[:_FIRST_FLOAT], *floats)
 
 
+def pack_slot(options: DrawOptions, history: TokenHistory, vocab_size: int) -> Int32[np.ndarray, "slot"]:
+    """The packed state of a sequence that gets a slot."""
+    params = options.params
+    vector = np.zeros(slot_size(vocab_size), np.int32)
+    parts = _split_slot(vector, vocab_size)
+    _count(parts, history)
+    allowed, ends = np.zeros(vocab_size, bool), np.zeros(vocab_size, bool)
+    allowed[list(params.allowed_token_ids) if params.allowed_token_ids else slice(None)] = True
+    bad = params.bad_words_token_ids or ()
+    allowed[[ids[0] for ids in bad if len(ids) == 1]] = False
+    ends[[token for token in options.end_token_ids if 0 <= token < vocab_size]] = True
+    parts.allowed[:], parts.ends[:] = _words(allowed), _words(ends)
+    biases = params.logit_bias or {}
+    parts.biased[:] = vocab_size
+    parts.biased[: len(biases)] = list(biases)
+    parts.bias[: len(biases)] = np.fromiter(biases.values(), np.float32, len(biases)).view(np.int32)
+    parts.bad[:] = NOTHING
+    parts.bad[:, -1] = vocab_size
+    for sequence, ids in zip(parts.bad, (ids for ids in bad if len(ids) > 1), strict=False):
+        sequence[-len(ids) :] = ids
+    return vector
+
+
+def unpack_slot(slots: Slots, slot: Int[Array, ""], packed: Int[Array, "slot"]) -> Slots:
+    """The slots, with the state of one of them replaced by a packed one."""
+    parts = _split_slot(packed, slots.counts.shape[1])
+    return Slots(
+        *(
+            whole.at[slot].set(jax.lax.bitcast_convert_type(part, whole.dtype))
+            for whole, part in zip(slots, parts, strict=True)
+        )
+    )
+
+
+def slot_shapes(num_slots: int, vocab_size: int) -> Slots:
+    """Shapes and types of the slots' state, the scratch slot included."""
+
+    def struct(dtype: Any, *dims: int) -> Any:
+        return jax.ShapeDtypeStruct((num_slots + 1, *dims), dtype)
+
+    words = mask_words(vocab_size)
+    return Slots(
+        recent=struct(jnp.int32, _RECENT),
+        counts=struct(jnp.int32, vocab_size),
+        allowed=struct(jnp.uint32, words),
+        ends=struct(jnp.uint32, words),
+        biased=struct(jnp.int32, MAX_BIASED_TOKENS),
+        bias=struct(jnp.float32, MAX_BIASED_TOKENS),
+        bad=struct(jnp.int32, MAX_BAD_SEQUENCES, MAX_BAD_TOKENS),
+    )
+
+
+def slot_size(vocab_size: int) -> int:
+    """Length of a slot's vector."""
+    return sum(leaf.size for leaf in slot_shapes(0, vocab_size))
+
+
 def _blank(num_rows: int, scratch_slot: int) -> Int32[np.ndarray, "fields R"]:
     rows = np.zeros((NUM_FIELDS, num_rows), np.int32)
     rows[1] = scratch_slot
@@ -114,3 +176,32 @@ def _enter_options(row: Int32[np.ndarray, "fields"], options: DrawOptions, ends_
         *(params.repetition_penalty, params.presence_penalty, params.frequency_penalty),
     )
     row[_TOP_P:] = np.array(numbers, np.float32).view(np.int32)
+
+
+def _count(parts: Any, history: TokenHistory) -> None:
+    """Fill in the counts of generated tokens, the marks of tokens from outside, and the tokens generated last."""
+    tokens = np.array(history.tokens, np.int32)
+    generated = np.ones(len(tokens), bool)
+    for start, end in history.external_spans:
+        generated[start:end] = False
+    parts.counts[:] = np.bincount(tokens[generated], minlength=len(parts.counts))
+    parts.counts[tokens[~generated]] |= IN_PROMPT
+    recent = np.where(generated, tokens, NOTHING)[-_RECENT:]
+    parts.recent[:] = NOTHING
+    parts.recent[_RECENT - len(recent) :] = recent
+
+
+def _words(allowed: np.ndarray) -> Int32[np.ndarray, "words"]:
+    """A mask's bits as words."""
+    padded = np.zeros(32 * mask_words(len(allowed)), bool)
+    padded[: len(allowed)] = allowed
+    return np.packbits(padded, bitorder="little").view("<u4").astype(np.uint32).view(np.int32)
+
+
+def _split_slot(vector: Any, vocab_size: int) -> Any:
+    """The parts of a slot's vector, by the names and in the order of `Slots`."""
+    shapes = slot_shapes(0, vocab_size)
+    ends = accumulate(leaf.size for leaf in shapes)
+    return Slots(
+        *(vector[end - leaf.size : end].reshape(leaf.shape[1:]) for end, leaf in zip(ends, shapes, strict=True))
+    )

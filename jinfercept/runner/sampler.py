@@ -20,7 +20,6 @@ from jaxtyping import Array, Float, Int, Int32, UInt32
 
 from jinfercept.models.mesh import beside, over_devices, place
 from jinfercept.models.protocol import ServedModel, Weights
-from jinfercept.runner.draw_reports import read_report, read_reports, report
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.logits_processors import Slots, distinct, mask_words, remember, shape_logits
 from jinfercept.runner.packing_samples import (
@@ -30,11 +29,14 @@ from jinfercept.runner.packing_samples import (
     draw_kind,
     pack_positions,
     pack_samples,
+    pack_slot,
     sampled_rows,
+    slot_shapes,
+    slot_size,
     unpack_samples,
+    unpack_slot,
 )
-from jinfercept.runner.packing_slots import pack_slot, slot_shapes, slot_size, unpack_slot
-from jinfercept.runner.sampling import sample
+from jinfercept.runner.sampling import read_report, read_reports, report, sample
 from jinfercept.runner.step_upload import CommonShape
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Chunk, Masks, TokenLogprobs
@@ -89,7 +91,7 @@ class Drawn(NamedTuple):
     Attributes:
         tokens: `[R]`; None if nothing is sampled.
         reported: as `Samples` has it.
-        reports: `[R, columns]`, see `draw_reports`; None if no row asks for one.
+        reports: `[R, columns]`, see `sampling.report`; None if no row asks for one.
         kept: `[R, words]`, see `sampling.processed`; None if no row asks for a report.
         scores: of every chunk with a score: how many likeliest tokens, how many targets, and their reports.
     """
@@ -238,7 +240,7 @@ class Sampler:
 
         Three kinds of draws, apart from the options that change logits (`shape`) and from their state (`remember`): a step
         computes nothing that no row asks for, and the parts together compile about as long as one executable with conditionals.
-        Compiled for an H100, 64 rows take 3 kernels (greedy), 4 (drawn) or 79 (filtered, see `filters`), and 12 for `shape`,
+        Compiled for an H100, 64 rows take 3 kernels (greedy), 4 (drawn) or 79 (filtered, see `sampling`), and 12 for `shape`,
         3 for `remember`, 15 for `logprobs`.
         """
         packed, reported, forced, _, kind, remembered = samples

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from jinfercept.hosts.wire import decode_masks, decode_plan, encode_masks, encode_plan
 from jinfercept.kv.page import PageCopy
-from jinfercept.runner.packing_samples import pack_samples, sampled_rows
-from jinfercept.runner.packing_slots import pack_slot
+from jinfercept.runner.packing_samples import pack_samples, pack_slot, sampled_rows
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import (
     FROM_DEVICE,

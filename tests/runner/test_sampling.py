@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import Array
 
-from jinfercept.runner import filters
+from jinfercept.runner import sampling
 from jinfercept.runner.logits_processors import SampleRows, Slots, mask_words, remember, shape_logits
 from jinfercept.runner.packing_samples import (
     KINDS,
@@ -20,12 +20,13 @@ from jinfercept.runner.packing_samples import (
     draw_kind,
     pack_positions,
     pack_samples,
+    pack_slot,
     sampled_rows,
+    slot_shapes,
     unpack_samples,
+    unpack_slot,
 )
-from jinfercept.runner.packing_slots import pack_slot, slot_shapes, unpack_slot
-from jinfercept.runner.sampling import _largest, _largest_of_blocks, logprobs, sample
-from jinfercept.runner.top_k import BLOCK, top_k_of_blocks
+from jinfercept.runner.sampling import BLOCK, _largest, _largest_of_blocks, logprobs, sample, top_k_of_blocks
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import NOT_FINITE, NOTHING_ALLOWED, Chunk, Sample
 from jinfercept.sched.sampling_options import TokenHistory, draw_options
@@ -48,9 +49,9 @@ def draw(kind: Kind, logits: Array, packed: Array) -> Array:
 shape = jax.jit(lambda logits, mask, slots, packed: shape_logits(logits, mask, slots, unpack_samples(packed)))
 enter = jax.jit(unpack_slot)
 WAYS = (
-    jax.jit(filters._by_best),
-    jax.jit(partial(filters._by_digits, bits=1, unroll=False)),
-    jax.jit(partial(filters._by_digits, bits=filters.BITS, unroll=True)),
+    jax.jit(sampling._by_best),
+    jax.jit(partial(sampling._by_digits, bits=1, unroll=False)),
+    jax.jit(partial(sampling._by_digits, bits=sampling.BITS, unroll=True)),
 )
 
 CASES = {
@@ -298,7 +299,7 @@ def test_the_bound_of_a_large_vocabulary_does_not_depend_on_how_it_is_found() ->
     rows = unpack_samples(jnp.asarray(packed))
     by_best, *others = (np.asarray(way(logits, rows)) for way in WAYS)
     assert all(np.array_equal(by_best, other) for other in others)
-    assert np.array_equal(np.asarray(jax.jit(filters.bounds)(logits, rows)), by_best)
+    assert np.array_equal(np.asarray(jax.jit(sampling.bounds)(logits, rows)), by_best)
     assert (logits[2] >= by_best[2]).sum() == 3000
 
 
