@@ -144,7 +144,9 @@ def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
         for key in (("sample", 4, "filtered"), ("shape", 4), ("logprobs", 4), ("gather", *moved), ("scatter", *moved)):
             assert collectives(llm, *key) == []
         if states_of(llm.model):
-            assert collectives(llm, "states", "gather") == collectives(llm, "states", "scatter") == []
+            num_recurrent = sum(map(bool, states_of(llm.model)))
+            for way in ("gather", "scatter"):
+                assert collectives(llm, "states", (way, 1, num_recurrent)) == []
 
 
 @pytest.mark.parametrize(
@@ -302,7 +304,7 @@ def test_devices_that_cannot_serve_are_refused_with_what_can(flags: dict[str, An
 
 def test_every_device_moves_its_own_part_of_states() -> None:
     run = check_random_moves(ModelMesh(tuple(jax.devices()[:4])), seed=1, num_steps=6)
-    assert exchanges(run["gather"]) == exchanges(run["scatter"]) == []
+    assert exchanges(run["gather", 1, 2]) == exchanges(run["scatter", 1, 2]) == []
 
 
 def test_a_model_of_ones_own_runs_on_two_devices() -> None:

@@ -124,9 +124,9 @@ def test_the_memory_of_a_context_is_that_of_its_pages_and_one_state(small: LLM) 
     tokens = (sizes.num_taps - 1) * (2 * sizes.num_key_heads * sizes.key_dim + sizes.num_value_heads * sizes.value_dim)
     state_bytes = num_layers * (4 * tokens + 4 * sizes.num_value_heads * sizes.key_dim * sizes.value_dim)
     token_bytes = config.num_kv_layers * 2 * config.num_kv_heads * config.head_dim * 4
-    states = setup.runner.layer_states
+    states = setup.runner.second
     assert states is not None
-    arrays = [array for of_layer in states.arrays for array in of_layer]
+    arrays = [array for of_layer in states.layers for array in of_layer]
     num_slots, num_tokens = 8 + 1, 112 + setup.shape.page_size  # with those that are no sequence's
     assert sum(array.nbytes for array in arrays) == plan.states.num_bytes == num_slots * state_bytes
     assert sum(array.nbytes for array in setup.runner.kv.layers) == plan.kv_bytes == num_tokens * token_bytes

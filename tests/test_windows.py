@@ -93,8 +93,8 @@ def test_a_paused_context_keeps_the_pages_that_the_formula_says(small: LLM) -> N
     assert count_ties("gemma3", output) == 0
     occupancy = kv.side_pool.occupancy()
     assert (occupancy.used, occupancy.paused, sum(occupancy)) == (0, 0, plan.windows.num_device_pages)
-    assert runner.window_kv is not None
-    assert sum(array.nbytes for array in runner.window_kv.layers) == plan.window_bytes
+    assert runner.second is not None
+    assert sum(array.nbytes for array in runner.second.layers) == plan.window_bytes
     assert sum(array.nbytes for array in runner.kv.layers) == plan.kv_bytes
     windowed_layers, windows = sum(kind.window is not None for kind in config.kinds), plan.windows
     assert windows.page_cost == 4 * windowed_layers / (config.num_layers - windowed_layers)

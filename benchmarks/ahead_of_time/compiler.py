@@ -30,14 +30,12 @@ from jinfercept.models.parallel import AXIS
 from jinfercept.models.protocol import states_of
 from jinfercept.models.sharding import partition_specs
 from jinfercept.runner.executables import COMPILER_OPTIONS
-from jinfercept.runner.layer_states import state_shapes, with_states
-from jinfercept.runner.page_shapes import layer_pages
-from jinfercept.runner.page_transfers import GPU_TRANSFERS
-from jinfercept.runner.shape import RunnerShape
-from jinfercept.runner.state_transfers import add_state_transfers
+from jinfercept.runner.page_shapes import layer_pages, state_shapes
+from jinfercept.runner.page_transfers import GPU_TRANSFERS, add_transfers
+from jinfercept.runner.pools import joined
+from jinfercept.runner.shape import RunnerShape, in_second_pool
 from jinfercept.runner.step_upload import CommonShape
 from jinfercept.runner.steps import add_steps
-from jinfercept.runner.window_pages import pool_windows, with_windows
 
 TARGETS = Path(__file__).parent / "targets"
 TPU_SLICES: Mapping[str, tuple[tuple[int, str], ...]] = {
@@ -215,14 +213,12 @@ def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention
         sizes = num_pages + 1, shape.page_size, model.config.num_kv_heads, config.head_dim
         return (layer_pages(*sizes, stored, NamedSharding(compiler.mesh, EVERYWHERE)),) * num_layers
 
-    windows = pool_windows(model, shape)
-    num_windowed = sum(map(bool, windows))
-    layers = pool(shape.num_pages, config.num_kv_layers - num_windowed)
-    windowed = pool(shape.num_window_pages, num_windowed)
+    in_second = in_second_pool(model, shape)
+    layers = pool(shape.num_pages, in_second.count(False))
     states = state_shapes(states_of(model), shape.num_states, params.embed["embedding"])
+    others = states or pool(shape.num_window_pages, sum(in_second))
     with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
-        kept = with_windows(with_states(layers, states), windowed, windows)
-        add_steps(compiler, model, shape, attention, params, kept)
+        add_steps(compiler, model, shape, attention, params, joined(layers, others, in_second))
     if shape.num_states:
-        add_state_transfers(compiler, states, CommonShape(shape.sample_rows[-1], GPU_TRANSFERS[0]))
+        add_transfers(compiler, states, (1,), 1, CommonShape(shape.sample_rows[-1], GPU_TRANSFERS[0]))
     return layers

@@ -27,6 +27,7 @@ from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import available_attention
 from jinfercept.runner.page_transfers import add_transfers, transfer_sizes
 from jinfercept.runner.shape import RunnerShape
+from jinfercept.runner.step_upload import CommonShape
 
 HERE = Path(__file__).parent
 SOURCE = "".join((HERE / f"{name}.py").read_text() for name in ("child", "machine_code", "program", "thunks"))
@@ -94,7 +95,8 @@ def add_case(compiler: Compiler, case: Case, num_layers: int) -> None:
         attention = available_attention(jnp.bfloat16, jnp.bfloat16, heads, PAGE_SIZE)[0]  # all layers are plain
     layers = add_runner(adding, config, shape, attention)
     if case.transfers:
-        add_transfers(adding, layers, transfer_sizes("gpu"), 1, shape.sample_rows[-1])
+        sizes = transfer_sizes("gpu")
+        add_transfers(adding, layers, sizes, 1, CommonShape(shape.sample_rows[-1], sizes[0]))
 
 
 def main() -> None:

@@ -112,7 +112,7 @@ def _alone(sizes: Sizes, bench: Bench, way: str, pages: int) -> Row:
             plan = next(plans)
             began_s = time.perf_counter()
             forward = runner.forward(plan)
-            jax.block_until_ready(runner.kv.slots.commons[0])  # of the embedding, the step's first executable
+            jax.block_until_ready(runner.kv.commons[0])  # of the embedding, the step's first executable
             embed_s.append(time.perf_counter() - began_s)
             runner.collect(runner.sample(forward, {}))
             runner.kv.wait()

@@ -20,6 +20,7 @@ from benchmarks.tpu_bill.cases import MAX_MODEL_LEN, NUM_PAGES, NUM_WINDOW_PAGES
 from benchmarks.tpu_bill.program import read_program
 from jinfercept.runner.page_transfers import add_transfers, transfer_sizes
 from jinfercept.runner.shape import RunnerShape
+from jinfercept.runner.step_upload import CommonShape
 
 HERE = Path(__file__).parent
 SOURCE = "".join((HERE / f"{name}.py").read_text() for name in ("child", "program"))
@@ -74,7 +75,9 @@ def add_case(compiler: Compiler, case: Case) -> None:
     layers = add_runner(adding, case.compiled_config, shape, "tpu")
     if case.takes("gather"):
         sizes = transfer_sizes("tpu", STAGING_PAGES)
-        add_transfers(adding, layers, (sizes[0], STAGING_PAGES, 1), STAGING_PAGES, shape.sample_rows[-1])
+        add_transfers(
+            adding, layers, (sizes[0], STAGING_PAGES, 1), STAGING_PAGES, CommonShape(shape.sample_rows[-1], sizes[0])
+        )
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ class Info:
         from jinfercept.models.load import bytes_to_load, quantization_of, read_config
         from jinfercept.models.model import Model, kv_bytes_per_token, param_bytes
         from jinfercept.models.protocol import states_of
-        from jinfercept.runner.layer_states import slot_bytes
+        from jinfercept.runner.page_shapes import slot_bytes
         from jinfercept.startup.backend import start_backend
         from jinfercept.startup.recurrent import StatePlan
 

@@ -96,8 +96,8 @@ def place(arrays: Any, sharding: Sharding) -> Any:
     return jax.tree.map(lambda leaf: jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__), arrays)
 
 
-def move(arrays: Sequence[jax.Array], sharding: Sharding) -> list[jax.Array]:
-    """Arrays copied to another memory of the devices that they are on, each device's part by itself.
+def move(arrays: Sequence[Any], sharding: Sharding) -> list[Any]:
+    """Arrays, or trees of arrays, copied to another memory of the devices that they are on, each device's part by itself.
 
     JAX would compile the copy of an array that other processes have parts of, and run it between the steps.
 
@@ -106,14 +106,16 @@ def move(arrays: Sequence[jax.Array], sharding: Sharding) -> list[jax.Array]:
     """
     if sharding.is_fully_addressable:
         return jax.device_put(list(arrays), sharding)
-    parts = [shard.data for array in arrays for shard in array.addressable_shards]
+    leaves, tree = jax.tree.flatten(list(arrays))
+    parts = [shard.data for array in leaves for shard in array.addressable_shards]
     copied = iter(jax.device_put(parts, [part.sharding.with_memory_kind(sharding.memory_kind) for part in parts]))
-    return [
+    moved = [
         jax.make_array_from_single_device_arrays(
             array.shape, sharding, [next(copied) for _ in array.addressable_shards]
         )
-        for array in arrays
+        for array in leaves
     ]
+    return tree.unflatten(moved)
 
 
 def local_bytes(array: Placed) -> int:

@@ -20,7 +20,7 @@ from jinfercept.disk.store import DiskStore
 from jinfercept.kv.context import Context
 from jinfercept.kv.extent import TOKEN_BYTES, token_bytes
 from jinfercept.runner.host_pages import KeptPages
-from jinfercept.runner.page_arrays import KVArrays
+from jinfercept.runner.pools import Pool
 
 PIECE_BYTES = 64 << 20
 """Bytes that are read before the scheduler may use them, and of a write."""
@@ -65,7 +65,7 @@ class DiskPages:
     def __init__(
         self,
         store: DiskStore,
-        kv: KVArrays,
+        kv: Pool,
         identity: bytes,
         page_size: int,
         settings: Callable[[], AbstractContextManager[None]],

@@ -1,4 +1,4 @@
-"""The host copies of pages: pinned arrays of several pages, and which host slot is which page of which array.
+"""The host copies of pages or states: pinned arrays of several pages, and which host slot is which page of which array.
 
 An array is freed when its last page is dropped. One of which at most half the pages are live is `sparse`: it is to be replaced
 by a smaller one, so that the arrays have less than twice as many pages as there are live ones.
@@ -13,8 +13,8 @@ from jaxtyping import Array, Num
 
 HostPages = Num[Array, "k l B *sides heads W"]
 """One part of the layers of several pages."""
-KeptPages = Num[Array | np.ndarray, "k l B *sides heads W"]
-"""The same; NumPy has those that are in pageable memory."""
+KeptPages = Num[Array | np.ndarray, "k l B *sides heads W"] | tuple[Num[Array | np.ndarray, "_"], ...]
+"""The same, or a sequence's states, an array for each dtype; NumPy has those that are in pageable memory."""
 
 
 @dataclass(slots=True, eq=False)

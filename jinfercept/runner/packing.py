@@ -188,7 +188,9 @@ class _Place(NamedTuple):
 @lru_cache
 def _places(shape: PackedShape) -> tuple[list[_Place], Any]:
     """The places of all parts, each of which begins at a multiple of `ALIGNED`, and their tree."""
-    tokens, rows, tables = (shape.num_tokens,), (shape.num_rows,), (shape.num_rows, shape.pages_per_row)
+    tokens: Any = (shape.num_tokens,)
+    rows: Any = (shape.num_rows,)
+    tables: Any = (shape.num_rows, shape.pages_per_row)
     cut, decode_only = shape.cut, shape.decode_only
     work = [] if cut is None else cut.shapes(shape.num_tokens, shape.num_rows, decode_only=decode_only)
     decodes, chunks, *_ = *work, None, None

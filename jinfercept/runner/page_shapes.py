@@ -1,13 +1,21 @@
-"""The shape of one layer's pages on its devices: how they lie there, and how several devices cut them."""
+"""The shapes of one layer's pages, and of recurrent layers' states, on their devices, and how several devices cut them."""
+
+import math
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jax.typing import DTypeLike
 
 from jinfercept.layouts.interleaved import FP8, INTERLEAVED_ON, interleaved_shape
 from jinfercept.layouts.kv_rows import STORED
 from jinfercept.layouts.pages import kv_shape
+from jinfercept.layouts.states import StateArray
+from jinfercept.models.mesh import Placed, beside
 from jinfercept.models.parallel import AXIS
+
+type States = tuple[tuple[StateArray, ...], ...]
+"""The state of every layer of a model, see `protocol.states_of`; () for layers that have none."""
 
 
 def heads_spec(ndim: int) -> PartitionSpec:
@@ -35,3 +43,34 @@ def layer_pages(
     if isinstance(home, NamedSharding) and len(devices) > 1:
         home = NamedSharding(home.mesh, heads_spec(len(shape)), memory_kind=home.memory_kind)
     return jax.ShapeDtypeStruct(shape, dtype, sharding=home)
+
+
+def state_shapes(states: States, num_slots: int, like: Placed) -> tuple[tuple[jax.ShapeDtypeStruct, ...], ...]:
+    """The arrays of every recurrent layer's states, with their places.
+
+    Args:
+        num_slots: without the one that is no sequence's.
+        like: an array with the dtype of the weights, on their devices.
+    """
+
+    def struct(array: StateArray) -> jax.ShapeDtypeStruct:
+        dtype: DTypeLike = array.dtype or like.dtype
+        cut = () if array.cut_axis is None else (*(None,) * (1 + array.cut_axis), AXIS)
+        sharding = beside(like, PartitionSpec(*cut))
+        return jax.ShapeDtypeStruct((num_slots + 1, *array.shape), dtype, sharding=sharding)
+
+    return tuple(tuple(map(struct, of_layer)) for of_layer in states if of_layer)
+
+
+def slot_bytes(states: States, dtype: DTypeLike, num_devices: int = 1) -> int:
+    """Bytes of one sequence's states over all layers, on each of the devices.
+
+    Args:
+        dtype: of the weights.
+    """
+
+    def num_bytes(array: StateArray) -> int:
+        parts = 1 if array.cut_axis is None else num_devices
+        return math.prod(array.shape) * jnp.dtype(array.dtype or dtype).itemsize // parts
+
+    return sum(num_bytes(array) for of_layer in states for array in of_layer)

@@ -1,17 +1,24 @@
-"""The executables that gather pages for the host and scatter them back, in a few static sizes."""
+"""The executables that gather pages for the host and scatter them back, in a few static sizes, or one sequence's states.
+
+The states of a sequence in all recurrent layers cross the link as one array for each dtype, in which the parts of the layers
+follow each other. Each of several devices moves its own parts.
+"""
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec, Sharding
 from jaxtyping import Array, Int, Num
 
 from jinfercept.layouts.interleaved import is_interleaved
-from jinfercept.layouts.pages import KVPages, PagesLike, from_words, to_words
-from jinfercept.models.mesh import beside, over_devices
+from jinfercept.layouts.pages import KVPages, from_words, to_words
+from jinfercept.models.mesh import EVERYWHERE, beside, over_devices, specs_of
+from jinfercept.models.parallel import AXIS
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.host_pages import HostPages
 from jinfercept.runner.page_shapes import heads_spec
@@ -101,37 +108,80 @@ def _select(
     return pages.at[common_shape.slots(common, transfer, size)].get(mode="clip")
 
 
+def _gather_states(
+    common_shape: CommonShape,
+    layers: tuple[tuple[Num[Array, "N ..."], ...], ...],
+    common: Int[Array, "common"],
+    transfer: Int[Array, ""],
+) -> tuple[tuple[Num[Array, "_"], ...]]:
+    """The states of the sequence whose device slot a transfer names, joined by dtype."""
+    [slot] = common_shape.slots(common, transfer, 1)
+    parts: dict[Any, list[Array]] = {}
+    for array in chain.from_iterable(layers):
+        parts.setdefault(array.dtype, []).append(jax.lax.dynamic_index_in_dim(array, slot, keepdims=False).reshape(-1))
+    return (tuple(map(jnp.concatenate, parts.values())),)
+
+
+def _scatter_states(
+    common_shape: CommonShape,
+    layers: tuple[tuple[Num[Array, "N ..."], ...], ...],
+    common: Int[Array, "common"],
+    transfer: Int[Array, ""],
+    arrays: tuple[tuple[Num[Array, "_"], ...]],
+) -> tuple[tuple[Num[Array, "N ..."], ...], ...]:
+    """The states of all layers, with these ones in the device slot that a transfer names."""
+    [slot], [state] = common_shape.slots(common, transfer, 1), arrays
+    joined, places = {part.dtype: part for part in state}, {part.dtype: 0 for part in state}
+
+    def written(array: Array) -> Array:
+        first, size = places[array.dtype], prod(array.shape[1:])
+        places[array.dtype] += size
+        part = joined[array.dtype][first : first + size].reshape(array.shape[1:])
+        return jax.lax.dynamic_update_index_in_dim(array, part, slot, 0)
+
+    return tuple(tuple(map(written, of_layer)) for of_layer in layers)
+
+
+def on_link(layer: Any) -> Sharding:
+    """How several devices cut the arrays that cross the link, of a layer's pages or states: arrays, or shapes."""
+    first = layer[0] if isinstance(layer, tuple) else layer
+    return beside(first, PartitionSpec(AXIS) if isinstance(layer, tuple) else heads_spec(first.ndim + 1))
+
+
 def add_transfers(
-    run: Executables, layers: tuple[PagesLike, ...], sizes: Sequence[int], staging_pages: int, num_rows: int
+    run: Executables, layers: tuple[Any, ...], sizes: Sequence[int], staging_pages: int, common_shape: CommonShape
 ) -> None:
     """Add the transfers' executables for a part of the layers.
 
     Args:
         run: to which they are added.
-        layers: pages of consecutive layers, arrays or shapes with shardings.
-        sizes: `transfer_sizes`.
+        layers: pages of consecutive layers, or the states of all: arrays or shapes with shardings.
+        sizes: `transfer_sizes`; of states (1,).
         staging_pages: most pages of an array.
-        num_rows: most sampled rows of a step.
+        common_shape: of the steps' uploads.
     """
-    shape = CommonShape(num_rows, sizes[0])
-    home, on_pages, on_copies = beside(layers[0]), heads_spec(layers[0].ndim), heads_spec(layers[0].ndim + 1)
-    common = jax.ShapeDtypeStruct((shape.size,), jnp.int32, sharding=home)
-    transfer = jax.ShapeDtypeStruct((), jnp.int32, sharding=home)
+    is_states, placed, home = isinstance(layers[0], tuple), on_link(layers[0]), beside(jax.tree.leaves(layers)[0])
+    common = jax.ShapeDtypeStruct((common_shape.size,), jnp.int32, sharding=home)
+    reads = common, jax.ShapeDtypeStruct((), jnp.int32, sharding=home)
+    out, shape = getattr(placed, "spec", EVERYWHERE), common_shape
 
-    def array(size: int) -> Any:
-        dims = (size, len(layers), *layers[0].shape[1:])
-        return jax.ShapeDtypeStruct(dims, layers[0].dtype, sharding=beside(layers[0], on_copies))
-
-    def add(
-        key: tuple[Any, ...], function: Any, *arguments: Any, out: PartitionSpec, donate: Sequence[int] = ()
-    ) -> None:
-        run.add((*key, len(layers)), over_devices(function, arguments, out), *arguments, donate=donate)
+    def struct(dims: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=placed)
 
     for size in sizes:
         pages = min(size, staging_pages)
-        arrays = (array(pages),) * (size // pages)
-        gather, scatter = partial(_gather, shape, size, pages), partial(_scatter, shape, size)
-        add(("gather", size), gather, layers, common, transfer, out=on_copies)
-        add(("scatter", size), scatter, layers, common, transfer, arrays, out=on_pages, donate=(0,))
+        gather: Any = partial(_gather_states, shape) if is_states else partial(_gather, shape, size, pages)
+        gather = over_devices(gather, (layers, *reads), out)
+        if is_states:
+            arrays = jax.tree.map(
+                lambda array: struct(array.shape, array.dtype), jax.eval_shape(gather, layers, *reads)
+            )
+        else:
+            arrays = (struct((pages, len(layers), *layers[0].shape[1:]), layers[0].dtype),) * (size // pages)
+        scatter: Any = partial(_scatter_states, shape) if is_states else partial(_scatter, shape, size)
+        scatter = over_devices(scatter, (layers, *reads, arrays), specs_of(layers))
+        run.add(("gather", size, len(layers)), gather, layers, *reads)
+        run.add(("scatter", size, len(layers)), scatter, layers, *reads, arrays, donate=(0,))
         for fewer in (fewer for fewer in sizes if fewer < size <= staging_pages):
-            add(("select", fewer, size), partial(_select, shape, fewer), array(size), common, transfer, out=on_copies)
+            select = over_devices(partial(_select, shape, fewer), (arrays[0], *reads), out)
+            run.add(("select", fewer, size, len(layers)), select, arrays[0], *reads)

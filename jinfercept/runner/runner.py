@@ -20,19 +20,19 @@ from jaxtyping import Array, Int
 from jinfercept.errors import EngineError
 from jinfercept.layouts.kv_rows import stored_dtype
 from jinfercept.models.mesh import beside, mesh_of, place
-from jinfercept.models.protocol import Params, ServedModel, num_kv_layers, states_of
+from jinfercept.models.protocol import Params, ServedModel, states_of
 from jinfercept.models.quantized import weights_of
 from jinfercept.runner.executables import Executables, Progress, silent
-from jinfercept.runner.layer_states import LayerStates, slot_bytes, state_shapes, with_states
 from jinfercept.runner.packing import enter, pack
 from jinfercept.runner.packing_samples import KINDS, Kind
-from jinfercept.runner.page_arrays import KVArrays
+from jinfercept.runner.page_shapes import layer_pages, slot_bytes, state_shapes
+from jinfercept.runner.page_transfers import transfer_sizes
+from jinfercept.runner.pools import Pool, by_pool, joined
 from jinfercept.runner.sampler import Drawn, Hidden, Sampler, Samples
-from jinfercept.runner.shape import RunnerShape
-from jinfercept.runner.step_upload import MOST_TRANSFERS
+from jinfercept.runner.shape import RunnerShape, in_second_pool
+from jinfercept.runner.step_upload import MOST_TRANSFERS, CommonShape
 from jinfercept.runner.steps import add_steps, kinds_of, layers_key, step_names, step_shapes
 from jinfercept.runner.token_experts import RowExperts
-from jinfercept.runner.window_pages import by_pool, pool_windows, with_windows
 from jinfercept.sched.plan import Masks, StepPlan, StepResult, WindowCopies
 from jinfercept.weights.in_memory import shapes_of
 
@@ -90,8 +90,7 @@ class ModelRunner:
         weight_shapes: of the weights, see `shapes_of`.
         executables: of the steps and the transfers.
         kv: the pages, without those in the pool for windows.
-        window_kv: the pages in the pool for windows; None: there is none.
-        layer_states: of recurrent layers; None: there are none. Never with `window_kv`.
+        second: the pages in the pool for windows, or the states of recurrent layers; None: there are none.
         drafter: what makes the drafts that plans await, if there is a draft model.
         drafting: whether the draft model computes every plan too. A change forgets no KV: `reset` has to follow.
     """
@@ -113,37 +112,35 @@ class ModelRunner:
         self.owns_params, self.weight_shapes = False, shapes_of(self.params)
         leaf = weights_of(self.params.embed)[0]
         self.device = mesh_of(leaf).local_devices[0]
-        states = state_shapes(states_of(model), shape.num_states, leaf)
-        self._windows = pool_windows(model, shape)
-        num_windowed = sum(map(bool, self._windows))
-        pages: dict[str, Any] = {
-            "num_kv_heads": config.num_kv_heads,
-            "head_dim": config.head_dim,
-            "dtype": stored_dtype(shape.kv_cache_dtype, leaf.dtype),
-            "home": beside(leaf),
-            "num_rows": shape.sample_rows[-1],
-        }
-        pages |= {"staging_pages": shape.staging_pages, "pinned": shape.pinned_memory, "moved_pages": shape.moved_pages}
-        parts = [(groups[0][0], groups[-1][1]) for groups in self._parts]
-        if states or num_windowed:
-            parts = [(0, num_kv_layers(config) - num_windowed)]
-        self.kv = KVArrays(shape.num_pages, shape.page_size, parts=parts, **pages)
-        self.window_kv, self.layer_states = None, None
+        dtype, sizes = (
+            stored_dtype(shape.kv_cache_dtype, leaf.dtype),
+            transfer_sizes(self.device.platform, shape.staging_pages),
+        )
+        self._common_shape = CommonShape(shape.sample_rows[-1], sizes[0])
+
+        def page_shapes(num_pages: int, num_layers: int) -> tuple[Any, ...]:
+            dims = num_pages + 1, shape.page_size, config.num_kv_heads, config.head_dim
+            return (layer_pages(*dims, dtype, beside(leaf)),) * num_layers
+
+        self._in_second = in_second_pool(model, shape)
+        num_second, windows = sum(self._in_second), shape.num_window_pages
+        pages: dict[str, Any] = {"sizes": sizes, "staging_pages": shape.staging_pages}
+        pages |= {"pinned": shape.pinned_memory, "moved_pages": shape.moved_pages}
+        parts = None if num_second else [(groups[0][0], groups[-1][1]) for groups in self._parts]
+        own = page_shapes(shape.num_pages, len(self._in_second) - num_second)
+        self.kv = Pool(own, self._common_shape, parts=parts, **pages)
+        self.second: Pool | None = None
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
-        self._window_tables = None
-        if num_windowed:
-            sizes = shape.num_window_pages, shape.page_size
-            self.window_kv = KVArrays(*sizes, parts=[(0, num_windowed)], **pages)
-            self._window_tables = np.zeros_like(self._tables)
-        self._state_slots = None
-        if states:
-            num_bytes = slot_bytes(states_of(model), leaf.dtype)
-            most_moved = max(1, shape.moved_pages * self.kv.page_bytes // num_bytes)
-            sizes = {"pinned": shape.pinned_memory, "most_moved": most_moved}
-            self.layer_states = LayerStates(states, self.kv.common_shape, **sizes)
-            self._state_slots = np.zeros(shape.max_num_seqs, np.int32)
-        self._second = self.window_kv or self.layer_states
-        self._pools = (self.kv,) if self._second is None else (self.kv, self._second)
+        self._window_tables = np.zeros_like(self._tables) if windows else None
+        self._state_slots = np.zeros(shape.max_num_seqs, np.int32) if num_second and not windows else None
+        if windows:
+            self.second = Pool(page_shapes(windows, num_second), self._common_shape, **pages)
+        elif num_second:
+            states = states_of(model)
+            most_moved = max(1, shape.moved_pages * self.kv.page_bytes // slot_bytes(states, leaf.dtype))
+            pages = {"pinned": shape.pinned_memory, "moved_pages": most_moved}
+            self.second = Pool(state_shapes(states, shape.num_states, leaf), self._common_shape, **pages)
+        self._pools = (self.kv,) if self.second is None else (self.kv, self.second)
         self.executables = Executables() if executables is None else executables
         self.drafter: ModelDrafter | None = None
         self.drafting = True
@@ -167,20 +164,17 @@ class ModelRunner:
         )  # a call uploads to one device itself, which takes less time than `place`
         self._sampler = Sampler(
             self.executables,
-            self.kv.common_shape,
+            self._common_shape,
             shape.sample_rows,
             shape.max_num_seqs,
             shape.drafts_for or config.vocab_size,
             self._home,
         )
-        windowed = () if self.window_kv is None else self.window_kv.shapes
-        layers = with_windows(with_states(self.kv.shapes, states), windowed, self._windows)
+        layers = joined(self.kv.shapes, () if self.second is None else self.second.shapes, self._in_second)
         add_steps(self.executables, model, shape, attention, self.params, layers)
         self.kv.add_executables(self.executables)
-        if self.window_kv is not None:
-            self.window_kv.add_executables(self.executables.under("windows"))
-        if self.layer_states is not None:
-            self.layer_states.add_executables(self.executables.under("states"))
+        if self.second is not None:
+            self.second.add_executables(self.executables.under("windows" if windows else "states"))
 
     def forward(self, plan: StepPlan, last_tokens: Int[Array, "slots"] | None = None) -> ForwardTicket:
         """Dispatch a plan's transfers, layers and head, in the order of `StepPlan`.
@@ -199,20 +193,20 @@ class ModelRunner:
         if self.drafter is not None and self.drafting:
             plan, drafts = self.drafter.fill(plan, last_tokens)
         transfers = self.kv.begin(plan.fetch, plan.drop, plan.offload)
-        if self._second is not None:
+        if self.second is not None:
             offload, fetch, drop = plan.window or WindowCopies()
-            transfers += self._second.begin(fetch, drop, offload, first_transfer=len(transfers))
+            transfers += self.second.begin(fetch, drop, offload, first_transfer=len(transfers))
         decodes = not [chunk for chunk in plan.chunks if len(chunk.tokens) != 1]
         samples = self._sampler.pack(plan.chunks, self._steps[plan.bucket, decodes])
         groups = [*batched(transfers, MOST_TRANSFERS)] or [()]  # of more transfers than an upload holds
-        commons = [self.kv.common_shape.pack(samples.packed, group) for group in groups]
+        commons = [self._common_shape.pack(samples.packed, group) for group in groups]
         if plan.chunks:
             enter(plan.chunks, self._tables, self._state_slots, self._window_tables)
             hidden, experts = self._forward(plan, last_tokens, samples, commons)
             return ForwardTicket(hidden, submitted_s, drafts, experts)
         uploaded = place(commons, self._home)
         for kv in self._pools:
-            kv.slots.commons = uploaded
+            kv.commons = uploaded
             for part in range(len(self._parts)):
                 kv.fetch(part)
                 kv.offload(part)
@@ -387,34 +381,25 @@ class ModelRunner:
         x, batch, common = self.executables[embed, size](self.params.embed, last_tokens, upload)
         for kv in self._pools:
             kv.fetch(0)
-            kv.slots.commons = (common, *further)
+            kv.commons = (common, *further)
         experts = list[Array]()
-        is_mixed = self._second is not None
+        second = self.second
         for part, groups in enumerate(self._parts):
             for kv in self._pools:
                 if part:
                     kv.fetch(part)
                 kv.offload(part)
-            layers = self._kept() if is_mixed else list(self.kv.layers)
+            layers = list(self.kv.layers if second is None else joined(self.kv.layers, second.layers, self._in_second))
             for group in groups:
                 step, own = self.executables[layers_key(layers_of, size, group, self._kinds)], slice(*group)
                 x, layers[own], *noted = step(self._leaves[group], x, tuple(layers[own]), batch)
                 for array in noted:
                     array.copy_to_host_async()
                     experts.append(array)
-            if not is_mixed:
+            if second is None:
                 self.kv.layers = tuple(layers)
-            elif self.layer_states is not None:
-                self.kv.layers = self.layer_states.take(layers)
-            elif self.window_kv is not None:
-                self.kv.layers, self.window_kv.layers = by_pool(layers, self._windows)
+            else:
+                self.kv.layers, second.layers = by_pool(layers, self._in_second)
             for kv in self._pools:
                 kv.scatter(part)
         return self._sampler.head(x, plan.chunks, samples, common, self.params.head), tuple(experts)
-
-    def _kept(self) -> list[Any]:
-        if self.layer_states is not None:
-            return self.layer_states.beside(self.kv.layers)
-        return list(
-            with_windows(self.kv.layers, () if self.window_kv is None else self.window_kv.layers, self._windows)
-        )

@@ -5,8 +5,8 @@ The filters `min_p`, `top_k` and `top_p` are one lower bound on a row's logits, 
 largest logit of a row, and the logit at which the largest probabilities reach a sum, are found without sorting the row: from
 its few hundred largest logits where they are enough and cheap to have (on a CPU), or by a search over the bits of the float.
 On a GPU a pass over the logits settles four bits, in 16 passes without a loop: compiled for an H100, 64 rows of 128k logits
-take 79 kernels, which read the logits or as large an array 34 times and write one 9 times. A bisection, one bit a pass, takes 64
-passes in two loops. Digits of two bits take 113 kernels and 32 passes.
+take 79 kernels, which read the logits or as large an array 34 times and write one 9 times. A bisection, one bit a pass, takes
+64 passes in two loops. Digits of two bits take 113 kernels and 32 passes.
 """
 
 from collections.abc import Callable, Iterator, Sequence

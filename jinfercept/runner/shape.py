@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
+from jinfercept.models.protocol import ServedModel, states_of, windows_of
 from jinfercept.runner.packing import PackedShape
 
 
@@ -96,3 +97,23 @@ class RunnerShape:
         """Numbers of sampled rows that have executables, ascending."""
         most = max(self.fewest_rows, self.max_num_seqs * (1 + self.num_drafts))
         return tuple(sorted({min(size, most) for size in self.buckets}))
+
+
+def pool_windows(model: ServedModel, shape: RunnerShape) -> tuple[int, ...]:
+    """By layer, the window of those whose pages are in the pool for windows, 0 for the others; () if there is no such pool.
+
+    Pages behind the window are given back while the sequence goes on, so that this pool is smaller than the other.
+    """
+    if not shape.num_window_pages:
+        return ()
+    windows = tuple(window if window and window < shape.most_tokens else 0 for window in windows_of(model))
+    assert any(windows), "a pool for windows, and no layer has one that is smaller than the longest sequence"
+    assert not all(windows), "the pool of layers without a window has no layers"
+    assert shape.transfer_parts == 1
+    assert not shape.num_states
+    return windows
+
+
+def in_second_pool(model: ServedModel, shape: RunnerShape) -> tuple[bool, ...]:
+    """By layer, whether it keeps states, or pages in the pool for windows; False: it has pages in the first pool."""
+    return tuple(map(bool, pool_windows(model, shape) or states_of(model) or (0,) * model.config.num_layers))

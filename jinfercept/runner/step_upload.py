@@ -6,14 +6,12 @@ executable, returns the common part for those behind it.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast, final
+from typing import NamedTuple, cast
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
 from jaxtyping import Array, Int, Int32
 
-from jinfercept.models.mesh import place
 from jinfercept.runner.packing_samples import NUM_FIELDS
 
 MOST_TRANSFERS = 32
@@ -64,26 +62,3 @@ class CommonShape(NamedTuple):
     def transfers[A: Array | np.ndarray](self, common: A) -> A:
         """The part that has the device slots of all transfers, a row for each."""
         return cast(A, common[NUM_FIELDS * self.num_rows :].reshape(MOST_TRANSFERS, self.num_pages))
-
-
-@final
-class TransferSlots:
-    """Where the executables of a pool's transfers find their device slots: in which common part, and in which row of that.
-
-    Args:
-        home: placement of what all devices read.
-
-    Attributes:
-        commons: the common parts of the step's uploads.
-        first: transfers of other pools that come before this one's.
-    """
-
-    def __init__(self, home: Sharding) -> None:
-        self.commons: Sequence[Array] = ()
-        self.first = 0
-        self._rows: list[Array] = place([np.array(row, np.int32) for row in range(MOST_TRANSFERS)], home)
-
-    def __getitem__(self, number: int) -> tuple[Int[Array, "common"], Int[Array, ""]]:
-        """The common part and the row of the pool's transfer with this number."""
-        upload, row = divmod(self.first + number, MOST_TRANSFERS)
-        return self.commons[upload], self._rows[row]

@@ -24,14 +24,13 @@ from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import joined_attention
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.runner.executables import Executables
-from jinfercept.runner.layer_states import state_shapes, with_states
 from jinfercept.runner.packing import PackedShape, in_place, packed_size, unpack
-from jinfercept.runner.page_shapes import layer_pages
+from jinfercept.runner.page_shapes import layer_pages, state_shapes
 from jinfercept.runner.page_transfers import transfer_sizes
+from jinfercept.runner.pools import joined
 from jinfercept.runner.sampler import add_sampler, slots_bytes
-from jinfercept.runner.shape import RunnerShape
+from jinfercept.runner.shape import RunnerShape, in_second_pool, pool_windows
 from jinfercept.runner.step_upload import CommonShape
-from jinfercept.runner.window_pages import pool_windows
 
 
 def add_steps(
@@ -150,7 +149,10 @@ def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention
     leaf = weights_of(weights.embed)[0]
     dtype = stored_dtype(shape.kv_cache_dtype, leaf.dtype)
     pages = layer_pages(2, shape.page_size, config.num_kv_heads, config.head_dim, dtype, beside(leaf))
-    layers = with_states((pages,) * num_kv_layers(config), state_shapes(states_of(model), shape.num_states, leaf))
+    states = state_shapes(states_of(model), shape.num_states, leaf)
+    layers = joined(
+        (pages,) * num_kv_layers(config), states or (pages,) * config.num_layers, in_second_pool(model, shape)
+    )
     add_steps(run, model, largest, attention, weights, layers)
     run.compile()
     return run.extra_bytes + slots_bytes(shape.max_num_seqs, config.vocab_size)

@@ -26,7 +26,7 @@ from jinfercept.models.load import dtype_name
 from jinfercept.models.protocol import ModelDimensions, ServedModel
 from jinfercept.request import Request
 from jinfercept.runner.disk_pages import DiskPages
-from jinfercept.runner.page_arrays import KVArrays
+from jinfercept.runner.pools import Pool
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
@@ -261,7 +261,7 @@ class EngineSetup:
         wake = threading.Event()
         dispatcher = Dispatcher(wake.set)
         disk = None
-        if self.disk is not None and isinstance(self.runner.kv, KVArrays):
+        if self.disk is not None and isinstance(self.runner.kv, Pool):
             store, identity = self.disk
             pages = DiskPages(store, self.runner.kv, identity, page_size, self.settings, wake.set)
             disk = DiskContexts(scheduler, pages, self.profile, shape.buckets[-1])

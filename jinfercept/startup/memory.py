@@ -196,7 +196,7 @@ class MemoryPlan:
 
 
 def arrays_per_copy(advanced: AdvancedOptions) -> int:
-    """How many times the bytes of pages their copies on a GPU's host take at most, see `KVArrays`."""
+    """How many times the bytes of pages their copies on a GPU's host take at most, see `Pool`."""
     return 1 if advanced.staging_pages == 1 else 2
 
 

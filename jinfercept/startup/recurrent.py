@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError
 from jinfercept.models.protocol import ServedModel, states_of
-from jinfercept.runner.layer_states import slot_bytes
+from jinfercept.runner.page_shapes import slot_bytes
 
 log = logging.getLogger("jinfercept")
 

@@ -44,6 +44,7 @@ from jinfercept.pallas.triton_attention import joined_attention_triton, paged_at
 from jinfercept.pallas.work_schedule import Work, WorkSchedule
 from jinfercept.runner.page_transfers import add_transfers, transfer_sizes
 from jinfercept.runner.shape import RunnerShape
+from jinfercept.runner.step_upload import CommonShape
 from tests.aot.addresses import address_scales
 from tests.support.batch_shapes import batch_shapes
 
@@ -192,9 +193,10 @@ def steps(compiler: KernelCompiler, case: dict[str, Any]) -> None:
     config = config_from_hf(case["model"])
     shape = RunnerShape(**case["shape"] | {"buckets": tuple(case["shape"]["buckets"])})
     layers = add_runner(compiler, config, shape, case.get("attention", "triton"))
+    common = CommonShape(shape.sample_rows[-1], transfer_sizes("gpu")[0])
     ways = [replace(shape, transfer_parts=parts).parts(len(layers)) for parts in (1, shape.transfer_parts)]
     for num_layers in {groups[-1][1] - groups[0][0] for parts in ways for groups in parts}:
-        add_transfers(compiler, layers[:num_layers], transfer_sizes("gpu"), 1, shape.sample_rows[-1])  # pyright: ignore[reportArgumentType]
+        add_transfers(compiler, layers[:num_layers], transfer_sizes("gpu"), 1, common)  # pyright: ignore[reportArgumentType]
 
 
 def pages(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
@@ -209,7 +211,8 @@ def pages(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
             compiler.add(f"{name} {' '.join(map(str, key))}", *arguments, **options)
 
     staging = case["staging_pages"]
-    add_transfers(Named(), (pool, pool), transfer_sizes("gpu", staging), staging, 64)  # pyright: ignore[reportArgumentType]
+    sizes = transfer_sizes("gpu", staging)
+    add_transfers(Named(), (pool, pool), sizes, staging, CommonShape(64, sizes[0]))  # pyright: ignore[reportArgumentType]
 
 
 def quantized(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:

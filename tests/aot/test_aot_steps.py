@@ -237,10 +237,10 @@ def test_aot_steps_of_recurrent_layers_write_states_in_place(gpu: str) -> None:
     assert mixed["alias_bytes"] >= state_bytes + LAYER_BYTES * 2 * 256
     assert max(facts["temp_bytes"] for facts in groups) < state_bytes / 4, "the states of 32 rows at a time"
     num_recurrent = 3
-    assert compiled["scatter"]["alias_bytes"] >= num_recurrent * state_bytes
+    assert compiled[f"scatter 1 {num_recurrent}"]["alias_bytes"] >= num_recurrent * state_bytes
     slot_bytes = num_recurrent * state_bytes // (num_states + 1)
     for name in ("gather", "scatter"):
-        facts = compiled[name]
+        facts = compiled[f"{name} 1 {num_recurrent}"]
         assert facts["temp_bytes"] < 1.1 * slot_bytes, "what leaves is copied once"
         large = [made for size, made in facts["made"] if size >= state_bytes // 2]
         assert all("dynamic_update_slice" in made or "dynamic-update-slice" in made for made in large), large

@@ -66,8 +66,8 @@ def run(made: ModelRunner, *plans: StepPlan) -> list[StepResult]:
 
 
 def state(made: ModelRunner, slot: int) -> list[np.ndarray]:
-    assert made.layer_states is not None
-    return [np.asarray(array[slot]) for of_layer in made.layer_states.arrays for array in of_layer]
+    assert made.second is not None
+    return [np.asarray(array[slot]) for of_layer in made.second.layers for array in of_layer]
 
 
 def same(results: Sequence[StepResult], others: Sequence[StepResult]) -> None:
@@ -127,8 +127,8 @@ def test_a_sequence_goes_on_from_a_state_that_was_on_the_host(pinned: bool) -> N
         plan(chunk(1, 18, 27, 2, other)),
     )
     same(moving, alone)
-    assert made.layer_states is not None
-    assert not made.layer_states.host
+    assert made.second is not None
+    assert not made.second.host
     for slot in (3, 5):
         returned = chunk(0, PREFIX, 60, slot, own)
         same(first + run(made, plan(returned), plan(parts[2]._replace(new_pages=()))), expected)

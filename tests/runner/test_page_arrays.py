@@ -15,9 +15,10 @@ from jinfercept.kv.page import PageCopy
 from jinfercept.models import mesh
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing_samples import NUM_FIELDS
-from jinfercept.runner.page_arrays import KVArrays, _cover
+from jinfercept.runner.page_shapes import layer_pages
 from jinfercept.runner.page_transfers import transfer_sizes
-from jinfercept.runner.step_upload import MOST_TRANSFERS
+from jinfercept.runner.pools import Pool, _cover
+from jinfercept.runner.step_upload import MOST_TRANSFERS, CommonShape
 
 NUM_PAGES, NUM_HOST = 24, 40
 CONTEXT_PAGES, MOVED_PAGES = 7, 12
@@ -39,26 +40,28 @@ def moves(draw: st.DrawFn) -> list[Move]:
     return [Move(some(NUM_PAGES), some(NUM_HOST), some(NUM_HOST)) for _ in range(draw(st.integers(1, 5)))]
 
 
-def pool(staging: int, parts: tuple[tuple[int, int], ...]) -> KVArrays:
+def pool(staging: int, parts: tuple[tuple[int, int], ...]) -> Pool:
     """Pages with host copies in arrays of at most so many."""
     home = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="device")
-    sizes = {"parts": parts, "dtype": jnp.float32, "home": home, "num_kv_heads": 1, "head_dim": 2}
-    kv = KVArrays(NUM_PAGES, 2, staging_pages=staging, moved_pages=MOVED_PAGES, **sizes)
+    shapes = (layer_pages(NUM_PAGES + 1, 2, 1, 2, jnp.float32, home),) * parts[-1][1]
+    sizes = transfer_sizes(jax.default_backend(), staging)
+    common = CommonShape(1, sizes[0])
+    kv = Pool(shapes, common, parts=parts, sizes=sizes, staging_pages=staging, moved_pages=MOVED_PAGES)
     run = Executables()
     kv.add_executables(run)
     return kv
 
 
-def copies(kv: KVArrays, slot: int) -> Iterator[np.ndarray]:
+def copies(kv: Pool, slot: int) -> Iterator[np.ndarray]:
     """The layers of a page on the host."""
     array, index = kv.host[slot]
     for part in array.parts:
         yield from np.asarray(part)[index]
 
 
-def step(kv: KVArrays, fetch: list[PageCopy], drop: list[int], offload: list[PageCopy]) -> None:
+def step(kv: Pool, fetch: list[PageCopy], drop: list[int], offload: list[PageCopy]) -> None:
     transfers, blank = kv.begin(fetch, drop, offload), np.zeros((NUM_FIELDS, 0), np.int32)
-    kv.slots.commons = [jnp.asarray(kv.common_shape.pack(blank, group)) for group in batched(transfers, MOST_TRANSFERS)]
+    kv.commons = [jnp.asarray(kv._common_shape.pack(blank, group)) for group in batched(transfers, MOST_TRANSFERS)]
     for part in range(len(kv.parts)):
         kv.fetch(part)
         kv.offload(part)
@@ -66,7 +69,7 @@ def step(kv: KVArrays, fetch: list[PageCopy], drop: list[int], offload: list[Pag
     kv.wait()
 
 
-def check(kv: KVArrays, steps: list[Move]) -> None:
+def check(kv: Pool, steps: list[Move]) -> None:
     """Execute the moves beside a model of both memories: one number by slot, to which a layer adds 100 times its place."""
     kv.reset()
     kv.layers = tuple(
@@ -95,20 +98,20 @@ def check(kv: KVArrays, steps: list[Move]) -> None:
         assert all(len({contexts[slot] for slot in array.slots.values()}) == 1 for array in arrays)
         for slot, number in host.items():
             assert all(np.all(layer == 100 * place + number) for place, layer in enumerate(copies(kv, slot)))
-    for place, layer in enumerate(np.asarray(kv.layers)):
+    for place, layer in enumerate(map(np.asarray, kv.layers)):
         assert np.all(layer[0] == 100 * place), "padding writes nowhere"
         assert all(np.all(layer[slot] == 100 * place + number) for slot, number in device.items())
 
 
 @pytest.fixture(scope="module", params=[(1, ((0, 2),)), (4, ((0, 1), (1, 3))), (8, ((0, 1),))], ids=str)
-def kv(request: pytest.FixtureRequest) -> KVArrays:
+def kv(request: pytest.FixtureRequest) -> Pool:
     return pool(*request.param)
 
 
 @settings(max_examples=8)
 @given(steps=moves())
 def test_pages_come_back_as_they_left_and_less_than_half_of_the_host_memory_is_empty(
-    kv: KVArrays, steps: list[Move]
+    kv: Pool, steps: list[Move]
 ) -> None:
     check(kv, steps)
 
@@ -133,7 +136,8 @@ def test_a_full_step_of_whole_pages_leaves_room_among_the_executables_that_may_w
 
 
 def test_a_step_with_more_transfers_than_an_upload_holds_has_further_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jinfercept.runner.step_upload.MOST_TRANSFERS", 1)
+    for module in ("step_upload", "pools"):
+        monkeypatch.setattr(f"jinfercept.runner.{module}.MOST_TRANSFERS", 1)
     kv = pool(1, ((0, 2),))
     monkeypatch.setattr(f"{__name__}.MOST_TRANSFERS", 1)
     everything = list(range(NUM_PAGES))
@@ -153,7 +157,7 @@ def test_arrays_that_the_device_has_no_memory_for_at_once_follow_the_compute(mon
         moved.append([len(array) for array in arrays])
         return copied(arrays, sharding)
 
-    monkeypatch.setattr("jinfercept.runner.host_memory.move", noting)
+    monkeypatch.setattr("jinfercept.runner.pools.move", noting)
     step(kv, [everything[0], everything[8], everything[16]], [], [])  # a page of each array
     assert moved == [[8, 8], [8]], "a transfer of 16 comes in any case"
     moved.clear()

@@ -2,6 +2,7 @@
 
 import random
 from itertools import batched, chain
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,9 @@ from jinfercept.kv.page import PageCopy
 from jinfercept.layouts.states import StateArray
 from jinfercept.models.mesh import ModelMesh, place
 from jinfercept.runner.executables import Executables
-from jinfercept.runner.layer_states import LayerStates, slot_bytes, state_shapes
 from jinfercept.runner.packing_samples import NUM_FIELDS
+from jinfercept.runner.page_shapes import slot_bytes, state_shapes
+from jinfercept.runner.pools import Pool
 from jinfercept.runner.step_upload import MOST_TRANSFERS, CommonShape
 
 NUM_STATES, NUM_HOST = 40, 50
@@ -27,11 +29,11 @@ def check_random_moves(mesh: ModelMesh, seed: int, num_steps: int = 12) -> Execu
     """Steps that move any number of states; returns the executables."""
     rng, common = random.Random(seed), CommonShape(1, 1)
     like = jax.ShapeDtypeStruct((), jnp.bfloat16, sharding=mesh.sharding())
-    states = LayerStates(state_shapes(STATES, NUM_STATES, like), common, most_moved=rng.randint(1, 30))
+    states = Pool(state_shapes(STATES, NUM_STATES, like), common, moved_pages=rng.randint(1, 30))
     run = Executables()
     states.add_executables(run)
     states.reset()
-    states.arrays = jax.tree.map(_numbered, states.arrays)
+    states.layers = jax.tree.map(_numbered, states.layers)
     device, host = {slot: slot for slot in range(NUM_STATES + 1)}, dict[int, int]()
     for _ in range(num_steps):
         device_slots = rng.sample(range(1, NUM_STATES + 1), NUM_STATES)
@@ -48,17 +50,18 @@ def check_random_moves(mesh: ModelMesh, seed: int, num_steps: int = 12) -> Execu
         device |= landed
         transfers, blank = states.begin(fetch, drop, offload), np.zeros((NUM_FIELDS, 0), np.int32)
         groups = [common.pack(blank, group) for group in batched(transfers, MOST_TRANSFERS)]
-        states.slots.commons = place(groups, mesh.sharding())
+        states.commons = place(groups, mesh.sharding())
         states.fetch(0)
         states.offload(0)
         states.scatter(0)
         states.wait()
         assert states.host.keys() == host.keys()
-        for copied in states.host.values():
+        for array, _ in states.host.values():
+            [copied] = cast(Any, array.parts)
             assert [array.dtype for array in copied] == [jnp.bfloat16, jnp.float32]
             local = sum(shard.data.nbytes for array in copied for shard in array.addressable_shards)
             assert local == mesh.size * slot_bytes(STATES, jnp.bfloat16, mesh.size)
-    for index, array in enumerate(chain.from_iterable(states.arrays)):
+    for index, array in enumerate(chain.from_iterable(states.layers)):
         numbers = np.asarray(array).reshape(NUM_STATES + 1, -1)
         expected = np.asarray(_numbered(jnp.zeros_like(array))).reshape(numbers.shape)
         for slot, number in device.items():
