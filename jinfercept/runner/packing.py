@@ -93,21 +93,24 @@ def pack(
     assert rows <= num_rows
     slots, starts = np.fromiter(slots, np.int32, rows), np.fromiter(starts, np.int32, rows)
     lengths = np.fromiter(map(len, lists), np.int32, rows)
-    query_starts, positions = parts.query_starts, parts.positions
+    query_starts = parts.query_starts
     query_starts[1 : rows + 1] = lengths.cumsum()
     used = int(query_starts[rows])
     assert used <= num_tokens
     query_starts[rows + 1 :] = used
     parts.context_lens[:rows] = starts + lengths
     tables.take(slots, axis=0, out=parts.page_tables[:rows], mode="clip")
-    parts.num_decode[0] = np.count_nonzero(lengths == 1)
+    parts.num_decode[0] = num_decode = int(np.count_nonzero(lengths == 1))
     parts.tokens[:used] = np.fromiter(chain.from_iterable(lists), np.int32, used)
-    row_of = slice(rows) if used == rows else np.arange(rows).repeat(lengths)  # every token's
+    row_of, offsets = slice(rows), 0  # every token's row, and place in that
+    if used != rows:
+        row_of = np.arange(rows).repeat(lengths)
+        offsets = np.arange(used, dtype=np.int32) - query_starts[row_of]
     parts.token_slots[:used] = token_slots = slots[row_of]
     if parts.adapters is not None:
         parts.adapters[:used] = np.fromiter(chunk_adapters, np.int32, rows)[row_of]
-    positions[:used] = (starts - query_starts[:rows])[row_of] + np.arange(used, dtype=np.int32)
-    page, offset = np.divmod(positions[:used], page_size)
+    parts.positions[:used] = positions = starts[row_of] + offsets
+    page, offset = np.divmod(positions, page_size)
     parts.write_index[:used] = tables[token_slots, page] * page_size + offset
     if states is not None:
         state_slots, sources = parts.states
@@ -121,8 +124,8 @@ def pack(
         for row, slot, first, end in zip(range(rows), slots.tolist(), seen.tolist(), ends.tolist(), strict=True):
             window.page_tables[row, first:end] = window_tables[slot, first:end]
     if shape.cut is not None:
-        num_decode, decode_only = int(parts.num_decode[0]), shape.decode_only
-        work = schedules(shape.cut, query_starts, parts.context_lens, num_decode, num_tokens, decode_only=decode_only)
+        cut, only = shape.cut, shape.decode_only
+        work = schedules(cut, query_starts, parts.context_lens, num_decode, num_tokens, decode_only=only)
         for into, numbers in zip(chain(parts.decodes, parts.chunks or ()), chain.from_iterable(work), strict=True):
             into[:] = numbers
     return vector

@@ -166,26 +166,26 @@ class Pool:
         Returns:
             The slots of every gather, scatter and selection, for the step's upload.
         """
-        self._first_transfer = first_transfer
-        if offload or drop or any(self._in_flight):
-            if len(self._in_flight) == 2:
-                jax.block_until_ready(self._in_flight[0])
-            self._in_flight.append([])
-        fetches = self._scatters(fetch) if fetch else []
-        self._compactions, selected = [], list[np.ndarray]()
+        self._first_transfer, self._early = first_transfer, 1
+        self._offloads, self._fetches, self._compactions = [], [], []
+        if not (fetch or offload or drop or any(self._in_flight)):
+            return []
+        if len(self._in_flight) == 2:
+            jax.block_until_ready(self._in_flight[0])
+        self._in_flight.append([])
+        fetches, selected = self._scatters(fetch), list[np.ndarray]()
         for array in self.host.drop(drop):
             into, indices = self.host.compact(array)
             self._compactions.append(Compaction(array.parts, into))
             selected.append(_padded(dict(enumerate(indices)), into.size))
-        self._offloads, gathered = [], list[np.ndarray]()  # jaxtyping would make its type anew at every step
-        for size, pieces in self._joined(self._pieces(offload)) if offload else ():
+        gathered = list[np.ndarray]()  # jaxtyping would make its type anew at every step
+        for size, pieces in self._joined(self._pieces(offload)):
             pages = min(size, self.staging_pages)
             arrays = [self.host.add([copy.host_slot for copy in piece], pages) for piece in pieces]
             self._offloads.append((size, arrays))
             placed = _numbered([dict(enumerate(copy.device_slot for copy in piece)) for piece in pieces], pages)
             gathered.append(_padded(placed, size))
         self._fetches = [(size, arrays) for size, arrays, _ in fetches]
-        self._early = 1
         if len(fetches) > 1:
             moved = accumulate([size for size, _ in self._fetches], initial=len(offload))
             self._early = max(1, sum([pages <= self._moved_pages for pages in list(moved)[1:]]))

@@ -112,15 +112,12 @@ class ModelRunner:
         self.owns_params, self.weight_shapes = False, shapes_of(self.params)
         leaf = weights_of(self.params.embed)[0]
         self.device = mesh_of(leaf).local_devices[0]
-        dtype, sizes = (
-            stored_dtype(shape.kv_cache_dtype, leaf.dtype),
-            transfer_sizes(self.device.platform, shape.staging_pages),
-        )
+        sizes = transfer_sizes(self.device.platform, shape.staging_pages)
         self._common_shape = CommonShape(shape.sample_rows[-1], sizes[0])
 
         def page_shapes(num_pages: int, num_layers: int) -> tuple[Any, ...]:
             dims = num_pages + 1, shape.page_size, config.num_kv_heads, config.head_dim
-            return (layer_pages(*dims, dtype, beside(leaf)),) * num_layers
+            return (layer_pages(*dims, stored_dtype(shape.kv_cache_dtype, leaf.dtype), beside(leaf)),) * num_layers
 
         self._in_second = in_second_pool(model, shape)
         num_second, windows = sum(self._in_second), shape.num_window_pages
@@ -159,9 +156,7 @@ class ModelRunner:
             for decodes in (False, True)
         }
         self._home = beside(leaf)
-        self._is_alone = (
-            mesh_of(leaf).size == 1
-        )  # a call uploads to one device itself, which takes less time than `place`
+        self._is_alone = mesh_of(leaf).size == 1  # a call uploads to one device itself, in less time than `place`
         self._sampler = Sampler(
             self.executables,
             self._common_shape,
