@@ -25,9 +25,9 @@ from benchmarks.gpu_bill.program import Program
 from benchmarks.gpu_bill.thunks import Thunk, read_thunks
 from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import available_attention
+from jinfercept.runner.packing import CommonShape
 from jinfercept.runner.page_transfers import add_transfers, transfer_sizes
 from jinfercept.runner.shape import RunnerShape
-from jinfercept.runner.step_upload import CommonShape
 
 HERE = Path(__file__).parent
 SOURCE = "".join((HERE / f"{name}.py").read_text() for name in ("child", "machine_code", "program", "thunks"))

@@ -18,9 +18,9 @@ import jax
 from benchmarks.ahead_of_time.compiler import Compiler, Facts, add_runner, loaded_sources, tpus
 from benchmarks.tpu_bill.cases import MAX_MODEL_LEN, NUM_PAGES, NUM_WINDOW_PAGES, PAGE_SIZE, Case, case_of
 from benchmarks.tpu_bill.program import read_program
+from jinfercept.runner.packing import CommonShape
 from jinfercept.runner.page_transfers import add_transfers, transfer_sizes
 from jinfercept.runner.shape import RunnerShape
-from jinfercept.runner.step_upload import CommonShape
 
 HERE = Path(__file__).parent
 SOURCE = "".join((HERE / f"{name}.py").read_text() for name in ("child", "program"))

@@ -4,8 +4,10 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jax.typing import DTypeLike
+from jaxtyping import Array, Num
 
 from jinfercept.layouts.interleaved import FP8, INTERLEAVED_ON, interleaved_shape
 from jinfercept.layouts.kv_rows import STORED
@@ -14,6 +16,10 @@ from jinfercept.layouts.states import StateArray
 from jinfercept.models.mesh import Placed, beside
 from jinfercept.models.parallel import AXIS
 
+HostPages = Num[Array, "k l B *sides heads W"]
+"""One part of the layers of several pages."""
+KeptPages = Num[Array | np.ndarray, "k l B *sides heads W"] | tuple[Num[Array | np.ndarray, "_"], ...]
+"""The same, or a sequence's states, an array for each dtype; NumPy has those that are in pageable memory."""
 type States = tuple[tuple[StateArray, ...], ...]
 """The state of every layer of a model, see `protocol.states_of`; () for layers that have none."""
 

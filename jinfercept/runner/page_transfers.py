@@ -20,9 +20,8 @@ from jinfercept.layouts.pages import KVPages, from_words, to_words
 from jinfercept.models.mesh import EVERYWHERE, beside, over_devices, specs_of
 from jinfercept.models.parallel import AXIS
 from jinfercept.runner.executables import Executables
-from jinfercept.runner.host_pages import HostPages
-from jinfercept.runner.page_shapes import heads_spec
-from jinfercept.runner.step_upload import CommonShape
+from jinfercept.runner.packing import CommonShape
+from jinfercept.runner.page_shapes import HostPages, heads_spec
 
 CPU_TRANSFERS = (16, 4, 1)
 GPU_TRANSFERS = (32, 8, 1)

@@ -16,6 +16,7 @@ device has no memory beside the others follow the compute, one transfer after th
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, compress, groupby, islice
 from operator import attrgetter
@@ -30,9 +31,74 @@ from jinfercept.kv.page import PageCopy
 from jinfercept.layouts.pages import OUT_OF_RANGE
 from jinfercept.models.mesh import beside, move, place
 from jinfercept.runner.executables import Executables
-from jinfercept.runner.host_pages import HostArray, HostSlots, KeptPages
+from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape
+from jinfercept.runner.page_shapes import KeptPages
 from jinfercept.runner.page_transfers import add_transfers, on_link
-from jinfercept.runner.step_upload import MOST_TRANSFERS, CommonShape
+
+
+@dataclass(slots=True, eq=False)
+class HostArray:
+    """Several pages that cross the link together: pinned arrays, which are freed when their last page is dropped.
+
+    An array of which at most half the pages are live is `sparse`: it is to be replaced by a smaller one, so that the arrays
+    have less than twice as many pages as there are live ones.
+
+    Attributes:
+        size: pages that it has room for, a power of two.
+        slots: the host slots of its live pages, by their index in the array.
+        parts: the pages' data, one array for each part of the layers.
+    """
+
+    size: int
+    slots: dict[int, int]
+    parts: list[KeptPages] = field(default_factory=list)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether an array of half the size could hold the live pages."""
+        return 2 * len(self.slots) <= self.size
+
+
+class HostPage(NamedTuple):
+    """A page in an array."""
+
+    array: HostArray
+    position: int
+
+
+@final
+class HostSlots(dict[int, HostPage]):
+    """The page of every host slot that holds one; written by `add`, `drop`, `compact` and `clear` alone."""
+
+    @property
+    def arrays(self) -> list[HostArray]:
+        """Every array once."""
+        return list({id(page.array): page.array for page in self.values()}.values())
+
+    def add(self, slots: Sequence[int | None], size: int) -> HostArray:
+        """An array of `size` pages for these slots, without data yet. The slots hold no page; None: a page is of no use."""
+        array = HostArray(size, {index: slot for index, slot in enumerate(slots) if slot is not None})
+        assert len(slots) <= size
+        assert not self.keys() & set(array.slots.values())
+        self.update({slot: HostPage(array, index) for index, slot in array.slots.items()})
+        return array
+
+    def drop(self, slots: Iterable[int]) -> list[HostArray]:
+        """Forget these slots' pages; returns the arrays that have become sparse and still hold a page."""
+        touched: dict[int, HostArray] = {}
+        for slot in slots:
+            array, index = self.pop(slot)
+            del array.slots[index]
+            touched[id(array)] = array
+        return [array for array in touched.values() if array.slots and array.is_sparse]
+
+    def compact(self, array: HostArray) -> tuple[HostArray, list[int]]:
+        """Replace a sparse array by one of the smallest size; returns that one, without data, and its pages' old indices."""
+        indices, slots = list(array.slots), list(array.slots.values())
+        for slot in slots:
+            del self[slot]
+        return self.add(slots, 1 << (len(slots) - 1).bit_length()), indices
+
 
 Fetched = Sequence[KeptPages]
 """The parts of an array that is on its way to the device. Pages in it without a slot are not wanted."""

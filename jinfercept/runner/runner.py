@@ -23,16 +23,14 @@ from jinfercept.models.mesh import beside, mesh_of, place
 from jinfercept.models.protocol import Params, ServedModel, states_of
 from jinfercept.models.quantized import weights_of
 from jinfercept.runner.executables import Executables, Progress, silent
-from jinfercept.runner.packing import enter, pack
+from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape, enter, pack
 from jinfercept.runner.packing_samples import KINDS, Kind
 from jinfercept.runner.page_shapes import layer_pages, slot_bytes, state_shapes
 from jinfercept.runner.page_transfers import transfer_sizes
 from jinfercept.runner.pools import Pool, by_pool, joined
 from jinfercept.runner.sampler import Drawn, Hidden, Sampler, Samples
 from jinfercept.runner.shape import RunnerShape, in_second_pool
-from jinfercept.runner.step_upload import MOST_TRANSFERS, CommonShape
-from jinfercept.runner.steps import add_steps, kinds_of, layers_key, step_names, step_shapes
-from jinfercept.runner.token_experts import RowExperts
+from jinfercept.runner.steps import RowExperts, add_steps, kinds_of, layers_key, step_names, step_shapes
 from jinfercept.sched.plan import Masks, StepPlan, StepResult, WindowCopies
 from jinfercept.weights.in_memory import shapes_of
 

@@ -22,6 +22,7 @@ from jinfercept.models.mesh import beside, over_devices, place
 from jinfercept.models.protocol import ServedModel, Weights
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.logits_processors import Slots, distinct, mask_words, remember, shape_logits
+from jinfercept.runner.packing import CommonShape
 from jinfercept.runner.packing_samples import (
     KINDS,
     Kind,
@@ -37,7 +38,6 @@ from jinfercept.runner.packing_samples import (
     unpack_slot,
 )
 from jinfercept.runner.sampling import read_report, read_reports, report, sample
-from jinfercept.runner.step_upload import CommonShape
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import Chunk, Masks, TokenLogprobs
 

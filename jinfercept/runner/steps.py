@@ -1,12 +1,13 @@
 """The executables of a step's chunks: per bucket an embedding and groups of layers, then heads and samplers."""
 
-from collections.abc import Hashable
-from dataclasses import replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Int16
 
 from jinfercept.layouts.interleaved import with_padded_heads
@@ -24,13 +25,12 @@ from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import joined_attention
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.runner.executables import Executables
-from jinfercept.runner.packing import PackedShape, in_place, packed_size, unpack
+from jinfercept.runner.packing import CommonShape, PackedShape, in_place, packed_size, unpack
 from jinfercept.runner.page_shapes import layer_pages, state_shapes
 from jinfercept.runner.page_transfers import transfer_sizes
 from jinfercept.runner.pools import joined
 from jinfercept.runner.sampler import add_sampler, slots_bytes
 from jinfercept.runner.shape import RunnerShape, in_second_pool, pool_windows
-from jinfercept.runner.step_upload import CommonShape
 
 
 def add_steps(
@@ -156,6 +156,28 @@ def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention
     add_steps(run, model, largest, attention, weights, layers)
     run.compile()
     return run.extra_bytes + slots_bytes(shape.max_num_seqs, config.vocab_size)
+
+
+@dataclass(frozen=True)
+class RowExperts:
+    """The experts of the query tokens of a step, or of some consecutive ones, on the host: a `sched.plan.TokenExperts`.
+
+    Attributes:
+        rows: by token and layer the numbers of its experts.
+    """
+
+    rows: Int16[np.ndarray, "T L C"]
+
+    def of(self, place: int, count: int) -> Self:
+        """Those of some tokens, without the memory of the others."""
+        return type(self)(self.rows[place : place + count].copy())
+
+    def placed(self, pieces: Sequence[tuple[int, Self]], num_tokens: int) -> Int16[np.ndarray, "T L C"]:
+        """See `sched.plan.TokenExperts`."""
+        whole = np.full((num_tokens, *self.rows.shape[1:]), -1, np.int16)
+        for start, experts in pieces:
+            whole[start : start + len(experts.rows)] = experts.rows[: max(0, num_tokens - start)]
+        return whole
 
 
 def _embed(

@@ -42,9 +42,9 @@ from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import joined_attention_triton, paged_attention_triton
 from jinfercept.pallas.work_schedule import Work, WorkSchedule
+from jinfercept.runner.packing import CommonShape
 from jinfercept.runner.page_transfers import add_transfers, transfer_sizes
 from jinfercept.runner.shape import RunnerShape
-from jinfercept.runner.step_upload import CommonShape
 from tests.aot.addresses import address_scales
 from tests.support.batch_shapes import batch_shapes
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from jinfercept.kv.page import PageCopy
 from jinfercept.models import mesh
 from jinfercept.runner.executables import Executables
+from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape
 from jinfercept.runner.packing_samples import NUM_FIELDS
 from jinfercept.runner.page_shapes import layer_pages
 from jinfercept.runner.page_transfers import transfer_sizes
 from jinfercept.runner.pools import Pool, _cover
-from jinfercept.runner.step_upload import MOST_TRANSFERS, CommonShape
 
 NUM_PAGES, NUM_HOST = 24, 40
 CONTEXT_PAGES, MOVED_PAGES = 7, 12
@@ -136,7 +136,7 @@ def test_a_full_step_of_whole_pages_leaves_room_among_the_executables_that_may_w
 
 
 def test_a_step_with_more_transfers_than_an_upload_holds_has_further_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("step_upload", "pools"):
+    for module in ("packing", "pools"):
         monkeypatch.setattr(f"jinfercept.runner.{module}.MOST_TRANSFERS", 1)
     kv = pool(1, ((0, 2),))
     monkeypatch.setattr(f"{__name__}.MOST_TRANSFERS", 1)

@@ -12,10 +12,10 @@ from jinfercept.kv.page import PageCopy
 from jinfercept.layouts.states import StateArray
 from jinfercept.models.mesh import ModelMesh, place
 from jinfercept.runner.executables import Executables
+from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape
 from jinfercept.runner.packing_samples import NUM_FIELDS
 from jinfercept.runner.page_shapes import slot_bytes, state_shapes
 from jinfercept.runner.pools import Pool
-from jinfercept.runner.step_upload import MOST_TRANSFERS, CommonShape
 
 NUM_STATES, NUM_HOST = 40, 50
 STATES = (
