@@ -294,7 +294,7 @@ def _set_up_here(
     warm_s = time.monotonic()
     leader = None
     if group is not None:
-        group.begin()
+        group.least({})  # waits until all hosts can serve
         if group.host_id:
             follow_to_the_end(runner, group)
         leader = LeadingRunner(runner, group)
