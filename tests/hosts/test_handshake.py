@@ -103,6 +103,8 @@ def test_a_false_host_0_is_found_out() -> None:
 def test_strangers_do_not_disturb_a_start() -> None:
     start = Start(2)
     first = start.host(0, token="secret")
+    with pytest.raises(ConfigError):
+        start.host(1, token="another").result()  # host 0 listens
     silent = [socket.create_connection(("127.0.0.1", start.port + 1), timeout=60) for _ in range(80)]
     for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x04\x00\x00\x00\x01abcd", b"", b"\xff" + bytes(200)):
         with socket.create_connection(("127.0.0.1", start.port + 1)) as stranger:
