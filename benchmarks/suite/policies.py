@@ -12,8 +12,8 @@ from contextlib import closing
 from dataclasses import replace
 from random import Random
 
+from benchmarks.replay import Replayed, different, replay, resize_host, simulation
 from benchmarks.suite.sizes import GIB, Agents, Policies, Row, Sizes
-from jinfercept.bench.replay import Replayed, different, replay, resize_host, simulation
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.sim.agent_sessions import fitting, scaled_sessions

@@ -20,9 +20,9 @@ from math import prod
 import jax
 import numpy as np
 
+from benchmarks.replay import different, replay
 from benchmarks.suite.plans import FIRST_PAGE, pages_of, settled, step
 from benchmarks.suite.sizes import Row, Sizes
-from jinfercept.bench.replay import different, replay
 from jinfercept.layouts.kv_rows import stored_dtype
 from jinfercept.layouts.pages import kv_shape
 from jinfercept.models.config import ModelConfig
