@@ -19,10 +19,10 @@ from benchmarks.client import Reply, Target, complete, make_target
 from benchmarks.servers import child_server
 from jinfercept.errors import ConfigError
 from jinfercept.sim.arrivals import arrival_times
-from jinfercept.sim.plots import Bars
 from jinfercept.sim.reports import percentiles
 from jinfercept.sim.tables import TextTable, check_least, number_text
 from studies.answer import StudyAnswer
+from studies.bars import Bars
 
 LOADS = (0.5, 1.0, 2.0)
 MODEST, MODEST_LOAD = ("a", "b", "c", "d"), 0.1

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,12 +20,11 @@ from jinfercept.sched.estimator import ESTIMATORS, Estimator
 from jinfercept.sched.estimators import EstimatorChoice, make_estimator
 from jinfercept.sched.orders import OrderChoice, check_order_choice
 from jinfercept.sched.plugins import label
-from jinfercept.sched.policies import PolicyChoice, check_choice
+from jinfercept.sched.policies import PolicyChoice, PolicyInputs, check_choice
 from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.speculation import SpeculationLimits
 from jinfercept.sim.arrivals import Arrival, RequestArrival
-from jinfercept.sim.decision_records import DecisionLog
 from jinfercept.sim.disk import SimulatedDisk
 from jinfercept.sim.oracle import OracleEstimator
 from jinfercept.sim.run_stats import Report, RunStats
@@ -47,6 +45,9 @@ from jinfercept.sim.simulator import PricedRunner, VirtualClock
 STUDIED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator} | SCALED_ESTIMATORS
 """Those that the help of `jinfercept simulate` names."""
 SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = STUDIED_ESTIMATORS | WRONG_TOOLS
+Watch = Callable[[RequestLog, KVManager, PolicyInputs, bool], object]
+"""Called before a run with the log of its engine, to which it may add a fold, the pages, what the policy knows, and whether
+steps wait for transfers."""
 BOUNDS = {"bound": "lru", "free_pause": "swap"}
 """Bounds to compare policies with, and the policies that they run under: infinite memory (`bound`); contexts that are offloaded
 and fetched at no cost but the step of the scatter (`free_pause`), so that a policy that keeps pages can be a little faster."""
@@ -195,36 +196,34 @@ class Simulation:
         self,
         arrivals: Sequence[Arrival | RequestArrival] | SessionLoad,
         progress: Progress = lambda now, end: None,
-        decisions: str | None = None,
+        watch: Watch | None = None,
     ) -> Report:
-        """Play the arrivals and write decision records to a file, if one is named.
+        """Play the arrivals.
 
         Returns:
             The report: `RunStats.report` names its keys, `session_report` those of sessions.
         """
         if isinstance(arrivals, SessionLoad):
-            return self._run_sessions(arrivals, progress, decisions)
+            return self._run_sessions(arrivals, progress, watch)
         clock = VirtualClock()
         dispatcher = ScriptedDispatcher(clock, plain_tokens)
         reads_calls = not all(isinstance(arrival, Arrival) for arrival in arrivals)
-        opened = self.open_engine(clock, dispatcher, open_markup_text if reads_calls else None, decisions)
+        opened = self.open_engine(clock, dispatcher, open_markup_text if reads_calls else None, watch)
         engine, accounts = opened.engine, opened.accounts
         requests = [(arrival.at_s, self._request(number, arrival)) for number, arrival in enumerate(arrivals)]
-        with closing(opened):
-            played = play(engine, dispatcher, clock, requests, self.most_s, progress, self.host_s)
+        played = play(engine, dispatcher, clock, requests, self.most_s, progress, self.host_s)
         scripted = ((str(number), each) for number, each in enumerate(arrivals))
         tenant_of = {name: each.script.tenant for name, each in scripted if isinstance(each, Arrival)}
         report = accounts.report(played, requests, engine.scheduler.counters, self.kv_tokens, tenant_of, self.warm_up_s)
         return self._named | report
 
-    def _run_sessions(self, load: SessionLoad, progress: Progress, decisions: str | None) -> Report:
+    def _run_sessions(self, load: SessionLoad, progress: Progress, watch: Watch | None) -> Report:
         clock = VirtualClock()
         dispatcher = ScriptedDispatcher(clock, plain_tokens)
-        opened = self.open_engine(clock, dispatcher, decisions=decisions)
+        opened = self.open_engine(clock, dispatcher, watch=watch)
         engine = opened.engine
         clients = SessionClients(load, session_tokens, reads_durations(self.estimator))
-        with closing(opened):
-            lasted = drive(engine, dispatcher, clock, clients, self.most_s, progress, self.host_s)
+        lasted = drive(engine, dispatcher, clock, clients, self.most_s, progress, self.host_s)
         counters = engine.scheduler.counters
         return self._named | opened.accounts.session_report(clients, lasted, counters, self.kv_tokens, self.warm_up_s)
 
@@ -237,14 +236,13 @@ class Simulation:
         clock: VirtualClock,
         dispatcher: CallDispatcher,
         open_text: Callable[[Request], Text] | None = None,
-        decisions: str | None = None,
+        watch: Watch | None = None,
     ) -> "SimulatedEngine":
         """An engine on this machine that prices its steps, without requests; it has the scheduler that an `LLM` would have.
 
         Args:
             clock: its time.
             open_text: makes a request's text; None: there is none.
-            decisions: file of decision records; None: none are written.
         """
         bound, free_pause = self.policy == "bound", self.policy == "free_pause"
         kv = KVManager(
@@ -262,14 +260,10 @@ class Simulation:
         estimator, limits = self._estimator(), self._limits(buckets)
         build = plan_scheduler(planned_with, estimator, self._scheduled_policy, limits, self.page_size, self.order)
         synchronous = build.policy.synchronous and not (free_pause or self.overlaps)
-        log, recording = RequestLog(clock.now), None
-        if decisions is not None:
-            run = {"policy": self.policy_name, "estimator": self.estimator_name, "profile": self.profile.name}
-            run |= {"kv_tokens": self.kv_tokens, "host_tokens": self.host_tokens, "page_size": self.page_size}
-            own, inputs = self._estimator(), build.inputs
-            recording = DecisionLog(decisions, clock.now, inputs, own, synchronous=synchronous, run=run)
-            log.tell(recording.fold)
-        scheduler = build.build(kv, log, recording and recording.estimator)
+        log = RequestLog(clock.now)
+        if watch is not None:
+            watch(log, kv, build.inputs, synchronous)
+        scheduler = build.build(kv, log)
         prices = Prices(self.profile, self.page_size, synchronous=synchronous, free_transfers=free_pause)
         disk = None
         if self.disk_tokens:
@@ -288,7 +282,7 @@ class Simulation:
             request_log=log,
             disk=disk,
         )
-        return SimulatedEngine(engine, accounts, buckets, recording)
+        return SimulatedEngine(engine, accounts, buckets)
 
     def _request(self, number: int, arrival: Arrival | RequestArrival) -> Request:
         known_durations = reads_durations(self.estimator)
@@ -308,15 +302,8 @@ class SimulatedEngine(NamedTuple):
     Attributes:
         engine: serves requests.
         buckets: query tokens of its executables, ascending.
-        recording: of decisions; None: there is none.
     """
 
     engine: Engine
     accounts: RunStats
     buckets: tuple[int, ...]
-    recording: DecisionLog | None
-
-    def close(self) -> None:
-        """End the decision records."""
-        if self.recording is not None:
-            self.recording.close()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from jinfercept.cli.options import Maybe, Several, Switch
-from jinfercept.cli.simulated_loads import drawer, load
+from jinfercept.cli.simulate import drawer, load
 from jinfercept.cli.simulation_table import exit_status, table
 from jinfercept.errors import ConfigError
 from jinfercept.sched.named_profiles import load_profile
@@ -24,11 +24,12 @@ from jinfercept.sched.profile import Profile
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.distributions import DISTRIBUTIONS
 from jinfercept.sim.plots import check_drawing, draw
-from jinfercept.sim.reports import check_outputs, write_all, write_csv
+from jinfercept.sim.reports import check_outputs, write_all
 from jinfercept.sim.simulation import BOUNDS, Simulation
 from jinfercept.sim.sweep import Report, SimulatedLoad, SweepRun, sweep
 from jinfercept.sim.tables import check_least, listed, numbers, show
 from jinfercept.sim.workload import Script, from_trace, load_trace
+from studies.csv_rows import write_csv
 from studies.paper.published import load_figure
 from studies.paper.report import WIDE_STEPS, Study, Summary, markdown, panels
 
