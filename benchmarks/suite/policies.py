@@ -37,7 +37,7 @@ def rows(sizes: Sizes) -> Iterator[Row]:
     load = sizes.policies
     config = sizes.models[load.model]
     rng = Random(0)
-    drawn = arrivals(lambda: draw("mixed", rng, "trace"), load.rate, load.duration_s, rng)
+    drawn = arrivals(lambda: draw("mixed", rng), load.rate, load.duration_s, rng)
     write = random_tokens(config.vocab_size, 0)
     requests = [
         (at_s, make_request(number, script, write))

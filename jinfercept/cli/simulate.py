@@ -30,22 +30,16 @@ from jinfercept.sched.plugins import check_name, is_place
 from jinfercept.sched.policies import SETTINGS, PolicyInputs, check_choice
 from jinfercept.sim.agent_sessions import ScriptedSession, fitting
 from jinfercept.sim.arrivals import Arrival, arrivals
-from jinfercept.sim.distributions import Like
 from jinfercept.sim.own_workload import OwnWorkload
 from jinfercept.sim.plots import check_drawing, draw
 from jinfercept.sim.reports import check_outputs, write_files, write_json
 from jinfercept.sim.session_clients import SessionLoad
-from jinfercept.sim.simulation import BOUNDS, STUDIED_ESTIMATORS, Simulation
+from jinfercept.sim.simulation import BOUNDS, SIMULATED_ESTIMATORS, Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun, sweep
 from jinfercept.sim.tables import check_least, listed, numbers, show
 from jinfercept.sim.trace_files import load_sessions, trace_form
 from jinfercept.sim.workload import Script, from_trace, load_trace
 from jinfercept.sim.workload import draw as draw_script
-
-TABLE_NOTE = (
-    "note: the contexts of the paper's table exceed its own window of 2,048 tokens (ve: 2,185 on average). "
-    "The generator cuts each request where it reaches the window, so means come out below the table's."
-)
 
 KV_TOKENS = 53_000
 """Tokens of the device pool, unless the user says otherwise."""
@@ -69,8 +63,6 @@ class Simulate:
     """mixed, math, qa, ve, chat, image or tts; or your own as path.py:Class"""
     live: Several = ()
     """sessions of agents at a time: one that ends is replaced by the next; instead of --rate"""
-    like: Like = "trace"
-    """statistics of the workload"""
     profile: str = "paper-gptj-6b-a100"
     """a named profile, or a JSON file"""
     policy: Annotated[
@@ -83,8 +75,8 @@ class Simulate:
     estimator: Annotated[
         Maybe[str],
         conf.arg(
-            help=f"of durations: {', '.join(STUDIED_ESTIMATORS)}; or your own as path.py:Class (default: elapsed; for sessions "
-            f"{_SERVED.estimator}, as served)"
+            help=f"of durations: {', '.join(SIMULATED_ESTIMATORS)}; or your own as path.py:Class (default: elapsed; for "
+            f"sessions {_SERVED.estimator}, as served)"
         ),
     ] = None
     order: Annotated[
@@ -135,8 +127,6 @@ class Simulate:
             ConfigError: the options make no sense.
         """
         self._check()
-        if self.like == "table":
-            print(TABLE_NOTE, file=sys.stderr)
         simulations = [self._simulation(policy, order) for policy in self._policies for order in self._orders(policy)]
         runs = [SweepRun(simulation, load) for load in self._loads() for simulation in simulations]
         if len(runs) > 1 and self.decisions is not None:
@@ -200,8 +190,6 @@ class Simulate:
         check_outputs((("--json", self.json), ("--plot", self.plot), ("--decisions", self.decisions)))
         if self.plot is not None:
             check_drawing(self.plot)
-        if self.like == "table" and self.trace is not None:
-            raise ConfigError("--like and --trace cannot be combined", got="a trace too", fix="leave out one of them")
         if self.live and not self._plays_sessions:
             raise ConfigError("--live needs a trace of sessions", got="no such trace", fix="name one with --trace")
         if self.live and self.rate:
@@ -211,7 +199,7 @@ class Simulate:
         seeds = numbers("--seed", self.seed or ("0",), int)
         rates = numbers("--rate", self.rate or ("3.5",), float)
         if not self._plays_sessions:
-            source = drawer(self.trace, self.workload, self.like, self._longest)
+            source = drawer(self.trace, self.workload, self._longest)
             return [
                 load(self._name, source, rate, self.duration, seed, self.burstiness) for rate in rates for seed in seeds
             ]
@@ -283,19 +271,17 @@ def check_policies(names: Sequence[str]) -> None:
             check_name("policy", name, SETTINGS | BOUNDS)
 
 
-def drawer(
-    trace: str | None, workload: str, like: Like, max_model_len: int
-) -> Callable[[Random], Callable[[], Script]]:
+def drawer(trace: str | None, workload: str, max_model_len: int) -> Callable[[Random], Callable[[], Script]]:
     """How requests are drawn from a trace or, without one, generated.
 
     Raises:
-        ConfigError: no such trace, workload (`OwnWorkload`) or statistics, or requests longer than `max_model_len`.
+        ConfigError: no such trace or workload (`OwnWorkload`), or requests longer than `max_model_len`.
     """
     if trace is None and is_place(workload):
         return OwnWorkload(workload, max_model_len).drawer
     if trace is None:
-        draw_script(workload, Random(0), like)
-        return lambda rng: lambda: draw_script(workload, rng, like)
+        draw_script(workload, Random(0))
+        return lambda rng: lambda: draw_script(workload, rng)
     scripts = load_trace(trace)
     longest = max(script.context for script in scripts)
     if longest >= max_model_len:

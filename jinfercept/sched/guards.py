@@ -33,7 +33,7 @@ _NUMBERS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 _END: Any = object()
 
 
-class Watch(Protocol):
+class CallWatch(Protocol):
     """Looks at the calls between a user's object and the engine."""
 
     def call(self, method: str, arguments: tuple[Any, ...], call: Callable[[], Any]) -> Any:
@@ -86,7 +86,7 @@ class Guard:
 
     def __init__(self, plugin: str, value: object, protocol: type) -> None:
         self._plugin = plugin
-        self.watch: Watch | None = None
+        self.watch: CallWatch | None = None
         for name, hint in get_type_hints(protocol).items():
             constant = getattr(value, name)
             if hint is int and (not isinstance(constant, int) or constant < 0):
@@ -150,7 +150,7 @@ class Guard:
 class _GuardedMover(Mover):
     """Passes on what is a move of pages of a sequence."""
 
-    def __init__(self, mover: Mover, plugin: str, watch: Watch | None) -> None:
+    def __init__(self, mover: Mover, plugin: str, watch: CallWatch | None) -> None:
         self._mover, self._plugin, self._check = mover, plugin, _MoveCheck(_ALLOWED["moves"])
         self._watch = watch
 

@@ -1,18 +1,15 @@
 """Distributions of generated requests: of the counts and seconds of each of the six kinds.
 
 One family for everything, the log-normal clipped to bounds: skewed where the trace is, and with weight on its bounds, as
-the trace has in counts of calls and in the answers of persons (the authors cut those at 60 s). Sources: "trace", the
-authors' mixed trace (397 requests, contexts cut at about 2,048 tokens), whose extremes are the bounds; "table", Table 1 of
-the InferCept paper (arXiv 2402.01869). Medians and deviations of logarithms were fitted so that mean and standard deviation
-after clipping are the source's.
+the trace has in counts of calls and in the answers of persons (the authors cut those at 60 s). The source is the mixed trace of
+InferCept's authors (397 requests, contexts cut at about 2,048 tokens), whose extremes are the bounds. Medians and deviations of
+logarithms were fitted so that mean and standard deviation after clipping are the source's.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
-
-Like = Literal["trace", "table"]
+from typing import NamedTuple
 
 
 class LogNormal(NamedTuple):
@@ -83,7 +80,7 @@ def _made(call_s: LogNormal, returned: int) -> KindDistributions:
     return replace(_CHAT, turns=(work, _REPLY._replace(decode=LogNormal(7))), answer=None)
 
 
-_TRACE: Mapping[str, KindDistributions] = {
+DISTRIBUTIONS: Mapping[str, KindDistributions] = {
     "math": KindDistributions(
         LogNormal(405, 0.045, 0, 370, 483),
         LogNormal(3.8, 1.91, 0, 1, 4),
@@ -117,26 +114,4 @@ _TRACE: Mapping[str, KindDistributions] = {
     "image": _made(LogNormal(11.5, 0, 0.08, 8.8, 14), 8),
     "tts": _made(LogNormal(5.55, 0.07, 0.47, 0.08, 12), 9),
 }
-
-
-def _longer(fit: KindDistributions, rounds: LogNormal, times: float, between: float) -> KindDistributions:
-    """Other rounds, and so many times the decoded tokens, distribution so much between requests: for the table's contexts."""
-
-    def stretch(decode: LogNormal) -> LogNormal:
-        return decode._replace(median=decode.median * times, between=between, high=math.inf)
-
-    turns = tuple(turn._replace(decode=stretch(turn.decode)) for turn in fit.turns)
-    return replace(fit, rounds=rounds, turns=turns, answer=fit.answer and stretch(fit.answer))
-
-
-_TABLE: Mapping[str, KindDistributions] = {
-    "math": _longer(_TRACE["math"], LogNormal(3.54, 0.345, 0, 1, 8), 1.64, 0.56),
-    "qa": _longer(_TRACE["qa"], LogNormal(2, 0.66, 0, 1, 12), 0.885, 0.46),
-    "ve": replace(_TRACE["ve"], turns=(_TRACE["ve"].turns[0]._replace(returned=LogNormal(2.5, 0, 0.7, 2, 43)),)),
-    "chat": _longer(_CHAT, LogNormal(4.07, 0.43, 0, 1, 12), 0.67, 0.92),
-    "image": _longer(_TRACE["image"], _CHAT.rounds, 4.32, 0.23),
-    "tts": _longer(_TRACE["tts"], _CHAT.rounds, 4.32, 0.23),
-}
-
-DISTRIBUTIONS: Mapping[Like, Mapping[str, KindDistributions]] = {"trace": _TRACE, "table": _TABLE}
-"""By source and kind."""
+"""By kind."""

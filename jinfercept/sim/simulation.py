@@ -23,12 +23,10 @@ from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice, PolicyInputs, check_choice
 from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.speculation import SpeculationLimits
 from jinfercept.sim.arrivals import Arrival, RequestArrival
 from jinfercept.sim.disk import SimulatedDisk
 from jinfercept.sim.oracle import OracleEstimator
 from jinfercept.sim.run_stats import Report, RunStats
-from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS, WRONG_TOOLS
 from jinfercept.sim.scripted import (
     Progress,
     ScriptedDispatcher,
@@ -42,10 +40,8 @@ from jinfercept.sim.scripted import (
 from jinfercept.sim.session_clients import SessionClients, SessionLoad, session_tokens
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 
-STUDIED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator} | SCALED_ESTIMATORS
-"""Those that the help of `jinfercept simulate` names."""
-SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = STUDIED_ESTIMATORS | WRONG_TOOLS
-Watch = Callable[[RequestLog, KVManager, PolicyInputs, bool], object]
+SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator}
+RunWatch = Callable[[RequestLog, KVManager, PolicyInputs, bool], object]
 """Called before a run with the log of its engine, to which it may add a fold, the pages, what the policy knows, and whether
 steps wait for transfers."""
 BOUNDS = {"bound": "lru", "free_pause": "swap"}
@@ -57,7 +53,7 @@ _ENDLESS_TOKENS = 1 << 40
 
 def reads_durations(estimator: EstimatorChoice) -> bool:
     """Whether an estimator reads the true durations of calls, as oracles do, which take them for hints."""
-    return isinstance(estimator, str) and estimator in SIMULATED_ESTIMATORS.keys() - ESTIMATORS.keys()
+    return estimator == "oracle" or getattr(estimator, "reads_durations", False)
 
 
 @dataclass(frozen=True)
@@ -95,9 +91,6 @@ class Simulation:
         fair: tenants share memory·time by their weights; else all requests are one tenant's.
         shared_prefix: share of every prompt, from its start, that it has in common with the other prompts of its kind, as far
             as both are long enough; with `prefix_caching` also after the other request has finished.
-        num_drafts: most drafts of a sequence in a step; there is always one for a token that the request does not force. They
-            are a draft model's where the profile has its price.
-        accepted_share: chance that a draft is accepted if those before it are.
     """
 
     profile: Profile
@@ -125,8 +118,6 @@ class Simulation:
     warm_up_s: float = 0.0
     fair: bool = True
     shared_prefix: float = 0.0
-    num_drafts: int = 0
-    accepted_share: float = 0.0
 
     def __post_init__(self) -> None:
         check_choice(self._scheduled_policy)
@@ -189,14 +180,13 @@ class Simulation:
             self.chunk_tokens,
             True if self.policy_name in BOUNDS else self.chunked_prefill,
             self.preemption,
-            SpeculationLimits(self.num_drafts, 1, 1, self.profile.draft_share or None),
         )
 
     def run(
         self,
         arrivals: Sequence[Arrival | RequestArrival] | SessionLoad,
         progress: Progress = lambda now, end: None,
-        watch: Watch | None = None,
+        watch: RunWatch | None = None,
     ) -> Report:
         """Play the arrivals.
 
@@ -217,7 +207,7 @@ class Simulation:
         report = accounts.report(played, requests, engine.scheduler.counters, self.kv_tokens, tenant_of, self.warm_up_s)
         return self._named | report
 
-    def _run_sessions(self, load: SessionLoad, progress: Progress, watch: Watch | None) -> Report:
+    def _run_sessions(self, load: SessionLoad, progress: Progress, watch: RunWatch | None) -> Report:
         clock = VirtualClock()
         dispatcher = ScriptedDispatcher(clock, plain_tokens)
         opened = self.open_engine(clock, dispatcher, watch=watch)
@@ -236,7 +226,7 @@ class Simulation:
         clock: VirtualClock,
         dispatcher: CallDispatcher,
         open_text: Callable[[Request], Text] | None = None,
-        watch: Watch | None = None,
+        watch: RunWatch | None = None,
     ) -> "SimulatedEngine":
         """An engine on this machine that prices its steps, without requests; it has the scheduler that an `LLM` would have.
 
@@ -272,7 +262,7 @@ class Simulation:
         accounts = RunStats(log, scheduler, prices, buckets[-1], self.limits)
         engine = Engine(
             scheduler,
-            PricedRunner(prices, clock, self.accepted_share),
+            PricedRunner(prices, clock),
             dispatcher,
             clock,
             threading.Event(),

@@ -19,7 +19,7 @@ from rich.progress import Progress
 from jinfercept.sim.arrivals import Arrival, RequestArrival
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.session_clients import SessionLoad
-from jinfercept.sim.simulation import Simulation, Watch
+from jinfercept.sim.simulation import RunWatch, Simulation
 
 INTERRUPTED = "interrupted"
 """The `error` of runs that Ctrl-C has ended."""
@@ -76,7 +76,7 @@ class SweepRun:
         how = f"{load.rate:.5g}/s" if load.rate else load.text
         return f"{simulation.policy_name}{order} {simulation.estimator_name} {load.workload} {how} seed {load.seed}"
 
-    def play(self, progress: Callable[[float], None] = lambda done: None, watch: Watch | None = None) -> Report:
+    def play(self, progress: Callable[[float], None] = lambda done: None, watch: RunWatch | None = None) -> Report:
         """Simulate; an exception becomes the report's `error`.
 
         Args:
@@ -104,7 +104,7 @@ def sweep(
     jobs: int,
     console: Console,
     finished: Callable[[SweepRun, Report], None] = lambda run, report: None,
-    watch: Watch | None = None,
+    watch: RunWatch | None = None,
 ) -> list[Report]:
     """Play all runs, those with the most requests first; returns their reports in the order of `runs`.
 
@@ -139,7 +139,7 @@ def sweep(
 
 
 def _here(
-    runs: Sequence[SweepRun], order: Sequence[int], progress: Callable[[float], None], watch: Watch | None
+    runs: Sequence[SweepRun], order: Sequence[int], progress: Callable[[float], None], watch: RunWatch | None
 ) -> Generator[tuple[int, Report]]:
     for number in order:
         yield number, runs[number].play(progress, watch)

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from jinfercept.errors import ConfigError, shown
-from jinfercept.sim.distributions import DISTRIBUTIONS, Like, LogNormal
+from jinfercept.sim.distributions import DISTRIBUTIONS, LogNormal
 
 MIXED_WEIGHTS: Mapping[str, float] = {"math": 98, "qa": 50, "ve": 54, "chat": 65, "image": 65, "tts": 65}
 """Requests of each kind in the authors' mixed trace."""
@@ -152,8 +152,8 @@ def from_trace(scripts: Sequence[Script], rng: Random) -> Callable[[], Script]:
     return lambda: rng.choice(scripts)
 
 
-def generate(kind: str, rng: Random, like: Like = "trace", max_context: int = 2048) -> Script:
-    """A request of one kind, drawn from `fits`.
+def generate(kind: str, rng: Random, max_context: int = 2048) -> Script:
+    """A request of one kind, with the statistics of the authors' mixed trace.
 
     Every quantity is a clipped log-normal with a part that is common to the request (its pace, its wordiness) and a part
     of each value. The window then cuts the request: the segment that reaches it is the last, a result is cut to leave
@@ -163,18 +163,16 @@ def generate(kind: str, rng: Random, like: Like = "trace", max_context: int = 20
     Args:
         kind: math, qa, ve, chat, image or tts.
         rng: its state decides; the same state gives the same script.
-        like: "trace" for the authors' mixed trace; "table" for the paper's Table 1, taken at its word: as many *calls*
-            as its column says (for math and chat the authors counted segments, one more), and contexts as long as it
-            says, for which the decoded tokens are stretched. These pass 2,048 (ve: 2,185), so give the window room if
-            the table's means are wanted; prompts and returned tokens are the trace's, but returned tokens of `ve` are fewer.
         max_context: tokens of the window, at least 2.
 
     Raises:
-        ConfigError: no such kind or statistics, or no window.
+        ConfigError: no such kind, or no window.
     """
     if max_context < 2:
         raise ConfigError("max_context has no room for a prompt and a token", got=max_context, fix="at least 2")
-    fit = _choose(_choose(DISTRIBUTIONS, like, "statistics"), kind, "kind of request")
+    if kind not in DISTRIBUTIONS:
+        raise ConfigError("no such kind of request", got=shown(kind), fix=f"one of {', '.join(DISTRIBUTIONS)}")
+    fit = DISTRIBUTIONS[kind]
     prompt = min(_tokens(fit.prompt, rng.gauss(), 0.0), max_context - 1)
     rounds = _tokens(fit.rounds, rng.gauss(), 0.0)
     share = 1 / (rounds * len(fit.turns) + 1) if fit.split else 1.0
@@ -197,16 +195,9 @@ def _tokens(distribution: LogNormal, request: float, value: float, share: float 
     return max(1, round(distribution.at(request, value) * share))
 
 
-def _choose[T](table: Mapping[Any, T], name: str, what: str) -> T:
-    if name not in table:
-        raise ConfigError(f"no such {what}", got=shown(name), fix=f"one of {', '.join(table)}")
-    return table[name]
-
-
 def draw(
     workload: str,
     rng: Random,
-    like: Like = "trace",
     weights: Mapping[str, float] | None = None,
     max_context: int = 2048,
 ) -> Script:
@@ -214,7 +205,6 @@ def draw(
 
     Args:
         rng: its state decides.
-        like: see `generate`.
         weights: of the kinds in the mix, at least 0; default: `MIXED_WEIGHTS`.
         max_context: see `generate`.
 
@@ -224,11 +214,11 @@ def draw(
     if workload != "mixed":
         if weights is not None:
             raise ConfigError("weights need the mixed workload", got=workload, fix='use workload "mixed"')
-        return generate(workload, rng, like, max_context)
+        return generate(workload, rng, max_context)
     mix = MIXED_WEIGHTS if weights is None else weights
     for kind, weight in mix.items():
         if not 0 <= weight < math.inf:
             raise ConfigError(f"the weight of {kind} cannot be drawn with", got=weight, fix="at least 0")
     if not sum(mix.values()) > 0:
         raise ConfigError("the mix is empty", got=dict(mix), fix="give some kind a weight above 0")
-    return generate(rng.choices(list(mix), list(mix.values()))[0], rng, like, max_context)
+    return generate(rng.choices(list(mix), list(mix.values()))[0], rng, max_context)

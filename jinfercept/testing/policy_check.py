@@ -191,7 +191,7 @@ def scenarios() -> Iterator[tuple[str, Scenario]]:
     rng = Random(0)
     yield "a pool that holds all", Scenario(_drawn(rng, 6, 40), num_pages=80, num_host_pages=40)
     for number, (host, link) in enumerate(product((0, 3, 40), (1.0, 800.0, 1e6))):
-        estimator = ("elapsed", "history", "oracle_wild")[number % 3]
+        estimator = ("elapsed", "history", "oracle")[number % 3]
         machine = f"a pool too small, {host} host pages, a link of {link:g} tokens/s"
         sizes = {"num_pages": rng.randint(8, 14), "num_host_pages": host, "link_tokens_per_s": link}
         yield machine, Scenario(_drawn(rng, 6, 4 * sizes["num_pages"]), estimator=estimator, **sizes)

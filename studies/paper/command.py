@@ -195,7 +195,7 @@ def _runs(
         for name, machine in machines.items()
     }
     first = next(iter(base.values()))
-    mixed = drawer(trace, "mixed", "trace", first.max_model_len)
+    mixed = drawer(trace, "mixed", first.max_model_len)
     loads = [load("mixed", mixed, rate, duration, seed) for rate in rates]
     runs = [
         SweepRun(_under(base[name], policy), run_load) for name in base for run_load in loads for policy in POLICIES
@@ -225,7 +225,7 @@ def _kinds(
     """Each kind alone, as often as brings the tokens per second that the mix brings at `rate`."""
     sources: dict[str, Source] = {}
     if trace is None:
-        sources = {kind: drawer(None, kind, "trace", 1 << 30) for kind in DISTRIBUTIONS["trace"]}
+        sources = {kind: drawer(None, kind, 1 << 30) for kind in DISTRIBUTIONS}
     else:
         scripts = load_trace(trace)
         for kind in sorted({script.kind for script in scripts}):

@@ -10,7 +10,7 @@ from jinfercept.sched.policy import Action
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.waste import Waste, discard_waste
 from jinfercept.sim.run_stats import Report
-from jinfercept.sim.simulation import Watch
+from jinfercept.sim.simulation import RunWatch
 from jinfercept.sim.sweep import SweepRun
 from studies.pause_records import KEEP, PauseRecord, PauseRecords
 
@@ -87,7 +87,7 @@ class RecordedRun(SweepRun):
 
     equation: Equation
 
-    def play(self, progress: Callable[[float], None] = lambda done: None, watch: Watch | None = None) -> Report:
+    def play(self, progress: Callable[[float], None] = lambda done: None, watch: RunWatch | None = None) -> Report:
         records = list[PauseRecords]()
         report = super().play(
             progress, lambda log, _, inputs, stalls: records.append(PauseRecords(log, inputs, stalls))

@@ -1,7 +1,7 @@
 """Estimates against the truth: predicted and actual waste, and what wrong durations cost.
 
 Predictions and what came of them are recorded by `studies.pause_records`. Errors are injected into an oracle
-(`sim.scaled_estimator`), so that nothing else is wrong.
+(`studies.wrong_oracles`), so that nothing else is wrong.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,6 @@ from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.plots import CurvePanel, Panel, PlottedCurve
 from jinfercept.sim.run_stats import Report
-from jinfercept.sim.scaled_estimator import WILD_TOOLS, one_tool_wrong
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun
 from jinfercept.sim.tables import TextTable
@@ -37,6 +36,7 @@ from studies.questions.latency_columns import (
     number_or_dash,
     point,
 )
+from studies.wrong_oracles import WILD_TOOLS, WRONG_ORACLES, one_tool_wrong
 
 MACHINE = "paper-gptj-6b-a100"
 POLICIES = ("min_waste", "copy_ahead")
@@ -155,10 +155,11 @@ def _errors(effort: StudyEffort) -> Errors:
         rate, kv_tokens, host_tokens = case.load
         load = _load(rate, duration_s, effort.seed)
         for name in names:
-            simulation = Simulation(machine, case.policy, name, duration_s, None, kv_tokens, host_tokens)
+            estimator = WRONG_ORACLES.get(name, name)
+            simulation = Simulation(machine, case.policy, estimator, duration_s, None, kv_tokens, host_tokens)
             runs.append(SweepRun(simulation, load))
     reports = iter(effort.play(runs))
-    return {case: {name: next(reports) for name in names} for case in cases}
+    return {case: {name: next(reports) | {"estimator": name} for name in names} for case in cases}
 
 
 def _error_table(case: ErrorCase, of: Mapping[str, Report]) -> TextTable:

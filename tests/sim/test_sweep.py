@@ -30,7 +30,7 @@ GPTJ = PROFILES["paper-gptj-6b-a100"]
 
 
 def a_run(policy: str = "copy_ahead", rate: float = 2.0, seed: int = 0, duration: float = 4.0) -> SweepRun:
-    arrivals = load("math", drawer(None, "math", "trace", 4096), rate, duration, seed)
+    arrivals = load("math", drawer(None, "math", 4096), rate, duration, seed)
     return SweepRun(Simulation(GPTJ, policy, duration_s=duration), arrivals)
 
 
@@ -226,7 +226,6 @@ def test_chunked_prefill_changes_what_a_policy_does(tmp_path: Path) -> None:
         (["--rate", "1e9"], "too many requests would arrive; got 1e+09 requests/s for 1200 s"),
         (["--duration", "1e300"], "too many requests would arrive"),
         (["--max-num-seqs", "3000000000"], "--max-num-seqs is too large; got 3000000000"),
-        (["--trace", "x.jsonl", "--like", "table"], "--like and --trace cannot be combined"),
     ],
 )
 def test_mistakes_are_found_before_anything_runs(
@@ -244,11 +243,6 @@ def test_a_trace_with_a_request_too_long_is_refused(tmp_path: Path, capsys: pyte
     trace.write_text('{"kind": "chat", "prompt": 5000, "segments": [{"decode": 1}]}\n')
     assert main(["simulate", "--trace", str(trace)]) == 2
     assert "too long; got 5001" in capsys.readouterr().err
-
-
-def test_the_tables_statistics_come_with_a_word_on_the_window(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--like", "table", "--workload", "math", "--duration", "2", "--rate", "1"]) == 0
-    assert "exceed its own window of 2,048 tokens" in capsys.readouterr().err
 
 
 def test_numbers_are_listed_with_commas_or_by_repetition() -> None:

@@ -1,8 +1,9 @@
-"""Estimators whose estimates are wrong by a factor, to study how much a policy depends on them. For simulations only."""
+"""Estimators whose estimates are wrong by a factor, to study how much a policy depends on them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from random import Random
-from typing import final
+from typing import ClassVar, final
 
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.sequence import PendingCall
@@ -45,42 +46,44 @@ class ScaledEstimator(Estimator):
         return factor * self._estimator.hold_until_s(call, factor * hold_cost_per_s, leave_cost)
 
 
-def _wild(seed: str) -> float:
-    return 10 ** Random(seed).uniform(-1.0, 1.0)
+@dataclass(frozen=True)
+class WrongOracle:
+    """Makes oracles that are wrong by a factor.
 
+    Attributes:
+        factor: of durations; None: between 0.1 and 10, drawn for every call.
+        tool: the one whose calls are wrong; None: all.
+        draw: number of a draw of a factor for every tool, instead of `factor`.
+    """
 
-def _wrong(factor: Factor) -> Callable[[], Estimator]:
-    return lambda: ScaledEstimator(OracleEstimator(), factor)
+    factor: float | None = None
+    tool: str | None = None
+    draw: int | None = None
+    reads_durations: ClassVar[bool] = True
 
+    def __call__(self) -> Estimator:
+        return ScaledEstimator(OracleEstimator(), self._factor)
 
-SCALED_ESTIMATORS: dict[str, Callable[[], Estimator]] = {
-    "oracle_x0.1": _wrong(lambda call: 0.1),
-    "oracle_x0.3": _wrong(lambda call: 0.3),
-    "oracle_x3": _wrong(lambda call: 3.0),
-    "oracle_x10": _wrong(lambda call: 10.0),
-    "oracle_wild": _wrong(lambda call: _wild(repr(call.key))),
-}
-"""The oracle's durations times a constant, or times a factor of each call's own between 0.1 and 10 (`oracle_wild`), by the
-name that selects them in a simulation. A constant factor leaves the order of what is expected back; the last does not."""
+    def _factor(self, call: PendingCall) -> float:
+        if self.tool is not None and call.name != self.tool:
+            return 1.0
+        if self.factor is not None:
+            return self.factor
+        seed = repr(call.key) if self.draw is None else f"{self.draw} {call.name}"
+        return 10 ** Random(seed).uniform(-1.0, 1.0)
 
 
 def one_tool_wrong(tool: str, factor: float) -> str:
-    """The name of the oracle in `WRONG_TOOLS` that is wrong about one tool by a factor of 0.1 or 10."""
+    """The name of the oracle in `WRONG_ORACLES` that is wrong about one tool by a factor of 0.1 or 10."""
     return f"oracle_{tool}_x{factor:g}"
 
 
-def _wrong_tool(tool: str, factor: float) -> Callable[[], Estimator]:
-    return _wrong(lambda call: factor if call.name == tool else 1.0)
-
-
-def _wild_tools(number: int) -> Callable[[], Estimator]:
-    return _wrong(lambda call: _wild(f"{number} {call.name}"))
-
-
 WILD_TOOLS = tuple(f"oracle_wild_tools_{number}" for number in range(4))
-WRONG_TOOLS: dict[str, Callable[[], Estimator]] = {
-    **{one_tool_wrong(tool, factor): _wrong_tool(tool, factor) for tool in MIXED_WEIGHTS for factor in (0.1, 10.0)},
-    **{name: _wild_tools(number) for number, name in enumerate(WILD_TOOLS)},
+WRONG_ORACLES: Mapping[str, WrongOracle] = {
+    **{f"oracle_x{factor:g}": WrongOracle(factor) for factor in (0.1, 0.3, 3.0, 10.0)},
+    "oracle_wild": WrongOracle(),
+    **{one_tool_wrong(tool, factor): WrongOracle(factor, tool) for tool in MIXED_WEIGHTS for factor in (0.1, 10.0)},
+    **{name: WrongOracle(draw=number) for number, name in enumerate(WILD_TOOLS)},
 }
-"""The oracle's durations, wrong for one of InferCept's kinds of calls only; and wrong for each tool by a factor of its own
-between 0.1 and 10 (`WILD_TOOLS`, four draws of the factors)."""
+"""Oracles by their names in tables. A constant factor leaves the order of what is expected back; `oracle_wild` does not.
+Some are wrong about one of InferCept's kinds of calls only, and `WILD_TOOLS` about each tool by a factor of its own."""
