@@ -7,7 +7,7 @@ from typing import ClassVar, final
 
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.sequence import PendingCall
-from jinfercept.sim.oracle import OracleEstimator
+from jinfercept.sim.simulation import OracleEstimator
 from jinfercept.sim.workload import MIXED_WEIGHTS
 
 Factor = Callable[[PendingCall], float]

@@ -1,9 +1,10 @@
 """A simulated run: latencies, waste and counts from a workload, a profile and a policy. Imports no JAX."""
 
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 from jinfercept.engine.disk_contexts import DiskContexts
 from jinfercept.engine.engine import Engine
@@ -23,9 +24,9 @@ from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice, PolicyInputs, check_choice
 from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.profile import Profile
+from jinfercept.sched.sequence import PendingCall
 from jinfercept.sim.arrivals import Arrival, RequestArrival
 from jinfercept.sim.disk import SimulatedDisk
-from jinfercept.sim.oracle import OracleEstimator
 from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scripted import (
     Progress,
@@ -39,6 +40,33 @@ from jinfercept.sim.scripted import (
 )
 from jinfercept.sim.session_clients import SessionClients, SessionLoad, session_tokens
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
+
+
+@final
+class OracleEstimator(Estimator):
+    """Takes `expected_s` of a call for its true duration."""
+
+    def __init__(self) -> None:
+        self._durations: dict[Hashable, float] = {}
+
+    def started(self, call: PendingCall, at_s: float) -> None:
+        assert call.expected_s is not None, "an oracle needs the true duration"
+        self._durations[call.key] = call.expected_s
+
+    def observe(self, call: PendingCall, duration_s: float, clean: bool = True) -> None:
+        self._durations.pop(call.key, None)
+
+    def duration_s(self, call: PendingCall, age_s: float) -> float:
+        assert call.key in self._durations, "an oracle knows only the calls that have started"
+        return max(age_s, self._durations[call.key])
+
+    def remaining_s(self, call: PendingCall, age_s: float) -> float:
+        return self.duration_s(call, age_s) - age_s
+
+    def hold_until_s(self, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
+        """Infinity if holding to the end costs no more than leaving, else 0."""
+        return math.inf if hold_cost_per_s * self.duration_s(call, 0.0) <= leave_cost else 0.0
+
 
 SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator}
 RunWatch = Callable[[RequestLog, KVManager, PolicyInputs, bool], object]

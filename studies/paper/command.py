@@ -22,13 +22,12 @@ from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.distributions import DISTRIBUTIONS
 from jinfercept.sim.plots import check_drawing, draw
 from jinfercept.sim.reports import check_outputs, write_all
 from jinfercept.sim.simulation import BOUNDS, Simulation
 from jinfercept.sim.sweep import Report, SimulatedLoad, SweepRun, sweep
 from jinfercept.sim.tables import check_least, listed, numbers, show
-from jinfercept.sim.workload import Script, from_trace, load_trace
+from jinfercept.sim.workload import DISTRIBUTIONS, Script, from_trace, load_trace
 from studies.csv_rows import write_csv
 from studies.paper.published import load_figure
 from studies.paper.report import WIDE_STEPS, Study, Summary, markdown, panels

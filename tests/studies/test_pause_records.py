@@ -13,8 +13,7 @@ from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence
 from jinfercept.sim.arrivals import Arrival, arrivals
-from jinfercept.sim.oracle import OracleEstimator
-from jinfercept.sim.simulation import Simulation
+from jinfercept.sim.simulation import OracleEstimator, Simulation
 from jinfercept.sim.workload import draw
 from studies.pause_records import PauseCost, PauseRecord, PauseRecords
 from tests.support.fake_engine import AffineCost, FakeRunner
