@@ -22,7 +22,7 @@ from jinfercept.sim.arrivals import arrival_times
 from jinfercept.sim.reports import percentiles
 from jinfercept.sim.tables import TextTable, check_least, number_text
 from studies.answer import StudyAnswer
-from studies.bars import Bars
+from studies.plots import Bars
 
 LOADS = (0.5, 1.0, 2.0)
 MODEST, MODEST_LOAD = ("a", "b", "c", "d"), 0.1

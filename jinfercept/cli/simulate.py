@@ -31,7 +31,7 @@ from jinfercept.sched.policies import SETTINGS, PolicyInputs, check_choice
 from jinfercept.sim.agent_sessions import ScriptedSession, fitting
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.own_workload import OwnWorkload
-from jinfercept.sim.plots import check_drawing, draw
+from jinfercept.sim.plots import check_drawing, draw_latencies
 from jinfercept.sim.reports import check_outputs, write_files, write_json
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import BOUNDS, SIMULATED_ESTIMATORS, Simulation
@@ -145,7 +145,7 @@ class Simulate:
         write_files(
             {
                 self.json: lambda path: write_json(path, reports),
-                self.plot: lambda path: draw(path, [[curves(title, reports)]]),
+                self.plot: lambda path: draw_latencies(path, title, curves(reports)),
                 self.decisions: lambda path: _write_decisions(path, stats),
             }
         )

@@ -20,7 +20,7 @@ from jinfercept.cli.simulation_table import exit_status
 from jinfercept.errors import ConfigError
 from jinfercept.sched.estimator import ESTIMATORS
 from jinfercept.sched.named_profiles import load_profile
-from jinfercept.sim.plots import check_drawing, draw
+from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.reports import check_outputs, write_all, write_json
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
@@ -32,6 +32,7 @@ from studies.calls.scripts import DURATIONS, CallMix
 from studies.calls.tables import alone_table, formula_text, load_table, panels
 from studies.csv_rows import write_csv
 from studies.markdown_table import titled_table
+from studies.plots import draw
 
 POLICIES = ("discard", "swap", "preserve", "min_waste", "copy_ahead")
 CALLS, PROSE, ROUNDS = (1, 2, 4, 8, 16), (0.0, 0.25, 0.5, 0.75), (1, 4)

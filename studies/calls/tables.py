@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from jinfercept.sim.plots import COLOURS, CurvePanel, Panel, PlottedCurve
 from jinfercept.sim.reports import Range, group
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.sweep import rate_text
 from jinfercept.sim.tables import TextTable, number_text
-from studies.bars import Bars
 from studies.calls.alone import FASTER, PUBLISHED, Row, excess
 from studies.calls.load import CALL_MODES, memory_token_s
 from studies.heat_map import HeatMap
+from studies.plots import COLOURS, Bars, CurvePanel, Panel, PlottedCurve
 
 TOOL_NAMES: Mapping[str, str] = {"short": "30–500 ms", "heavy": "heavy-tailed"}
 """Durations of calls by tool."""

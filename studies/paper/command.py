@@ -22,7 +22,7 @@ from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.plots import check_drawing, draw
+from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.reports import check_outputs, write_all
 from jinfercept.sim.simulation import BOUNDS, Simulation
 from jinfercept.sim.sweep import Report, SimulatedLoad, SweepRun, sweep
@@ -31,6 +31,7 @@ from jinfercept.sim.workload import DISTRIBUTIONS, Script, from_trace, load_trac
 from studies.csv_rows import write_csv
 from studies.paper.published import load_figure
 from studies.paper.report import WIDE_STEPS, Study, Summary, markdown, panels
+from studies.plots import draw
 
 FULL_RATES, SHORT_RATES = ("1,2,3,4,5,6,8",), ("2,4,6",)
 FIGURE = Path(__file__).with_name("figure_2.csv")

@@ -12,13 +12,13 @@ from typing import NamedTuple
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.plots import CurvePanel, PlottedCurve
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun
 from jinfercept.sim.tables import TextTable, number_text
 from jinfercept.sim.workload import Script, Segment
 from studies.answer import StudyAnswer, StudyEffort
+from studies.plots import CurvePanel, PlottedCurve
 from studies.questions.equation_checks import CHECKS, EQUATIONS, EquationCheck, RecordedRun
 from studies.questions.latency_columns import LATENCY_COLUMNS, latency_cells, limits_text, num_good, point
 

@@ -10,14 +10,13 @@ from typing import NamedTuple
 
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.arrivals import Arrival, arrivals
-from jinfercept.sim.plots import CurvePanel, Panel, PlottedCurve
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun
 from jinfercept.sim.tables import TextTable
 from jinfercept.sim.workload import MIXED_WEIGHTS, draw
 from studies.answer import StudyAnswer, StudyEffort
-from studies.bars import Bars
+from studies.plots import Bars, CurvePanel, Panel, PlottedCurve
 from studies.questions.equation_checks import (
     CHECKS,
     EQUATIONS,

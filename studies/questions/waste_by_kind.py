@@ -12,7 +12,7 @@ from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SweepRun
 from jinfercept.sim.tables import TextTable, number_text
 from studies.answer import StudyAnswer, StudyEffort
-from studies.bars import Bars
+from studies.plots import Bars
 from studies.questions.kind_loads import KINDS, MIXED, kind_load
 from studies.questions.latency_columns import LATENCY_COLUMNS, latency_cells, limits_text, mean_ms
 

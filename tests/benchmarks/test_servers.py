@@ -77,9 +77,12 @@ def test_a_server_that_cannot_start_says_why() -> None:
 
 
 @pytest.mark.slow
-def test_agents_are_measured_on_a_server_that_is_started_and_one_that_is_replaced(tmp_path: Path) -> None:
+def test_agents_are_measured_on_a_server_that_is_started_and_one_that_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.agents.VOCABULARY", 100)  # of a tiny model
     out = tmp_path / "out.json"
-    scale = ["--scale-prompts", "0.002", "--scale-answers", "0.005", "--scale-seconds", "0", "--restart"]
+    scale = ["--scale-prompts", "0.001", "--scale-answers", "0.001", "--scale-seconds", "0", "--restart"]
     assert main(["agents", TINY, "--json", str(out), *scale, *ENGINE]) == 0
     assert [(report["server"], report["errors"]) for report in json.loads(out.read_text())] == [
         ("unbroken", 0),
