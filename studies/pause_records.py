@@ -103,7 +103,7 @@ class _Pause:
 
 @dataclass(slots=True)
 class _Moves:
-    """Moves of one paused context by one action in one plan, in tokens: copied, and dropped with and without a host copy."""
+    """Moves of one paused context by one action for one reason in one plan, in tokens: copied, and dropped with and without a host copy."""
 
     pause: _Pause
     case: DecisionCase
@@ -130,7 +130,7 @@ class PauseRecords:
         self._timer = StepTimer(Prices(inputs.cost, inputs.page_size, synchronous=synchronous), log.now())
         self._pauses: dict[str, _Pause] = {}
         self._recovering: dict[str, _Pause] = {}
-        self._moves: dict[tuple[str, Action], _Moves] = {}
+        self._moves: dict[tuple[str, Action, str], _Moves] = {}
         self._last_queries = 0
         self.ended: list[PauseRecord] = []
         log.tell(self.fold)
@@ -206,12 +206,13 @@ class PauseRecords:
         own, context = run.num_tokens if event.freed and not run.shared else 0, move.sequence.context
         is_lost = own and isinstance(context.side, ContextState) and not context.side.slots
         lost_state = round(context.side_cost) if is_lost else 0
-        moves = self._moves.get((move.sequence.id, move.action))
+        key = (move.sequence.id, move.action, move.why)
+        moves = self._moves.get(key)
         if moves is None:
             case = self._case(pause, context.own_tokens + own, context.state_tokens + lost_state)
             pause.settle(case.at_s)
             pause.resident = case.context + case.state_tokens
-            moves = self._moves[move.sequence.id, move.action] = _Moves(pause, case)
+            moves = self._moves[key] = _Moves(pause, case)
             if case.state is State.INTERCEPTED:
                 pause.decided.setdefault(move.action.value, (case, self._equations.waste(case)))
         moves.copied += event.copied_tokens
