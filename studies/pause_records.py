@@ -103,7 +103,8 @@ class _Pause:
 
 @dataclass(slots=True)
 class _Moves:
-    """Moves of one paused context by one action for one reason in one plan, in tokens: copied, and dropped with and without a host copy."""
+    """Moves of one paused context by one action for one reason in one plan, in tokens: copied, dropped with and without a host
+    copy."""
 
     pause: _Pause
     case: DecisionCase
