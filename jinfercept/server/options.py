@@ -117,14 +117,8 @@ class ServerOptions:
     header_timeout: float = option(10.0, "seconds until the head of a request has to be there")
     body_timeout: float = option(60.0, "seconds until the body of a request has to be there")
     write_timeout: float = option(60.0, "seconds without a byte read by a client until it counts as gone")
-    max_connections: int | None = option(
-        None,
-        "connections at once; more are answered 503 and closed; default: 2048, or as many as the limit of open files allows",
-    )
-    max_connections_per_address: int = option(
-        512,
-        "connections of one client address (IPv6: of one /64) at once; 0: no limit. Loopback and Unix sockets, and so a "
-        "proxy on this machine, are not limited; for a proxy on another machine raise it",
+    max_connections: int = option(
+        2048, "connections at once, fewer if the limit of open files is too low; more are answered 503 and closed"
     )
     timeout_keep_alive: int = option(5, "seconds that an idle connection is kept open")
     drain_timeout: float = option(30.0, "seconds that requests may go on after SIGTERM")
@@ -173,7 +167,6 @@ class ServerOptions:
             ("body_timeout", 0.001),
             ("write_timeout", 0.001),
             ("max_connections", 1),
-            ("max_connections_per_address", 0),
             ("timeout_keep_alive", 0),
             ("drain_timeout", 0),
         ):

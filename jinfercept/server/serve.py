@@ -22,9 +22,7 @@ from starlette.types import ASGIApp
 from jinfercept.errors import ConfigError
 from jinfercept.server.app import create_app
 from jinfercept.server.heap import frozen_heap
-from jinfercept.server.http.connection_limits import ConnectionLimits, reserve_files
-from jinfercept.server.http.http_protocol import HttpProtocol
-from jinfercept.server.http.request_framing import RequestFraming
+from jinfercept.server.http.http_protocol import BACKLOG, MAX_HEAD_BYTES, HttpProtocol, reserve_files
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.service import Service
 
@@ -68,18 +66,18 @@ class DrainingServer(uvicorn.Server):
         drained: Callable[[], object] = lambda: None,
     ) -> None:
         options = service.options
-        most_connections, backlog = reserve_files(options.max_connections)
         protocol = partial(
             HttpProtocol,
+            most_connections=reserve_files(options.max_connections),
             head_timeout_s=options.header_timeout,
             write_timeout_s=options.write_timeout,
-            limits=ConnectionLimits(most_connections, options.max_connections_per_address),
         )
         config = uvicorn.Config(
-            RequestFraming(app),
+            app,
             http=cast(type[asyncio.Protocol], protocol),  # uvicorn only calls it
             loop="asyncio",  # uvloop takes one connection per turn
-            backlog=backlog,
+            backlog=BACKLOG,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             ws="none",
             lifespan="on",
             log_config=None,
@@ -155,9 +153,8 @@ def listen(options: ServerOptions) -> tuple[socket.socket, str]:
     """A bound socket that does not listen yet, and the URL for clients.
 
     Raises:
-        ConfigError: the address cannot be bound, or `max_connections` need more file descriptors than the hard limit.
+        ConfigError: the address cannot be bound.
     """
-    reserve_files(options.max_connections)
     if options.uds is not None:
         return _listen_unix(options.uds), f"unix:{options.uds}"
     host = options.host.strip("[]")

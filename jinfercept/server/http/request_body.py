@@ -42,7 +42,7 @@ async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes
                 size, more = size + len(parts[-1]), message.get("more_body", False)
                 too_large = size > max_bytes
     except TimeoutError:
-        raise ApiError(408, f"the body did not arrive in {timeout_s:g} s") from None
+        raise ApiError(408, f"the body did not arrive in {timeout_s:g} s", headers={"Connection": "close"}) from None
     if too_large:
         raise ApiError(413, f"the body is larger than {max_bytes} bytes")
     body = b"".join(parts)
