@@ -13,7 +13,7 @@ from jinfercept.parsers.formats import ALIASES, FORMATS
 from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.server.access.key_file import KeyRules, key_digest, read_key_file
 from jinfercept.server.http.allowed_hosts import AllowedHosts, check_allowed_hosts
-from jinfercept.server.observe.tracing.choice import TracesChoice, traces_choice
+from jinfercept.server.observe.traces_choice import TracesChoice, traces_choice
 from jinfercept.values.option_types import option
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from jinfercept.protocols.errors import ApiError
 from jinfercept.server.http.access_log import DETAILS
 from jinfercept.server.http.json_body import parsed
 from jinfercept.server.http.request_body import read_body
-from jinfercept.server.observe.tracing.current import TRACE
+from jinfercept.server.observe.traces_choice import TRACE
 from jinfercept.server.service import BODY_BYTES, Service, service_of
 
 _SMALL_BYTES = 2**14
@@ -43,8 +43,10 @@ class GuardedRoute(APIRoute):
             if tenant:
                 request.scope[DETAILS]["key"] = service.keys.name(tenant)
             if service.tracing is not None and operation is not None and request.method == "POST":
-                details, headers = request.scope[DETAILS], request.scope["headers"]
-                TRACE.set(service.tracing.begin(operation, self.path, headers, details))
+                from jinfercept.server.observe.traces import RequestTrace
+
+                details = request.scope[DETAILS]
+                TRACE.set(RequestTrace(service.tracing, operation, self.path, request.scope, details))
             return await handler(_JsonRequest(request, service, model))
 
         return handle
