@@ -6,7 +6,7 @@ tokenizers are slow.
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,15 +22,13 @@ from jinfercept.errors import ConfigError, JinferceptError, PromptLengthError, R
 from jinfercept.llm import LLM
 from jinfercept.protocols.errors import ApiError
 from jinfercept.request import Adapter, Request
-from jinfercept.server.access.fair_thread_pool import FairThreadPool
 from jinfercept.server.access.key_file import KeyRules
-from jinfercept.server.access.key_limits import KeyLimits, PendingCalls, retry_after
+from jinfercept.server.access.key_limits import FairThreadPool, KeyLimits, PendingCalls, retry_after
 from jinfercept.server.access.keys import Keys
-from jinfercept.server.event_bridge import EventBridge
-from jinfercept.server.heap import trim_heap
-from jinfercept.server.http.disconnection import unless_disconnected
+from jinfercept.server.http.request_body import unless_disconnected
 from jinfercept.server.observe.traces_choice import TRACE
 from jinfercept.server.options import ServerOptions
+from jinfercept.server.process import trim_heap
 from jinfercept.server.server_tools import ServerTools
 from jinfercept.state.database import StateDatabase
 from jinfercept.state.store import StateStore
@@ -364,3 +362,29 @@ def service_of(request: HttpRequest) -> Service:
 def tenant_of(request: HttpRequest) -> str:
     """The tenant of a request whose key is checked (`GuardedRoute`): the digest of its key; "" without keys."""
     return request.scope["jinfercept.key"]
+
+
+Delivery = tuple[Callable[[Any], None], Any]
+
+
+@final
+class EventBridge:
+    """A queue of callbacks for the event loop that runs when it is made; `post` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._pending: deque[Delivery] = deque()
+        self._woken = False
+
+    def post(self, put: Callable[[Any], None], event: Any) -> None:
+        """Call `put(event)` on the event loop, in order. Raises `RuntimeError` if the loop is closed."""
+        self._pending.append((put, event))
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._woken = False  # before the queue is emptied: an event posted from now on wakes the loop again
+        while self._pending:
+            put, event = self._pending.popleft()
+            put(event)

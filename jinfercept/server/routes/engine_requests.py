@@ -22,8 +22,8 @@ from jinfercept.protocols.usage import UsageCount
 from jinfercept.request import Adapter, FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.server.access.keys import isolation
-from jinfercept.server.http.disconnection import unless_disconnected
 from jinfercept.server.http.event_stream import EventStream
+from jinfercept.server.http.request_body import unless_disconnected
 from jinfercept.server.observe.traces_choice import TRACE
 from jinfercept.server.service import Service, service_of, tenant_of
 from jinfercept.structured_outputs import StructuredOutputsParams

@@ -49,8 +49,8 @@ from jinfercept.protocols.usage import UsageCount
 from jinfercept.request import Request as EngineRequest
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.server.http.access_log import DETAILS
-from jinfercept.server.http.disconnection import unless_disconnected
 from jinfercept.server.http.event_stream import EventStream
+from jinfercept.server.http.request_body import unless_disconnected
 from jinfercept.server.routes.chat_completions import make_chat, rendered_chat, server_tool_calls
 from jinfercept.server.routes.engine_requests import RequestHints, read_hints
 from jinfercept.server.routes.guarded_route import GuardedRoute

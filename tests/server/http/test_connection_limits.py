@@ -3,7 +3,7 @@
 import resource
 import socket
 
-from jinfercept.server.http.http_protocol import reserve_files
+from jinfercept.server.serve import reserve_files
 from tests.support.live_server import Running, running, until
 from tests.support.scripted_model import Scripted
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from jinfercept.server.http.access_log import AccessLog
-from jinfercept.server.http.http_protocol import HttpProtocol
+from jinfercept.server.serve import HttpProtocol
 from tests.soak.hostile import ATTACKS, Attacker
 from tests.support.engine_state import engine_state
 from tests.support.live_server import MODEL, Running, running, until

@@ -13,7 +13,7 @@ from random import Random
 import h11
 import pytest
 
-from jinfercept.server.http.http_protocol import MAX_HEAD_BYTES
+from jinfercept.server.serve import MAX_HEAD_BYTES
 from tests.support.engine_state import engine_state
 from tests.support.live_server import Running, running, until
 from tests.support.scripted_model import Scripted

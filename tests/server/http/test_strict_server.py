@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from jinfercept.server.http.http_protocol import MAX_HEAD_BYTES
 from jinfercept.server.options import ServerOptions
+from jinfercept.server.serve import MAX_HEAD_BYTES
 from tests.support.http_errors import CHAT, JSON, SHORT, shape
 from tests.support.live_server import MODEL, Running, running, until
 
