@@ -25,9 +25,6 @@ from jinfercept.sched.sequence import Sequence
 HISTORY_S = 300
 """Seconds of the pool's history, with a sample for each."""
 
-NUM_DECISIONS = 1000
-"""Number of the latest decisions that are stored, of all tenants."""
-
 _MOST_REASONS = 50
 
 
@@ -114,6 +111,7 @@ class EngineStats:
         kv: its pages.
         inputs: cost model, saturation point and estimator of its policy.
         synchronous: steps wait for transfers.
+        num_decisions: latest decisions that are stored, of all tenants; None: all.
 
     Attributes:
         running, waiting: sequences by id.
@@ -124,7 +122,15 @@ class EngineStats:
         last_queries: query tokens of the last step.
     """
 
-    def __init__(self, log: RequestLog, kv: KVManager, inputs: PolicyInputs, *, synchronous: bool) -> None:
+    def __init__(
+        self,
+        log: RequestLog,
+        kv: KVManager,
+        inputs: PolicyInputs,
+        *,
+        synchronous: bool,
+        num_decisions: int | None = 1000,
+    ) -> None:
         self.now, self.kv, self.inputs = log.now, kv, inputs
         self.equations = WasteEquations(inputs)
         self.running, self.waiting = log.running, log.waiting
@@ -133,7 +139,7 @@ class EngineStats:
         self.counts = EngineCounts(waste=self._ledger.waste)
         self.interceptions = InterceptionStats(self.counts.tools, inputs.estimator)
         self.history: deque[PoolSample] = deque(maxlen=HISTORY_S)
-        self.decisions: deque[DecisionEntry] = deque(maxlen=NUM_DECISIONS)
+        self.decisions: deque[DecisionEntry] = deque(maxlen=num_decisions)
         self.last_queries = 0
         self._reasons = BoundedNames(_MOST_REASONS)
         self._times: dict[str, _Times] = {}  # of the requests that ran and are not finished
