@@ -199,7 +199,7 @@ def decode(
     """Median microseconds of the parts of a step in which every sequence decodes."""
     parts = setup.changed(pipeline_depth=depth).assemble()
     parts.dispatcher.close()
-    setup.machine.runner.reset()
+    setup.runner.reset()
     wake = threading.Event()
     dispatcher, watch, vocab_size = Dispatcher(wake.set), Stopwatch(device), setup.model.config.vocab_size
     engine = Engine(parts.engine.scheduler, watch, dispatcher, RealClock(), wake, depth=depth, vocab_size=vocab_size)
@@ -220,7 +220,7 @@ def decode(
     engine.close()
     dispatcher.close()
     seconds = {part: median(getattr(step, part) for step in steps) for part in Step._fields}
-    seconds["pack"] = time_packing(watch.plans, setup.machine.shape)
+    seconds["pack"] = time_packing(watch.plans, setup.shape)
     return {part: 1e6 * seconds[part] for part in PARTS}
 
 
@@ -263,10 +263,10 @@ def main() -> None:
             )
         ) as setup:
             runners: dict[str, WaitingRunner] = {
-                "this CPU" if num_devices == 1 else f"as {num_devices}": Real(setup.machine.runner)
+                "this CPU" if num_devices == 1 else f"as {num_devices}": Real(setup.runner)
             }
             if num_devices == counts[0]:
-                runners[f"sleeps {options.device_ms:g} ms"] = Sleeping(1e-3 * options.device_ms, setup.machine.shape)
+                runners[f"sleeps {options.device_ms:g} ms"] = Sleeping(1e-3 * options.device_ms, setup.shape)
             for name, device in runners.items():
                 parts = measure(setup, device, batch, options)
                 gain = parts[0]["total"] / parts[1]["total"]

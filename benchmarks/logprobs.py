@@ -58,7 +58,7 @@ def measure(model: str, new_tokens: int, plot: str | None, options: Mapping[str,
         flags = {"quantization": "none", "tool_lora": "", "max_num_seqs": NUM_PROMPTS, "max_model_len": 512, **options}
         with LLM(model, dtype=dtype, batch_invariant=invariant, **flags) as llm:  # pyright: ignore[reportArgumentType]
             sequences, engine, speeds[name] = _generate(llm, new_tokens)
-            params = llm.engine.setup.machine.runner.params
+            params = llm.params
             short, long = (_trainer(llm.model, params, sequences, size) for size in (256, 320))
         masks = [np.arange(len(tokens) - 1) >= len(tokens) - 1 - new_tokens for tokens in sequences]
 

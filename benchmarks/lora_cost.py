@@ -88,15 +88,15 @@ def measure(model: str, sizes: Sizes, flags: Mapping[str, Any]) -> list[Cost]:
 def _costs(setup: EngineSetup, name: str, sizes: Sizes) -> list[Cost]:
     if not isinstance(model := setup.model, Model):
         raise ConfigError("a model of one's own has no adapters", got=setup.name, fix="name a checkpoint")
-    machine, room = setup.machine, AdapterRoom(sizes.adapters, sizes.rank, MODULES[name])
-    params = with_room(model, machine.runner.params, room)
+    room = AdapterRoom(sizes.adapters, sizes.rank, MODULES[name])
+    params = with_room(model, setup.runner.params, room)
     for slot in range(1, sizes.adapters + 1):
         params = with_adapter(model, params, slot, sizes.rank, _random_adapter(model, room, slot))
-    shape = replace(machine.shape, num_adapters=sizes.adapters)
+    shape = replace(setup.shape, num_adapters=sizes.adapters)
     adapted = ModelRunner(model, params, shape, attention=setup.config.advanced.attention)
     adapted.allocate()
     try:
-        return [_compare(name, machine.runner, adapted, shape, rows) for rows in sizes.rows]
+        return [_compare(name, setup.runner, adapted, shape, rows) for rows in sizes.rows]
     finally:
         adapted.close()
 

@@ -79,7 +79,7 @@ def measure(model: str, updates: int, options: Mapping[str, Any]) -> tuple[list[
 
 
 def _given(llm: LLM) -> Params:
-    whole = untied(llm.model.config, separate(llm.engine.setup.machine.runner.params))  # pyright: ignore[reportArgumentType]
+    whole = untied(llm.model.config, separate(llm.params))  # pyright: ignore[reportArgumentType]
     return Params(*jax.tree.map(np.array, whole))
 
 

@@ -112,7 +112,7 @@ class LLM(RolloutMethods, WeightControls):
         elif any(value is not None for value in values.values()):
             raise ConfigError("an EngineSetup takes no options", got=sorted(values), fix="give them to `set_up`")
         self.engine = engine = EngineHost(model)
-        self.model, self.tokenizer = model.model, model.machine.tokenizer
+        self.model, self.tokenizer = model.model, model.tokenizer
         self.grammars = Grammars(self.tokenizer, self.model.config.vocab_size) if self.tokenizer else None
         self._requests = RequestMaker(
             self.tokenizer,
@@ -152,18 +152,18 @@ class LLM(RolloutMethods, WeightControls):
     @property
     def profile(self) -> Profile:
         """The profile: costs of steps and transfers."""
-        return self.engine.setup.machine.profile
+        return self.engine.setup.profile
 
     @property
     def disk(self) -> DiskState | None:
         """What `kv_disk` holds and has done; None without that option."""
-        disk = self.engine.setup.machine.disk
+        disk = self.engine.setup.disk
         return None if disk is None else disk.store.state()
 
     @property
     def shape(self) -> RunnerShape:
         """The static sizes that everything was compiled for."""
-        return self.engine.setup.machine.shape
+        return self.engine.setup.shape
 
     @property
     def start_times(self) -> StartTimes:

@@ -82,7 +82,7 @@ class Mixes:
             for name in names
         }
         first = next(iter(self.roomy.values()))
-        whole = untied(first.model.config, separate(first.engine.setup.machine.runner.params))  # pyright: ignore[reportArgumentType]
+        whole = untied(first.model.config, separate(first.params))  # pyright: ignore[reportArgumentType]
         embed, layers, head = jax.tree.map(np.asarray, whole)
         self.weights = [Params(embed, layers, head), Params(embed, layers[::-1], head)]
         self.counts = Counter[str](dict.fromkeys(COUNTED, 0))

@@ -107,7 +107,7 @@ def serve_everything(llm: LLM, policy: str, depth: int) -> Served:
 def reference(name: str) -> Served:
     """Of one device, the second."""
     with tiny_llm(name, devices="1") as llm:
-        weights = jax.tree.leaves(llm.engine.setup.machine.runner.params.layers[0])
+        weights = jax.tree.leaves(llm.params.layers[0])
         assert all(weight.devices() == {jax.devices()[1]} for weight in weights)
         assert not any(
             collectives(llm, *key)
@@ -118,7 +118,7 @@ def reference(name: str) -> Served:
 
 def collectives(llm: LLM, *key: object) -> list[str]:
     """What devices exchange in an executable."""
-    return exchanges(llm.engine.setup.machine.runner.executables[key])
+    return exchanges(llm.engine.setup.runner.executables[key])
 
 
 def exchanges(executable: Any) -> list[str]:
@@ -140,7 +140,7 @@ def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
         exchanged = collectives(llm, *layers_key("layers", 1, (0, 1), kinds_of(llm.model)))
         assert exchanged == ["all-reduce"] * {"gptj": 1, "olmo2": 3}.get(name, 2)
         assert collectives(llm, "head", 1, 1) == ["all-gather"]
-        moved = (4, len(llm.engine.setup.machine.runner.kv.layers))  # layers with a window may have another pool
+        moved = (4, len(llm.engine.setup.runner.kv.layers))  # layers with a window may have another pool
         for key in (("sample", 4, "filtered"), ("shape", 4), ("logprobs", 4), ("gather", *moved), ("scatter", *moved)):
             assert collectives(llm, *key) == []
         if states_of(llm.model):
@@ -179,7 +179,7 @@ def test_joined_weights_are_cut_as_those_that_are_apart(monkeypatch: pytest.Monk
     for joined in {True, False} - {joins()}:  # the others write what one device writes, see above
         set_joined(monkeypatch, joined)
         with tiny_llm("llama_gqa", tensor_parallel_size=4) as llm:
-            assert ("qkv" in llm.engine.setup.machine.runner.params.layers[0]) == joined
+            assert ("qkv" in llm.params.layers[0]) == joined
             assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == expected
 
 
@@ -205,7 +205,7 @@ def test_quantised_weights_are_cut_by_blocks_and_groups(tmp_path: Path, monkeypa
     def served(num_devices: int) -> tuple[list[int], int]:
         flags = SIZES | {"max_num_seqs": 1, "max_num_batched_tokens": 4, "quantization": "gguf"}
         with LLM(tmp_path / "m.gguf", tokenizer=byte_level(), tensor_parallel_size=num_devices, **flags) as llm:
-            assert ("qkv" in llm.engine.setup.machine.runner.params.layers[0]) == (num_devices > 1)
+            assert ("qkv" in llm.params.layers[0]) == (num_devices > 1)
             return llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids, llm.memory_plan.weight_bytes
 
     set_joined(monkeypatch, False)
@@ -238,7 +238,7 @@ def test_weights_that_lie_on_a_users_mesh_are_served_where_they_are() -> None:
     mesh = Mesh(np.array(jax.devices()[2:4]).reshape(1, 2), ("data", "model"))
     params = on_mesh(padded.params, mesh)
     with LLM(Model(config), params=params, mesh=mesh, tokenizer=byte_level(), **SIZES) as llm:
-        assert pointers(llm.engine.setup.machine.runner.params) == pointers(params)
+        assert pointers(llm.params) == pointers(params)
         before = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
         assert before == reference("llama_gqa").greedy
         assert str(llm.memory_plan).startswith("memory plan: on each of 2 devices ")

@@ -146,7 +146,7 @@ def sweep(setup: EngineSetup, policy: str, spelling: str, depth: int, arrival: i
     dispatcher = ReturnsAtTokens(clock, returns, trapped_polls=9)
     dispatcher.engine = engine = Engine(
         assembled.engine.scheduler,
-        setup.machine.runner,
+        setup.runner,
         dispatcher,
         clock,
         threading.Event(),
@@ -157,7 +157,7 @@ def sweep(setup: EngineSetup, policy: str, spelling: str, depth: int, arrival: i
     )
     others = [async_request(markup, tokenizer.encode("b" * 60), 0, name) for name in ("b", "c", "d")]
     outputs = run_all(engine, [async_request(markup, script, 0, logprobs=0), *others])
-    setup.machine.runner.reset()
+    setup.runner.reset()
     assert outputs["a"].outputs[0].token_ids == expected_stream(markup, tokenizer, script, 0, returns, depth)
     assert [interrupt.call.id for interrupt in outputs["a"].outputs[0].interrupts] == ["1", "2"]
     check(outputs["a"], spelling, free=0)

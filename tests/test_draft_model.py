@@ -91,10 +91,10 @@ def test_drafts_of_the_same_model_are_accepted_at_any_temperature_and_it_is_pric
     ]
     with tiny_llm(NAME, speculative_config=drafts, profile=None, **POOL, **SIZES) as twice:
         setup, memory = twice.engine.setup, twice.engine.setup.memory_plan
-        token_bytes, params = kv_bytes_per_token(setup.machine.model_config, "float32"), setup.machine.runner.params
-        assert setup.machine.profile.kv_bytes_per_token == memory.token_bytes(4) == 2 * token_bytes
+        token_bytes, params = kv_bytes_per_token(setup.model.config, "float32"), setup.runner.params
+        assert setup.profile.kv_bytes_per_token == memory.token_bytes(4) == 2 * token_bytes
         assert memory.weight_bytes == 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-        assert 0 < setup.machine.profile.draft_share <= 1
+        assert 0 < setup.profile.draft_share <= 1
         outputs = work.run(twice)
         given, drafted = twice.counters.accepted.total(), twice.counters.drafted
         twice.update_weights(params)

@@ -118,20 +118,20 @@ def test_drawn_and_constrained_tokens_and_follow_ups_do_not_depend_on_what_is_lo
 
 def test_the_memory_of_a_context_is_that_of_its_pages_and_one_state(small: LLM) -> None:
     """The formula of docs/hybrid.md against the arrays."""
-    config, machine, plan = read_config(GOLDEN / NAME), small.engine.setup.machine, small.memory_plan
+    config, setup, plan = read_config(GOLDEN / NAME), small.engine.setup, small.memory_plan
     sizes, num_layers = config.delta_net, config.num_layers - config.num_kv_layers
     assert sizes is not None
     tokens = (sizes.num_taps - 1) * (2 * sizes.num_key_heads * sizes.key_dim + sizes.num_value_heads * sizes.value_dim)
     state_bytes = num_layers * (4 * tokens + 4 * sizes.num_value_heads * sizes.key_dim * sizes.value_dim)
     token_bytes = config.num_kv_layers * 2 * config.num_kv_heads * config.head_dim * 4
-    states = machine.runner.layer_states
+    states = setup.runner.layer_states
     assert states is not None
     arrays = [array for of_layer in states.arrays for array in of_layer]
-    num_slots, num_tokens = 8 + 1, 112 + machine.shape.page_size  # with those that are no sequence's
+    num_slots, num_tokens = 8 + 1, 112 + setup.shape.page_size  # with those that are no sequence's
     assert sum(array.nbytes for array in arrays) == plan.states.num_bytes == num_slots * state_bytes
-    assert sum(array.nbytes for array in machine.runner.kv.layers) == plan.kv_bytes == num_tokens * token_bytes
+    assert sum(array.nbytes for array in setup.runner.kv.layers) == plan.kv_bytes == num_tokens * token_bytes
     assert kv_bytes_per_token(config, "float32") == token_bytes
-    assert plan.state_size(machine.shape.page_size) == -(-state_bytes // token_bytes)
+    assert plan.state_size(setup.shape.page_size) == -(-state_bytes // token_bytes)
     assert "8 states of recurrent layers" in str(plan)
 
 

@@ -51,7 +51,7 @@ def test_contexts_that_are_moved_or_recomputed_in_any_chunks_give_the_same_token
 
 
 def test_the_scheduler_prices_the_bytes_that_pages_take(small: LLM) -> None:
-    runner, shape = small.engine.setup.machine.runner, small.engine.setup.machine.shape
+    runner, shape = small.engine.setup.runner, small.engine.setup.shape
     token_bytes = sum(layer.nbytes for layer in runner.kv.layers) / (shape.num_pages + 1) / shape.page_size
     assert small.profile.kv_bytes_per_token == small.memory_plan.token_bytes(shape.page_size) == token_bytes
     config = small.model.config

@@ -404,7 +404,7 @@ def test_a_model_of_ones_own_has_no_adapters(written: dict[str, Path]) -> None:
 
 def test_adapters_are_part_of_the_memory_plan(llm: LLM) -> None:
     with tiny_llm() as plain:
-        trees = [each.engine.setup.machine.runner.params for each in (llm, plain)]
+        trees = [each.params for each in (llm, plain)]
         ours, without = (sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for tree in trees)
         assert ours > without
         assert llm.memory_plan.weight_bytes == plain.memory_plan.weight_bytes + ours - without

@@ -64,7 +64,7 @@ class Changes:
     """What happens to one engine, and how often each has happened."""
 
     def __init__(self, name: str, llm: LLM) -> None:
-        whole = untied(llm.model.config, separate(llm.engine.setup.machine.runner.params))  # pyright: ignore[reportArgumentType]
+        whole = untied(llm.model.config, separate(llm.params))  # pyright: ignore[reportArgumentType]
         self.llm, self.params = llm, Params(*jax.tree.map(np.array, whole))
         self.tensors = {
             key: leaf for file in sorted((GOLDEN / name).glob("*.safetensors")) for key, leaf in load_file(file).items()

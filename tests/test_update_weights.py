@@ -32,7 +32,7 @@ PROMPT = {"prompt_token_ids": list(range(20))}
 def test_new_weights_write_what_they_would_write_alone(name: str) -> None:
     setup = tiny_setup(name)
     with LLM(setup) as llm:
-        old = jax.tree.map(np.array, separate(setup.machine.runner.params))
+        old = jax.tree.map(np.array, separate(setup.runner.params))
         before = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
         other = separate(random_params(llm.model.config, "float32", 7))  # pyright: ignore[reportArgumentType]
         other = untied(llm.model.config, other)  # pyright: ignore[reportArgumentType]
@@ -90,7 +90,7 @@ def test_the_layers_of_a_model_of_ones_own_are_alike(make_scripted: Make) -> Non
 def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay() -> None:
     setup = tiny_setup()
     with LLM(setup) as llm:
-        good = separate(setup.machine.runner.params)
+        good = separate(setup.runner.params)
         before = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
         shorter = good._replace(layers=good.layers[:-1])
         wide = good._replace(head=jax.tree.map(lambda leaf: np.zeros((3, *leaf.shape)), good.head))
@@ -128,7 +128,7 @@ def test_a_checkpoint_is_written_over_the_served_weights_piece_by_piece(
     monkeypatch.setattr(models_load, "PIECE_BYTES", (4096, 4096))
     setup = tiny_setup(name, quantization="none")
     with LLM(setup) as llm:
-        served = jax.tree.map(np.array, setup.machine.runner.params)
+        served = jax.tree.map(np.array, setup.runner.params)
         expected = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
         llm.update_weights(jax.tree.map(lambda leaf: leaf + np.ones((), leaf.dtype), separate(served)))
         read, pieces, failing = stored_weights.read_floats, list[int](), [12]
@@ -153,4 +153,4 @@ def test_a_checkpoint_is_written_over_the_served_weights_piece_by_piece(
         assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == expected
         llm.update_weights(GOLDEN / name)
         assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == expected
-        jax.tree.map(np.testing.assert_array_equal, setup.machine.runner.params, served)
+        jax.tree.map(np.testing.assert_array_equal, setup.runner.params, served)

@@ -35,7 +35,7 @@ def tensors(name: str) -> dict[str, np.ndarray]:
 
 
 def served(llm: LLM) -> Params:
-    whole = untied(llm.model.config, separate(llm.engine.setup.machine.runner.params))  # pyright: ignore[reportArgumentType]
+    whole = untied(llm.model.config, separate(llm.params))  # pyright: ignore[reportArgumentType]
     return Params(*jax.tree.map(np.array, whole))
 
 
@@ -109,9 +109,9 @@ def test_what_only_leaves_out_stays_as_it_is() -> None:
         expect(["embed", "head.norm"], lambda name: name.startswith(("embed", "head.norm")))
         expect("layers.0.k", lambda name: name == "layers.0.k", {"layers": {0: {"k": other.layers[0]["k"]}}})
         llm.update_weights(first)
-        places = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(llm.engine.setup.machine.runner.params)]
+        places = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(llm.params)]
         llm.update_weights(other, only="layers.1.attn_norm", mode="keep")
-        leaves = jax.tree.leaves(llm.engine.setup.machine.runner.params)
+        leaves = jax.tree.leaves(llm.params)
         assert [leaf.unsafe_buffer_pointer() for leaf in leaves] == places
         assert not any(leaf.is_deleted() for leaf in leaves)
 
@@ -184,7 +184,7 @@ def test_a_part_of_a_model_of_ones_own_with_one_array_for_both_ends() -> None:
         first = written(llm)
         for weights in ({"embed.embedding": table[::-1]}, {"head": {"kernel": table}}):
             llm.update_weights(weights, only=("embed", "head"))
-            now = llm.engine.setup.machine.runner.params
+            now = llm.params
             assert np.array_equal(now.embed["embedding"], now.head["kernel"])
             written(llm)
         assert written(llm) == first

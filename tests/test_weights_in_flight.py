@@ -30,7 +30,7 @@ PROMPT = list(range(20))
 
 def weights_of(llm: LLM) -> tuple[Params, Params]:
     """The served weights and others, on the host."""
-    whole = untied(llm.model.config, separate(llm.engine.setup.machine.runner.params))  # pyright: ignore[reportArgumentType]
+    whole = untied(llm.model.config, separate(llm.params))  # pyright: ignore[reportArgumentType]
     embed, layers, head = jax.tree.map(np.array, whole)
     return Params(embed, layers, head), Params(embed, layers[::-1], head)
 
@@ -155,7 +155,7 @@ def test_a_sleep_changes_no_token_and_compiles_nothing(level: int) -> None:
             llm.sleep(level)
             llm.sleep(level)
             assert llm.is_sleeping
-            runner = llm.engine.setup.machine.runner
+            runner = llm.engine.setup.runner
             assert bool(runner.kv.layers) == (level == 0)
             assert bool(runner.params.embed) == (level < 2)
             new = llm.stream({"prompt_token_ids": PROMPT}, LONG)
@@ -212,12 +212,12 @@ def test_an_update_writes_into_the_memory_of_the_weights_before() -> None:
         new = jax.device_put(other)
         llm.update_weights(old)
         llm.update_weights(new)
-        places = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(llm.engine.setup.machine.runner.params)]
+        places = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(llm.params)]
         number = len(jax.live_arrays())
         compilations = CompileCounter()
         for mode in (None, "keep"):
             llm.update_weights(new, mode=mode)
-            leaves = jax.tree.leaves(llm.engine.setup.machine.runner.params)
+            leaves = jax.tree.leaves(llm.params)
             assert [leaf.unsafe_buffer_pointer() for leaf in leaves] == places
         compilations.close()
         assert len(jax.live_arrays()) == number

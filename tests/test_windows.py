@@ -80,7 +80,7 @@ def test_a_paused_context_keeps_the_pages_that_the_formula_says(small: LLM) -> N
     """The formula of docs/hybrid.md against what is counted, for a context of four windows."""
     config, num_tokens, seen = read_config(GOLDEN / "gemma3"), 80, list[tuple[int, int]]()
     small.restart(policy="preserve", pipeline_depth=0)
-    kv, runner, plan = small.engine._engine.scheduler.kv, small.engine.setup.machine.runner, small.memory_plan  # pyright: ignore[reportPrivateUsage]
+    kv, runner, plan = small.engine._engine.scheduler.kv, small.engine.setup.runner, small.memory_plan  # pyright: ignore[reportPrivateUsage]
     before = kv.side_pool.num_free
 
     def look(argument: str) -> list[int]:

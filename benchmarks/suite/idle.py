@@ -96,7 +96,7 @@ def _measure(sizes: Sizes, setup: EngineSetup, decoding: Decoding) -> Row:
     events = traced_steps(lambda steps: timed_steps(engine, steps, batch), count)
     engine.close()
     dispatcher.close()
-    setup.machine.runner.reset()
+    setup.runner.reset()
     kernels = [(event.start, event.end) for event in events if not event.is_copy]
     context = decoding.prompt + begun_tokens // batch + TURNS * count // 2
     queued_s = _queued_s(setup, batch, context, count)
@@ -123,7 +123,7 @@ def _start_decoding(engine: Engine, vocab_size: int, decoding: Decoding) -> int:
 
 def _queued_s(setup: EngineSetup, batch: int, context: int, count: int) -> float:
     """Seconds of such a step when many are submitted and only the last one is read."""
-    runner, plan = setup.machine.runner, step(setup.machine.shape, batch, context)
+    runner, plan = setup.runner, step(setup.shape, batch, context)
     runner.collect(runner.submit(plan))
     return median(_queued_turn(runner, settled(plan), count) for _ in range(TURNS))
 

@@ -57,7 +57,7 @@ def rows(sizes: Sizes) -> Iterator[Row]:
 
 
 def _started(setup: EngineSetup, seconds: float) -> Row:
-    times, stats = setup.times, setup.machine.runner.device.memory_stats() or {}
+    times, stats = setup.times, setup.runner.device.memory_stats() or {}
     return {
         "check": "start",
         "seconds": seconds,

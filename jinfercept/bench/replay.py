@@ -106,7 +106,7 @@ def replay(
         return recordings[0].fold, recordings[0].estimator
 
     setup = setup.changed(policy=policy)
-    config, shape, profile = setup.config, setup.machine.shape, setup.machine.profile
+    config, shape, profile = setup.config, setup.shape, setup.profile
     assembled = setup.assemble(None if decisions is None else record)
     assembled.dispatcher.close()  # the calls are scripted
     scheduler, log = assembled.engine.scheduler, assembled.engine.request_log
@@ -114,7 +114,7 @@ def replay(
     prices = Prices(profile, shape.page_size, synchronous=False)
     accounts = RunStats(log, scheduler, prices, shape.buckets[-1], LIMITS)
     dispatcher = ScriptedDispatcher(clock, write)
-    runner = TimedRunner(setup.machine.runner)
+    runner = TimedRunner(setup.runner)
     engine = Engine(
         scheduler,
         runner,
@@ -128,7 +128,7 @@ def replay(
     )
     started_s = time.thread_time()
     try:
-        with setup.machine.settings():
+        with setup.settings():
             if isinstance(requests, SessionLoad):
                 clients = SessionClients(requests, write, started_s=clock.now())
                 lasted = drive(engine, dispatcher, clock, clients, most_s(requests, duration_s), progress)
@@ -141,9 +141,9 @@ def replay(
                 streams = {output.request_id: output.outputs[0].token_ids for output in played.outputs}
         host_s = (time.thread_time() - started_s - runner.seconds) / max(accounts.iterations, 1)
     finally:
-        with setup.machine.settings():
+        with setup.settings():
             engine.close()
-            setup.machine.runner.reset()
+            setup.runner.reset()
         assert not len(scheduler.unfinished), "a request is left behind"
         for recording in recordings:
             recording.close()
@@ -157,7 +157,7 @@ def most_s(requests: Sequence[object] | SessionLoad, duration_s: float) -> float
 
 def resize_host(setup: EngineSetup, host_tokens: int) -> EngineSetup:
     """The setup with a host pool of so many tokens, rounded down to pages; raises `ConfigError` if the machine has no room."""
-    plan, size = setup.memory_plan, setup.machine.shape.page_size
+    plan, size = setup.memory_plan, setup.shape.page_size
     return setup.changed(swap_space=(host_tokens * plan.token_bytes(size) + 0.5) / GIB)
 
 
@@ -167,9 +167,9 @@ def simulation(setup: EngineSetup, policy: str, duration_s: float, host_s: float
     Args:
         host_s: seconds of the engine's own work per step, as `replay` reports them.
     """
-    plan, shape, config = setup.memory_plan, setup.machine.shape, setup.config
+    plan, shape, config = setup.memory_plan, setup.shape, setup.config
     return Simulation(
-        setup.machine.profile,
+        setup.profile,
         policy,
         config.scheduling.estimator,
         duration_s,

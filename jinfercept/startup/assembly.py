@@ -1,4 +1,4 @@
-"""Puts an engine together. Weights and executables outlive engines; every engine starts with empty pages."""
+"""What engines run on, and an engine of it. Weights and executables outlive engines; every engine starts with empty pages."""
 
 import inspect
 import threading
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Self
 
-from jinfercept.config import EngineConfig
+from jinfercept.config import EngineConfig, RestartOptions
 from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.clock import RealClock
 from jinfercept.engine.disk_contexts import DiskContexts
@@ -22,7 +22,8 @@ from jinfercept.kv.states import StateSizes
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.meter.request_log import Fold, RequestLog
 from jinfercept.models.jax_settings import own_settings
-from jinfercept.models.protocol import ModelDimensions
+from jinfercept.models.load import dtype_name
+from jinfercept.models.protocol import ModelDimensions, ServedModel
 from jinfercept.request import Request
 from jinfercept.runner.disk_pages import DiskPages
 from jinfercept.runner.page_arrays import KVArrays
@@ -37,7 +38,9 @@ from jinfercept.sched.policies import PolicyChoice, PolicyInputs, check_choice
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.speculation import SpeculationLimits
 from jinfercept.startup.disk_tier import DiskTier
+from jinfercept.startup.invariant import as_invariant
 from jinfercept.startup.memory import MemoryPlan
+from jinfercept.startup.recurrent import as_served
 from jinfercept.startup.served_adapters import ServedAdapters
 from jinfercept.startup.several_hosts import disconnect
 from jinfercept.tokenizer.tokenizer import Tokenizer
@@ -47,48 +50,40 @@ Recorder = Callable[[KVManager, PolicyInputs], tuple[Fold, Estimator]]
 one that wraps it."""
 
 
+CHANGEABLE = frozenset({"policy", "estimator", "order", *RestartOptions.__annotations__})
+"""Options that no executable depends on."""
+
+
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """The loaded model, its executables and their profile. Engines run on it, one at a time.
+class StartTimes:
+    """Seconds of the parts of a start.
 
     Attributes:
-        draft_model: name of the model that drafts for the runner's; None: there is none.
-        leader: the same, on host 0 of several: what it executes, all hosts execute.
-        disk: contexts on disk; None: there is no such tier.
-        adapters: of the model; None: it has no room for any.
+        load_s: for the weights, `tokenizer_s` for the tokenizer, `pages_s` for the pools, `compile_s` for the executables.
+        num_executables: executables that were compiled, of which `num_cached` were found on disk.
+        num_pending: executables that a lazy start left to be compiled behind the first requests.
+        grouping: layers per executable, and where the number comes from.
     """
 
-    model_config: ModelDimensions
-    tokenizer: Tokenizer | None
-    runner: ModelRunner
-    shape: RunnerShape
-    profile: Profile
-    draft_model: str | None = None
-    leader: LeadingRunner[ForwardTicket, StepTicket] | None = None
-    disk: DiskTier | None = None
-    adapters: ServedAdapters | None = None
+    load_s: float
+    tokenizer_s: float
+    pages_s: float
+    compile_s: float
+    num_executables: int
+    num_cached: int
+    num_pending: int
+    profile_s: float
+    profile: str
+    grouping: str
 
-    @property
-    def adapter_table(self) -> AdapterTable:
-        """The adapters by name; an empty table if there is no room for any."""
-        return AdapterTable() if self.adapters is None else self.adapters.table
-
-    @property
-    def executor(self) -> ModelRunner | LeadingRunner[ForwardTicket, StepTicket]:
-        """The executor of an engine's plans."""
-        return self.leader or self.runner
-
-    def settings(self) -> AbstractContextManager[None]:
-        """A context with the settings of JAX under which the runner works in any thread, see `own_settings`."""
-        return own_settings(self.runner.device)
-
-    def close(self) -> None:
-        """Free the weights and the pages, and end the other hosts."""
-        self.executor.close()
-        if self.leader is not None:
-            disconnect()
-        if self.disk is not None:
-            self.disk.store.close()
+    def __str__(self) -> str:
+        loaded_s = self.load_s + self.tokenizer_s + self.pages_s
+        pending_note = f", {self.num_pending} more behind the first requests" if self.num_pending else ""
+        return (
+            f"start: loaded in {loaded_s:.1f} s; {self.num_executables} executables in {self.compile_s:.1f} s, "
+            f"{self.num_cached} of them from the cache{pending_note}, {self.grouping}; "
+            f"profile {self.profile} in {self.profile_s:.1f} s"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,60 +141,157 @@ class Assembled(NamedTuple):
     meter: EngineStats
 
 
-def assemble(
-    machine: Machine, config: EngineConfig, memory_plan: MemoryPlan, own: "OwnParts", record: Recorder | None
-) -> Assembled:
-    """An engine with parts of the user's own, or with those that the options name. Raises `ConfigError` as `_recorded` does."""
-    shape, tokenizer, page_size = machine.shape, machine.tokenizer, machine.shape.page_size
-    policy, chosen, order = own.filled(config)
-    limits = _limits(config, shape, machine.profile.draft_share)
-    machine.runner.drafting = config.scheduling.speculation.method == "draft_model"
-    profile = machine.profile if machine.disk is not None else machine.profile.without_disk()
-    build = plan_scheduler(profile, make_estimator(chosen), policy, limits, page_size, order)
-    kv = KVManager(
-        shape.num_pages,
-        memory_plan.host_tokens // page_size,
-        page_size,
-        identity=f"{machine.model_config} {config.model.dtype} {config.model.activation_dtype} {config.cache.kv_cache_dtype}",
-        prefix_caching=config.cache.enable_prefix_caching,
-        most_moved_pages=max(1, memory_plan.moved_tokens // page_size),
-        states=StateSizes(shape.num_states, memory_plan.states.num_host_states, memory_plan.state_size(page_size)),
-        windows=memory_plan.windows,
-    )
-    clock = RealClock()
-    log = RequestLog(clock.now)
-    meter = EngineStats(log, kv, build.inputs, synchronous=build.policy.synchronous)
-    estimator = build.inputs.estimator
-    if record is not None:
-        fold, estimator = _recorded(record, kv, build.inputs)
-        log.tell(fold)
-    scheduler = build.build(kv, log, estimator)
-    wake = threading.Event()
-    dispatcher = Dispatcher(wake.set)
-    disk = None
-    if machine.disk is not None and isinstance(machine.runner.kv, KVArrays):
-        store, identity = machine.disk
-        pages = DiskPages(store, machine.runner.kv, identity, page_size, machine.settings, wake.set)
-        disk = DiskContexts(scheduler, pages, machine.profile, shape.buckets[-1])
-    engine = Engine(
-        scheduler,
-        machine.executor,
-        dispatcher,
-        clock,
-        wake,
-        depth=config.advanced.pipeline_depth,
-        vocab_size=machine.model_config.vocab_size,
-        eos_token_ids=end_token_ids(machine.model_config, tokenizer),
-        open_text=_text_opener(tokenizer) if tokenizer else None,
-        encode=partial(tokenizer.encode, plain=True) if tokenizer else None,
-        seed=config.model.seed,
-        check=config.advanced.check_pages,
-        request_log=log,
-        disk=disk,
-        returns_experts=shape.routed_experts > 0,
-        adapters=machine.adapter_table,
-    )
-    return Assembled(engine, dispatcher, meter)
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """A model that is loaded and compiled, and the options of the engines that run on it, one at a time.
+
+    Attributes:
+        leader: executes on all of several hosts what host 0 executes; None: there is one host.
+        draft_model: name of the model that drafts for this one; None: there is none.
+        disk: contexts on disk; None: there is no such tier.
+        room: of adapters; None: the model has no room for any.
+        flags: the options as they were given, by name.
+        config: the same, with defaults, in sections.
+        own: a policy, an estimator and an order instead of those that the options name.
+        memory_plan: sizes of the pools.
+        times: seconds that the start took.
+        sampling_defaults: fields of `SamplingParams` whose defaults come from the checkpoint's `generation_config.json`.
+        name: of the model, as it was given, or of its family.
+    """
+
+    model: ServedModel
+    tokenizer: Tokenizer | None
+    runner: ModelRunner
+    shape: RunnerShape
+    profile: Profile
+    leader: LeadingRunner[ForwardTicket, StepTicket] | None
+    draft_model: str | None
+    disk: DiskTier | None
+    room: ServedAdapters | None
+    flags: Mapping[str, Any]
+    config: EngineConfig
+    own: OwnParts
+    memory_plan: MemoryPlan
+    times: StartTimes
+    sampling_defaults: Mapping[str, Any]
+    name: str
+
+    @property
+    def adapters(self) -> AdapterTable:
+        """The adapters by name; an empty table if there is no room for any."""
+        return AdapterTable() if self.room is None else self.room.table
+
+    @property
+    def executor(self) -> ModelRunner | LeadingRunner[ForwardTicket, StepTicket]:
+        """The executor of an engine's plans."""
+        return self.leader or self.runner
+
+    def settings(self) -> AbstractContextManager[None]:
+        """A context with the settings of JAX under which the runner works in any thread, see `own_settings`."""
+        return own_settings(self.runner.device)
+
+    @property
+    def dtype(self) -> str:
+        """The type of weights and activations."""
+        return dtype_name(self.config.model.dtype)
+
+    def changed(
+        self,
+        policy: PolicyChoice | None = None,
+        estimator: EstimatorChoice | None = None,
+        order: OrderChoice | None = None,
+        **flags: Any,
+    ) -> Self:
+        """The same with other options, of those that are `CHANGEABLE`; policy, estimator and order stay where they are None.
+
+        Raises:
+            ConfigError: an option is fixed once executables are compiled, unknown or out of range.
+        """
+        own = OwnParts.take(flags, policy=policy, estimator=estimator, order=order).following(self.own, flags)
+        merged = {**self.flags, **flags}
+        config = as_served(EngineConfig.from_options(merged), self.model)
+        config = as_invariant(config, self.model, self.runner.params)
+        fixed = sorted(set(flags) - CHANGEABLE)
+        if fixed:
+            raise ConfigError(
+                "restart cannot change this option", got=", ".join(fixed), fix=f"change {sorted(CHANGEABLE)}"
+            )
+        drafter, loaded = config.scheduling.speculation.model, self.draft_model
+        if drafter not in (None, loaded):
+            raise ConfigError(
+                "restart cannot load another draft model", got=drafter, fix=f"{loaded or 'ngram'}, or a new LLM"
+            )
+        drafts, most = config.scheduling.speculation.num_speculative_tokens, self.shape.num_drafts
+        if drafts > most:
+            raise ConfigError(
+                "this LLM was compiled for fewer draft tokens", got=drafts, fix=f"at most {most}, or a new LLM"
+            )
+        own.check(config)
+        chunks(config, self.shape, own)
+        memory_plan = self.memory_plan.with_host(config.cache)
+        return replace(self, flags=merged, config=config, own=own, memory_plan=memory_plan)
+
+    def assemble(self, record: Recorder | None = None) -> Assembled:
+        """A new engine with empty pages. Raises `ConfigError` if `record` returns something else than it should."""
+        shape, tokenizer, config, memory_plan = self.shape, self.tokenizer, self.config, self.memory_plan
+        model_config, page_size = self.model.config, shape.page_size
+        policy, chosen, order = self.own.filled(config)
+        limits = _limits(config, shape, self.profile.draft_share)
+        self.runner.drafting = config.scheduling.speculation.method == "draft_model"
+        profile = self.profile if self.disk is not None else self.profile.without_disk()
+        build = plan_scheduler(profile, make_estimator(chosen), policy, limits, page_size, order)
+        kv = KVManager(
+            shape.num_pages,
+            memory_plan.host_tokens // page_size,
+            page_size,
+            identity=f"{model_config} {config.model.dtype} {config.model.activation_dtype} {config.cache.kv_cache_dtype}",
+            prefix_caching=config.cache.enable_prefix_caching,
+            most_moved_pages=max(1, memory_plan.moved_tokens // page_size),
+            states=StateSizes(shape.num_states, memory_plan.states.num_host_states, memory_plan.state_size(page_size)),
+            windows=memory_plan.windows,
+        )
+        clock = RealClock()
+        log = RequestLog(clock.now)
+        meter = EngineStats(log, kv, build.inputs, synchronous=build.policy.synchronous)
+        estimator = build.inputs.estimator
+        if record is not None:
+            fold, estimator = _recorded(record, kv, build.inputs)
+            log.tell(fold)
+        scheduler = build.build(kv, log, estimator)
+        wake = threading.Event()
+        dispatcher = Dispatcher(wake.set)
+        disk = None
+        if self.disk is not None and isinstance(self.runner.kv, KVArrays):
+            store, identity = self.disk
+            pages = DiskPages(store, self.runner.kv, identity, page_size, self.settings, wake.set)
+            disk = DiskContexts(scheduler, pages, self.profile, shape.buckets[-1])
+        engine = Engine(
+            scheduler,
+            self.executor,
+            dispatcher,
+            clock,
+            wake,
+            depth=config.advanced.pipeline_depth,
+            vocab_size=model_config.vocab_size,
+            eos_token_ids=end_token_ids(model_config, tokenizer),
+            open_text=_text_opener(tokenizer) if tokenizer else None,
+            encode=partial(tokenizer.encode, plain=True) if tokenizer else None,
+            seed=config.model.seed,
+            check=config.advanced.check_pages,
+            request_log=log,
+            disk=disk,
+            returns_experts=shape.routed_experts > 0,
+            adapters=self.adapters,
+        )
+        return Assembled(engine, dispatcher, meter)
+
+    def close(self) -> None:
+        """Free the weights and the pages, and end the other hosts."""
+        self.executor.close()
+        if self.leader is not None:
+            disconnect()
+        if self.disk is not None:
+            self.disk.store.close()
 
 
 def _recorded(record: Recorder, kv: KVManager, inputs: PolicyInputs) -> tuple[Fold, Estimator]:

@@ -59,12 +59,12 @@ class EngineHost:
     """
 
     def __init__(self, setup: EngineSetup) -> None:
-        self.setup, self._runner = setup, setup.machine.executor
-        self.weights = ServedWeights(setup.model, setup.machine)
+        self.setup, self._runner = setup, setup.executor
+        self.weights = ServedWeights(setup.model, setup.runner, one_host=setup.leader is None)
         self.closed = False
         self._lock = threading.Lock()  # held while weights change
         self._begin(setup.assemble())
-        setup.machine.runner.executables.compile_behind()
+        setup.runner.executables.compile_behind()
 
     def __str__(self) -> str:
         setup = self.setup
@@ -84,7 +84,7 @@ class EngineHost:
         self._engine, self._dispatcher, self._stats = parts
         self._engine.weights_version = self.weights.version
         self._engine.is_resting = self.weights.level is not None
-        self.thread = EngineThread(self._engine, self.setup.machine.settings)
+        self.thread = EngineThread(self._engine, self.setup.settings)
 
     def _end(self) -> None:
         self.thread.close()
@@ -229,10 +229,10 @@ class EngineHost:
             self._end()
             try:
                 self.weights.write(new, self._engine)
-                if (disk := setup.machine.disk) is not None:
-                    weights = without_adapters(setup.machine.runner.params)
-                    identity = identity_of(setup.machine.model_config, weights, setup.config)
-                    setup = replace(setup, machine=replace(setup.machine, disk=disk._replace(identity=identity)))
+                if (disk := setup.disk) is not None:
+                    weights = without_adapters(setup.runner.params)
+                    identity = identity_of(setup.model.config, weights, setup.config)
+                    setup = replace(setup, disk=disk._replace(identity=identity))
                     parts = setup.assemble()
             finally:
                 self._runner.reset()
@@ -285,15 +285,15 @@ class EngineHost:
             raise failures[0]
 
     def _check_in_flight(self, what: str) -> None:
-        if self.setup.machine.leader is not None:
+        if self.setup.leader is not None:
             raise RequestError("an LLM on several hosts cannot do this", got=what, fix="use one host")
-        if self.setup.machine.disk is not None:
+        if self.setup.disk is not None:
             raise ConfigError("kv_disk holds pages of the old weights", got=what, fix="start without kv_disk")
 
     @contextmanager
     def _changing_weights(self) -> Iterator[None]:
         """Use JAX in the caller's thread, one after the other, and while no adapter is loaded."""
-        adapters = self.setup.machine.adapters
+        adapters = self.setup.room
         with self._lock, self._using_jax(), nullcontext() if adapters is None else adapters.lock:
             yield
 
@@ -309,19 +309,19 @@ class EngineHost:
         self, name: str, read: Callable[[ServedAdapters], AdapterWeights], source: str, *, in_place: bool
     ) -> Adapter:
         self.check_open("to load an adapter")
-        machine = self.setup.machine
-        if machine.adapters is None:
+        setup = self.setup
+        if setup.room is None:
             raise ConfigError("this LLM has no room for adapters", got=name, fix="start with max_loras")
-        if machine.leader is not None:
+        if setup.leader is not None:
             raise ConfigError("an LLM on several hosts cannot load adapters later", got=name, fix="name it in `loras`")
-        if not machine.runner.params.embed:
+        if not setup.runner.params.embed:
             raise RequestError("the weights are not on the device", got="an adapter to load", fix="wake() before")
-        weights = read(machine.adapters)
-        with machine.adapters.table.new_slot(name, replace=in_place) as slot:
-            with machine.adapters.lock, self._using_jax():
-                params = machine.adapters.written(machine.runner.params, slot, weights)
-                self.thread.ask(lambda: machine.runner.use(params)).result()
-            return machine.adapters.table.put(Adapter(name, slot, weights.digest, source))
+        weights = read(setup.room)
+        with setup.room.table.new_slot(name, replace=in_place) as slot:
+            with setup.room.lock, self._using_jax():
+                params = setup.room.written(setup.runner.params, slot, weights)
+                self.thread.ask(lambda: setup.runner.use(params)).result()
+            return setup.room.table.put(Adapter(name, slot, weights.digest, source))
 
     def unload_adapter(self, name: str) -> None:
         """As `LLM.unload_lora`."""
@@ -331,7 +331,7 @@ class EngineHost:
     @property
     def adapters(self) -> AdapterTable:
         """The adapters by name."""
-        return self.setup.machine.adapter_table
+        return self.setup.adapters
 
     def check_idle(self, what: str) -> None:
         """Raise `RequestError` if requests are served, or the host is closed.
@@ -360,10 +360,10 @@ class EngineHost:
         with self._using_jax():
             self.closed = True
             self._end()
-            self.setup.machine.close()
+            self.setup.close()
 
     @contextmanager
     def _using_jax(self) -> Iterator[None]:
         """Use the engine's settings of JAX in the caller's thread, which leaves JAX before the interpreter ends."""
-        with ending_at_exit(), self.setup.machine.settings():
+        with ending_at_exit(), self.setup.settings():
             yield

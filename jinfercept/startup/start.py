@@ -5,16 +5,16 @@ Benchmarks that need the runner itself make an `EngineSetup` without an `LLM`; `
 
 import logging
 import time
-from collections.abc import Mapping
-from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from jinfercept.config import ALIASES, OPTIONS, EngineConfig, RestartOptions
+from jinfercept.config import ALIASES, OPTIONS, EngineConfig
 from jinfercept.disk.store import DiskStore
 from jinfercept.engine.process_end import ending_at_exit
 from jinfercept.errors import ConfigError, ModelError, shown
@@ -34,7 +34,7 @@ from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.policies import PolicyChoice
 from jinfercept.sched.profile import Profile
-from jinfercept.startup.assembly import Assembled, Machine, OwnParts, Recorder, assemble, chunks
+from jinfercept.startup.assembly import EngineSetup, OwnParts, StartTimes, chunks
 from jinfercept.startup.backend import prepare_backend, start_backend
 from jinfercept.startup.chosen_tokenizer import TokenizerChoice, as_tokenizer
 from jinfercept.startup.compile_counter import CompileCounter
@@ -56,116 +56,6 @@ from jinfercept.values.vllm_names import own_options
 from jinfercept.weights.in_memory import initial_params
 
 log = logging.getLogger("jinfercept")
-
-CHANGEABLE = frozenset({"policy", "estimator", "order", *RestartOptions.__annotations__})
-"""Options that no executable depends on."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartTimes:
-    """Seconds of the parts of a start.
-
-    Attributes:
-        load_s: for the weights, `tokenizer_s` for the tokenizer, `pages_s` for the pools, `compile_s` for the executables.
-        num_executables: executables that were compiled, of which `num_cached` were found on disk.
-        num_pending: executables that a lazy start left to be compiled behind the first requests.
-        grouping: layers per executable, and where the number comes from.
-    """
-
-    load_s: float
-    tokenizer_s: float
-    pages_s: float
-    compile_s: float
-    num_executables: int
-    num_cached: int
-    num_pending: int
-    profile_s: float
-    profile: str
-    grouping: str
-
-    def __str__(self) -> str:
-        loaded_s = self.load_s + self.tokenizer_s + self.pages_s
-        pending_note = f", {self.num_pending} more behind the first requests" if self.num_pending else ""
-        return (
-            f"start: loaded in {loaded_s:.1f} s; {self.num_executables} executables in {self.compile_s:.1f} s, "
-            f"{self.num_cached} of them from the cache{pending_note}, {self.grouping}; "
-            f"profile {self.profile} in {self.profile_s:.1f} s"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSetup:
-    """A model that is loaded and compiled, and the options of the engines that run on it, one at a time.
-
-    Attributes:
-        machine: its runner, sizes, tokenizer and costs.
-        flags: the options as they were given, by name.
-        config: the same, with defaults, in sections.
-        own: a policy, an estimator and an order instead of those that the options name.
-        memory_plan: sizes of the pools.
-        times: seconds that the start took.
-        sampling_defaults: fields of `SamplingParams` whose defaults come from the checkpoint's `generation_config.json`.
-        name: of the model, as it was given, or of its family.
-    """
-
-    model: ServedModel
-    machine: Machine
-    flags: Mapping[str, Any]
-    config: EngineConfig
-    own: OwnParts
-    memory_plan: MemoryPlan
-    times: StartTimes
-    sampling_defaults: Mapping[str, Any]
-    name: str
-
-    @property
-    def dtype(self) -> str:
-        """The type of weights and activations."""
-        return dtype_name(self.config.model.dtype)
-
-    def changed(
-        self,
-        policy: PolicyChoice | None = None,
-        estimator: EstimatorChoice | None = None,
-        order: OrderChoice | None = None,
-        **flags: Any,
-    ) -> Self:
-        """The same with other options, of those that are `CHANGEABLE`; policy, estimator and order stay where they are None.
-
-        Raises:
-            ConfigError: an option is fixed once executables are compiled, unknown or out of range.
-        """
-        own = OwnParts.take(flags, policy=policy, estimator=estimator, order=order).following(self.own, flags)
-        merged = {**self.flags, **flags}
-        config = as_served(EngineConfig.from_options(merged), self.model)
-        config = as_invariant(config, self.model, self.machine.runner.params)
-        fixed = sorted(set(flags) - CHANGEABLE)
-        if fixed:
-            raise ConfigError(
-                "restart cannot change this option", got=", ".join(fixed), fix=f"change {sorted(CHANGEABLE)}"
-            )
-        drafter, loaded = config.scheduling.speculation.model, self.machine.draft_model
-        if drafter not in (None, loaded):
-            raise ConfigError(
-                "restart cannot load another draft model", got=drafter, fix=f"{loaded or 'ngram'}, or a new LLM"
-            )
-        drafts, most = config.scheduling.speculation.num_speculative_tokens, self.machine.shape.num_drafts
-        if drafts > most:
-            raise ConfigError(
-                "this LLM was compiled for fewer draft tokens", got=drafts, fix=f"at most {most}, or a new LLM"
-            )
-        own.check(config)
-        chunks(config, self.machine.shape, own)
-        memory_plan = self.memory_plan.with_host(config.cache)
-        return replace(self, flags=merged, config=config, own=own, memory_plan=memory_plan)
-
-    def assemble(self, record: Recorder | None = None) -> Assembled:
-        """A new engine with empty pages. Raises `ConfigError` if `record` returns something else than it should."""
-        return assemble(self.machine, self.config, self.memory_plan, self.own, record)
-
-    def close(self) -> None:
-        """Free the weights and the pages. For setups that no `LLM` serves on."""
-        self.machine.close()
 
 
 def set_up(
@@ -217,120 +107,165 @@ def set_up(
         store = open_store(config.cache)
         try:
             with own_settings(devices.local_devices[0]):
-                return _set_up_here(
-                    model, params, read, own, profile, effort, config, flags, group, devices, lazy, progress, store
-                )
+                start = _Start(config, flags, own, devices, group, progress)
+                start.load(model, params, read)
+                # all hosts alike; nothing is compiled among exact measurements
+                start.compile(profile, effort, lazy=lazy and group is None and effort is None)
+                return start.served(store, str(model) if isinstance(model, str | Path) else None)
         except BaseException:
             if store is not None:
                 store.close()
             raise
 
 
-def _set_up_here(
-    model: str | Path | ModelConfig | ServedModel,
-    params: Params | None,
-    tokenizer: Tokenizer | None,
-    own: OwnParts,
-    profile: Profile | None,
-    effort: str | None,
-    config: EngineConfig,
-    flags: Mapping[str, Any],
-    group: HostGroup | None,
-    devices: ModelMesh,
-    lazy: bool,
-    progress: Progress,
-    store: DiskStore | None,
-) -> EngineSetup:
-    """Load, compile and measure, on one host of several or on the only one. Arguments as `set_up`'s, checked.
+class _Start:
+    """A start on the only host or on one of several. Its methods are called in the order in which they stand."""
 
-    Raises `SystemExit` at the end of every host but host 0.
-    """
-    lazy = lazy and group is None and effort is None  # all hosts alike; nothing is compiled among exact measurements
-    began_s = time.monotonic()
-    defaults = sampling_defaults(config.model.generation_config, _source(model))
-    progress("loading", 0, 1)
-    if defaults:
-        log.info("sampling defaults from generation_config.json, which generation_config=vllm ignores: %s", defaults)
-    loaded = load_model(model, params, config, devices).for_length(config.model.max_model_len)
-    loaded, adapters = add_adapters(loaded, config)
-    jax.block_until_ready(loaded.params)  # a draft model has the memory that is left
-    weights_s = time.monotonic()
-    tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
-    draft = load_draft_model(config, devices, tokenizer, across_hosts=group is not None)
-    config = as_served(config, loaded.model, None if draft is None else draft.model)
-    config = as_invariant(config, loaded.model, loaded.params)
-    progress("loading", 1, 1)
-    loaded_s = time.monotonic()
-    grouping = group_layers(loaded.model, loaded.params, config, effort if group is None else None, progress, draft)
-    if group is not None:
-        grouping = grouping._replace(**group.least({"layers_per_step": grouping.layers_per_step}))
-    grouped_s = time.monotonic()
-    with closing(CompileCounter()) as compilations:
-        memory_plan, shape = plan_pools(loaded.model, loaded.params, config, grouping.layers_per_step, draft)
-        cache = fit_host(memory_plan, config.cache, is_given="swap_space" in flags)
+    def __init__(
+        self,
+        config: EngineConfig,
+        flags: Mapping[str, Any],
+        own: OwnParts,
+        devices: ModelMesh,
+        group: HostGroup | None,
+        progress: Progress,
+    ) -> None:
+        self._config, self._flags, self._own = config, flags, own
+        self._devices, self._group, self._progress = devices, group, progress
+        self._seconds = dict[str, float]()
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        began_s = time.monotonic()
+        yield
+        self._seconds[part] = self._seconds.get(part, 0.0) + time.monotonic() - began_s
+
+    def load(
+        self,
+        model: str | Path | ModelConfig | ServedModel,
+        params: Params | None,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        """Load the model with its adapters and its draft model. Arguments as of `set_up`."""
+        config = self._config
+        with self._timed("load_s"):
+            self._defaults = sampling_defaults(config.model.generation_config, _source(model))
+            self._progress("loading", 0, 1)
+            if self._defaults:
+                text = "sampling defaults from generation_config.json, which generation_config=vllm ignores: %s"
+                log.info(text, self._defaults)
+            loaded = load_model(model, params, config, self._devices).for_length(config.model.max_model_len)
+            self._loaded, self._room = add_adapters(loaded, config)
+            self._owns_params = params is None
+            jax.block_until_ready(self._loaded.params)  # a draft model has the memory that is left
+        loaded = self._loaded
+        with self._timed("tokenizer_s"):
+            self._tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
+            across_hosts = self._group is not None
+            self._draft = load_draft_model(config, self._devices, self._tokenizer, across_hosts=across_hosts)
+            config = as_served(config, loaded.model, None if self._draft is None else self._draft.model)
+            self._config = as_invariant(config, loaded.model, loaded.params)
+        self._progress("loading", 1, 1)
+
+    def compile(self, profile: Profile | None, effort: str | None, *, lazy: bool) -> None:
+        """Make the pools and the executables. Raises `SystemExit` at the end of every host but host 0.
+
+        Args:
+            profile: the costs of steps, as far as they are given.
+            effort: how long they are measured; None: they are looked up or measured quickly.
+        """
+        loaded, group, draft, progress = self._loaded, self._group, self._draft, self._progress
+        config, model, params = self._config, loaded.model, loaded.params
+        with self._timed("profile_s"):
+            grouping = group_layers(model, params, config, effort if group is None else None, progress, draft)
+            if group is not None:
+                grouping = grouping._replace(**group.least({"layers_per_step": grouping.layers_per_step}))
+        with closing(CompileCounter()) as compilations:
+            with self._timed("pages_s"):
+                self._plan(grouping.layers_per_step)
+                config, shape = self._config, self._shape
+                runner, drafter = ModelRunner(model, params, shape, attention=config.advanced.attention), None
+                runner.owns_params = self._owns_params
+                if draft is not None:
+                    drafter = add_drafter(runner, model, draft, shape, config.advanced.attention)
+            with self._timed("compile_s"):
+                self._how = "given"
+                if profile is None and effort is None:
+                    profile, self._how = remembered_profile(model, params, shape, config, draft), "remembered"
+                first = None
+                if lazy and (profile is not None or draft is None):
+                    kind = "filtered" if self._defaults.keys() & {"top_k", "top_p", "min_p"} else "drawn"
+                    tuned = self._memory_plan.timed_bytes > 0
+                    first = runner.first_executables(measured=profile is None, tuned=tuned, kind=kind)
+                at_once = most_at_once(self._memory_plan, FreeMemory.on(*self._devices.local_devices))
+                with self._memory_plan.placed():
+                    runner.warm_up(progress, at_once, first)
+        self._runner, self._leader = runner, None
+        if group is not None:
+            group.begin()
+            if group.host_id:
+                follow_to_the_end(runner, group)
+            self._leader = LeadingRunner(runner, group)
+        with self._timed("profile_s"):
+            if profile is None:
+                self._how, runs = "measured", (self._leader or runner, drafter)
+                measured = (effort or "quick", grouping.tried, progress)
+                profile = measured_profile(model, params, draft, *runs, shape, config, *measured)
+        self._profile = profile
+        self._compilations, self._grouping = compilations, grouping
+
+    def _plan(self, layers_per_step: int) -> None:
+        """The sizes of the pools, for which there is memory on every host."""
+        loaded, group, flags = self._loaded, self._group, self._flags
+        memory_plan, shape = plan_pools(loaded.model, loaded.params, self._config, layers_per_step, self._draft)
+        cache = fit_host(memory_plan, self._config.cache, is_given="swap_space" in flags)
         if group is not None:
             memory_plan, shape = _alike(memory_plan, shape, group)
-            cache = replace(
-                cache, swap_space=group.least({"swap_mib": int(1024 * cache.swap_space)})["swap_mib"] / 1024
-            )
-        config, flags = replace(config, cache=cache), {**flags, "swap_space": cache.swap_space}
-        memory_plan = memory_plan.with_host(cache)
-        log.info("%s", memory_plan)
-        chunks(config, shape, own)
-        runner, drafter = ModelRunner(loaded.model, loaded.params, shape, attention=config.advanced.attention), None
-        runner.owns_params = params is None
-        if draft is not None:
-            drafter = add_drafter(runner, loaded.model, draft, shape, config.advanced.attention)
-        pages_s = time.monotonic()
-        how = "given"
-        if profile is None and effort is None:
-            profile, how = remembered_profile(loaded.model, loaded.params, shape, config, draft), "remembered"
-        first = None
-        if lazy and (profile is not None or draft is None):
-            kind = "filtered" if defaults.keys() & {"top_k", "top_p", "min_p"} else "drawn"
-            first = runner.first_executables(measured=profile is None, tuned=memory_plan.timed_bytes > 0, kind=kind)
-        with memory_plan.placed():
-            runner.warm_up(progress, most_at_once(memory_plan, FreeMemory.on(*devices.local_devices)), first)
-    warm_s = time.monotonic()
-    leader = None
-    if group is not None:
-        group.begin()
-        if group.host_id:
-            follow_to_the_end(runner, group)
-        leader = LeadingRunner(runner, group)
-    if profile is None:
-        how, runs, measured = "measured", (leader or runner, drafter), (effort or "quick", grouping.tried, progress)
-        profile = measured_profile(loaded.model, loaded.params, draft, *runs, shape, config, *measured)
-    times = StartTimes(
-        load_s=weights_s - began_s,
-        tokenizer_s=loaded_s - weights_s,
-        pages_s=pages_s - grouped_s,
-        compile_s=warm_s - pages_s,
-        num_executables=compilations.count,
-        num_cached=compilations.cached,
-        num_pending=runner.executables.num_pending,
-        profile_s=grouped_s - loaded_s + time.monotonic() - warm_s,
-        profile=how,
-        grouping=str(grouping),
-    )
-    log.info("%s", times)
-    disk = None
-    if store is not None:
-        disk = DiskTier(store, identity_of(loaded.model.config, runner.params, config))
-        profile = priced(profile, store, memory_plan.token_bytes(shape.page_size))
-    machine = Machine(
-        loaded.model.config,
-        tokenizer,
-        runner,
-        shape,
-        profile,
-        config.scheduling.speculation.model,
-        leader,
-        disk,
-        adapters,
-    )
-    name = str(model) if isinstance(model, str | Path) else loaded.model.config.family
-    return EngineSetup(loaded.model, machine, flags, config, own, memory_plan, times, defaults, name)
+            swap_mib = group.least({"swap_mib": int(1024 * cache.swap_space)})["swap_mib"]
+            cache = replace(cache, swap_space=swap_mib / 1024)
+        self._config, self._flags = replace(self._config, cache=cache), {**flags, "swap_space": cache.swap_space}
+        self._memory_plan, self._shape = memory_plan.with_host(cache), shape
+        log.info("%s", self._memory_plan)
+        chunks(self._config, shape, self._own)
+
+    def served(self, store: DiskStore | None, name: str | None) -> EngineSetup:
+        """What engines run on.
+
+        Args:
+            name: of the model, if it was given by name.
+        """
+        model, config, shape, profile = self._loaded.model, self._config, self._shape, self._profile
+        times = StartTimes(
+            **self._seconds,
+            num_executables=self._compilations.count,
+            num_cached=self._compilations.cached,
+            num_pending=self._runner.executables.num_pending,
+            profile=self._how,
+            grouping=str(self._grouping),
+        )
+        log.info("%s", times)
+        disk = None
+        if store is not None:
+            disk = DiskTier(store, identity_of(model.config, self._runner.params, config))
+            profile = priced(profile, store, self._memory_plan.token_bytes(shape.page_size))
+        return EngineSetup(
+            model,
+            self._tokenizer,
+            self._runner,
+            shape,
+            profile,
+            self._leader,
+            config.scheduling.speculation.model,
+            disk,
+            self._room,
+            self._flags,
+            config,
+            self._own,
+            self._memory_plan,
+            times,
+            self._defaults,
+            name or model.config.family,
+        )
 
 
 def _alike(memory_plan: MemoryPlan, shape: RunnerShape, group: HostGroup) -> tuple[MemoryPlan, RunnerShape]:

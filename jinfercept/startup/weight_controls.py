@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from jinfercept.models.protocol import Params
 from jinfercept.startup.host import EngineHost, UpdateMode
 from jinfercept.weights.named import NameFilter, WeightTree
 
@@ -11,6 +12,11 @@ class WeightControls:
     """What a trainer asks of an `LLM`."""
 
     engine: EngineHost
+
+    @property
+    def params(self) -> Params:
+        """The weights that serve, with their adapters; they are replaced by an update, and empty in a sleep of level 2."""
+        return self.engine.setup.runner.params
 
     @property
     def weights_version(self) -> int:

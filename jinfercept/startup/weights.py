@@ -1,4 +1,4 @@
-"""The weights of a machine while engines run on it: others take their place, and they leave the device and come back."""
+"""The weights that are served while engines run on it: others take their place, and they leave the device and come back."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from jinfercept.errors import EngineError, RequestError, describe_failure
 from jinfercept.models.adapted import is_adapted, without_adapters
 from jinfercept.models.adapters import with_matrices_of
 from jinfercept.models.protocol import Params, ServedModel
-from jinfercept.startup.assembly import Machine
+from jinfercept.runner.runner import ModelRunner
 from jinfercept.weights.in_memory import Replacement, blocks_of, ties_of
 from jinfercept.weights.named import NameFilter, WeightTree, params_by_name
 
@@ -23,15 +23,15 @@ DEEPEST = 2
 
 @final
 class ServedWeights:
-    """The weights of one machine. Its methods that change something are called with no plan in flight.
+    """The weights of one model. Its methods that change something are called with no plan in flight.
 
     Attributes:
         version: grows by 1 with every update.
         level: of the sleep, 0 to 2; None: awake.
     """
 
-    def __init__(self, model: ServedModel, machine: Machine) -> None:
-        self._model, self._machine, self._runner = model, machine, machine.runner
+    def __init__(self, model: ServedModel, runner: ModelRunner, *, one_host: bool) -> None:
+        self._model, self._runner, self._one_host = model, runner, one_host
         self.version, self.level = 0, None
         self.level: int | None
         self._matrices: Params | None = None  # of the adapters, on the host where the device has no weights
@@ -51,7 +51,7 @@ class ServedWeights:
         Args:
             names, only: as of `params_by_name`.
         """
-        if self._machine.leader is not None:
+        if not self._one_host:
             raise RequestError("only one host can take new weights", got="several", fix="start all with the new ones")
         shapes = without_adapters(self._runner.weight_shapes)
         if isinstance(weights, Params) and names is None and only is None:

@@ -148,7 +148,7 @@ ATTRIBUTES = {
     "stop_profile": "`jinfercept profile`",
     "wake_up": "wake",
     "reset_mm_cache": "reset_prefix_cache()",
-    "collective_rpc": "update_weights, or the runner in `engine.setup.machine`",
+    "collective_rpc": "update_weights, or the runner in `engine.setup.runner`",
     "apply_model": "model, and update_weights",
     "load_weights": "update_weights",
     "preprocess_chat": "make_chats",

@@ -171,7 +171,7 @@ class OverflowEngine:
     def _priced(self, setup: EngineSetup, mode: OverflowMode, overflow: Overflow, host_s: float) -> BatchRun:
         clock, config = VirtualClock(), setup.config.advanced
         is_cpu = jax.default_backend() == "cpu"
-        prices = Prices(setup.machine.profile, overflow.page_size, synchronous=is_cpu)
+        prices = Prices(setup.profile, overflow.page_size, synchronous=is_cpu)
         return play_batch(
             _scheduler(setup, mode, overflow),
             PricedRunner(prices, clock),
@@ -227,11 +227,11 @@ class OverflowEngine:
         warm = Overflow((BatchRequest(2 * page_size, page_size + 8),) * 3, page_size, pool_pages=8)
         for preemption in ("recompute", "swap"):
             self._play(setup, OverflowMode("", preemption, "ours", by_layer, pinned), warm, 0)
-        machine, plan = setup.machine, setup.memory_plan
-        with machine.settings():
+        plan = setup.memory_plan
+        with setup.settings():
             profile = measure(
-                machine.runner,
-                machine.shape,
+                setup.runner,
+                setup.shape,
                 name=setup.model.config.family,
                 kv_bytes_per_token=plan.token_bytes(page_size),
                 effort=self._effort,
@@ -239,7 +239,7 @@ class OverflowEngine:
                 tiles=attention_tiles(setup.config.advanced.attention, page_size),
                 clock=self._clock,
             )
-        setup = replace(setup, machine=replace(machine, profile=profile))
+        setup = replace(setup, profile=profile)
         self._host_s = self._host_s or self._measure_host(setup, warm)
         return setup
 
@@ -253,8 +253,8 @@ class OverflowEngine:
         return min(per_step_s)
 
     def _play(self, setup: EngineSetup, mode: OverflowMode, overflow: Overflow, seed: int) -> BatchRun:
-        vocab_size, runner = setup.model.config.vocab_size, setup.machine.runner
-        with setup.machine.settings():
+        vocab_size, runner = setup.model.config.vocab_size, setup.runner
+        with setup.settings():
             try:
                 return play_batch(
                     _scheduler(setup, mode, overflow),
@@ -272,9 +272,9 @@ class OverflowEngine:
 
 def _scheduler(setup: EngineSetup, mode: OverflowMode, overflow: Overflow) -> Scheduler:
     """A scheduler of as many of the setup's pages as the pool has."""
-    shape = setup.machine.shape
+    shape = setup.shape
     limits = SchedulerLimits(shape.buckets, shape.max_num_seqs, shape.max_model_len, preemption=mode.preemption)
-    build = plan_scheduler(setup.machine.profile, ElapsedEstimator(), "copy_ahead", limits, shape.page_size)
+    build = plan_scheduler(setup.profile, ElapsedEstimator(), "copy_ahead", limits, shape.page_size)
     pages = shape.num_pages if overflow.pool_pages is None else overflow.pool_pages
     assert pages <= shape.num_pages
     kv = KVManager(pages, setup.memory_plan.host_tokens // shape.page_size, shape.page_size, prefix_caching=False)

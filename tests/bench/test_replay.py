@@ -84,7 +84,7 @@ def test_what_is_unfinished_is_counted_and_given_up(setup: EngineSetup) -> None:
     report = replay(setup, "copy_ahead", [*requests()[:2], (0.05, make_request(99, slow, WRITE))], WRITE, 0.5).report
     assert report["unfinished"] == 1
     assert report["simulated_s"] < 3.0
-    assert not setup.machine.runner.kv.host
+    assert not setup.runner.kv.host
 
 
 def test_an_interrupt_leaves_nothing_behind(setup: EngineSetup) -> None:
@@ -93,7 +93,7 @@ def test_an_interrupt_leaves_nothing_behind(setup: EngineSetup) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         replay(setup, "copy_ahead", requests(), WRITE, 20.0, interrupt)
-    assert not setup.machine.runner.kv.host
+    assert not setup.runner.kv.host
     assert len(replay(setup, "copy_ahead", requests()[:2], WRITE, 20.0).streams) == 2
 
 

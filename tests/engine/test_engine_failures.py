@@ -231,7 +231,7 @@ def test_a_stream_ends_with_the_failure_after_the_finish_of_each_request(llm: LL
 
 def test_after_close_every_method_says_that_the_llm_is_closed() -> None:
     setup = tiny_setup(kv_tokens=256, max_model_len=64)
-    llm, params = LLM(setup), setup.machine.runner.params
+    llm, params = LLM(setup), setup.runner.params
     llm.close()
     for call in (
         lambda: llm.generate(PROMPT),

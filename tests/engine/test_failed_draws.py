@@ -81,7 +81,7 @@ def llm() -> Iterator[LLM]:
     """One token's embedding is not finite."""
     setup = tiny_setup(kv_tokens=512)
     with LLM(setup) as llm:
-        embed, layers, head = untied(llm.model.config, separate(setup.machine.runner.params))  # pyright: ignore[reportArgumentType]
+        embed, layers, head = untied(llm.model.config, separate(setup.runner.params))  # pyright: ignore[reportArgumentType]
         embedding = np.array(embed["embedding"])
         embedding[POISON] = np.nan
         llm.update_weights(Params(embed | {"embedding": embedding}, layers, head))

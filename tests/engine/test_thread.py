@@ -61,7 +61,7 @@ def test_closing_is_an_error_of_every_caller_that_still_waits() -> None:
 def test_an_llm_that_is_dropped_is_collected_when_its_thread_has_ended() -> None:
     gc.freeze()  # what is there already takes a collection a second
     setup = tiny_setup(kv_tokens=128, max_model_len=64)
-    llm, runner = LLM(setup), weakref.ref(setup.machine.runner)  # which the engine holds
+    llm, runner = LLM(setup), weakref.ref(setup.runner)  # which the engine holds
     llm.generate(prompt(1), PARAMS)
     del llm, setup
     deadline = time.monotonic() + 60

@@ -35,7 +35,7 @@ def test_pages_in_fp8_give_the_same_tokens_wherever_they_have_been(monkeypatch: 
     monkeypatch.setattr(page_shapes, "INTERLEAVED_ON", ("cpu",))
     work = Workload(number=8, seed=7)
     with tiny_llm("llama_gqa", policy="swap", kv_cache_dtype="fp8", **SIZES) as llm:
-        assert {pages.dtype for pages in llm.engine.setup.machine.runner.kv.layers} == {FP8}
+        assert {pages.dtype for pages in llm.engine.setup.runner.kv.layers} == {FP8}
         swapped = streams(work.run(llm, delay_s=0.002))
         assert llm.counters.copied_out > 0
         llm.restart(policy="discard")

@@ -61,7 +61,7 @@ def test_contexts_of_other_tenants_and_weights_and_damaged_ones_are_missing(llm:
     llm.restart()
     assert turn(llm, PROMPT, salt="b").num_cached_tokens == 0
     assert turn(llm, PROMPT, salt="a").num_cached_tokens == 68
-    params = jax.tree.map(np.array, llm.engine.setup.machine.runner.params)
+    params = jax.tree.map(np.array, llm.params)
     llm.update_weights(params._replace(head=jax.tree.map(lambda weight: weight + 1e-6, params.head)))
     request = Request("other", PROMPT, SamplingParams(max_tokens=1), cache_salt="a")
     assert serve(llm.engine.thread, [request])[0].num_cached_tokens == 0

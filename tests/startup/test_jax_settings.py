@@ -70,7 +70,7 @@ def set_globally(settings: dict[str, Any]) -> Iterator[None]:
 def started() -> Iterator[tuple[LLM, list[int], Params]]:
     """An LLM that started under JAX's defaults and has compiled what the tests need, its tokens and its weights."""
     with LLM(GOLDEN / "llama_gqa", **OPTIONS) as llm:
-        weights = jax.tree.map(jnp.copy, separate(llm.engine.setup.machine.runner.params))
+        weights = jax.tree.map(jnp.copy, separate(llm.params))
         expected = tokens(llm)
         llm.update_weights(weights)
         assert tokens(llm) == expected

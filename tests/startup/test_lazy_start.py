@@ -38,7 +38,7 @@ def test_a_start_leaves_executables_to_a_thread_and_writes_the_same_tokens(monke
     assert times.num_pending == 0
     monkeypatch.setattr(executables, "QUIET_S", 0.0)
     with LLM(GOLDEN / "llama_gqa", profile=profile, **FLAGS) as llm:
-        run = llm.engine.setup.machine.runner.executables
+        run = llm.engine.setup.runner.executables
         assert f"{llm.start_times.num_pending} more behind the first requests" in str(llm.start_times)
         assert llm.start_times.num_pending >= 10
         assert tokens(llm) == expected

@@ -258,7 +258,7 @@ def test_an_engine_measures_itself_once_and_writes_the_same_tokens(
         first = llm.profile
         assert first.source == "measured"
         assert first.bucket_tokens == (1, 8, 32)
-        assert not setup.machine.runner.kv.host
+        assert not setup.runner.kv.host
         counter = CompileCounter()
         assert streams(work.run(llm)) == wanted
         llm.restart(policy="min_waste")
@@ -269,8 +269,8 @@ def test_an_engine_measures_itself_once_and_writes_the_same_tokens(
     assert len(list(cache.glob("profiles/*"))) == 1
     with small_llm() as llm:
         assert llm.profile == first
-        served, machine = llm.engine.setup, llm.engine.setup.machine
-        model = served.model, machine.runner.params, machine.shape, served.config
+        setup = llm.engine.setup
+        model = setup.model, setup.runner.params, setup.shape, setup.config
         assert sizing.remembered_profile(*model) == first
         monkeypatch.setattr(sizing, "MEASUREMENT", sizing.MEASUREMENT + 1)
         assert sizing.remembered_profile(*model) is None, "it was measured in another way"

@@ -51,8 +51,8 @@ def engine() -> Iterator[OverflowEngine]:
 @pytest.mark.slow
 def test_every_mode_makes_the_simulators_plans_and_the_tokens_of_a_pool_for_all(engine: OverflowEngine) -> None:
     check_modes(engine, MODES)
-    assert engine.setup(OUR_SWAP_BY_LAYER, 4).machine.shape.parts(2) == [[(0, 1)], [(1, 2)]]
-    assert engine.setup(OUR_SWAP, 4).machine.shape.parts(2) == [[(0, 1), (1, 2)]]
+    assert engine.setup(OUR_SWAP_BY_LAYER, 4).shape.parts(2) == [[(0, 1)], [(1, 2)]]
+    assert engine.setup(OUR_SWAP, 4).shape.parts(2) == [[(0, 1), (1, 2)]]
 
 
 @pytest.mark.slow

@@ -134,6 +134,6 @@ def scripted_llm(length: int = LENGTH, **flags: Any) -> Iterator[Make]:
         def with_template(chat_template: str | None) -> Scripted:
             llm.restart()
             llm.tokenizer = llm._requests.tokenizer = byte_tokenizer(chat_template)  # pyright: ignore[reportPrivateUsage]
-            return Scripted(llm, setup.machine.runner)
+            return Scripted(llm, setup.runner)
 
         yield with_template

@@ -52,7 +52,7 @@ def wide() -> Iterator[LLM]:
 
 
 def weights(llm: LLM) -> Params:
-    return llm.engine.setup.machine.runner.params
+    return llm.params
 
 
 def forward_of(llm: LLM) -> Callable[[Any], Any]:
