@@ -140,7 +140,7 @@ def test_other_clients_take_two_lines(make_scripted: Make, tmp_path: Path, monke
 
 def test_every_flag_that_a_page_names_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["serve", "--help"])
+        main(["serve", "--help-all"])
     flags = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
     rows = re.findall(r"^\| (`--[^|]+) \| ([^|]*?) ?\|", (DOCS / "migration.md").read_text(), re.MULTILINE)
     assert len(rows) > 25

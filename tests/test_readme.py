@@ -21,7 +21,7 @@ COMMANDS = sorted({command for command in re.findall(r"`jinfercept ([^`|]+)`", S
 @functools.cache
 def help_of(*name: str) -> str:
     with redirect_stdout(StringIO()) as shown, pytest.raises(SystemExit) as ended:
-        main([*name, "--help"])
+        main([*name, "--help-all"])
     assert ended.value.code == 0
     return shown.getvalue()
 
