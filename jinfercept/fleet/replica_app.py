@@ -111,7 +111,7 @@ class ReplicaApp:
         self._numbers += 1
         service = self.service
         queue_s, demand = (await self._load.look()).seen
-        accepts = not service.draining and service.llm.engine.failure is None and service.tools.problem is None
+        accepts = not service.draining and service.llm.engine.failure is None
         full = service.llm.engine.num_waiting >= service.options.max_queue_len
         return {
             "number": self._numbers,

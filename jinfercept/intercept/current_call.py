@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import final
+from dataclasses import dataclass, field, fields
+from typing import Any, final
 
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.intercept.tool_values import ToolValue
@@ -36,6 +36,16 @@ OUTSIDE = CurrentCall()
 """Where no tool runs."""
 CURRENT_CALL = ContextVar("jinfercept_current_call", default=OUTSIDE)
 """The call whose code runs: in a tool's function, in its tasks, and in its jobs in threads."""
+
+
+CALL_KEY = "jinfercept/call"
+"""Key under which the metadata of a call in the process of Python tools have `fields_of` it."""
+
+
+def fields_of(call: CurrentCall) -> dict[str, Any]:
+    """What code in another process is told of a call: all but `outlast`."""
+    values = {each.name: getattr(call, each.name) for each in fields(call) if each.name != "outlast"}
+    return values | {"trace": dict(call.trace)}
 
 
 @final

@@ -36,11 +36,6 @@ class ServerTools:
         self.traced: Callable[[ChatTool], ChatTool] = lambda tool: tool
         self.ends_s: float | None = None
 
-    @property
-    def problem(self) -> str | None:
-        """Why calls of the tools cannot begin; None if they can."""
-        return next((file.problem for file in self._loaded if file.problem is not None), None)
-
     def close(self) -> None:
         """Close the tools in the time that is left."""
         for file in self._loaded:

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, suppress
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, final
 
 from jinfercept.chat.function_tools import ChatTool, chat_tools
@@ -14,7 +14,6 @@ from jinfercept.errors import ConfigError, shown
 from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.tools.calls import TOO_LATE, CallQueue, CallRequest, Endpoint, declare, endpoint_tool
 from jinfercept.tools.inbox import Inbox
-from jinfercept.tools.python_tool import PythonTool, python_tool, python_tools
 from jinfercept.tools.tool_tables import (
     HttpTable,
     Limits,
@@ -60,11 +59,6 @@ class LoadedTools(AbstractContextManager["LoadedTools"], AbstractAsyncContextMan
         """The current tools for `LLM.chat`. Those of an MCP server change."""
         return tools_of([self])
 
-    @property
-    def problem(self) -> str | None:
-        """Why calls of async functions have to wait for blocked ones; None if they have not."""
-        return self.executor.problem
-
     def close(self, timeout_s: float = _CLOSE_S) -> None:
         """End servers and connections; waiting calls fail. What has not ended in time is killed, or left to end alone."""
         if self.executor.is_closed:
@@ -103,8 +97,8 @@ def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
         inbox: where calls wait for a person; default: a new one.
 
     Raises:
-        ConfigError: the file is wrong, or a server, a variable or a package is missing.
-        RequestError: a Python function cannot be a tool, or two tools have one name.
+        ConfigError: the file is wrong, a Python function cannot be a tool, or a server, a variable or a package is missing.
+        RequestError: two tools have one name.
     """
     if not isinstance(path, str | Path):
         raise ConfigError("tools must be named by a path", got=shown(path), fix="give its path")
@@ -115,13 +109,12 @@ def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
         )
     tables = None if path.suffix == ".py" else read_tables(path)
     loaded = LoadedTools(inbox)
-    loader = _Loader(loaded)
+    loader = _Loader(loaded, path.parent)
     with ExitStack() as undo:
         undo.callback(loaded.close)
         try:
             if tables is None:
-                for function in python_tools(path, loader.executor):
-                    loader.add_function(function, Limits())
+                loader.add_python({"file": path.name}, "", Limits())
             for place, table in tables or ():
                 loader.add(table, place)
             loader.start()
@@ -139,16 +132,17 @@ def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
 class _Loader:
     """Collects the tools of a file, then starts them."""
 
-    def __init__(self, loaded: LoadedTools) -> None:
-        self._loaded, self.executor = loaded, loaded.executor
-        self._modules: dict[Path, ModuleType] = {}
+    def __init__(self, loaded: LoadedTools, folder: Path) -> None:
+        self._loaded, self._executor, self._folder = loaded, loaded.executor, folder
+        self._functions, self._limits, self._places = list[dict[str, Any]](), dict[str, Limits](), list[int]()
         self._load: list[Callable[[], None]] = []
 
     def add(self, table: Table, place: Place) -> None:
         """Check a table and make its tools. Raises `ConfigError`; `ImportError` for a missing package."""
         match table:
             case PythonTable():
-                self.add_function(python_tool(table, place, self._modules, self.executor), table)
+                name = table.name or table.function.rpartition(":")[2]
+                self.add_python(table.model_dump() | {"place": f"{place.path}, tool {place.number}"}, name, table)
             case HttpTable():
                 from jinfercept.tools.http_tool import HttpTool
 
@@ -173,7 +167,7 @@ class _Loader:
             case McpTable():
                 from jinfercept.tools.mcp_server import McpServer
 
-                server = McpServer(table, place, self.executor)
+                server = McpServer(table, place, self._executor)
                 self._loaded.servers.append(server)
                 self._loaded.sources.append(server.tools)
 
@@ -192,19 +186,31 @@ class _Loader:
 
         self._add(declare(table.name, table.description, parameters), table, checked, late=late)
 
-    def add_function(self, function: PythonTool, limits: Limits) -> None:
-        self._add(dict(function.declaration), limits, function, function.queue(limits.max_concurrency))
+    def add_python(self, function: dict[str, Any], name: str, limits: Limits) -> None:
+        """Note a function, or those of a file, for the process of Python tools."""
+        self._functions.append(function)
+        self._limits[name] = limits
+        self._places.append(len(self._loaded.sources))
 
     def start(self) -> None:
-        """Load models and connect servers."""
-        for load in self._load:
-            load()
+        """Connect servers, then load models."""
+        servers, python = self._loaded.servers, None
+        if self._functions:
+            from jinfercept.tools.mcp_server import python_server
+
+            python = python_server(self._functions, self._folder, self._limits, self._executor)
+            servers.append(python)
 
         async def connect() -> None:
-            await asyncio.gather(*(server.start() for server in self._loaded.servers))
+            await asyncio.gather(*(server.start() for server in servers))
 
-        if self._loaded.servers:
-            self.executor.submit(connect).result.result()
+        if servers:
+            self._executor.submit(connect).result.result()
+        if python is not None:  # each stands where its table does
+            for place, tool in reversed([*zip(chain(self._places, repeat(0)), python.tools(set()), strict=False)]):
+                self._loaded.sources.insert(place, tool)
+        for load in self._load:
+            load()
         chat_tools(self._loaded.tools)  # no two of one name
 
     def _add(
@@ -212,8 +218,7 @@ class _Loader:
         declaration: dict[str, Any],
         limits: Limits,
         endpoint: Endpoint,
-        queue: CallQueue | None = None,
         late: str = TOO_LATE,
     ) -> None:
-        queue = queue or CallQueue(limits.max_concurrency)
-        self._loaded.sources.append(endpoint_tool(declaration, limits, endpoint, self.executor, queue, late))
+        queue = CallQueue(limits.max_concurrency)
+        self._loaded.sources.append(endpoint_tool(declaration, limits, endpoint, self._executor, queue, late))

@@ -4,14 +4,18 @@ A task of its own holds each connection; calls come from other tasks. Calls with
 """
 
 import asyncio
+import json
 import logging
 import os
 import re
+import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any, Self, cast, final
 
 from mcp import Client, MCPError
@@ -22,12 +26,15 @@ from mcp_types import Tool as Declared
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from jinfercept.chat.function_tools import ChatTool
+from jinfercept.errors import ConfigError
+from jinfercept.intercept.current_call import CALL_KEY, fields_of
 from jinfercept.intercept.tool_executor import ToolExecutor
+from jinfercept.intercept.tool_values import ToolFailed
 from jinfercept.tools.calls import CallFailed, CallQueue, CallRequest, declare, endpoint_tool
 from jinfercept.tools.mcp_answers import lenient
 from jinfercept.tools.mcp_http import SESSION_ENDED, UNREACHED, http_streams
 from jinfercept.tools.mcp_process import McpProcess
-from jinfercept.tools.tool_tables import McpTable, Place
+from jinfercept.tools.tool_tables import Limits, McpTable, Place
 
 log = logging.getLogger(__name__)
 
@@ -72,22 +79,30 @@ class McpServer:
     Args:
         place: of the table, for errors.
         executor: runs the calls.
+        limits: of each tool, by name, of the process of Python tools, which has the environment of this one; None: the server
+            is another one, and all its tools have the limits of its table.
 
     Raises:
         ConfigError: a variable of its environment or its headers is not set.
     """
 
-    def __init__(self, table: McpTable, place: Place, executor: ToolExecutor) -> None:
-        self._table, self._place, self._executor = table, place, executor
+    def __init__(
+        self, table: McpTable, place: Place, executor: ToolExecutor, limits: Mapping[str, Limits] | None = None
+    ) -> None:
+        self._table, self._place, self._executor, self._limits = table, place, executor, limits
         self._queue = CallQueue(table.max_concurrency)
         self._headers = {name: place.expand(value, f"headers.{name}") for name, value in table.headers.items()}
         env = {name: place.expand(value, f"env.{name}") for name, value in table.env.items()}
+        if limits is not None:
+            env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self._shown = f"the MCP server {table.name}" if limits is None else "the process of the Python tools"
         command = () if table.command is None else (table.command, *table.args)
         cwd = os.path.abspath(table.cwd or ".")  # a tool may change the working directory later
         self._process = McpProcess(command, env, cwd)
         self._tools: dict[str, Declared] = {}
         self._connection = _McpConnection()
         self._problem = ""
+        self._refusal: Any = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -96,6 +111,8 @@ class McpServer:
         await self._connection.settled.wait()
         if self._connection.client is None:
             await self.close()
+            if self._limits is not None and isinstance(self._refusal, dict):
+                raise ConfigError(**self._refusal)
             source = self._table.url or " ".join([self._table.command or "", *self._table.args])
             fix = "try it by hand; connect_timeout_s gives it more time"
             raise self._place.error(f"the MCP server does not start: {self._problem}", source, fix)
@@ -123,7 +140,7 @@ class McpServer:
         return [
             endpoint_tool(
                 declare(names[name], tool.description or "", tool.input_schema),
-                self._table,
+                self._table if self._limits is None else self._limits.get(name, self._table),
                 partial(self._call, name),
                 self._executor,
                 self._queue,
@@ -136,8 +153,9 @@ class McpServer:
 
         A call that was refused since its session had ended has not run, and is sent once more in a new session.
         """
-        server = f"the MCP server {self._table.name}"
-        meta = cast(RequestParamsMeta, dict(request.call.trace)) if request.call.trace else None
+        server, own = self._shown, self._limits is not None
+        facts = {**request.call.trace} | ({CALL_KEY: fields_of(request.call)} if own else {})
+        meta = cast(RequestParamsMeta, facts) if facts else None
         for _ in range(2):
             connection = self._connection
             await connection.settled.wait()
@@ -161,7 +179,7 @@ class McpServer:
             [text] = result.content  # of `lenient`
             assert isinstance(text, TextContent)
             if result.is_error:
-                raise CallFailed(text.text)
+                raise ToolFailed(text.text) if own else CallFailed(text.text)
             return text.text
         raise CallFailed(f"{server} ended two sessions before they ran the call; call it again later")
 
@@ -175,7 +193,7 @@ class McpServer:
                     connection = connection.successor
                     continue
                 await asyncio.wait([serving])
-                log.warning("the MCP server %s was lost: %s", self._table.name, self._problem)
+                log.warning("%s was lost: %s", self._shown, self._problem)
                 if time.monotonic() - since_s > _LONGEST_PAUSE_S:  # a server that ends at once keeps the longer pause
                     pause_s = _FIRST_PAUSE_S
                 await asyncio.sleep(pause_s)
@@ -206,7 +224,8 @@ class McpServer:
                 if connection.calls:
                     await asyncio.wait(connection.calls)
         except (Exception, BaseExceptionGroup) as error:
-            self._problem = _describe(error)
+            cause = _first(error)
+            self._problem, self._refusal = _describe(cause), getattr(cause, "data", None)
         finally:
             connection.settled.set()
             connection.lost.set()
@@ -247,6 +266,21 @@ class McpServer:
         return tools
 
 
+def python_server(
+    functions: Sequence[dict[str, Any]], folder: Path, limits: Mapping[str, Limits], executor: ToolExecutor
+) -> McpServer:
+    """The process of Python tools. It calls as many at once as it has slots for, see `python_process`.
+
+    Args:
+        functions, folder: as of `python_tool.python_tools`.
+        limits: of the tools, by name.
+    """
+    facts = {"tools": functions, "folder": str(folder.absolute())}
+    args = ["-c", "from jinfercept.tools.python_process import main; main()", json.dumps(facts)]
+    table = McpTable.model_validate({"kind": "mcp", "name": "python", "command": sys.executable, "args": args})
+    return McpServer(table, Place(folder, 0), executor, limits)
+
+
 async def _listen(connection: _McpConnection, client: Client) -> None:
     """Subscribe to changes of the tools, for protocol versions in which servers do not announce them."""
     capability = client.server_capabilities.tools
@@ -268,10 +302,15 @@ def _offered(name: str, ending: str) -> str:
     return _NO_NAME.sub("_", name)[: _MAX_NAME_CHARS - len(ending)] + ending
 
 
-def _describe(error: BaseException) -> str:
-    """The first cause of an error, in one line."""
+def _first(error: BaseException) -> BaseException:
+    """The first cause of an error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+def _describe(error: BaseException) -> str:
+    """An error in one line."""
     if isinstance(error, TimeoutError):
         return "it does not answer"
     return str(error) if isinstance(error, MCPError) else f"{type(error).__name__}: {error}"

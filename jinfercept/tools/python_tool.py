@@ -1,26 +1,18 @@
-"""Python functions as tools of a file: found by name, declared by their signatures, run by the executor of the file's tools."""
+"""Python functions as tools of a file: looked up by name, declared by their signatures."""
 
-import asyncio
 import importlib.util
 import inspect
-import json
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from jinfercept.calls import Tool
-from jinfercept.chat.function_tools import chat_tools
-from jinfercept.errors import RequestError
-from jinfercept.intercept.tool_executor import ToolExecutor
-from jinfercept.tools.calls import CallQueue, CallRequest
-from jinfercept.tools.tool_tables import Place, PythonTable
-
-MAX_THREADS = 32
-"""Maximum running calls of a sync function without `max_concurrency`. Each runs in a thread, which no timeout ends."""
+from jinfercept.chat.function_tools import ChatTool, chat_tools
+from jinfercept.errors import ConfigError, RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,65 +22,50 @@ class PythonTool:
     Attributes:
         declaration: OpenAI's.
         function: of the arguments as JSON.
+        max_concurrency: calls that run at once; None: the default.
     """
 
     declaration: Mapping[str, Any]
     function: Callable[[str], object]
-    executor: ToolExecutor
-
-    def queue(self, max_concurrency: int | None) -> CallQueue:
-        """A queue for its calls. A call keeps its slot until it has ended, so there are never more threads than slots."""
-        return CallQueue(max_concurrency or (None if inspect.iscoroutinefunction(self.function) else MAX_THREADS))
-
-    async def __call__(self, request: CallRequest) -> str:
-        """The result of the function as text. Raises `ToolFailed`; if it is cancelled, when the function has ended."""
-        run = self.executor.call(request.call.tool, self.function, json.dumps(dict(request.arguments)))
-        ended = asyncio.wrap_future(run.result)
-        while not ended.done():
-            try:
-                await asyncio.wait([ended])
-            except asyncio.CancelledError:
-                run.cancel()
-                if self.executor.is_closed:
-                    ended.cancel()  # the result of this function is read nowhere any more
-                    raise
-        value = ended.result()
-        return value if isinstance(value, str) else str(list(value))
+    max_concurrency: int | None = None
 
 
-def python_tool(
-    table: PythonTable, place: Place, modules: dict[Path, ModuleType], executor: ToolExecutor
-) -> PythonTool:
-    """The function that a table names.
+def python_tools(tools: Iterable[Mapping[str, Any]], folder: Path) -> list[PythonTool]:
+    """The functions that are named.
 
     Args:
-        modules: modules of files that are loaded already, by path.
+        tools: each a `file`, all of whose functions are tools, or the fields of a `PythonTable` with its `place`.
+        folder: to which paths of files are relative.
 
     Raises:
-        ConfigError: there is no such function, or it cannot be a tool.
+        RequestError: a file cannot be run, a function cannot be a tool, or two have one name.
+        ConfigError: there is no such function.
     """
-    home, _, name = table.function.rpartition(":")
+    modules, made = dict[Path, ModuleType](), list[PythonTool]()
+    for tool in tools:
+        if "file" in tool:
+            in_file = chat_tools(load_functions(folder / tool["file"]))
+            made += [PythonTool(each.declaration, each.tool.function) for each in in_file if each.tool is not None]
+        else:
+            made.append(_of_table(tool, folder, modules))
+    chat_tools([ChatTool(tool.declaration, None) for tool in made])
+    return made
+
+
+def _of_table(table: Mapping[str, Any], folder: Path, modules: dict[Path, ModuleType]) -> PythonTool:
+    home, _, name = table["function"].rpartition(":")
     try:
-        function = getattr(_module(home, place.path.parent, modules), name)
-        [chat_tool] = chat_tools([Tool(function, name=table.name or name)])
+        function = getattr(_module(home, folder, modules), name)
+        [chat_tool] = chat_tools([Tool(function, name=table["name"] or name)])
     except (ImportError, AttributeError) as error:
-        raise place.error(f"there is no such function: {error}", table.function, "name one that is there") from error
+        what = f"{table['place']}: there is no such function: {error}"
+        raise ConfigError(what, got=table["function"], fix="name one that is there") from error
     except RequestError as error:
-        raise place.error(error.what, error.got, error.fix) from error
+        raise ConfigError(f"{table['place']}: {error.what}", got=error.got, fix=error.fix) from error
     assert chat_tool.tool is not None
     declared = dict(chat_tool.declaration["function"])
-    declared |= {} if table.description is None else {"description": table.description}
-    declared |= {} if table.parameters is None else {"parameters": table.parameters}
-    return PythonTool({"type": "function", "function": declared}, chat_tool.tool.function, executor)
-
-
-def python_tools(path: Path, executor: ToolExecutor) -> list[PythonTool]:
-    """The functions of a Python file. Raises `RequestError` as `load_functions`, and for a function that cannot be a tool."""
-    return [
-        PythonTool(chat_tool.declaration, chat_tool.tool.function, executor)
-        for chat_tool in chat_tools(load_functions(path))
-        if chat_tool.tool is not None
-    ]
+    declared |= {key: table[key] for key in ("description", "parameters") if table[key] is not None}
+    return PythonTool({"type": "function", "function": declared}, chat_tool.tool.function, table["max_concurrency"])
 
 
 def _module(home: str, folder: Path, modules: dict[Path, ModuleType]) -> ModuleType:

@@ -25,7 +25,7 @@ class Limits(BaseModel):
     Attributes:
         timeout_s: seconds for a call, the time in the queue included.
         max_concurrency: running calls, of an MCP server those of all its tools; more calls wait in a queue.
-            None: any number; for a sync Python function `MAX_THREADS`.
+            None: any number; for a sync Python function `python_process.MAX_THREADS`.
         max_result_tokens, max_result_bytes: maximum size of a result; a longer one is cut, and ends in a note.
         calls: when a call runs in a request with asynchronous calls; None: as the request says.
     """

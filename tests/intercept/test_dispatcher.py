@@ -283,7 +283,7 @@ def test_closing_stops_the_event_loop_and_forgets_what_is_called() -> None:
     service = Service()
     service.call("hangs", hangs_after_a_start)
     assert started.wait(60)
-    (loop_thread,) = [thread for thread in set(threading.enumerate()) - before if thread.name == "jinfercept-tools"]
+    (loop_thread,) = [thread for thread in set(threading.enumerate()) - before if thread.name == "jinfercept-calls"]
     service.dispatcher.close()
     service.dispatcher.close()
     loop_thread.join(60)

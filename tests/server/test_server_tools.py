@@ -1,6 +1,5 @@
 """Tools that the server runs for a chat: OpenAI's client sees the answer, without the calls."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,9 @@ import pytest
 
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
-from jinfercept.intercept import tool_executor
 from jinfercept.server.server_tools import open_server_tools
 from tests.support.engine_state import engine_state
-from tests.support.live_server import END, Running, running, until
+from tests.support.live_server import END, Running, until
 from tests.support.scripted_model import Scripted
 from tests.support.tool_server import ALL, CUT, QUESTION, ask, ask_and_leave, asks, called, returned, says, shop
 
@@ -174,33 +172,3 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
         open_server_tools([str(tmp_path / "a.py"), str(tmp_path / "b.py")]),
     ):
         pass
-
-
-GREEDY = '''
-import threading
-
-go = threading.Event()
-
-async def greedy() -> str:
-    """Blocks its event loop."""
-    go.wait(20)
-    return "awake"
-'''
-
-
-def test_a_server_is_not_ready_while_calls_of_its_tools_cannot_begin(
-    scripted: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tool_executor, "MOST_BLOCKED", 0)
-    monkeypatch.setattr(tool_executor, "BLOCKED_S", 0.2)
-    (tmp_path / "greedy.py").write_text(GREEDY)
-    with open_server_tools([str(tmp_path / "greedy.py")]) as tools, running(scripted.llm, tools) as server:
-        tool = tools.tools["greedy"].tool
-        assert tool is not None
-        run: Any = tool.function("{}")
-        until(lambda: server.http.get("/ready").status_code == 503)
-        assert server.http.get("/ready").json()["error"]["code"] == "tools_blocked"
-        assert server.http.get("/health").status_code == 200
-        vars(sys.modules["jinfercept_tools_greedy"])["go"].set()
-        assert run.result.result(20) == "awake"
-        until(lambda: server.http.get("/ready").status_code == 200)

@@ -121,11 +121,6 @@ async def recurses() -> str:
     return await recurses()
 
 
-async def lowers_the_recursion_limit() -> str:
-    sys.setrecursionlimit(60)
-    return "lowered"
-
-
 async def exits_in_a_thread() -> str:
     await asyncio.to_thread(sys.exit, "a thread")
     return ""
@@ -145,7 +140,6 @@ HOSTILE: dict[str, tuple[Callable[[], object], str]] = {
     "spoilt": (spoils_its_loop, "spoilt"),
     "generator": (leaves_a_generator_open, "1"),
     "recursion": (recurses, "failed: RecursionError"),
-    "recursion limit": (lowers_the_recursion_limit, "lowered"),
     "exit in a thread": (exits_in_a_thread, "failed: SystemExit"),
     "stop iteration": (stops_iterating, "failed: "),
     "awaitable": (WeirdAwaitable, "failed: RuntimeError"),

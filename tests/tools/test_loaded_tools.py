@@ -1,11 +1,11 @@
 """Tools from files in chats: Python functions with limits, another model at a URL, and the tenants of calls."""
 
 import json
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import pytest
 from jinfercept import load_tools
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
-from jinfercept.intercept.current_call import CURRENT_CALL
 from jinfercept.sampling_params import SamplingParams
 from tests.support.chat_templates import QWEN
 from tests.support.scripted_model import Make
@@ -22,36 +21,42 @@ from tests.support.tool_runner import ToolRunner, tool_runner, until
 
 FUNCTIONS = '''
 import asyncio
-import threading
+import os
 import time
-from jinfercept.errors import ConfigError
+from pathlib import Path
 from jinfercept.intercept.current_call import CURRENT_CALL
 
-running, most, begun, cancelled = 0, 0, 0, 0
-go = threading.Event()
+HOME = Path(__file__).parent
+
+def note(event: str) -> None:
+    with open(HOME / "events", "a") as file:
+        file.write(f"{event}\\n")
+
+def until(name: str) -> None:
+    while not (HOME / name).exists():
+        time.sleep(0.01)
 
 def price(item: str, number: int = 1) -> str:
     """The price of an item."""
+    print("this reaches no client")
     return f"{number} {item}: 23, for {CURRENT_CALL.get().request_id}"
 
 def hold(name: str) -> str:
     """Holds."""
-    global running, most
-    running += 1
-    most = max(most, running)
-    go.wait(60)
-    running -= 1
+    note("+")
+    until("go")
+    note("-")
     return name
 
 async def wait() -> str:
     """Waits."""
-    global begun, cancelled
-    begun += 1
+    note("begun")
     try:
         await asyncio.sleep(100)
     except asyncio.CancelledError:
-        cancelled += 1
+        note("cancelled")
         raise
+    return "late"
 
 async def exits() -> str:
     """Leaves."""
@@ -59,13 +64,13 @@ async def exits() -> str:
 
 async def block() -> str:
     """Blocks its event loop."""
-    go.wait(20)
+    note("blocking")
+    until("go")
     return "awake"
 
 async def swallow() -> str:
     """Goes on for ever."""
-    global begun
-    begun += 1
+    note("begun")
     while True:
         try:
             await asyncio.sleep(100)
@@ -76,6 +81,10 @@ def stop() -> str:
     """Has nothing."""
     return next(iter(()))
 
+def die() -> str:
+    """Ends its process."""
+    os._exit(3)
+
 def bad() -> str:
     raise ValueError("out of stock")
 '''
@@ -85,104 +94,131 @@ def python(function: str, more: str = "") -> str:
     return f'[[tool]]\nkind = "python"\nfunction = "shop.py:{function}"\n{more}\n'
 
 
-def shop() -> dict[str, Any]:
-    """The module of the loaded functions."""
-    return vars(sys.modules["jinfercept_tools_shop"])
+def events(folder: Path) -> list[str]:
+    """What the functions have noted."""
+    file = folder / "events"
+    return file.read_text().split() if file.exists() else []
+
+
+def most_held(folder: Path) -> int:
+    """Calls of `hold` that ran at once, at most."""
+    return max(accumulate({"+": 1, "-": -1}.get(event, 0) for event in events(folder)))
 
 
 def test_a_python_file_is_loaded_as_before(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(FUNCTIONS)
     with load_tools(tmp_path / "shop.py") as loaded:
-        names = ["price", "hold", "wait", "exits", "block", "swallow", "stop"]
+        names = ["price", "hold", "wait", "exits", "block", "swallow", "stop", "die"]
         assert [tool.name for tool in loaded.tools] == names
         assert loaded.inbox.pending() == []
+    for text, problem in (("x = 1", "defines no tool"), ("1 / 0", "line 1: ZeroDivisionError")):
+        (tmp_path / "wrong.py").write_text(text)
+        with pytest.raises(ConfigError, match=problem):
+            load_tools(tmp_path / "wrong.py")
 
 
 def test_functions_are_named_described_and_limited_in_toml(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(FUNCTIONS)
     toml = python("price", 'name = "cost"\ndescription = "what it costs"\nmax_result_bytes = 64\ntimeout_s = 60')
-    with tool_runner(
-        tmp_path, toml + python("bad") + python("wait") + '[[tool]]\nkind="python"\nfunction="os.path:basename"'
-    ) as runner:
-        cost, _, _, base = runner.loaded.tools
-        assert (cost.name, cost.declaration["function"]["description"]) == ("cost", "what it costs")
+    person = '[[tool]]\nkind = "person"\nname = "boss"\ndescription = "asks the boss"\n'
+    base = '[[tool]]\nkind="python"\nfunction="os.path:basename"'
+    with tool_runner(tmp_path, toml + person + python("bad") + python("wait") + base) as runner:
+        names = ["cost", "boss", "bad", "wait", "basename"]
+        assert [tool.name for tool in runner.loaded.tools] == names, "each stands where its table does"
+        cost = runner.loaded.tools[0]
+        assert cost.declaration["function"]["description"] == "what it costs"
         assert cost.parameters["required"] == ["item"]
         assert runner.ask("cost", item="lamp", number="2").text == "2 lamp: 23, for one"
         assert runner.ask("cost", item="lamp" * 40).text.endswith("... (cut: 175 bytes, 64 allowed)")
         assert "item: Missing required argument" in runner.ask("cost").text
         assert runner.ask("bad").text == "error: ValueError: out of stock"
-        assert runner.ask(base.name, p="a/b").text == "b"
+        assert runner.ask("basename", p="a/b").text == "b"
         runner.call("r", "wait")
-        until(lambda: shop()["begun"] == 1)
+        until(lambda: events(tmp_path) == ["begun"])
         runner.dispatcher.cancel("r")
-        until(lambda: shop()["cancelled"] == 1)
-    assert CURRENT_CALL.get().request_id == ""
+        until(lambda: events(tmp_path) == ["begun", "cancelled"])
+    for table, problem in (
+        (python("none"), "tool 1: there is no such function.*shop.py:none"),
+        (python("price") * 2, "two tools have one name; got price"),
+    ):
+        (tmp_path / "tools.toml").write_text(table)
+        with pytest.raises(ConfigError, match=problem):
+            load_tools(tmp_path / "tools.toml")
 
 
 def test_a_function_that_hangs_keeps_its_place_in_line(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(FUNCTIONS)
-    with tool_runner(tmp_path, python("hold", "max_concurrency = 2\ntimeout_s = 0.3")) as runner:
+    with tool_runner(tmp_path, python("hold", "max_concurrency = 2\ntimeout_s = 0.5")) as runner:
         for name in "abcd":
             runner.call(name, "hold", name=name)
-        until(lambda: shop()["running"] == 2)
+        until(lambda: events(tmp_path) == ["+", "+"])
         runner.dispatcher.cancel("d")
         texts = [runner.result(name).text for name in "abc"]
-        assert all("it took longer than 0.3 s" in text for text in texts)
-        assert (shop()["running"], shop()["most"]) == (2, 2)
-        shop()["go"].set()
-        until(lambda: shop()["running"] == 0)
+        assert all("it took longer than 0.5 s" in text for text in texts)
+        assert events(tmp_path) == ["+", "+"]
+        (tmp_path / "go").touch()
+        until(lambda: events(tmp_path)[2:4] == ["-", "-"])
         until(lambda: runner.ask("hold", name="e").text == "e")
-        assert shop()["most"] == 2
+        assert most_held(tmp_path) == 2
 
 
 def test_what_one_tool_of_a_file_does_neither_ends_nor_delays_the_others(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(FUNCTIONS)
     person = '[[tool]]\nkind = "person"\nname = "boss"\ndescription = "asks the boss"\n'
-    file = "".join(map(python, ("price", "exits", "block", "swallow", "wait"))) + python("stop", "timeout_s = 5")
+    names = ("price", "exits", "block", "swallow", "wait", "die")
+    file = "".join(map(python, names)) + python("stop", "timeout_s = 5")
     with tool_runner(tmp_path, file + person) as runner:
         assert runner.ask("exits").text == "error: SystemExit: the tool leaves"
         assert runner.ask("stop").text == "error: StopIteration: "
-        runner.call("waits", "wait")
-        until(lambda: shop()["begun"] == 1)
+        for name in ("wait", "swallow"):
+            runner.call(name, name)
+        until(lambda: events(tmp_path) == ["begun"] * 2)
+        runner.dispatcher.cancel("wait")
+        until(lambda: events(tmp_path)[2:] == ["cancelled"])
         runner.call("blocks", "block")
+        until(lambda: events(tmp_path)[3:] == ["blocking"])
         runner.call("asks", "boss", question="?")
         until(lambda: bool(runner.loaded.inbox.pending()))
         runner.loaded.inbox.answer(runner.loaded.inbox.pending()[0].id, "Yes.")
         assert runner.result("asks").text == "Yes."
-        assert runner.ask("price", item="lamp").text == "1 lamp: 23, for one"
-        runner.call("swallows", "swallow")
-        until(lambda: shop()["begun"] == 2)  # on a fresh loop
-        shop()["go"].set()
+        assert runner.ask("price", item="lamp").text == "1 lamp: 23, for one", "sync functions have threads"
+        (tmp_path / "go").touch()
         assert runner.result("blocks").text == "awake"
-        runner.dispatcher.cancel("waits")
-        until(lambda: shop()["cancelled"] == 1)
+        assert "was lost during the call" in runner.ask("die").text
+        until(lambda: runner.ask("price", item="lamp").text == "1 lamp: 23, for one")
+        runner.call("swallow", "swallow")
+        until(lambda: events(tmp_path)[4:] == ["begun"])
         began_s = time.monotonic()
     assert time.monotonic() - began_s < 8, "closing does not wait for what goes on for ever"
 
 
-@pytest.mark.parametrize("file", ["shop.py", "tools.toml"])
-def test_calls_that_are_abandoned_leave_no_more_threads_than_slots(
-    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("jinfercept.tools.python_tool.MAX_THREADS", 3)
-    (tmp_path / "shop.py").write_text(FUNCTIONS)
-    (tmp_path / "tools.toml").write_text(python("hold") + python("wait"))
-    with load_tools(tmp_path / file) as loaded:
+def test_a_process_whose_event_loop_stays_blocked_is_started_again(tmp_path: Path) -> None:
+    quick = FUNCTIONS + "\nfrom jinfercept.tools import python_process\npython_process.BLOCKED_S = 0.1\n"
+    (tmp_path / "shop.py").write_text(quick)
+    with tool_runner(tmp_path, python("block", "timeout_s = 0.3") + python("exits")) as runner:
+        assert "it took longer than 0.3 s" in runner.ask("block").text
+        until(lambda: runner.ask("exits").text == "error: SystemExit: the tool leaves")
+
+
+def test_calls_that_are_abandoned_leave_no_more_threads_than_slots(tmp_path: Path) -> None:
+    few = FUNCTIONS + "\nfrom jinfercept.tools import python_process\npython_process.MAX_THREADS = 3\n"
+    (tmp_path / "shop.py").write_text(few)
+    with load_tools(tmp_path / "shop.py") as loaded:
         runner = ToolRunner(loaded)
         for number in range(20):
             runner.call(f"first {number}", "hold", name="a")
-        until(lambda: shop()["running"] == 3)
+        until(lambda: events(tmp_path) == ["+"] * 3)
         for number in range(20):
             runner.dispatcher.cancel(f"first {number}")
         for number in range(20):
             runner.call(f"then {number}", "hold", name="b")
         for number in range(5):
             runner.call(f"async {number}", "wait")
-        until(lambda: shop()["begun"] == 5)  # those run in no thread
-        assert (shop()["running"], shop()["most"]) == (3, 3)
-        shop()["go"].set()
+        until(lambda: events(tmp_path).count("begun") == 5)  # those run in no thread
+        assert events(tmp_path).count("+") == 3
+        (tmp_path / "go").touch()
         assert {runner.result(f"then {number}").text for number in range(20)} == {"b"}
-        assert shop()["most"] == 3
+        assert most_held(tmp_path) == 3
         runner.dispatcher.close()
 
 

@@ -108,5 +108,5 @@ def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_tools(tmp_path / "none.toml")
-    with pytest.raises(RequestError, match="no such file of tools"):
+    with pytest.raises(ConfigError, match="no such file of tools"):
         load_tools(tmp_path / "none.py")

@@ -33,12 +33,9 @@ async def health(request: Request) -> Condition:
 
 @router.get("/ready")
 async def ready(request: Request) -> Condition:
-    """Whether the server accepts requests: 503 while it shuts down, and while calls of its tools cannot begin."""
-    service = service_of(request)
-    if service.draining:
+    """Whether the server accepts requests: 503 while it shuts down."""
+    if service_of(request).draining:
         raise ApiError(503, "the server is shutting down", code="draining")
-    if (problem := service.tools.problem) is not None:
-        raise ApiError(503, problem, code="tools_blocked")
     return Condition(status="ready")
 
 
