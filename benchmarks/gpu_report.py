@@ -17,6 +17,7 @@ from benchmarks.suite.kinds import KINDS
 from jinfercept.errors import ConfigError
 
 VERSION = 1
+MET = {True: "yes", False: "no", None: "undecided"}
 
 
 class MeasuredRow(NamedTuple):
@@ -93,9 +94,7 @@ def aims_table(measured: Sequence[MeasuredRow]) -> str:
         run_figures = [(run, figure) for run in measured if run.counts for figure in aim.figures(run.parts)]
         for run, figure in run_figures:
             where = f"{run.device}, {run.date[:10]}"
-            lines.append(
-                f"| {aim.text} | {figure.what} | {figure.reached} | {'yes' if figure.met else 'no'} | {where} |"
-            )
+            lines.append(f"| {aim.text} | {figure.what} | {figure.reached} | {MET[figure.met]} | {where} |")
         if not run_figures:
             lines.append(f"| {aim.text} | | not measured | | |")
     for run in measured:

@@ -5,7 +5,10 @@ competes with the host for the same cores, so what depth 1 can hide shows with a
 its results are there after the seconds given, as on a device of its own. With `--devices 1 --devices 2`, the CPU is several
 devices that share the model too, all of which the host dispatches to.
 
-    python benchmarks/host_time.py [--batch 1 --batch 64 --batch 256] [--devices 1] [--device-ms 5] [--layers-per-step 1]
+The model has as many layers and arrays as Llama-3-8B, so that a call costs the host what it costs there; `host` is the
+time of the engine's thread, without what the device computes. Several `--layers-per-step` are compared in one run.
+
+    python benchmarks/host_time.py [--batch 1 --batch 64 --batch 256] [--devices 1] [--device-ms 5] [--layers-per-step 32]
 """
 
 import argparse
@@ -13,13 +16,16 @@ import gc
 import json
 import threading
 import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import closing
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -28,10 +34,12 @@ from jinfercept.engine.clock import RealClock
 from jinfercept.engine.engine import Engine
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.models.hf_config import config_from_hf
+from jinfercept.models.model import Model, abstract_params
 from jinfercept.request import Request
+from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import enter, pack
 from jinfercept.runner.packing_samples import pack_samples, sampled_rows
-from jinfercept.runner.runner import ModelRunner
+from jinfercept.runner.runner import ModelRunner, StepTicket
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.named_profiles import PROFILES
@@ -43,7 +51,7 @@ MODEL = config_from_hf(
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": 256,
         "hidden_size": 32,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 32,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "intermediate_size": 64,
@@ -54,7 +62,7 @@ MODEL = config_from_hf(
 ROUNDS = 3
 """Turns of each depth: what disturbs the machine for a while meets both."""
 WARM_STEPS = 8
-PARTS = ("total", "wait", "plan", "pack", "submit", "read", "apply")
+PARTS = ("total", "wait", "host", "plan", "pack", "submit", "read", "apply")
 
 
 class Step(NamedTuple):
@@ -69,68 +77,60 @@ class Step(NamedTuple):
     apply: float
 
 
-class WaitingRunner(Protocol):
-    """A runner whose results can be waited for before they are read."""
+class Device:
+    """A runner whose results are there after so many seconds at least, one plan after the other, and no core is busy
+    meanwhile."""
 
-    def forward(self, plan: StepPlan) -> Any: ...
+    def __init__(self, runner: ModelRunner, seconds: float = 0.0) -> None:
+        self.forward, self.drafts, self.collect = runner.forward, runner.drafts, runner.collect
+        self._runner, self._seconds, self._ready_s = runner, seconds, deque[float]()
 
-    def drafts(self, forward: Any) -> tuple[tuple[int, ...], ...]: ...
+    def sample(self, forward: Any, masks: Masks) -> StepTicket:
+        ticket = self._runner.sample(forward, masks)
+        began_s = max(time.perf_counter(), *self._ready_s, 0.0)
+        self._ready_s.append(began_s + self._seconds)
+        return ticket
 
-    def sample(self, forward: Any, masks: Masks) -> Any: ...
-
-    def wait(self, ticket: Any) -> None: ...
-
-    def collect(self, ticket: Any) -> StepResult: ...
-
-    def reset(self) -> None: ...
-
-
-class Real:
-    """The model's runner."""
-
-    def __init__(self, runner: ModelRunner) -> None:
-        self.forward, self.drafts, self.sample = runner.forward, runner.drafts, runner.sample
-        self.collect, self.reset = runner.collect, runner.reset
-
-    def wait(self, ticket: Any) -> None:
+    def wait(self, ticket: StepTicket) -> None:
         if ticket.drawn.tokens is not None:
             ticket.drawn.tokens.block_until_ready()
-
-
-class Sleeping:
-    """Packs a plan and dispatches nothing; its results are there after so many seconds, one plan after the other, and no core
-    is busy meanwhile."""
-
-    def __init__(self, seconds: float, shape: RunnerShape) -> None:
-        self._seconds, self._shape = seconds, shape
-        self._free_s = 0.0
-        self.reset()
-
-    def forward(self, plan: StepPlan) -> tuple[float, StepPlan]:
-        pack_plan(plan, self._tables, self._shape)
-        self._free_s = max(self._free_s, time.perf_counter()) + self._seconds
-        return self._free_s, plan
-
-    def drafts(self, forward: tuple[float, StepPlan]) -> tuple[tuple[int, ...], ...]:
-        return ()
-
-    def sample(self, forward: tuple[float, StepPlan], masks: Masks) -> tuple[float, StepPlan]:
-        return forward
-
-    def wait(self, ticket: tuple[float, StepPlan]) -> None:
-        time.sleep(max(0.0, ticket[0] - time.perf_counter()))
-
-    def collect(self, ticket: tuple[float, StepPlan]) -> StepResult:
-        return StepResult((0,) * sum(chunk.sample is not None for chunk in ticket[1].chunks), self._seconds)
+        time.sleep(max(0.0, self._ready_s.popleft() - time.perf_counter()))
 
     def reset(self) -> None:
-        self._tables = np.zeros((self._shape.max_num_seqs, self._shape.bucket(1).pages_per_row), np.int32)
+        self._runner.reset()
+        self._ready_s.clear()
+
+
+class Hollow:
+    """Executables that have the arguments and results of a runner's, and compute nothing."""
+
+    def __init__(self) -> None:
+        self.run = Executables()
+        self._add, self.run.add = self.run.add, self.add
+
+    def add(self, key: Hashable, function: Callable[..., Any], *arguments: Any, donate: Sequence[int] = ()) -> None:
+        results = jax.eval_shape(function, *arguments)
+
+        def nothing(*arguments: Any) -> Any:
+            arguments = jax.lax.optimization_barrier(arguments)  # so that none is left out of the call
+            given = [leaf for index in donate for leaf in jax.tree.leaves(arguments[index])]
+
+            def result(like: jax.ShapeDtypeStruct) -> jax.Array:
+                same = (
+                    place for place, leaf in enumerate(given) if (leaf.shape, leaf.dtype) == (like.shape, like.dtype)
+                )
+                place = next(same, None)
+                return jnp.zeros(like.shape, like.dtype) if place is None else given.pop(place)
+
+            return jax.tree.map(result, results)
+
+        self._add(key, nothing, *arguments, donate=donate)
 
 
 class Stopwatch:
     """Passes plans on, and notes what the parts of a step took."""
 
-    def __init__(self, device: WaitingRunner) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
         self.reset, self.drafts = device.reset, device.drafts
         self.plans: list[StepPlan] = []
@@ -193,9 +193,7 @@ def pack_plan(plan: StepPlan, tables: np.ndarray, shape: RunnerShape) -> None:
     pack_samples(sampled_rows(plan.chunks), shape.max_num_seqs, shape.max_num_seqs)
 
 
-def decode(
-    setup: EngineSetup, device: WaitingRunner, batch: int, depth: int, options: argparse.Namespace
-) -> dict[str, float]:
+def decode(setup: EngineSetup, device: Device, batch: int, depth: int, options: argparse.Namespace) -> dict[str, float]:
     """Median microseconds of the parts of a step in which every sequence decodes."""
     parts = setup.changed(pipeline_depth=depth).assemble()
     parts.dispatcher.close()
@@ -220,13 +218,12 @@ def decode(
     engine.close()
     dispatcher.close()
     seconds = {part: median(getattr(step, part) for step in steps) for part in Step._fields}
+    seconds["host"] = median(step.plan + step.submit + step.read + step.apply for step in steps)
     seconds["pack"] = time_packing(watch.plans, setup.shape)
     return {part: 1e6 * seconds[part] for part in PARTS}
 
 
-def measure(
-    setup: EngineSetup, device: WaitingRunner, batch: int, options: argparse.Namespace
-) -> dict[int, dict[str, float]]:
+def measure(setup: EngineSetup, device: Device, batch: int, options: argparse.Namespace) -> dict[int, dict[str, float]]:
     """Microseconds of the parts by pipeline depth, which take turns: the least of all rounds, since what disturbs only adds."""
     rounds = [{depth: decode(setup, device, batch, depth, options) for depth in (0, 1)} for _ in range(ROUNDS)]
     return {depth: {part: min(once[depth][part] for once in rounds) for part in PARTS} for depth in (0, 1)}
@@ -239,15 +236,16 @@ def main() -> None:
     parser.add_argument("--device-ms", type=float, default=5.0, help="of the second runner's steps (default: 5)")
     parser.add_argument("--context", type=int, default=16, help="tokens of every prompt (default: 16)")
     parser.add_argument("--steps", type=int, default=90, help="steps to time (default: 90)")
-    parser.add_argument("--layers-per-step", type=int, default=1, help="of the model's 4 (default: 1)")
+    layers_help = "of the model's 32; may be repeated (default: 32)"
+    parser.add_argument("--layers-per-step", type=int, action="append", help=layers_help)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     table = Table(box=None, pad_edge=False, title="µs per step")
-    for name in ("device", "batch", "depth", *PARTS, "depth 0 : 1"):
+    for name in ("device", "layers", "batch", "depth", *PARTS, "depth 0 : 1"):
         table.add_column(name, justify="left" if name == "device" else "right")
     rows, counts = [], sorted(set(options.devices or [1]))
     jax.config.update("jax_num_cpu_devices", counts[-1])
-    for batch, num_devices in product(options.batch or [1, 64, 256], counts):
+    for batch, num_devices, layers in product(options.batch or [1, 64, 256], counts, options.layers_per_step or [32]):
         with closing(
             set_up(
                 MODEL,
@@ -257,23 +255,26 @@ def main() -> None:
                 kv_tokens=batch * (options.context + WARM_STEPS + options.steps + 64),
                 max_num_seqs=batch,
                 max_num_batched_tokens=max(batch, 128),
-                layers_per_step=options.layers_per_step,
+                layers_per_step=layers,
                 swap_space=0,
                 tensor_parallel_size=num_devices,
             )
         ) as setup:
-            runners: dict[str, WaitingRunner] = {
-                "this CPU" if num_devices == 1 else f"as {num_devices}": Real(setup.runner)
-            }
-            if num_devices == counts[0]:
-                runners[f"sleeps {options.device_ms:g} ms"] = Sleeping(1e-3 * options.device_ms, setup.shape)
+            runners = {"this CPU" if num_devices == 1 else f"as {num_devices}": Device(setup.runner)}
+            if num_devices == 1:
+                weights = abstract_params(MODEL, "float32", joined=True)  # as on a GPU
+                zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), weights)
+                hollow = ModelRunner(Model(MODEL, joined=True), zeros, setup.shape, executables=Hollow().run)
+                hollow.warm_up()
+                runners[f"{options.device_ms:g} ms"] = Device(hollow, 1e-3 * options.device_ms)
             for name, device in runners.items():
                 parts = measure(setup, device, batch, options)
                 gain = parts[0]["total"] / parts[1]["total"]
                 for depth, row in parts.items():
-                    rows.append({"device": name, "batch": batch, "depth": depth, "gain": gain} | row)
+                    sizes = {"device": name, "layers_per_step": layers, "batch": batch, "depth": depth}
+                    rows.append(sizes | {"gain": gain} | row)
                     shown = [f"{row[part]:.0f}" for part in PARTS]
-                    table.add_row(name, str(batch), str(depth), *shown, f"{gain:.2f}" if depth else "")
+                    table.add_row(name, str(layers), str(batch), str(depth), *shown, f"{gain:.2f}" if depth else "")
     Console().print(table)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")

@@ -198,7 +198,7 @@ class AdvancedOptions:
     """How steps are executed; the defaults suit."""
 
     layers_per_step: int | None = option(
-        None, "layers per executable; default: as chosen by `jinfercept profile`, else 1 on a CPU, 4 on a GPU"
+        None, "layers per executable; default: as chosen by `jinfercept profile`, else 1 on a CPU, all of them on a GPU"
     )
     transfer_parts: int = option(
         1, "pieces in which a page crosses the host link, each beside the compute of its own layers; 1: whole"

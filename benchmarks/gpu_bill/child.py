@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from benchmarks.ahead_of_time.compiler import TARGETS, Compiler, Facts, add_runner, gpus, loaded_sources
 from benchmarks.gpu_bill.cases import NUM_PAGES, PAGE_SIZE, Case
 from benchmarks.gpu_bill.machine_code import read_kernels
 from benchmarks.gpu_bill.program import Program
 from benchmarks.gpu_bill.thunks import Thunk, read_thunks
+from jinfercept.pallas.gpu_heads import Heads
+from jinfercept.pallas.gpu_kernels import available_attention
 from jinfercept.runner.page_transfers import add_transfers, transfer_sizes
 from jinfercept.runner.shape import RunnerShape
 
@@ -84,7 +87,12 @@ def add_case(compiler: Compiler, case: Case, num_layers: int) -> None:
         layers_per_step=num_layers,
     )
     adding: Any = CaseCompiler(compiler, case)
-    layers = add_runner(adding, config, shape, "triton")
+    heads = Heads(
+        config.num_heads // case.num_devices, config.num_kv_heads // case.num_devices, config.head_dim, itemsize=2
+    )
+    with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
+        attention = available_attention(jnp.bfloat16, jnp.bfloat16, heads, PAGE_SIZE)[0]  # all layers are plain
+    layers = add_runner(adding, config, shape, attention)
     if case.transfers:
         add_transfers(adding, layers, transfer_sizes("gpu"), 1, shape.sample_rows[-1])
 

@@ -109,7 +109,7 @@ class Program:
             before = read
             if sliced is not None:
                 read += sliced
-            elif not (is_pool and instruction.opcode == "custom-call"):
+            elif not (is_pool and "custom-call" in {instruction.opcode, *(part.opcode for part in inside)}):
                 read += size
                 is_weight = PARAMS.search(source.rest) is not None and size >= LEAST_WEIGHT_BYTES
                 weight += size if is_weight else 0

@@ -68,6 +68,8 @@ def parse_thunks(text: str, instructions: dict[int, str]) -> Thunk:
             while open_at[-1][0] >= depth:
                 open_at.pop()
             parent = open_at[-1][1]
+            if parent.kind == "kDynamicSliceFusion":
+                continue  # the call that reads the slices
             if heading:
                 labels[id(parent)], heading = heading, ""
             thunk = _thunk(match[3], match[4])

@@ -37,6 +37,5 @@ GPU = SuiteKind(
     missing=missing,
     state=gpu_state,
     packages=PACKAGES,
-    torch_parts=("torch_peer",),
     tunes=True,
 )

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 
+from benchmarks.gpu_suite.parts import PARTS
 from benchmarks.suite.missing import MOST_S, Missing, installed_version, packages, print_missing, room
 
 PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
@@ -19,8 +20,7 @@ WHEELS = "tools/gpu_wheels FOLDER, where there is a package index, fetches the p
 def missing() -> list[Missing]:
     """Everything that is missing, what matters most first."""
     lacking = [*packages(), *_device(), *room()]
-    if installed_version("torch") is None:
-        lacking.append(Missing("torch", "torch_peer"))
+    lacking += [Missing(f"{', '.join(part.lacking)} (a peer's)", name) for name, part in PARTS.items() if part.lacking]
     if shutil.which("compute-sanitizer") is None:
         lacking.append(Missing("compute-sanitizer on the path", "no part, but memcheck runs without a memory checker"))
     return sorted(lacking, key=lambda lack: not lack.fatal)

@@ -1,4 +1,5 @@
-"""The parts of the suite in the order of what they are worth, and jobs of them that take less than nine minutes each.
+"""The parts of the suite, in jobs that are one command each: A, B and C take a quarter of an hour together, the others nine
+minutes each at most.
 
 Imports no JAX.
 """
@@ -22,32 +23,31 @@ EVERY_ALLOCATION = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "XLA_PYTHON_CLIEN
 OWN_THREAD = {"PJRT_GPU_ENABLE_ASYNC_DISPATCH": "1"}
 """XLA dispatches from a thread of its own, as an engine asks it to by default."""
 
-JOBS: tuple[Mapping[str, Part], ...] = (
-    {
-        "smoke": _part("suite.smoke", 120.0),
+TORCH = ("torch",)
+FLASHINFER = ("flashinfer-python", "apache-tvm-ffi", "nvidia-ml-py", "ninja", "requests")
+"""What its attention needs beside torch; most of what it depends on is for other kernels."""
+
+JOBS: Mapping[str, Mapping[str, Part]] = {
+    "A": {
+        "smoke": _part("suite.smoke", 65.0),
+        "deep": _part("suite.steps", 50.0, "deep_rows", OWN_MEMORY),
+        "groups": _part("suite.steps", 55.0, "group_rows", OWN_MEMORY),
+    },
+    "B": {
+        "agents": _part("suite.policies", 400.0, "agent_rows"),
+    },
+    "C": {
+        "products": _part("gpu_suite.products", 60.0, environment=OWN_MEMORY),
+        "torch_products": Part("gpu_suite.torch_peer", 10.0, "product_rows", packages=TORCH),
+        "kernels": _part("gpu_suite.kernels", 35.0, environment=OWN_MEMORY),
+        "torch_step": Part("gpu_suite.torch_peer", 30.0, packages=TORCH),
+        "flashinfer": Part("gpu_suite.flashinfer_peer", 35.0, packages=(*TORCH, *FLASHINFER)),
+    },
+    "D": {
         "decode": _part("suite.steps", 70.0, "decode_rows", OWN_MEMORY),
-        "overlap": _part("suite.transfers", 75.0, "overlap_rows", OWN_MEMORY),
+        "overlap": _part("suite.transfers", 75.0, environment={**OWN_MEMORY, **OWN_THREAD}),
         "checks": _part("suite.correctness", 80.0, "kernel_rows", GROWING_MEMORY),
-        "kernels": _part("gpu_suite.kernels", 150.0, environment=OWN_MEMORY),
-    },
-    {
-        "policies": _part("suite.policies", 235.0),
-        "agents": _part("suite.policies", 230.0, "agent_rows"),
         "idle": _part("suite.idle", 70.0),
-    },
-    {
-        "tokens": _part("suite.correctness", 120.0, environment=GROWING_MEMORY),
-        "kinds": _part("suite.correctness", 120.0, "kind_rows", GROWING_MEMORY),
-        "chunks": _part("gpu_suite.kernels", 80.0, "chunk_rows", OWN_MEMORY),
-        "attention": _part("suite.steps", 70.0, "attention_rows", OWN_MEMORY),
-        "transfers": _part("suite.transfers", 85.0, environment=OWN_MEMORY),
-        "threads": _part("suite.transfers", 60.0, "overlap_rows", {**OWN_MEMORY, **OWN_THREAD}),
-    },
-    {
-        "uploads": _part("suite.uploads", 40.0, environment=OWN_MEMORY),
-        "groups": _part("suite.steps", 150.0, "group_rows", OWN_MEMORY),
-        "launches": _part("suite.steps", 60.0, "launch_rows", OWN_MEMORY, xla_flags=()),
-        "torch_peer": _part("gpu_suite.torch_peer", 40.0),
         "experts": _part("gpu_suite.experts", 150.0, environment=OWN_MEMORY),
         "memcheck": Part(
             "suite.correctness",
@@ -58,15 +58,15 @@ JOBS: tuple[Mapping[str, Part], ...] = (
             checked=True,
         ),
     },
-    {
+    "E": {
+        "policies": _part("suite.policies", 235.0),
+        "tokens": _part("suite.correctness", 120.0, environment=GROWING_MEMORY),
+        "kinds": _part("suite.correctness", 120.0, "kind_rows", GROWING_MEMORY),
+    },
+    "F": {
         "devices": _part("suite.correctness", 300.0, "device_rows", GROWING_MEMORY),
     },
-    {
-        "long_agents": _part("suite.policies", 300.0, "long_agent_rows"),
-        "products": _part("gpu_suite.products", 170.0, environment=OWN_MEMORY),
-    },
-)
-"""What one job of ten minutes measures, by name; the limits of a job's parts are less than 540 s together. The
-fifth is for machines with several GPUs."""
+}
+"""By the name of a job its parts by theirs, what matters most first. F is for machines with several GPUs."""
 
-PARTS: Mapping[str, Part] = {name: part for job in JOBS for name, part in job.items()}
+PARTS: Mapping[str, Part] = {name: part for job in JOBS.values() for name, part in job.items()}

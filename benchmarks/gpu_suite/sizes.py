@@ -11,7 +11,6 @@ from benchmarks.suite.models import (
 )
 from benchmarks.suite.sizes import (
     GIB,
-    MIB,
     Agents,
     AttentionCase,
     Checked,
@@ -22,7 +21,6 @@ from benchmarks.suite.sizes import (
     TransferWay,
 )
 
-GPTJ_HEADS = HeadSizes("gpt-j-6b", 16, 16, 256)
 LLAMA_HEADS = HeadSizes("llama-3-8b", 32, 8, 128)
 GEMMA_HEADS = HeadSizes("gemma-3-1b", 4, 1, 256)
 
@@ -37,20 +35,18 @@ FULL = Sizes(
     link_bytes=GIB,
     calls=8,
     attention=(
-        *(AttentionCase(LLAMA_HEADS, *case) for case in ((1, 2048, 2048), (1, 512, 4096), (1, 2048, 65_536))),
-        *(AttentionCase(LLAMA_HEADS, *case) for case in ((64, 1, 2048), (256, 1, 1024), (32, 1, 8192), (1, 1, 1024))),
-        *(AttentionCase(GPTJ_HEADS, *case) for case in ((64, 1, 2048), (32, 1, 8192), (1, 512, 4096))),
+        *(AttentionCase(LLAMA_HEADS, *case) for case in ((1, 2048, 65_536), (64, 1, 2048), (1, 2048, 2048))),
+        *(AttentionCase(LLAMA_HEADS, *case) for case in ((1, 512, 4096), (256, 1, 1024), (32, 1, 8192), (1, 1, 1024))),
         *(AttentionCase(GEMMA_HEADS, *case, window=512) for case in ((16, 1, 8192), (1, 512, 4096))),
     ),
     attention_pool_bytes=9 * 10**9,
     product=(4096, 14336),
-    product_tokens=(1, 16, 64, 256, 1024),
+    product_tokens=(64, 1, 16, 256),
     experts=(
         ExpertsCase("gpt-oss-20b", 32, 4, 2880, 5760, (1, 16, 64, 512, 2048)),
         ExpertsCase("qwen3-30b-a3b", 128, 8, 2048, 1536, (1, 64, 2048)),
     ),
     start={},
-    one_byte_pool=2_500_000_000,
     checked=(
         Checked((32, 8, 128), 16, ("bfloat16", "float32"), quantised=("int8", "fp8")),
         Checked((16, 16, 256), 16, quantised=("int8",)),
@@ -67,20 +63,15 @@ FULL = Sizes(
     checked_kinds={"gemma2": SMALL_GEMMA2, "gpt-oss": SMALL_GPT_OSS, "qwen3-next": SMALL_QWEN3_NEXT},
     decodes=((64, 1000), (1, 1000), (256, 1000)),
     mixed=(64, 512, 448),
+    deep=(2048, 65_536),
     pool_tokens=280_000,
-    layers_per_step=(4, 32, 8),
-    upload_arrays=(1, 16, 256),
-    upload_bytes=2 * MIB,
-    behind_bytes=GIB,
+    layers_per_step=(32, 4, 8),
     overlap_ways=(TransferWay(1, 128), TransferWay(1, 16)),
     overlap_shares=(1.0, 0.5),
-    transfer_ways=(TransferWay(1, 1), TransferWay(1, 16), TransferWay(4, 1)),
-    transfer_shares=(0.9, 1.0, 0.5),
     transfer_pages=512,
     transfer_rows=(64, 1000),
     traced_steps=8,
     idle_steps=20,
     policies=Policies("gpt-j-6b", 4.0, 50.0, 0.3, 0.2, 8_000, 32_000, 64, 512),
-    agents=Agents("llama-3-8b", 12, 8.0, 50.0, 0.2, 0.1, 32_768, 48_000, 48_000, 64, 2048),
-    long_agents=Agents("llama-3-8b", 8, 20.0, 80.0, 1.0, 0.1, 131_072, 200_000, 200_000, 32, 2048),
+    agents=Agents("llama-3-8b", 16, 25.0, 95.0, 0.4, 0.1, 65_536, 100_000, 100_000, 32, 2048),
 )

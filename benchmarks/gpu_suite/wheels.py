@@ -1,4 +1,5 @@
-"""`tools/gpu_wheels FOLDER`: fetches the wheels that the project needs beyond JAX, Flax and Transformers, for Linux on x86-64.
+"""`tools/gpu_wheels FOLDER`: fetches the wheels that the project needs beyond JAX, Flax and Transformers, and FlashInfer's, for
+Linux on x86-64.
 
 A machine for GPUs has these three with what they need to be imported; what else the project depends on is small. Run it where
 pip finds a package index; it prints the line that installs the wheels on a machine without network.
@@ -12,8 +13,11 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from benchmarks.gpu_suite.parts import FLASHINFER
 from benchmarks.suite.missing import PROJECT
 
+PEER = "flashinfer-python==0.6.13"
+"""A peer that is brought along without most of what it depends on."""
 PRESENT = ("jax", "flax", "transformers")
 """Packages that a machine for GPUs has, with their dependencies."""
 ALWAYS = ("pydantic",)
@@ -38,8 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     try:
         present = _resolved(PRESENT).keys() - _resolved(ALWAYS).keys() | {*NEVER}
-        wanted = _resolved(project["dependencies"])
+        wanted = _resolved([*project["dependencies"], *FLASHINFER[1:]])
         names = [f"{name}=={version}" for name, version in wanted.items() if name not in present]
+        names.append(PEER)
         _pip("download", "--quiet", "--no-deps", *_tags(), "--dest", str(folder), *names)
     except subprocess.CalledProcessError as error:
         print(f"gpu_wheels: pip failed: {error.stderr.strip()[-2000:]}", file=sys.stderr)

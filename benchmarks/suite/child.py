@@ -32,7 +32,7 @@ def _check_device(kind: SuiteKind, name: str) -> None:
 
     Starts no backend of JAX: a part may set how it starts.
     """
-    if name in kind.torch_parts:
+    if "torch" in kind.parts[name].packages:
         import torch  # pyright: ignore[reportMissingImports]
 
         library, there = "torch", torch.cuda.is_available()
@@ -46,7 +46,7 @@ def _check_device(kind: SuiteKind, name: str) -> None:
 
 def _device(kind: SuiteKind, name: str) -> str:
     """The device that a part has used."""
-    if name in kind.torch_parts:
+    if "torch" in kind.parts[name].packages:
         import torch  # pyright: ignore[reportMissingImports]
 
         return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

@@ -3,7 +3,7 @@
 Imports no JAX.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.suite.missing import Missing
@@ -19,13 +19,12 @@ class SuiteKind(NamedTuple):
         device: in words.
         platform: JAX's name of it, in `JAX_PLATFORMS`.
         install: what to do where JAX does not find it.
-        jobs: parts by name, as they go together.
+        jobs: by the name of a job its parts, by theirs.
         full: sizes for the device, asked for in a part's process.
         missing: what the machine lacks.
         limit_s: seconds for all parts together, unless the command says otherwise.
         state: what the device's own tools say of it now; None without them.
         packages: whose versions are noted, beside those of every suite.
-        torch_parts: parts that use torch instead of JAX.
         tunes: XLA chooses kernels by timing them, which is kept for the next run.
         tiny: sizes for a CPU.
     """
@@ -34,13 +33,12 @@ class SuiteKind(NamedTuple):
     device: str
     platform: str
     install: str
-    jobs: Sequence[Mapping[str, Part]]
+    jobs: Mapping[str, Mapping[str, Part]]
     full: Callable[[], Sizes]
     limit_s: float
     missing: Callable[[], list[Missing]]
     state: Callable[[], Row | None]
     packages: Sequence[str] = ()
-    torch_parts: Collection[str] = ()
     tunes: bool = False
     tiny: Sizes = TINY
 
@@ -52,4 +50,4 @@ class SuiteKind(NamedTuple):
     @property
     def parts(self) -> dict[str, Part]:
         """All parts, what matters most first."""
-        return {name: part for job in self.jobs for name, part in job.items()}
+        return {name: part for job in self.jobs.values() for name, part in job.items()}

@@ -13,7 +13,7 @@ LEAST_DISK_GIB = 4
 MOST_S = 3.0
 """Of a question to a program: all that is missing is known within five seconds."""
 
-ENGINES = "smoke, tokens, policies, idle, memcheck, devices"
+ENGINES = "smoke, agents, policies, tokens, kinds, idle, memcheck, devices"
 """Parts that start an engine."""
 
 PREVENTS = {

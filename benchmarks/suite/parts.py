@@ -3,13 +3,17 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from benchmarks.suite.missing import installed_version
+
 TRACED_WITH_GRAPHS = ("--xla_enable_command_buffers_during_profiling=true",)
 """Without it XLA launches every kernel of a GPU by itself while a profiler runs: a trace of another mode."""
 
-STEP_PARTS = ("decode", "groups")
-"""Parts that time steps of greedy rows, see `steps`."""
+ATTENTION_PARTS = ("kernels", "flashinfer", "chunks", "torch_peer")
+"""Parts that time attention by itself; only earlier files have the last two."""
+STEP_PARTS = ("decode", "groups", "torch_step")
+"""Parts that time steps of greedy rows, see `steps`; the last one in torch."""
 LINK_PARTS = ("overlap", "threads", "transfers")
-"""Parts that load the host link beside a step, see `transfers`."""
+"""Parts that load the host link beside a step, see `transfers`; only earlier files have the last two."""
 RIGHT_PARTS = ("smoke", "checks", "tokens", "kinds")
 """Parts that check what is computed: every row is `ok` or not."""
 
@@ -24,6 +28,7 @@ class Part(NamedTuple):
         environment: variables that it needs before JAX starts its backend.
         xla_flags: of its executables.
         checked: it runs under `compute-sanitizer`, where that is on the path.
+        packages: that it needs beside the project's; it is skipped where one is not there. With torch it runs without JAX.
     """
 
     module: str
@@ -32,3 +37,9 @@ class Part(NamedTuple):
     environment: Mapping[str, str] = {}
     xla_flags: tuple[str, ...] = ()
     checked: bool = False
+    packages: tuple[str, ...] = ()
+
+    @property
+    def lacking(self) -> list[str]:
+        """Those of its packages that are not here."""
+        return [name for name in self.packages if installed_version(name) is None]

@@ -34,13 +34,14 @@ def step(
     chunk: int = 0,
     sampling: SamplingParams = GREEDY,
     first_page: int = FIRST_PAGE,
+    before: int = 0,
 ) -> StepPlan:
-    """Rows that decode, each with a context of so many tokens, and one chunk from its first token beside them.
+    """Rows that decode, each with a context of so many tokens, and one chunk beside them, with so many tokens before it.
 
     Pages lie one after the other from `first_page` on: the pool must have them.
     """
     plans, used, options = [], first_page - FIRST_PAGE, draw_options(sampling, frozenset())
-    decoding, prefill = [(context - 1, (FROM_DEVICE,))] * rows, [(0, (1,) * chunk)] * bool(chunk)
+    decoding, prefill = [(context - 1, (FROM_DEVICE,))] * rows, [(before, (1,) * chunk)] * bool(chunk)
     for slot, (start, tokens) in enumerate(decoding + prefill):
         num_pages = -(-(start + len(tokens)) // shape.page_size)
         new_pages = NewPages(0, range(FIRST_PAGE + used, FIRST_PAGE + used + num_pages))
@@ -54,9 +55,9 @@ def step(
     return StepPlan(0, next(size for size in shape.buckets if size >= num_tokens), tuple(plans))
 
 
-def pages_of(shape: RunnerShape, rows: int, context: int, chunk: int = 0) -> int:
+def pages_of(shape: RunnerShape, rows: int, context: int, chunk: int = 0, before: int = 0) -> int:
     """Pages that `step` takes."""
-    return rows * -(-context // shape.page_size) + -(-chunk // shape.page_size)
+    return rows * -(-context // shape.page_size) + -(-(before + chunk) // shape.page_size)
 
 
 def settled(plan: StepPlan) -> StepPlan:

@@ -2,9 +2,10 @@
 `jinfercept serve` beside least recently used pages with a host tier on scaled sessions of agents. Rows: replay's reports.
 
 Also `workload` (its sizes), `served`, and `other_tokens`: requests whose tokens are not those of the first policy (in
-bfloat16 a step's shape may decide a near tie, so that a few may differ). Rows of agents have `order` and `simulated`, the
-report of the simulator with the profile that was measured, too; `other_tokens` of them counts turns that both served, whose
-prompts differ once an answer does.
+bfloat16 a step's shape may decide a near tie, so that a few may differ). Rows of agents have `order` too, and `turns`, those
+that count: `session`, `turn`, `submitted_s`, `delay_s`, tokens that are `new` and that were `lost`, and whether it `finished`;
+`other_tokens` of them counts turns that both served, whose prompts differ once an answer does. Behind them stands a row for
+each contender with `simulated`, the report of the simulator with the profile that was measured.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.sim.agent_sessions import fitting, scaled_sessions
 from jinfercept.sim.arrivals import arrivals
 from jinfercept.sim.scripted import make_request, random_tokens, scaled
-from jinfercept.sim.session_clients import SessionLoad
+from jinfercept.sim.session_clients import NUMBERS, SessionLoad, TurnRecord
 from jinfercept.sim.trace_files import load_sessions
 from jinfercept.sim.workload import draw
 from jinfercept.startup.start import EngineSetup, set_up
@@ -27,8 +28,8 @@ from jinfercept.startup.start import EngineSetup, set_up
 SEED = 1
 """Of the sessions' order and times."""
 
-CONTENDERS = (("copy_ahead", "missing_work"), ("lru_host", "fcfs"))
-"""Policies and orders of the sessions."""
+CONTENDERS = (("copy_ahead", "missing_work"), ("lru_host", "missing_work"), ("lru_host", "fcfs"))
+"""Policies and orders: what users get, another policy in the same order, and that policy as other engines serve it."""
 POLICIES = ("copy_ahead", "min_waste", "discard", "swap", "improved_discard", "preserve")
 
 
@@ -53,28 +54,29 @@ def rows(sizes: Sizes) -> Iterator[Row]:
 
 
 def agent_rows(sizes: Sizes) -> Iterator[Row]:
-    """Replay sessions under the two contenders, the same ones for both."""
-    return _agent_rows(sizes, sizes.agents)
-
-
-def long_agent_rows(sizes: Sizes) -> Iterator[Row]:
-    """The same of fewer sessions with contexts as long as they were."""
-    return _agent_rows(sizes, sizes.long_agents)
-
-
-def _agent_rows(sizes: Sizes, load: Agents) -> Iterator[Row]:
+    """Replay sessions under all contenders, the same ones for each; last what the simulator says of them."""
+    load = sizes.agents
     config = replace(sizes.models[load.model], max_position=load.max_model_len)
     sessions = fitting(scaled_sessions(load_sessions("agents"), load.scale_tokens, load.scale_time), load.max_model_len)
     played = SessionLoad(sessions, SEED, load.live, duration_s=load.duration_s, ramp_s=load.warm_up_s)
-    write, first = random_tokens(config.vocab_size, 0), None
+    write, runs = random_tokens(config.vocab_size, 0), list[Replayed]()
     with closing(_set_up(sizes, load, config)) as setup:
-        for policy, order in CONTENDERS:
-            ordered = setup.changed(order=order)
+        setups = [setup.changed(order=order) for _, order in CONTENDERS]
+        for (policy, order), ordered in zip(CONTENDERS, setups, strict=True):
             run = replay(ordered, policy, played, write, load.duration_s, warm_up_s=load.warm_up_s)
-            first = first or run
+            runs.append(run)
+            turns = [_turn(turn) for turn in run.turns if turn.submitted_s >= load.warm_up_s]
+            yield run.report | _common(load, run, runs[0]) | {"order": order, "turns": turns}
+        for (policy, order), ordered, run in zip(CONTENDERS, setups, runs, strict=True):
             simulated = simulation(ordered, policy, load.duration_s, run.report["host_s"])
             simulated = replace(simulated, drain_s=0.0, warm_up_s=load.warm_up_s)
-            yield run.report | _common(load, run, first) | {"order": order, "simulated": simulated.run(played)}
+            yield {"policy": policy, "order": order, "simulated": simulated.run(played)}
+
+
+def _turn(turn: TurnRecord) -> Row:
+    """A turn; its session is that with which its sub-agents count."""
+    row: Row = {"session": turn.session // NUMBERS, "turn": turn.turn, "submitted_s": turn.submitted_s}
+    return row | {"delay_s": turn.delay_s, "new": turn.new, "lost": turn.lost, "finished": turn.finished}
 
 
 def _set_up(sizes: Sizes, load: Policies | Agents, config: ModelConfig) -> EngineSetup:

@@ -158,23 +158,20 @@ class Sizes:
         attention_pool_bytes: of one layer's pages; cases that do not fit are left out.
         product, product_tokens: (inputs, outputs) of a quantised weight, and the rows that it is multiplied with.
         start: options of the start that is tried, beside the defaults.
-        one_byte_pool: bytes of one layer's pages of int8; 0: the device has none.
         checked: shapes of attention whose kernels are checked.
         checked_models: whose tokens are compared.
         checked_kinds: the same, of models with layers of several kinds.
         decodes: (rows, context) of decode steps, what matters most first.
         mixed: (decoding rows, context, tokens of a chunk beside them) of a step.
+        deep: (tokens of a chunk, tokens before it) of a step of its own.
         pool_tokens: of a runner's pool; less where memory is less.
         layers_per_step: those that are measured; most parts use the first one.
-        upload_arrays: arrays of one call; `upload_bytes` of each.
-        behind_bytes: of the copy that an upload goes behind.
-        overlap_ways, overlap_shares: ways of transferring, and shares of the link that steps are loaded with, of `overlap`.
-        transfer_ways, transfer_shares: the same of `transfers`.
+        overlap_ways, overlap_shares: ways of transferring, and shares of the link that steps are loaded with.
         transfer_pages: most pages that a step moves each way.
         transfer_rows: (rows, context) of the step that transfers hide behind.
         traced_steps: of a profiler's trace, beside those that fill and drain the pipeline.
         idle_steps: of one turn of the whole engine, and of its trace.
-        policies, agents, long_agents: the workloads of these parts.
+        policies, agents: the workloads of these parts.
         interleaved: pages of attention by itself lie as those of TPUs.
     """
 
@@ -193,28 +190,22 @@ class Sizes:
     product_tokens: tuple[int, ...]
     experts: tuple[ExpertsCase, ...]
     start: Mapping[str, Any]
-    one_byte_pool: int
     checked: tuple[Checked, ...]
     checked_models: Mapping[str, ModelConfig]
     checked_kinds: Mapping[str, ModelConfig]
     decodes: tuple[tuple[int, int], ...]
     mixed: tuple[int, int, int]
+    deep: tuple[int, int]
     pool_tokens: int
     layers_per_step: tuple[int, ...]
-    upload_arrays: tuple[int, ...]
-    upload_bytes: int
-    behind_bytes: int
     overlap_ways: tuple[TransferWay, ...]
     overlap_shares: tuple[float, ...]
-    transfer_ways: tuple[TransferWay, ...]
-    transfer_shares: tuple[float, ...]
     transfer_pages: int
     transfer_rows: tuple[int, int]
     traced_steps: int
     idle_steps: int
     policies: Policies
     agents: Agents
-    long_agents: Agents
     interleaved: bool = False
 
 
@@ -234,7 +225,6 @@ TINY = Sizes(
     product_tokens=(3,),
     experts=(ExpertsCase("small", 4, 2, 64, 64, (3,)),),
     start={"kv_tokens": 256, "max_num_seqs": 8, "max_num_batched_tokens": 8, "page_size": 8},
-    one_byte_pool=64 << 10,
     checked=(
         Checked((4, 2, 16), 16, ("bfloat16", "float32"), quantised=("int8",)),
         Checked((4, 2, 16), 16, ("float32",), 7, 2.0, True),
@@ -243,20 +233,15 @@ TINY = Sizes(
     checked_kinds={"qwen3-next": SMALL_QWEN3_NEXT},
     decodes=((8, 16),),
     mixed=(2, 8, 6),
+    deep=(6, 24),
     pool_tokens=192,
     layers_per_step=(1,),
-    upload_arrays=(1, 2),
-    upload_bytes=64,
-    behind_bytes=MIB,
-    overlap_ways=(TransferWay(1, 2), TransferWay(1, 1)),
+    overlap_ways=(TransferWay(1, 2), TransferWay(2, 1)),
     overlap_shares=(1.0,),
-    transfer_ways=(TransferWay(1, 1), TransferWay(1, 2), TransferWay(2, 1)),
-    transfer_shares=(0.9,),
     transfer_pages=4,
     transfer_rows=(8, 16),
     traced_steps=2,
     idle_steps=2,
     policies=Policies("small", 1.0, 10.0, 0.02, 0.02, 256, 128, 8, 8),
     agents=Agents("small", 2, 0.1, 1.0, 0.001, 0.001, 256, 256, 256, 8, 8),
-    long_agents=Agents("small", 2, 0.1, 0.5, 0.001, 0.001, 256, 256, 256, 8, 8),
 )

@@ -3,12 +3,12 @@
 A roofline is the larger of the bytes (weights but the embedding, and the contexts' keys and values) over the measured copy
 bandwidth, and the operations over the measured matmul rate. Rows: `model`, `layers_per_step`, `attention`, `step`, and
 
-* decode, mixed: `batch` (decoding rows), `context`, `chunk`, `bucket`, `sampling`, `seconds`, `dispatch_s`, `roofline_s`,
-  `bound` (memory or compute) and `times`, seconds over roofline;
+* decode, mixed: `batch` (decoding rows), `context`, `chunk`, `before` (tokens before it), `bucket`, `sampling`, `seconds`,
+  `dispatch_s`, `roofline_s`, `bound` (memory or compute) and `times`, seconds over roofline;
 * trace: of the middle of such steps, with `graphs` or without: `step_s` by the wall clock, which a profiler slows, `kernels`
   and `busy_s` of a step, `idle_share` and `largest_gap_s`; operation: its longest ones, see `trace.operations`, where the shape
   tells a product (qkv, o, gate and up, down, head) by its columns;
-* written: `error`, how far the keys and values of the last layer are from those that the reference's attention leads to, as a
+* written: `error`, how far the keys and values of the last layer are from those that the first kernel leads to, as a
   share of their norm, its `limit` and whether it is `ok`;
 * ceilings: the rates; start: once for each runner `start_s`, what compiling it took; choice: of the profiler's rule.
 """
@@ -56,8 +56,8 @@ POOL_SHARE = 0.95
 LEAST_BUCKET = 8  # of an engine on a GPU
 MOST_OPERATIONS = 24
 REFERENCE = "reference"
-MOST_ERROR = 0.05
-"""Of what the last layer writes in bfloat16."""
+MOST_ERROR = 0.1
+"""Of what the last layer writes in bfloat16 by two kernels: on an H200 each is 0.042 from the reference, a wrong one near 1."""
 
 SAMPLINGS: Mapping[str, SamplingParams] = {
     "greedy": GREEDY,
@@ -70,11 +70,12 @@ SAMPLINGS: Mapping[str, SamplingParams] = {
 
 
 class StepCase(NamedTuple):
-    """A step: rows that decode with a context each, and a chunk from its first token beside them."""
+    """A step: rows that decode with a context each, and a chunk beside them, with so many tokens before it."""
 
     batch: int
     context: int
     chunk: int = 0
+    before: int = 0
 
 
 class Bench(NamedTuple):
@@ -110,15 +111,9 @@ def decode_rows(sizes: Sizes) -> Iterator[Row]:
     yield from _rows(sizes, [bench])
 
 
-def launch_rows(sizes: Sizes) -> Iterator[Row]:
-    """The first two decode steps, traced as XLA runs them under a profiler by default: without graphs."""
-    cases = [StepCase(*case) for case in sizes.decodes[:2]]
-    yield from _rows(sizes, [Bench(next(iter(sizes.models)), sizes.layers_per_step[0], cases, traced=True)])
-
-
 def group_rows(sizes: Sizes) -> Iterator[Row]:
-    """The first model's first decode step and a chunk, by layers per executable; last the profiler's `choice` by these."""
-    name, cases = next(iter(sizes.models)), [StepCase(*sizes.decodes[0]), StepCase(*sizes.mixed)]
+    """The first model's first decode steps and a chunk, by layers per executable; last the profiler's `choice` by these."""
+    name, cases = next(iter(sizes.models)), [*(StepCase(*case) for case in sizes.decodes[:2]), StepCase(*sizes.mixed)]
     costs: dict[int, list[float]] = {}
     for row in _rows(sizes, [Bench(name, layers, cases) for layers in sizes.layers_per_step]):
         if "seconds" in row:
@@ -127,14 +122,22 @@ def group_rows(sizes: Sizes) -> Iterator[Row]:
     yield {"model": name, "layers_per_step": choose(costs, SLACK), "step": "choice"}
 
 
-def attention_rows(sizes: Sizes) -> Iterator[Row]:
-    """The first model's chunk beside decode rows, by every implementation of attention."""
+def deep_rows(sizes: Sizes) -> Iterator[Row]:
+    """The first model's chunk far behind its first token, by every kernel of attention.
+
+    What the last layer writes is compared with what it writes by the first kernel, or by the reference where there is one only.
+    """
     (name, config), *_ = sizes.models.items()
-    layers, cases = sizes.layers_per_step[0], [StepCase(*sizes.mixed)]
+    chunk, before = sizes.deep
+    cases = [StepCase(0, 0, chunk, before)]
     heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, jnp.dtype(sizes.dtype).itemsize)
-    names = [REFERENCE, *available(sizes.dtype, sizes.dtype, heads, sizes.page_size)]
+    names = available(sizes.dtype, sizes.dtype, heads, sizes.page_size)
+    names = names if len(names) > 1 else [REFERENCE, *names]
+    benches = [
+        Bench(name, sizes.layers_per_step[0], cases, traced=True, attention=each, is_compared=True) for each in names
+    ]
     expected: np.ndarray | None = None
-    for row in _rows(sizes, [Bench(name, layers, cases, attention=each, is_compared=True) for each in names]):
+    for row in _rows(sizes, benches):
         if "written" in row:
             written: np.ndarray = row.pop("written")
             expected = written if expected is None else expected
@@ -161,7 +164,7 @@ def _rows(sizes: Sizes, benches: Sequence[Bench]) -> Iterator[Row]:
 
 
 def _case(row: Row) -> StepCase:
-    return StepCase(row["batch"], row["context"], row["chunk"])
+    return StepCase(row["batch"], row["context"], row["chunk"], row["before"])
 
 
 def _measure(sizes: Sizes, config: ModelConfig, params: Params, bench: Bench) -> Iterator[Row]:
@@ -176,7 +179,7 @@ def _measure(sizes: Sizes, config: ModelConfig, params: Params, bench: Bench) ->
             if pages_of(shape, *case) > shape.num_pages:
                 continue
             for sampling in bench.samplings if number == 0 else ("greedy",):
-                plan = step(shape, *case, SAMPLINGS[sampling])
+                plan = _plan(shape, case, SAMPLINGS[sampling])
                 runner.collect(runner.submit(plan))
                 plan = settled(plan)
                 seconds, dispatch_s = steady_s(runner, iter(lambda plan=plan: plan, None), sizes.turn_steps)
@@ -193,18 +196,22 @@ def _measure(sizes: Sizes, config: ModelConfig, params: Params, bench: Bench) ->
 def _written(runner: ModelRunner, shape: RunnerShape, config: ModelConfig, case: StepCase) -> np.ndarray:
     """Keys and values that the last layer writes for a prompt of random tokens in two chunks beside decode rows: they depend
     on the attention of all layers before."""
-    plan = step(shape, *case)
+    plan = _plan(shape, case)
     *decoding, chunk = plan.chunks
     tokens = tuple(np.random.default_rng(0).integers(config.vocab_size, size=case.chunk).tolist())
     half = case.chunk // 2
     for part in (
         chunk._replace(tokens=tokens[:half], sample=None),
-        chunk._replace(start=half, tokens=tokens[half:], new_pages=()),
+        chunk._replace(start=case.before + half, tokens=tokens[half:], new_pages=()),
     ):
         runner.collect(runner.submit(replace(plan, chunks=(*decoding, part))))
-    first = FIRST_PAGE + pages_of(shape, case.batch, case.context)
+    first = FIRST_PAGE + pages_of(shape, case.batch, case.context, 0, case.before)
     pages = runner.kv.layers[-1][first : first + pages_of(shape, 0, 0, half * 2)]
     return np.asarray(pages.astype(jnp.float32))
+
+
+def _plan(shape: RunnerShape, case: StepCase, sampling: SamplingParams = GREEDY) -> StepPlan:
+    return step(shape, case.batch, case.context, case.chunk, sampling, before=case.before)
 
 
 def _traced(sizes: Sizes, runner: ModelRunner, plan: StepPlan, case: StepCase) -> Iterator[Row]:
@@ -215,7 +222,7 @@ def _traced(sizes: Sizes, runner: ModelRunner, plan: StepPlan, case: StepCase) -
     if not kernels:
         return
     graphs = TRACED_WITH_GRAPHS[0] in os.environ.get("XLA_FLAGS", "").split()
-    common = {"batch": case.batch, "context": case.context, "chunk": case.chunk, "graphs": graphs}
+    common = {**case._asdict(), "graphs": graphs}
     spans = gaps((event.start, event.end) for event in kernels)
     spans["busy_s"] /= count
     step_s, _ = mean_times(times, FILL_STEPS, count)
@@ -247,7 +254,7 @@ def _shape(sizes: Sizes, config: ModelConfig, params: Params, bench: Bench) -> R
         num_pages=pool_tokens(sizes, config, stats) // sizes.page_size,
         page_size=sizes.page_size,
         max_num_seqs=max(case.batch + bool(case.chunk) for case in bench.cases),
-        max_model_len=max(max(case.context, case.chunk) for case in bench.cases),
+        max_model_len=max(max(case.context, case.before + case.chunk) for case in bench.cases),
         buckets=tuple(sorted({max(LEAST_BUCKET, 1 << (size - 1).bit_length()) for size in tokens})),
         layers_per_step=min(bench.layers_per_step, config.num_layers),
     )
@@ -271,11 +278,11 @@ def _floors(config: ModelConfig, sizes: Sizes, case: StepCase, copy: float, matm
     layer_sizes, head_sizes = ([leaf.size for leaf in jax.tree.leaves(part)] for part in (shapes.layers, shapes.head))
     itemsize = jax.tree.leaves(shapes.embed)[0].dtype.itemsize
     tokens, sampled = case.batch + case.chunk, case.batch + bool(case.chunk)
-    contexts = case.batch * case.context + case.chunk
+    contexts = case.batch * case.context + case.before + case.chunk
     num_bytes = itemsize * (sum(layer_sizes) + sum(head_sizes)) + contexts * kv_bytes_per_token(config, sizes.dtype)
     heads = HeadSizes("", config.num_heads, config.num_kv_heads, config.head_dim)
     attention = AttentionCase(heads, case.batch, 1, case.context).flops
     if case.chunk:
-        attention += AttentionCase(heads, 1, case.chunk, case.chunk).flops
+        attention += AttentionCase(heads, 1, case.chunk, case.before + case.chunk).flops
     flops = 2 * tokens * sum(layer_sizes) + 2 * sampled * sum(head_sizes) + config.num_layers * attention
     return num_bytes / copy, flops / matmul

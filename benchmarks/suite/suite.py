@@ -35,6 +35,8 @@ from jinfercept.sim.reports import check_writable
 
 VERSION = 1
 RESULTS = "results.json"
+SKIPPED = "skipped"
+"""How a part ends whose packages are not here."""
 ENVIRONMENT = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
@@ -59,7 +61,9 @@ def main(kind: SuiteKind, argv: Sequence[str]) -> int:
     except JinferceptError as error:
         print(f"{kind.tool}: {error}", file=sys.stderr)
         return 2
-    parts = options.parts or list(kind.jobs[options.job - 1] if options.job else kind.parts)
+    parts = [name for word in options.parts or kind.jobs for name in kind.jobs.get(word, [word])]
+    limits_s = [options.patience * kind.parts[name].limit_s for name in parts]
+    budget_s = options.limit_s if options.tiny else min(options.limit_s, sum(limits_s))  # tiny: on any machine
     since_s, cache = time.time(), _cache(kind)
     report = {
         "version": VERSION,
@@ -75,14 +79,16 @@ def main(kind: SuiteKind, argv: Sequence[str]) -> int:
         _write(options.out / RESULTS, report)
 
     began_s, summaries = time.monotonic(), list[str]()
-    for name in parts:
-        left_s = options.limit_s - (time.monotonic() - began_s)
+    for number, name in enumerate(parts):
+        left_s = budget_s - (time.monotonic() - began_s)
         results = report["parts"][name] = {"status": "not run", "rows": []}
         save()
-        if left_s > 0:
-            limit_s = (
-                left_s if options.tiny else min(left_s, options.patience * kind.parts[name].limit_s)
-            )  # tiny parts are to end on any machine
+        if lacking := kind.parts[name].lacking:
+            results |= {"status": SKIPPED, "seconds": 0.0, "error": f"there is no {', no '.join(lacking)}"}
+            summaries.append(_summary(name, results))
+        elif left_s > 0:
+            own_s = min(left_s, limits_s[number])
+            limit_s = left_s if options.tiny else max(own_s, left_s - sum(limits_s[number + 1 :]))
             _run(kind, name, options.tiny, limit_s, results, save)
             keep_choices(cache, name)
             pack(cache, since_s, options.out, tunes=kind.tunes)
@@ -91,16 +97,14 @@ def main(kind: SuiteKind, argv: Sequence[str]) -> int:
     print("\n".join(summaries), file=sys.stderr)
     took_s = time.monotonic() - began_s
     print(f"written to {options.out} after {took_s:.0f} s: python -m benchmarks gpu-report {options.out / RESULTS}")
-    return int(any(results["status"] != "done" for results in report["parts"].values()))
+    return int(any(results["status"] not in ("done", SKIPPED) for results in report["parts"].values()))
 
 
 def _options(kind: SuiteKind, argv: Sequence[str]) -> argparse.Namespace:
     description = f"Measure kernels, steps, transfers and policies on this machine's {kind.device}."
     parser = argparse.ArgumentParser(prog=kind.tool, description=description)
-    names, numbers = ", ".join(kind.parts), range(1, len(kind.jobs) + 1)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {names} (default: all, in this order)")
-    jobs = "; ".join(f"{number}: {', '.join(job)}" for number, job in zip(numbers, kind.jobs, strict=True))
-    parser.add_argument("--job", type=int, choices=numbers, help=f"the parts of one job ({jobs})")
+    jobs = "; ".join(f"{name}: {', '.join(job)}" for name, job in kind.jobs.items())
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"a job or a part of it ({jobs}); default: all")
     parser.add_argument("--out", type=Path, required=True, help=f"folder to write; {RESULTS} must not be there yet")
     parser.add_argument(
         "--kept",
@@ -116,11 +120,9 @@ def _options(kind: SuiteKind, argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _check(kind: SuiteKind, options: argparse.Namespace) -> None:
-    unknown = [name for name in options.parts if name not in kind.parts]
-    if unknown:
-        raise ConfigError("no such part", got=", ".join(unknown), fix=f"choose from {', '.join(kind.parts)}")
-    if options.parts and options.job:
-        raise ConfigError("--job has parts of its own", got=", ".join(options.parts), fix="name parts or a job")
+    names = {**kind.jobs, **kind.parts}
+    if unknown := [name for name in options.parts if name not in names]:
+        raise ConfigError("no such part", got=", ".join(unknown), fix=f"choose from {', '.join(names)}")
     if options.kept is not None and not options.kept.is_dir():
         raise ConfigError(
             "--kept is no folder", got=options.kept, fix="the folder that an earlier run has left, or none"

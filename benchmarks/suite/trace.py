@@ -1,4 +1,4 @@
-"""Reads a profiler's trace: what ran on which stream, the time of every operation, and what of the copies kernels hid.
+"""Reads a profiler's trace: what ran on which stream, the time of every operation, and when copies start.
 
 On a GPU a stream is a line of the trace, and on a TPU the operations of a core are one (as jax's documentation has it: no trace
 of a TPU was read). Elsewhere the operations that XLA runs stand for kernels, so that all that reads a trace runs everywhere.
@@ -149,26 +149,6 @@ def gaps(spans: Iterable[Span]) -> dict[str, float]:
     }
 
 
-def copies(events: Sequence[Event]) -> list[dict[str, Any]]:
-    """For each kind of copy (`MemcpyD2H`): `count`, `busy_s`, `hidden_share` (under kernels), and the `lines` that it has."""
-    kernels = merged((event.start, event.end) for event in events if not event.is_copy)
-    rows = []
-    for kind in sorted({event.name for event in events if event.is_copy}):
-        mine = [event for event in events if event.name == kind]
-        spans = merged((event.start, event.end) for event in mine)
-        busy = sum(end - start for start, end in spans)
-        rows.append(
-            {
-                "copy": kind,
-                "count": len(mine),
-                "busy_s": busy / 1e9,
-                "hidden_share": overlap(spans, kernels) / busy if busy else 0.0,
-                "lines": sorted({event.line for event in mine}),
-            }
-        )
-    return rows
-
-
 def until_first_kernel_s(events: Sequence[Event], steps: int, least_bytes: int) -> float | None:
     """Seconds from the start of a step's fetch to the first kernel that starts after it, the median; None without a fetch.
 
@@ -214,16 +194,3 @@ def merged(spans: Iterable[Span]) -> list[Span]:
         else:
             joined.append((start, end))
     return joined
-
-
-def overlap(own: Sequence[Span], other: Sequence[Span]) -> float:
-    """How long both last at once, in ns; each has spans that do not touch, in order."""
-    total, index = 0.0, 0
-    for start, end in own:
-        while index < len(other) and other[index][1] <= start:
-            index += 1
-        for first, last in other[index:]:
-            if first >= end:
-                break
-            total += min(end, last) - max(start, first)
-    return total

@@ -5,12 +5,10 @@ out, come in, or both. Rows: the way (`transfer_parts` and `staging_pages`, as `
 `way` (none, out, in, both), `share` of the link that was asked for, `pages` each way, `step_s`, `dispatch_s`, and `slowdown`
 (over the step without transfers, less 1), `bytes_per_s`, `link_bytes_per_s` (of one large array) and `link_share`, their ratio.
 
-Beside these `overlap` has `embed_s`: from the submission of a step that runs alone until its first executable has ended; and,
-where pages come in, from traces `first_kernel_s`, from the start of its fetch to its first kernel, and of steps that follow
-each other `first_array_s` and `last_array_s`, from a step's first kernel to the start of its first and last array. Where the
-former grow with the fetch, the step waits for it; where the latter last as long as the compute, the fetch waits for the step.
-`transfers` ends every way with a trace of full use of the link, without its first and last steps: a row for each kind of copy,
-see `trace.copies`.
+Also `embed_s`: from the submission of a step that runs alone until its first executable has ended; and, where pages come in,
+from traces `first_kernel_s`, from the start of its fetch to its first kernel, and of steps that follow each other
+`first_array_s` and `last_array_s`, from a step's first kernel to the start of its first and last array. Where the former grow
+with the fetch, the step waits for it; where the latter last as long as the compute, the fetch waits for the step.
 """
 
 import time
@@ -26,7 +24,7 @@ import jax
 from benchmarks.suite.ceilings import WAYS, link_rate
 from benchmarks.suite.plans import FIRST_PAGE, fill, pages_of, run_steps, settled, steady_s, step
 from benchmarks.suite.sizes import Row, Sizes, TransferWay
-from benchmarks.suite.trace import Event, array_starts_s, copies, traced, traced_steps, until_first_kernel_s
+from benchmarks.suite.trace import array_starts_s, traced, until_first_kernel_s
 from jinfercept.kv.page import PageCopy
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params, kv_bytes_per_token
@@ -47,28 +45,10 @@ class Bench(NamedTuple):
     links: dict[str, float]
 
 
-def overlap_rows(sizes: Sizes) -> Iterator[Row]:
-    """Whether transfers and compute overlap at all, for the ways that decide it."""
-    for common, bench in _benches(sizes, sizes.overlap_ways):
-        yield from _measure(sizes, common, bench, sizes.overlap_shares, _alone)
-
-
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Measure every way of transferring."""
-    for common, bench in _benches(sizes, sizes.transfer_ways):
-        yield from _measure(sizes, common, bench, sizes.transfer_shares)
-        pages = _pages(sizes, bench, "both", 1.0, _base_s(sizes, bench)[0])
-        for row in copies(_traced(sizes, bench, pages)):
-            yield common | {"way": "trace", "pages": pages} | row
-
-
-def _traced(sizes: Sizes, bench: Bench, pages: int) -> list[Event]:
-    """The events of some steps with so many pages out and in."""
-
-    def measure(plans: Iterator[StepPlan]) -> list[Event]:
-        return traced_steps(lambda steps: run_steps(bench.runner, plans, steps), sizes.traced_steps)
-
-    return _loaded(bench, "both", pages, measure)
+    """Measure every way of transferring, and when the pages of a step arrive."""
+    for common, bench in _benches(sizes, sizes.overlap_ways):
+        yield from _measure(sizes, common, bench)
 
 
 def _benches(sizes: Sizes, ways: Sequence[TransferWay]) -> Iterator[tuple[Row, Bench]]:
@@ -106,17 +86,11 @@ def _bench(sizes: Sizes, model: Model, params: Params, way: TransferWay, links: 
     return Bench(runner, settled(plan), FIRST_PAGE + used, page_bytes, links)
 
 
-Alone = Callable[[Sizes, Bench, str, int], Row]
-"""What is measured of steps that do not follow each other, with pages that move one way."""
-
-
-def _measure(
-    sizes: Sizes, common: Row, bench: Bench, shares: Sequence[float], alone: Alone = lambda *_: {}
-) -> Iterator[Row]:
+def _measure(sizes: Sizes, common: Row, bench: Bench) -> Iterator[Row]:
     base_s, dispatch_s = _base_s(sizes, bench)
     none = {"way": "none", "share": 0.0, "pages": 0, "step_s": base_s, "dispatch_s": dispatch_s}
-    yield common | none | alone(sizes, bench, "none", 0)
-    for share in shares:
+    yield common | none | _alone(sizes, bench, "none", 0)
+    for share in sizes.overlap_shares:
         for way, ways in WAYS.items():
             pages = _pages(sizes, bench, way, share, base_s)
             with_s, dispatch_s = _loaded(
@@ -126,7 +100,7 @@ def _measure(
             row = {"way": way, "share": share, "pages": pages, "step_s": with_s, "dispatch_s": dispatch_s}
             row |= {"slowdown": with_s / base_s - 1, "bytes_per_s": rate}
             row |= {"link_bytes_per_s": bench.links[way], "link_share": rate / bench.links[way]}
-            yield common | row | alone(sizes, bench, way, pages)
+            yield common | row | _alone(sizes, bench, way, pages)
 
 
 def _alone(sizes: Sizes, bench: Bench, way: str, pages: int) -> Row:

@@ -20,7 +20,6 @@ LARGE = replace(
     ),
     attention_pool_bytes=6 * 10**9,
     experts=(ExpertsCase("qwen3-30b-a3b", 128, 8, 2048, 1536, (1, 64, 2048)),),
-    one_byte_pool=0,
     checked=(
         Checked((32, 8, 128), 16),
         Checked((12, 12, 64), 16),
@@ -43,11 +42,12 @@ SMALL = replace(
     transfer_pages=256,
     overlap_ways=(TransferWay(1, 64), TransferWay(1, 16)),
     policies=LARGE.policies._replace(model="llama-3.2-3b"),
-    agents=LARGE.agents._replace(model="llama-3.2-3b", kv_tokens=30_000, host_tokens=30_000),
+    agents=LARGE.agents._replace(
+        model="llama-3.2-3b", scale_tokens=0.1, max_model_len=28_000, kv_tokens=30_000, host_tokens=30_000
+    ),
 )
 ON_CPU = replace(
     TINY,
-    one_byte_pool=0,
     checked=tuple(shape._replace(quantised=()) for shape in TINY.checked),  # pages of TPUs have no scales
     interleaved=True,
 )

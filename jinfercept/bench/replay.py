@@ -26,7 +26,7 @@ from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sim.decision_records import DecisionLog
 from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scripted import Progress, ScriptedDispatcher, drive, play
-from jinfercept.sim.session_clients import SessionClients, SessionLoad, Writer
+from jinfercept.sim.session_clients import SessionClients, SessionLoad, TurnRecord, Writer
 from jinfercept.sim.simulation import Simulation
 from jinfercept.startup.start import EngineSetup
 
@@ -34,10 +34,11 @@ GIB = 1 << 30
 
 
 class Replayed(NamedTuple):
-    """A run's report, and the tokens after the prompt of every request that was served to its end."""
+    """A run's report, the tokens after the prompt of every request that was served to its end, and the turns of sessions."""
 
     report: Report
     streams: Mapping[str, list[int]]
+    turns: Sequence[TurnRecord]
 
 
 @final
@@ -94,7 +95,7 @@ def replay(
         warm_up_s: turns of sessions that are submitted in these first seconds are in no delay, no latency and no goodput.
 
     Returns:
-        A simulation's report, and the requests' tokens.
+        A simulation's report, the requests' tokens, and the turns of sessions.
     """
     clock, recordings = RealClock(), list[DecisionLog]()
 
@@ -126,7 +127,7 @@ def replay(
         check=config.advanced.check_pages,
         request_log=log,
     )
-    started_s = time.thread_time()
+    started_s, turns = time.thread_time(), list[TurnRecord]()
     try:
         with setup.settings():
             if isinstance(requests, SessionLoad):
@@ -134,7 +135,7 @@ def replay(
                 lasted = drive(engine, dispatcher, clock, clients, most_s(requests, duration_s), progress)
                 pool = setup.memory_plan.kv_tokens
                 report = accounts.session_report(clients, lasted, scheduler.counters, pool, warm_up_s)
-                streams = clients.streams
+                streams, turns = clients.streams, clients.records
             else:
                 played = play(engine, dispatcher, clock, requests, most_s(requests, duration_s), progress)
                 report = accounts.report(played, requests, scheduler.counters, setup.memory_plan.kv_tokens)
@@ -147,7 +148,7 @@ def replay(
         assert not len(scheduler.unfinished), "a request is left behind"
         for recording in recordings:
             recording.close()
-    return Replayed({"policy": policy, "profile": profile.name, "host_s": host_s} | report, streams)
+    return Replayed({"policy": policy, "profile": profile.name, "host_s": host_s} | report, streams, turns)
 
 
 def most_s(requests: Sequence[object] | SessionLoad, duration_s: float) -> float:

@@ -76,7 +76,11 @@ def paged_attention_mosaic(
 
 def mosaic_cut(heads: Heads, *, interpret: bool = False) -> WorkCut:
     """How the kernels of `paged_attention_mosaic` cut a batch."""
-    return work_cut(heads, _mosaic_tiles(heads, interpret))
+    from jinfercept.pallas.mosaic_kernel import COMPUTING, warpgroup_queries
+
+    return work_cut(heads, _mosaic_tiles(heads, interpret))._replace(
+        chunk_queries=COMPUTING * warpgroup_queries(heads.group)
+    )
 
 
 ATTENTION: dict[str, Callable[..., Array]] = {"triton": paged_attention_triton, "mosaic": paged_attention_mosaic}

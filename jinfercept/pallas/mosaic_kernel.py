@@ -1,12 +1,13 @@
 """The body of the Mosaic kernel: the shared memory of a block, and the work of its warpgroups.
 
-One warpgroup fetches pages by TMA, as far ahead as there are buffers. Two multiply, each one half of the tile of queries, in
-turns (FlashAttention-3's schedule): while the tensor cores work on one warpgroup's products, the other computes its softmax. A
+One warpgroup moves everything by TMA: the queries; the pages, as far ahead as there are buffers; and the results, in pieces of
+1, 2, 4, … tokens, since a chunk may end within a tile. Two multiply, each one half of the tile of queries, in turns
+(FlashAttention-3's schedule): while the tensor cores work on one warpgroup's products, the other computes its softmax. A
 turn issues two products, a step's scores and the weighted values of the step before; the softmax starts when the first is
 done, beside the second. Weights are wgmma's operand in registers, and their sums stay in one accumulator for all steps.
 
-JAX's interpreter (0.11.2) knows neither of the two, and no asynchronous wgmma. `tests/support/wgmma_interpreter.py` teaches it
-all three, so that the code that is interpreted is the code that is compiled.
+JAX's interpreter (0.11.2) knows neither of the two, no asynchronous wgmma and no folded axes.
+`tests/support/wgmma_interpreter.py` teaches it all four, so that the code that is interpreted is the code that is compiled.
 """
 
 from functools import partial
@@ -23,7 +24,7 @@ from jinfercept.pallas.gpu_heads import Heads
 
 HALF = 64  # rows of a warpgroup: of one wgmma
 COMPUTING = 2  # warpgroups that multiply; one more fetches
-ROWS = COMPUTING * HALF  # (query, head) pairs of a tile
+ROWS = COMPUTING * HALF  # (query, head) pairs of a tile, at most
 TOKENS = 128  # of context per step: as many as registers hold the scores of
 BUFFERED = 256 * 128  # numbers of keys that are being fetched or used; as many of values
 LOWEST = -1e30  # of a masked score: its weight is exactly 0
@@ -37,10 +38,12 @@ SCORES = plgpu.WGMMAAccumulatorRef((HALF, TOKENS), jnp.float32)
 class Shared(NamedTuple):
     """Shared memory of a block; the barriers signal which buffers are filled, and which may be overwritten."""
 
-    queries: Any  # [COMPUTING, HALF, D]; the result at last
+    staged: Any  # [COMPUTING, queries, G, D], as heads lie in q: the queries, and the results at last
+    queries: Any  # [COMPUTING, HALF, D]
     keys: Any  # [stages, TOKENS, D]
     values: Any  # [stages, TOKENS, D]
     queries_there: Any
+    results_there: Any
     keys_there: Any
     values_there: Any
     keys_free: Any
@@ -63,17 +66,33 @@ class Softmax(NamedTuple):
     total: Any  # [HALF], the sum of all weights
 
 
-def share(head_dim: int, page_size: int, dtype: DTypeLike) -> Shared:
+def warpgroup_queries(group: int) -> int:
+    """Query tokens of a warpgroup's half of a tile, with all their heads."""
+    return HALF // group
+
+
+def _staged_queries(group: int) -> int:
+    """Query tokens whose rows fill a warpgroup, and are a multiple of 8: so often the swizzle repeats."""
+    whole = 8 // gcd(8, group)
+    return -(-HALF // (group * whole)) * whole
+
+
+def share(heads: Heads, page_size: int, dtype: DTypeLike) -> Shared:
     """Shapes and barriers of a block's shared memory."""
-    transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
+    head_dim, num_staged = heads.head_dim, _staged_queries(heads.group)
+    swizzle = plgpu.SwizzleTransform(128)  # pyright: ignore[reportAbstractUsage]
+    transforms = (plgpu.TilingTransform((8, 64)), swizzle)  # pyright: ignore[reportAbstractUsage]
+    by_token = (plgpu.TilingTransform((1, 1, 64)), swizzle)  # pyright: ignore[reportAbstractUsage]
     pieces, stages = TOKENS // gcd(page_size, TOKENS), BUFFERED // (TOKENS * head_dim)
     there = plgpu.Barrier(num_arrivals=pieces, num_barriers=stages)
     free = plgpu.Barrier(num_arrivals=COMPUTING, num_barriers=stages)
     return Shared(
+        staged=plgpu.SMEM((COMPUTING, num_staged, heads.group, head_dim), dtype, transforms=by_token),
         queries=plgpu.SMEM((COMPUTING, HALF, head_dim), dtype, transforms=transforms),
         keys=plgpu.SMEM((stages, TOKENS, head_dim), dtype, transforms=transforms),
         values=plgpu.SMEM((stages, TOKENS, head_dim), dtype, transforms=transforms),
         queries_there=plgpu.Barrier(num_barriers=COMPUTING),
+        results_there=plgpu.Barrier(num_barriers=COMPUTING),
         keys_there=there,
         values_there=there,
         keys_free=free,
@@ -83,13 +102,15 @@ def share(head_dim: int, page_size: int, dtype: DTypeLike) -> Shared:
 
 
 def chunk_kernel(
-    q_ref,  # [W · ROWS, K · D]
+    q_ref,  # [T, H, D]
     pages_ref,  # [N · B, 2 · K · D]
     tables_ref,  # [S, P]
     unit_rows_ref,  # [W]
+    first_tokens_ref,  # [W]: of a unit's first query
+    end_tokens_ref,  # [W]: of its row's last query, plus one
     starts_ref,  # [W]: the position of a unit's first query
     limits_ref,  # [W]: the context tokens that its last query sees; 0 of a unit without work
-    out_ref,  # [W · ROWS, K · D]
+    out_ref,  # [T, H, D]
     shared: Shared,
     *,
     heads: Heads,
@@ -99,28 +120,48 @@ def chunk_kernel(
     kv_head, unit, warpgroup = lax.axis_index("kv_head"), lax.axis_index("unit"), lax.axis_index("warpgroup")
     limit = limits_ref[unit]
     steps = lax.div(limit + TOKENS - 1, TOKENS)
+    own, of_head = warpgroup_queries(heads.group), pl.ds(kv_head * heads.group, heads.group)
+
+    @pl.when((limit > 0) & (warpgroup == COMPUTING))
+    def _():  # first, so that no register keeps through the other branch what this one reads
+        plgpu.set_max_registers(FETCH_REGISTERS, action="decrease")
+        for half in range(COMPUTING):
+            source = q_ref.at[pl.ds(first_tokens_ref[unit] + half * own, own), of_head]
+            plgpu.copy_gmem_to_smem(source, shared.staged.at[half, pl.ds(0, own)], shared.queries_there.at[half])
+        fetch = partial(_fetch, shared, pages_ref, tables_ref, unit_rows_ref[unit], kv_head, steps, heads, page_size)
+        lax.fori_loop(0, steps + shared.keys.shape[0], lambda step, _: fetch(step), None)
+        for half in range(COMPUTING):
+            plgpu.barrier_wait(shared.results_there.at[half])
+            token = first_tokens_ref[unit] + half * own
+            count = jnp.clip(end_tokens_ref[unit] - token, 0, own)
+            for size in (
+                1 << bit for bit in range(own.bit_length())
+            ):  # one copy would write over the next row's results
+                done = count & -2 * size
+                results, place = (
+                    shared.staged.at[half, pl.ds(done, size)],
+                    out_ref.at[pl.ds(token + done, size), of_head],
+                )
+                pl.when(count & size > 0)(partial(plgpu.copy_smem_to_gmem, results, place))
+        plgpu.wait_smem_to_gmem(0)
 
     @pl.when((limit > 0) & (warpgroup < COMPUTING))
     def _():
         plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
-        rows, columns = pl.ds(unit * ROWS + warpgroup * HALF, HALF), pl.ds(kv_head * heads.head_dim, heads.head_dim)
-        queries, there = shared.queries.at[warpgroup], shared.queries_there.at[warpgroup]
-        plgpu.copy_gmem_to_smem(q_ref.at[rows, columns], queries, there)
-        row = plgpu.broadcasted_iota(jnp.int32, (HALF, TOKENS), 0, layout=plgpu.Layout.WGMMA) + warpgroup * HALF
-        first, by_row = (starts_ref[unit] + place // heads.group for place in (warpgroup * HALF, row))
-        plgpu.barrier_wait(there)
-        attend = partial(_attend, shared, warpgroup, Visible(first, by_row), limit, steps, heads.head_dim)
-        out = pl.run_scoped(attend, plgpu.WGMMAAccumulatorRef((HALF, heads.head_dim), jnp.float32))
-        queries[...] = out.astype(queries.dtype)
+        row = plgpu.broadcasted_iota(jnp.int32, (HALF, TOKENS), 0, layout=plgpu.Layout.WGMMA)
+        start = starts_ref[unit] + warpgroup * own
+        visible = Visible(start, start + row // heads.group)
+        staged = shared.staged.at[warpgroup]
+        rows = staged.reshape(staged.shape[0] * heads.group, heads.head_dim).at[pl.ds(0, HALF)]
+        plgpu.barrier_wait(shared.queries_there.at[warpgroup])
+        # Not in the layout of the results: the compiler would keep the addresses that both have until those are stored.
+        shared.queries.at[warpgroup][...] = plgpu.load(rows, layout=plgpu.Layout.WGMMA_UPCAST_4X)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(queries, out_ref.at[rows, columns])
-        plgpu.wait_smem_to_gmem(0)
-
-    @pl.when((limit > 0) & (warpgroup == COMPUTING))
-    def _():
-        plgpu.set_max_registers(FETCH_REGISTERS, action="decrease")
-        fetch = partial(_fetch, shared, pages_ref, tables_ref, unit_rows_ref[unit], kv_head, steps, heads, page_size)
-        lax.fori_loop(0, steps + shared.keys.shape[0], lambda step, _: fetch(step), None)
+        attend = partial(_attend, shared, warpgroup, visible, limit, steps, heads.head_dim)
+        out = pl.run_scoped(attend, plgpu.WGMMAAccumulatorRef((HALF, heads.head_dim), jnp.float32))
+        rows[...] = out.astype(out_ref.dtype)
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(shared.results_there.at[warpgroup])
 
 
 def _attend(shared: Shared, warpgroup, visible: Visible, limit, steps, head_dim: int, weighted):

@@ -81,7 +81,8 @@ def pack(
     num_tokens, num_rows, *_ = shape
     places = _places(shape)
     vector = np.zeros(places[-1].end, np.int32)
-    parts = _split(shape, [vector[first:end].reshape(dims) for first, end, dims in places])
+    views = [vector[first:end] if len(dims) == 1 else vector[first:end].reshape(dims) for first, end, dims in places]
+    parts = _split(shape, views)
     tokens, positions, write_index, token_slots, query_starts, context_lens, page_tables, num_decode = parts.batch
     for index in (write_index, *parts.window[:1]):
         index[:] = np.arange(OUT_OF_RANGE, OUT_OF_RANGE + num_tokens, dtype=np.int32)
@@ -100,10 +101,11 @@ def pack(
     tables.take(slots, axis=0, out=page_tables[:rows], mode="clip")
     num_decode[0] = np.count_nonzero(lengths == 1)
     tokens[:used] = np.fromiter(chain.from_iterable(lists), np.int32, used)
-    token_slots[:used] = slots.repeat(lengths)
+    row_of = slice(rows) if used == rows else np.arange(rows).repeat(lengths)  # every token's
+    token_slots[:used] = slots[row_of]
     if parts.adapters is not None:
-        parts.adapters[:used] = np.fromiter(chunk_adapters, np.int32, rows).repeat(lengths)
-    positions[:used] = (starts - query_starts[:rows]).repeat(lengths) + np.arange(used, dtype=np.int32)
+        parts.adapters[:used] = np.fromiter(chunk_adapters, np.int32, rows)[row_of]
+    positions[:used] = (starts - query_starts[:rows])[row_of] + np.arange(used, dtype=np.int32)
     page, offset = np.divmod(positions[:used], page_size)
     write_index[:used] = tables[token_slots[:used], page] * page_size + offset
     if states is not None:
@@ -140,10 +142,12 @@ def unpack(packed: Int[Array, "packed"], last_tokens: Int[Array, "slots"], shape
 
 
 def in_place(packed: Int[Array, "packed"], shape: PackedShape) -> Batch:
-    """The batch inside an executable of layers with work schedules: kernels read the packed vector itself.
+    """The batch inside an executable of layers; where there are work schedules, kernels read the packed vector itself.
 
     The tokens are as they were packed: layers do not read them.
     """
+    if shape.cut is None:
+        return _batch(packed, shape)
     parts = _parts(packed, shape)
     *_, query_starts, context_lens, page_tables, num_decode = parts.batch
     decodes, *chunks = (WorkSchedule(*fields) for fields in batched(parts.schedules, len(WorkSchedule._fields)))

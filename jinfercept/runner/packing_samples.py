@@ -16,7 +16,7 @@ NUM_FIELDS = len(SampleRows._fields)
 _FIRST_FLOAT = SampleRows._fields.index("temperature")
 _ONE = np.ones(1, np.float32).view(np.int32)[0]
 _LEAST = np.finfo(np.float32).tiny
-_REMEMBERED, _TOP_P, _REPETITION = map(SampleRows._fields.index, ("remembered", "top_p", "repetition"))
+_REMEMBERED, _TOP_K, _TOP_P, _REPETITION = map(SampleRows._fields.index, ("remembered", "top_k", "top_p", "repetition"))
 
 Kind = Literal["greedy", "drawn", "filtered"]
 """What a step's draw computes: the largest logits; draws by temperature too; the filters `top_k`, `top_p`, `min_p` too."""
@@ -81,19 +81,16 @@ def pack_positions(token_indices: Sequence[int], num_rows: int, scratch_slot: in
     return rows
 
 
-def draw_kind(packed: Int32[np.ndarray, "fields R"]) -> Kind:
+def draw_kind(drawn: Sequence[SampledRow]) -> Kind:
     """The simplest kind of draw that computes all that the rows ask for."""
-    rows = SampleRows(*packed)
-    warm = rows.temperature != 0
-    if not warm.any():
+    if not any(row.sample.temperature for row in drawn):
         return "greedy"
-    filtered = (rows.top_k != 0) | (rows.top_p != _ONE) | (rows.min_p != 0)
-    return "filtered" if (warm & filtered).any() else "drawn"
+    return "filtered" if [row for row in drawn if row.sample.options and row.sample.options.filtered] else "drawn"
 
 
-def any_remembered(packed: Int32[np.ndarray, "fields R"]) -> bool:
+def any_remembered(drawn: Sequence[SampledRow]) -> bool:
     """Whether the state of a row's slot applies."""
-    return bool(packed[_REMEMBERED].any())
+    return bool([row for row in drawn if row.sample.options and row.sample.options.remembered])
 
 
 def unpack_samples(packed: Int[Array, "fields R"]) -> SampleRows:

@@ -173,12 +173,12 @@ class KVArrays:
         if offload or drop or self._host_memory.is_busy:
             self._host_memory.begin()
         fetches = self._scatters(fetch) if fetch else []
-        self._compactions, selected = [], list[Int32[np.ndarray, "k"]]()
+        self._compactions, selected = [], list[np.ndarray]()
         for array in self.host.drop(drop):
             into, indices = self.host.compact(array)
             self._compactions.append(Compaction(array.parts, into))
             selected.append(_padded(dict(enumerate(indices)), into.size))
-        self._offloads, gathered = [], list[Int32[np.ndarray, "k"]]()
+        self._offloads, gathered = [], list[np.ndarray]()  # jaxtyping would make its type anew at every step
         for size, pieces in self._joined(self._pieces(offload)) if offload else ():
             pages = min(size, self.staging_pages)
             arrays = [self.host.add([copy.host_slot for copy in piece], pages) for piece in pieces]

@@ -108,11 +108,11 @@ class ModelRunner:
         config = model.config
         self._model, self._shape = model, shape
         self._homes = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("device"), params)
-        self.params = jax.device_put(params, self._homes)  # committed, as the executables expect
+        self._parts, self._kinds = shape.parts(config.num_layers), kinds_of(model)
+        self.use(params)  # committed, as the executables expect
         self.owns_params, self.weight_shapes = False, shapes_of(self.params)
         leaf = weights_of(self.params.embed)[0]
         self.device = mesh_of(leaf).local_devices[0]
-        self._parts, self._kinds = shape.parts(config.num_layers), kinds_of(model)
         states = state_shapes(states_of(model), shape.num_states, leaf)
         self._windows = pool_windows(model, shape)
         num_windowed = sum(map(bool, self._windows))
@@ -162,6 +162,9 @@ class ModelRunner:
             for decodes in (False, True)
         }
         self._home = beside(leaf)
+        self._is_alone = (
+            mesh_of(leaf).size == 1
+        )  # a call uploads to one device itself, which takes less time than `place`
         self._sampler = Sampler(
             self.executables,
             self.kv.common_shape,
@@ -250,10 +253,12 @@ class ModelRunner:
     def use(self, params: Params) -> None:
         """Use other weights of the same structure, shapes and dtypes from the next plan on. All KV stay."""
         self.params = jax.device_put(params, self._homes)
+        groups = chain(*self._parts)  # flattened once, not at every step
+        self._leaves = {group: tuple(jax.tree.leaves(self.params.layers[slice(*group)])) for group in groups}
 
     def take_params(self) -> Params:
         """The weights, which are the caller's now: the runner has none."""
-        params, self.params = self.params, Params({}, (), {})
+        params, self.params, self._leaves = self.params, Params({}, (), {}), {}
         return params
 
     def leave_device(self) -> None:
@@ -280,7 +285,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Free the weights, the pages and the states."""
-        self.params = Params({}, (), {})
+        self.take_params()
         self.executables.close()
         for kv in self._pools:
             kv.close()
@@ -374,7 +379,10 @@ class ModelRunner:
         shape = self._buckets[samples.step]
         tables = self._state_slots, self._window_tables
         packed = pack(plan.chunks, self._tables, self._shape.page_size, shape, *tables)
-        upload, *further = place([np.concatenate((packed, commons[0])), *commons[1:]], self._home)
+        uploads: list[Any] = [np.concatenate((packed, commons[0])), *commons[1:]]
+        if len(uploads) > 1 or not self._is_alone:
+            uploads = place(uploads, self._home)
+        upload, *further = uploads
         embed, layers_of = step_names(decode_only)
         x, batch, common = self.executables[embed, size](self.params.embed, last_tokens, upload)
         for kv in self._pools:
@@ -388,9 +396,9 @@ class ModelRunner:
                     kv.fetch(part)
                 kv.offload(part)
             layers = self._kept() if is_mixed else list(self.kv.layers)
-            for first, end in groups:
-                step = self.executables[layers_key(layers_of, size, (first, end), self._kinds)]
-                x, layers[first:end], *noted = step(self.params.layers[first:end], x, tuple(layers[first:end]), batch)
+            for group in groups:
+                step, own = self.executables[layers_key(layers_of, size, group, self._kinds)], slice(*group)
+                x, layers[own], *noted = step(self._leaves[group], x, tuple(layers[own]), batch)
                 for array in noted:
                     array.copy_to_host_async()
                     experts.append(array)

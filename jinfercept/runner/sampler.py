@@ -54,6 +54,7 @@ class Samples(NamedTuple):
         forced: by row, masks that leave one token.
         step: that computes the plan.
         kind: of the draws, at least the simplest that computes all that the rows ask for.
+        remembered: whether the state of a row's slot applies.
     """
 
     packed: Int32[np.ndarray, "fields R"]
@@ -61,6 +62,7 @@ class Samples(NamedTuple):
     forced: Masks
     step: Step
     kind: Kind
+    remembered: bool
 
 
 class Hidden(NamedTuple):
@@ -164,10 +166,10 @@ class Sampler:
                 self._slots = self._run["enter"](self._slots, *place((np.array(slot, np.int32), vector), self._home))
             params = None if entry.options is None else entry.options.params
             reported.append(params if params is not None and params.reports_draws else None)
-        step, kind = steps[0][0], draw_kind(packed)
+        step, kind, remembered = steps[0][0], draw_kind(samples), any_remembered(samples)
         if missing := self._run.missing:
             least, names = kind, ["shape"]  # masks are made while the step computes
-            names += ["remember"] if any_remembered(packed) else []
+            names += ["remember"] if remembered else []
             names += ["logprobs"] if any(reported) else []
             scored = [chunk for chunk in chunks if chunk.score is not None]
             for (step, keys), num_rows, kind in product(steps, counts, KINDS[KINDS.index(least) :]):
@@ -183,7 +185,7 @@ class Sampler:
                 step, num_rows, kind = steps[0][0], counts[0], least
             if num_rows != counts[0]:
                 packed = pack_samples(samples, num_rows, self._num_slots)
-        return Samples(packed, tuple(reported), forced, step, kind)
+        return Samples(packed, tuple(reported), forced, step, kind, remembered)
 
     def _num_scored(self, bucket: int) -> int:
         return max(rows for rows in self._row_counts if rows <= bucket)
@@ -239,10 +241,9 @@ class Sampler:
         Compiled for an H100, 64 rows take 3 kernels (greedy), 4 (drawn) or 79 (filtered, see `filters`), and 12 for `shape`,
         3 for `remember`, 15 for `logprobs`.
         """
-        packed, reported, forced, _, kind = samples
+        packed, reported, forced, _, kind, remembered = samples
         masks = {**masks, **forced} if forced else masks
-        num_rows, shaped = len(logits), logits
-        remembered = any_remembered(packed)
+        num_rows, shaped = packed.shape[1], logits
         if masks or remembered:
             mask = self._masked(num_rows, masks) if masks else self._no_masks[num_rows]
             shaped = self._run["shape", num_rows](logits, mask, self._slots, common)

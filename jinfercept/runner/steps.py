@@ -57,16 +57,15 @@ def add_steps(
         embed_name, layers_name = step_names(decode_only)
         upload = struct((packed_size(bucket) + common_shape.size,), jnp.int32)
         embed = over_devices(partial(_embed, model, bucket), (params.embed, last_tokens, upload))
-        passed = () if bucket.cut is None else (2,)  # the upload goes on to the layers
-        run.add((embed_name, size), embed, params.embed, last_tokens, upload, donate=passed)
+        run.add((embed_name, size), embed, params.embed, last_tokens, upload, donate=(2,))  # it goes on to the layers
         embedded = jax.eval_shape(embed, params.embed, last_tokens, upload)
-        x, batch, _ = jax.tree.map(lambda array: struct(array.shape, array.dtype), embedded)
-        embedded_by_size[size] = x
+        x = embedded_by_size[size] = struct(embedded[0].shape, embedded[0].dtype)
         groups = {layers_key(layers_name, size, group, kinds): group for group in shape.groups(len(layers))}
         for key, (first, end) in groups.items():
             kinds_of_group = kinds[first:end] or (None,) * (end - first)
-            step = partial(_layers, model, bucket, kinds_of_group, windows[first:end])
-            arguments = (params.layers[first:end], x, layers[first:end], batch)
+            leaves, tree = jax.tree.flatten(params.layers[first:end])
+            step = partial(_layers, model, bucket, kinds_of_group, windows[first:end], tree)
+            arguments = (tuple(leaves), x, layers[first:end], upload)
             out = (EVERYWHERE, specs_of(layers[first:end]), *([EVERYWHERE] if shape.routed_experts else []))
             whole = over_devices(step, arguments, out=out)
             run.add(key, whole, *arguments, donate=(1, 2))
@@ -163,12 +162,12 @@ def _embed(
     params: Weights,
     last_tokens: Int[Array, "slots"],
     upload: Int[Array, "upload"],
-) -> tuple[Float[Array, "T E"], Batch | Int[Array, "upload"], Int[Array, "common"]]:
-    """The tokens' vectors; what the layers read of the batch: the upload itself, if their kernels can; and the common part."""
+) -> tuple[Float[Array, "T E"], Int[Array, "upload"], Int[Array, "common"]]:
+    """The tokens' vectors, the upload for the layers, and its common part."""
     batch = unpack(upload, last_tokens, shape)
     with jax.named_scope("embed"):
         x = model.embed(params, batch.tokens, batch.positions)
-    return x, batch if shape.cut is None else upload, upload[packed_size(shape) :]
+    return x, upload, upload[packed_size(shape) :]
 
 
 class _NotingAttend:
@@ -241,10 +240,11 @@ def _layers(
     shape: PackedShape,
     kinds: tuple[Hashable, ...],
     windows: tuple[int, ...],
-    params: tuple[Weights, ...],
+    tree: Any,
+    leaves: tuple[Any, ...],
     x: Float[Array, "T E"],
     layers: tuple[Any, ...],
-    batch: Batch | Int[Array, "upload"],
+    upload: Int[Array, "upload"],
 ) -> tuple[Float[Array, "T E"], tuple[Any, ...]] | tuple[Float[Array, "T E"], tuple[Any, ...], Int16[Array, "T L C"]]:
     """A group of consecutive layers: each writes all of the step's keys and values before its attention, or has states.
 
@@ -253,12 +253,14 @@ def _layers(
 
     Args:
         windows: of the layers with pages in the pool for windows, 0 for the others.
+        tree, leaves: the layers' weights, flattened: a call costs the host less.
 
     Returns:
         The tokens' vectors, the pages, and if `routed_experts` the experts of every token in the layers that have some.
     """
-    step = batch if isinstance(batch, Batch) else in_place(batch, shape)
+    step = in_place(upload, shape)
     noted, written = list[Int[Array, "T C"]](), list[Any]()
+    params: tuple[Weights, ...] = jax.tree.unflatten(tree, leaves)
     if step.adapters is not None:
         params = for_rows(params, step.adapters, shape.num_adapters)
     attend = _attention(shape, step, noted)

@@ -19,6 +19,12 @@ class DrawOptions:
     end_token_ids: tuple[int, ...] = ()
     remembered: bool = False
 
+    @property
+    def filtered(self) -> bool:
+        """Whether `top_k`, `top_p` or `min_p` limit the draws."""
+        params = self.params
+        return params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+
 
 class TokenHistory(NamedTuple):
     """The tokens of a sequence at the time it gets a slot.
@@ -42,8 +48,6 @@ def draw_options(params: SamplingParams, end_token_ids: frozenset[int]) -> DrawO
     remembered = bool(
         penalties or params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids or params.min_tokens
     )
-    filtered = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
-    if not remembered and not filtered and not params.reports_draws and not params.forced_output_ids:
-        return None
-    end_tokens = tuple(sorted(end_token_ids)) if params.min_tokens else ()
-    return DrawOptions(params, end_tokens, remembered)
+    options = DrawOptions(params, tuple(sorted(end_token_ids)) if params.min_tokens else (), remembered)
+    needed = remembered or options.filtered or params.reports_draws or params.forced_output_ids
+    return options if needed else None

@@ -243,7 +243,11 @@ def plan_memory(
     window_bytes = windowed_kv_bytes(model_config, params, cache, windows) // num_devices
     moved = STEPS_UNDER_WAY * MOVED_BYTES if cache.swap_space else 0
     reserved = 0 if room.shared else max(UNSPLIT_BYTES, step_bytes + moved)
-    free_bytes, fixed = room.free_bytes - reserved - page_size * window_bytes, windows.of(0, page_size) * window_bytes
+    # a page of the pool for windows is scratch, and its tokens are rounded up to another
+    free_bytes, fixed = (
+        room.free_bytes - reserved - 2 * page_size * window_bytes,
+        windows.of(0, page_size) * window_bytes,
+    )
     if windows.num_tokens and fixed > free_bytes:
         raise ConfigError(
             "the pool of layers with a window does not fit",

@@ -26,7 +26,7 @@ from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import step_bytes
 from jinfercept.sched.profile import Profile
 from jinfercept.startup.attention_tiles import attention_tiles
-from jinfercept.startup.layer_groups import Tried, remember_layers, remembered_layers, try_groups
+from jinfercept.startup.layer_groups import Tried, candidates, remember_layers, remembered_layers, try_groups
 from jinfercept.startup.memory import (
     FreeMemory,
     MemoryPlan,
@@ -40,8 +40,6 @@ from jinfercept.startup.profiler import EFFORTS, ProfiledRunner, measure, profil
 from jinfercept.startup.recurrent import plan_states
 from jinfercept.startup.windows import NO_WINDOW_PLAN, plan_windows
 
-GPU_LAYERS_PER_STEP = 4
-"""Layers per executable on a GPU unless the user says otherwise: a few executables a step, and short to compile."""
 STAGING_PAGES = 16
 """Most pages of an array that crosses a link, unless the user says otherwise: a full link costs the host few arrays a step."""
 
@@ -78,7 +76,9 @@ def group_layers(
     num_layers, layers_per_step = model.config.num_layers, config.advanced.layers_per_step
     if layers_per_step is not None:
         return Grouping(min(layers_per_step, num_layers), "as given")
-    default = min(num_layers, 1 if _mesh(params).devices[0].platform == "cpu" else GPU_LAYERS_PER_STEP)
+    # to launch an executable costs the host more than another layer in it
+    whole = candidates(num_layers, config.advanced.transfer_parts)[-1]
+    default = 1 if _mesh(params).devices[0].platform == "cpu" else whole
     settings = profile_settings(model, params, _runner_shape(model, 1, 1, config, default), config)
     settings = {name: value for name, value in settings.items() if name not in ("layers_per_step", "measurement")}
     path = profile_path(cache_directory(), settings).with_suffix(".layers.json")

@@ -40,6 +40,7 @@ MODELS = {
         "n_positions": 2048,
     },
 }
+MODELS["llama-3-8b, whole"] = MODELS["llama-3-8b"] | {"num_hidden_layers": 32}
 MODELS["llama-3-70b"] = MODELS["llama-3-8b"] | {
     "hidden_size": 8192,
     "num_attention_heads": 64,
@@ -135,6 +136,21 @@ def check(model: str, gpu: str) -> None:
 @pytest.mark.parametrize(("model", "gpu"), product(KV_HEADS, ("h100", "a100")))
 def test_aot_steps_of_every_bucket_compile_in_place(model: str, gpu: str) -> None:
     check(model, gpu)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_aot_all_layers_of_llama_3_8b_are_one_executable_for_each_kind_of_step() -> None:
+    bucket, count = 64, 32
+    sizes = {"layers_per_step": count, "transfer_parts": 1}
+    compiled = compile_steps("llama-3-8b, whole", "h100", "mosaic", buckets=[bucket], **sizes)
+    names = {"embed 64", "layers 64 32", "decode embed 64", "decode layers 64 32"}
+    assert {name for name in compiled if "embed" in name or "layers" in name} == names
+    for name in ("layers 64 32", "decode layers 64 32"):
+        facts = compiled[name]
+        assert facts["alias_bytes"] >= count * LAYER_BYTES * prod(KV_HEADS["llama-3-8b"])
+        assert facts["temp_bytes"] < 2**26, "as much as a layer's: nothing is kept for all of them"
+        assert not facts["control_flow"]
 
 
 @pytest.mark.slow  # `on_several_devices.py` counts the same collectives on devices of the CPU

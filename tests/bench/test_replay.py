@@ -64,6 +64,8 @@ def test_turns_of_sessions_give_the_same_tokens_and_the_simulators_keys(setup: E
         assert run.report.keys() == simulated.keys()
         assert run.report["finished_sessions"] == run.report["sessions"] == simulated["sessions"] > 1
         assert 0 < run.report["turn_delay_s"]["mean"] < 10
+        delays = [turn.delay_s for turn in run.turns if turn.finished]
+        assert sum(delays) / len(run.streams) == pytest.approx(run.report["turn_delay_s"]["mean"])
     assert len(runs[0].streams) == 3 * simulated["sessions"]
     assert different(*(run.streams for run in runs)) == []
 

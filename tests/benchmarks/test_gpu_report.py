@@ -69,6 +69,30 @@ def test_policies_are_held_against_the_best_of_the_others() -> None:
     assert figures(6, {"policies": others}) == []
 
 
+def test_the_delay_of_turns_has_an_interval_and_decides_nothing_where_that_holds_one() -> None:
+    def run(policy: str, order: str, delays: list[float]) -> Row:
+        turns = [{"session": number // 2, "delay_s": delay} for number, delay in enumerate(delays)]
+        workload = {"live": 16, "scale_tokens": 0.4, "model": "m"}
+        summary = {"mean": sum(delays) / len(delays), "p99": max(delays)}
+        common = {"policy": policy, "order": order, "workload": workload, "requests": len(delays)}
+        return common | {"turn_delay_s": summary, "turns": turns}
+
+    ours = run("copy_ahead", "missing_work", [1.0, 2.0] * 20)
+    close = run("lru_host", "missing_work", [0.1, 0.2] * 19 + [30.0, 25.0])
+    slow = run("lru_host", "fcfs", [3.0, 4.0] * 20)
+    simulated = [row | {"simulated": {"turn_delay_s": row["turn_delay_s"]}} for row in (ours, slow)]
+    said = [{name: row[name] for name in ("policy", "order", "simulated")} for row in simulated]
+    undecided, decided = figures(7, {"agents": [ours, close, slow, *said]})
+    assert (undecided.met, decided.met) == (None, True)
+    assert "it decides nothing" in undecided.reached
+    assert "1.50 and 3.50 s in 40 and 40 turns, 0.43 × (95 % interval 0.43 to 0.43); 0.43 × in the s" in decided.reached
+    assert decided.what.endswith("against lru_host fcfs")
+    [figure] = figures(
+        7, {"long_agents": [{name: row[name] for name in row if name != "turns"} for row in (ours, slow)]}
+    )
+    assert figure.met is None, "an earlier file has no turns"
+
+
 def test_figures_say_on_what_and_when_they_were_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = {"model": "m", "depth": 1, "batch": 64, "context": 1, "by_wall": 0.01, "step_s": 1.0}
     idle = [row | {"idle_share": 0.02}, row]  # the second one has no trace

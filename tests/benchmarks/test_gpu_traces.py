@@ -6,7 +6,6 @@ from typing import Any
 from benchmarks.suite.trace import (
     Event,
     array_starts_s,
-    copies,
     gaps,
     middle,
     operations,
@@ -94,11 +93,3 @@ def test_the_arrays_of_a_step_count_from_its_first_kernel() -> None:
     events = sorted((event for number in range(3) for event in step(10e9 * number)), key=lambda event: event.start)
     assert array_starts_s(events, 4096) == (-0.5, 4.0)
     assert array_starts_s(events, 8192) is None
-
-
-def test_copies_count_as_hidden_where_kernels_run_at_the_same_time() -> None:
-    kernels = [Event("Stream #1", "layers", 0.0, 10.0), Event("Stream #1", "head", 10.0, 12.0)]
-    moved = [Event("Stream #2", "MemcpyD2H", 8.0, 16.0), Event("Stream #3", "MemcpyH2D", 20.0, 21.0)]
-    out, into = copies([*kernels, *moved])
-    assert (out["copy"], out["count"], out["hidden_share"], out["lines"]) == ("MemcpyD2H", 1, 0.5, ["Stream #2"])
-    assert into["hidden_share"] == 0.0

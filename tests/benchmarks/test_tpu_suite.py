@@ -75,9 +75,9 @@ def test_sizes_fit_the_memory_of_a_chip(monkeypatch: pytest.MonkeyPatch) -> None
 def test_without_a_tpu_the_suite_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(lack.fatal and not lack.with_tiny for lack in missing() if lack.what.startswith("libtpu"))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert suite(TPU, ["uploads", "--out", str(tmp_path), "--kept", str(tmp_path)]) == 1  # full sizes
+    assert suite(TPU, ["overlap", "--out", str(tmp_path), "--kept", str(tmp_path)]) == 1  # full sizes
     parts = json.loads((tmp_path / "results.json").read_text())["parts"]
-    assert "JAX finds no TPU" in parts["uploads"]["error"]
+    assert "JAX finds no TPU" in parts["overlap"]["error"]
 
 
 def test_operations_of_a_tpu_are_read_of_their_own_line_by_their_names() -> None:

@@ -130,15 +130,16 @@ def draws(
         if options is not None and options.remembered and chunk.slot not in entered:
             entered.add(chunk.slot)
             slots = enter(slots, chunk.slot, pack_slot(options, HISTORY, VOCAB))
-    packed = pack_samples(sampled_rows(drawing), rows or len(drawing), NUM_SLOTS)
+    drawn = sampled_rows(drawing)
+    packed = pack_samples(drawn, rows or len(drawing), NUM_SLOTS)
     mask = np.full((packed.shape[1], mask_words(VOCAB)), 0xFFFFFFFF, np.uint32)
     if allowed is not None:
         bits = np.isin(np.arange(32 * mask_words(VOCAB)), allowed)
         mask[: len(drawing)] = np.packbits(bits, bitorder="little").view(np.uint32)
     logits = np.broadcast_to(LOGITS, (packed.shape[1], VOCAB))
-    if allowed is not None or any_remembered(packed):
+    if allowed is not None or any_remembered(drawn):
         logits = shape(logits, mask, slots, packed)
-    return np.asarray(draw(kind or draw_kind(packed), logits, packed))[: len(drawing)]
+    return np.asarray(draw(kind or draw_kind(drawn), logits, packed))[: len(drawing)]
 
 
 def expected(params: SamplingParams, mask: Sequence[int] | None = None) -> np.ndarray:
@@ -196,7 +197,7 @@ def test_a_row_is_drawn_alike_in_any_batch() -> None:
 def test_a_row_has_the_same_token_in_every_kind_of_draw_that_has_what_it_needs() -> None:
     for name in ("temperature", "hot", "repetition", "greedy", "top_p"):
         params = [SamplingParams(**{"max_tokens": 20} | CASES[name])] * 300
-        needed = draw_kind(pack_samples(sampled_rows(chunks(params)), 300, NUM_SLOTS))
+        needed = draw_kind(sampled_rows(chunks(params)))
         assert needed == {"greedy": "greedy", "top_p": "filtered"}.get(name, "drawn")
         kinds = KINDS[KINDS.index(needed) :]
         first, *others = [draws(params, kind=kind).tolist() for kind in kinds]

@@ -1,7 +1,9 @@
 """Layers per executable: what is worth a try, the rule of choice, and that a start finds what the profiler has chosen."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,9 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jinfercept.cli.main import main
+from jinfercept.config import EngineConfig
 from jinfercept.llm import LLM
+from jinfercept.models.load import load
+from jinfercept.models.model import Model
+from jinfercept.runner.executables import silent
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import StepPlan
+from jinfercept.startup import sizing
 from jinfercept.startup.layer_groups import (
     ENOUGH_S,
     SLACK,
@@ -238,6 +245,20 @@ def test_the_command_chooses_and_later_starts_do_as_it_chose(
     with small_llm(layers_per_step=chosen) as llm:
         assert llm.shape.layers_per_step == chosen
         assert f"layers by {chosen}, as given" in str(llm.start_times)
+
+
+@pytest.mark.parametrize(
+    ("platform", "parts", "layers"), [("cpu", 1, 1), ("gpu", 1, 30), ("gpu", 2, 15), ("gpu", 3, 10)]
+)
+def test_by_default_all_layers_whose_pages_cross_together_are_one_executable_on_a_gpu(
+    platform: str, parts: int, layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = [SimpleNamespace(platform=platform, device_kind="any")]
+    monkeypatch.setattr(sizing, "_mesh", lambda _: SimpleNamespace(devices=devices))
+    loaded = load(GOLDEN / "llama_gqa", dtype="float32")
+    model = Model(replace(loaded.model.config, num_layers=30))
+    config = EngineConfig.from_options({"transfer_parts": parts})
+    assert sizing.group_layers(model, loaded.params, config, None, silent)[:2] == (layers, "the default")
 
 
 def test_a_quick_measurement_tries_nothing(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,9 @@ import pytest
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError
 from jinfercept.machine import Memory
-from jinfercept.models.load import load
-from jinfercept.models.model import kv_bytes_per_token
+from jinfercept.models.load import Loaded, load
+from jinfercept.models.mesh import local_bytes
+from jinfercept.models.model import Model, abstract_params, kv_bytes_per_token
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import step_bytes
@@ -31,6 +32,7 @@ from jinfercept.startup.memory import (
     plan_memory,
 )
 from jinfercept.startup.recurrent import NO_STATES, StatePlan
+from jinfercept.startup.windows import NO_WINDOW_PLAN, WindowPlan
 from tests.support.tiny_model import GOLDEN, tiny_llm
 
 LOADED = load(GOLDEN / "llama_gqa", dtype="float32")
@@ -96,6 +98,74 @@ def test_memory_is_read_when_all_weights_are_on_the_device(monkeypatch: pytest.M
     sizing.plan_pools(LOADED.model, late, config, 1, draft)
     assert ready
     assert all(ready)
+
+
+class Regions:
+    """How XLA's allocator places arrays on a GPU: each in the smallest free piece that holds it. A further region, if there is
+    no such piece, is twice as large as the one before, and regions never merge; a preallocated one has the whole limit."""
+
+    def __init__(self, limit: int, *, preallocated: bool) -> None:
+        self.left, self.next_bytes, self.free = limit, limit if preallocated else 2 << 20, list[int]()
+
+    def num_placed(self, *arrays: int) -> int:
+        """How many arrays of so many bytes find a place, one after the other."""
+        for number, num_bytes in enumerate(arrays):
+            if not [piece for piece in self.free if piece >= num_bytes]:
+                if num_bytes > self.left:
+                    return number
+                is_large = num_bytes > self.next_bytes
+                while num_bytes > self.next_bytes:
+                    self.next_bytes *= 2
+                self.free.append(min(self.next_bytes, self.left))
+                self.left -= self.free[-1]
+                self.next_bytes *= 1 if is_large else 2
+            self.free.remove(piece := min(piece for piece in self.free if piece >= num_bytes))
+            if piece >= 2 * num_bytes or piece - num_bytes >= memory.UNSPLIT_BYTES:
+                self.free.append(piece - num_bytes)
+        return len(arrays)
+
+
+@pytest.mark.parametrize(("num_windowed", "num_drafting"), [(0, 0), (16, 0), (0, 4)])
+def test_a_plan_finds_its_place_in_one_region_and_not_in_regions_that_double(
+    num_windowed: int, num_drafting: int
+) -> None:
+    """Llama-3-8B alone, as if it had windows, and with a draft model, in a model of an H200: JAX may take 0.9 of 139 GiB."""
+    limit, layer_bytes, step_bytes = int(0.9 * 139 * GIB), 2 * 2 * 8 * 128, 700 << 20
+    home = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+    def loaded(num_layers: int) -> Loaded[Any]:
+        config = replace(
+            LOADED.model.config,
+            vocab_size=128_256,
+            hidden_size=4096,
+            num_heads=32,
+            num_kv_heads=8,
+            head_dim=128,
+            ffn_size=14_336,
+            max_position=131_072,
+            num_layers=num_layers,
+            tie_embeddings=False,
+        )
+        params = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=home),
+            abstract_params(config, jnp.bfloat16, joined=True),
+        )
+        return Loaded(Model(config, joined=True), params, None, "dummy")
+
+    served, draft = loaded(32), loaded(num_drafting) if num_drafting else None
+    weights = [local_bytes(leaf) for leaf in jax.tree.leaves((served.params, None if draft is None else draft.params))]
+    windows = WindowPlan(num_windowed, 4096, 17, None, 0.125, 20_000) if num_windowed else NO_WINDOW_PLAN
+    room, config = FreeMemory(limit - sum(weights), shared=False), EngineConfig.from_options({})
+    plan = plan_memory(served.model.config, served.params, config, room, step_bytes, draft=draft, windows=windows)
+    tokens = [plan.kv_tokens] * (32 - num_windowed + num_drafting)
+    tokens += [plan.windows.num_device_pages * config.cache.page_size] * num_windowed
+    pool = [(count + config.cache.page_size) * layer_bytes for count in tokens]
+    steps = [step_bytes, *[memory.MOVED_BYTES // 32] * 32 * memory.STEPS_UNDER_WAY]
+    assert sum(pool) > 0.98 * (room.free_bytes - sum(steps)), "nearly all of the memory is planned"
+
+    arrays = [*weights, *pool, *steps]
+    assert Regions(limit, preallocated=True).num_placed(*arrays) == len(arrays)
+    assert Regions(limit, preallocated=False).num_placed(*arrays) < len(arrays)
 
 
 def test_a_pool_that_finds_no_place_is_an_error_with_the_memory_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ MOST = 400
 TRACED = tuple(f"jinfercept.{room}" for room in ("cpu_kernels", "layouts", "models", "pallas", "runner"))
 """Rooms whose modules tracing runs through."""
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), Enum, type, np.dtype, jax.ShapeDtypeStruct)
+_PLAIN += (jax.tree_util.PyTreeDef,)
 _PLACES = (jax.sharding.Mesh, jax.sharding.Sharding, jax.sharding.PartitionSpec)
 _Name = tuple[str, str, str]
 """Of a module, of it again or of one of its classes, and of a member."""

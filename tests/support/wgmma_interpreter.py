@@ -2,7 +2,8 @@
 
 A product is asynchronous: between its issue and a wait its accumulator holds NaN, its operands are read at the end, and the
 race detector knows that they are being read until then, through the asynchronous proxy as by TMA. Its first operand may be in
-registers, and accumulators can be stored to. Knows private names of JAX, and no kernel.
+registers, and accumulators can be stored to. The axes of a matrix in shared memory can be folded before it is loaded or stored
+to. Knows private names of JAX, and no kernel.
 """
 
 from collections import defaultdict, deque
@@ -10,12 +11,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import callback
 from jax._src.pallas.mosaic_gpu import primitives
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks, jaxpr_interpret
 from jax._src.pallas.mosaic_gpu.interpret.shared_memory import HostAllocationKey as Key
 from jax._src.state import AbstractRef
+from jax._src.state.types import ReshapeTransform, TransformedRef
 
 
 class Operand(NamedTuple):
@@ -65,6 +68,39 @@ class Interpreter(jaxpr_interpret.JaxprInterpreter):
         accumulator, value = get_invals()
         called = self._call(_store, eqn, gpu_callbacks.TOKEN_SHAPE_DTYPE, token, accumulator=accumulator, value=value)
         return called, [value]
+
+    def _interpret_get_p(self, eqn, token, get_invals):
+        return self._folded(super()._interpret_get_p, gpu_callbacks.call_get, eqn, token, get_invals)
+
+    def _interpret_swap_p(self, eqn, token, get_invals):
+        call = partial(gpu_callbacks.call_swap, mask=None)
+        return self._folded(super()._interpret_swap_p, call, eqn, token, get_invals)
+
+    def _folded(self, plain, call, eqn, token, get_invals):
+        """A load or a swap of the first rows of a folded matrix, as one of the whole: the rows behind become NaN in a swap."""
+        ref, *others = get_invals()
+        leaves = others[len(others) - eqn.params["tree"].num_leaves :]
+        transforms = jax.tree.unflatten(eqn.params["tree"], leaves)
+        places = [place for place, each in enumerate(transforms) if isinstance(each, ReshapeTransform)]
+        if not places:
+            return plain(eqn, token, get_invals)
+        before, shape = transforms[: places[0]], transforms[places[0]].shape
+        whole = TransformedRef(eqn.invars[0].aval, before).type
+        num_rows, values = eqn.outvars[0].aval.shape[0], {}
+        if len(leaves) < len(others):
+            missing = ((0, shape[0] - num_rows), (0, 0))
+            values["val"] = jnp.pad(others[0], missing, constant_values=jnp.nan).reshape(whole.shape)
+        token, content = call(
+            token=token,
+            result_shape_and_dtype=jax.ShapeDtypeStruct(whole.shape, whole.dtype),
+            mesh_location=self.mesh_location,
+            thread=self.thread,
+            allocation_key_as_array=ref,
+            transforms=before,
+            source_info=eqn.source_info,
+            **values,
+        )
+        return token, content.reshape(shape)[:num_rows]
 
     def _interpret_wgmma_ref_p(self, eqn, token, get_invals):
         accumulator, left, right, *leaves = get_invals()
