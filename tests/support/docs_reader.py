@@ -77,7 +77,7 @@ class Voice:
         table = np.zeros((LENGTH, self._scripted.llm.model.config.vocab_size), np.int32)
         for place, (token, follows) in enumerate(zip([after, *self._ids], self._ids, strict=False), begins - 1):
             table[place, token] = follows
-        self._runner.params = Params(old.embed, ({"next": table},), old.head)
+        self._runner.use(Params(old.embed, ({"next": table},), old.head))
 
 
 @final
