@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from jinfercept.bench.peer_script import forget_peak_memory, memory_gib
+from benchmarks.peers.peer_script import forget_peak_memory, memory_gib
 from jinfercept.llm import LLM
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import locate

@@ -60,7 +60,7 @@ def run_command_line(prog: str, description: str, commands: Mapping[str, Entry],
     """Run the command that a command line names.
 
     Args:
-        commands: by their names; names of two words are commands of a group.
+        commands: by their names.
         words: behind `prog`.
 
     Returns:
@@ -83,26 +83,17 @@ def _run_words(prog: str, description: str, commands: Mapping[str, Entry], words
     if not words or words[0] in HELP:
         print(_overview(prog, description, commands))
         return 0
-    group = {name: entry for name, entry in commands.items() if name.startswith(f"{words[0]} ")}
-    if group and len(words) > 1 and words[1] in HELP:
-        print(_overview(prog, description, group))
-        return 0
     return run_command(parse_command_line(prog, commands, words), prog)
 
 
 def parse_command_line(prog: str, commands: Mapping[str, Entry], words: Sequence[str]) -> Command:
     """The command that a command line names, with its flags. Raises `SystemExit` as `run_command_line`."""
-    for length in (1, 2):
-        name = " ".join(words[:length])
-        if name in commands:
-            return commands[name].parse(f"{prog} {name}", words[length:])
-    if words[0].startswith("-"):
-        raise refusal(prog, f"a command comes before its flags; got {words[0]}")
-    group = [command for command in commands if command.startswith(f"{words[0]} ")]
-    if group and len(words) == 1:
-        raise refusal(prog, f"{words[0]} is a group of commands; one of {', '.join(group)}")
-    name, choices = " ".join(words[: 2 if group else 1]), group or list(commands)
-    raise refusal(prog, f"no such command: {name}{nearest(name, choices)}; one of {', '.join(choices)}")
+    name = words[0]
+    if name in commands:
+        return commands[name].parse(f"{prog} {name}", words[1:])
+    if name.startswith("-"):
+        raise refusal(prog, f"a command comes before its flags; got {name}")
+    raise refusal(prog, f"no such command: {name}{nearest(name, list(commands))}; one of {', '.join(commands)}")
 
 
 def run_command(command: Command, prog: str = "jinfercept") -> int:

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 HISTORY_S = 300
 """Seconds of the pool's history, with a sample for each."""
 
-NUM_DECISIONS = 1000
-"""Number of the latest decisions that are stored, of all tenants."""
-
 _MOST_REASONS = 50
 
 
@@ -117,6 +114,7 @@ class EngineStats:
         kv: its pages.
         inputs: cost model, saturation point and estimator of its policy.
         synchronous: steps wait for transfers.
+        num_decisions: latest decisions that are stored, of all tenants; None: all.
 
     Attributes:
         running, waiting: sequences by id.
@@ -127,7 +125,15 @@ class EngineStats:
         last_queries: query tokens of the last step.
     """
 
-    def __init__(self, log: RequestLog, kv: KVManager, inputs: PolicyInputs, *, synchronous: bool) -> None:
+    def __init__(
+        self,
+        log: RequestLog,
+        kv: KVManager,
+        inputs: PolicyInputs,
+        *,
+        synchronous: bool,
+        num_decisions: int | None = 1000,
+    ) -> None:
         self.now, self.kv, self.inputs = log.now, kv, inputs
         self.equations = WasteEquations(inputs)
         self.running, self.waiting = log.running, log.waiting
@@ -136,7 +142,7 @@ class EngineStats:
         self.counts = EngineCounts(waste=self._ledger.waste)
         self.interceptions = InterceptionStats(self.counts.tools, inputs.estimator)
         self.history: deque[PoolSample] = deque(maxlen=HISTORY_S)
-        self.decisions: deque[DecisionEntry] = deque(maxlen=NUM_DECISIONS)
+        self.decisions: deque[DecisionEntry] = deque(maxlen=num_decisions)
         self.timelines: Timelines | None = None  # of a server that traces
         self.last_queries = 0
         self._reasons = BoundedNames(_MOST_REASONS)

@@ -89,12 +89,12 @@ CUTS: dict[str, Callable[[Heads], WorkCut]] = {"triton": work_cut, "mosaic": mos
 
 
 def joined_attention(
-    qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages, batch: Batch
-) -> tuple[Float[Array, "T H D"], KVPages]:
+    qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages, batch: Batch, counts: Int[Array, "SK"] | None
+) -> tuple[Float[Array, "T H D"], KVPages, Int[Array, "SK"]]:
     """Attention of decode rows that rotates and writes too, see `triton_attention.joined_attention_triton`."""
     from jinfercept.pallas import triton_attention
 
-    return triton_attention.joined_attention_triton(qkv, rotation, pages, batch)
+    return triton_attention.joined_attention_triton(qkv, rotation, pages, batch, counts)
 
 
 def quantized_product(num_rows: int, dtype: DTypeLike, values: DTypeLike) -> Callable[..., Float[Array, "T N"]] | None:

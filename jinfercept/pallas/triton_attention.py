@@ -1,4 +1,4 @@
-"""Paged attention for NVIDIA GPUs from Ampere on, in Pallas' Triton backend: two kernels, and a small third one that joins.
+"""Paged attention for NVIDIA GPUs from Ampere on, in Pallas' Triton backend: two kernels.
 
 The whole pool is an operand without blocks, and pages are found by the numbers in the tables: the cost does not depend on
 the pool's size. Sums are in float32. 16-bit numbers are multiplied by tensor cores, float32 as float32, never as TF32.
@@ -93,10 +93,11 @@ def joined_attention_triton(
     rotation: Rotation,
     pages: KVPages,
     batch: Batch,
+    counts: Int[Array, "SK"] | None = None,
     *,
     tiles: Tiles | None = None,
     interpret: bool = False,
-) -> tuple[Float[Array, "T H D"], KVPages]:
+) -> tuple[Float[Array, "T H D"], KVPages, Int[Array, "SK"]]:
     """Attention of decode rows that also norms and rotates queries and keys, and writes keys and values.
 
     Args:
@@ -104,16 +105,17 @@ def joined_attention_triton(
         rotation: of queries and keys.
         pages: one layer's pages, without the step's own tokens; in place if donated.
         batch: decode rows only, with their work.
+        counts: those that the step's last call has returned; None: of its first call.
         tiles, interpret: as for `paged_attention_triton`.
 
     Returns:
-        The results, zeros for padding tokens, and the pages with the step's own tokens.
+        The results, zeros for padding tokens, the pages with the step's own tokens, and the counts for the next call.
     """
     _, num_kv_heads, width, head_dim = qkv.shape
     heads = Heads(num_kv_heads * (width - 2), num_kv_heads, head_dim, qkv.dtype.itemsize)
     if tiles is None:
         tiles = tiles_for(heads, AMPERE if interpret else compute_capability())
-    return attend_joined_decode_rows(qkv, rotation, pages, batch.work, tiles, interpret)
+    return attend_joined_decode_rows(qkv, rotation, pages, batch.work, counts, tiles, interpret)
 
 
 def _attend_chunks(

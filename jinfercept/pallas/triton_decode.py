@@ -1,20 +1,19 @@
 """The Triton kernels for decode rows, which have one query each.
 
-A piece of a row's context leaves its maximum, its sum and its weighted values, and `_join_kernel` makes one result of a row's
-pieces (flash-decoding). It also writes the zeros of the padding tokens.
-
-Queries come rotated and keys and values written, or the kernel does all that itself (`attend_joined_decode_rows`), which spares
-a layer two launches.
+A piece of a row's context leaves its maximum, its sum and its weighted values, of which the program that ends last makes the
+row's result (flash-decoding); a row of one piece has its result at once. Queries come rotated and keys and values written, or
+the kernel does that too (`attend_joined_decode_rows`), which spares a layer two launches.
 """
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jinfercept.layouts.pages import KVPages
 from jinfercept.layouts.scoring import PLAIN, Scoring
@@ -37,8 +36,36 @@ from jinfercept.pallas.triton_softmax import (
 )
 from jinfercept.pallas.work_schedule import Work
 
-JOINED_UNITS = 16  # pieces of a row that are joined in one turn
-JOIN_WARPS = 4  # few rows have few programs, whose loads bound their time
+JOINED_UNITS = {False: 4, True: 2}  # pieces of a row that are loaded in one turn, by whether pages are quantised
+OUT = 3  # the place of `out` in `_Results`
+
+
+class _Schedule(NamedTuple):
+    """References to the rows and units of a batch, inside a kernel; see `Work` and `WorkSchedule`."""
+
+    query_starts: Any
+    context_lens: Any
+    tables: Any  # [S · P]
+    row_units: Any
+    unit_rows: Any
+    unit_starts: Any
+    unit_tokens: Any
+
+
+class _Results(NamedTuple):
+    """References to what a kernel leaves.
+
+    Attributes:
+        top, total, weighted: of every piece, `[W, H]`, `[W, H]` and `[W, H, D]`.
+        out: `[T, H, D]`.
+        counts: of the pieces that are stored, by row and KV head; zeros before a call and behind it.
+    """
+
+    top: Any
+    total: Any
+    weighted: Any
+    out: Any
+    counts: Any
 
 
 def attend_decode_rows(
@@ -51,31 +78,31 @@ def attend_decode_rows(
     scoring: Scoring = PLAIN,
 ) -> Float[Array, "T H D"]:
     """The results of all decode rows, zeros for padding tokens, and the results of `chunks`, whose memory is used, between."""
-    operands, specs = with_ints((q, as_operand(pages)), work.context_lens, work.page_tables, *work.decodes[:4])
-    tile = tiles.decode
     kernel = partial(
         _decode_kernel,
-        tile=tile,
+        tile=tiles.decode,
         pages_per_row=work.page_tables.shape[1],
         pages_shape=pages.shape,
         scoring=scoring._replace(sinks=None),
-    )
-    pieces = pl.pallas_call(
-        kernel,
-        grid=_grid(tiles, work, pages.shape[3]),
-        in_specs=specs,
-        out_specs=[EVERYWHERE] * 3,
-        out_shape=_pieces(work, q.shape[1], q.shape[2]),
-        compiler_params=plgpu.CompilerParams(num_warps=tile.num_warps, num_stages=tile.num_stages),
+        has_sinks=scoring.sinks is not None,
         interpret=interpret,
-        name="paged_decode_attention",
-    )(*operands)
-    return _join(tuple(pieces), work, q, chunks, interpret, scoring.sinks)
+    )
+    arrays = [q, as_operand(pages), *([] if scoring.sinks is None else [scoring.sinks])]
+    aliases = {} if chunks is None else {len(arrays): OUT}
+    arrays += [] if chunks is None else [chunks]
+    name = "paged_decode_attention"
+    return _call(kernel, name, arrays, None, work, q.shape, pages.shape[3], tiles, interpret, aliases)[OUT]
 
 
 def attend_joined_decode_rows(
-    qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages, work: Work, tiles: Tiles, interpret: bool
-) -> tuple[Float[Array, "T H D"], KVPages]:
+    qkv: Float[Array, "T K G2 D"],
+    rotation: Rotation,
+    pages: KVPages,
+    work: Work,
+    counts: Int[Array, "SK"] | None,
+    tiles: Tiles,
+    interpret: bool,
+) -> tuple[Float[Array, "T H D"], KVPages, Int[Array, "SK"]]:
     """The results of a batch of decode rows, and the pages with the rows' keys and values, of what their product leaves.
 
     The last piece of a row turns and writes the row's key and value, and attends to them where it has them, in registers: no
@@ -85,126 +112,105 @@ def attend_joined_decode_rows(
         qkv: by KV head: its query heads, its key, its value; not rotated.
         rotation: of queries and keys.
         pages: without the step's own tokens; changed in place if donated.
+        counts: as this function returned them for the step's last layer; None for the first layer.
     """
     num_tokens, num_kv_heads, width, head_dim = qkv.shape
-    num_heads = num_kv_heads * (width - 2)
-    normed, tile = rotation.q_norm is not None, tiles.decode
-    arrays = (qkv, pages, rotation.cos, rotation.sin)
-    arrays += (rotation.q_norm, rotation.k_norm) if normed else ()
-    operands, specs = with_ints(arrays, work.context_lens, work.page_tables, *work.decodes[:4])  # pyright: ignore[reportArgumentType]
+    normed = rotation.q_norm is not None
     kernel = partial(
         _joined_decode_kernel,
-        tile=tile,
+        tile=tiles.decode,
         pages_per_row=work.page_tables.shape[1],
         interleaved=rotation.interleaved,
         eps=rotation.eps if normed else None,
+        interpret=interpret,
     )
-    *pieces, pages = pl.pallas_call(
+    arrays = [qkv, pages, rotation.cos, rotation.sin]
+    arrays += [rotation.q_norm, rotation.k_norm] if normed else []
+    out_shape, name = (num_tokens, num_kv_heads * (width - 2), head_dim), "paged_decode_attention_joined"
+    *_, out, counted, written = _call(
+        kernel, name, arrays, counts, work, out_shape, num_kv_heads, tiles, interpret, {1: OUT + 2}
+    )
+    return out, written, counted
+
+
+def _call(
+    kernel: Callable[..., None],
+    name: str,
+    arrays: list[Any],
+    counts: Int[Array, "SK"] | None,
+    work: Work,
+    out_shape: tuple[int, ...],
+    num_kv_heads: int,
+    tiles: Tiles,
+    interpret: bool,
+    aliases: dict[int, int],
+) -> list[Any]:
+    """Call a kernel with the arrays, the counts and a batch's schedule; returns its `_Results`, and written pages.
+
+    One wave of programs, each of which serves units until none is left; fewer where a bucket has fewer units.
+
+    Args:
+        aliases: results that use an array's memory: `out`, and the pages that are written.
+    """
+    (num_tokens, num_heads, head_dim), dtype = out_shape, arrays[0].dtype
+    num_units, tile = work.decodes.unit_rows.shape[0], tiles.decode
+    if counts is None:
+        counts = jnp.zeros(work.context_lens.shape[0] * num_kv_heads, jnp.int32)
+    operands, specs = with_ints(
+        (*arrays, counts), work.query_starts, work.context_lens, work.page_tables, *work.decodes[:4]
+    )
+    struct = jax.ShapeDtypeStruct
+    results = [
+        struct((num_units, num_heads), jnp.float32),
+        struct((num_units, num_heads), jnp.float32),
+        struct((num_units, num_heads, head_dim), jnp.float32),
+        struct((num_tokens, num_heads, head_dim), dtype),
+        struct(counts.shape, counts.dtype),
+    ]
+    results += [struct(arrays[place].shape, arrays[place].dtype) for place, to in aliases.items() if to != OUT]
+    return pl.pallas_call(
         kernel,
-        grid=_grid(tiles, work, num_kv_heads),
+        grid=(min(tiles.programs, num_kv_heads * num_units),),
         in_specs=specs,
-        out_specs=[EVERYWHERE] * 4,
-        out_shape=[*_pieces(work, num_heads, head_dim), jax.ShapeDtypeStruct(pages.shape, pages.dtype)],
-        input_output_aliases={1: 3},
+        out_specs=[EVERYWHERE] * len(results),
+        out_shape=results,
+        input_output_aliases=aliases | {len(arrays): OUT + 1},
         compiler_params=plgpu.CompilerParams(num_warps=tile.num_warps, num_stages=tile.num_stages),
         interpret=interpret,
-        name="paged_decode_attention_joined",
-    )(*operands)
-    like = jax.ShapeDtypeStruct((num_tokens, num_heads, head_dim), qkv.dtype)
-    return _join(tuple(pieces), work, like, None, interpret), pages
-
-
-def _grid(tiles: Tiles, work: Work, num_kv_heads: int) -> tuple[int]:
-    """One wave of programs, each of which serves units until none is left; fewer where a bucket has fewer units."""
-    return (min(tiles.programs, num_kv_heads * work.decodes.unit_rows.shape[0]),)
-
-
-def _serve_units(row_units_ref, num_kv_heads: int, serve: Callable[[Int[Array, ""], Int[Array, ""]], None]) -> None:
-    """Call `serve` with KV head and position in the schedule for every unit that falls to this program.
-
-    The heads of a unit go to neighbours. The schedule has long units first, so that the programs' shares are even.
-    """
-    program, programs = pl.program_id(0), pl.num_programs(0)
-    units = row_units_ref[row_units_ref.shape[0] - 1] * num_kv_heads
-
-    def turn(number, _):
-        unit = program + number * programs
-        serve(jax.lax.rem(unit, num_kv_heads), jax.lax.div(unit, num_kv_heads))
-
-    jax.lax.fori_loop(0, jax.lax.div(units - program + programs - 1, programs), turn, None)
-
-
-def _pieces(work: Work, num_heads: int, head_dim: int) -> list[jax.ShapeDtypeStruct]:
-    """The shapes of every piece's maximum, sum and weighted values."""
-    num_units = work.decodes.unit_rows.shape[0]
-    per_unit = jax.ShapeDtypeStruct((num_units, num_heads), jnp.float32)
-    return [per_unit, per_unit, jax.ShapeDtypeStruct((num_units, num_heads, head_dim), jnp.float32)]
-
-
-def _join(
-    pieces: tuple[Array, ...],
-    work: Work,
-    like: Array | jax.ShapeDtypeStruct,
-    chunks: Float[Array, "T H D"] | None,
-    interpret: bool,
-    sinks: Float[Array, "H"] | None = None,
-) -> Float[Array, "T H D"]:
-    """The pieces' results by row, of the shape and the type of `like`."""
-    operands, specs = with_ints(pieces, work.decodes.row_units, work.num_decode, work.query_starts)
-    for more in (sinks, chunks):
-        if more is not None:
-            operands, specs = [*operands, more], [*specs, EVERYWHERE]
-    return pl.pallas_call(
-        partial(_join_kernel, has_sinks=sinks is not None),
-        grid=(like.shape[1], min(work.context_lens.shape[0], like.shape[0])),
-        in_specs=specs,
-        out_specs=EVERYWHERE,
-        out_shape=jax.ShapeDtypeStruct(like.shape, like.dtype),
-        input_output_aliases={} if chunks is None else {len(operands) - 1: 0},
-        compiler_params=plgpu.CompilerParams(num_warps=JOIN_WARPS, num_stages=1),
-        interpret=interpret,
-        name="paged_decode_join",
+        name=name,
     )(*operands)
 
 
 def _decode_kernel(
     q_ref,  # [T, H, D]
     pages_ref,  # [N, B, 2, K, W]
-    context_lens_ref,  # [S]
-    tables_ref,  # [S · P]
-    row_units_ref,  # [S + 1]
-    unit_rows_ref,  # [W]
-    unit_starts_ref,  # [W]
-    unit_tokens_ref,  # [1]
-    top_ref,  # [W, H]
-    total_ref,  # [W, H]
-    weighted_ref,  # [W, H, D]
-    *,
+    *refs,  # sinks [H] and the chunks' results, if there are any; counts, then a schedule and results
     tile: Tile,
     pages_per_row: int,
     pages_shape: tuple[int, ...],
     scoring: Scoring,
+    has_sinks: bool,
+    interpret: bool,
 ):
     """Pieces of rows' contexts, each for one KV head; a piece before the row's window has no weight."""
-    num_kv_heads = pages_shape[3]
-    group, head_dim, columns = q_ref.shape[1] // num_kv_heads, q_ref.shape[2], pieces_of(pages_ref.dtype)
+    schedule, results = _Schedule(*refs[-12:-5]), _Results(*refs[-5:])
+    head_dim, columns = q_ref.shape[2], pieces_of(pages_ref.dtype)
 
-    def serve(kv_head, position):
-        row, start = unit_rows_ref[position], unit_starts_ref[position]
-        end = jnp.minimum(start + unit_tokens_ref[0], context_lens_ref[row])
-        place = jnp.arange(tile.rows)
-        head, real = kv_head * group + place, place < group
-
+    def attend(kv_head, row, start, head, real):
+        context = schedule.context_lens[row]
+        end = jnp.minimum(start + schedule.unit_tokens[0], context)
         queries = load_rows(q_ref, (row, head), head_dim, real, columns)  # a decode row's token has the row's number
-        context = RowPages(pages_ref, pages_shape, tables_ref, row * pages_per_row, kv_head)
+        pages = RowPages(pages_ref, pages_shape, schedule.tables, row * pages_per_row, kv_head)
         in_window = scoring._replace(window=None)  # where the loop begins
-        attend = partial(attend_tile, queries, context, tile.tokens, head_dim=head_dim, scoring=in_window)
-        first = start if scoring.window is None else jnp.maximum(start, context_lens_ref[row] - scoring.window)
-        carry = _attend_piece(attend, first, end, tile, empty_carry(tile.rows, head_dim, columns))
-        unit = row_units_ref[row] + start // unit_tokens_ref[0]
-        _store_piece((top_ref, total_ref, weighted_ref), (unit, head), head_dim, real, carry, columns)
+        turn = partial(attend_tile, queries, pages, tile.tokens, head_dim=head_dim, scoring=in_window)
+        top, total, weighted = empty_carry(tile.rows, head_dim, columns)
+        if has_sinks:  # which have a weight once, and no value
+            sinks = plgpu.load(refs[0].at[head], mask=real, other=0.0).astype(jnp.float32) * LOG2_E
+            top, total = jnp.where(start == 0, sinks, top), jnp.where(start == 0, 1.0, total)
+        first = start if scoring.window is None else jnp.maximum(start, context - scoring.window)
+        return _attend_piece(turn, first, end, tile, (top, total, weighted))
 
-    _serve_units(row_units_ref, num_kv_heads, serve)
+    _serve_rows(schedule, results, pages_shape[3], tile, columns, attend, interpret)
 
 
 def _joined_decode_kernel(
@@ -212,44 +218,38 @@ def _joined_decode_kernel(
     pages_ref,  # [N, B, 2, K, D]
     cos_ref,  # [T, half]
     sin_ref,  # [T, half]
-    *refs,  # the norms' scales [D] and [D] if `eps` is not None, then as `_decode_kernel` has them, and the written pages
+    *refs,  # the norms' scales [D] and [D] if `eps` is not None; counts, then a schedule, results and the written pages
     tile: Tile,
     pages_per_row: int,
     interleaved: bool,
     eps: float | None,
+    interpret: bool,
 ):
-    """Pieces of rows' contexts, each for one KV head; a row's last one writes its key and value."""
-    q_norm_ref, k_norm_ref, *refs = refs if eps is not None else (None, None, *refs)
-    context_lens_ref, tables_ref, row_units_ref, unit_rows_ref, unit_starts_ref, unit_tokens_ref, *refs = refs
-    *piece_refs, written_ref = refs
+    """As `_decode_kernel`; a row's last piece writes its key and value."""
+    q_norm_ref, k_norm_ref = refs[:2] if eps is not None else (None, None)
+    schedule, results, written_ref = _Schedule(*refs[-13:-6]), _Results(*refs[-6:-1]), refs[-1]
     group, head_dim, page_size = qkv_ref.shape[2] - 2, qkv_ref.shape[3], pages_ref.shape[1]
 
-    def serve(kv_head, position):
-        row, start = unit_rows_ref[position], unit_starts_ref[position]
-        context, table = context_lens_ref[row], row * pages_per_row
-        is_last = start + unit_tokens_ref[0] >= context
-        end = jnp.minimum(start + unit_tokens_ref[0], context - 1)  # the row's own token is in no page yet
-        place = jnp.arange(tile.rows)
-        real = place < group
-
+    def attend(kv_head, row, start, _, real):
+        context, table = schedule.context_lens[row], row * pages_per_row
+        is_last = start + schedule.unit_tokens[0] >= context
+        end = jnp.minimum(start + schedule.unit_tokens[0], context - 1)  # the row's own token is in no page yet
         turn = partial(load_turned, qkv_ref, cos_ref, sin_ref, row, interleaved=interleaved, eps=eps)
-        queries = turn((kv_head, place[:, None]), real[:, None], q_norm_ref)  # [rows, Dp]
+        queries = turn((kv_head, jnp.arange(tile.rows)[:, None]), real[:, None], q_norm_ref)  # [rows, Dp]
         key = turn((kv_head, group), is_last, k_norm_ref)  # [Dp]
         column = jnp.arange(power_of_two(head_dim))
         inside = (column < head_dim) & is_last
         value = plgpu.load(qkv_ref.at[row, kv_head, group + 1, column], mask=inside, other=0.0)
-        page, slot = tables_ref[table + (context - 1) // page_size], (context - 1) % page_size
+        page, slot = schedule.tables[table + (context - 1) // page_size], (context - 1) % page_size
         for side, numbers in enumerate((key, value)):
             plgpu.store(written_ref.at[page, slot, side, kv_head, column], numbers, mask=inside)
 
+        pages = RowPages(pages_ref, pages_ref.shape, schedule.tables, table, kv_head)
+        attend_turn = partial(attend_tile, (queries,), pages, tile.tokens, head_dim=head_dim)
         carry = own_token_carry(queries, key, value, head_dim, is_last)
-        pages = RowPages(pages_ref, pages_ref.shape, tables_ref, table, kv_head)
-        attend = partial(attend_tile, (queries,), pages, tile.tokens, head_dim=head_dim)
-        carry = _attend_piece(attend, start, end, tile, carry)
-        unit = row_units_ref[row] + start // unit_tokens_ref[0]
-        _store_piece(piece_refs, (unit, kv_head * group + place), head_dim, real, carry, WHOLE)
+        return _attend_piece(attend_turn, start, end, tile, carry)
 
-    _serve_units(row_units_ref, pages_ref.shape[3], serve)
+    _serve_rows(schedule, results, pages_ref.shape[3], tile, WHOLE, attend, interpret)
 
 
 def _attend_piece(attend, start: Int[Array, ""], end: Int[Array, ""], tile: Tile, carry):
@@ -263,56 +263,113 @@ def _attend_piece(attend, start: Int[Array, ""], end: Int[Array, ""], tile: Tile
     )
 
 
-def _store_piece(refs, where, head_dim: int, real: Bool[Array, "rows"], carry, columns: tuple[Piece, ...]) -> None:
-    """Leave a piece's maximum, sum and weighted values."""
-    (top_ref, total_ref, weighted_ref), (top, total, weighted) = refs, carry
-    plgpu.store(top_ref.at[where], top, mask=real)
-    plgpu.store(total_ref.at[where], total, mask=real)
-    store_rows(weighted_ref, where, head_dim, real, weighted, columns)
+def _serve_rows(
+    schedule: _Schedule,
+    results: _Results,
+    num_kv_heads: int,
+    tile: Tile,
+    columns: tuple[Piece, ...],
+    attend: Callable[..., Any],
+    interpret: bool,
+) -> None:
+    """Leave this program's part of the results: zeros of padding tokens, units, and the rows of which it ends the last unit.
+
+    A program counts its units when it has stored all of them: the barrier puts the stores of its threads before the counts,
+    each of which releases them and acquires those of the programs that have counted before. So the program that counts a row's
+    last unit sees all of them. No program waits for another one. Long units come first, so that the programs' shares are even.
+
+    Args:
+        columns: in which rows are handled.
+        attend: gives the carry of a unit, of its KV head, its row, its first token, and its heads with their mask.
+    """
+    num_tokens, num_heads, head_dim = results.out.shape
+    group = num_heads // num_kv_heads
+    place = jnp.arange(tile.rows)
+    real = place < group
+
+    def clear(head, token):
+        column = jnp.arange(power_of_two(head_dim))
+        zeros = jnp.zeros(len(column), results.out.dtype)
+        plgpu.store(results.out.at[padding + token, head, column], zeros, mask=column < head_dim)
+
+    def is_alone(first, end):
+        return (end - first == 1) & (columns == WHOLE)  # of quantised numbers, both ways take too many registers
+
+    def serve(kv_head, position):
+        row, start = schedule.unit_rows[position], schedule.unit_starts[position]
+        first, end = schedule.row_units[row], schedule.row_units[row + 1]
+        head = kv_head * group + place
+        top, total, weighted = attend(kv_head, row, start, head, real)
+
+        @pl.when(is_alone(first, end))
+        def _():
+            values = tuple(part / total[:, None] for part in weighted)
+            store_rows(results.out, (row, head), head_dim, real, values, columns)
+
+        @pl.when(~is_alone(first, end))
+        def _():
+            where = first + start // schedule.unit_tokens[0], head
+            plgpu.store(results.top.at[where], top, mask=real)
+            plgpu.store(results.total.at[where], total, mask=real)
+            store_rows(results.weighted, where, head_dim, real, weighted, columns)
+
+    def count(kv_head, position):
+        row = schedule.unit_rows[position]
+        first, end = schedule.row_units[row], schedule.row_units[row + 1]
+        counted = row * num_kv_heads + kv_head
+
+        @pl.when(~is_alone(first, end))
+        def _():
+            @pl.when(plgpu.atomic_add(results.counts, (counted,), jnp.int32(1)) == end - first - 1)
+            def _():
+                _join(results, row, first, end, kv_head, group, JOINED_UNITS[columns != WHOLE])
+                plgpu.store(results.counts.at[counted], jnp.int32(0))
+
+    padding, num_units = (ref[ref.shape[0] - 1] for ref in (schedule.query_starts, schedule.row_units))
+    _share(num_tokens - padding, num_heads, clear)
+    _share(num_units, num_kv_heads, serve)
+    if not interpret:  # there programs run one after the other
+        plgpu.debug_barrier()
+    _share(num_units, num_kv_heads, count)
 
 
-def _join_kernel(
-    top_ref,  # [W, H]
-    total_ref,  # [W, H]
-    weighted_ref,  # [W, H, D]
-    row_units_ref,  # [S + 1]
-    num_decode_ref,  # [1]
-    query_starts_ref,  # [S + 1]
-    *refs,  # sinks [H] and the chunks' [T, H, D], if there are any; the same memory as [T, H, D] with all results
-    has_sinks: bool,
-):
-    """All pieces of one row, and the zeros of some padding tokens, for one query head."""
-    head, row = pl.program_id(0), pl.program_id(1)
-    head_dim, out_ref = weighted_ref.shape[2], refs[-1]
-    column = jnp.arange(power_of_two(head_dim))
+def _share(count: Int[Array, ""], num_heads: int, serve: Callable[[Int[Array, ""], Int[Array, ""]], None]) -> None:
+    """Call `serve` with head and number for this program's part of `count` numbers; heads go to neighbours."""
+    program, programs = pl.program_id(0), pl.num_programs(0)
 
-    @pl.when(row < num_decode_ref[0])
-    def _():
-        first, end = row_units_ref[row], row_units_ref[row + 1]
+    def turn(number, _):
+        unit = program + number * programs
+        serve(jax.lax.rem(unit, num_heads), jax.lax.div(unit, num_heads))
 
-        def join(turn, carry):
-            top, total, weighted = carry  # [], [], [D]
-            unit = first + turn * JOINED_UNITS + jnp.arange(JOINED_UNITS)
-            real = unit < end
-            tops = plgpu.load(top_ref.at[unit, head], mask=real, other=LOWEST)
-            totals = plgpu.load(total_ref.at[unit, head], mask=real, other=0.0)
-            (values,) = load_rows(weighted_ref, (unit, head), head_dim, real)  # [units, D]
-            new_top = jnp.maximum(top, tops.max())
-            scale, fade = jnp.exp2(tops - new_top), jnp.exp2(top - new_top)
-            added = jnp.sum(values * scale[:, None], axis=0)
-            return new_top, total * fade + jnp.sum(totals * scale), weighted * fade + added
+    jax.lax.fori_loop(0, jax.lax.div(count * num_heads - program + programs - 1, programs), turn, None)
 
-        top, total = jnp.float32(LOWEST), jnp.float32(0.0)
-        if has_sinks:
-            top, total = refs[0][head].astype(jnp.float32) * LOG2_E, jnp.float32(1.0)
-        initial = (top, total, jnp.zeros(power_of_two(head_dim)))
-        _, total, weighted = jax.lax.fori_loop(0, pl.cdiv(end - first, JOINED_UNITS), join, initial)
-        plgpu.store(out_ref.at[row, head, column], (weighted / total).astype(out_ref.dtype), mask=column < head_dim)
 
-    num_rows, padding = pl.num_programs(1), query_starts_ref[query_starts_ref.shape[0] - 1] + row
-    zeros = jnp.zeros(power_of_two(head_dim), out_ref.dtype)
+def _join(
+    results: _Results, row: Int[Array, ""], first: Int[Array, ""], end: Int[Array, ""], kv_head, group: int, units: int
+) -> None:
+    """Leave a row's results for the query heads of a KV head, of its pieces from `first` on."""
+    head_dim = results.out.shape[2]
+    heads, width = power_of_two(group), power_of_two(head_dim)
+    head, column = kv_head * group + jnp.arange(heads), jnp.arange(width)
+    inside = jnp.arange(heads) < group
+    whole = inside[:, None] & (column < head_dim)[None, :]
 
-    def clear(turn, _):
-        plgpu.store(out_ref.at[padding + turn * num_rows, head, column], zeros, mask=column < head_dim)
+    def add(unit, carry):
+        top, total, weighted = carry  # [heads], [heads], [heads, Dp]
+        real = inside & (unit < end)
+        unit_top = plgpu.load(results.top.at[unit, head], mask=real, other=LOWEST)
+        unit_total = plgpu.load(results.total.at[unit, head], mask=real, other=0.0)
+        (values,) = load_rows(results.weighted, (unit, head), head_dim, real)
+        new_top = jnp.maximum(top, unit_top)
+        scale, fade = jnp.exp2(unit_top - new_top), jnp.exp2(top - new_top)
+        return new_top, total * fade + unit_total * scale, weighted * fade[:, None] + values * scale[:, None]
 
-    jax.lax.fori_loop(0, pl.cdiv(out_ref.shape[0] - padding, num_rows), clear, None)
+    def turn(number, carry):
+        for place in range(units):  # whose loads do not wait for each other
+            carry = add(first + number * units + place, carry)
+        return carry
+
+    initial = jnp.full(heads, LOWEST), jnp.zeros(heads), jnp.zeros((heads, width))
+    _, total, weighted = jax.lax.fori_loop(0, pl.cdiv(end - first, units), turn, initial)
+    values = (weighted / total[:, None]).astype(results.out.dtype)
+    plgpu.store(results.out.at[row, head[:, None], column[None, :]], values, mask=whole)

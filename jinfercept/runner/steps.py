@@ -195,12 +195,14 @@ class _JoinedAttend(_NotingAttend):
 
     def __init__(self, attend: Attend[KVPages], batch: Batch, noted: list[Int[Array, "T C"]]) -> None:
         super().__init__(attend, noted)
-        self._batch = batch
+        self._batch, self._counts = batch, None
 
     def joined(
         self, qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages
     ) -> tuple[Float[Array, "T H D"], KVPages]:
-        return joined_attention(qkv, rotation, pages, self._batch)
+        # a layer's kernel leaves its counts as the next one's needs them: the step fills them with zeros once
+        out, pages, self._counts = joined_attention(qkv, rotation, pages, self._batch, self._counts)
+        return out, pages
 
 
 class _NotingRows(StateRows):

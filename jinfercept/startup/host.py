@@ -29,7 +29,7 @@ from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice
-from jinfercept.startup.assembly import Assembled, Recorder
+from jinfercept.startup.assembly import Assembled
 from jinfercept.startup.disk_tier import identity_of
 from jinfercept.startup.served_adapters import ServedAdapters
 from jinfercept.startup.start import EngineSetup
@@ -163,7 +163,6 @@ class EngineHost:
     def restart(
         self,
         policy: PolicyChoice | None,
-        record: Recorder | None,
         estimator: EstimatorChoice | None,
         order: OrderChoice | None,
         flags: Mapping[str, Any],
@@ -173,7 +172,7 @@ class EngineHost:
         if self.weights.level is not None:
             raise RequestError("a sleeping LLM cannot be restarted", got="restart()", fix="wake() it before")
         setup = self.setup.changed(policy, estimator, order, **flags)
-        parts = setup.assemble(record)
+        parts = setup.assemble()
         with self._using_jax(), interrupts_held_back():
             self.setup = setup
             self._end()

@@ -93,8 +93,11 @@ def check(compiled: dict[str, dict[str, Any]], names: list[str]) -> None:
     assert list(compiled) == names
     for name, facts in compiled.items():
         assert facts["error"] is None, f"{name}: {facts['error']}"
-        assert facts["kernels"] == (2 if "decodes" in name else 3)
-        assert not any("broadcast" in made for _, made in facts["made"]), name  # of zeros under the results
+        assert facts["kernels"] == (1 if "decodes" in name else 2)
+        large = [
+            made for size, made in facts["made"] if size > 4 * BUCKET["num_rows"] * 16
+        ]  # the counts of rows' pieces
+        assert not any("broadcast" in made for made in large), name  # of zeros under the results
         assert facts["temp_bytes"] < 64 * MiB, name  # the pool has gigabytes
 
 
@@ -143,7 +146,7 @@ def check_mosaic(cases: list[tuple[str, dict[str, Any]]]) -> None:
     compiled = compile_for("h100", kernels={name: sizes | {"attention": "mosaic"} for name, sizes in cases})
     for name, facts in compiled.items():
         assert facts["error"] is None, f"{name}: {facts['error']}"
-        assert (facts["mosaic_kernels"], facts["kernels"]) == (1, 2), name
+        assert (facts["mosaic_kernels"], facts["kernels"]) == (1, 1), name
         assert facts["temp_bytes"] < 64 * MiB, name  # of decode rows: chunks have none
         assert max((size for size, _ in facts["made"]), default=0) < MiB, (
             name
@@ -186,7 +189,7 @@ def check_code(gpu: str, cases: list[tuple[str, dict[str, Any]]]) -> None:
         quantised = "kv_cache_dtype" in sizes
         for kernel, code in facts["code"].items():
             assert code["address_scale"] * 2**31 >= POOL_BYTES, (name, kernel)
-            if "join" not in kernel and quantised:
+            if quantised:
                 assert code["copied"].get("16", 0) >= 8, (name, kernel)  # the scales are copied by 4
             if "decode_attention" in kernel:
                 registers = DECODE_REGISTERS[quantised][power_of_two(sizes["head_dim"])]

@@ -67,7 +67,8 @@ def test_rotation_writes_and_attention_in_one_kernel_are_those_of_xla(
     family: str, contexts: list[int], seed: int
 ) -> None:
     step = step_of(contexts, seed, "float32", normed=family == "qwen3")
-    (out, pages), (want, written) = (run(*step, ROPES[family]) for run in (joined, separately))
+    (out, pages, counts), (want, written) = (run(*step, ROPES[family]) for run in (joined, separately))
+    assert not np.any(counts), "the next layer counts from nothing"
     np.testing.assert_allclose(out, want, atol=2e-5, rtol=0)
     np.testing.assert_allclose(pages, written, atol=2e-6, rtol=2e-6)  # slots that no row has written are NaN in both
 
@@ -77,7 +78,8 @@ def test_rotation_writes_and_attention_in_one_kernel_are_those_of_xla(
 )
 def test_in_bfloat16_it_agrees_up_to_rounding(family: str) -> None:
     step = step_of([1, 2, 16, 17, 33, 100, 112], 3, "bfloat16", normed=family == "qwen3")
-    (out, pages), (want, written) = (run(*step, ROPES[family]) for run in (joined, separately))
+    (out, pages, counts), (want, written) = (run(*step, ROPES[family]) for run in (joined, separately))
+    assert not np.any(counts), "the next layer counts from nothing"
     for computed, expected in ((out, want), (pages, written)):
         computed, expected = (numbers.astype(jnp.float32) for numbers in (computed, expected))
         np.testing.assert_allclose(computed, expected, atol=2**-6, rtol=2**-6)

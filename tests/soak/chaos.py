@@ -19,7 +19,7 @@ from typing import Any, final
 import httpx2
 import psutil
 
-from jinfercept.bench.servers import Child, child_process
+from benchmarks.servers import Child, child_process
 from jinfercept.cli.command import run_command
 from jinfercept.cli.options import Maybe, parse
 from jinfercept.server.http.connection_limits import reserve_files

@@ -1,26 +1,35 @@
-"""`jinfercept bench throughput`: tokens per second by dtype, batch and context, beside other engines, with ratios."""
+"""`python -m benchmarks throughput`: tokens per second by dtype, batch and context, beside other engines, with ratios.
+
+Prompts are random tokens, generation is greedy and never ends early. Each cell prefills its prompts with empty pages and
+stops at their first tokens; then the same prompts, whose pages are kept, decode.
+"""
 
 import platform
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.table import Table
 from tyro import conf
 
-from jinfercept.bench.peer_script import forget_peak_memory, memory_gib, peak_memory_gib
-from jinfercept.bench.throughput import ThroughputWork, measure
-from jinfercept.bench.throughput_peers import Peer, PeerCells, command_peer, measure_peer, script_peer
+from benchmarks.peers.peer_script import forget_peak_memory, measure_cell, memory_gib, peak_memory_gib
+from benchmarks.throughput_peers import Cell, Peer, PeerCells, ThroughputWork, measure_peer, script_peer
 from jinfercept.cli.options import HOSTS, Maybe, ModelName, Repeated, Several, engine_flags
 from jinfercept.config import CacheOptions, DTypeChoice, EngineConfig, EngineOptions
 from jinfercept.errors import ConfigError
+from jinfercept.events import Event, Token
 from jinfercept.machine import num_processors
 from jinfercept.models import embedded
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.sim.reports import check_outputs, write_json
 from jinfercept.sim.tables import check_least, listed, number_text, numbers, plain_table, show
 from jinfercept.startup.progress import StartDisplay
 from jinfercept.version import __version__
+
+if TYPE_CHECKING:
+    from jinfercept.llm import LLM
 
 OURS = "jinfercept"
 DTYPES: tuple[DTypeChoice, ...] = ("float32", "bfloat16")
@@ -40,9 +49,7 @@ class Throughput:
     new_tokens: int = 32
     """tokens that each generates"""
     peer: Annotated[Repeated, conf.arg(metavar="NAME[=PYTHON]")] = ()
-    """in a clone: measure transformers, vllm or llama_cpp too, with an interpreter that has it (default: this one)"""
-    peer_command: Annotated[Repeated, conf.arg(metavar="NAME=COMMAND")] = ()
-    """another engine: reads the work as JSON, prints its cells as JSON"""
+    """measure transformers, vllm or llama_cpp too, with an interpreter that has it (default: this one)"""
     json: Maybe[str] = None
     """write everything to this file"""
     engine: Annotated[
@@ -58,7 +65,7 @@ class Throughput:
         """
         dtypes, work = self._dtypes(), self._work()
         check_outputs((("--json", self.json),))
-        peers = _peers(self.peer, self.peer_command)
+        peers = [script_peer(peer) for peer in self.peer]
         console, measured = Console(stderr=True), list[PeerCells]()
         try:
             for name in dtypes:
@@ -135,15 +142,6 @@ def memory_table(measured: Sequence[PeerCells]) -> Table:
     return shown
 
 
-def _peers(scripts: Sequence[str], commands: Sequence[str]) -> list[Peer]:
-    """All that were asked for, checked before anything is measured."""
-    peers = [*map(script_peer, scripts), *map(command_peer, commands)]
-    names = [OURS, *(peer.name for peer in peers)]
-    if len(set(names)) < len(names):
-        raise ConfigError("two engines have one name", got=", ".join(names), fix="name them differently")
-    return peers
-
-
 def _measure_ours(
     model: str, dtype: DTypeChoice, work: ThroughputWork, engine: EngineOptions, console: Console
 ) -> PeerCells:
@@ -179,3 +177,57 @@ def _machine() -> dict[str, Any]:
         "cores": num_processors(),
         "python": platform.python_version(),
     }
+
+
+def measure(
+    llm: "LLM", work: ThroughputWork, progress: Callable[[int, int], None] = lambda done, total: None
+) -> list[Cell]:
+    """Measure every cell; starts the engine over again and again, so it must be idle.
+
+    Args:
+        llm: started with `work.engine_options`; its options for prefix caching must be on.
+        progress: called with the numbers of finished and of all cells.
+
+    Raises:
+        ConfigError: prefix caching is off, so prompts would be computed again before decoding.
+    """
+    if not llm.config.cache.enable_prefix_caching:
+        raise ConfigError(
+            "measuring decoding needs prefix caching", got="enable_prefix_caching=False", fix="leave prefix caching on"
+        )
+    places = [(batch, context) for context in work.contexts for batch in work.batches]
+    cells = []
+    for number, (batch, context) in enumerate(places):
+        progress(number, len(places))
+        cells.append(_cell(llm, batch, context, work.new_tokens))
+    llm.restart()
+    progress(len(places), len(places))
+    return cells
+
+
+def _cell(llm: "LLM", batch: int, context: int, new_tokens: int) -> Cell:
+    """The best of some rounds, each with prompts of its own, computed before on pages that are dropped."""
+
+    def generate(prompts: list[list[int]], count: int) -> list[list[float]]:
+        if count == 1:  # the prompts' pages are kept for the decoding that follows
+            llm.restart()
+        return token_times(llm, [{"prompt_token_ids": prompt} for prompt in prompts], count)[0]
+
+    vocab_size = llm.model.config.vocab_size
+    return Cell(batch, context, *measure_cell(generate, batch, context, new_tokens, vocab_size))
+
+
+def token_times(
+    llm: "LLM", prompts: list[dict[str, Any]], new_tokens: int
+) -> tuple[list[list[float]], list[list[int]]]:
+    """Seconds from now to each of every request's tokens, and the tokens. Greedy, without an early end."""
+    times: dict[str, list[float]] = {}
+
+    def note(event: Event) -> None:
+        if isinstance(event, Token):
+            times.setdefault(event.request_id, []).append(time.perf_counter() - began_s)
+
+    params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+    began_s = time.perf_counter()
+    outputs = llm.generate(prompts, params, on_event=note)  # pyright: ignore[reportArgumentType]
+    return list(times.values()), [output.outputs[0].token_ids for output in outputs]

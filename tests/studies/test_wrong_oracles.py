@@ -7,8 +7,8 @@ import pytest
 from jinfercept.sched.estimator import Estimator, HistoryEstimator
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.sequence import PendingCall
-from jinfercept.sim.oracle import OracleEstimator
-from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS, WILD_TOOLS, WRONG_TOOLS, ScaledEstimator, one_tool_wrong
+from jinfercept.sim.simulation import OracleEstimator
+from studies.wrong_oracles import WILD_TOOLS, WRONG_ORACLES, ScaledEstimator, one_tool_wrong
 from tests.support.single_request import RULES, Rule, by_estimator, cost_over_optimum, held_cost
 
 CALL = PendingCall("tool", "call", 6.0)
@@ -78,7 +78,7 @@ def test_a_factor_of_one_changes_nothing() -> None:
 
 
 def test_the_wild_oracle_draws_a_factor_for_every_call_and_keeps_it() -> None:
-    wild = SCALED_ESTIMATORS["oracle_wild"]()
+    wild = WRONG_ORACLES["oracle_wild"]()
     for number in range(200):
         wild.started(PendingCall("tool", number, 1.0), 0.0)
     durations = [wild.duration_s(PendingCall("tool", number), 0.0) for number in range(200)]
@@ -88,7 +88,7 @@ def test_the_wild_oracle_draws_a_factor_for_every_call_and_keeps_it() -> None:
 
 
 def test_an_oracle_that_is_wrong_about_one_tool_is_right_about_the_others() -> None:
-    wrong = WRONG_TOOLS[one_tool_wrong("chat", 10.0)]()
+    wrong = WRONG_ORACLES[one_tool_wrong("chat", 10.0)]()
     for name in ("chat", "qa"):
         wrong.started(PendingCall(name, name, 2.0), 0.0)
     assert [wrong.duration_s(PendingCall(name, name), 0.0) for name in ("chat", "qa")] == [20.0, 2.0]
@@ -96,7 +96,7 @@ def test_an_oracle_that_is_wrong_about_one_tool_is_right_about_the_others() -> N
 
 @pytest.mark.parametrize("name", WILD_TOOLS)
 def test_each_tool_has_a_wrong_factor_of_its_own_for_all_its_calls(name: str) -> None:
-    wild = WRONG_TOOLS[name]()
+    wild = WRONG_ORACLES[name]()
     calls = [PendingCall(tool, f"{tool}{number}", 1.0) for tool in ("chat", "qa", "ve") for number in range(2)]
     for call in calls:
         wild.started(call, 0.0)

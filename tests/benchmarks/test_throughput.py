@@ -2,17 +2,16 @@
 
 import json
 import re
-import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
-from jinfercept.bench import throughput_peers
-from jinfercept.bench.peer_script import decode_rate
-from jinfercept.bench.throughput import ThroughputWork, measure
-from jinfercept.bench.throughput_peers import command_peer, measure_peer, script_peer
-from jinfercept.cli.main import main
+from benchmarks import throughput
+from benchmarks.__main__ import main
+from benchmarks.peers.peer_script import decode_rate
+from benchmarks.throughput import measure
+from benchmarks.throughput_peers import Peer, ThroughputWork, measure_peer
 from jinfercept.config import LLMOptions
 from jinfercept.errors import ConfigError
 from tests.support.tiny_model import GOLDEN, tiny_llm
@@ -33,11 +32,11 @@ SMALL = [
 ]
 
 
-def peer(tmp_path: Path, body: str) -> str:
+def peer(tmp_path: Path, body: str) -> Peer:
     """An engine: a Python file that has read the work."""
     file = tmp_path / "engine.py"
     file.write_text(f"import json, sys\nwork = json.load(sys.stdin)\n{body}\n")
-    return f"other={shlex.join([sys.executable, str(file)])}"
+    return Peer("other", (sys.executable, str(file)))
 
 
 ANSWER = """
@@ -61,11 +60,11 @@ def test_a_measurement_needs_kept_pages() -> None:
 
 @pytest.mark.slow
 def test_the_command_shows_ratios_and_writes_every_cell_with_the_machine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.json"
-    status = main(["bench", "throughput", MODEL, *SMALL, "--peer-command", peer(tmp_path, ANSWER), "--json", str(out)])
-    assert status == 0
+    monkeypatch.setattr(throughput, "script_peer", lambda name: peer(tmp_path, ANSWER))
+    assert main(["throughput", MODEL, *SMALL, "--peer", "other", "--json", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "decode other" in printed
     assert re.search(r"other +float32 +0\.50 +-", printed)
@@ -85,15 +84,12 @@ def test_the_command_shows_ratios_and_writes_every_cell_with_the_machine(
 )
 def test_a_peer_that_fails_says_how(tmp_path: Path, body: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        measure_peer(command_peer(peer(tmp_path, body)), MODEL, "float32", WORK, 128)
+        measure_peer(peer(tmp_path, body), MODEL, "float32", WORK, 128)
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--peer-command", "other=/no/such/engine"], "the peer other cannot be found"),
-        (["--peer-command", "vllm"], "NAME=COMMAND"),
-        (["--peer-command", f"jinfercept={sys.executable}"], "two engines have one name"),
         (["--peer", "transformers=/no/such/python"], "the interpreter of --peer transformers cannot be run"),
         (["--peer", "vllm"], "the peer vllm cannot be imported"),
         (["--peer", "tgi"], "use one of transformers, vllm, llama_cpp"),
@@ -105,14 +101,5 @@ def test_a_peer_that_fails_says_how(tmp_path: Path, body: str, message: str) -> 
 def test_what_is_missing_is_said_before_anything_is_measured(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", "throughput", MODEL, *flags]) == 2
+    assert main(["throughput", MODEL, *flags]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_outside_a_clone_a_peer_that_needs_a_script_says_where_it_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(throughput_peers, "__file__", str(tmp_path / "site" / "jinfercept" / "bench" / "peers.py"))
-    with pytest.raises(ConfigError, match="in the folder of a clone"):
-        script_peer("vllm")

@@ -1,14 +1,11 @@
 """Replays on a tiny real model: the simulator's keys, the same tokens under every policy, and nothing left behind."""
 
-import json
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-from jinfercept.bench.replay import at_speed_of, different, replay, resize_host, simulation
-from jinfercept.cli.main import main
+from benchmarks.replay import different, replay, resize_host, simulation
 from jinfercept.errors import ConfigError
 from jinfercept.request import Request
 from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn
@@ -17,7 +14,7 @@ from jinfercept.sim.scripted import make_request, random_tokens
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.workload import Script, Segment
 from jinfercept.startup.start import EngineSetup
-from tests.support.tiny_model import GOLDEN, tiny_setup
+from tests.support.tiny_model import tiny_setup
 
 WRITE = random_tokens(128, seed=3)
 ARRIVALS = [
@@ -43,7 +40,7 @@ def test_every_policy_gives_the_same_tokens_and_the_simulators_keys(setup: Engin
     for policy, run in runs.items():
         simulator = simulation(setup, policy, 20.0, run.report["host_s"])
         simulated = simulator.run(ARRIVALS)
-        assert run.report.keys() == simulated.keys() == at_speed_of(run.report, simulator).run(ARRIVALS).keys()
+        assert run.report.keys() == simulated.keys()
         assert run.report["unfinished"] == simulated["unfinished"] == 0
         assert different(run.streams, runs["discard"].streams) == []
         assert len(run.streams) == 16
@@ -101,63 +98,6 @@ def test_an_interrupt_leaves_nothing_behind(setup: EngineSetup) -> None:
 
 def test_tokens_that_differ_are_named() -> None:
     assert different({"a": [1], "b": [2], "c": [3]}, {"a": [1], "b": [4]}) == ["b"]
-
-
-FLAGS = (
-    "--dtype",
-    "float32",
-    "--page-size",
-    "4",
-    "--kv-tokens",
-    "256",
-    "--max-num-seqs",
-    "8",
-    "--max-num-batched-tokens",
-)
-
-
-@pytest.mark.slow
-def test_the_command_compares_policies_and_simulations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "replay.json"
-    load = (
-        "--rate",
-        "2",
-        "--duration",
-        "20",
-        "--scale-tokens",
-        "0.03",
-        "--scale-time",
-        "0.02",
-        "--simulate",
-        "--json",
-        str(out),
-    )
-    status = main(["bench", "replay", str(GOLDEN / "llama_gqa"), "--policy", "lru,swap", *load, *FLAGS, "32"])
-    shown = capsys.readouterr().out
-    assert status == 0
-    assert "by latency, simulated" in shown
-    reports = json.loads(out.read_text())
-    assert [report["policy"] for report in reports] == ["lru", "swap"]
-    assert reports[0]["compared"].keys() == {"simulated", "at its speed"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--policy", "hope"], "no such policy"),
-        (["--rate", "0"], "rate of arrivals is out of range"),
-        (["--rate", "0.001", "--duration", "1"], "no request arrives"),
-        (["--scale-time", "-1"], "--scale-time is out of range"),
-        (["--host-tokens", "-1"], "--host-tokens is too small"),
-        (["--json", "/nowhere/at/all.json"], "--json cannot be written"),
-        (["--chunked-prefill", "--trace", "/nowhere.jsonl"], "the trace cannot be read"),
-    ],
-)
-def test_mistakes_are_told_before_anything_is_loaded(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bench", "replay", "no-such-model", *arguments]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_whole_prompts_are_refused_where_no_step_holds_them() -> None:

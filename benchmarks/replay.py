@@ -7,23 +7,15 @@ tokenizer takes part.
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import accumulate
 from typing import NamedTuple, final
 
 from jinfercept.engine.clock import RealClock
 from jinfercept.engine.engine import Engine
-from jinfercept.kv.manager import KVManager
 from jinfercept.meter.prices import Prices
-from jinfercept.meter.request_log import Fold
 from jinfercept.meter.turns import LIMITS
 from jinfercept.request import Request
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
-from jinfercept.sched.estimator import Estimator
-from jinfercept.sched.estimators import make_estimator
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
-from jinfercept.sched.policies import PolicyInputs
-from jinfercept.sim.decision_records import DecisionLog
 from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scripted import Progress, ScriptedDispatcher, drive, play
 from jinfercept.sim.session_clients import SessionClients, SessionLoad, TurnRecord, Writer
@@ -81,7 +73,6 @@ def replay(
     write: Writer,
     duration_s: float,
     progress: Progress = lambda now, end: None,
-    decisions: str | None = None,
     warm_up_s: float = 0.0,
 ) -> Replayed:
     """Play requests in real time under a policy, on the weights and executables of an engine setup that serves nothing else.
@@ -91,24 +82,15 @@ def replay(
         write: the tokens that calls return, and those of sessions.
         duration_s: seconds of arrivals; unfinished requests are aborted after as many seconds again, of live sessions at once.
         progress: called a few times a second.
-        decisions: file of decision records; None: none are written.
         warm_up_s: turns of sessions that are submitted in these first seconds are in no delay, no latency and no goodput.
 
     Returns:
         A simulation's report, the requests' tokens, and the turns of sessions.
     """
-    clock, recordings = RealClock(), list[DecisionLog]()
-
-    def record(kv: KVManager, inputs: PolicyInputs) -> tuple[Fold, Estimator]:
-        estimator = make_estimator(config.scheduling.estimator)
-        run = {"policy": policy, "estimator": config.scheduling.estimator, "profile": profile.name}
-        assert decisions is not None
-        recordings.append(DecisionLog(decisions, clock.now, inputs, estimator, synchronous=False, run=run))
-        return recordings[0].fold, recordings[0].estimator
-
+    clock = RealClock()
     setup = setup.changed(policy=policy)
     config, shape, profile = setup.config, setup.shape, setup.profile
-    assembled = setup.assemble(None if decisions is None else record)
+    assembled = setup.assemble()
     assembled.dispatcher.close()  # the calls are scripted
     scheduler, log = assembled.engine.scheduler, assembled.engine.request_log
     assert log is not None
@@ -146,8 +128,6 @@ def replay(
             engine.close()
             setup.runner.reset()
         assert not len(scheduler.unfinished), "a request is left behind"
-        for recording in recordings:
-            recording.close()
     return Replayed({"policy": policy, "profile": profile.name, "host_s": host_s} | report, streams, turns)
 
 
@@ -189,26 +169,6 @@ def simulation(setup: EngineSetup, policy: str, duration_s: float, host_s: float
         overlaps=True,
         host_s=host_s,
     )
-
-
-def at_speed_of(report: Report, simulated: Simulation) -> Simulation:
-    """The simulation on a machine whose steps take what they took in a run, where that is another speed than the profile's.
-
-    A difference that is still there comes from elsewhere than the speed of steps.
-    """
-    profile, buckets, slowness = simulated.profile, simulated.buckets, report["slowness"]
-    assert buckets is not None
-    mean = report["step_s"]["measured"] / report["step_s"]["priced"]
-    bucket_s = accumulate((profile.step_s(size, 0) * slowness.get(str(size), mean) for size in buckets), max)
-    slow = replace(
-        profile,
-        bucket_tokens=buckets,
-        bucket_s=tuple(bucket_s),
-        per_context_s=profile.per_context_s * mean,
-        per_pair_s=profile.per_pair_s * mean,
-        tiled=None,
-    )
-    return replace(simulated, profile=slow)
 
 
 def different(streams: Mapping[str, list[int]], reference: Mapping[str, list[int]]) -> list[str]:
