@@ -16,7 +16,7 @@ from studies.questions.registry import QUESTIONS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-SHOWN = README + "".join(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))
+SHOWN = README + "".join(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")) if page.stem != "commands")
 PROGRAMS = {"jinfercept": run_command, "python -m benchmarks": run_benchmark, "python -m studies": run_study}
 COMMANDS = sorted(
     (program, command)
