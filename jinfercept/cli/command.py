@@ -9,11 +9,10 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from jinfercept.errors import ConfigError, EngineError, JinferceptError, nearest
-from jinfercept.values.vllm_names import RENAMED, UNNEEDED, VALUES, own_value
+from jinfercept.values.vllm_names import NAMES, own_value, unneeded
 from jinfercept.version import __version__
 
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
-_SHORT = {flag.short: name for name, flag in UNNEEDED.items() if flag.short is not None} | {"-q": "--quantization"}
 
 
 class Command(Protocol):
@@ -141,22 +140,21 @@ def take_unneeded(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
             rest += [word, *queue]
             break
         name, value = _split(word)
-        if name in RENAMED:
-            raise ConfigError("this flag has another name in jinfercept", got=name, fix=RENAMED[name])
-        flag = UNNEEDED.get(name)
-        if flag is None:
+        if name in NAMES["renamed"]:
+            raise ConfigError("this flag has another name in jinfercept", got=name, fix=NAMES["renamed"][name])
+        row = NAMES["unneeded"].get(name)
+        if row is None:
             rest.append(word)
-            if name in VALUES and (value is not None or queue):
+            if name in NAMES["values"] and (value is not None or queue):
                 value = queue.popleft() if value is None else value
                 rest[-1:] = [name, ours := own_value(name, value)]
                 notes += [f"{name} {value} is {name} {ours} here"] * (ours != value)
             continue
-        if flag.values is not None:
-            value = value if value is not None else queue.popleft() if queue else ""
-            if flag.values and value not in flag.values:
-                fix = f"leave it out, or give {' or '.join(flag.values)}"
-                raise ConfigError(flag.why, got=f"{name} {value}", fix=fix)
-        notes.append(f"{name} is not needed: {flag.why}")
+        if len(row) == 1:
+            value = None
+        elif value is None:
+            value = queue.popleft() if queue else ""
+        notes.append(f"{name} is not needed: {unneeded(row, value, f'{name} {value}')}")
     return rest, tuple(dict.fromkeys(notes))
 
 
@@ -165,4 +163,4 @@ def _split(word: str) -> tuple[str, str | None]:
     name, separator, value = word.partition("=")
     if word.startswith("-O") and name != "-O":
         name, separator, value = "-O", "=", word[2:]
-    return _SHORT.get(name, name), value if separator else None
+    return NAMES["short"].get(name, name), value if separator else None

@@ -6,7 +6,7 @@ Nothing is locked: readers run between two steps (`EngineThread.ask`).
 import pickle
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import NamedTuple, final
 
 from jinfercept.events import Finished, Intercepted, Interrupted, Resumed, Token
 from jinfercept.kv.manager import KVManager
@@ -21,9 +21,6 @@ from jinfercept.outputs import RequestOutput
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.sequence import Sequence
-
-if TYPE_CHECKING:
-    from jinfercept.meter.timelines import Timelines
 
 HISTORY_S = 300
 """Seconds of the pool's history, with a sample for each."""
@@ -143,7 +140,6 @@ class EngineStats:
         self.interceptions = InterceptionStats(self.counts.tools, inputs.estimator)
         self.history: deque[PoolSample] = deque(maxlen=HISTORY_S)
         self.decisions: deque[DecisionEntry] = deque(maxlen=num_decisions)
-        self.timelines: Timelines | None = None  # of a server that traces
         self.last_queries = 0
         self._reasons = BoundedNames(_MOST_REASONS)
         self._times: dict[str, _Times] = {}  # of the requests that ran and are not finished
@@ -177,8 +173,6 @@ class EngineStats:
                 if (times := self._times.pop(sequence.id, None)) is not None:
                     self._end_turn(sequence, times)
                     self._over[sequence.id] = times
-        if self.timelines and self.timelines.open and isinstance(event, Queued | Started | Paused | Ended):
-            self.timelines.enter(event, self.interceptions.open.get(event.sequence.id))
 
     def _move(self, event: Moved) -> None:
         move = event.move
@@ -214,8 +208,6 @@ class EngineStats:
                 tool.recomputed += residency.missing
         self._entered.clear()
         self._count_tokens(planned, now)
-        if self.timelines and self.timelines.open:
-            self.timelines.step(planned, now)
 
     def _pass(self, passed: Passed) -> None:
         for event in passed.events:
@@ -313,10 +305,7 @@ class EngineStats:
         completion, times, counts = output.outputs[0], output.metrics, self.counts
         reason = completion.finish_reason
         counts.finished["stop" if reason == "tool_calls" else reason] += 1
-        is_retained = self.interceptions.keep(output.request_id, completion.text)
-        timeline = self.timelines and self.timelines.finish(output.request_id)
-        if timeline is not None and is_retained:
-            self.interceptions.open[output.request_id].mark = timeline.mark
+        self.interceptions.keep(output.request_id, completion.text)
         own = self._over.get(output.request_id) or self._times.pop(output.request_id, None)
         counts.request_s.add(times.finished_s - times.arrival_s)
         if own is None or times.first_token_s is None:

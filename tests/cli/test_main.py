@@ -11,7 +11,7 @@ import pytest
 
 from jinfercept import __version__
 from jinfercept.cli.main import COMMANDS, main
-from jinfercept.values.vllm_names import UNNEEDED
+from jinfercept.values.vllm_names import NAMES
 
 
 @pytest.mark.parametrize("words", [[], ["-h"], ["--help"]])
@@ -180,9 +180,11 @@ def test_flags_of_vllm_for_which_there_is_nothing_to_do_are_taken_and_said_once(
         (Path(__file__).parents[2] / "docs" / "migration.md").read_text().split("value that asks for something else")[1]
     )
     shown = re.findall(r"`(--[^`]+)`", page.split("Only here")[0])
-    assert {flag.split()[0] for flag in shown} == set(UNNEEDED)
+    assert {flag.split()[0] for flag in shown} == set(NAMES["unneeded"])
     given = [
-        part for flag in shown for part in (*flag.split(), *(["x"] if UNNEEDED[flag.split()[0]].values == () else []))
+        part
+        for flag in shown
+        for part in (*flag.split(), *(["x"] if NAMES["unneeded"][flag.split()[0]][1:] == ["*"] else []))
     ]
     values = ["--dtype", "half", "--load-format=safetensors", "-q", "none"]
     assert main(["serve", "no/such/model", "--port", "0", *given, "--enforce-eager", "-pp", "1", "-O3", *values]) == 2

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from jinfercept.server import serve as serve_module
-from jinfercept.server.heap import frozen_heap
+from jinfercept.server.process import frozen_heap
 
 
 @pytest.fixture(autouse=True)

@@ -2,13 +2,20 @@
 
 import logging
 from collections.abc import Mapping
+from contextvars import ContextVar
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from jinfercept.errors import ConfigError
 
+if TYPE_CHECKING:
+    from jinfercept.server.observe.traces import RequestTrace
+
 log = logging.getLogger(__name__)
+
+TRACE: "ContextVar[RequestTrace | None]" = ContextVar("jinfercept_trace", default=None)
+"""The trace of the HTTP request that the current task serves; None while traces are off, and if it generates nothing."""
 
 _FIX = "pip install 'jinfercept[otel]'"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

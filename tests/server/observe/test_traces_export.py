@@ -13,15 +13,15 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from jinfercept.errors import ConfigError
-from jinfercept.server.observe.tracing import choice as choice_module
-from jinfercept.server.observe.tracing import export
-from jinfercept.server.observe.tracing.choice import TracesChoice, traces_choice
+from jinfercept.server.observe import traces
+from jinfercept.server.observe import traces_choice as choice_module
+from jinfercept.server.observe.traces_choice import TracesChoice, traces_choice
 from jinfercept.server.options import ServerOptions
 from tests.support.live_server import MODEL, running
 from tests.support.scripted_model import Scripted
 from tests.support.tool_server import QUESTION
 
-PACKAGE = Path(__file__).parents[4] / "jinfercept"
+PACKAGE = Path(__file__).parents[3] / "jinfercept"
 URL = "http://127.0.0.1:4318"
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
@@ -85,20 +85,14 @@ def test_spans_reach_a_collector_before_the_server_ends(scripted: Scripted, monk
     named = {attribute.key: attribute.value.string_value for attribute in resource.resource.attributes}
     assert (path, named["service.name"], named["deployment.environment.name"]) == ("/v1/traces", "shop", "test")
     [scope] = resource.scope_spans
-    names = [span.name for span in scope.spans]
-    assert (scope.scope.name, names[-1], sorted(names[:-1])[:3]) == (
-        "jinfercept",
-        f"chat {MODEL}",
-        ["decode", "prefill", "queue"],
-    )
-    assert len({span.trace_id for span in scope.spans}) == 1
+    assert (scope.scope.name, [span.name for span in scope.spans]) == ("jinfercept", [f"chat {MODEL}"])
 
 
 @pytest.mark.parametrize("kind", ["absent", "hangs"])
 def test_a_collector_that_does_not_answer_costs_spans_only(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(export, "CLOSING_S", 0.1)
+    monkeypatch.setattr(traces, "CLOSING_S", 0.1)
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "4")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
     with collector(hang=True) as there:
@@ -155,20 +149,20 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, caplog: pyt
 
 
 def test_without_traces_nothing_of_opentelemetry_is_imported() -> None:
-    loaded = {"export", "request_trace", "spans"}
-    home = "jinfercept.server.observe.tracing"
     for file in PACKAGE.rglob("*.py"):
         names = {
-            name for name in imported_at_once(file) if re.match(rf"opentelemetry|{home}\.({'|'.join(loaded)})", name)
+            name
+            for name in imported_at_once(file)
+            if re.match(r"opentelemetry|jinfercept\.server\.observe\.traces\.", name)
         }
-        assert not names or (file.parent.name == "tracing" and file.stem in loaded), file
+        assert not names or file.stem == "traces", file
 
 
 def imported_at_once(file: Path) -> set[str]:
     """Names of the modules that a file imports when it is imported itself, if some concern traces."""
     exported: set[str] = set()
     source = file.read_text(encoding="utf-8")
-    if "opentelemetry" not in source and "observe.tracing" not in source:
+    if "opentelemetry" not in source and "observe.traces" not in source:
         return exported  # parsing takes most of the time
     for node in ast.parse(source).body:
         if isinstance(node, ast.Import):

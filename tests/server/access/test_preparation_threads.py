@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from jinfercept.protocols.errors import ApiError
-from jinfercept.server.access.fair_thread_pool import HEAVY_BYTES, FairThreadPool
+from jinfercept.server.access.key_limits import HEAVY_BYTES, FairThreadPool
 from jinfercept.state.tenant_pool import MAX_WAITING_BYTES
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.live_server import Running, running, until
