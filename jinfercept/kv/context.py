@@ -5,8 +5,7 @@ from bisect import bisect_right
 from operator import attrgetter
 from typing import NamedTuple
 
-from jinfercept.kv.context_state import ContextState
-from jinfercept.kv.context_window import ContextWindow
+from jinfercept.kv.context_side import ContextState, ContextWindow
 from jinfercept.kv.extent import PageExtent
 from jinfercept.kv.page import Residency
 from jinfercept.kv.pool import Slots

@@ -19,7 +19,6 @@ from jinfercept.kv.side_pool import SidePool
 from jinfercept.kv.states import NO_STATES, StatePool, StateSizes
 from jinfercept.kv.store import ExtentStore
 from jinfercept.kv.tails import ContextTails
-from jinfercept.kv.whole_contexts import WholeContexts
 from jinfercept.kv.windows import NO_WINDOWS, WindowPool, WindowSizes
 
 
@@ -62,8 +61,7 @@ class KVManager:
             self.side_pool = StatePool(states, page_size, prefix_caching)
         self._store = ExtentStore(num_device_pages, num_host_pages, page_size, prefix_caching, self.side_pool)
         self._tails = ContextTails(self._store, self.side_pool)
-        self.copies = ContextCopies(self._store, self._tails, self.side_pool)
-        self._whole = WholeContexts(self._store, self._tails, self.copies, self.side_pool, prefix_caching)
+        self.copies = ContextCopies(self._store, self._tails, self.side_pool, prefix_caching)
         self._trees: WeakValueDictionary[bytes, PageExtent] = WeakValueDictionary()
         self._identity = identity
 
@@ -87,7 +85,7 @@ class KVManager:
         """
         assert not context.held
         self._tails.publish(context)
-        self._whole.settle(context)
+        self.copies.settle(context)
         self._tails.share(context, tokens)
 
     def hold(self, context: Context) -> None:
@@ -96,7 +94,7 @@ class KVManager:
         self._tails.publish(context)
         if context.tail.num_pages and context.tail.residency is Residency.MISSING:
             self._tails.drop(context)
-        self._whole.settle(context)
+        self.copies.settle(context)
         context.held = True
         context.tail.refs, context.tail.evictable_refs = 1, 0
         context.tail.changed()
@@ -122,7 +120,7 @@ class KVManager:
         if context.tail.num_pages > 1:
             self._tails.shorten(context, 1)
         if context.side is not None:
-            self._whole.pause(context)
+            self.copies.pause(context)
 
     def close(self, context: Context) -> None:
         """The sequence is finished: give its references back, children before parents."""
@@ -135,7 +133,7 @@ class KVManager:
                     self._store.count(extent, -1, 1)
         self._tails.publish(context)
         if context.side is not None:
-            self._whole.end(context)
+            self.copies.end(context)
         self._tails.drop(context)
         use, tree = self._store.next_use(), context.last
         for extent in reversed(context.extents):
@@ -174,7 +172,7 @@ class KVManager:
             self._tails.keep(context, num_tokens // self.page_size)
         if context.side is not None:
             self.side_pool.cut(context, context.num_pages)
-        self._whole.settle(context)
+        self.copies.settle(context)
 
     def commit(self, context: Context, tokens: Sequence[int]) -> None:
         """Let other contexts share the pages that are full, computed and accepted.
@@ -188,9 +186,9 @@ class KVManager:
 
     def mark(self, context: Context, remaining_tokens: int) -> None:
         """Let other contexts go on behind the full pages of a running one, if layers have windows or states: see
-        `WholeContexts.mark`."""
+        `ContextCopies.mark`."""
         if context.side is not None:
-            self._whole.mark(context, remaining_tokens)
+            self.copies.mark(context, remaining_tokens)
 
     # -- computing -------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,7 @@ from collections.abc import Iterable
 
 from jinfercept.kv.checkpoints import Checkpoints
 from jinfercept.kv.context import Context
-from jinfercept.kv.context_state import ContextState
-from jinfercept.kv.context_window import ContextWindow
+from jinfercept.kv.context_side import ContextState, ContextWindow
 from jinfercept.kv.extent import PageExtent
 from jinfercept.kv.page import PageCopies, SlotOccupancy
 from jinfercept.kv.pool import SharedSlots, SlotPool, Slots

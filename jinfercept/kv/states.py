@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, final, override
 
 from jinfercept.kv.context import Context
-from jinfercept.kv.context_state import ContextState
+from jinfercept.kv.context_side import ContextState
 from jinfercept.kv.extent import PageExtent
 from jinfercept.kv.page import PageCopies
 from jinfercept.kv.pool import Slots

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, final, override
 
 from jinfercept.kv.context import Context
-from jinfercept.kv.context_window import NOT_READ, ContextWindow
+from jinfercept.kv.context_side import NOT_READ, ContextWindow
 from jinfercept.kv.extent import PageExtent
 from jinfercept.kv.page import PageCopies
 from jinfercept.kv.side_pool import SidePool

@@ -7,8 +7,7 @@ from enum import Enum
 from typing import Literal, NamedTuple
 
 from jinfercept.kv.context import Context, ContextResidency
-from jinfercept.kv.context_state import ContextState
-from jinfercept.kv.context_window import ContextWindow
+from jinfercept.kv.context_side import ContextState, ContextWindow
 from jinfercept.sched.draft_state import DraftState
 from jinfercept.sched.plan import NewPages, Sample, Score, WindowEntries
 from jinfercept.sched.sampling_options import DrawOptions, TokenHistory

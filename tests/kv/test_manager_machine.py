@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from jinfercept.kv.context import Context
-from jinfercept.kv.context_state import ContextState
-from jinfercept.kv.context_window import ContextWindow
+from jinfercept.kv.context_side import ContextState, ContextWindow
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import PageCopy, Residency
 from jinfercept.kv.states import StateSizes

@@ -3,7 +3,7 @@
 import pytest
 
 from jinfercept.kv.context import Context
-from jinfercept.kv.context_state import ContextState
+from jinfercept.kv.context_side import ContextState
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.states import StatePool, StateSizes
 

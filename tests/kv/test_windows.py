@@ -3,7 +3,7 @@
 import pytest
 
 from jinfercept.kv.context import Context
-from jinfercept.kv.context_window import ContextWindow
+from jinfercept.kv.context_side import ContextWindow
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.windows import WindowSizes
 

@@ -5,8 +5,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from jinfercept.kv.context import Context
-from jinfercept.kv.context_state import ContextState
-from jinfercept.kv.context_window import ContextWindow
+from jinfercept.kv.context_side import ContextState, ContextWindow
 from jinfercept.kv.extent import token_bytes
 from jinfercept.testing.fake_runner import FakeMemories
 
