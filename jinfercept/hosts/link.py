@@ -30,6 +30,8 @@ _MOST_BYTES = 1 << 16
 """Of a frame to host 0."""
 _OPEN = zmq.EVENT_HANDSHAKE_SUCCEEDED
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_CONTEXTS = set["zmq.Context[Any]"]()
+"""Of the links that are not closed: the end of a context, also by the garbage collector, waits for its sockets."""
 _EVENTS = _OPEN | _REFUSED | zmq.EVENT_DISCONNECTED
 
 
@@ -71,6 +73,7 @@ class HostLink:
     def __init__(self, placement: Placement, token: str) -> None:
         secret_key = z85.encode(hmac.digest(token.encode(), b"jinfercept host 0", "sha256"))
         self._context = zmq.Context()
+        _CONTEXTS.add(self._context)
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER if placement.host_id else zmq.ROUTER)
         self._lock = threading.Lock()
         self._event = self._events = 0  # the last one of the connection to host 0, and all so far
@@ -166,3 +169,4 @@ class HostLink:
         """End the connections, after what was sent has left."""
         with self._lock:
             self._context.destroy()
+        _CONTEXTS.discard(self._context)
