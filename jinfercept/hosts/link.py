@@ -50,6 +50,9 @@ class Kind(IntEnum):
     FAILED = 9
 
 
+_KINDS = {bytes([kind]) for kind in Kind if kind is not Kind.PROBE}
+
+
 class Frame(NamedTuple):
     """A kind, the bytes that it explains, and for host 0 the connection it came on."""
 
@@ -155,8 +158,8 @@ class HostLink:
         frames: list[Frame] = []
         with self._lock, suppress(zmq.ZMQError):  # there are no more
             while True:
-                *peer, kind, body = self._socket.recv_multipart(zmq.NOBLOCK)
-                if kind[0] != Kind.PROBE:
+                *peer, kind, body = [b"", *self._socket.recv_multipart(zmq.NOBLOCK)]
+                if kind[:1] in _KINDS:  # else it is a probe, or no host's
                     frames.append(Frame(Kind(kind[0]), body, b"".join(peer)))
         return frames
 
