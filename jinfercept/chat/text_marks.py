@@ -70,7 +70,8 @@ class TextMarks:
                 got=type(value).__name__,
                 fix="flatten them",
             ) from error
-        self._is_marked |= marked is not value
+        if marked is not value:  # one store: several threads may do it
+            self._is_marked = True
         return marked
 
     @cached_property

@@ -33,6 +33,12 @@ class ExpiringEntries[T]:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all entries."""
+        with self._lock:
+            return sum(entry.num_bytes for entry in self._entries.values())
+
     def peek(self, name: str) -> T | None:
         """An entry, expired or not, which is not a use of it."""
         entry = self._entries.get(name)
