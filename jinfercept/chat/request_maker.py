@@ -67,11 +67,11 @@ class RequestMaker:
         self._call_bias = adapter_choice.call_bias if adapter_choice else 0.0
         self._ids = map("request-{}".format, count())
         self._note_written_tools = cache(log_written_tools)
-        self._plans = ExpiringEntries[chats.ChatPlan](Quota(MAX_PLANS, MAX_PLAN_BYTES), MAX_AGE_S, monotonic)
         self.forget_chats()
 
     def forget_chats(self) -> None:
-        """Forget the tokens of earlier chats: the pages of their contexts are gone."""
+        """Forget earlier chats, their plans and their tokens: the pages of their contexts are gone."""
+        self._plans = ExpiringEntries[chats.ChatPlan](Quota(MAX_PLANS, MAX_PLAN_BYTES), MAX_AGE_S, monotonic)
         self._turn_tokens = TurnTokens(self._max_model_len)
 
     def make_requests(
