@@ -126,7 +126,7 @@ class ChatPlan:
         reasoning = reasoning_format(options.get("reasoning_parser", "auto"), template.source)
         later = _later_beginning(template, reasoning, run)
         marks = [
-            *(form.tags + form.tokens if form else ()),
+            *(form.tags if form else ()),
             *((reasoning.opening, reasoning.closing) if reasoning else ()),
         ]
         self._turns = ChatTurns(
