@@ -20,6 +20,8 @@ from jinfercept.chat.messages import (
     ARGUMENT_FORMS,
     WRITTEN_CALLS,
     Message,
+    Rendered,
+    TextMarks,
     call_message,
     checked_message,
     one_call_a_turn,
@@ -32,7 +34,6 @@ from jinfercept.chat.system_messages import (
     simpler_forms,
     with_leading_system,
 )
-from jinfercept.chat.text_marks import Rendered, TextMarks
 from jinfercept.chat.written_tools import with_written_tools, written_calls
 from jinfercept.errors import RequestError, shown
 from jinfercept.tokenizer.tokenizer import Tokenizer

@@ -13,9 +13,8 @@ from time import monotonic
 from typing import Protocol, final
 
 from jinfercept.grammar.compiler import compile_matcher, make_vocabulary
-from jinfercept.grammar.constraint import TokenGrammar
+from jinfercept.grammar.constraint import JsonText, JsonTokens, TokenGrammar
 from jinfercept.grammar.forbidden_text import ForbiddenText
-from jinfercept.grammar.json_text import JsonText, JsonTokens
 from jinfercept.grammar.limits import check_limits, num_compiled_bytes
 from jinfercept.tenants.expiring import ExpiringEntries
 from jinfercept.tenants.quota import Quota

@@ -57,31 +57,36 @@ class ServerToolCalls:
 
         The calls that were run here are its last interception, of no tokens; the results follow the message with the calls.
         """
-        request, [completion] = self._requests[output.request_id], output.outputs
+        [completion] = output.outputs
+        last = completion.messages[-1]
+        own = [call for call in last.get("tool_calls", ()) if call["function"]["name"] not in self.client_tools]
+        if own:
+            completion = await self._with_calls(self._requests[output.request_id], completion, [*map(_call, own)])
+        if len(completion.messages) > 1:
+            self._remember(completion.messages)
+        return replace(output, outputs=[completion])
+
+    async def _with_calls(
+        self, request: Request, completion: CompletionOutput, calls: Sequence[Call]
+    ) -> CompletionOutput:
+        """The output with an interception of the calls of its last message, and their results if the output ends for them."""
         *before, last = completion.messages
-        calls = [
-            _call(call) for call in last.get("tool_calls", ()) if call["function"]["name"] not in self.client_tools
-        ]
-        if calls and (completion.finish_reason != "tool_calls" or completion.stop_reason == "max_rounds"):
+        if completion.finish_reason != "tool_calls" or completion.stop_reason == "max_rounds":
             last = dict(last)
             if rest := [call for call in last.pop("tool_calls") if call["function"]["name"] in self.client_tools]:
                 last["tool_calls"] = rest
             completion = _with_pause(completion, Interception(tuple(calls)), [*before, last])
-            if completion.finish_reason == "tool_calls":
-                completion = replace(completion, finish_reason="length")
-        elif calls:
-            results = await self._results(request, completion, calls)
-            messages = [
-                {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
-                for call, result in zip(calls, results, strict=True)
-            ]
-            end = len(completion.token_ids)
-            pause = Interception(tuple(calls), results, (end, end), lasted_s(tuple(calls), results, request.tools))
-            self._note(request, calls, results)
-            completion = _with_pause(completion, pause, [*completion.messages, *messages])
-        if len(completion.messages) > 1:
-            self._remember(completion.messages)
-        return replace(output, outputs=[completion])
+            cut = completion.finish_reason == "tool_calls"
+            return replace(completion, finish_reason="length") if cut else completion
+        results = await self._results(request, completion, calls)
+        messages = [
+            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
+            for call, result in zip(calls, results, strict=True)
+        ]
+        end = len(completion.token_ids)
+        pause = Interception(tuple(calls), results, (end, end), lasted_s(tuple(calls), results, request.tools))
+        self._note(request, calls, results)
+        return _with_pause(completion, pause, [*completion.messages, *messages])
 
     async def _results(
         self, request: Request, completion: CompletionOutput, calls: Sequence[Call]

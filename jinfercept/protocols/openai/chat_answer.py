@@ -13,12 +13,17 @@ from jinfercept.outputs import CompletionOutput, Logprob, RequestOutput
 from jinfercept.protocols.answer_state import AnswerState, merged_message
 from jinfercept.protocols.encoding import DONE, encode_event, encode_long_event
 from jinfercept.protocols.errors import check_finish
-from jinfercept.protocols.openai.chat_schemas import ChatBody, NamedTool
-from jinfercept.protocols.openai.custom_tools import custom_input
-from jinfercept.protocols.openai.experts import encoded_experts
-from jinfercept.protocols.openai.logprobs import SMALL_ENTRIES, chat_logprobs, is_small, num_reported, prompt_logprobs
+from jinfercept.protocols.openai.chat_schemas import ChatBody, NamedTool, custom_input
+from jinfercept.protocols.openai.logprobs import (
+    SMALL_ENTRIES,
+    chat_logprobs,
+    encoded_experts,
+    is_small,
+    num_reported,
+    prompt_logprobs,
+)
+from jinfercept.protocols.schemas import training_fields
 from jinfercept.protocols.server_tool_calls import ServerToolCalls, call_reports, round_reports
-from jinfercept.protocols.training_fields import training_fields
 from jinfercept.protocols.usage import UsageCount
 from jinfercept.request import Request
 from jinfercept.tokenizer.tokenizer import Tokenizer
