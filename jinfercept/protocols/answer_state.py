@@ -15,12 +15,11 @@ from jinfercept.events import (
     CallStarted,
     Content,
     Event,
-    Finished,
     Intercepted,
     Reasoning,
     Resumed,
 )
-from jinfercept.outputs import RequestOutput
+from jinfercept.outputs import CompletionOutput
 
 Message = Mapping[str, Any]
 
@@ -111,9 +110,9 @@ def _events_of(turns: Sequence[Message]) -> Iterator[Event]:
             yield CallEnded(index, Call(function["name"], function["arguments"], id=call["id"]))
 
 
-def events_of(output: RequestOutput) -> Iterator[Event]:
-    """The events that a stream has of a finished chat, each text and the arguments of each call in one piece."""
-    for place, pieces in enumerate(output.outputs[0].pieces):
+def pieces_of(completion: CompletionOutput) -> Iterator[Event]:
+    """The events that a stream has of a finished chat, each text and the arguments of each call in one piece, up to its end."""
+    for place, pieces in enumerate(completion.pieces):
         if place:
             yield Resumed("", (), (), "")
         for piece in pieces:
@@ -121,7 +120,6 @@ def events_of(output: RequestOutput) -> Iterator[Event]:
                 yield CallStarted(piece.index, piece.call.name, piece.call.id)
                 yield Arguments(piece.index, piece.call.arguments)
             yield piece
-    yield Finished(output.request_id, output, "")
 
 
 @final
