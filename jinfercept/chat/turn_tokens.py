@@ -107,6 +107,25 @@ class TurnTokens:
             num_new: tokens that may be written behind it.
         """
         until = digests([salt, *template.given], messages)
+        if any(message["role"] == "assistant" for message in messages[:-1]):
+            continued = self._continued(template, messages, until, text, tenant, salt, num_new)
+            if continued is not None:
+                return continued
+        reasons, thoughts = _has_reasoning(messages), _thoughts(messages)
+        ids = self._encoded(template, text, tenant, salt)
+        return Continued(ids, text, until[-1], reasons, thoughts)
+
+    def _continued(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Message],
+        until: Sequence[bytes],
+        text: Rendered,
+        tenant: str,
+        salt: str,
+        num_new: int,
+    ) -> Continued | None:
+        """The prompt that continues the last turn whose chat is there; None if no chat may be continued."""
         asks = False
         for place in range(len(messages) - 2, -1, -1):
             asks |= messages[place + 1]["role"] not in ("tool", "assistant")
@@ -122,18 +141,14 @@ class TurnTokens:
             ):
                 continue
             if (behind := template.behind_turn(messages, place, text)) is None:
-                break  # not behind earlier turns either, each of which would take a rendering
+                return None  # not behind earlier turns either, each of which would take a rendering
             ids = chat.token_ids[:-1]
-            ids.extend(
-                self._encoded(template, behind, tenant, salt)
-            )  # begins with the template's end in place of the model's
+            ids.extend(self._encoded(template, behind, tenant, salt))  # with the template's end in place of the model's
             if len(ids) + num_new <= self._max_tokens:
                 written = template.decode(chat.token_ids[-chat.num_written : -1])
                 thoughts = chat.thoughts + _thoughts(messages[place + 1 :])
                 return Continued(ids, chat.text + written + behind, until[-1], chat.reasons, thoughts, name)
-        reasons, thoughts = _has_reasoning(messages), _thoughts(messages)
-        ids = self._encoded(template, text, tenant, salt)
-        return Continued(ids, text, until[-1], reasons, thoughts)
+        return None
 
     def remember(self, tenant: str, prompt: Continued, token_ids: Sequence[int], messages: Sequence[Message]) -> None:
         """Store the tokens of a chat whose last turn has ended; of the chats before it only the last one stays.

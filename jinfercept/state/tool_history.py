@@ -10,7 +10,7 @@ from sys import getsizeof
 from typing import Any, final
 
 from jinfercept.chat.messages import Message, digests
-from jinfercept.protocols.answer_state import merged_message
+from jinfercept.protocols.answers import merged_message
 from jinfercept.tenants.expiring import ExpiringEntries
 from jinfercept.tenants.quota import Quota
 

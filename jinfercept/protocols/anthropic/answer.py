@@ -9,13 +9,11 @@ from pydantic_core import from_json
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.events import Arguments, CallStarted, Content, Event, Finished, Reasoning, Token
 from jinfercept.outputs import CompletionOutput, RequestOutput
-from jinfercept.protocols.answer_state import AnswerState, pieces_of
+from jinfercept.protocols.answers import AnswerState, ServerToolCalls, UsageCount, call_reports, pieces_of
 from jinfercept.protocols.anthropic.dialect import anthropic_error
 from jinfercept.protocols.anthropic.schemas import MessagesBody
 from jinfercept.protocols.encoding import StreamFormat, encode, encode_event
 from jinfercept.protocols.errors import ApiError, check_finish
-from jinfercept.protocols.server_tool_calls import ServerToolCalls, call_reports
-from jinfercept.protocols.usage import UsageCount
 from jinfercept.request import Request
 
 _PING = encode_event({"type": "ping"}, "ping")

@@ -10,7 +10,14 @@ from jinfercept import events
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.parallel_sampling import joined
 from jinfercept.outputs import CompletionOutput, Logprob, RequestOutput
-from jinfercept.protocols.answer_state import AnswerState, pieces_of
+from jinfercept.protocols.answers import (
+    AnswerState,
+    ServerToolCalls,
+    UsageCount,
+    call_reports,
+    pieces_of,
+    round_reports,
+)
 from jinfercept.protocols.encoding import DONE, encode_event, encode_long_event
 from jinfercept.protocols.errors import check_finish
 from jinfercept.protocols.openai.chat_schemas import ChatBody, NamedTool, custom_input
@@ -23,8 +30,6 @@ from jinfercept.protocols.openai.logprobs import (
     prompt_logprobs,
 )
 from jinfercept.protocols.schemas import training_fields
-from jinfercept.protocols.server_tool_calls import ServerToolCalls, call_reports, round_reports
-from jinfercept.protocols.usage import UsageCount
 from jinfercept.request import Request
 from jinfercept.tokenizer.tokenizer import Tokenizer
 

@@ -3,6 +3,7 @@
 import base64
 import io
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import Any
@@ -59,20 +60,18 @@ def check_report(
         copies: number of times that an answer carries the report of a generated token.
         expert_bytes: of each token's experts, if the requests ask for these.
     """
-    entries: dict[str, int] = {}
+    entries = Counter[str]()
     for request in requests:
         length, most = len(request.prompt_token_ids), request.params.max_tokens
-        room = max_model_len - length
-        field, best = answer
-        entries[field] = entries.get(field, 0) + copies * num_reported(room if most is None else min(most, room), best)
+        num_new = min(max_model_len - length, max_model_len if most is None else most)
+        entries[answer[0]] += copies * num_reported(num_new, answer[1])
         for field, best in prompt if per_choice or request.leader is None else ():
-            entries[field] = entries.get(field, 0) + num_reported(length, best)
+            entries[field] += num_reported(length, best)
         if request.params.return_routed_experts:
-            num_tokens = max_model_len if most is None else min(length + most, max_model_len)
-            entries[EXPERTS_FIELD] = entries.get(EXPERTS_FIELD, 0) + num_entries(num_tokens * expert_bytes)
-    total = sum(entries.values())
+            entries[EXPERTS_FIELD] += num_entries((length + num_new) * expert_bytes)
+    total = entries.total()
     if total > MAX_ENTRIES:
-        field = max(entries, key=lambda name: entries[name])
+        [(field, _)] = entries.most_common(1)
         raise ApiError.bad(
             f"a body may ask for {MAX_ENTRIES} log probabilities, over all tokens and choices (experts count as log "
             f"probabilities of as many bytes); got {total}, {entries[field]} of them by {field}; fix: less of {field}, "
