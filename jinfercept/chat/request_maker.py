@@ -24,8 +24,7 @@ from jinfercept.grammar.limits import num_compiled_bytes
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.tenants.expiring import ExpiringEntries
-from jinfercept.tenants.quota import Quota
+from jinfercept.tenants.quota import ExpiringEntries, Quota
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from jinfercept.values.adapter_choice import AdapterChoice
 

@@ -29,7 +29,7 @@ from jinfercept.chat.messages import (
 )
 from jinfercept.chat.system_messages import (
     PROBE,
-    needs_system_anywhere,
+    SYSTEM_ROLES,
     shows_probe,
     simpler_forms,
     with_leading_system,
@@ -120,7 +120,7 @@ class ChatTemplate:
             RequestError: these are no messages, or none that the template takes.
         """
         checked = [checked_message(message) for message in messages]
-        if needs_system_anywhere(checked) and not self._takes_system_anywhere:
+        if any(message["role"] in SYSTEM_ROLES for message in checked[1:]) and not self._takes_system_anywhere:
             checked = with_leading_system(checked)
         num_calls = max((len(message.get("tool_calls", ())) for message in checked), default=0)
         if num_calls > 1 and self._num_calls_written == 1:

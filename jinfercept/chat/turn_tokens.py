@@ -15,8 +15,7 @@ from typing import NamedTuple, final
 from jinfercept.chat.messages import Message, digests
 from jinfercept.chat.template import ChatTemplate, Rendered
 from jinfercept.parsers.reasoning import REASONING_FORMATS
-from jinfercept.tenants.expiring import ExpiringEntries
-from jinfercept.tenants.quota import Quota
+from jinfercept.tenants.quota import ExpiringEntries, Quota
 from jinfercept.tokenizer.segments import SegmentTokens
 
 MOST, MOST_BYTES, MAX_AGE_S = 4096, 2**28, 3600.0

@@ -16,8 +16,7 @@ from jinfercept.grammar.compiler import compile_matcher, make_vocabulary
 from jinfercept.grammar.constraint import JsonText, JsonTokens, TokenGrammar
 from jinfercept.grammar.forbidden_text import ForbiddenText
 from jinfercept.grammar.limits import check_limits, num_compiled_bytes
-from jinfercept.tenants.expiring import ExpiringEntries
-from jinfercept.tenants.quota import Quota
+from jinfercept.tenants.quota import ExpiringEntries, Quota
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 MAX_COMPILED = 256

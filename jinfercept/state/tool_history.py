@@ -11,8 +11,7 @@ from typing import Any, final
 
 from jinfercept.chat.messages import Message, digests
 from jinfercept.protocols.answers import merged_message
-from jinfercept.tenants.expiring import ExpiringEntries
-from jinfercept.tenants.quota import Quota
+from jinfercept.tenants.quota import ExpiringEntries, Quota
 
 MOST = 16384
 MOST_BYTES = 2**27

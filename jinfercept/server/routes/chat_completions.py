@@ -26,8 +26,7 @@ from jinfercept.protocols.openai.chat_schemas import (
     NamedTool,
 )
 from jinfercept.protocols.openai.logprobs import check_report
-from jinfercept.protocols.schemas import SessionHints
-from jinfercept.protocols.unsupported_fields import check_extras
+from jinfercept.protocols.schemas import SessionHints, check_extras
 from jinfercept.request import Request as EngineRequest
 from jinfercept.server.http.access_log import DETAILS
 from jinfercept.server.routes.engine_requests import (

@@ -12,7 +12,7 @@ from jinfercept.protocols.anthropic.chat import chat_body, check_message_fields,
 from jinfercept.protocols.anthropic.dialect import REQUEST_ID, AnthropicErrorBody
 from jinfercept.protocols.anthropic.schemas import AnswerMessage, CountTokensBody, MessagesBody, TokenCount
 from jinfercept.protocols.errors import ERRORS, ApiError
-from jinfercept.protocols.unsupported_fields import check_extras, log_left_out
+from jinfercept.protocols.schemas import check_extras, log_left_out
 from jinfercept.request import Request as EngineRequest
 from jinfercept.server.http.access_log import DETAILS
 from jinfercept.server.routes.chat_completions import make_chat, recorder, rendered_chat, server_tool_calls

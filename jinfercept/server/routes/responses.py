@@ -44,7 +44,7 @@ from jinfercept.protocols.openai.response_tool_schemas import FunctionTool, Inpu
 from jinfercept.protocols.openai.response_tools import ClientTools
 from jinfercept.protocols.openai.response_tools import types_left_out as tool_types_left_out
 from jinfercept.protocols.openai.response_writer import ResponseWriter
-from jinfercept.protocols.unsupported_fields import check_extras, log_left_out
+from jinfercept.protocols.schemas import check_extras, log_left_out
 from jinfercept.request import Request as EngineRequest
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.server.http.access_log import DETAILS
