@@ -276,7 +276,7 @@ def _with_mode(tool: ChatTool, mode: CallMode) -> ChatTool:
 def _conversations(messages: Any) -> list[Sequence[Message]]:
     if is_conversation(messages):
         return [messages]
-    # An empty tuple is no conversations, with which callers check tools and options; an empty list may be one without messages.
+    # An empty tuple is no conversations; an empty list may be one without messages.
     if not isinstance(messages, list | tuple) or messages == [] or not all(map(is_conversation, messages)):
         raise RequestError(
             "a chat must be a list of messages, or a list of such lists",
