@@ -1,10 +1,11 @@
 """Sampling parameters of one request, checked."""
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from itertools import chain
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from jinfercept.errors import ArgumentError, RequestError, shown
 from jinfercept.structured_outputs import StructuredOutputsParams
@@ -119,15 +120,13 @@ class SamplingParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
-        self._check_ends()
-        self._check_numbers()
-        self._check_tokens()
-        for name in (field.name for field in fields(self) if field.type == "bool" or field.type is bool):
-            value = getattr(self, name)
-            if type(value) is not bool:
-                raise RequestError(f"{name} is True or False", got=shown(value), fix="give one of them")
+        for name, rule in _RULES.items():
+            given = plain(getattr(self, name))
+            value = rule.read(given)
+            if not (rule.fits(value) or (value is None and rule.is_optional)):
+                raise RequestError(f"{name} {rule.what}", got=shown(given), fix=rule.fix)
+            object.__setattr__(self, name, tuple(value) if type(value) is list else value)
+        self._check_together()
 
     @property
     def reports_processed(self) -> bool:
@@ -139,86 +138,25 @@ class SamplingParams:
         """Whether anything is reported of each draw."""
         return self.logprobs is not None or self.reports_processed
 
-    def _check_ends(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
-        ids = () if self.stop_token_ids is None else self.stop_token_ids
-        if not isinstance(stop, list | tuple) or any(not isinstance(text, str) or not text for text in stop):
-            raise RequestError(
-                "stop is one or several texts that are not empty", got=shown(self.stop), fix="leave it out"
-            )
-        if not _is_ids(ids):
-            raise RequestError("stop_token_ids is a list of token ids", got=shown(ids), fix="give whole numbers")
-        object.__setattr__(self, "stop", tuple(stop))
-        object.__setattr__(self, "stop_token_ids", tuple(ids))
-        if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, 1, None, "ask for a token")
-        _whole("min_tokens", self.min_tokens, 0, self.max_tokens, "at most max_tokens")
-        if self.seed is not None and type(self.seed) is not int:
-            raise RequestError("seed is a whole number", got=shown(self.seed), fix="leave it out, or give one")
-
-    def _check_numbers(self) -> None:
-        if not is_number(self.temperature) or not 0 <= self.temperature <= MAX_TEMPERATURE:
-            raise RequestError(
-                f"temperature is a number from 0 to {MAX_TEMPERATURE:g}", got=shown(self.temperature), fix="0 is greedy"
-            )
-        if not is_number(self.top_p) or not 0 <= self.top_p <= 1:
-            raise RequestError("top_p must be from 0 to 1", got=shown(self.top_p), fix="1 turns it off")
-        if not is_number(self.min_p) or not 0 <= self.min_p <= 1:
-            raise RequestError("min_p must be from 0 to 1", got=shown(self.min_p), fix="0 turns it off")
-        if not is_number(self.repetition_penalty) or not 0 < self.repetition_penalty < math.inf:
-            raise RequestError(
-                "repetition_penalty is a number above 0", got=shown(self.repetition_penalty), fix="1 turns it off"
-            )
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            if not is_number(value) or not -2 <= value <= 2:
-                raise RequestError(f"{name} is a number from -2 to 2", got=shown(value), fix="0 turns it off")
-        _whole("top_k", self.top_k, -1, None, "0 or -1 turn it off")
-        _whole("n", self.n, 1, MAX_OUTPUTS, "give the prompt several times")
+    def _check_together(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            what = f"min_tokens is a whole number, from 0 to {self.max_tokens}"
+            raise RequestError(what, got=self.min_tokens, fix="at most max_tokens")
         if self.n > 1 and self.temperature == 0:
             raise RequestError("greedy outputs are identical", got=f"n={self.n}", fix="n=1, or a temperature above 0")
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 0, MAX_LOGPROBS, "0 reports the token alone; all (-1) are too many")
-
-    def _check_tokens(self) -> None:
-        if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
+        if len(self.logit_bias or ()) > MAX_BIASED_TOKENS:
             raise RequestError(
-                "structured_outputs must be a StructuredOutputsParams",
-                got=shown(self.structured_outputs),
-                fix="StructuredOutputsParams(json=…)",
+                f"logit_bias may have at most {MAX_BIASED_TOKENS} tokens",
+                got=len(self.logit_bias or ()),
+                fix="use allowed_token_ids or bad_words",
             )
-        if self.logit_bias is not None:
-            object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
-        allowed = self.allowed_token_ids
-        if allowed is not None:
-            if not _is_ids(allowed) or not allowed:
-                raise RequestError(
-                    "allowed_token_ids is a list of token ids", got=shown(allowed), fix="give at least one"
-                )
-            object.__setattr__(self, "allowed_token_ids", tuple(allowed))
-        if not _is_ids(self.forced_output_ids):
-            raise RequestError(
-                "forced_output_ids is a list of token ids", got=shown(self.forced_output_ids), fix="leave it out"
-            )
-        object.__setattr__(self, "forced_output_ids", tuple(self.forced_output_ids))
-        words = self.bad_words or ()
-        if not isinstance(words, list | tuple) or any(not isinstance(word, str) or not word.strip() for word in words):
-            raise RequestError("bad_words is a list of texts", got=shown(words), fix="none of them empty")
-        object.__setattr__(self, "bad_words", tuple(words))
-        bad = self.bad_words_token_ids or ()
-        if not isinstance(bad, list | tuple) or any(not _is_ids(ids) or not ids for ids in bad):
-            raise RequestError(
-                "bad_words_token_ids is a list of lists of token ids", got=shown(bad), fix="none of them empty"
-            )
-        several = [ids for ids in bad if len(ids) > 1]
-        if len(several) > MAX_BAD_SEQUENCES or max(map(len, several), default=0) > MAX_BAD_TOKENS:
+        several = [len(ids) for ids in self.bad_words_token_ids or () if len(ids) > 1]
+        if len(several) > MAX_BAD_SEQUENCES or max(several, default=0) > MAX_BAD_TOKENS:
             raise RequestError(
                 f"at most {MAX_BAD_SEQUENCES} bad words have several tokens, at most {MAX_BAD_TOKENS} each",
-                got=f"{len(several)}, up to {max(map(len, several))} tokens long",
+                got=f"{len(several)}, up to {max(several)} tokens long",
                 fix="forbid fewer, or the beginnings of the long ones",
             )
-        object.__setattr__(self, "bad_words_token_ids", tuple(map(tuple, bad)))
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
@@ -235,34 +173,115 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
         raise RequestError("bad words forbid all that is allowed", got="the same tokens", fix="forbid fewer tokens")
 
 
-def _biases(logit_bias: Any) -> dict[int, float]:
-    """Biases by token id; keys may be texts, as JSON has them."""
-    try:
-        biases = {int(token): float(bias) for token, bias in logit_bias.items()}
-    except (AttributeError, TypeError, ValueError):
-        biases = {0: math.nan}
-    if not all(-100 <= bias <= 100 for bias in biases.values()):
-        raise RequestError(
-            "logit_bias must map token ids to numbers from -100 to 100", got=shown(logit_bias), fix="{token id: bias}"
-        )
-    if len(biases) > MAX_BIASED_TOKENS:
-        raise RequestError(
-            f"logit_bias may have at most {MAX_BIASED_TOKENS} tokens",
-            got=len(biases),
-            fix="use allowed_token_ids or bad_words",
-        )
-    return biases
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _whole(name: str, value: Any, least: int, most: int | None, fix: str) -> None:
-    if type(value) is not int or value < least or (most is not None and value > most):
-        bounds = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise RequestError(f"{name} is a whole number, {bounds}", got=shown(value), fix=fix)
+class _Rule(NamedTuple):
+    """The values of one parameter.
+
+    Attributes:
+        what, fix: of the error for any other value.
+        fits: takes the value that `read` has made of the given one.
+        is_optional: None fits too.
+    """
+
+    what: str
+    fix: str
+    fits: Callable[[Any], bool]
+    is_optional: bool = False
+    read: Callable[[Any], Any] = lambda value: value
+
+
+def _whole(fix: str, least: int, most: int | None = None, is_optional: bool = False) -> _Rule:
+    def fits(value: Any) -> bool:
+        return type(value) is int and value >= least and (most is None or value <= most)
+
+    bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+    return _Rule(f"is a whole number, {bounds}", fix, fits, is_optional)
+
+
+def _number(what: str, fix: str, least: float, most: float) -> _Rule:
+    return _Rule(what, fix, lambda value: is_number(value) and least <= value <= most)
+
+
+def _is_list(value: object, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list | tuple) and all(map(fits, value))
 
 
 def _is_ids(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(type(token) is int for token in value)
+    return _is_list(value, lambda token: type(token) is int)
 
 
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _biases(given: Any) -> Any:
+    """Biases by token id, whose keys may be texts, as JSON has them; () for anything else."""
+    try:
+        return given and {int(token): float(bias) for token, bias in given.items()}
+    except (AttributeError, TypeError, ValueError):
+        return ()
+
+
+def _sequences(given: Any) -> Any:
+    if not isinstance(given, list | tuple):
+        return given or ()
+    return tuple(tuple(ids) if isinstance(ids, list) else ids for ids in given)
+
+
+_BOOL = _Rule("is True or False", "give one of them", lambda value: type(value) is bool)
+_PENALTY = _number("is a number from -2 to 2", "0 turns it off", -2, 2)
+_LOGPROBS = _whole("0 reports the token alone; all (-1) are too many", 0, MAX_LOGPROBS, is_optional=True)
+_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "return_processed_logprobs")
+_RULES: Mapping[str, _Rule] = {
+    "stop": _Rule(
+        "is one or several texts that are not empty",
+        "leave it out",
+        lambda texts: _is_list(texts, lambda text: isinstance(text, str) and text != ""),
+        read=lambda given: (given,) if isinstance(given, str) else given or (),
+    ),
+    "stop_token_ids": _Rule(
+        "is a list of token ids", "give whole numbers", _is_ids, read=lambda given: () if given is None else given
+    ),
+    "max_tokens": _whole("ask for a token", 1, is_optional=True),
+    "min_tokens": _whole("at most max_tokens", 0),
+    "seed": _Rule("is a whole number", "leave it out, or give one", lambda seed: type(seed) is int, is_optional=True),
+    "temperature": _number(f"is a number from 0 to {MAX_TEMPERATURE:g}", "0 is greedy", 0, MAX_TEMPERATURE),
+    "top_p": _number("must be from 0 to 1", "1 turns it off", 0, 1),
+    "min_p": _number("must be from 0 to 1", "0 turns it off", 0, 1),
+    "repetition_penalty": _number("is a number above 0", "1 turns it off", math.ulp(0), sys.float_info.max),
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "top_k": _whole("0 or -1 turn it off", -1),
+    "n": _whole("give the prompt several times", 1, MAX_OUTPUTS),
+    "logprobs": _LOGPROBS,
+    "prompt_logprobs": _LOGPROBS,
+    "structured_outputs": _Rule(
+        "must be a StructuredOutputsParams",
+        "StructuredOutputsParams(json=…)",
+        lambda given: isinstance(given, StructuredOutputsParams),
+        is_optional=True,
+    ),
+    "logit_bias": _Rule(
+        "must map token ids to numbers from -100 to 100",
+        "{token id: bias}",
+        lambda biases: isinstance(biases, dict) and all(-100 <= bias <= 100 for bias in biases.values()),
+        is_optional=True,
+        read=_biases,
+    ),
+    "allowed_token_ids": _Rule(
+        "is a list of token ids", "give at least one", lambda ids: _is_ids(ids) and len(ids) > 0, is_optional=True
+    ),
+    "forced_output_ids": _Rule("is a list of token ids", "leave it out", _is_ids),
+    "bad_words": _Rule(
+        "is a list of texts",
+        "none of them empty",
+        lambda words: _is_list(words, lambda word: isinstance(word, str) and word.strip() != ""),
+        read=lambda given: given or (),
+    ),
+    "bad_words_token_ids": _Rule(
+        "is a list of lists of token ids",
+        "none of them empty",
+        lambda bad: _is_list(bad, lambda ids: _is_ids(ids) and len(ids) > 0),
+        read=_sequences,
+    ),
+    **dict.fromkeys((*_FLAGS, "return_kept_tokens", "return_routed_experts"), _BOOL),
+}

@@ -1,19 +1,18 @@
-"""Makes requests of conversations, each with a transcript that reads its turns.
+"""`ChatPlan`: makes requests of conversations, each with a transcript that reads its turns.
 
 A turn with calls is a pause: the request keeps its tokens, reads the results as its template writes them, and continues. The
-engine runs all of that; this file makes its requests.
+engine runs all of that; this file makes its requests. What they have in common is made first, and once for many bodies.
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, final
 
-from jinfercept.calls import Call, CallMode, Tool
-from jinfercept.chat.function_tools import ChatTool, ChatToolLike, chat_tools
+from jinfercept.calls import Call, CallMode, Result, Tool
+from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.futures import Futures
-from jinfercept.chat.given_tokens import GivenTokens
 from jinfercept.chat.messages import Message, call_ids, results_behind_calls
 from jinfercept.chat.options import (
     MAX_ROUNDS,
@@ -24,20 +23,19 @@ from jinfercept.chat.options import (
     text_format,
     tool_call_format,
 )
-from jinfercept.chat.requests import check_chars, make_requests
-from jinfercept.chat.template import ChatTemplate, Rendered
+from jinfercept.chat.requests import check_chars, compiled_params, params_of_each
+from jinfercept.chat.template import ChatTemplate
 from jinfercept.chat.tool_choice import TurnCalls, compile_answer, compile_answer_or_calls, compile_calls, tool_choice
-from jinfercept.chat.tool_messages import ToolMessages
-from jinfercept.chat.transcript import ChatTranscript, Note
+from jinfercept.chat.transcript import ChatTranscript, ChatTurns
 from jinfercept.chat.turn_grammars import AfterReasoning, PerTurnGrammar
-from jinfercept.chat.turn_tokens import Continued, TurnTokens
-from jinfercept.chat.turns import ChatTurns
-from jinfercept.chat.written_tools import FORMAT, are_written, log_written_tools
+from jinfercept.chat.turn_tokens import Continued, GivenTokens, TurnTokens
+from jinfercept.chat.written_tools import FORMAT, are_written
 from jinfercept.engine.parallel_sampling import forks
 from jinfercept.errors import RequestError, shown
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.hooks import Grammar
 from jinfercept.intercept.call_markup import AsyncCalls
+from jinfercept.intercept.rendering import CHARS_PER_TOKEN
 from jinfercept.parsers.reasoning import Beginning, ReasoningFormat
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.request import Request
@@ -73,125 +71,180 @@ def is_single_chat(prompt: object, detector: object, options: ChatArguments) -> 
     return False
 
 
-def make_chats(
-    ids: Iterable[str],
-    conversations: Sequence[Message] | Sequence[Sequence[Message]],
-    params: SamplingParams | Iterable[SamplingParams] | None,
-    tools: Iterable[ChatToolLike] | None,
-    options: ChatOptions,
-    tokenizer: Tokenizer | None,
-    grammars: Grammars | None,
-    eos_token_ids: Sequence[int],
-    note_written_tools: Callable[[], None] = log_written_tools,
-    turn_tokens: TurnTokens | GivenTokens | None = None,
-    tenant: str = "",
-    salt: str = "",
-    call_bias: float = 0.0,
-) -> list[Request]:
-    """One request per conversation and output.
+@final
+class ChatPlan:
+    """What the chats of a body have in common: its tools, its options, and its template. Many bodies may have the same.
 
     Args:
-        ids: names for the requests, at least as many as conversations.
-        conversations: one list of messages, or several.
         tools: those that the model may call.
         eos_token_ids: tokens that end a turn.
-        note_written_tools: called if the template knows no tools.
-        turn_tokens: the tokens of the chats that these may continue, or of the single one that is continued; None: prompts are
-            made of text.
-        salt: of their pages.
-        call_bias: added to the logit of the token that opens a call, where the model may answer or call.
+
+    Attributes:
+        is_written: whether the tools stand in a system message, since the template knows none.
 
     Raises:
-        RequestError: messages, tools or options are invalid, or the template does not take them.
+        RequestError: tools or options are invalid, or the template does not take them.
         ModelError: the model has no chat template.
     """
-    if tokenizer is None:
-        raise RequestError("a chat needs a tokenizer", got="a model without one", fix="generate from prompt_token_ids")
-    listed = _conversations(conversations)
-    if not isinstance(turn_tokens, GivenTokens):  # whose messages have their places in the given tokens
-        listed = [results_behind_calls(messages) for messages in listed]
-    options = checked_options(options)
-    calls_run = options.get("async_calls")
-    declared = [_with_mode(tool, calls_run.calls) if calls_run else tool for tool in chat_tools(tools)]
-    if futures := Futures.of(declared, calls_run or AsyncCalls()):
-        declared.append(futures.waiting_tool)
-    choice = tool_choice(options.get("tool_choice"), options.get("parallel_tool_calls", True), declared)
-    offered = declared if choice.reads else []
-    executed = {tool.name: futures.tools[tool.name] if futures else tool.tool for tool in offered if tool.tool}
-    source = options.get("chat_template") or tokenizer.chat_template(tools=bool(declared))
-    written = bool(declared) and are_written(choice, options.get("tool_call_parser"), source)
-    if written:
-        note_written_tools()
-    parser = FORMAT if written else options.get("tool_call_parser")
-    form = tool_call_format(parser, source, declared) if choice.reads else text_format(parser, source)
-    ends = tuple(dict.fromkeys([*eos_token_ids, *_tokens_of(form.turn_ends if form else (), tokenizer)]))
-    template = _template(tokenizer, declared, written, options, ends)
-    reasoning = reasoning_format(options.get("reasoning_parser", "auto"), template.source)
-    texts = _prompts(template, listed, options)
-    num_new = (params.max_tokens if isinstance(params, SamplingParams) else None) or 1
-    prompts: list[Continued | None] = [
-        turn_tokens.prompt(template, messages, text, tenant, salt, num_new)
-        if turn_tokens is not None and options.get("add_generation_prompt", True)
-        else None
-        for messages, text in zip(listed, texts, strict=True)
-    ]
-    later = _later_beginning(template, reasoning, executed)
-    turns = ChatTurns(
-        tokenizer=tokenizer,
-        form=form,
-        reasoning=reasoning,
-        beginnings=(later, later),
-        ends=ends,
-        markup=_markup(tokenizer, form, reasoning),
-        tools=offered,
-        max_rounds=options.get("max_rounds", MAX_ROUNDS),
-        must_call=bool(choice.must_call),
-        parallel=choice.parallel,
-        futures=futures,
-    )
-    all_turns = [
-        turns.of_chat(reasoning.beginning(text) if reasoning else later, call_ids(messages))
-        for messages, text in zip(listed, texts, strict=True)
-    ]
-    requests = make_requests(
-        ids,
-        [
-            {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids}
-            if prompt
-            else {"prompt": text, "prompt_token_ids": array("i", template.encode(text))}
-            for prompt, text in zip(prompts, texts, strict=True)
-        ],
-        DEFAULT_PARAMS if params is None else params,
-        (),
-        None,
-        tokenizer,
-        grammars,
-    )
-    if call_bias and choice.reads and not choice.must_call and form and form.tags:
-        requests = [_with_bias(request, tokenizer.encode(form.tags[0])[0], call_bias) for request in requests]
-    calls, free = _turn_grammars(choice, form, written, template.source, tokenizer, grammars)
-    limits = {name: tool.max_result_tokens for name, tool in executed.items()}
-    renderer = ToolMessages(template, tokenizer, limits) if form else None
-    return [
-        _chat(fork, turns, executed, renderer, calls, free, _note_of(turn_tokens, prompt))
-        for request, turns, prompt in zip(requests, all_turns, prompts, strict=True)
-        for fork in forks(request)
-    ]
+
+    def __init__(
+        self,
+        tools: Sequence[ChatTool],
+        options: ChatOptions,
+        tokenizer: Tokenizer | None,
+        grammars: Grammars | None,
+        eos_token_ids: Sequence[int],
+    ) -> None:
+        if tokenizer is None:
+            fix = "generate from prompt_token_ids"
+            raise RequestError("a chat needs a tokenizer", got="a model without one", fix=fix)
+        self._options = options = checked_options(options)
+        self._tokenizer = tokenizer
+        calls_run = options.get("async_calls")
+        declared = [_with_mode(tool, calls_run.calls) if calls_run else tool for tool in tools]
+        if futures := Futures.of(declared, calls_run or AsyncCalls()):
+            declared.append(futures.waiting_tool)
+        choice = tool_choice(options.get("tool_choice"), options.get("parallel_tool_calls", True), declared)
+        offered = declared if choice.reads else []
+        run = {tool.name: futures.tools[tool.name] if futures else tool.tool for tool in offered if tool.tool}
+        source = options.get("chat_template") or tokenizer.chat_template(tools=bool(declared))
+        self.is_written = bool(declared) and are_written(choice, options.get("tool_call_parser"), source)
+        parser = FORMAT if self.is_written else options.get("tool_call_parser")
+        form = tool_call_format(parser, source, declared) if choice.reads else text_format(parser, source)
+        ends = tuple(dict.fromkeys([*eos_token_ids, *_tokens_of(form.turn_ends if form else (), tokenizer)]))
+        declarations = [tool.declaration for tool in declared if not tool.is_deferred]
+        self._template = template = ChatTemplate(
+            tokenizer,
+            declarations,
+            options.get("chat_template"),
+            options.get("chat_template_kwargs") or {},
+            ends,
+            options.get("special_tokens_in_text", False),
+            declarations if self.is_written else [],
+        )
+        reasoning = reasoning_format(options.get("reasoning_parser", "auto"), template.source)
+        later = _later_beginning(template, reasoning, run)
+        marks = [
+            *(form.tags if form else ()),
+            *((reasoning.opening, reasoning.closing) if reasoning else ()),
+        ]
+        self._turns = ChatTurns(
+            tokenizer=tokenizer,
+            form=form,
+            reasoning=reasoning,
+            beginnings=(later, later),
+            ends=ends,
+            markup=frozenset(_tokens_of(marks, tokenizer)),
+            tools=offered,
+            max_rounds=options.get("max_rounds", MAX_ROUNDS),
+            must_call=bool(choice.must_call),
+            parallel=choice.parallel,
+            futures=futures,
+        )
+        self._tools, self._grammars = run, grammars
+        self._first, self._free = _turn_grammars(choice, form, self.is_written, template.source, tokenizer, grammars)
+        limits = {name: tool.max_result_tokens for name, tool in run.items()}
+        self._renderer = ToolMessages(template, tokenizer, limits) if form else None
+        may_answer = choice.reads and not choice.must_call
+        self._opening = tokenizer.encode(form.tags[0])[0] if may_answer and form and form.tags else None
+
+    def requests(
+        self,
+        ids: Iterable[str],
+        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
+        turn_tokens: TurnTokens | GivenTokens | None = None,
+        tenant: str = "",
+        salt: str = "",
+        call_bias: float = 0.0,
+    ) -> list[Request]:
+        """One request per conversation and output.
+
+        Args:
+            ids: names for the requests, at least as many as conversations.
+            conversations: one list of messages, or several.
+            turn_tokens: the tokens of the chats that these may continue, or of the single one that is continued; None: prompts
+                are made of text.
+            salt: of their pages.
+            call_bias: added to the logit of the token that opens a call, where the model may answer or call.
+
+        Raises:
+            RequestError: messages or parameters are invalid, or the template does not take the messages.
+        """
+        listed = _conversations(conversations)
+        if not isinstance(turn_tokens, GivenTokens):  # whose messages have their places in the given tokens
+            listed = [results_behind_calls(messages) for messages in listed]
+        all_params = params_of_each(DEFAULT_PARAMS if params is None else params, len(listed))
+        return [
+            fork
+            for request_id, messages, own in zip(ids, listed, all_params, strict=False)
+            for fork in self._forks(request_id, messages, own, turn_tokens, tenant, salt, call_bias)
+        ]
+
+    def _forks(
+        self,
+        request_id: str,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        turn_tokens: TurnTokens | GivenTokens | None,
+        tenant: str,
+        salt: str,
+        call_bias: float,
+    ) -> list[Request]:
+        """The requests of one conversation, one for each output."""
+        template, turns, has_answer = self._template, self._turns, self._options.get("add_generation_prompt", True)
+        text = template.render(messages, has_answer)
+        if (max_chars := self._options.get("max_prompt_chars")) is not None:
+            check_chars(text, max_chars)
+        prompt = Continued(array("i"), text, b"", False, ())
+        note = None
+        if turn_tokens is not None and has_answer:
+            prompt = turn_tokens.prompt(template, messages, text, tenant, salt, params.max_tokens or 1)
+            note = lambda owner, *written: turn_tokens.remember(owner, prompt, *written)  # noqa: E731
+        else:
+            prompt.token_ids.extend(template.encode(text))
+        first = turns.reasoning.beginning(text) if turns.reasoning else turns.beginnings[1]
+        turns = turns.of_chat(first, call_ids(messages))
+        params, own = compiled_params(params, self._tokenizer, self._grammars)
+        if call_bias and self._opening is not None:
+            params = _with_bias(params, self._opening, call_bias)
+        request = Request(
+            request_id,
+            prompt.token_ids,
+            params,
+            self._tools,
+            prompt=prompt.text,
+            transcript=partial(ChatTranscript, turns, note=note),
+            render=self._renderer,
+            ids_below=self._tokenizer.ids_below,
+        )
+        return [replace(fork, grammar=self._grammar(params, own, turns)) for fork in forks(request)]
+
+    def _grammar(self, params: SamplingParams, own: Grammar | None, turns: ChatTurns) -> PerTurnGrammar | None:
+        """The grammar of a request's turns, which counts them.
+
+        Args:
+            own: the one that the request asks for.
+        """
+        if self._first is not None and params.ignore_eos:
+            what = "ignore_eos cannot be combined with a tool_choice that demands a call"
+            raise RequestError(what, got="ignore_eos", fix="leave it out")
+        own = own or (None if params.ignore_eos else self._free)
+        first, later = (
+            AfterReasoning(grammar, turns.reasoning, beginning, turns.tokenizer)
+            if grammar and turns.reasoning
+            else grammar
+            for grammar, beginning in zip((self._first or own, own), turns.beginnings, strict=True)
+        )
+        return PerTurnGrammar(first, later) if first else None
 
 
-def _note_of(turn_tokens: TurnTokens | GivenTokens | None, prompt: Continued | None) -> Note | None:
-    """Stores the tokens of a chat that has ended, for a follow-up."""
-    if turn_tokens is None or prompt is None:
-        return None
-    return lambda tenant, *written: turn_tokens.remember(tenant, prompt, *written)
-
-
-def _with_bias(request: Request, token: int, bias: float) -> Request:
-    """The request with a token's logit raised, unless its own biases say what becomes of it, or leave no room."""
-    biases = request.params.logit_bias or {}
+def _with_bias(params: SamplingParams, token: int, bias: float) -> SamplingParams:
+    """The parameters with a token's logit raised, unless their own biases say what becomes of it, or leave no room."""
+    biases = params.logit_bias or {}
     if token in biases or len(biases) == MAX_BIASED_TOKENS:
-        return request
-    return replace(request, params=replace(request.params, logit_bias={**biases, token: bias}))
+        return params
+    return replace(params, logit_bias={**biases, token: bias})
 
 
 def _turn_grammars(
@@ -223,7 +276,7 @@ def _with_mode(tool: ChatTool, mode: CallMode) -> ChatTool:
 def _conversations(messages: Any) -> list[Sequence[Message]]:
     if is_conversation(messages):
         return [messages]
-    # An empty tuple is no conversations, with which callers check tools and options; an empty list may be one without messages.
+    # An empty tuple is no conversations; an empty list may be one without messages.
     if not isinstance(messages, list | tuple) or messages == [] or not all(map(is_conversation, messages)):
         raise RequestError(
             "a chat must be a list of messages, or a list of such lists",
@@ -231,32 +284,6 @@ def _conversations(messages: Any) -> list[Sequence[Message]]:
             fix='[{"role": "user", "content": "…"}]',
         )
     return list(messages)
-
-
-def _template(
-    tokenizer: Tokenizer, tools: Sequence[ChatTool], written: bool, options: ChatOptions, ends: tuple[int, ...]
-) -> ChatTemplate:
-    declarations = [tool.declaration for tool in tools if not tool.is_deferred]
-    return ChatTemplate(
-        tokenizer,
-        declarations,
-        options.get("chat_template"),
-        options.get("chat_template_kwargs") or {},
-        ends,
-        options.get("special_tokens_in_text", False),
-        declarations if written else [],
-    )
-
-
-def _prompts(
-    template: ChatTemplate, conversations: Sequence[Sequence[Message]], options: ChatOptions
-) -> list[Rendered]:
-    """The rendered conversations. Raises `RequestError` for one that is too long or that the template does not take."""
-    texts = [template.render(messages, options.get("add_generation_prompt", True)) for messages in conversations]
-    if (max_chars := options.get("max_prompt_chars")) is not None:
-        for text in texts:
-            check_chars(text, max_chars)
-    return texts
 
 
 def _later_beginning(
@@ -269,48 +296,46 @@ def _later_beginning(
     return reasoning.beginning(after) if reasoning else "undecided"
 
 
-def _markup(tokenizer: Tokenizer, form: ToolCallFormat | None, reasoning: ReasoningFormat | None) -> frozenset[int]:
-    """Special tokens that mark calls or reasoning."""
-    marks = (
-        *(form.tags if form else ()),
-        *((reasoning.opening, reasoning.closing) if reasoning else ()),
-    )
-    return frozenset(_tokens_of(marks, tokenizer))
-
-
 def _tokens_of(texts: Iterable[str], tokenizer: Tokenizer) -> list[int]:
     """The special tokens among these texts."""
     encoded: list[list[int]] = [tokenizer.encode(text) for text in texts]
     return [ids[0] for ids in encoded if len(ids) == 1 and ids[0] in tokenizer.special_ids]
 
 
-def _chat(
-    request: Request,
-    turns: ChatTurns,
-    tools: Mapping[str, Tool],
-    renderer: ToolMessages | None,
-    calls: Grammar | None,
-    free: Grammar | None,
-    note: Note | None,
-) -> Request:
-    """A request with its own grammar, which counts its turns.
+@final
+class ToolMessages:
+    """A `Renderer`: writes the results of a turn's calls as the template's tool messages.
 
     Args:
-        tools: that the engine runs.
-        calls: grammar of its first turn, if that has to call.
-        free: grammar of turns that need not call, if the request has none and ends its turns.
-        note: stores its tokens.
+        max_tokens: limit of each tool's results by its name; a longer result is cut within its message, with a note. It does
+            not hold for placeholders.
     """
-    if calls is not None and request.params.ignore_eos:
-        raise RequestError(
-            "ignore_eos cannot be combined with a tool_choice that demands a call", got="ignore_eos", fix="leave it out"
-        )
-    own = request.grammar or (None if request.params.ignore_eos else free)
-    first, later = (
-        AfterReasoning(grammar, turns.reasoning, beginning, turns.tokenizer) if grammar and turns.reasoning else grammar
-        for grammar, beginning in zip((calls or own, own), turns.beginnings, strict=True)
-    )
-    grammar = PerTurnGrammar(first, later) if first else None
-    transcript = partial(ChatTranscript, turns, note=note)
-    below = turns.tokenizer.ids_below
-    return replace(request, tools=tools, grammar=grammar, transcript=transcript, render=renderer, ids_below=below)
+
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, max_tokens: Mapping[str, int]) -> None:
+        self._template, self._tokenizer, self._max_tokens = template, tokenizer, max_tokens
+
+    def render(
+        self, calls: tuple[Call, ...], results: tuple[Result, ...], room: int
+    ) -> tuple[list[int], tuple[Result, ...]]:
+        """See `hooks.Renderer`. Where there is too little room, all results are cut to the same length."""
+        end, after = self._template.between(calls)
+        tools = (None if result.status == "started" else call.name for call, result in zip(calls, results, strict=True))
+        limits = [self._max_tokens.get(name, room) if name is not None else room for name in tools]
+        share = max(limits)
+        while True:
+            cut = tuple(self._cut(result, min(limit, share)) for result, limit in zip(results, limits, strict=True))
+            tokens = self._template.encode_results(end, after, [result.text for result in cut])
+            if len(tokens) <= room or share <= 0:
+                return tokens[:room], cut
+            share = min(share, max(len(self._tokenizer.encode(result.text, plain=True)) for result in cut))
+            share = max(0, share - -(-(len(tokens) - room) // len(cut)))
+
+    def _cut(self, result: Result, limit: int) -> Result:
+        text = self._tokenizer.decode(result.token_ids) if result.token_ids is not None else result.text
+        if len(text) <= CHARS_PER_TOKEN * limit and len(self._tokenizer.encode(text, plain=True)) <= limit:
+            return replace(result, text=text)
+        note = f" ... (cut: longer than {limit} tokens)" if limit else ""
+        body = self._tokenizer.encode(text[: CHARS_PER_TOKEN * limit], plain=True)
+        room = max(0, limit - len(self._tokenizer.encode(note, plain=True)))
+        status = "too_large" if result.status == "ok" else result.status
+        return replace(result, text=self._tokenizer.decode(body[:room]) + note, status=status)

@@ -10,7 +10,7 @@ from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.errors import PromptLengthError, RequestError, shown
 from jinfercept.grammar.forbidden_text import ForbiddenText, WithoutText
 from jinfercept.grammar.grammar import Grammars
-from jinfercept.hooks import Detector
+from jinfercept.hooks import Detector, Grammar
 from jinfercept.intercept.call_markup import AsyncCalls, ContextMarkup
 from jinfercept.intercept.detector import StopStringDetector
 from jinfercept.request import Request
@@ -52,14 +52,7 @@ def make_requests(
         async_calls: how tools without a start text are called, in markup; None: not, unless a tool asks for it.
     """
     listed = _prompts(prompts)
-    all_params = one_each(
-        SamplingParams() if params is None else params, SamplingParams, len(listed), "sampling_params"
-    )
-    for prompt_params in all_params:
-        if not isinstance(prompt_params, SamplingParams):
-            raise RequestError(
-                "sampling_params are SamplingParams", got=shown(prompt_params), fix="SamplingParams(max_tokens=…)"
-            )
+    all_params = params_of_each(SamplingParams() if params is None else params, len(listed))
     checked_tools = _checked_tools(tools)
     marked = MarkedTools.of(checked_tools, async_calls, tokenizer, grammars)
     by_name = {tool.name: tool for tool in checked_tools if isinstance(tool, Tool)}
@@ -76,6 +69,28 @@ def make_requests(
         for request_id, prompt, prompt_params, prompt_detector in zip(ids, listed, all_params, detectors, strict=False)
     ]
     return requests if marked is None else [marked.added_to(request) for request in requests]
+
+
+def params_of_each(params: Any, number: int) -> list[SamplingParams]:
+    """The parameters of each prompt. Raises `RequestError` if they are none."""
+    all_params = one_each(params, SamplingParams, number, "sampling_params")
+    for own in all_params:
+        if not isinstance(own, SamplingParams):
+            raise RequestError("sampling_params are SamplingParams", got=shown(own), fix="SamplingParams(max_tokens=…)")
+    return all_params
+
+
+def compiled_params(
+    params: SamplingParams, tokenizer: Tokenizer | None, grammars: Grammars | None
+) -> tuple[SamplingParams, Grammar | None]:
+    """Parameters with their bad words as token ids, and the grammar that they ask for."""
+    if params.stop and tokenizer is None:
+        raise RequestError("stop strings need a tokenizer", got=params.stop, fix="use stop_token_ids")
+    structured = params.structured_outputs
+    if structured is not None and grammars is None:
+        raise RequestError("structured outputs need a tokenizer", got="none", fix="leave them out, or pass a tokenizer")
+    grammar = grammars.compile(structured) if grammars is not None and structured is not None else None
+    return _with_bad_words(params, tokenizer) if params.bad_words else params, grammar
 
 
 def check_chars(content: Any, most: int) -> None:
@@ -130,11 +145,7 @@ def _request(
     tokenizer: Tokenizer | None,
     grammars: Grammars | None,
 ) -> Request:
-    if params.stop and tokenizer is None:
-        raise RequestError("stop strings need a tokenizer", got=params.stop, fix="use stop_token_ids")
-    structured = params.structured_outputs
-    if structured is not None and grammars is None:
-        raise RequestError("structured outputs need a tokenizer", got="none", fix="leave them out, or pass a tokenizer")
+    params, grammar = compiled_params(params, tokenizer, grammars)
     prompt = plain(prompt)
     if isinstance(prompt, list | tuple):
         prompt = {"prompt_token_ids": prompt}
@@ -159,9 +170,6 @@ def _request(
     salt = parts.get("cache_salt", "")
     if not isinstance(salt, str):
         raise RequestError("cache_salt is a text", got=shown(salt), fix="give a string")
-    grammar = grammars.compile(structured) if grammars is not None and structured is not None else None
-    if params.bad_words:
-        params = _with_bad_words(params, tokenizer)
     ids = _whole_numbers(token_ids)
     return Request(request_id, ids, params, tools, detector, salt, text, grammar, ids_below=below)
 

@@ -24,11 +24,6 @@ PROBE: tuple[dict[str, Any], ...] = tuple(
 """A conversation that a template renders text by text if it takes system messages anywhere."""
 
 
-def needs_system_anywhere(messages: Messages) -> bool:
-    """Whether a conversation has a system message behind its first message."""
-    return any(message["role"] in SYSTEM_ROLES for message in messages[1:])
-
-
 def shows_probe(text: str) -> bool:
     """Whether a rendered `PROBE` has the texts of the system and of the user in their order."""
     places = [text.find(message["content"]) for message in PROBE if message["role"] != "assistant"]

@@ -20,6 +20,8 @@ from jinfercept.chat.messages import (
     ARGUMENT_FORMS,
     WRITTEN_CALLS,
     Message,
+    Rendered,
+    TextMarks,
     call_message,
     checked_message,
     one_call_a_turn,
@@ -27,12 +29,11 @@ from jinfercept.chat.messages import (
 )
 from jinfercept.chat.system_messages import (
     PROBE,
-    needs_system_anywhere,
+    SYSTEM_ROLES,
     shows_probe,
     simpler_forms,
     with_leading_system,
 )
-from jinfercept.chat.text_marks import Rendered, TextMarks
 from jinfercept.chat.written_tools import with_written_tools, written_calls
 from jinfercept.errors import RequestError, shown
 from jinfercept.tokenizer.tokenizer import Tokenizer
@@ -119,7 +120,7 @@ class ChatTemplate:
             RequestError: these are no messages, or none that the template takes.
         """
         checked = [checked_message(message) for message in messages]
-        if needs_system_anywhere(checked) and not self._takes_system_anywhere:
+        if any(message["role"] in SYSTEM_ROLES for message in checked[1:]) and not self._takes_system_anywhere:
             checked = with_leading_system(checked)
         num_calls = max((len(message.get("tool_calls", ())) for message in checked), default=0)
         if num_calls > 1 and self._num_calls_written == 1:

@@ -3,23 +3,91 @@
 Each token is decoded once and each character parsed once; what every client sees of the chat is made of these pieces.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
-from typing import Any, final
+from typing import Any, Self, final
 
 from jinfercept.calls import Call, Result
-from jinfercept.chat.futures import UnreadFutures, unread_calls
+from jinfercept.chat.function_tools import ChatTool
+from jinfercept.chat.futures import Futures, UnreadFutures, unread_calls
 from jinfercept.chat.messages import Message, call_message
-from jinfercept.chat.turns import ChatTurns
 from jinfercept.engine.text_stream import TextStream
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece, Reasoning
 from jinfercept.intercept.parsed_turn import ParsedTurn
 from jinfercept.outputs import CompletionOutput
+from jinfercept.parsers.pieces import CallParser
+from jinfercept.parsers.reasoning import Beginning, PlainParser, ReasoningFormat, ReasoningParser
+from jinfercept.parsers.tool_call_format import ToolCallFormat
+from jinfercept.parsers.trailing_calls import TrailingCalls
 from jinfercept.request import Request
+from jinfercept.tokenizer.tokenizer import Tokenizer
 
 Note = Callable[[str, Sequence[int], Sequence[Message]], None]
 """Takes what a chat has written whose last turn has ended: its tenant, the tokens, the messages that they are."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ChatTurns:
+    """How one chat's turns are parsed.
+
+    Attributes:
+        form: the format of calls, or of text that stands in markup; None if there is neither.
+        reasoning: the format of reasoning; None if reasoning is content.
+        beginnings: where the first turn begins, and where later ones do.
+        ends: tokens that end a turn.
+        markup: special tokens that mark calls or reasoning; all others are neither content nor part of a call.
+        max_rounds: limit of turns whose calls are run.
+        must_call: whether the first turn has to call.
+        parallel: whether a turn may have several calls; otherwise all but its first call are dropped.
+        futures: of the tools with asynchronous calls; None if there are none.
+        used_ids: ids of the calls of the conversation so far.
+    """
+
+    tokenizer: Tokenizer
+    form: ToolCallFormat | None
+    reasoning: ReasoningFormat | None
+    beginnings: tuple[Beginning, Beginning]
+    ends: tuple[int, ...]
+    markup: frozenset[int]
+    tools: Sequence[ChatTool]
+    max_rounds: int
+    must_call: bool = False
+    parallel: bool = True
+    futures: Futures | None = None
+    used_ids: frozenset[str] = frozenset()
+
+    def parser(self, beginning: Beginning, used_ids: set[str], only_calls: bool = False) -> CallParser:
+        """A parser for one turn.
+
+        Args:
+            beginning: where the turn begins.
+            used_ids: ids of earlier calls; those of the turn are added.
+        """
+        answer, calls, form = PlainParser(), None, self.form
+        if form is not None:
+            parser = partial(form.parser, first_only=not self.parallel)
+            answer = parser(used=used_ids, only_calls=only_calls)
+            # a copy for each: calls that are only thought of use no ids
+            calls = TrailingCalls(form.tags, lambda: parser(used={*used_ids}), form.tools)
+        return answer if self.reasoning is None else ReasoningParser(self.reasoning, beginning, answer, calls)
+
+    def of_chat(self, first: Beginning, used_ids: frozenset[str]) -> Self:
+        """The same for one conversation.
+
+        Args:
+            first: where its first turn begins.
+            used_ids: ids of its calls so far.
+        """
+        return replace(self, beginnings=(first, self.beginnings[1]), used_ids=used_ids)
+
+    def for_the_caller(self, calls: Iterable[Call]) -> bool:
+        """Whether the caller has to run one of these calls. If it runs all tools, calls of undeclared tools are its own too."""
+        names = {tool.name for tool in self.tools if tool.tool is None}
+        runs_all = len(names) == len(self.tools)
+        return any(runs_all or call.name in names for call in calls)
 
 
 @final
@@ -106,7 +174,7 @@ class ChatTranscript:
         if reason == "stop" and calls:
             reason, stop = "tool_calls", None if self._turns.for_the_caller(calls) else "max_rounds"
         pending = self._message.all_calls if reason not in ("abort", "error") else ()  # else no results will follow
-        unread = unread_calls(completion.interceptions)
+        unread = unread_calls(completion.interceptions) if self._unread is not None else ()
         messages = (*self._messages, self._message.closed(pending))
         if self._note is not None and self._can_continue(completion):
             self._note(self._request.tenant, completion.token_ids, messages)

@@ -15,8 +15,7 @@ from typing import NamedTuple, final
 from jinfercept.chat.messages import Message, digests
 from jinfercept.chat.template import ChatTemplate, Rendered
 from jinfercept.parsers.reasoning import REASONING_FORMATS
-from jinfercept.tenants.expiring import ExpiringEntries
-from jinfercept.tenants.quota import Quota
+from jinfercept.tenants.quota import ExpiringEntries, Quota
 from jinfercept.tokenizer.segments import SegmentTokens
 
 MOST, MOST_BYTES, MAX_AGE_S = 4096, 2**28, 3600.0
@@ -107,6 +106,25 @@ class TurnTokens:
             num_new: tokens that may be written behind it.
         """
         until = digests([salt, *template.given], messages)
+        if any(message["role"] == "assistant" for message in messages[:-1]):
+            continued = self._continued(template, messages, until, text, tenant, salt, num_new)
+            if continued is not None:
+                return continued
+        reasons, thoughts = _has_reasoning(messages), _thoughts(messages)
+        ids = self._encoded(template, text, tenant, salt)
+        return Continued(ids, text, until[-1], reasons, thoughts)
+
+    def _continued(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Message],
+        until: Sequence[bytes],
+        text: Rendered,
+        tenant: str,
+        salt: str,
+        num_new: int,
+    ) -> Continued | None:
+        """The prompt that continues the last turn whose chat is there; None if no chat may be continued."""
         asks = False
         for place in range(len(messages) - 2, -1, -1):
             asks |= messages[place + 1]["role"] not in ("tool", "assistant")
@@ -122,18 +140,14 @@ class TurnTokens:
             ):
                 continue
             if (behind := template.behind_turn(messages, place, text)) is None:
-                break  # not behind earlier turns either, each of which would take a rendering
+                return None  # not behind earlier turns either, each of which would take a rendering
             ids = chat.token_ids[:-1]
-            ids.extend(
-                self._encoded(template, behind, tenant, salt)
-            )  # begins with the template's end in place of the model's
+            ids.extend(self._encoded(template, behind, tenant, salt))  # with the template's end in place of the model's
             if len(ids) + num_new <= self._max_tokens:
                 written = template.decode(chat.token_ids[-chat.num_written : -1])
                 thoughts = chat.thoughts + _thoughts(messages[place + 1 :])
                 return Continued(ids, chat.text + written + behind, until[-1], chat.reasons, thoughts, name)
-        reasons, thoughts = _has_reasoning(messages), _thoughts(messages)
-        ids = self._encoded(template, text, tenant, salt)
-        return Continued(ids, text, until[-1], reasons, thoughts)
+        return None
 
     def remember(self, tenant: str, prompt: Continued, token_ids: Sequence[int], messages: Sequence[Message]) -> None:
         """Store the tokens of a chat whose last turn has ended; of the chats before it only the last one stays.
@@ -152,6 +166,41 @@ class TurnTokens:
 
     def _encoded(self, template: ChatTemplate, text: Rendered, tenant: str, salt: str) -> "array[int]":
         return self._segments.encode(template.tokenizer, template.segments(text), tenant, salt)
+
+
+@final
+class GivenTokens:
+    """Stands in for `TurnTokens` where the caller has the tokens of one conversation.
+
+    Args:
+        token_ids: prompt and answers so far, as the model had and wrote them.
+        num_messages: leading messages of the conversation that these tokens are; the last one is a turn of the assistant.
+    """
+
+    def __init__(self, token_ids: Sequence[int], num_messages: int) -> None:
+        self._token_ids, self._num_messages = token_ids, num_messages
+
+    def prompt(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Message],
+        text: Rendered,
+        tenant: str,
+        salt: str,
+        num_new: int = 1,
+    ) -> Continued:
+        """The given tokens and those of the messages behind them. Arguments and errors as those of `TurnTokens.prompt` and
+        `ChatTemplate.appended`."""
+        del text, tenant, salt, num_new
+        end, behind = template.appended(messages[self._num_messages - 1], messages[self._num_messages :])
+        ids = array("i", self._token_ids)
+        if end and not template.ends_turn(ids[-1]):
+            ids.extend(template.encode(end))
+        ids.extend(template.encode(behind))
+        return Continued(ids, template.decode(ids), b"", False, ())
+
+    def remember(self, tenant: str, prompt: Continued, token_ids: Sequence[int], messages: Sequence[Message]) -> None:
+        """Does nothing: the caller has the tokens."""
 
 
 def _thoughts(messages: Sequence[Message]) -> tuple[bytes, ...]:

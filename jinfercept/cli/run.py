@@ -86,7 +86,7 @@ class RunModel:
 
                 loaded = ends.enter_context(load_tools(chat["tools"]))
                 chat |= {"tools": loaded.tools, "inbox": loaded.inbox}
-                tokenizer = _check_tools(self.model, params, chat)
+                tokenizer = _check_tools(self.model, chat)
             llm = ends.enter_context(LLM(self.model, progress=progress, tokenizer=tokenizer, **self.engine))
             progress.close()
             params = self._params(llm.sampling_defaults)
@@ -133,16 +133,17 @@ class RunModel:
         return SamplingParams(**{**defaults, **of_checkpoint, **_given(self.sampling), **limit})
 
 
-def _check_tools(model: str, params: "SamplingParams", chat: Mapping[str, Any]) -> "Tokenizer | None":
+def _check_tools(model: str, chat: Mapping[str, Any]) -> "Tokenizer | None":
     """The model's tokenizer; raises what a chat with these tools would raise, before the weights are loaded."""
-    from jinfercept.chat.chats import make_chats
+    from jinfercept.chat.chats import ChatPlan
+    from jinfercept.chat.function_tools import chat_tools
     from jinfercept.chat.options import ChatOptions
     from jinfercept.models.load import locate
     from jinfercept.tokenizer.load import load_tokenizer
 
     tokenizer = load_tokenizer(locate(model))
     options = ChatOptions(**{name: value for name, value in chat.items() if name in ChatOptions.__annotations__})
-    make_chats((), (), params, chat["tools"], options, tokenizer, None, (), lambda: None)
+    ChatPlan(chat_tools(chat["tools"]), options, tokenizer, None, ())
     return tokenizer
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from jinfercept.calls import Call, Result
-from jinfercept.engine.adapter_table import AdapterTable
+from jinfercept.engine.adapter_table import AdapterTable, Reservations
 from jinfercept.engine.async_calls import AsyncCallQueue
 from jinfercept.engine.clock import Clock
 from jinfercept.engine.constraints import Constraints
@@ -17,7 +17,6 @@ from jinfercept.engine.continuation import read_again
 from jinfercept.engine.draw_failures import draw_failure
 from jinfercept.engine.protocols import CallDispatcher
 from jinfercept.engine.random_key import RandomKeys
-from jinfercept.engine.reservations import Reservations
 from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.engine.session import Session, lost_output, new_session
 from jinfercept.errors import describe_failure, is_users_interrupt
@@ -32,8 +31,7 @@ from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import CallDuration, FirstWait, Sequence, State
 from jinfercept.sched.speculation import kept
-from jinfercept.tenants.expiring import ExpiringEntries
-from jinfercept.tenants.quota import Quota
+from jinfercept.tenants.quota import ExpiringEntries, Quota
 
 log = logging.getLogger(__name__)
 

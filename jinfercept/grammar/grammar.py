@@ -8,14 +8,15 @@ import threading
 from copy import copy
 from functools import cache
 from hashlib import sha256
+from math import inf
+from time import monotonic
 from typing import Protocol, final
 
 from jinfercept.grammar.compiler import compile_matcher, make_vocabulary
-from jinfercept.grammar.constraint import TokenGrammar
+from jinfercept.grammar.constraint import JsonText, JsonTokens, TokenGrammar
 from jinfercept.grammar.forbidden_text import ForbiddenText
-from jinfercept.grammar.json_text import JsonText, JsonTokens
 from jinfercept.grammar.limits import check_limits, num_compiled_bytes
-from jinfercept.tenants.quota import Quota
+from jinfercept.tenants.quota import ExpiringEntries, Quota
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 MAX_COMPILED = 256
@@ -49,9 +50,7 @@ class Grammars:
         self.forbidden = cache(lambda text: ForbiddenText(text, tokenizer, vocab_size))
         self._vocabulary = cache(lambda: make_vocabulary(tokenizer, vocab_size))
         self._tokens = JsonTokens(tokenizer.token_bytes, vocab_size)
-        self._compiled: dict[str, TokenGrammar] = {}
-        self._holders: dict[str, tuple[str, int]] = {}  # tenant and bytes
-        self._quota = Quota(MAX_COMPILED, MAX_COMPILED_BYTES)
+        self._kept = ExpiringEntries[TokenGrammar](Quota(MAX_COMPILED, MAX_COMPILED_BYTES), inf, monotonic)
         self._lock = threading.Lock()
 
     def of(self, tenant: str) -> "Grammars":
@@ -64,8 +63,7 @@ class Grammars:
     @property
     def num_compiled_bytes(self) -> int:
         """Bytes of the grammars that are kept, as `limits.num_compiled_bytes` estimates them."""
-        with self._lock:
-            return sum(num_bytes for _, num_bytes in self._holders.values())
+        return self._kept.num_bytes
 
     def compile(self, grammar: GrammarSource) -> "TokenGrammar":
         """A grammar, compiled only if it is not among the tenant's last ones.
@@ -75,26 +73,14 @@ class Grammars:
                 the vocabulary can write.
         """
         kind, text = grammar.source
-        check_limits(kind, text)
         name = sha256(json.dumps([self._tenant, kind, text]).encode()).hexdigest()
+        if (earlier := self._kept.use(name)) is not None:
+            return earlier
+        check_limits(kind, text)
         with self._lock:
-            vocabulary, earlier = self._vocabulary(), self._compiled.get(name)
-        if (compiled := earlier) is None:
-            matcher = compile_matcher(vocabulary, self._vocab_size, kind, text)
-            json_text = JsonText(self._tokens, whole=kind == "json", has_patterns="patternProperties" in text)
-            compiled = TokenGrammar(matcher, self._vocab_size, json_text if kind in ("json", "lark") else None)
-        with self._lock:
-            self._keep(name, compiled, num_compiled_bytes(text))
+            vocabulary = self._vocabulary()
+        matcher = compile_matcher(vocabulary, self._vocab_size, kind, text)
+        json_text = JsonText(self._tokens, whole=kind == "json", has_patterns="patternProperties" in text)
+        compiled = TokenGrammar(matcher, self._vocab_size, json_text if kind in ("json", "lark") else None)
+        self._kept.put(self._tenant, name, compiled, num_compiled_bytes(text))
         return compiled
-
-    def _keep(self, name: str, grammar: "TokenGrammar", num_bytes: int) -> None:
-        """Keep a grammar as the tenant's youngest, and drop those beyond the quota."""
-        if name not in self._compiled:
-            self._compiled[name], self._holders[name] = grammar, (self._tenant, num_bytes)
-            self._quota.charge(self._tenant, num_bytes)
-        self._quota.add(self._tenant, name)
-        while (victim := self._quota.victim(self._tenant)) is not None:
-            del self._compiled[victim]
-            tenant, given_back = self._holders.pop(victim)
-            self._quota.remove(tenant, victim)
-            self._quota.charge(tenant, -given_back)

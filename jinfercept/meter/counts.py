@@ -3,11 +3,12 @@
 Histograms that vLLM has too use its bounds, so that quantiles can be compared.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import final
 
-from jinfercept.meter.histogram import Histogram
 from jinfercept.meter.ledger import WasteTotals
 
 OTHER = "<other>"
@@ -28,6 +29,36 @@ _REQUEST_S = (
 _CALL_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 _STEP_TOKENS = (1.0, *(float(1 << power) for power in range(3, 15)))
+
+
+@final
+class Histogram:
+    """Counts values by upper bound.
+
+    Args:
+        bounds: upper bounds, ascending; a last one, infinite, is implied.
+    """
+
+    __slots__ = ("_counts", "bounds", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.total = 0.0
+        self._counts = [0] * (len(bounds) + 1)
+
+    def add(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        return sum(self._counts)
+
+    @property
+    def cumulative(self) -> list[tuple[float, int]]:
+        """(bound, number of values up to it) pairs; the last bound is infinite."""
+        return list(zip((*self.bounds, float("inf")), accumulate(self._counts), strict=True))
 
 
 @final

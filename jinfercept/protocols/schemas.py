@@ -1,17 +1,23 @@
 """Schemas that the bodies of several routes share. Types are strict: a number is not a text.
 
 Unknown fields are ignored, as in vLLM; known fields that are not supported are refused, and so are unknown names in the object
-`jinfercept` and in the objects within it (`unsupported_fields.check_extras`). A list is refused at its first wrong item, and an
+`jinfercept` and in the objects within it (`check_extras`). A list is refused at its first wrong item, and an
 object by its size before its items are validated: a body has room for a million items.
 """
 
+import logging
 import re
 from base64 import b64decode
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
 from pydantic_core import PydanticCustomError
+
+from jinfercept.errors import nearest
+from jinfercept.outputs import CompletionOutput
+from jinfercept.protocols.errors import ApiError
 
 MAX_STOPS = 64
 MAX_CHOICES = 128
@@ -237,3 +243,112 @@ class Usage(BaseModel):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: OutputTokensDetails
+
+
+TRAINING_FIELDS = ("return_loss_mask", "return_processed_logprobs")
+
+
+def check_training_fields(body: SamplingBody) -> None:
+    """Raise 400 for a body that asks for such fields in a stream."""
+    for name in TRAINING_FIELDS if body.stream else ():
+        if getattr(body, name):
+            raise ApiError.bad(f"{name} cannot be streamed; fix: stream false", name)
+
+
+def training_fields(body: SamplingBody, completion: CompletionOutput) -> dict[str, Any]:
+    """The fields of a choice, by token of its `token_ids`: those of tools' results are among them."""
+    fields: dict[str, Any] = {}
+    if body.return_loss_mask or body.return_processed_logprobs:
+        fields |= {"token_ids": completion.token_ids, "loss_mask": completion.loss_mask}
+        fields["weight_versions"] = completion.weight_versions
+    if body.return_processed_logprobs:
+        fields["processed_logprobs"] = completion.processed_logprobs
+    return fields
+
+
+log = logging.getLogger(__name__)
+
+_NEVER = (
+    *("audio", "chat_template", "function_call", "guided_choice", "guided_grammar", "guided_json", "guided_regex"),
+    *("output_format", "prompt_embeds", "structural_tag", "structured_outputs", "truncate_prompt_tokens"),
+    "web_search_options",
+)
+_HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(_NEVER, ()),
+    "best_of": (1,),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "ebnf": ("",),
+    "functions": ([],),
+    "grammar": ("",),
+    "guided_json_object": (False,),
+    "json_schema": ({},),
+    "kv_transfer_params": ({},),
+    "length_penalty": (1.0, 1),
+    "logits_processors": ([],),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "regex": ("",),
+    "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+}
+"""Fields that are not supported, with the values that have no effect and are accepted.
+
+Some are fields of other routes: where the schema of a body has one, it is not among the body's unknown fields.
+"""
+
+_MOST_UNKNOWN = 256
+_MOST_LOGGED = 1000
+
+
+def check_extras(body: Extensions, logged: set[str]) -> None:
+    """Checks the fields that the schema of a body does not have.
+
+    Args:
+        logged: names of unknown fields that were logged before; added to.
+
+    Raises:
+        ApiError: 400, for an unsupported field, and for an unknown one in the object `jinfercept`.
+    """
+    if body.jinfercept is not None:
+        _check_names(body.jinfercept, "jinfercept")
+        if body.jinfercept.async_calls is not None:
+            _check_names(body.jinfercept.async_calls, "jinfercept.async_calls")
+    if len(body.model_extra or ()) > _MOST_UNKNOWN:
+        raise ApiError.bad(f"the body has more than {_MOST_UNKNOWN} unknown fields; fix: leave them out")
+    for name, value in (body.model_extra or {}).items():
+        if name in _HARMLESS:
+            if value is not None and value not in _HARMLESS[name]:
+                raise ApiError.bad(f"{name} is not supported; fix: leave it out", name, "unsupported_parameter")
+        elif _is_new(name, logged):
+            log.debug("the field %.80r is not known; it is ignored", name)
+
+
+def log_left_out(what: str, types: Iterable[str], logged: set[str]) -> None:
+    """Log once each that parts of a body are left out, since their types are not supported.
+
+    Args:
+        what: the parts, in the plural.
+        logged: as of `check_extras`.
+    """
+    for kind in types:
+        if _is_new(f"{what} {kind}", logged):
+            log.warning("%s of type %.80r are not supported here; requests are answered without them", what, kind)
+
+
+def _is_new(name: str, logged: set[str]) -> bool:
+    """Whether a name was not logged before; it counts as logged from now on."""
+    if name in logged or len(logged) >= _MOST_LOGGED:
+        return False
+    logged.add(name)
+    return True
+
+
+def _check_names(part: Body, field: str) -> None:
+    """Raise 400 for a name that an object of ours does not have."""
+    for name in part.model_extra or ():
+        names = list(type(part).model_fields)
+        message = f"{field} has no {name[:80]!r}{nearest(name[:80], names)}; it has {', '.join(names)}"
+        raise ApiError.bad(message, f"{field}.{name[:80]}", "unknown_parameter")

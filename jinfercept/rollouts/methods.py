@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from jinfercept.chat.chats import is_conversation
-from jinfercept.chat.given_tokens import GivenTokens
 from jinfercept.chat.messages import results_behind_calls
 from jinfercept.chat.options import ChatArguments, ChatOptions
 from jinfercept.chat.request_maker import RequestMaker
 from jinfercept.chat.turn_grammars import PerTurnGrammar
+from jinfercept.chat.turn_tokens import GivenTokens
 from jinfercept.errors import RequestError, shown
 from jinfercept.hooks import Detector
 from jinfercept.request import Request

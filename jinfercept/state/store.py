@@ -22,8 +22,7 @@ from jinfercept.state import conversations
 from jinfercept.state.database import NUM_CONNECTIONS, StateDatabase, unavailable
 from jinfercept.state.entries import OPEN_S, Entries, OwnItems, StateEntry
 from jinfercept.state.tenant_pool import TenantPool
-from jinfercept.tenants.expiring import ExpiringEntries
-from jinfercept.tenants.quota import Quota
+from jinfercept.tenants.quota import ExpiringEntries, Quota
 
 _OPEN = ("queued", "in_progress")
 """Statuses of responses that are generated."""

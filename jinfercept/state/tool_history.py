@@ -10,9 +10,8 @@ from sys import getsizeof
 from typing import Any, final
 
 from jinfercept.chat.messages import Message, digests
-from jinfercept.protocols.answer_state import merged_message
-from jinfercept.tenants.expiring import ExpiringEntries
-from jinfercept.tenants.quota import Quota
+from jinfercept.protocols.answers import merged_message
+from jinfercept.tenants.quota import ExpiringEntries, Quota
 
 MOST = 16384
 MOST_BYTES = 2**27

@@ -40,16 +40,11 @@ def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mappin
         jinja2.TemplateError: the source is no template, or the template refuses the messages.
         Exception: whatever else the template does wrong.
     """
-    values = _copied(dict(variables))
+    values = _copied(dict(variables)) | {"messages": [_with_reasoning(_copied(message)) for message in messages]}
     if not any(name in source for name in _LIST_CHANGES):
         with suppress(SecurityError):  # raised to a template that makes up the name of such a method
-            return _compiled(source, changes_lists=False).render(values | {"messages": [*map(_plain, messages)]})
-    return _compiled(source).render(values | {"messages": [*map(_plain, messages)]})
-
-
-def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a message as templates read it."""
-    return _with_reasoning(_copied(message))
+            return _compiled(source, changes_lists=False).render(values)
+    return _compiled(source).render(values)
 
 
 class _GenerationBlocks(ext.Extension):

@@ -435,3 +435,22 @@ def test_results_find_their_calls_at_once_however_many_there_are() -> None:
 def test_functions_run_with_a_template_that_takes_arguments_as_text(make_scripted: Make) -> None:
     [completion] = ask(make_scripted(QWEN_TEXT), CALL, result("23"), "It costs 23." + END).outputs
     assert completion.messages[-1]["content"] == "It costs 23."
+
+
+def test_tools_that_were_read_before_are_not_read_again_unless_they_have_changed(make_scripted: Make) -> None:
+    llm = make_scripted(QWEN).llm
+    item = {"type": "string", "description": "a desk"}
+    tool = {"name": "buy", "parameters": {"type": "object", "properties": {"item": item}}}
+    first, again = (llm.make_chats([QUESTION], None, [tool], {})[0] for _ in range(2))
+    [other] = llm.make_chats([QUESTION], None, [tool], {}, tenant="another")
+    assert again.render is first.render
+    assert other.render is not first.render, "the time of a reply would tell what another tenant has sent"
+    item["description"] = "a pen"
+    [changed] = llm.make_chats([QUESTION], None, [tool], {})
+    assert first.prompt is not None
+    assert changed.prompt == first.prompt.replace("a desk", "a pen")
+    item["description"] = "a desk"
+    [back] = llm.make_chats([QUESTION], None, [tool], {})
+    assert (back.prompt, back.render) == (first.prompt, first.render)
+    [none] = llm.make_chats([QUESTION], None, [tool], {"tool_choice": "none", "max_rounds": 1})
+    assert none.render is not first.render

@@ -9,8 +9,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from jinfercept.chat.given_tokens import GivenTokens
 from jinfercept.chat.template import ChatTemplate
+from jinfercept.chat.turn_tokens import GivenTokens
 from jinfercept.errors import RequestError
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.price_chat import QUESTION

@@ -12,9 +12,8 @@ from jinfercept.engine.session import MAX_NAME
 from jinfercept.events import Finished
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.counts import OTHER, BoundedNames
+from jinfercept.meter.counts import OTHER, BoundedNames, Histogram
 from jinfercept.meter.engine_stats import HISTORY_S, EngineStats
-from jinfercept.meter.histogram import Histogram
 from jinfercept.meter.interceptions import UNKNOWN
 from jinfercept.meter.live_state import SHOWN, live_state
 from jinfercept.meter.request_log import RequestLog

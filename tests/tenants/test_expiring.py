@@ -1,7 +1,6 @@
 """Tables of entries that expire, shared by tenants."""
 
-from jinfercept.tenants.expiring import ExpiringEntries
-from jinfercept.tenants.quota import Quota
+from jinfercept.tenants.quota import ExpiringEntries, Quota
 
 
 def test_an_entry_lives_on_from_its_last_use():

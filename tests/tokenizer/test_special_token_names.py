@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
 from jinfercept.calls import Call, Result
+from jinfercept.chat.chats import ToolMessages
 from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.template import ChatTemplate
-from jinfercept.chat.tool_messages import ToolMessages
 from jinfercept.errors import RequestError
 from jinfercept.tokenizer.special_token_names import SpecialTokenNames
 from jinfercept.tokenizer.tokenizer import Tokenizer

@@ -9,13 +9,11 @@ from pydantic_core import from_json
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.events import Arguments, CallStarted, Content, Event, Finished, Reasoning, Token
 from jinfercept.outputs import CompletionOutput, RequestOutput
-from jinfercept.protocols.answer_state import AnswerState, events_of
+from jinfercept.protocols.answers import AnswerState, ServerToolCalls, UsageCount, call_reports, pieces_of
 from jinfercept.protocols.anthropic.dialect import anthropic_error
 from jinfercept.protocols.anthropic.schemas import MessagesBody
 from jinfercept.protocols.encoding import StreamFormat, encode, encode_event
 from jinfercept.protocols.errors import ApiError, check_finish
-from jinfercept.protocols.server_tool_calls import ServerToolCalls, call_reports
-from jinfercept.protocols.usage import UsageCount
 from jinfercept.request import Request
 
 _PING = encode_event({"type": "ping"}, "ping")
@@ -71,7 +69,7 @@ class MessageAnswer:
         [output] = outputs.values()
         output = await self._tool_calls.settled(output)
         message: dict[str, Any] = {**self._head, "content": []}
-        for event in events_of(output):
+        for event in (*pieces_of(output.outputs[0]), Finished(output.request_id, output, "")):
             for shown in self._events(event):
                 _fold(message, shown)
         return message

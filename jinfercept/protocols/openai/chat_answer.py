@@ -10,16 +10,26 @@ from jinfercept import events
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.parallel_sampling import joined
 from jinfercept.outputs import CompletionOutput, Logprob, RequestOutput
-from jinfercept.protocols.answer_state import AnswerState, merged_message
+from jinfercept.protocols.answers import (
+    AnswerState,
+    ServerToolCalls,
+    UsageCount,
+    call_reports,
+    pieces_of,
+    round_reports,
+)
 from jinfercept.protocols.encoding import DONE, encode_event, encode_long_event
 from jinfercept.protocols.errors import check_finish
-from jinfercept.protocols.openai.chat_schemas import ChatBody, NamedTool
-from jinfercept.protocols.openai.custom_tools import custom_input
-from jinfercept.protocols.openai.experts import encoded_experts
-from jinfercept.protocols.openai.logprobs import SMALL_ENTRIES, chat_logprobs, is_small, num_reported, prompt_logprobs
-from jinfercept.protocols.server_tool_calls import ServerToolCalls, call_reports, round_reports
-from jinfercept.protocols.training_fields import training_fields
-from jinfercept.protocols.usage import UsageCount
+from jinfercept.protocols.openai.chat_schemas import ChatBody, NamedTool, custom_input
+from jinfercept.protocols.openai.logprobs import (
+    SMALL_ENTRIES,
+    chat_logprobs,
+    encoded_experts,
+    is_small,
+    num_reported,
+    prompt_logprobs,
+)
+from jinfercept.protocols.schemas import training_fields
 from jinfercept.request import Request
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
@@ -97,16 +107,12 @@ class ChatAnswer:
         return is_small(outputs.values(), (self._body.prompt_logprobs,), best)
 
     def _whole_choice(self, completion: CompletionOutput) -> dict[str, Any]:
-        merged = merged_message(completion.messages, self._tool_calls.client_tools)
-        calls = [
-            call
-            if (function := call["function"])["name"] not in self._custom
-            else {"id": call["id"], **_custom_call(function["name"], custom_input(function["arguments"]))}
-            for call in merged["tool_calls"]
-        ]
-        message = {"role": "assistant", "content": merged["content"] or (None if calls else "")}
-        message |= _thought(merged["reasoning_content"]) if merged["reasoning_content"] else {}
-        message |= {"tool_calls": calls} if calls else {}
+        streamed = _StreamedChoice(completion.index, AnswerState(self._tool_calls.client_tools))
+        message: dict[str, Any] = {"role": "assistant", "content": ""}
+        for piece in pieces_of(completion):
+            _add(message, self._delta(streamed, streamed.state.take(piece)))
+        if "tool_calls" in message:
+            message["content"] = message["content"] or None
         choice: dict[str, Any] = {
             "index": completion.index,
             "message": message,
@@ -161,23 +167,7 @@ class ChatAnswer:
     def _chunks(self, choice: _StreamedChoice, event: events.Event) -> list[dict[str, Any]]:
         """The chunks for an event of one request. Chunks about the server's calls have an empty delta."""
         number, ran = choice.state.num_rounds, choice.state.running
-        match choice.state.take(event):
-            case events.Content(text):
-                chunk = self._chunk(choice, {"content": text})
-            case events.Reasoning(text):
-                chunk = self._chunk(choice, _thought(text))
-            case events.CallStarted() as call:
-                shown: dict[str, Any] = {"type": "function", "function": {"name": call.name, "arguments": ""}}
-                if call.name in self._custom:
-                    choice.custom.add(call.index)
-                    shown = _custom_call(call.name, "")
-                chunk = self._chunk(choice, {"tool_calls": [{"index": call.index, "id": call.id, **shown}]})
-            case events.CallEnded(index=index, call=call) if call.name in self._custom:
-                delta = {"index": index, "custom": {"input": custom_input(call.arguments)}}
-                chunk = self._chunk(choice, {"tool_calls": [delta]})
-            case events.Arguments() as piece if piece.index not in choice.custom:
-                delta = {"index": piece.index, "function": {"arguments": piece.text}}
-                chunk = self._chunk(choice, {"tool_calls": [delta]})
+        match shown := choice.state.take(event):
             case events.Intercepted(calls=calls):
                 chunk = self._chunk(choice, {}) | self._extension(round_reports(number, calls))
             case events.Resumed(results=results):
@@ -187,12 +177,35 @@ class ChatAnswer:
                 self.usage.add(output)
                 chunk = self._chunk(choice, {}, completion) | self._extension(call_reports(completion), [completion])
             case _:
-                return []
+                if not (delta := self._delta(choice, shown)):
+                    return []
+                chunk = self._chunk(choice, delta)
         if choice.begun:
             return [chunk]
         choice.begun = True
         prompt = {"prompt_token_ids": list(self._requests[0].prompt_token_ids)} if self._body.return_token_ids else {}
         return [self._chunk(choice, {"role": "assistant", "content": ""}, carry=False) | prompt, chunk]
+
+    def _delta(self, choice: _StreamedChoice, event: events.Event | None) -> dict[str, Any]:
+        """What an event adds to the message; {} for nothing."""
+        match event:
+            case events.Content(text):
+                return {"content": text}
+            case events.Reasoning(text):
+                return _thought(text)
+            case events.CallStarted(index, name, call_id) if name in self._custom:
+                choice.custom.add(index)
+                call = {"index": index, "id": call_id, **_custom_call(name, "")}
+            case events.CallStarted(index, name, call_id):
+                function = {"name": name, "arguments": ""}
+                call = {"index": index, "id": call_id, "type": "function", "function": function}
+            case events.CallEnded(index, ended) if ended.name in self._custom:
+                call = {"index": index, "custom": {"input": custom_input(ended.arguments)}}
+            case events.Arguments(index, text) if index not in choice.custom:
+                call = {"index": index, "function": {"arguments": text}}
+            case _:
+                return {}
+        return {"tool_calls": [call]}
 
     def _extension(
         self, reports: Sequence[Mapping[str, Any]], ended: Sequence[CompletionOutput] = ()
@@ -233,6 +246,22 @@ class ChatAnswer:
         if options is not None and options.include_usage:
             chunk["usage"] = self.usage.body() if options.continuous_usage_stats else None
         return chunk
+
+
+def _add(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    """Add a delta of a stream to the whole message, as a client does."""
+    for name, value in delta.items():
+        if name != "tool_calls":
+            message |= {name: message.get(name, "") + value} if value else {}
+            continue
+        [call] = value
+        calls = message.setdefault("tool_calls", [])
+        if (index := call.pop("index")) == len(calls):
+            calls.append(call)
+        elif "custom" in call:
+            calls[index]["custom"] |= call["custom"]
+        else:
+            calls[index]["function"]["arguments"] += call["function"]["arguments"]
 
 
 def generated_tokens(completion: CompletionOutput) -> list[int]:

@@ -12,13 +12,18 @@ from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.parallel_sampling import joined
 from jinfercept.events import Called, Event, Finished, Intercepted, Interrupted, Resumed, Token
 from jinfercept.outputs import CompletionOutput, Interrupt, RequestOutput
+from jinfercept.protocols.answers import UsageCount
 from jinfercept.protocols.encoding import DONE, Lazy, encode_event
 from jinfercept.protocols.errors import ApiError, check_finish
 from jinfercept.protocols.openai.completion_schemas import CompletionBody
-from jinfercept.protocols.openai.experts import encoded_experts
-from jinfercept.protocols.openai.logprobs import Reported, completion_logprobs, is_small, prompt_logprobs
-from jinfercept.protocols.training_fields import training_fields
-from jinfercept.protocols.usage import UsageCount
+from jinfercept.protocols.openai.logprobs import (
+    Reported,
+    completion_logprobs,
+    encoded_experts,
+    is_small,
+    prompt_logprobs,
+)
+from jinfercept.protocols.schemas import training_fields
 from jinfercept.request import Request
 from jinfercept.tokenizer.tokenizer import Tokenizer
 

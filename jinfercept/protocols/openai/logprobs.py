@@ -1,14 +1,18 @@
-"""Log probabilities in the shapes of chat and text completions and of vLLM's `prompt_logprobs`, and limits on them."""
+"""Log probabilities in the shapes of chat and text completions and of vLLM's `prompt_logprobs`; experts of tokens; limits."""
 
+import base64
+import io
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import Any
 
+import numpy as np
+
 from jinfercept.outputs import Logprob, RequestOutput
 from jinfercept.protocols.encoding import Lazy
 from jinfercept.protocols.errors import ApiError
-from jinfercept.protocols.openai import experts
 from jinfercept.request import Request
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
@@ -56,20 +60,18 @@ def check_report(
         copies: number of times that an answer carries the report of a generated token.
         expert_bytes: of each token's experts, if the requests ask for these.
     """
-    entries: dict[str, int] = {}
+    entries = Counter[str]()
     for request in requests:
         length, most = len(request.prompt_token_ids), request.params.max_tokens
-        room = max_model_len - length
-        field, best = answer
-        entries[field] = entries.get(field, 0) + copies * num_reported(room if most is None else min(most, room), best)
+        num_new = min(max_model_len - length, max_model_len if most is None else most)
+        entries[answer[0]] += copies * num_reported(num_new, answer[1])
         for field, best in prompt if per_choice or request.leader is None else ():
-            entries[field] = entries.get(field, 0) + num_reported(length, best)
+            entries[field] += num_reported(length, best)
         if request.params.return_routed_experts:
-            num_tokens = max_model_len if most is None else min(length + most, max_model_len)
-            entries[experts.FIELD] = entries.get(experts.FIELD, 0) + experts.num_entries(num_tokens * expert_bytes)
-    total = sum(entries.values())
+            entries[EXPERTS_FIELD] += num_entries((length + num_new) * expert_bytes)
+    total = entries.total()
     if total > MAX_ENTRIES:
-        field = max(entries, key=lambda name: entries[name])
+        [(field, _)] = entries.most_common(1)
         raise ApiError.bad(
             f"a body may ask for {MAX_ENTRIES} log probabilities, over all tokens and choices (experts count as log "
             f"probabilities of as many bytes); got {total}, {entries[field]} of them by {field}; fix: less of {field}, "
@@ -91,7 +93,7 @@ def is_small(outputs: Iterable[RequestOutput], prompt: Sequence[int | None], ans
         total += sum(num_reported(len(output.prompt_tokens), best) for best in prompt)
         total += sum(num_reported(len(completion.token_ids), answer) for completion in output.outputs)
         reported = [completion.routed_experts for completion in output.outputs]
-        total += sum(experts.num_entries(array.nbytes) for array in reported if array is not None)
+        total += sum(num_entries(array.nbytes) for array in reported if array is not None)
     return total <= SMALL_ENTRIES
 
 
@@ -172,3 +174,43 @@ def _best(logprobs: Mapping[int, Logprob], top: int) -> list[int]:
 
 def _finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else _LEAST
+
+
+EXPERTS_FIELD = "return_routed_experts"
+_ENTRY_BYTES = 64
+
+
+def check_experts(has_experts: bool, returns_experts: bool, stream: bool | None) -> None:
+    """Raise 400 for a body with `return_routed_experts` that cannot be answered.
+
+    Args:
+        has_experts: whether the model has some.
+        returns_experts: whether the engine was started to return them.
+        stream: of the body.
+    """
+    if not has_experts:
+        raise ApiError.bad("the model has no experts; fix: leave return_routed_experts out", EXPERTS_FIELD)
+    if not returns_experts:
+        raise ApiError.bad(
+            "the server returns no experts; fix: start it with --enable-return-routed-experts", EXPERTS_FIELD
+        )
+    if stream:
+        raise ApiError.bad("return_routed_experts cannot be streamed; fix: stream false", EXPERTS_FIELD)
+
+
+def num_entries(num_bytes: int) -> int:
+    """The entries of log probabilities that take as long an answer as the experts of so many bytes."""
+    return num_bytes // _ENTRY_BYTES
+
+
+def encoded_experts(experts: Any) -> str | None:
+    """The field `routed_experts` as vLLM has it: the bytes of a `.npy` file in base64; None if there are none.
+
+    Args:
+        experts: of a `CompletionOutput`, an int16 array `[tokens, layers, experts]`.
+    """
+    if experts is None:
+        return None
+    file = io.BytesIO()
+    np.save(file, experts, allow_pickle=False)
+    return base64.b64encode(file.getbuffer()).decode()

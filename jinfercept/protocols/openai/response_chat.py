@@ -9,8 +9,7 @@ from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.chat_schemas import MAX_MESSAGES, ChatBody, Message
 from jinfercept.protocols.openai.response_schemas import LOGPROBS, ResponsesBody
 from jinfercept.protocols.openai.response_tools import ClientTools
-from jinfercept.protocols.schemas import ResponseFormat, SamplingBody
-from jinfercept.protocols.training_fields import TRAINING_FIELDS
+from jinfercept.protocols.schemas import TRAINING_FIELDS, ResponseFormat, SamplingBody
 
 _FIELDS = {
     "messages": "input",

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.chat_schemas import (
+    CUSTOM_INPUT,
     AllowedFunctions,
     AllowedTools,
     DeferredTool,
@@ -20,8 +21,9 @@ from jinfercept.protocols.openai.chat_schemas import (
     NamedFunction,
     NamedTool,
     ToolDeclaration,
+    custom_input,
+    with_grammar,
 )
-from jinfercept.protocols.openai.custom_tools import CUSTOM_INPUT, custom_input, with_grammar
 from jinfercept.protocols.openai.response_tool_schemas import (
     MAX_TOOLS,
     CustomTool,

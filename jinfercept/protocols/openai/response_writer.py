@@ -9,11 +9,10 @@ from jinfercept import events
 from jinfercept.calls import Call, Result
 from jinfercept.chat.futures import future_of
 from jinfercept.outputs import CompletionOutput, Interception, RequestOutput
+from jinfercept.protocols.answers import ServerToolCalls, UsageCount, call_reports
 from jinfercept.protocols.errors import ApiError, check_finish
 from jinfercept.protocols.openai.response_items import Item, new_item, server_call
 from jinfercept.protocols.openai.response_tools import CLIENT_CALLS, ClientTools, client_call_value
-from jinfercept.protocols.server_tool_calls import ServerToolCalls, call_reports
-from jinfercept.protocols.usage import UsageCount
 
 Logprobs = Callable[[Sequence[events.Token]], list[dict[str, Any]]]
 """Reports log probabilities of tokens."""

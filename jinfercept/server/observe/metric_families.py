@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.utils import floatToGoString
 
-from jinfercept.meter.histogram import Histogram
+from jinfercept.meter.counts import Histogram
 
 
 class MetricFamilies(NamedTuple):

@@ -14,6 +14,7 @@ from jinfercept.chat.options import MAX_ROUNDS
 from jinfercept.errors import JinferceptError, RequestError
 from jinfercept.intercept.current_call import ToolFunction, around
 from jinfercept.intercept.tool_values import ToolFailed
+from jinfercept.protocols.answers import Message, Remember, ServerToolCalls
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.chat_answer import ChatAnswer
 from jinfercept.protocols.openai.chat_schemas import (
@@ -25,9 +26,7 @@ from jinfercept.protocols.openai.chat_schemas import (
     NamedTool,
 )
 from jinfercept.protocols.openai.logprobs import check_report
-from jinfercept.protocols.schemas import SessionHints
-from jinfercept.protocols.server_tool_calls import Message, Remember, ServerToolCalls
-from jinfercept.protocols.unsupported_fields import check_extras
+from jinfercept.protocols.schemas import SessionHints, check_extras
 from jinfercept.request import Request as EngineRequest
 from jinfercept.server.http.access_log import DETAILS
 from jinfercept.server.routes.engine_requests import (

@@ -12,7 +12,7 @@ from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.completion_answer import CompletionAnswer
 from jinfercept.protocols.openai.completion_schemas import Completion, CompletionBody
 from jinfercept.protocols.openai.logprobs import check_report
-from jinfercept.protocols.unsupported_fields import check_extras
+from jinfercept.protocols.schemas import check_extras
 from jinfercept.request import Request as EngineRequest
 from jinfercept.server.http.access_log import DETAILS
 from jinfercept.server.routes.engine_requests import (

@@ -13,12 +13,11 @@ from jinfercept.errors import RequestError
 from jinfercept.events import Finished
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.outputs import RequestOutput
+from jinfercept.protocols.answers import UsageCount
 from jinfercept.protocols.encoding import OPENAI, EncodedReply, LargeReply, StreamFormat
 from jinfercept.protocols.errors import ApiError, check_finish
-from jinfercept.protocols.openai.experts import check_experts
-from jinfercept.protocols.schemas import MAX_SESSION_ID, Extensions, ResponseFormat, SamplingBody
-from jinfercept.protocols.training_fields import check_training_fields
-from jinfercept.protocols.usage import UsageCount
+from jinfercept.protocols.openai.logprobs import check_experts
+from jinfercept.protocols.schemas import MAX_SESSION_ID, Extensions, ResponseFormat, SamplingBody, check_training_fields
 from jinfercept.request import Adapter, FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.server.access.keys import isolation

@@ -6,13 +6,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from jinfercept.protocols.answers import ServerToolCalls
 from jinfercept.protocols.anthropic.answer import MessageAnswer, stream_format
 from jinfercept.protocols.anthropic.chat import chat_body, check_message_fields, is_marked, renamed, types_left_out
 from jinfercept.protocols.anthropic.dialect import REQUEST_ID, AnthropicErrorBody
 from jinfercept.protocols.anthropic.schemas import AnswerMessage, CountTokensBody, MessagesBody, TokenCount
 from jinfercept.protocols.errors import ERRORS, ApiError
-from jinfercept.protocols.server_tool_calls import ServerToolCalls
-from jinfercept.protocols.unsupported_fields import check_extras, log_left_out
+from jinfercept.protocols.schemas import check_extras, log_left_out
 from jinfercept.request import Request as EngineRequest
 from jinfercept.server.http.access_log import DETAILS
 from jinfercept.server.routes.chat_completions import make_chat, recorder, rendered_chat, server_tool_calls

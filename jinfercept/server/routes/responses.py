@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from jinfercept.events import Token
+from jinfercept.protocols.answers import ServerToolCalls, UsageCount
 from jinfercept.protocols.encoding import EncodedReply
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.chat_schemas import ChatBody, Message
@@ -43,9 +44,7 @@ from jinfercept.protocols.openai.response_tool_schemas import FunctionTool, Inpu
 from jinfercept.protocols.openai.response_tools import ClientTools
 from jinfercept.protocols.openai.response_tools import types_left_out as tool_types_left_out
 from jinfercept.protocols.openai.response_writer import ResponseWriter
-from jinfercept.protocols.server_tool_calls import ServerToolCalls
-from jinfercept.protocols.unsupported_fields import check_extras, log_left_out
-from jinfercept.protocols.usage import UsageCount
+from jinfercept.protocols.schemas import check_extras, log_left_out
 from jinfercept.request import Request as EngineRequest
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.server.http.access_log import DETAILS

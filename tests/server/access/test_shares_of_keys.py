@@ -8,8 +8,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from jinfercept.tenants.expiring import ExpiringEntries
-from jinfercept.tenants.quota import Quota
+from jinfercept.tenants.quota import ExpiringEntries, Quota
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import QUESTION, answer, says
 from tests.support.scripted_model import Scripted
