@@ -9,7 +9,6 @@ from jinfercept.sched.policy import Policy, discard, improved_discard, preserve,
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Sequence, State
 from tests.support.fake_engine import AffineCost, FakeRunner
-from tests.support.placements import scripted
 
 SIZE = 4
 DIRTY, CLEAN, HOST, MISSING = Residency.DIRTY, Residency.CLEAN, Residency.HOST, Residency.MISSING
@@ -97,11 +96,6 @@ def test_a_full_host_makes_swap_discard() -> None:
     assert (sequence.usage.copied_in, sequence.usage.recomputed) == (8, 6)
 
 
-def test_swap_without_a_host_tier_is_discard() -> None:
-    desk = Desk(swap(), num_host_pages=0)
-    assert residencies(desk.paused(10)) == [MISSING] * 3
-
-
 def test_preserve_loses_the_youngest_context_tail_first_and_only_when_nobody_else_could_run() -> None:
     desk = Desk(preserve(), num_pages=8)
     old, young = desk.paused(8), desk.paused(12)
@@ -144,27 +138,3 @@ def test_a_context_is_placed_once_and_stays_there_while_it_waits() -> None:
         desk.step()
         assert sequence.state is State.WAITING
         assert residencies(sequence) == [expected] * 2
-
-
-def test_a_script_forces_any_mix_and_is_asked_once_for_every_page() -> None:
-    places = [HOST, DIRTY, MISSING, CLEAN]
-    queries: list[tuple[str, int]] = []
-
-    def placement(sequence: Sequence, index: int) -> Residency:
-        queries.append((sequence.id, index))
-        return places[index % 4]
-
-    desk = Desk(scripted(placement))
-    sequence = desk.paused(20)
-    assert residencies(sequence) == [HOST, DIRTY, MISSING, CLEAN, HOST]
-    desk.step()
-    assert queries == [("1", index) for index in range(5)]
-
-
-def test_only_discard_gives_the_place_in_the_queue_away() -> None:
-    assert [policy().requeues_at_tail for policy in (discard, improved_discard, preserve, swap)] == [
-        True,
-        False,
-        False,
-        False,
-    ]

@@ -167,8 +167,7 @@ def test_loaded_tools_close_in_an_event_loop_too(tmp_path: Path) -> None:
             assert tool.tool is not None
             function: Any = tool.tool.function
             call = asyncio.ensure_future(function('{"question": "?"}'))
-            while not loaded.inbox.pending():
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(until, lambda: bool(loaded.inbox.pending()))
             loaded.inbox.answer(loaded.inbox.pending()[0].id, "yes")
             return await call
 
