@@ -1,21 +1,22 @@
-"""`python -m benchmarks COMMAND`: load on servers, and reports of the suites of GPUs and TPUs."""
+"""`python -m benchmarks COMMAND`: measurements of engines and servers, and reports of the suites of GPUs and TPUs."""
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from jinfercept.cli.command import Entry, run_command_line
-from jinfercept.cli.options import HOSTS, Files, Maybe, ModelName, Several, Switch, engine_flags
-from jinfercept.cli.sessions import OutputFlags, OwnModel, ServerFlags, ShapeFlags
-from jinfercept.cli.simulate import SOURCE
+from jinfercept.cli.options import HOSTS, Files, Maybe, ModelName, Several, engine_flags
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
 from jinfercept.sim.tables import check_least, numbers
 
 COMMANDS: Mapping[str, Entry] = {
-    "load": Entry("benchmarks.__main__:Load", "load on OpenAI-compatible servers: latencies, cached tokens, errors"),
-    "agents": Entry("benchmarks.__main__:Agents", "coding agents by lengths of real sessions: turns, cached tokens"),
+    "throughput": Entry(
+        "benchmarks.throughput:Throughput",
+        "decode and prefill tokens per second by batch and context, beside other engines",
+    ),
+    "agents": Entry("benchmarks.agents:Agents", "coding agents by lengths of real sessions: turns, cached tokens"),
     "fleet": Entry(
         "benchmarks.__main__:FleetLoad", "sessions without keys on replicas: tokens found, by way of routing"
     ),
@@ -45,107 +46,6 @@ COMMANDS: Mapping[str, Entry] = {
         "benchmarks.tpu_bill.command:TpuBill", "what a step costs a TPU, read from code compiled ahead of time"
     ),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """The command."""
-
-    own: OwnModel = None
-    servers: ServerFlags = field(default_factory=ServerFlags)
-    request_rate: Several = ()
-    """sessions that begin in a second, Poisson"""
-    concurrency: Several = ()
-    """sessions that run at a time, instead of a rate (default: 8; with --offline 32)"""
-    sessions: Maybe[int] = None
-    """of every run (default: 32)"""
-    seed: Several = ()
-    """of arrivals, texts and tools (default: 0)"""
-    offline: Switch = False
-    """compare MODEL's server with the offline engine on the same prompts, of one turn, all at once"""
-    trace: Annotated[Maybe[str], SOURCE] = None
-    """scripts to draw sessions from, a JSON line each; instead of the shape"""
-    workload: Annotated[Maybe[str], SOURCE] = None
-    """mixed, math, qa, ve, chat, image or tts, generated; instead of the shape"""
-    shape: ShapeFlags = field(
-        default_factory=lambda: ShapeFlags(
-            system_tokens=256, prompt_tokens=256, tool_tokens=64, new_tokens=64, tool_seconds="exp:1"
-        )
-    )
-    output: OutputFlags = field(default_factory=OutputFlags)
-    engine: Annotated[EngineOptions, engine_flags("seed", *HOSTS)]
-
-    def run(self) -> int:
-        """Measure; returns the exit status. Raises `ConfigError` if the options make no sense."""
-        if self.offline:
-            return self._run_offline()
-        from benchmarks.load import load_command
-
-        return load_command(
-            self.servers.servers(self.own, self.engine),
-            self.shape.style(),
-            self.shape.shape(),
-            trace=self.trace,
-            workload=self.workload,
-            sessions=32 if self.sessions is None else self.sessions,
-            request_rates=self.request_rate,
-            concurrencies=self.concurrency or (() if self.request_rate else ("8",)),
-            seeds=self.seed or ("0",),
-            json_path=self.output.json,
-            plot_path=self.output.plot,
-        )
-
-    def _run_offline(self) -> int:
-        from benchmarks.overhead import overhead_command
-
-        others = (
-            ("--request-rate", self.request_rate or None),
-            ("--sessions", self.sessions),
-            ("--trace", self.trace),
-            ("--workload", self.workload),
-        )
-        if given := [flag for flag, value in others if value is not None]:
-            raise ConfigError("--offline has prompts of its own", got=", ".join(given), fix="leave them out")
-        return overhead_command(
-            self.servers.servers(self.own, self.engine),
-            self.shape.style(),
-            self.shape.shape()._replace(turns=1),
-            concurrency=_single("--concurrency", self.concurrency or ("32",)),
-            seed=_single("--seed", self.seed or ("0",)),
-            json_path=self.output.json,
-            plot_path=self.output.plot,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Agents:
-    """The command."""
-
-    own: OwnModel = None
-    servers: ServerFlags = field(default_factory=ServerFlags)
-    clients: int = 8
-    """agents at a time"""
-    scale_prompts: float = 0.03
-    """factor on the lengths of prompts, which are 12,000 to 62,000 tokens"""
-    scale_answers: float = 0.05
-    """factor on the lengths of answers"""
-    scale_seconds: float = 0.1
-    """factor on the seconds of tools"""
-    seed: int = 0
-    """of the tokens of prompts"""
-    restart: Switch = False
-    """play the sessions in two halves, on MODEL's server and on one that ends between them and is started again"""
-    json: Maybe[str] = None
-    """write the numbers to this file"""
-    engine: Annotated[EngineOptions, engine_flags("seed", *HOSTS)]
-
-    def run(self) -> int:
-        """Measure; returns 1 if a request failed. Raises `ConfigError` if the options make no sense."""
-        from benchmarks.agents import Scale, agents_command
-
-        scale = Scale(self.scale_prompts, self.scale_answers, self.scale_seconds)
-        servers = self.servers.servers(self.own, self.engine)
-        return agents_command(servers, scale, self.clients, self.seed, restart=self.restart, json_path=self.json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +80,7 @@ class FleetLoad:
 class MeasuredOverload:
     """The command."""
 
-    own: OwnModel = None
+    model: ModelName
     seconds: float = 30.0
     """of every load"""
     limit: float = 2.0
@@ -203,10 +103,8 @@ class MeasuredOverload:
         """Measure; returns the exit status. Raises `ConfigError` if the options make no sense."""
         from benchmarks.overload import OverloadBench, overload_command
 
-        if self.own is None:
-            raise ConfigError("there is nothing to measure", got="no MODEL", fix="give one, as for jinfercept serve")
         tokens = (self.prompt_tokens, self.new_tokens)
-        bench = OverloadBench(self.own, self.engine, *tokens, self.limit, self.seconds, self.clients, self.seed)
+        bench = OverloadBench(self.model, self.engine, *tokens, self.limit, self.seconds, self.clients, self.seed)
         if self.keys_only:
             bench = bench._replace(loads=())
         return overload_command(bench, self.out)
@@ -216,7 +114,7 @@ class MeasuredOverload:
 class KVDType:
     """The command."""
 
-    own: OwnModel = None
+    model: ModelName
     windows: int = 16
     """of the text that Python ships"""
     window_tokens: int = 512
@@ -232,13 +130,11 @@ class KVDType:
         from benchmarks.kv_dtype import KVDTypeBench, kv_dtype_command
         from jinfercept.sim.tables import check_least
 
-        if self.own is None:
-            raise ConfigError("there is nothing to measure", got="no MODEL", fix="give one, as for jinfercept serve")
         for name, least in (("windows", 1), ("window_tokens", 2), ("new_tokens", 1)):
             check_least("--" + name.replace("_", "-"), getattr(self, name), least)
         return kv_dtype_command(
             KVDTypeBench(
-                self.own,
+                self.model,
                 self.windows,
                 self.window_tokens,
                 self.new_tokens,
@@ -350,14 +246,6 @@ class GpuReport:
                 fix="name what tools/gpu_suite or tools/tpu_suite has written",
             )
         return gpu_report(self.files)
-
-
-def _single(flag: str, texts: Sequence[str]) -> int:
-    """The one number of a flag. Raises `ConfigError` for several."""
-    values = numbers(flag, texts, int)
-    if len(values) > 1:
-        raise ConfigError(f"--offline takes one {flag}", got=", ".join(texts), fix="give one")
-    return values[0]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

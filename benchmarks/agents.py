@@ -14,21 +14,27 @@ between the halves, so that another one goes on in its place: what that computes
 
 import asyncio
 import json
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from random import Random
 from statistics import median, quantiles
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from openai import APIError, AsyncOpenAI, OpenAI
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from tyro import conf
 
-from jinfercept.bench.openai_client import Ask, Client, ClientReply
-from jinfercept.bench.servers import RunningServer, Servers
-from jinfercept.bench.session_shape import bar, teller
+from benchmarks.client import Reply, Target, complete, make_target
+from benchmarks.servers import child_server
+from jinfercept.cli.options import HOSTS, Maybe, Repeated, Switch, engine_flags
+from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
-from jinfercept.sim.reports import check_outputs, write_all, write_json
+from jinfercept.sim.reports import check_outputs, write_json
 from jinfercept.sim.tables import check_least, plain_table, show
 
 LENGTHS = Path(__file__).with_name("agent_lengths.jsonl")
@@ -36,6 +42,23 @@ BLOCK = 64
 """Tokens by which the trace counts what two prompts have in common."""
 VOCABULARY = 16_000
 """Token ids below it are drawn: those of every model that is likely to be served."""
+
+
+class RunningServer(NamedTuple):
+    """A running server, and the model that requests name."""
+
+    target: Target
+    model: str
+
+
+type OwnModel = Annotated[
+    conf.Positional[str | None],
+    conf.arg(
+        metavar="[MODEL]",
+        help="start jinfercept serve with it: smollm2-135m, a Hugging Face directory or hub id, or a .gguf file",
+        help_behavior_hint="",
+    ),
+]
 
 
 class AgentCall(NamedTuple):
@@ -108,7 +131,7 @@ class AgentReply(NamedTuple):
     """What a server answered to a call."""
 
     prompt: AgentPrompt
-    reply: ClientReply
+    reply: Reply
 
 
 class Replay:
@@ -136,21 +159,21 @@ class Replay:
     async def _play(self, server: RunningServer, most_calls: int | None) -> None:
         waiting = list(range(len(self._sessions)))
 
-        async def work(client: Client) -> None:
+        async def work(client: AsyncOpenAI) -> None:
             while waiting:
                 await self._go_on(waiting.pop(0), server.model, client, most_calls)
 
-        async with Client(server.target) as client:
-            await client.ask(_ask(server.model, [1, 2, 3], 2))  # warm
+        async with server.target.client() as client:
+            await complete(client, server.model, [1, 2, 3], 2)  # warm
             await asyncio.gather(*(work(client) for _ in range(self._clients)))
 
-    async def _go_on(self, number: int, model: str, client: Client, most_calls: int | None) -> None:
+    async def _go_on(self, number: int, model: str, client: AsyncOpenAI, most_calls: int | None) -> None:
         for _ in count() if most_calls is None else range(most_calls):
             prompt = self._next[number]
             if prompt is None:
                 return
             await asyncio.sleep(prompt.call.gap_s)
-            reply = await client.ask(_ask(model, prompt.tokens, prompt.call.new))
+            reply = await complete(client, model, prompt.tokens, prompt.call.new)
             self.replies.append(AgentReply(prompt, reply))
             self._done(len(self.replies))
             try:
@@ -159,69 +182,128 @@ class Replay:
                 self._next[number] = None
 
 
-def agents_command(
-    servers: Servers, scale: Scale, clients: int, seed: int, *, restart: bool, json_path: str | None
-) -> int:
-    """Replay on each server, and print a table.
+@dataclass(frozen=True, kw_only=True)
+class Agents:
+    """The command."""
 
-    Args:
-        restart: replay on a server of ours, and on one that is ended and started again half-way.
+    own: OwnModel = None
+    base_url: Annotated[Repeated, conf.arg(metavar="[NAME=]URL")] = ()
+    """of a server that runs; several are compared"""
+    model: Maybe[str] = None
+    """to ask it for (default: the first that it names)"""
+    api_key: Maybe[str] = None
+    """to send (default: none)"""
+    timeout: float = 600.0
+    """seconds of a request"""
+    clients: int = 8
+    """agents at a time"""
+    scale_prompts: float = 0.03
+    """factor on the lengths of prompts, which are 12,000 to 62,000 tokens"""
+    scale_answers: float = 0.05
+    """factor on the lengths of answers"""
+    scale_seconds: float = 0.1
+    """factor on the seconds of tools"""
+    seed: int = 0
+    """of the tokens of prompts"""
+    restart: Switch = False
+    """play the sessions in two halves, on MODEL's server and on one that ends between them and is started again"""
+    json: Maybe[str] = None
+    """write the numbers to this file"""
+    engine: Annotated[EngineOptions, engine_flags("seed", *HOSTS)]
 
-    Returns:
-        The exit status: 1 if a request failed.
+    def run(self) -> int:
+        """Replay on each server, and print a table.
 
-    Raises:
-        ConfigError: an option makes no sense, or a server does not answer.
-    """
-    check_least("--clients", clients, 1)
-    for name, factor in scale._asdict().items():
-        if factor < 0 or (factor == 0 and name != "seconds"):
-            raise ConfigError(f"--scale-{name} is out of range", got=factor, fix="above 0")
-    if restart and servers.own is None:
-        raise ConfigError("--restart ends a server that is started here", got="no MODEL", fix="give a MODEL")
-    servers.check()
-    check_outputs((("--json", json_path),))
-    sessions = load_sessions(scale)
-    reports = (_restarted if restart else _unbroken)(servers, sessions, clients, seed)
-    show(_table(reports))
-    if json_path is not None:
-        write_all({json_path: lambda: write_json(json_path, reports)})
-    return int(any(report["errors"] for report in reports))
+        Returns:
+            The exit status: 1 if a request failed.
 
+        Raises:
+            ConfigError: an option makes no sense, or a server does not answer.
+        """
+        scale = Scale(self.scale_prompts, self.scale_answers, self.scale_seconds)
+        self._check(scale)
+        sessions = load_sessions(scale)
+        reports = list(self._restarted(sessions) if self.restart else self._unbroken(sessions))
+        show(_table(reports))
+        if self.json is not None:
+            write_json(self.json, reports)
+        return int(any(report["errors"] for report in reports))
 
-def _unbroken(servers: Servers, sessions: Sequence[Sequence[AgentCall]], clients: int, seed: int) -> list[Report]:
-    """The report of each server."""
-    reports, num_calls = list[Report](), sum(map(len, sessions))
-    with servers.running(Console(stderr=True)) as running, bar(Console(stderr=True)) as progress:
-        for server in running:
-            replay = Replay(sessions, clients, str(seed), teller(progress, server.target.name, num_calls))
-            replay.play(server)
-            reports.append(_report(server, server.target.name, replay.replies))
-    return reports
-
-
-def _restarted(servers: Servers, sessions: Sequence[Sequence[AgentCall]], clients: int, seed: int) -> list[Report]:
-    """The reports of a server, and of one that another one replaces half-way; the two have tokens of their own."""
-    reports, num_calls = list[Report](), sum(map(len, sessions))
-    half = max(map(len, sessions)) // 2
-    for title, is_replaced in (("unbroken", False), ("restarted", True)):
-        with bar(Console(stderr=True)) as progress:
-            replay = Replay(sessions, clients, f"{seed}/{title}", teller(progress, title, num_calls))
-            with servers.running(Console(quiet=True)) as [server]:
-                replay.play(server, half)
-                if not is_replaced:
+    def _unbroken(self, sessions: Sequence[Sequence[AgentCall]]) -> Iterator[Report]:
+        with self._running() as running:
+            for server in running:
+                with _counted(server.target.name, sessions) as done:
+                    replay = Replay(sessions, self.clients, str(self.seed), done)
                     replay.play(server)
-            if is_replaced:
-                with servers.running(Console(quiet=True)) as [server]:
-                    replay.play(server)
-        reports.append(_report(server, title, replay.replies))
-    return reports
+                yield _report(server, server.target.name, replay.replies)
+
+    def _restarted(self, sessions: Sequence[Sequence[AgentCall]]) -> Iterator[Report]:
+        """The reports of a server, and of one that another one replaces half-way; the two have tokens of their own."""
+        half = max(map(len, sessions)) // 2
+        for title, is_replaced in (("unbroken", False), ("restarted", True)):
+            with _counted(title, sessions) as done:
+                replay = Replay(sessions, self.clients, f"{self.seed}/{title}", done)
+                with self._running() as [server]:
+                    replay.play(server, half)
+                    if not is_replaced:
+                        replay.play(server)
+                if is_replaced:
+                    with self._running() as [server]:
+                        replay.play(server)
+            yield _report(server, title, replay.replies)
+
+    def _check(self, scale: Scale) -> None:
+        """Raise `ConfigError` if the flags contradict each other."""
+        check_least("--clients", self.clients, 1)
+        for name, factor in scale._asdict().items():
+            if factor < 0 or (factor == 0 and name != "seconds"):
+                raise ConfigError(f"--scale-{name} is out of range", got=factor, fix="above 0")
+        if self.restart and self.own is None:
+            raise ConfigError("--restart ends a server that is started here", got="no MODEL", fix="give a MODEL")
+        check_outputs((("--json", self.json),))
+        check_least("--timeout", self.timeout, 0.001)
+        if bool(self.base_url) == (self.own is not None):
+            got = "both" if self.base_url else "neither"
+            raise ConfigError("give either a MODEL or --base-url to measure", got=got, fix="give one of them")
+        if self.base_url and self.engine:
+            flags = ", ".join("--" + name.replace("_", "-") for name in self.engine)
+            raise ConfigError(
+                "these flags need a server that the command starts itself", got=flags, fix="give MODEL, or no such flag"
+            )
+        self._targets()
+
+    @contextmanager
+    def _running(self) -> Iterator[list[RunningServer]]:
+        """All servers, while they run. Raises `ConfigError` if one does not answer."""
+        if self.own is None:
+            yield [self._server(target) for target in self._targets()]
+            return
+        with child_server(self.own, self.engine) as url:
+            yield [self._server(make_target(f"jinfercept={url}", None, self.timeout))]
+
+    def _targets(self) -> list[Target]:
+        targets = [make_target(url, self.api_key, self.timeout) for url in self.base_url]
+        names = [target.name for target in targets]
+        if len(set(names)) < len(names):
+            raise ConfigError("two servers have the same name", got=", ".join(names), fix="give NAME=URL")
+        return targets
+
+    def _server(self, target: Target) -> RunningServer:
+        client = OpenAI(base_url=target.url, api_key=target.api_key or "none", timeout=target.timeout_s)
+        try:
+            return RunningServer(target, self.model or client.models.list().data[0].id)
+        except (APIError, LookupError, TypeError) as error:
+            fix = "start it, or check --base-url, --api-key and --model"
+            raise ConfigError(f"{target.name} names no model", got=error, fix=fix) from None
 
 
-def _ask(model: str, prompt: list[int], new_tokens: int) -> Ask:
-    body = {"model": model, "prompt": prompt, "max_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
-    options = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
-    return Ask("/completions", body | options)
+@contextmanager
+def _counted(title: str, sessions: Sequence[Sequence[AgentCall]]) -> Iterator[Callable[[int], None]]:
+    """A progress display of all calls; the result sets how many are done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=sum(map(len, sessions)))
+        yield lambda done: progress.update(task, completed=done)
 
 
 def _report(server: RunningServer, title: str, replies: Sequence[AgentReply]) -> Report:
@@ -235,7 +317,7 @@ def _report(server: RunningServer, title: str, replies: Sequence[AgentReply]) ->
         "model": server.model,
         "calls": len(replies),
         "errors": len(replies) - len(good),
-        "ms_per_token": 1e3 * sum(reply.seconds for reply in good) / max(1, generated),
+        "ms_per_token": 1e3 * sum(reply.end_s - reply.sent_s for reply in good) / max(1, generated),
         "first_token_p50_s": median(first_s) if first_s else None,
         "first_token_p95_s": quantiles(first_s, n=20)[-1] if len(first_s) > 1 else None,
         "prompt_tokens": prompts,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rich.console import Console
 
-from jinfercept.bench.peer_script import decode_rate
-from jinfercept.bench.throughput import token_times
+from benchmarks.peers.peer_script import decode_rate
+from benchmarks.throughput import token_times
 from jinfercept.cli.options import HOSTS, ModelName, Several, engine_flags
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError

@@ -12,7 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from jinfercept.bench.servers import child_server
+from benchmarks.servers import child_server
 
 WIDTH, HEIGHT = 1300, 860
 FLAGS = {"kv_tokens": 4096, "dtype": "bfloat16", "max_num_batched_tokens": 256}

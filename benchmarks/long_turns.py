@@ -51,10 +51,10 @@ from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.server.http.json_body import parsed
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.routes.chat_completions import make_chat
 from jinfercept.server.routes.engine_requests import RequestHints
+from jinfercept.server.routes.guarded_route import parsed
 from jinfercept.server.server_tools import ServerTools
 from jinfercept.server.service import Service
 from jinfercept.state.tool_history import ToolHistory

@@ -1,7 +1,7 @@
 """`python -m benchmarks moe`: decode and prefill of a small model with experts on this machine, beside transformers.
 
-The model is a Qwen3-MoE of random weights, written to a temporary folder that both engines load; `jinfercept bench throughput`
-measures them one after the other.
+The model is a Qwen3-MoE of random weights, written to a temporary folder that both engines load; the command
+`throughput` measures them one after the other.
 """
 
 import json
@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import ml_dtypes
 import numpy as np
 
+from benchmarks.throughput import Throughput
 from jinfercept.cli.options import HOSTS, Maybe, Several, engine_flags
-from jinfercept.cli.throughput import Throughput
 from jinfercept.config import EngineOptions
 from jinfercept.sim.tables import check_least
 

@@ -12,17 +12,17 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+from openai import AsyncOpenAI
 from rich.console import Console
 
-from jinfercept.bench.conversations import Style
-from jinfercept.bench.openai_client import Client, ClientReply, Target, check_client, make_target
-from jinfercept.bench.servers import child_server
+from benchmarks.client import Reply, Target, complete, make_target
+from benchmarks.servers import child_server
 from jinfercept.errors import ConfigError
 from jinfercept.sim.arrivals import arrival_times
-from jinfercept.sim.plots import Bars
 from jinfercept.sim.reports import percentiles
 from jinfercept.sim.tables import TextTable, check_least, number_text
 from studies.answer import StudyAnswer
+from studies.plots import Bars
 
 LOADS = (0.5, 1.0, 2.0)
 MODEST, MODEST_LOAD = ("a", "b", "c", "d"), 0.1
@@ -44,7 +44,7 @@ class KeyReply(NamedTuple):
 
     key: str
     at_s: float
-    reply: ClientReply
+    reply: Reply
 
 
 class OverloadBench(NamedTuple):
@@ -118,7 +118,7 @@ class OverloadBench(NamedTuple):
         begun_s = time.perf_counter()
         until_s = begun_s + (seconds or self.seconds)
 
-        async def loop(client: Client, number: int) -> None:
+        async def loop(client: AsyncOpenAI, number: int) -> None:
             count = 0
             while time.perf_counter() < until_s:
                 reply = await self._ask(client, f"saturation {number} {count}")
@@ -126,7 +126,7 @@ class OverloadBench(NamedTuple):
                 if reply.error is None:
                     ended.append(reply.end_s)
 
-        async with Client(_target(url, LOADING)) as client:
+        async with _target(url, LOADING).client() as client:
             await asyncio.gather(*(loop(client, number) for number in range(self.clients)))
         if not ended:
             raise ConfigError("the server answers nothing", got=url, fix="try a request of this size by hand")
@@ -144,14 +144,14 @@ class OverloadBench(NamedTuple):
         """
         began_s, replies = time.perf_counter(), list[KeyReply]()
 
-        async def send(client: Client, name: str, number: int, at_s: float) -> None:
+        async def send(client: AsyncOpenAI, name: str, number: int, at_s: float) -> None:
             await asyncio.sleep(began_s + at_s - time.perf_counter())
             reply = await self._ask(client, f"{play} {name} {number} {seed}")
             if at_s >= _WARM_UP * self.seconds:
                 replies.append(KeyReply(name, at_s, reply))
 
         async with asyncio.TaskGroup() as group:
-            clients = {key: await Client(_target(url, key)).__aenter__() for _, key, _ in keys}
+            clients = {key: _target(url, key).client() for _, key, _ in keys}
             tasks = {
                 group.create_task(send(clients[key], name, number, at_s)): name
                 for name, key, rate in keys
@@ -162,12 +162,13 @@ class OverloadBench(NamedTuple):
                 task.cancel()
             await asyncio.wait(tasks)
             for client in clients.values():
-                await client.__aexit__(None, None, None)
+                await client.close()
         return replies
 
-    async def _ask(self, client: Client, seed: str) -> ClientReply:
-        talk = Style(vocabulary=VOCABULARY).talk(self.model, self.prompt_tokens, seed)
-        return await client.ask(talk.ask(self.new_tokens))
+    async def _ask(self, client: AsyncOpenAI, seed: str) -> Reply:
+        rng = Random(seed)
+        prompt = [rng.randrange(VOCABULARY) for _ in range(self.prompt_tokens)]
+        return await complete(client, self.model, prompt, self.new_tokens)
 
     # -- what is shown -------------------------------------------------------------------------------------------------
 
@@ -223,7 +224,7 @@ class OverloadBench(NamedTuple):
             share = rates[last] / (max(rates.values()) or 1.0)
             yield f"{way}: goodput at load {last} is {share:.2f} of its maximum."
 
-    def _is_good(self, reply: ClientReply) -> bool:
+    def _is_good(self, reply: Reply) -> bool:
         return reply.error is None and reply.first_s is not None and reply.first_s <= self.limit_s
 
 
@@ -245,7 +246,6 @@ def _errors(replies: Sequence[KeyReply]) -> tuple[str, str]:
 
 def overload_command(bench: OverloadBench, out: str | None) -> int:
     """Measure, print and write; returns 0. Raises `ConfigError` if the options make no sense."""
-    check_client()
     for flag, value, least in (
         ("--seconds", bench.seconds, 1.0),
         ("--limit", bench.limit_s, 0.001),

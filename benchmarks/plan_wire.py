@@ -15,7 +15,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -24,7 +24,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from jinfercept.hosts.handshake import meet
 from jinfercept.hosts.link import HostLink, Kind
+from jinfercept.hosts.placement import PLANS_PORT, Placement
 from jinfercept.hosts.wire import decode_masks, decode_plan, encode_masks, encode_plan
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Masks, NewPages, Sample, StepPlan
@@ -92,32 +94,32 @@ def timed(work: Callable[[], object], count: int) -> float:
     return 1e6 * median(taken)
 
 
-def links(number: int) -> list[HostLink]:
-    """Connections whose other ends read all that comes."""
-    made = []
-    for _ in range(number):
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            made.append(HostLink(socket.create_connection(listener.getsockname())))
-            far = HostLink(listener.accept()[0])
-        threading.Thread(target=drain, args=(far,), daemon=True).start()
-    return made
+def links(num_hosts: int) -> tuple[HostLink, list[bytes]]:
+    """Host 0's link, and its connections to other hosts that read all that comes."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1] - PLANS_PORT
+    with ThreadPoolExecutor(num_hosts) as pool:
+        met = [*pool.map(lambda i: meet(Placement("127.0.0.1", port, num_hosts, i), {}, "", 60.0), range(num_hosts))]
+    for link, _ in met[1:]:
+        threading.Thread(target=drain, args=(link,), daemon=True).start()
+    return met[0][0], [*met[0][1].values()]
 
 
 def drain(link: HostLink) -> None:
     """Read frames until the connection ends."""
-    with suppress(OSError):
-        while True:
-            link.receive()
+    while not link.is_lost(b""):
+        link.wait()
+        link.receive()
 
 
-def measure(step: Step, ends: list[HostLink], count: int) -> dict[str, float]:
+def measure(step: Step, link: HostLink, peers: list[bytes], count: int) -> dict[str, float]:
     """Bytes, and µs of the parts."""
     plan, words = encode_plan(step.plan), encode_masks(step.masks)
 
     def send() -> None:
-        for link in ends:
-            link.send(Kind.FORWARD, plan)
-            link.send(Kind.SAMPLE, words)
+        for peer in peers:
+            link.send(Kind.FORWARD, plan, peer)
+            link.send(Kind.SAMPLE, words, peer)
 
     return {
         "bytes": len(plan) + len(words),
@@ -134,10 +136,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500, help="repetitions (default: 500)")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    ends, rows = links(options.hosts - 1), []
+    link, peers = links(options.hosts)
+    rows = []
     gc.freeze()
     for name, step in steps(options.batch).items():
-        rows.append({"step": name, "batch": options.batch, "hosts": options.hosts} | measure(step, ends, options.steps))
+        parts = measure(step, link, peers, options.steps)
+        rows.append({"step": name, "batch": options.batch, "hosts": options.hosts} | parts)
     table = Table(box=None, pad_edge=False)
     for name in ("step", "bytes", "encode µs", "send µs", "decode µs"):
         table.add_column(name, justify="left" if name == "step" else "right")

@@ -17,13 +17,13 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from jinfercept.bench.peer_script import forget_peak_memory, memory_gib
+from benchmarks.peers.peer_script import forget_peak_memory, memory_gib
 from jinfercept.llm import LLM
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import locate
 from jinfercept.models.model import untied
 from jinfercept.models.protocol import Params
-from jinfercept.server.heap import trim_heap
+from jinfercept.server.process import trim_heap
 from jinfercept.sim.tables import TextTable
 
 _WARM, _TIMED, _SHOWN = 3, 5, 5

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypedDict, get_type_hints
 
 from jinfercept.errors import ConfigError, nearest, shown
 from jinfercept.values.adapter_choice import AdapterChoice
-from jinfercept.values.option_types import check_type, option
+from jinfercept.values.option_types import check_bounds, check_type, option
 from jinfercept.values.plain import plain
 from jinfercept.values.speculative_config import SpeculativeConfig
 
@@ -41,9 +41,11 @@ class ModelOptions:
         "each 32 neighbours: up to twice as fast on a CPU, a little less exact",
     )
     seed: int = option(0, "seed of random weights and of requests that bring none")
-    max_model_len: int | None = option(None, "tokens per sequence; default: what the model and the KV pool allow")
+    max_model_len: int | None = option(
+        None, "tokens per sequence; default: what the model and the KV pool allow", least=2
+    )
     tensor_parallel_size: int | None = option(
-        None, "devices among which the model is cut; default: as many as `devices` names, else 1", "-tp"
+        None, "devices among which the model is cut; default: as many as `devices` names, else 1", "-tp", least=1
     )
     devices: str | None = option(None, "indices of JAX's devices, with commas, such as 0,1; default: the first ones")
     generation_config: str = option(
@@ -79,8 +81,11 @@ class AdapterOptions:
         None,
         "adapters that fit at a time, of any modules; what is not taken at the start can be loaded later; default: those of "
         "`loras`, with room for their modules alone",
+        least=1,
     )
-    max_lora_rank: int | None = option(None, "largest rank of an adapter; default: of `loras`, or 16 without any")
+    max_lora_rank: int | None = option(
+        None, "largest rank of an adapter; default: of `loras`, or 16 without any", least=1
+    )
     tool_lora: str | None = option(None, "the adapter of chats with tools that name none")
     tool_call_bias: float | None = option(None, "added to logits that open calls, in chats of `tool_lora`")
 
@@ -108,32 +113,37 @@ class CacheOptions:
         "format of KV pages, on the device and on the host; auto: the dtype; int8, fp8 (e4m3): a byte a number and a scale "
         "for each token's key and value of a head",
     )
-    page_size: int = option(16, "tokens per page", "--block-size")
+    page_size: int = option(16, "tokens per page", "--block-size", least=1)
     swap_space: float = option(
         4.0,
         "GiB of host memory for copies of pages and states, by default at most half of what weights and KV pool leave; 0 turns "
         "the host tier off",
+        least=0,
     )
     kv_disk: str | None = option(
         None,
         "folder of a disk of this machine in which contexts survive a restart; it is created, and used by one server at a time",
     )
     kv_disk_space: float | None = option(
-        None, "GiB that the contexts in `kv_disk` may take; default: half of what is free there"
+        None, "GiB that the contexts in `kv_disk` may take; default: half of what is free there", least=0
     )
     kv_disk_writes: float | None = option(
-        None, "GiB that may be written to `kv_disk` per day, since drives wear; default: the size of its file system"
+        None,
+        "GiB that may be written to `kv_disk` per day, since drives wear; default: the size of its file system",
+        least=0,
     )
     enable_prefix_caching: bool = option(True, "keep full pages of finished requests until their slots are wanted")
     num_states: int | None = option(
         None,
         "states of recurrent layers on the device, of running and paused sequences and of prefixes, in models that have such "
         "layers; default: four times max_num_seqs, or as many as a quarter of the free memory holds",
+        least=1,
     )
     num_window_tokens: int | None = option(
         None,
         "tokens of a pool of their own for layers that see a window; 0: they share that of the others; default: for contexts "
         "of 8 windows, if the longest sequence has at least 4",
+        least=0,
     )
 
 
@@ -160,14 +170,14 @@ class SchedulingOptions:
         "default: as measured last on this machine, else quick",
     )
     max_num_seqs: int = option(
-        32, "sequences that run at once; by default fewer if the KV pool or a step has no room for 32"
+        32, "sequences that run at once; by default fewer if the KV pool or a step has no room for 32", least=1
     )
     max_num_batched_tokens: int = option(
         512,
         "query tokens of the largest step; by default more if max_num_seqs, or max_model_len of whole prompts, is larger",
     )
     max_chunk_tokens: int | None = option(
-        None, "query tokens of one sequence in one step; default: no limit of its own"
+        None, "query tokens of one sequence in one step; default: no limit of its own", least=1
     )
     chunked_prefill: bool | None = option(
         None,
@@ -198,10 +208,12 @@ class AdvancedOptions:
     """How steps are executed; the defaults suit."""
 
     layers_per_step: int | None = option(
-        None, "layers per executable; default: as chosen by `jinfercept profile`, else 1 on a CPU, all of them on a GPU"
+        None,
+        "layers per executable; default: as chosen by `jinfercept profile`, else 1 on a CPU, all of them on a GPU",
+        least=1,
     )
     transfer_parts: int = option(
-        1, "pieces in which a page crosses the host link, each beside the compute of its own layers; 1: whole"
+        1, "pieces in which a page crosses the host link, each beside the compute of its own layers; 1: whole", least=1
     )
     staging_pages: int | None = option(
         None, "most pages of a context that cross the host link as one array, a power of two; default: 16, on a CPU 1"
@@ -232,9 +244,9 @@ class HostOptions:
         None,
         "HOST:PORT at which host 0 serves the others, there and at the next port; auto: as Slurm or Kubernetes says",
     )
-    num_hosts: int | None = option(None, "processes of the model; default: as Slurm says")
-    host_id: int | None = option(None, "this process's number, from 0; default: as Slurm or Kubernetes says")
-    host_timeout: float = option(300.0, "seconds that hosts wait for each other at the start")
+    num_hosts: int | None = option(None, "processes of the model; default: as Slurm says", least=1)
+    host_id: int | None = option(None, "this process's number, from 0; default: as Slurm or Kubernetes says", least=0)
+    host_timeout: float = option(300.0, "seconds that hosts wait for each other at the start", least=0)
 
 
 class RestartOptions(TypedDict, total=False):
@@ -350,28 +362,10 @@ class EngineConfig:
 
     def _check(self) -> None:
         cache, scheduling, advanced = self.cache, self.scheduling, self.advanced
-        for name, value, least in (
-            ("page_size", cache.page_size, 1),
-            ("kv_tokens", cache.kv_tokens, cache.page_size),
-            ("swap_space", cache.swap_space, 0),
-            ("num_states", cache.num_states, 1),
-            ("num_window_tokens", cache.num_window_tokens, 0),
-            ("kv_disk_space", cache.kv_disk_space, 0),
-            ("kv_disk_writes", cache.kv_disk_writes, 0),
-            ("max_model_len", self.model.max_model_len, 2),
-            ("tensor_parallel_size", self.model.tensor_parallel_size, 1),
-            ("max_loras", self.adapters.max_loras, 1),
-            ("max_lora_rank", self.adapters.max_lora_rank, 1),
-            ("max_num_seqs", scheduling.max_num_seqs, 1),
-            ("max_chunk_tokens", scheduling.max_chunk_tokens, 1),
-            ("layers_per_step", advanced.layers_per_step, 1),
-            ("transfer_parts", advanced.transfer_parts, 1),
-            ("num_hosts", self.hosts.num_hosts, 1),
-            ("host_id", self.hosts.host_id, 0),
-            ("host_timeout", self.hosts.host_timeout, 0),
-        ):
-            if value is not None and not value >= least:
-                raise ConfigError(f"{name} is too small", got=value, fix=f"at least {least}")
+        for name in GROUPS:
+            check_bounds(getattr(self, name))
+        if cache.kv_tokens is not None and cache.kv_tokens < cache.page_size:
+            raise ConfigError("kv_tokens is too small", got=cache.kv_tokens, fix=f"at least {cache.page_size}")
         if not 0 < cache.gpu_memory_utilization <= 1:
             raise ConfigError(
                 "gpu_memory_utilization is a share", got=cache.gpu_memory_utilization, fix="more than 0, at most 1"

@@ -34,7 +34,7 @@ from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.policies import PolicyChoice
 from jinfercept.sched.profile import Profile
-from jinfercept.startup.assembly import Recorder, end_token_ids
+from jinfercept.startup.assembly import end_token_ids
 from jinfercept.startup.chosen_tokenizer import TokenizerChoice
 from jinfercept.startup.host import EngineHost
 from jinfercept.startup.memory import MemoryPlan
@@ -197,7 +197,6 @@ class LLM(RolloutMethods, WeightControls):
     def restart(
         self,
         policy: PolicyChoice | None = None,
-        record: Recorder | None = None,
         estimator: EstimatorChoice | None = None,
         order: OrderChoice | None = None,
         **options: Unpack[RestartOptions],
@@ -209,14 +208,13 @@ class LLM(RolloutMethods, WeightControls):
         Args:
             policy, estimator, order: as for a new `LLM`; by default the name, place, class or function chosen last. An object
                 counts for one engine.
-            record: makes a fold over what happens to requests, see `RequestLog`.
             options: of `RestartOptions`; the others keep their values.
 
         Raises:
             ConfigError: an option is fixed once executables are compiled, or out of range; or a part has not its shape.
             RequestError: requests are not finished, or the LLM is closed.
         """
-        self.engine.restart(policy, record, estimator, order, options)
+        self.engine.restart(policy, estimator, order, options)
         self._requests.forget_chats()
 
     # -- prompts and conversations ---------------------------------------------------------------------------------

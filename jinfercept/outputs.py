@@ -35,6 +35,7 @@ class Interception:
         duration_s: from the pause to the last result.
         context: where the context was when the request ran again; None if it never did.
         delay_s: from the last result to the next token, or to the request's end before it; None without results.
+        began_s: the pause, in seconds of the engine's clock.
     """
 
     calls: tuple[Call, ...]
@@ -43,6 +44,7 @@ class Interception:
     duration_s: float = 0.0
     context: ContextUse | None = None
     delay_s: float | None = None
+    began_s: float = 0.0
     __repr__ = short_repr
 
 

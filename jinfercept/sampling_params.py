@@ -9,7 +9,7 @@ from typing import Any, Self
 from jinfercept.errors import ArgumentError, RequestError, shown
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.values.plain import plain
-from jinfercept.values.vllm_names import RENAMED_SAMPLING, unknown_argument
+from jinfercept.values.vllm_names import NAMES, no_such
 
 MAX_TEMPERATURE = 1e6
 MAX_LOGPROBS = 20
@@ -115,7 +115,7 @@ class SamplingParams:
             )
         names = [field.name for field in fields(cls)]
         for name in sorted(parameters.keys() - {*names}):
-            raise unknown_argument("there is no such sampling parameter", name, names, RENAMED_SAMPLING)
+            raise no_such(ArgumentError, "there is no such sampling parameter", name, names, NAMES["renamed_sampling"])
         return object.__new__(cls)
 
     def __post_init__(self) -> None:

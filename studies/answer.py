@@ -8,13 +8,14 @@ from typing import NamedTuple
 from rich.console import Console
 
 from jinfercept.errors import ConfigError
-from jinfercept.sim.plots import Panel, draw
-from jinfercept.sim.reports import write_all, write_csv
+from jinfercept.sim.reports import write_all
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.sweep import INTERRUPTED, SweepRun, sweep
 from jinfercept.sim.tables import TextTable, show
+from studies.csv_rows import write_csv
 from studies.finished_runs import FinishedRuns
 from studies.markdown_table import titled_table
+from studies.plots import Panel, draw
 
 
 class StudyEffort(NamedTuple):

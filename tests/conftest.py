@@ -53,7 +53,6 @@ SLOWEST_FIRST = (
     "studies/",
     "pallas/",
     "runner/",
-    "bench/",
     "engine/",
     "server/",
     "state/",

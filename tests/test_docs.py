@@ -35,7 +35,7 @@ def test_the_documentation_builds_without_a_warning(
     reference = (tmp_path / "html" / "api.html").read_text()
     assert all(f"jinfercept.{name}" in reference for name in ("llm.LLM.generate", "calls.Tool"))
     commands = (tmp_path / "html" / "commands.html").read_text()
-    assert all(f"usage: jinfercept {name} " in commands for name in ("serve", "bench throughput", "bench sessions"))
+    assert all(f"usage: jinfercept {name} " in commands for name in ("serve", "simulate"))
     assert "usage: python -m studies paper " in commands
 
 

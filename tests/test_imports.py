@@ -46,7 +46,6 @@ def test_only_those_who_wait_for_others_use_asyncio() -> None:
         "protocols",
         "server",
         "fleet",
-        "bench",
         "cli",
     }
     others = [file for file in PACKAGE.rglob("*.py") if file.relative_to(PACKAGE).parts[0] not in waiting]

@@ -27,7 +27,7 @@ from jinfercept import (
 )
 from jinfercept.config import ALIASES, OPTIONS
 from jinfercept.startup.chosen_tokenizer import as_tokenizer
-from jinfercept.values.vllm_names import ATTRIBUTES, RENAMED_CALLS, RENAMED_SAMPLING, UNNEEDED, own_options
+from jinfercept.values.vllm_names import NAMES, own_options
 from tests.support.engine_state import engine_state
 from tests.support.sample_tokenizers import byte_level
 from tests.support.scripted_model import Make
@@ -48,9 +48,9 @@ def own(**options: Any) -> dict[str, Any]:
 
 
 def test_every_flag_of_vllm_that_serve_takes_is_an_argument_of_an_llm() -> None:
-    for flag, (_, values, _) in UNNEEDED.items():
+    for flag, (_, *values) in NAMES["unneeded"].items():
         name = flag.removeprefix("--").replace("-", "_")
-        for value in (None, *((True, False) if values is None else values or ("anything", {}, 3))):
+        for value in (None, *(("anything", {}, 3) if values == ["*"] else values or (True, False))):
             assert own(**{name: value}) == {}
     assert own(pipeline_parallel_size=1, cpu_offload_gb=0, data_parallel_size=np.int64(1)) == {}
     assert own(block_size=32, enable_chunked_prefill=True) == {"page_size": 32, "chunked_prefill": True}
@@ -164,7 +164,7 @@ def test_sampling_parameters_are_given_by_name() -> None:
     for error in (RequestError, TypeError):
         with pytest.raises(error, match="by name"):
             SamplingParams(1)  # pyright: ignore[reportCallIssue]
-    for name, fix in RENAMED_SAMPLING.items():
+    for name, fix in NAMES["renamed_sampling"].items():
         given: dict[str, Any] = {name: 1}
         with pytest.raises(TypeError, match=re.escape(f"got {name}; fix: {fix}")):
             SamplingParams(**given)
@@ -249,7 +249,7 @@ def test_the_prefix_cache_is_dropped_for_those_who_have_finished(make_scripted: 
 
 def test_a_name_that_an_llm_has_not_is_an_error_that_says_which_it_has(make_scripted: Make) -> None:
     llm = make_scripted(None).llm
-    for name, fix in ATTRIBUTES.items():
+    for name, fix in NAMES["attributes"].items():
         assert not hasattr(llm, name)
         for error in (AttributeError, RequestError):
             with pytest.raises(error, match=re.escape(f"got {name}; fix: {fix}")):
@@ -263,7 +263,7 @@ def test_the_page_names_everything_that_has_another_name_here() -> None:
     page = (Path(__file__).parents[1] / "docs" / "migration.md").read_text(encoding="utf-8")
     table = page.split("Other names are refused")[1].split("## Endpoints")[0]
     names = [name for row in re.findall(r"^\| (`.+?`) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)]
-    assert set(names) == ATTRIBUTES.keys() | RENAMED_CALLS.keys() | RENAMED_SAMPLING.keys()
+    assert set(names) == NAMES["attributes"].keys() | NAMES["renamed_calls"].keys() | NAMES["renamed_sampling"].keys()
     assert len(names) == len(set(names))
 
 

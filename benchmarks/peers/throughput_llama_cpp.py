@@ -1,19 +1,17 @@
-"""llama.cpp as a peer of `jinfercept bench throughput`: a script for an interpreter with llama-cpp-python. See `peer_script`.
+"""llama.cpp as a peer of `python -m benchmarks throughput`: a script for an interpreter with
+llama-cpp-python. See `peer_script`.
 
 It reads GGUF files only, and computes with their quantisation whatever the dtype.
 """
 
 import ctypes
 import os
-import sys
 import time
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[2] / "jinfercept" / "bench"))
 peer_script: Any = import_module("peer_script")
 MOST_TOKENS = 2048
 """Tokens of a call."""

@@ -1,15 +1,13 @@
-"""Hugging Face transformers as a peer of `jinfercept bench throughput`: a script for an interpreter with torch.
+"""Hugging Face transformers as a peer of `python -m benchmarks throughput`: a script for an interpreter with torch.
 
 See `peer_script`.
 """
 
-import sys
 import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[2] / "jinfercept" / "bench"))
 peer_script: Any = import_module("peer_script")
 
 

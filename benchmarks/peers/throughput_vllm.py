@@ -1,17 +1,15 @@
-"""vLLM as a peer of `jinfercept bench throughput`: a script for an interpreter that has it. See `peer_script`.
+"""vLLM as a peer of `python -m benchmarks throughput`: a script for an interpreter that has it. See `peer_script`.
 
 A GGUF file gives the architecture only: the weights are random, of the dtype of the work.
 """
 
 import os
-import sys
 import tempfile
 import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[2] / "jinfercept" / "bench"))
 peer_script: Any = import_module("peer_script")
 
 

@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.replay import Replayed, different, replay
 from benchmarks.suite.attention_cases import interleaved, make_batch, random_queries
 from benchmarks.suite.sizes import Checked, HeadSizes, Row, Sizes
-from jinfercept.bench.replay import Replayed, different, replay
 from jinfercept.layouts.interleaved import with_padded_heads
 from jinfercept.layouts.kv_rows import is_quantised, stored_dtype
 from jinfercept.layouts.pages import Batch, KVPages, kv_shape, write_kv

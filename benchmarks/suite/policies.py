@@ -13,8 +13,8 @@ from contextlib import closing
 from dataclasses import replace
 from random import Random
 
+from benchmarks.replay import Replayed, different, replay, resize_host, simulation
 from benchmarks.suite.sizes import GIB, Agents, Policies, Row, Sizes
-from jinfercept.bench.replay import Replayed, different, replay, resize_host, simulation
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.sim.agent_sessions import fitting, scaled_sessions
@@ -38,7 +38,7 @@ def rows(sizes: Sizes) -> Iterator[Row]:
     load = sizes.policies
     config = sizes.models[load.model]
     rng = Random(0)
-    drawn = arrivals(lambda: draw("mixed", rng, "trace"), load.rate, load.duration_s, rng)
+    drawn = arrivals(lambda: draw("mixed", rng), load.rate, load.duration_s, rng)
     write = random_tokens(config.vocab_size, 0)
     requests = [
         (at_s, make_request(number, script, write))

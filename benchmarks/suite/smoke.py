@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
+from benchmarks.replay import different, replay
 from benchmarks.suite.sizes import Row, Sizes
-from jinfercept.bench.replay import different, replay
 from jinfercept.sim.scripted import make_request, random_tokens
 from jinfercept.sim.workload import Script, Segment
 from jinfercept.startup.start import EngineSetup, set_up

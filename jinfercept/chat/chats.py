@@ -272,7 +272,7 @@ def _later_beginning(
 def _markup(tokenizer: Tokenizer, form: ToolCallFormat | None, reasoning: ReasoningFormat | None) -> frozenset[int]:
     """Special tokens that mark calls or reasoning."""
     marks = (
-        *((*form.tags, *form.tokens) if form else ()),
+        *(form.tags if form else ()),
         *((reasoning.opening, reasoning.closing) if reasoning else ()),
     )
     return frozenset(_tokens_of(marks, tokenizer))

@@ -63,7 +63,7 @@ class ChatOptions(TypedDict, total=False):
 
 
 class VllmArguments(TypedDict, total=False):
-    """Arguments of vLLM's methods for which nothing is done; values that ask for something are refused (`vllm_names.CALLS`)."""
+    """Arguments of vLLM's methods for which nothing is done; values that ask for something are refused (`vllm_names`)."""
 
     use_tqdm: Any
     lora_request: None

@@ -9,11 +9,10 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from jinfercept.errors import ConfigError, EngineError, JinferceptError, nearest
-from jinfercept.values.vllm_names import RENAMED, UNNEEDED, VALUES, own_value
+from jinfercept.values.vllm_names import NAMES, own_value, unneeded
 from jinfercept.version import __version__
 
 HELP = ("-h", "--help")
-_SHORT = {flag.short: name for name, flag in UNNEEDED.items() if flag.short is not None} | {"-q": "--quantization"}
 
 
 class Command(Protocol):
@@ -55,7 +54,7 @@ def run_command_line(prog: str, description: str, commands: Mapping[str, Entry],
     """Run the command that a command line names.
 
     Args:
-        commands: by their names; names of two words are commands of a group.
+        commands: by their names.
         words: behind `prog`.
 
     Returns:
@@ -78,26 +77,17 @@ def _run_words(prog: str, description: str, commands: Mapping[str, Entry], words
     if not words or words[0] in HELP:
         print(_overview(prog, description, commands))
         return 0
-    group = {name: entry for name, entry in commands.items() if name.startswith(f"{words[0]} ")}
-    if group and len(words) > 1 and words[1] in HELP:
-        print(_overview(prog, description, group))
-        return 0
     return run_command(parse_command_line(prog, commands, words), prog)
 
 
 def parse_command_line(prog: str, commands: Mapping[str, Entry], words: Sequence[str]) -> Command:
     """The command that a command line names, with its flags. Raises `SystemExit` as `run_command_line`."""
-    for length in (1, 2):
-        name = " ".join(words[:length])
-        if name in commands:
-            return commands[name].parse(f"{prog} {name}", words[length:])
-    if words[0].startswith("-"):
-        raise refusal(prog, f"a command comes before its flags; got {words[0]}")
-    group = [command for command in commands if command.startswith(f"{words[0]} ")]
-    if group and len(words) == 1:
-        raise refusal(prog, f"{words[0]} is a group of commands; one of {', '.join(group)}")
-    name, choices = " ".join(words[: 2 if group else 1]), group or list(commands)
-    raise refusal(prog, f"no such command: {name}{nearest(name, choices)}; one of {', '.join(choices)}")
+    name = words[0]
+    if name in commands:
+        return commands[name].parse(f"{prog} {name}", words[1:])
+    if name.startswith("-"):
+        raise refusal(prog, f"a command comes before its flags; got {name}")
+    raise refusal(prog, f"no such command: {name}{nearest(name, list(commands))}; one of {', '.join(commands)}")
 
 
 def run_command(command: Command, prog: str = "jinfercept") -> int:
@@ -145,22 +135,21 @@ def take_unneeded(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
             rest += [word, *queue]
             break
         name, value = _split(word)
-        if name in RENAMED:
-            raise ConfigError("this flag has another name in jinfercept", got=name, fix=RENAMED[name])
-        flag = UNNEEDED.get(name)
-        if flag is None:
+        if name in NAMES["renamed"]:
+            raise ConfigError("this flag has another name in jinfercept", got=name, fix=NAMES["renamed"][name])
+        row = NAMES["unneeded"].get(name)
+        if row is None:
             rest.append(word)
-            if name in VALUES and (value is not None or queue):
+            if name in NAMES["values"] and (value is not None or queue):
                 value = queue.popleft() if value is None else value
                 rest[-1:] = [name, ours := own_value(name, value)]
                 notes += [f"{name} {value} is {name} {ours} here"] * (ours != value)
             continue
-        if flag.values is not None:
-            value = value if value is not None else queue.popleft() if queue else ""
-            if flag.values and value not in flag.values:
-                fix = f"leave it out, or give {' or '.join(flag.values)}"
-                raise ConfigError(flag.why, got=f"{name} {value}", fix=fix)
-        notes.append(f"{name} is not needed: {flag.why}")
+        if len(row) == 1:
+            value = None
+        elif value is None:
+            value = queue.popleft() if queue else ""
+        notes.append(f"{name} is not needed: {unneeded(row, value, f'{name} {value}')}")
     return rest, tuple(dict.fromkeys(notes))
 
 
@@ -169,4 +158,4 @@ def _split(word: str) -> tuple[str, str | None]:
     name, separator, value = word.partition("=")
     if word.startswith("-O") and name != "-O":
         name, separator, value = "-O", "=", word[2:]
-    return _SHORT.get(name, name), value if separator else None
+    return NAMES["short"].get(name, name), value if separator else None

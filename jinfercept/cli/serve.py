@@ -48,7 +48,7 @@ class Serve:
         """Serve until a signal ends it; returns 0."""
         options = self.options()
         try:
-            from jinfercept.server.exit_limit import end_process_by
+            from jinfercept.server.process import end_process_by
             from jinfercept.server.serve import listen
             from jinfercept.server.serve import serve as serve_until_signal
             from jinfercept.server.server_tools import open_server_tools

@@ -1,43 +1,45 @@
 """`jinfercept simulate`: one run, or all combinations of rates, policies, orders and seeds side by side. Imports no JAX.
 
-Refuses wrong options before anything runs; ends with one table and, where asked for, JSON, CSV and a picture.
+Refuses wrong options before anything runs; ends with one table and, where asked for, JSON, a picture
+and the decisions of one run.
 """
 
+import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
 from typing import Annotated
 
 from rich.console import Console
-from rich.progress import Progress
 from tyro import conf
 
 from jinfercept.cli.options import Maybe, Several, option_flags
-from jinfercept.cli.simulated_loads import ORDER_NAMES, POLICY_NAMES, check_policies, drawer, load, session_loads
 from jinfercept.cli.simulation_table import LEGEND, SESSION_LEGEND, curves, exit_status, table
 from jinfercept.config import CacheOptions, EngineOptions, SchedulingOptions
 from jinfercept.errors import ConfigError
+from jinfercept.kv.manager import KVManager
 from jinfercept.machine import num_processors
+from jinfercept.meter.engine_stats import EngineStats
+from jinfercept.meter.request_log import RequestLog
 from jinfercept.meter.turns import LIMITS, LatencyLimits
 from jinfercept.sched.named_profiles import load_profile
-from jinfercept.sched.orders import check_order_choice
-from jinfercept.sim.agent_sessions import fitting
-from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.distributions import Like
-from jinfercept.sim.plots import check_drawing, draw
-from jinfercept.sim.recording import name_files, run_path
-from jinfercept.sim.reports import check_outputs, write_csv, write_files, write_json
+from jinfercept.sched.orders import ORDERS, check_order_choice
+from jinfercept.sched.plugins import check_name, is_place
+from jinfercept.sched.policies import SETTINGS, PolicyInputs, check_choice
+from jinfercept.sim.agent_sessions import ScriptedSession, fitting
+from jinfercept.sim.arrivals import Arrival, arrivals
+from jinfercept.sim.own_workload import OwnWorkload
+from jinfercept.sim.plots import check_drawing, draw_latencies
+from jinfercept.sim.reports import check_outputs, write_files, write_json
 from jinfercept.sim.session_clients import SessionLoad
-from jinfercept.sim.simulation import STUDIED_ESTIMATORS, Simulation
-from jinfercept.sim.sweep import INTERRUPTED, Report, SimulatedLoad, SweepRun, sweep
+from jinfercept.sim.simulation import BOUNDS, SIMULATED_ESTIMATORS, Simulation
+from jinfercept.sim.sweep import SimulatedLoad, SweepRun, sweep
 from jinfercept.sim.tables import check_least, listed, numbers, show
 from jinfercept.sim.trace_files import load_sessions, trace_form
-
-TABLE_NOTE = (
-    "note: the contexts of the paper's table exceed its own window of 2,048 tokens (ve: 2,185 on average). "
-    "The generator cuts each request where it reaches the window, so means come out below the table's."
-)
+from jinfercept.sim.workload import Script, from_trace, load_trace
+from jinfercept.sim.workload import draw as draw_script
 
 KV_TOKENS = 53_000
 """Tokens of the device pool, unless the user says otherwise."""
@@ -45,6 +47,8 @@ MOST = 1_000_000
 """Sequences, tokens of a page, processes."""
 
 _SERVED = SchedulingOptions()
+POLICY_NAMES = ", ".join((*SETTINGS, *BOUNDS))
+ORDER_NAMES = ", ".join(ORDERS)
 SOURCE = conf.create_mutex_group(required=False, title="requests")
 
 
@@ -59,8 +63,6 @@ class Simulate:
     """mixed, math, qa, ve, chat, image or tts; or your own as path.py:Class"""
     live: Several = ()
     """sessions of agents at a time: one that ends is replaced by the next; instead of --rate"""
-    like: Like = "trace"
-    """statistics of the workload"""
     profile: str = "paper-gptj-6b-a100"
     """a named profile, or a JSON file"""
     policy: Annotated[
@@ -73,8 +75,8 @@ class Simulate:
     estimator: Annotated[
         Maybe[str],
         conf.arg(
-            help=f"of durations: {', '.join(STUDIED_ESTIMATORS)}; or your own as path.py:Class (default: elapsed; for sessions "
-            f"{_SERVED.estimator}, as served)"
+            help=f"of durations: {', '.join(SIMULATED_ESTIMATORS)}; or your own as path.py:Class (default: elapsed; for "
+            f"sessions {_SERVED.estimator}, as served)"
         ),
     ] = None
     order: Annotated[
@@ -109,12 +111,10 @@ class Simulate:
     """processes at a time"""
     json: Maybe[str] = None
     """write the reports to this file"""
-    csv: Maybe[str] = None
-    """write a row for each run to this file"""
     plot: Maybe[str] = None
     """draw latency against rate into this file"""
     decisions: Maybe[str] = None
-    """write every decision to this file"""
+    """write every decision to this file, a JSON line each; of one run"""
     options: Annotated[EngineOptions, option_flags("page_size", "chunked_prefill", "preemption")]
 
     def run(self) -> int:
@@ -127,16 +127,28 @@ class Simulate:
             ConfigError: the options make no sense.
         """
         self._check()
-        if self.like == "table":
-            print(TABLE_NOTE, file=sys.stderr)
-        runs = self._runs()
-        console = Console(stderr=True)
-        reports = sweep(runs, self.jobs, console) if len(runs) > 1 else [play_here(runs[0], console)]
+        simulations = [self._simulation(policy, order) for policy in self._policies for order in self._orders(policy)]
+        runs = [SweepRun(simulation, load) for load in self._loads() for simulation in simulations]
+        if len(runs) > 1 and self.decisions is not None:
+            raise ConfigError(
+                "--decisions is of one run", got=f"{len(runs)} runs", fix="give one policy, rate and seed"
+            )
+        stats = list[EngineStats]()
+
+        def watch(log: RequestLog, kv: KVManager, inputs: PolicyInputs, synchronous: bool) -> None:
+            stats.append(EngineStats(log, kv, inputs, synchronous=synchronous, num_decisions=None))
+
+        reports = sweep(runs, self.jobs, Console(stderr=True), watch=watch if self.decisions is not None else None)
         show(table(reports))
         print(SESSION_LEGEND if self._plays_sessions else LEGEND, file=sys.stderr)
-        if len(runs) > 1:
-            name_files(run.decisions for run in runs)
-        self._write(reports, f"{self._name}, {runs[0].simulation.profile.name}")
+        title = f"{self._name}, {runs[0].simulation.profile.name}"
+        write_files(
+            {
+                self.json: lambda path: write_json(path, reports),
+                self.plot: lambda path: draw_latencies(path, title, curves(reports)),
+                self.decisions: lambda path: _write_decisions(path, stats),
+            }
+        )
         return exit_status(reports)
 
     @property
@@ -175,32 +187,19 @@ class Simulate:
         check_policies(self._policies)
         for order in listed(self.order):
             check_order_choice(order)
-        files = (("--json", self.json), ("--csv", self.csv), ("--plot", self.plot))
-        check_outputs((*files, ("--decisions", self.decisions)))
+        check_outputs((("--json", self.json), ("--plot", self.plot), ("--decisions", self.decisions)))
         if self.plot is not None:
             check_drawing(self.plot)
-        if self.like == "table" and self.trace is not None:
-            raise ConfigError("--like and --trace cannot be combined", got="a trace too", fix="leave out one of them")
         if self.live and not self._plays_sessions:
             raise ConfigError("--live needs a trace of sessions", got="no such trace", fix="name one with --trace")
         if self.live and self.rate:
             raise ConfigError("--live and --rate cannot be combined", got="both", fix="leave out one of them")
 
-    def _runs(self) -> list[SweepRun]:
-        """Every combination of rate, seed, policy and order, each with a file of its own for its decisions."""
-        simulations = [self._simulation(policy, order) for policy in self._policies for order in self._orders(policy)]
-        runs = [SweepRun(simulation, load) for load in self._loads() for simulation in simulations]
-        if len(runs) == 1:
-            return [replace(runs[0], decisions=self.decisions)]
-        runs = [replace(run, decisions=run_path(self.decisions, run.file_name)) for run in runs]
-        check_outputs(("--decisions", run.decisions) for run in runs)
-        return runs
-
     def _loads(self) -> Sequence[SimulatedLoad[Sequence[Arrival] | SessionLoad]]:
         seeds = numbers("--seed", self.seed or ("0",), int)
         rates = numbers("--rate", self.rate or ("3.5",), float)
         if not self._plays_sessions:
-            source = drawer(self.trace, self.workload, self.like, self._longest)
+            source = drawer(self.trace, self.workload, self._longest)
             return [
                 load(self._name, source, rate, self.duration, seed, self.burstiness) for rate in rates for seed in seeds
             ]
@@ -257,22 +256,61 @@ class Simulate:
             limits=LatencyLimits(self.first_token_limit, self.per_token_limit),
         )
 
-    def _write(self, reports: Sequence[Report], title: str) -> None:
-        """Write the files that were asked for."""
-        write_files(
-            {
-                self.json: lambda path: write_json(path, reports),
-                self.csv: lambda path: write_csv(path, reports),
-                self.plot: lambda path: draw(path, [[curves(title, reports)]]),
-            }
-        )
+
+def _write_decisions(path: str, stats: Sequence[EngineStats]) -> None:
+    lines = [json.dumps(asdict(decision)) for of_run in stats for decision in of_run.decisions]
+    Path(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def play_here(run: SweepRun, console: Console) -> Report:
-    """The report of a run; what Ctrl-C ends is one that has failed, as in a sweep."""
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task(run.simulation.policy_name, total=run.simulation.most_s)
-        try:
-            return run.play(lambda now: progress.update(task, completed=now))
-        except KeyboardInterrupt:
-            return run.failed(INTERRUPTED)
+def check_policies(names: Sequence[str]) -> None:
+    """Raise `ConfigError` unless all of these can be simulated: a policy, by name or place, or a bound."""
+    for name in names:
+        if is_place(name):
+            check_choice(name)
+        else:
+            check_name("policy", name, SETTINGS | BOUNDS)
+
+
+def drawer(trace: str | None, workload: str, max_model_len: int) -> Callable[[Random], Callable[[], Script]]:
+    """How requests are drawn from a trace or, without one, generated.
+
+    Raises:
+        ConfigError: no such trace or workload (`OwnWorkload`), or requests longer than `max_model_len`.
+    """
+    if trace is None and is_place(workload):
+        return OwnWorkload(workload, max_model_len).drawer
+    if trace is None:
+        draw_script(workload, Random(0))
+        return lambda rng: lambda: draw_script(workload, rng)
+    scripts = load_trace(trace)
+    longest = max(script.context for script in scripts)
+    if longest >= max_model_len:
+        raise ConfigError("the trace has a request that is too long", got=longest, fix=f"below {max_model_len} tokens")
+    return lambda rng: from_trace(scripts, rng)
+
+
+def load(
+    workload: str,
+    source: Callable[[Random], Callable[[], Script]],
+    rate: float,
+    duration: float,
+    seed: int,
+    burstiness: float = 1.0,
+) -> SimulatedLoad[Sequence[Arrival]]:
+    """Arrivals from a source. Raises `ConfigError` if rate, duration or burstiness are out of range."""
+    rng = Random(seed)
+    return SimulatedLoad(workload, rate, seed, arrivals(source(rng), rate, duration, rng, burstiness))
+
+
+def session_loads(
+    workload: str,
+    sessions: Sequence[ScriptedSession],
+    live: Sequence[int],
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    duration: float,
+) -> list[SimulatedLoad[SessionLoad]]:
+    """Loads of sessions, by numbers of live ones or, without any, by rates."""
+    loads = [SessionLoad(sessions, seed, count, 0.0, duration) for count in live for seed in seeds]
+    loads = loads or [SessionLoad(sessions, seed, 0, rate, duration) for rate in rates for seed in seeds]
+    return [SimulatedLoad(workload, load.rate, load.seed, load) for load in loads]

@@ -5,8 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from jinfercept.sim.plots import COLOURS, CurvePanel, PlottedCurve
-from jinfercept.sim.reports import group, latency_ms, over_seeds
+from jinfercept.sim.reports import Range, group, latency_ms, over_seeds
 from jinfercept.sim.sweep import INTERRUPTED, Report
 from jinfercept.sim.tables import number_text, plain_table
 
@@ -121,11 +120,12 @@ def _cell(name: str, reports: Sequence[Report], value: Callable[[Mapping[str, An
     return f"{spread.mean:.1%}" if name == "waste" else number_text(spread.mean)
 
 
-def curves(title: str, reports: Sequence[Report]) -> CurvePanel:
-    """Latency against rate, a line for each policy and order."""
-    lines = []
+def curves(reports: Sequence[Report]) -> dict[str, list[tuple[float, Range]]]:
+    """Latency by rate, for each policy and order that served requests."""
+    lines = {}
     for policy, same in group(reports, scheduled_by).items():
         by_rate = group(same, lambda report: report["rate"])
-        points = [(rate, spread) for rate in sorted(by_rate) if (spread := over_seeds(by_rate[rate], latency_ms))]
-        lines.append(PlottedCurve(policy, points, COLOURS.get(policy)))
-    return CurvePanel(title, lines)
+        lines[policy] = [
+            (rate, spread) for rate in sorted(by_rate) if (spread := over_seeds(by_rate[rate], latency_ms))
+        ]
+    return {policy: points for policy, points in lines.items() if points}

@@ -168,7 +168,7 @@ class AsyncCallQueue:
         flight.awaited = {call.id: None for call in calls}
         pending_calls = tuple(pending.pending._replace(head_start_s=now - pending.began_s) for pending in awaited)
         self._scheduler.intercept(session.sequence, now, pending_calls, begun=True)
-        session.interceptions.append(Interception(calls))
+        session.interceptions.append(Interception(calls, began_s=now))
         events.append(Intercepted(session.request.id, calls))
 
     def _resume(self, session: Session, flight: CallsInFlight, events: list[Event]) -> None:
@@ -182,7 +182,8 @@ class AsyncCallQueue:
         tokens, shown = self._read_queue(session, flight)
         span = (len(session.stream) - len(tokens), len(session.stream))
         session.resumed_s = self._clock.now()
-        session.interceptions[-1] = Interception(pause.calls, results, span, min(waited_s, max(0.0, lasted_s)))
+        duration_s = min(waited_s, max(0.0, lasted_s))
+        session.interceptions[-1] = Interception(pause.calls, results, span, duration_s, began_s=pause.began_s)
         self._scheduler.resume(sequence, tokens)
         interrupts = tuple(session.interrupts[number:])
         events.append(Resumed(session.request.id, results, tuple(tokens), shown, interrupts))

@@ -319,7 +319,7 @@ class RequestLifecycle:
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def _intercept(self, session: Session, calls: tuple[Call, ...], now: float, events: list[Event]) -> None:
-        session.interceptions.append(Interception(calls))
+        session.interceptions.append(Interception(calls, began_s=now))
         number = len(session.interceptions)
         pending = tuple(
             session.pending(call, (session.request.id, number, index), call.expected_s)
@@ -357,6 +357,7 @@ class RequestLifecycle:
             rendered,
             (start, start + len(tokens)),
             min(waited_s, lasted_s(pause.calls, results, tools) or waited_s),  # not until the engine noticed
+            began_s=pause.began_s,
         )
         ended = tuple(
             CallDuration(result.duration_s, result.status not in ("timeout", "unknown_tool", "started"))

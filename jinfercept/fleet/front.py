@@ -33,10 +33,9 @@ from jinfercept.server.access.key_file import KeyRules
 from jinfercept.server.access.key_limits import KeyLimits
 from jinfercept.server.access.keys import Keys, watch_key_file
 from jinfercept.server.http.access_log import DETAILS
-from jinfercept.server.http.disconnection import disconnected
 from jinfercept.server.http.error_handlers import add_handlers
 from jinfercept.server.http.middleware import add_middleware
-from jinfercept.server.http.request_body import read_body
+from jinfercept.server.http.request_body import disconnected, read_body
 from jinfercept.server.options import ServerOptions
 
 log = logging.getLogger("jinfercept.server")

@@ -55,15 +55,6 @@ class KnownPrefix:
         self._holders = tuple([holder for holder in self._holders if not holder.forgotten])
         return self._holders
 
-    @property
-    def num_holders(self) -> int:
-        """How many replicas hold the context, forgotten ones with them."""
-        return len(self._holders)
-
-    def held_by(self, holder: Holder) -> bool:
-        """Whether a replica holds the context."""
-        return holder in self._holders
-
     def add(self, holder: Holder) -> None:
         """Note that a replica holds the context."""
         if holder not in self._holders:

@@ -23,7 +23,6 @@ from jinfercept.fleet.ray_replica import EngineReplica, ReplicaSpec
 from jinfercept.fleet.ray_start import HANDLE_VARIABLES
 from jinfercept.fleet.replica_load import replicas_by_memory
 from jinfercept.fleet.replicas import Replicas
-from jinfercept.server.http.connection_limits import MOST_CONNECTIONS
 from jinfercept.server.observe.log_lines import begin_logging
 from jinfercept.server.options import KEY_VARIABLE, ServerOptions
 
@@ -106,9 +105,7 @@ def bind_replicas(spec: ReplicaSpec, scale: Scale) -> Any:
     return _deployment(
         EngineReplica,
         name=REPLICAS,
-        max_ongoing_requests=sum(
-            (server.max_connections or MOST_CONNECTIONS, server.max_queue_len, server.max_background_responses)
-        ),
+        max_ongoing_requests=server.max_connections + server.max_queue_len + server.max_background_responses,
         health_check_period_s=_HEALTH_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         max_constructor_retry_count=2,
@@ -129,7 +126,7 @@ def bind_fleet(config: FleetConfig, folder: str | None = None) -> Any:
         serve.ingress(ToFront())(RayFront),
         name=FRONT,
         num_replicas=1,
-        max_ongoing_requests=server.max_connections or MOST_CONNECTIONS,
+        max_ongoing_requests=server.max_connections,
         graceful_shutdown_timeout_s=server.drain_timeout + 10.0,
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": HANDLE_VARIABLES}},
     ).bind(bind_replicas(spec, scale), config.model, server)

@@ -17,9 +17,9 @@ from jinfercept.fleet.replica_app import ReplicaApp, own_seed
 from jinfercept.fleet.replicas import Messages
 from jinfercept.fleet.start_turn import start_turn
 from jinfercept.llm import LLM
-from jinfercept.server.heap import freeze_heap
 from jinfercept.server.observe.log_lines import begin_logging
 from jinfercept.server.options import ServerOptions
+from jinfercept.server.process import freeze_heap
 from jinfercept.server.serve import SWITCH_S
 from jinfercept.server.server_tools import open_server_tools
 from jinfercept.server.service import Service

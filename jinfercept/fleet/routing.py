@@ -10,7 +10,6 @@ loads, Mirrokni, Thorup and Zadimoghaddam, SODA 2018). Reads no clock: time arri
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from random import Random
 from typing import Literal, NamedTuple, final
 
 from jinfercept.fleet.conversations import RoutingHint
@@ -29,11 +28,6 @@ SPREAD_BOUND = 1.25
 SPREAD_SLACK = 2.0
 """New conversations of a replica below which the bound does not hold."""
 KEYS_PER_CONVERSATION = 4
-PRICED_REPLICAS = 64
-"""Replicas of a fleet that are all priced. Of a larger one: those that hold something, and some drawn at random."""
-DRAWN_REPLICAS = 16
-MOST_HOLDERS = 16
-"""Holders of a prefix that are priced in a large fleet beside those drawn."""
 FIRST_PREFIXES = 2
 """Prefixes of every prompt that are recorded from its start: tools with instructions, and the first messages."""
 SAME_PRICE_S = 1e-4
@@ -72,17 +66,13 @@ class Router:
     Args:
         chunk_tokens: most prompt tokens of a step.
         most_conversations: known at a time over all tenants, each with a few keys of about 350 bytes.
-        seed: of the draw of replicas in large fleets.
     """
 
-    def __init__(
-        self, prices: RecomputePrices, *, chunk_tokens: int = 512, most_conversations: int = 100_000, seed: int = 0
-    ) -> None:
+    def __init__(self, prices: RecomputePrices, *, chunk_tokens: int = 512, most_conversations: int = 100_000) -> None:
         self._recompute = RecomputeCurve(prices, chunk_tokens)
         self._known = KnownPrefixes(most_conversations * KEYS_PER_CONVERSATION)
         self._ratios = TokenRatios()
         self._loads: dict[str, ReplicaLoad] = {}
-        self._random = Random(seed)
         self._indexed: tuple[ReplicaState, ...] = ()
         self._by_name: dict[str, ReplicaState] = {}
         self._placed = DecayedCount()
@@ -109,7 +99,7 @@ class Router:
         )
         choice = self._stay(holdings, prompt, by_name, now)
         if choice is None:
-            choice = self._cheapest(holdings, prompt, self._candidates(holdings, replicas, by_name), len(replicas), now)
+            choice = self._cheapest(holdings, prompt, replicas, now)
         chosen, price_s = choice
         holding = holdings.by_holder.get(chosen.holder, _NOTHING_HELD)
         found_tokens = min(holding.tokens, prompt.most_held)
@@ -199,7 +189,7 @@ class Router:
         self, holdings: "_Holdings", prompt: "_RoutedPrompt", by_name: Mapping[str, ReplicaState], now: float
     ) -> "tuple[ReplicaLoad, float] | None":
         """The cheapest replica that holds the conversation; None if another one could be cheaper, were its queue empty."""
-        best, best_s, elsewhere = None, inf, holdings.wide_tokens
+        best, best_s, elsewhere = None, inf, 0
         for holder, holding in holdings.by_holder.items():
             if holding.reason not in _OWN:
                 elsewhere = max(elsewhere, holding.tokens)
@@ -214,14 +204,14 @@ class Router:
         self,
         holdings: "_Holdings",
         prompt: "_RoutedPrompt",
-        candidates: Sequence[ReplicaState],
-        num_replicas: int,
+        replicas: Sequence[ReplicaState],
         now: float,
     ) -> "tuple[ReplicaLoad, float]":
         """The replica with the least price; of several, that with the least load, then that which holds the most."""
+        candidates = [state for state in replicas if state.accepts]
         if not candidates:
             raise NoReplicaError("no replica accepts requests")
-        bound = inf if holdings.is_own else max(SPREAD_SLACK, SPREAD_BOUND * self._placed.at(now) / num_replicas)
+        bound = inf if holdings.is_own else max(SPREAD_SLACK, SPREAD_BOUND * self._placed.at(now) / len(replicas))
         best: tuple[float, float, int] | None = None
         choice = self._load(candidates[0].name), inf
         for state in candidates:
@@ -233,23 +223,6 @@ class Router:
             if best is None or rank < best:
                 best, choice = rank, (load, price_s)
         return choice
-
-    def _candidates(
-        self, holdings: "_Holdings", replicas: Sequence[ReplicaState], by_name: Mapping[str, ReplicaState]
-    ) -> list[ReplicaState]:
-        """The replicas to price, if they accept: all of a small fleet; of a large one some, and those that hold something."""
-        if len(replicas) <= PRICED_REPLICAS:
-            return [state for state in replicas if state.accepts]
-        draw = self._random.random
-        drawn = {replicas[int(draw() * len(replicas))].name for _ in range(DRAWN_REPLICAS)}
-        for prefix, tokens, reason in holdings.wide:
-            for name in drawn:
-                if prefix.held_by(holder := self._load(name).holder):
-                    holdings.by_holder.setdefault(holder, _HeldPrompt(tokens, reason))
-        names = drawn.union(holder.name for holder in holdings.by_holder)
-        return [by_name[name] for name in sorted(names) if by_name[name].accepts] or [
-            state for state in replicas if state.accepts
-        ]
 
     # -- what is known ---------------------------------------------------------------------------------------------
 
@@ -268,13 +241,9 @@ class Router:
 
     def _find(self, hint: RoutingHint, by_name: Mapping[str, ReplicaState]) -> "_Holdings":
         """The held part of a prompt, by replica: the longest prefix, the context that it follows, or the named session."""
-        tenant, by_holder, wide = hint.tenant, dict[Holder, _HeldPrompt](), list[tuple[KnownPrefix, int, Reason]]()
-        most_holders = MOST_HOLDERS if len(by_name) > PRICED_REPLICAS else inf
+        tenant, by_holder = hint.tenant, dict[Holder, _HeldPrompt]()
 
         def add(prefix: KnownPrefix, tokens: int, reason: Reason) -> None:
-            if prefix.num_holders > most_holders:
-                wide.append((prefix, tokens, reason))
-                return
             for holder in prefix.holders:
                 if holder.name in by_name:
                     by_holder.setdefault(holder, _HeldPrompt(tokens, reason))
@@ -296,7 +265,7 @@ class Router:
                     by_holder[holder] = _HeldPrompt(max(tokens, int(prefix.tokens * prefix.trust)), reason)
                 elif holder in by_holder:
                     by_holder[holder] = _HeldPrompt(by_holder[holder].tokens, "session")
-        return _Holdings(by_holder, wide, before_tokens, known_prefixes)
+        return _Holdings(by_holder, before_tokens, known_prefixes)
 
     def _record(self, hint: RoutingHint, holder: Holder, prompt_tokens: int, holdings: "_Holdings") -> None:
         """Note that a replica holds a prompt from now on: its whole, its first prefixes, and where it leaves a known one."""
@@ -340,20 +309,13 @@ class _Holdings(NamedTuple):
     """The replicas that hold parts of a prompt.
 
     Attributes:
-        wide: prefixes of which many replicas of a large fleet hold the context, with their tokens.
         before_tokens: of the context that the prompt follows.
         prefixes: its known ones, with their places.
     """
 
     by_holder: dict[Holder, _HeldPrompt]
-    wide: list[tuple[KnownPrefix, int, Reason]]
     before_tokens: int
     prefixes: Sequence[tuple[int, KnownPrefix]]
-
-    @property
-    def wide_tokens(self) -> int:
-        """The most tokens of a prefix in `wide`."""
-        return max([tokens for _, tokens, _ in self.wide], default=0)
 
     @property
     def is_own(self) -> bool:
@@ -363,7 +325,7 @@ class _Holdings(NamedTuple):
     @property
     def reason_elsewhere(self) -> Reason:
         """Why a replica is chosen that holds nothing of a new conversation."""
-        return "spread" if self.by_holder or self.wide else "load"
+        return "spread" if self.by_holder else "load"
 
 
 class _RoutedPrompt:

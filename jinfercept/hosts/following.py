@@ -33,7 +33,7 @@ def _execute[Forward, Ticket](runner: HostRunner[Forward, Ticket], group: HostGr
     forward: Forward | None = None
     in_flight = deque[Ticket]()
     while True:
-        kind, body = group.take()
+        kind, body, _ = group.take()
         match kind:
             case Kind.FORWARD:
                 forward = runner.forward(decode_plan(body))

@@ -1,9 +1,8 @@
 """The hosts of a group while they serve: what one sends to the others, and how all end when one is lost.
 
-Every process has a thread that sends heartbeats once a second and a thread for each link that listens. They run beside JAX, so
-that a host is missed while the others wait for it in a collective. A closed connection is noticed at once, silence after
-`SILENCE_S`. Then, and if a host fails, every process writes one line to standard error and ends with status 1: a thread that
-waits in a collective cannot be brought back.
+A thread of every process receives, beside JAX, so that a host is missed while the others wait for it in a collective. The end
+of a connection is noticed at once, silence after six seconds (`link`). Then, and if a host fails, every process writes one line
+to standard error and ends with status 1: a thread that waits in a collective cannot be brought back.
 """
 
 import logging
@@ -16,20 +15,17 @@ from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import Final, final
 
-from jinfercept.errors import JinferceptError, describe_failure
+from jinfercept.errors import ConfigError, JinferceptError, describe_failure
+from jinfercept.hosts.handshake import refuse
 from jinfercept.hosts.link import Frame, HostLink, Kind
 from jinfercept.hosts.wire import decode_values, encode_values
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S: Final = 1.0
-SILENCE_S: Final = 6.0
-"""Seconds without a frame after which a host that serves is lost."""
-START_SILENCE_S: Final = 60.0
-"""The same while hosts load and compile, when one call may keep the interpreter's lock for long."""
 REASON_S: Final = 1.0
 """Seconds that a failed host waits for the news that another was lost, which its collective may have failed of; and that
 host 0 waits for the others to end."""
+_LATE = ConfigError("the hosts have started without this one", got="a host that comes too late", fix="start all again")
 
 
 def end_process(message: str) -> None:
@@ -41,32 +37,31 @@ def end_process(message: str) -> None:
 
 @final
 class HostGroup:
-    """This process's links to the others: host 0's to all, of every other one to host 0.
+    """This process's connections to the others: host 0's to all, of every other one to host 0.
 
     Args:
-        links: by the number of the host at the other end.
+        peers: the connections by the number of the host at the other end.
         end: called with the reason when a host is lost or fails; it should not return.
     """
 
-    def __init__(self, host_id: int, links: Mapping[int, HostLink], end: Callable[[str], None] = end_process) -> None:
+    def __init__(
+        self, host_id: int, link: HostLink, peers: Mapping[int, bytes], end: Callable[[str], None] = end_process
+    ) -> None:
         self.host_id = host_id
-        self._links, self._end = dict(links), end
-        self._silence_s = START_SILENCE_S
-        self._heard_s = dict.fromkeys(links, time.monotonic())
-        self._inboxes = {peer: SimpleQueue[Frame]() for peer in links}
+        self._link, self._peers, self._end = link, peers, end
+        self._hosts = {peer: other_id for other_id, peer in peers.items()}
+        self._inboxes = {other_id: SimpleQueue[Frame]() for other_id in peers}
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        for peer in links:
-            threading.Thread(target=self._listen, args=(peer,), name=f"jinfercept-host-{peer}", daemon=True).start()
-        threading.Thread(target=self._watch, name="jinfercept-heartbeat", daemon=True).start()
+        threading.Thread(target=self._receive, name="jinfercept-hosts", daemon=True).start()
 
     def send(self, kind: Kind, body: bytes = b"") -> None:
         """Send a frame to every other end, without waiting for what they do with it."""
-        for peer, link in self._links.items():
+        for other_id, peer in self._peers.items():
             try:
-                link.send(kind, body)
-            except OSError as error:
-                self._lose(peer, str(error))
+                self._link.send(kind, body, peer)
+            except ConnectionError as error:
+                self._lose(other_id, error)
 
     def take(self, peer: int = 0) -> Frame:
         """Wait for the next frame of another host that is no heartbeat."""
@@ -77,37 +72,30 @@ class HostGroup:
         if self.host_id:
             self.send(Kind.NUMBERS, encode_values(numbers))
             return self._numbers(0)
-        proposed = [dict(numbers), *(self._numbers(peer) for peer in self._links)]
+        proposed = [dict(numbers), *map(self._numbers, self._peers)]
         agreed = {name: min(of_host[name] for of_host in proposed) for name in numbers}
         self.send(Kind.NUMBERS, encode_values(agreed))
         return agreed
-
-    def begin(self) -> None:
-        """Wait until all hosts can serve; from then on a silent one is lost soon."""
-        self.least({})
-        self._silence_s = SILENCE_S
 
     def fail(self, message: str) -> None:
         """End every process of the group, host 0 last: JAX's connection of the others depends on it."""
         if not self._end_once():
             return
-        for link in self._links.values():
-            with suppress(OSError):
-                link.limit(1.0)
-                link.send_if_free(Kind.FAILED, encode_values({"message": message}))
+        for peer in self._peers.values():
+            with suppress(ConnectionError):
+                self._link.send(Kind.FAILED, encode_values({"message": message}), peer)
         if not self.host_id:
             time.sleep(REASON_S)
+        self._link.close()
         self._end(message)
 
     def close(self) -> None:
         """End in order: host 0 ends the others, and no end of a connection is an error any more."""
-        if not self._end_once():
-            return
-        for link in self._links.values():
-            with suppress(OSError):
-                if not self.host_id:
-                    link.send(Kind.CLOSE)
-                link.close()
+        if self._end_once() and not self.host_id:
+            for peer in self._peers.values():
+                with suppress(ConnectionError):
+                    self._link.send(Kind.CLOSE, peer=peer)
+        self._link.close()
 
     @contextmanager
     def failing(self) -> Iterator[None]:
@@ -128,34 +116,30 @@ class HostGroup:
         return not ended
 
     def _numbers(self, peer: int) -> dict[str, int]:
-        kind, body = self.take(peer)
+        kind, body, _ = self.take(peer)
         assert kind == Kind.NUMBERS, kind
         return decode_values(body)
 
-    def _listen(self, peer: int) -> None:
-        """Pass on what one link receives, until it ends."""
-        while True:
-            try:
-                frame = self._links[peer].receive()
-            except OSError as error:
-                self._lose(peer, str(error))
-                return
-            self._heard_s[peer] = time.monotonic()
-            if frame.kind == Kind.FAILED:
-                self.fail(str(decode_values(frame.body)["message"]))
-            elif frame.kind == Kind.CLOSE:  # what follows is no failure
-                self._closing.set()
-            if frame.kind != Kind.HEARTBEAT:
-                self._inboxes[peer].put(frame)
+    def _receive(self) -> None:
+        """Pass on what comes, until a connection ends."""
+        while not self._closing.is_set():
+            self._link.wait()
+            lost = [other_id for other_id, peer in self._peers.items() if self._link.is_lost(peer)]
+            for frame in self._link.receive():  # what the lost ones sent before, too
+                self._take(frame)
+            for other_id in lost:
+                self._lose(other_id, "the connection was closed")
 
-    def _watch(self) -> None:
-        while not self._closing.wait(HEARTBEAT_S):
-            for peer, link in self._links.items():
-                silent_s = time.monotonic() - self._heard_s[peer]
-                if silent_s > self._silence_s:
-                    self._lose(peer, f"silent for {silent_s:.0f} s")
-                with suppress(OSError):  # the listener sees it too
-                    link.send_if_free(Kind.HEARTBEAT)
+    def _take(self, frame: Frame) -> None:
+        if frame.peer not in self._hosts:
+            if frame.kind == Kind.HELLO:
+                refuse(self._link, frame.peer, _LATE)
+            return
+        if frame.kind == Kind.FAILED:
+            self.fail(str(decode_values(frame.body)["message"]))
+        elif frame.kind == Kind.CLOSE:  # what follows is no failure
+            self._closing.set()
+        self._inboxes[self._hosts[frame.peer]].put(frame)
 
-    def _lose(self, peer: int, why: str) -> None:
-        self.fail(f"host {peer} was lost ({why}); all hosts end, start them again")
+    def _lose(self, host_id: int, why: object) -> None:
+        self.fail(f"host {host_id} was lost ({why}); all hosts end, start them again")

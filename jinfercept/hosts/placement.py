@@ -34,7 +34,15 @@ class Placement:
     @property
     def coordinator(self) -> str:
         """Address and port for JAX."""
-        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+        return self._at(self.port)
+
+    @property
+    def plans_address(self) -> str:
+        """Address and port for plans."""
+        return self._at(self.port + PLANS_PORT)
+
+    def _at(self, port: int) -> str:
+        return f"[{self.address}]:{port}" if ":" in self.address else f"{self.address}:{port}"
 
 
 @dataclass(frozen=True, slots=True)

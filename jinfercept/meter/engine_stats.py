@@ -6,7 +6,7 @@ Nothing is locked: readers run between two steps (`EngineThread.ask`).
 import pickle
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import NamedTuple, final
 
 from jinfercept.events import Finished, Intercepted, Interrupted, Resumed, Token
 from jinfercept.kv.manager import KVManager
@@ -22,14 +22,8 @@ from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.sequence import Sequence
 
-if TYPE_CHECKING:
-    from jinfercept.meter.timelines import Timelines
-
 HISTORY_S = 300
 """Seconds of the pool's history, with a sample for each."""
-
-NUM_DECISIONS = 1000
-"""Number of the latest decisions that are stored, of all tenants."""
 
 _MOST_REASONS = 50
 
@@ -117,6 +111,7 @@ class EngineStats:
         kv: its pages.
         inputs: cost model, saturation point and estimator of its policy.
         synchronous: steps wait for transfers.
+        num_decisions: latest decisions that are stored, of all tenants; None: all.
 
     Attributes:
         running, waiting: sequences by id.
@@ -127,7 +122,15 @@ class EngineStats:
         last_queries: query tokens of the last step.
     """
 
-    def __init__(self, log: RequestLog, kv: KVManager, inputs: PolicyInputs, *, synchronous: bool) -> None:
+    def __init__(
+        self,
+        log: RequestLog,
+        kv: KVManager,
+        inputs: PolicyInputs,
+        *,
+        synchronous: bool,
+        num_decisions: int | None = 1000,
+    ) -> None:
         self.now, self.kv, self.inputs = log.now, kv, inputs
         self.equations = WasteEquations(inputs)
         self.running, self.waiting = log.running, log.waiting
@@ -136,8 +139,7 @@ class EngineStats:
         self.counts = EngineCounts(waste=self._ledger.waste)
         self.interceptions = InterceptionStats(self.counts.tools, inputs.estimator)
         self.history: deque[PoolSample] = deque(maxlen=HISTORY_S)
-        self.decisions: deque[DecisionEntry] = deque(maxlen=NUM_DECISIONS)
-        self.timelines: Timelines | None = None  # of a server that traces
+        self.decisions: deque[DecisionEntry] = deque(maxlen=num_decisions)
         self.last_queries = 0
         self._reasons = BoundedNames(_MOST_REASONS)
         self._times: dict[str, _Times] = {}  # of the requests that ran and are not finished
@@ -171,8 +173,6 @@ class EngineStats:
                 if (times := self._times.pop(sequence.id, None)) is not None:
                     self._end_turn(sequence, times)
                     self._over[sequence.id] = times
-        if self.timelines and self.timelines.open and isinstance(event, Queued | Started | Paused | Ended):
-            self.timelines.enter(event, self.interceptions.open.get(event.sequence.id))
 
     def _move(self, event: Moved) -> None:
         move = event.move
@@ -208,8 +208,6 @@ class EngineStats:
                 tool.recomputed += residency.missing
         self._entered.clear()
         self._count_tokens(planned, now)
-        if self.timelines and self.timelines.open:
-            self.timelines.step(planned, now)
 
     def _pass(self, passed: Passed) -> None:
         for event in passed.events:
@@ -307,10 +305,7 @@ class EngineStats:
         completion, times, counts = output.outputs[0], output.metrics, self.counts
         reason = completion.finish_reason
         counts.finished["stop" if reason == "tool_calls" else reason] += 1
-        is_retained = self.interceptions.keep(output.request_id, completion.text)
-        timeline = self.timelines and self.timelines.finish(output.request_id)
-        if timeline is not None and is_retained:
-            self.interceptions.open[output.request_id].mark = timeline.mark
+        self.interceptions.keep(output.request_id, completion.text)
         own = self._over.get(output.request_id) or self._times.pop(output.request_id, None)
         counts.request_s.add(times.finished_s - times.arrival_s)
         if own is None or times.first_token_s is None:

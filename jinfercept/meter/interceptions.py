@@ -35,7 +35,6 @@ class OpenInterception:
         text: the calls, or the end of the finished answer.
         kept: the request has finished; its context is retained for a follow-up request.
         returned_s: seconds of the engine's clock at which all calls had returned; the sequence waits to run.
-        mark: of the timeline of the finished request (`meter.timelines`); None if that is not traced.
     """
 
     sequence: Sequence
@@ -46,7 +45,6 @@ class OpenInterception:
     text: str = ""
     kept: bool = False
     returned_s: float | None = None
-    mark: object = None
 
 
 @final
@@ -124,13 +122,10 @@ class InterceptionStats:
             label = self._names.of(call.name) if call.name in request.tools else UNKNOWN
             self._tool(label).results[result.status] += 1
 
-    def keep(self, request_id: str, text: str) -> bool:
-        """A request has finished; False if its context is not retained."""
-        pause = self.open.get(request_id)
-        if pause is None:
-            return False
-        pause.kept, pause.text = True, text[-SHOWN_CHARS:]
-        return True
+    def keep(self, request_id: str, text: str) -> None:
+        """A request has finished; its context may be retained."""
+        if (pause := self.open.get(request_id)) is not None:
+            pause.kept, pause.text = True, text[-SHOWN_CHARS:]
 
     def counts(self, pause: OpenInterception) -> ToolCounts:
         return self._tool(pause.label)

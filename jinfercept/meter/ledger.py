@@ -1,4 +1,4 @@
-"""What steps took and what device memory they wasted: the one account behind reports, metrics and decision records.
+"""What steps took and what device memory they wasted: the one account behind reports and metrics.
 
 Waste is device memory that is held without use, times the seconds for which it is held, in token·seconds. Whole pages count,
 as the pool has them. A step's seconds divide into three: it waits for transfers, it is longer for recomputation, and the rest.

@@ -8,7 +8,7 @@
     Stepped    the result of a plan has arrived
     Passed     an iteration of the engine has passed, with or without a plan
 
-Metrics (`EngineStats`), timelines for spans, reports of runs, decision records and Chrome traces are folds over these.
+Metrics (`EngineStats`) and reports of runs are folds over these.
 """
 
 from collections.abc import Callable

@@ -42,22 +42,14 @@ class CallGrammar:
     template: str
     parallel: bool
 
-    def tag(self, text: str, tokens: tuple[str, ...] = ()) -> str:
-        """The token that a tag is, or its text, with those of `tokens` in it that are tokens."""
-        before, rest = self.divided(text, tokens)
-        return f"{quoted(before) if before else ''} {rest}".strip()
+    def tag(self, text: str) -> str:
+        """The token that a tag is, or its text."""
+        token = self.token_of(text)
+        return quoted(text) if token is None else f"<[{token}]>"
 
-    def divided(self, text: str, tokens: tuple[str, ...] = ()) -> tuple[str, str]:
-        """The text of a tag before its first token, and an expression for the rest; see `tag`."""
-        ids = {token: token_id for token in (text, *tokens) if (token_id := self.token_of(token)) is not None}
-        before, *rest = re.split(f"({'|'.join(map(re.escape, ids))})", text) if ids else [text]
-        return before, " ".join(f"<[{ids[part]}]>" if part in ids else quoted(part) for part in rest if part)
-
-    def tagged(self, opening: str, closing: str, body: str) -> str:
-        """The same with or without tags, where there are tokens for them."""
-        if self.token_of(opening) is None or (closing and self.token_of(closing) is None):
-            return body
-        return one_of((body, " ".join((self.tag(opening), body, *([self.tag(closing)] if closing else ())))))
+    def tagged(self, opening: str, body: str) -> str:
+        """The same with or without a tag, where there is a token for it."""
+        return body if self.token_of(opening) is None else one_of((body, f"{self.tag(opening)} {body}"))
 
     def several(self, call: str, between: str) -> str:
         """One call or more, if that is allowed."""

@@ -1,4 +1,4 @@
-"""Granite, Nemotron, Apriel, MiniMax M1, Firefunction: JSON objects behind a tag of their own.
+"""Granite, Nemotron, Apriel, Firefunction: a list of JSON objects behind a tag of their own.
 
 `CallLists` is one family's way of writing them; the families differ in tags, and in what stands around the objects.
 """
@@ -21,16 +21,14 @@ class CallLists:
     """How one family writes such calls.
 
     Attributes:
-        opening, closing: the tags around all calls of a turn; `closing` may be empty.
-        before, between, behind: texts around the objects.
+        opening, closing: the tags around the list; `closing` may be empty.
+        bracket: the opening of the list; empty where the tag has it.
         readable: other tags behind which calls are read.
     """
 
     opening: str
     closing: str
-    before: str = "["
-    between: str = ", "
-    behind: str = "]"
+    bracket: str = "["
     readable: tuple[str, ...] = ()
 
     def read(self, source: Source) -> Steps[None]:
@@ -41,14 +39,13 @@ class CallLists:
 
     def grammar(self, calls: CallGrammar) -> str:
         """The grammar of a turn that has to call."""
-        objects = calls.several(calls.objects("arguments"), quoted(self.between))
-        parts = (calls.tag(self.opening), _text(self.before), objects, _text(self.behind))
-        return " ".join((*parts, *([calls.tag(self.closing)] if self.closing else ())))
+        objects = calls.several(calls.objects("arguments"), '", "')
+        return f'{calls.tag(self.opening)} {quoted(self.bracket)} {objects} "]" {calls.tag(self.closing)}'
 
     def write(self, calls: Sequence[tuple[str, Any]]) -> str:
         """Calls of an earlier turn."""
         objects = [json.dumps({"name": name, "arguments": values}, ensure_ascii=False) for name, values in calls]
-        return f"{self.opening}{self.before}{self.between.join(objects)}{self.behind}{self.closing}"
+        return f"{self.opening}{self.bracket}{', '.join(objects)}]{self.closing}"
 
     def format(
         self, detect: Callable[[str], bool], turn_ends: tuple[str, ...], tags: tuple[str, ...] = ()
@@ -68,10 +65,6 @@ class CallLists:
         )
 
 
-def _text(text: str) -> str:
-    return quoted(text) if text else ""
-
-
 GRANITE = CallLists("<|tool_call|>", "", readable=("<tool_call>",)).format(
     lambda template: "<|tool_call|>" in template and "<|start_of_role|>" in template, ("<|end_of_text|>",)
 )
@@ -81,7 +74,6 @@ NEMOTRON = CallLists("<TOOLCALL>", "</TOOLCALL>").format(
 APRIEL = CallLists("<tool_calls>", "</tool_calls>").format(
     lambda template: "<tool_calls>[" in template, ("<|end|>",), tags=("[BEGIN FINAL RESPONSE]", "[END FINAL RESPONSE]")
 )
-MINIMAX = CallLists("<tool_calls>", "</tool_calls>", "\n", "\n", "\n").format(
-    lambda template: '<tool_calls>\n{"name"' in template.replace("\\n", "\n"), ("<end_of_sentence>",)
+FIREFUNCTION = CallLists("functools[", "", bracket="").format(
+    lambda template: "functools[" in template, ("<|eot_id|>",)
 )
-FIREFUNCTION = CallLists("functools[", "", "").format(lambda template: "functools[" in template, ("<|eot_id|>",))

@@ -1,44 +1,34 @@
-"""The tool-call formats of all model families, by the names that vLLM's `--tool-call-parser` uses."""
+"""The tool-call formats of the model families that the engine loads, by the names that vLLM's `--tool-call-parser` uses."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from jinfercept.parsers.call_lists import APRIEL, FIREFUNCTION, GRANITE, MINIMAX, NEMOTRON
-from jinfercept.parsers.gemma import GEMMA4
+from jinfercept.parsers.call_lists import APRIEL, FIREFUNCTION, GRANITE, NEMOTRON
 from jinfercept.parsers.harmony import OPENAI
 from jinfercept.parsers.hermes import HERMES
-from jinfercept.parsers.llama import LLAMA3_JSON, LLAMA4_JSON
-from jinfercept.parsers.minimax_m3 import MINIMAX_M3
+from jinfercept.parsers.llama import LLAMA3_JSON
 from jinfercept.parsers.mistral import MISTRAL
-from jinfercept.parsers.pythonic import LLAMA4_PYTHONIC, PYTHONIC
+from jinfercept.parsers.pythonic import PYTHONIC
+from jinfercept.parsers.qwen_coder import QWEN3_CODER
 from jinfercept.parsers.tool_call_format import ToolCallFormat
-from jinfercept.parsers.xml_families import GLM45, MINIMAX_M2, QWEN3_CODER, SEED_OSS
 
 FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
     {
         "mistral": MISTRAL,  # and Ministral, Devstral, Magistral
         "qwen3_coder": QWEN3_CODER,  # and Qwen 3.5
-        "apriel": APRIEL,
-        "minimax": MINIMAX,  # M1
+        "apriel": APRIEL,  # Apriel Nemotron
         "hermes": HERMES,  # Hermes 2 and 3, Qwen 2.5 and 3
-        "glm45": GLM45,  # GLM 4.5 to 4.7, Ling 3, Laguna, Spark 2.5
-        "minimax_m2": MINIMAX_M2,
-        "minimax_m3": MINIMAX_M3,
-        "seed_oss": SEED_OSS,
-        "llama4_pythonic": LLAMA4_PYTHONIC,
-        "llama4_json": LLAMA4_JSON,
         "pythonic": PYTHONIC,  # Llama 3.2 when asked for a list of calls, ToolACE
         "llama3_json": LLAMA3_JSON,  # Llama 3.1, 3.2, 3.3
         "openai": OPENAI,  # gpt-oss
-        "gemma4": GEMMA4,
         "granite": GRANITE,  # 3.0 to 3.3
-        "nemotron_json": NEMOTRON,  # Nemotron Nano v2
+        "nemotron_json": NEMOTRON,  # Llama-3.1-Nemotron-Nano
         "firefunction": FIREFUNCTION,
     }
 )
 """All formats by name. `detect_format` tries them in this order."""
 
-ALIASES: Mapping[str, str] = MappingProxyType({"qwen3_xml": "qwen3_coder", "glm47": "glm45"})
+ALIASES: Mapping[str, str] = MappingProxyType({"qwen3_xml": "qwen3_coder"})
 """Other names that vLLM has for them."""
 
 

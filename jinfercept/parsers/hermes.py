@@ -13,7 +13,7 @@ OPENING, CLOSING = "<tool_call>", "</tool_call>"
 QWEN_TURN_ENDS = ("<|im_end|>", "<|endoftext|>")
 _ANSWER = rf"/(?s:.*)/ & ~/(?s:.*){OPENING}(?s:.*)/"
 _BARE = {**BARE_OBJECTS, "<tools>": "</tools>"}
-_OTHER_XML = ("<function=", "<arg_key>", "<parameter", "<invoke name=")  # Qwen3-Coder, GLM, MiniMax
+_OTHER_XML = ("<function=", "<arg_key>", "<parameter", "<invoke name=")  # other formats within these tags
 
 
 def _read(source: Source) -> Steps[None]:

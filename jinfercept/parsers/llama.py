@@ -1,4 +1,4 @@
-"""Llama 3 and 4: `{"name": …, "parameters": {…}}` where the turn begins, or after a tag; several separated by `;`.
+"""Llama 3: `{"name": …, "parameters": {…}}` where the turn begins, or after a tag; several separated by `;`.
 
 Smaller models write some prose first and leave the tag out: where the tools are known, `read_bare_calls` finds their calls.
 """
@@ -9,14 +9,12 @@ from jinfercept.parsers.source import Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 
 PYTHON_TAG = "<|python_tag|>"
-PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
 LLAMA3_TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
-LLAMA4_TURN_ENDS = ("<|eot|>", "<|eom|>", "<|end_of_text|>")
-LLAMA3_ROLE, LLAMA4_ROLE = "<|start_header_id|>", "<|header_start|>"
+_ROLE = "<|start_header_id|>"
 
 
-def _read_llama3(source: Source) -> Steps[None]:
-    """Read a turn of Llama 3.
+def _read(source: Source) -> Steps[None]:
+    """Read a turn.
 
     Where no tag stands before, only an object whose keys are a call's, up to arguments that are an object, is a call. After the
     tag a call of a built-in tool may stand too, `brave_search.call(query="…")`; other code for the interpreter is content.
@@ -33,29 +31,11 @@ def _read_llama3(source: Source) -> Steps[None]:
             yield from read_bare_calls(source, mark, BARE_OBJECTS[mark])
 
 
-def _read_llama4(source: Source) -> Steps[None]:
-    """Read a turn of Llama 4: as Llama 3's, but its tag is `<|python_start|>`, and objects may also follow `<|python_end|>`."""
-    yield from read_calls(source, tagged=False)
-    while mark := (yield from source.read_content()):
-        if mark in (PYTHON_START, PYTHON_TAG, PYTHON_END):
-            yield from read_calls(source, tagged=mark != PYTHON_END)
-        elif mark in BARE_OBJECTS:
-            yield from read_bare_calls(source, mark, BARE_OBJECTS[mark])
-
-
 LLAMA3_JSON = ToolCallFormat(
-    read=_read_llama3,
-    grammar=lambda calls: calls.tagged(PYTHON_TAG, "", calls.several(calls.objects("parameters"), '"; "')),
-    detect=lambda template: LLAMA3_ROLE in template and '"parameters"' in template,
+    read=_read,
+    grammar=lambda calls: calls.tagged(PYTHON_TAG, calls.several(calls.objects("parameters"), '"; "')),
+    detect=lambda template: _ROLE in template and '"parameters"' in template,
     tags=(PYTHON_TAG,),
     turn_ends=LLAMA3_TURN_ENDS,
-    openings=(*BARE_OBJECTS,),
-)
-LLAMA4_JSON = ToolCallFormat(
-    read=_read_llama4,
-    grammar=lambda calls: calls.tagged(PYTHON_START, PYTHON_END, calls.several(calls.objects("parameters"), '"; "')),
-    detect=lambda template: LLAMA4_ROLE in template and '"parameters"' in template,
-    tags=(PYTHON_START, PYTHON_END, PYTHON_TAG),
-    turn_ends=LLAMA4_TURN_ENDS,
     openings=(*BARE_OBJECTS,),
 )

@@ -7,11 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jinfercept.parsers.python_literals import UNREADABLE, is_valid_unicode, parse_expression, to_json, value_of_node
-from jinfercept.parsers.source import Source, Steps, skip_brackets
+from jinfercept.parsers.source import Source, Steps
 
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
-_QUOTES = {'"""': True, "'''": True, '"': True, "'": True}
-"""The texts around quotes; a backslash escapes in all of them."""
+_QUOTES = ('"""', "'''", '"', "'")
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _NAME_CHAR = re.compile(r"[\w.-]")
 _STRING = re.compile(
@@ -46,7 +45,7 @@ def read_dotted_call(source: Source) -> Steps[None]:
 def read_literal_call(source: Source) -> Steps[tuple[str, str] | None]:
     """Pass over `{'name': …, 'arguments': {…}}`; name and JSON arguments, or None if it is cut off or something else."""
     start = source.at
-    if not (yield from skip_brackets(source, _CLOSES, _QUOTES)):
+    if not (yield from _skip_brackets(source)):
         return None
     try:
         value = value_of_node(parse_expression(source.text[start : source.at]))
@@ -79,12 +78,45 @@ def read_call(source: Source, names: Collection[str] | None = None) -> Steps[Pyt
     offered = source.tools or ()
     if name not in (offered if names is None else names) and (names is not None or not _NAME.fullmatch(name)):
         return None
-    if (yield from source.skip()) == "(" and (yield from skip_brackets(source, _CLOSES, _QUOTES)):
+    if (yield from source.skip()) == "(" and (yield from _skip_brackets(source)):
         try:
             return PythonCall(*parse_call(source.text[start : source.at], offered=offered), start, source.at)
         except UNREADABLE:
             pass
     return None
+
+
+def _skip_brackets(source: Source) -> Steps[bool]:
+    """Pass over a bracket and its content, in which brackets within strings do not count; returns whether it closes."""
+    closing: list[str] = []
+    while char := (yield from source.peek()):
+        if char in "\"'":
+            if not (yield from _skip_string(source)):
+                return False
+            continue
+        source.at += 1
+        if char in _CLOSES:
+            closing.append(_CLOSES[char])
+        elif char in _CLOSES.values():
+            if char != closing.pop():
+                return False
+            if not closing:
+                return True
+    return False
+
+
+def _skip_string(source: Source) -> Steps[bool]:
+    """Pass over a string; returns whether it ends."""
+    quote = ""
+    for text in _QUOTES:  # one after the other: `"` may become `"""`
+        quote = quote or (yield from source.take(text))
+    while char := (yield from source.peek()):
+        if char == quote[0] and (yield from source.take(quote)):
+            return True
+        source.at += 1
+        if char == "\\" and (yield from source.peek()):
+            source.at += 1
+    return False
 
 
 def _as_python(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Llama 3.2 and 4, ToolACE: a list of Python calls, `[f(a=1), g(b="x")]`, where the turn begins."""
+"""Llama 3.2, ToolACE: a list of Python calls, `[f(a=1), g(b="x")]`, where the turn begins."""
 
 import json
 import re
@@ -8,14 +8,7 @@ from typing import Any
 from jinfercept.parsers.call_grammars import CallGrammar, check_name
 from jinfercept.parsers.call_objects import read_calls
 from jinfercept.parsers.lark import Rules, one_of, pattern, quoted
-from jinfercept.parsers.llama import (
-    LLAMA3_TURN_ENDS,
-    LLAMA4_ROLE,
-    LLAMA4_TURN_ENDS,
-    PYTHON_END,
-    PYTHON_START,
-    PYTHON_TAG,
-)
+from jinfercept.parsers.llama import LLAMA3_TURN_ENDS, PYTHON_TAG
 from jinfercept.parsers.python_calls import PythonCall, read_call, write_calls
 from jinfercept.parsers.source import Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
@@ -23,6 +16,8 @@ from jinfercept.parsers.tool_schemas import Argument, constraints, inner, named_
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _ARGUMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+_ASKS = re.compile(r"\[func(_name)?1\(")
+_LLAMA4_ROLE = "<|header_start|>"  # Llama 4 has other tags
 _BARE_LISTS = ("[", "```")
 """Texts that a list of calls without a tag may begin with."""
 _STRING = r""""(\\["'\\nrt]|[^"\\\x00-\x1F\x7F])*"|'(\\["'\\nrt]|[^'\\\x00-\x1F\x7F])*'"""
@@ -40,7 +35,7 @@ def _read(source: Source) -> Steps[None]:
     whole = True  # no list was cut off
     yield from _read_list(source, tagged=False)
     while mark := (yield from source.read_content()):
-        if mark in (PYTHON_START, PYTHON_TAG):
+        if mark == PYTHON_TAG:
             yield from _read_tagged(source)
         elif mark in _BARE_LISTS and whole:
             whole = yield from _read_bare_list(source, mark)
@@ -213,17 +208,9 @@ def _literals(value: Any) -> list[str]:
 
 PYTHONIC = ToolCallFormat(
     read=_read,
-    grammar=lambda calls: calls.tagged(PYTHON_TAG, "", _list_grammar(calls)),
-    detect=lambda template: "[func_name1(" in template or "[func1(" in template,
+    grammar=lambda calls: calls.tagged(PYTHON_TAG, _list_grammar(calls)),
+    detect=lambda template: bool(_ASKS.search(template)) and _LLAMA4_ROLE not in template,
     tags=(PYTHON_TAG,),
     turn_ends=LLAMA3_TURN_ENDS,
-    openings=_BARE_LISTS,
-)
-LLAMA4_PYTHONIC = ToolCallFormat(
-    read=_read,
-    grammar=lambda calls: calls.tagged(PYTHON_START, PYTHON_END, _list_grammar(calls)),
-    detect=lambda template: LLAMA4_ROLE in template and "[func_name1(" in template,
-    tags=(PYTHON_START, PYTHON_END),
-    turn_ends=LLAMA4_TURN_ENDS,
     openings=_BARE_LISTS,
 )

@@ -49,23 +49,17 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
         "qwen3": _BOTH,  # all that write both marks, or have the first in their prompt
         "deepseek_r1": _CLOSES,  # and QwQ
         "mistral": ReasoningFormat("[THINK]", "[/THINK]"),  # Magistral
-        "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
-        "minimax_m3": ReasoningFormat("<mm:think>", "</mm:think>"),
         "openai_gptoss": ReasoningFormat("<|channel|>analysis<|message|>", "<|end|>"),
-        "gemma4": ReasoningFormat("<|channel>thought", "<channel|>"),
         "apriel": ReasoningFormat("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+        "holo2": _BOTH,
+        "olmo3": _CLOSES,
     }
-    | dict.fromkeys(("glm45", "glm47", "holo2"), _BOTH)
-    | dict.fromkeys(("minimax_m2", "olmo3"), _CLOSES)
 )
 """All reasoning formats by name, some under several."""
 
 _MARKS = {
     "mistral": "[THINK]",
-    "seed_oss": "<seed:think>",
-    "minimax_m3": "<mm:think>",
     "openai_gptoss": "<|channel|>analysis<|message|>",
-    "gemma4": "<channel|>",
     "apriel": "[BEGIN FINAL RESPONSE]",
 }
 """What templates of some formats have and others have not."""

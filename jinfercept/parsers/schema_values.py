@@ -26,7 +26,16 @@ def property_types(schema: Mapping[str, Any], name: str) -> list[str]:
     Args:
         schema: of the object; `$ref`s into itself are known.
     """
-    return types_of(member_schema(schema, name, schema), schema)
+
+    def own(part: Mapping[str, Any]) -> list[Any]:
+        return [member for member in _members(part, name) if isinstance(member, Mapping)]
+
+    def some(options: Iterable[list[Any]]) -> list[Any]:
+        mentioned = [{"allOf": option} for option in options if option]
+        return [{"anyOf": mentioned}] if mentioned else []
+
+    parts = _combined(schema, schema, own, lambda _, results: [*chain(*results)], some)
+    return types_of({"allOf": parts} if parts else schema.get("unevaluatedProperties"), schema)
 
 
 def types_of(schema: Any, root: Mapping[str, Any]) -> list[str]:
@@ -40,28 +49,6 @@ def types_of(schema: Any, root: Mapping[str, Any]) -> list[str]:
         return _common(results) + (["null"] if part.get("nullable") is True else [])
 
     return _combined(schema, root, _own_types, every, lambda options: [*dict.fromkeys(chain(*options))])
-
-
-def member_schema(schema: Any, name: str, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """All that an object's schema says of one property, as one schema; empty if it says nothing.
-
-    Args:
-        name: of the property.
-        root: the schema that `$ref`s point into.
-    """
-    part = _part_schema(schema, root, lambda part: _members(part, name))
-    return part or _mapping(_mapping(schema).get("unevaluatedProperties"))
-
-
-def item_schema(schema: Any, index: int, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same for an item of a list."""
-
-    def items(part: Mapping[str, Any]) -> list[Any]:
-        first = next((key for key in ("prefixItems", "items") if isinstance(part.get(key), list)), None)
-        rest = part.get("items" if first != "items" else "additionalItems")
-        return (part[first] if first else [])[index : index + 1] or [rest]
-
-    return _part_schema(schema, root, items)
 
 
 def may_have(schema: Any, name: str, root: Mapping[str, Any]) -> bool:
@@ -151,22 +138,6 @@ def _combined[T](
     dependents = [*_mapping(schema.get("dependentSchemas")).values(), *_mapping(schema.get("dependencies")).values()]
     alternatives = (schema.get("anyOf"), schema.get("oneOf"), conditions, dependents)
     return every(schema, results + [some(within(parts)) for parts in alternatives])
-
-
-def _part_schema(
-    schema: Any, root: Mapping[str, Any], own: Callable[[Mapping[str, Any]], list[Any]]
-) -> Mapping[str, Any]:
-    """All that a schema says of a part of its value; `own` lists what one schema alone says of it."""
-
-    def some(options: Iterable[list[Any]]) -> list[Any]:
-        mentioned = [{"allOf": option} for option in options if option]
-        return [{"anyOf": mentioned}] if mentioned else []
-
-    parts = _combined(
-        *(schema, root, lambda part: [schema for schema in own(part) if isinstance(schema, Mapping)]),
-        *(lambda _, results: [*chain(*results)], some),
-    )
-    return {"allOf": parts} if parts else {}
 
 
 def _members(schema: Mapping[str, Any], name: str) -> list[Any]:

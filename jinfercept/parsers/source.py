@@ -234,49 +234,6 @@ class Source:
         self.text, self.at = self.text[self.at :], 0
 
 
-def skip_brackets(source: Source, closes: Mapping[str, str], quotes: Mapping[str, bool]) -> Steps[bool]:
-    """Pass over a bracket and its content, in which brackets within quotes do not count.
-
-    Args:
-        closes: the closing bracket of each opening one.
-        quotes: the texts around quotes, a longer one before its beginning, and whether a backslash escapes within.
-
-    Returns:
-        False if the bracket never closes, another closes in its place, or a quote begins with half of its text.
-    """
-    beginnings = {text[0] for text in quotes}
-    closing: list[str] = []
-    while char := (yield from source.peek()):
-        if char in beginnings:
-            if not (yield from _skip_quote(source, quotes)):
-                return False
-            continue
-        source.at += 1
-        if char in closes:
-            closing.append(closes[char])
-        elif char in closes.values():
-            if char != closing.pop():
-                return False
-            if not closing:
-                return True
-    return False
-
-
-def _skip_quote(source: Source, quotes: Mapping[str, bool]) -> Steps[bool]:
-    """Pass over a quote; returns whether there is one, up to its end."""
-    for quote, has_escapes in quotes.items():
-        if not (yield from source.take(quote)):
-            continue
-        while char := (yield from source.peek()):
-            if char == quote[0] and (yield from source.take(quote)):
-                return True
-            source.at += 1
-            if char == "\\" and has_escapes and (yield from source.peek()):
-                source.at += 1
-        return False
-    return False
-
-
 @final
 class TurnParser:
     """A `CallParser` made of a format's `read` function.

@@ -24,7 +24,6 @@ class ToolCallFormat:
         new_id: makes an id for a call, in the form that the family's template takes.
         ids: regular expression of the ids of calls that its template takes.
         openings: texts that a call without tags may begin with, where the tools are known.
-        tokens: special tokens that stand within tags.
         tools: JSON schemas of the arguments of the tools that are offered, by name; None if unknown.
         frames_text: text stands in markup too, so that turns without tools are read as well.
         write: writes calls of an earlier turn, each a name and its arguments; for templates that leave them out.
@@ -38,7 +37,6 @@ class ToolCallFormat:
     new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex[:24]}"
     ids: str = ".+"
     openings: tuple[str, ...] = ()
-    tokens: tuple[str, ...] = ()
     tools: ToolSchemas | None = None
     frames_text: bool = False
     write: Callable[[Sequence[tuple[str, Any]]], str] | None = None

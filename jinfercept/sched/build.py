@@ -64,19 +64,14 @@ class SchedulerBuild:
     limits: SchedulerLimits
     chunks: bool
 
-    def build(self, kv: KVManager, observer: Observer | None = None, estimator: Estimator | None = None) -> Scheduler:
-        """The scheduler.
-
-        Args:
-            observer: of its sequences and moves.
-            estimator: the one that learns of calls; None: the policy's own.
-        """
+    def build(self, kv: KVManager, observer: Observer | None = None) -> Scheduler:
+        """The scheduler; `observer` sees its sequences and moves."""
         limits = self.limits
         return Scheduler(
             kv,
             self.policy,
             self.inputs.cost,
-            estimator or self.inputs.estimator,
+            self.inputs.estimator,
             buckets=limits.buckets,
             max_num_seqs=limits.max_num_seqs,
             max_model_len=limits.max_model_len,

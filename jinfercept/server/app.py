@@ -14,7 +14,6 @@ from jinfercept.server.http.middleware import add_middleware
 from jinfercept.server.observe.live import live_router, page_router
 from jinfercept.server.observe.metrics import metrics_router
 from jinfercept.server.routes import (
-    adapters,
     chat_completions,
     completions,
     conversations,
@@ -22,9 +21,9 @@ from jinfercept.server.routes import (
     inbox,
     messages,
     models,
+    operators,
     responses,
     tokens,
-    weights,
 )
 from jinfercept.server.routes.api_docs import docs_router
 from jinfercept.server.service import Service
@@ -63,10 +62,10 @@ def create_app(service: Service) -> FastAPI:
         app.include_router(router)
     options = service.options
     key = [Depends(HTTPBearer(auto_error=False))] if service.keys.needed else []  # for the document; see `GuardedRoute`
-    loading = [weights] if options.weights_dir is not None else []
-    loading += [adapters] if options.lora_dir is not None else []
-    modules = *loading, chat_completions, completions, responses, conversations, messages, models, tokens, inbox
+    modules = chat_completions, completions, responses, conversations, messages, models, tokens, inbox
     guarded = [module.router for module in modules]
+    guarded += [operators.weights_router] if options.weights_dir is not None else []
+    guarded += [operators.lora_router] if options.lora_dir is not None else []
     for router in (*guarded, live_router(service)):
         app.include_router(router, responses=ERRORS, dependencies=key)
     add_middleware(app, options, service)

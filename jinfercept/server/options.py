@@ -1,6 +1,5 @@
 """Options of the server: the fields are flags of `jinfercept serve`. Imports no JAX."""
 
-import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from jinfercept.parsers.formats import ALIASES, FORMATS
 from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.server.access.key_file import KeyRules, key_digest, read_key_file
 from jinfercept.server.http.allowed_hosts import AllowedHosts, check_allowed_hosts
-from jinfercept.server.observe.tracing.choice import TracesChoice, traces_choice
-from jinfercept.values.option_types import option
+from jinfercept.server.observe.traces_choice import TracesChoice, traces_choice
+from jinfercept.values.option_types import check_bounds, option
 
 if TYPE_CHECKING:
     from jinfercept.state.database import StateDatabase
@@ -28,7 +27,7 @@ class ServerOptions:
     """How requests reach the model. Names as in `vllm serve` where the meaning is the same; tuples are flags that repeat."""
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: every one of the machine")
-    port: int = option(8000, "port to listen on; 0: a free one, which is printed")
+    port: int = option(8000, "port to listen on; 0: a free one, which is printed", least=0)
     uds: str | None = option(None, "path of a Unix socket to listen on instead")
     served_model_name: tuple[str, ...] = option((), "name by which clients ask for the model; default: MODEL")
     api_key: tuple[str, ...] = option(
@@ -48,6 +47,7 @@ class ServerOptions:
         None,
         "seconds; requests whose first token is likely to come later are answered 429 at once, with the seconds after "
         "which it would come in time; default: none is refused for that",
+        least=0.001,
     )
     lora_dir: str | None = option(
         None,
@@ -72,24 +72,27 @@ class ServerOptions:
         (), "a file of tools, .toml or .py, that the server runs for requests that ask for them; see docs/tools.md"
     )
     max_tool_rounds: int = option(
-        32, "limit of turns whose calls the server runs for one answer; 8 for requests that set none"
+        32, "limit of turns whose calls the server runs for one answer; 8 for requests that set none", least=0
     )
     max_pending_calls: int = option(
-        32, "limit of one request's asynchronous calls that run at once; see docs/async_calls.md"
+        32, "limit of one request's asynchronous calls that run at once; see docs/async_calls.md", least=1
     )
-    max_pending_calls_per_key: int = option(512, "asynchronous calls that run at once for all requests of one key")
+    max_pending_calls_per_key: int = option(
+        512, "asynchronous calls that run at once for all requests of one key", least=1
+    )
     call_delimiters: str | None = option(
         None,
         "texts that begin a call, its code, the end of a frame, a trap and an interrupt, with commas, as the model knows them; "
         "default: [CALL],[HEAD],[END],[TRAP],[INTR]",
     )
-    max_body_size: int = option(4 * 2**20, "bytes of the largest request body")
+    max_body_size: int = option(4 * 2**20, "bytes of the largest request body", least=1)
     max_prompt_chars: int | None = option(
-        None, "characters of the longest prompt; default: 16 for each token of --max-model-len, at least 65536"
+        None, "characters of the longest prompt; default: 16 for each token of --max-model-len, at least 65536", least=1
     )
     max_queue_len: int = option(
         1024,
         "requests that may wait for their turn, each prompt and each of its n answers counted; more are answered 429",
+        least=1,
     )
     state_url: str | None = option(
         None,
@@ -97,37 +100,36 @@ class ServerOptions:
         f"postgresql://USER:PASSWORD@HOST/DATABASE; default: memory. Also ${STATE_VARIABLE}; see docs/state.md",
     )
     max_state_bytes: int = option(
-        2**33, "bytes that are stored in the database; beyond it the key that holds the most loses its oldest"
+        2**33, "bytes that are stored in the database; beyond it the key that holds the most loses its oldest", least=0
     )
     max_state_bytes_per_key: int | None = option(
-        None, "bytes that are stored in the database for one key; default: all"
+        None, "bytes that are stored in the database for one key; default: all", least=0
     )
     response_ttl: float = option(
         86400.0,
         "seconds for which a response is stored, so that requests can name it as their previous one, and a conversation "
         "since its last change",
+        least=0,
     )
     max_stored_responses: int = option(
-        4096, "responses and conversations in memory; beyond it the key that holds the most loses its oldest"
+        4096, "responses and conversations in memory; beyond it the key that holds the most loses its oldest", least=0
     )
     max_stored_responses_per_key: int | None = option(
-        None, "responses and conversations in memory for one key; default: all"
+        None, "responses and conversations in memory for one key; default: all", least=0
     )
-    max_background_responses: int = option(128, "background responses of one key at a time; more are answered 429")
-    header_timeout: float = option(10.0, "seconds until the head of a request has to be there")
-    body_timeout: float = option(60.0, "seconds until the body of a request has to be there")
-    write_timeout: float = option(60.0, "seconds without a byte read by a client until it counts as gone")
-    max_connections: int | None = option(
-        None,
-        "connections at once; more are answered 503 and closed; default: 2048, or as many as the limit of open files allows",
+    max_background_responses: int = option(
+        128, "background responses of one key at a time; more are answered 429", least=0
     )
-    max_connections_per_address: int = option(
-        512,
-        "connections of one client address (IPv6: of one /64) at once; 0: no limit. Loopback and Unix sockets, and so a "
-        "proxy on this machine, are not limited; for a proxy on another machine raise it",
+    header_timeout: float = option(10.0, "seconds until the head of a request has to be there", least=0.001)
+    body_timeout: float = option(60.0, "seconds until the body of a request has to be there", least=0.001)
+    write_timeout: float = option(60.0, "seconds without a byte read by a client until it counts as gone", least=0.001)
+    max_connections: int = option(
+        2048,
+        "connections at once, fewer if the limit of open files is too low; more are answered 503 and closed",
+        least=1,
     )
-    timeout_keep_alive: int = option(5, "seconds that an idle connection is kept open")
-    drain_timeout: float = option(30.0, "seconds that requests may go on after SIGTERM")
+    timeout_keep_alive: int = option(5, "seconds that an idle connection is kept open", least=0)
+    drain_timeout: float = option(30.0, "seconds that requests may go on after SIGTERM", least=0)
     allowed_hosts: tuple[str, ...] = option(
         (),
         "a name by which clients reach the server, beside localhost and IP addresses; *.example.org: every name below it; "
@@ -154,34 +156,7 @@ class ServerOptions:
     )
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("port", 0),
-            ("max_tool_rounds", 0),
-            ("max_pending_calls", 1),
-            ("max_pending_calls_per_key", 1),
-            ("max_body_size", 1),
-            ("max_prompt_chars", 1),
-            ("max_queue_len", 1),
-            ("max_state_bytes", 0),
-            ("max_state_bytes_per_key", 0),
-            ("first_token_limit", 0.001),
-            ("response_ttl", 0),
-            ("max_stored_responses", 0),
-            ("max_stored_responses_per_key", 0),
-            ("max_background_responses", 0),
-            ("header_timeout", 0.001),
-            ("body_timeout", 0.001),
-            ("write_timeout", 0.001),
-            ("max_connections", 1),
-            ("max_connections_per_address", 0),
-            ("timeout_keep_alive", 0),
-            ("drain_timeout", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise ConfigError(f"{name} is too small", got=value, fix=f"at least {least}")
-            if value == math.inf:
-                raise ConfigError(f"{name} is not finite", got=value, fix="give a number")
+        check_bounds(self)
         if self.port > 65535:
             raise ConfigError("port must be a number from 0 to 65535", got=self.port, fix="0 takes one that is free")
         if self.state_url is not None and not self.state_url.strip():

@@ -26,7 +26,7 @@ class ServerTools:
 
     Attributes:
         inbox: as given; None if there is no person tool.
-        traced: makes spans of a tool's calls; by default it returns the tool.
+        traced: lets a tool's calls pass the trace of their request on; by default it returns the tool.
         ends_s: time by which the server and its tools should have ended, in seconds of `time.monotonic`; None: it does not end.
     """
 

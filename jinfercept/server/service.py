@@ -6,7 +6,7 @@ tokenizers are slow.
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,15 +22,13 @@ from jinfercept.errors import ConfigError, JinferceptError, PromptLengthError, R
 from jinfercept.llm import LLM
 from jinfercept.protocols.errors import ApiError
 from jinfercept.request import Adapter, Request
-from jinfercept.server.access.fair_thread_pool import FairThreadPool
 from jinfercept.server.access.key_file import KeyRules
-from jinfercept.server.access.key_limits import KeyLimits, PendingCalls, retry_after
+from jinfercept.server.access.key_limits import FairThreadPool, KeyLimits, PendingCalls, retry_after
 from jinfercept.server.access.keys import Keys
-from jinfercept.server.event_bridge import EventBridge
-from jinfercept.server.heap import trim_heap
-from jinfercept.server.http.disconnection import unless_disconnected
-from jinfercept.server.observe.tracing.current import TRACE
+from jinfercept.server.http.request_body import unless_disconnected
+from jinfercept.server.observe.traces_choice import TRACE
 from jinfercept.server.options import ServerOptions
+from jinfercept.server.process import trim_heap
 from jinfercept.server.server_tools import ServerTools
 from jinfercept.state.database import StateDatabase
 from jinfercept.state.store import StateStore
@@ -41,7 +39,7 @@ from jinfercept.tokenizer.tokenizer import Tokenizer
 from jinfercept.tools.inbox import Inbox
 
 if TYPE_CHECKING:
-    from jinfercept.server.observe.tracing.request_trace import Tracing
+    from jinfercept.server.observe.traces import Tracing
 
 _IDLE_S = 1.0
 """Seconds without requests after which freed memory is returned to the system."""
@@ -112,7 +110,7 @@ class Service:
         self.pending_calls = PendingCalls(options.max_pending_calls_per_key)
         self.tracing: Tracing | None = None
         if (choice := options.traces()) is not None:
-            from jinfercept.server.observe.tracing.export import open_tracing
+            from jinfercept.server.observe.traces import open_tracing
 
             self.trace_to(open_tracing(choice))
         self.refused = Counter[str]()
@@ -177,8 +175,6 @@ class Service:
     def check_model(self, name: str | None) -> str:
         """The name of the model or of its adapter for an answer; raises 404 for an unknown one."""
         if name is None or name in self.names or self.adapter(name) is not None:
-            if (trace := TRACE.get()) is not None:
-                trace.name_model(name, name or self.names[0])
             return name or self.names[0]
         names = ", ".join((*self.names, *self.llm.loras))
         raise ApiError(
@@ -283,14 +279,15 @@ class Service:
             self._limits.check_turn(tenant, len(requests), waiting, limit_s)
         self._event_bridge = self._event_bridge or EventBridge()
         trace = TRACE.get()
-        timelines = None if trace is None else trace.attach(requests)
+        if trace is not None:
+            trace.attach(requests)
         post = self._event_bridge.post
         try:
-            stream = self.llm.engine.submit(requests, ends_only=ends_only, post=post, timelines=timelines)
+            stream = self.llm.engine.submit(requests, ends_only=ends_only, post=post)
         except RequestError as error:
             raise ApiError.of(error) from error
         if trace is not None:
-            trace.watch(stream)
+            trace.streams.append(stream)
         self._streams[stream] = tenant
         num_tokens = sum(len(request.prompt_token_ids) for request in requests if request.leader is None)
         self._limits.began(tenant, id(stream), len(requests), num_tokens)
@@ -309,8 +306,6 @@ class Service:
     def note_calls(self, request: Request, calls: Sequence[Call], results: Sequence[Result]) -> None:
         """Count calls that were run after the end of their request."""
         self.llm.engine.ask(lambda stats: stats.interceptions.ran(request, calls, results))
-        if (trace := TRACE.get()) is not None:
-            trace.note_results(request, calls, results)
 
     def request_started(self) -> None:
         """Count an HTTP request in progress."""
@@ -367,3 +362,29 @@ def service_of(request: HttpRequest) -> Service:
 def tenant_of(request: HttpRequest) -> str:
     """The tenant of a request whose key is checked (`GuardedRoute`): the digest of its key; "" without keys."""
     return request.scope["jinfercept.key"]
+
+
+Delivery = tuple[Callable[[Any], None], Any]
+
+
+@final
+class EventBridge:
+    """A queue of callbacks for the event loop that runs when it is made; `post` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._pending: deque[Delivery] = deque()
+        self._woken = False
+
+    def post(self, put: Callable[[Any], None], event: Any) -> None:
+        """Call `put(event)` on the event loop, in order. Raises `RuntimeError` if the loop is closed."""
+        self._pending.append((put, event))
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._woken = False  # before the queue is emptied: an event posted from now on wakes the loop again
+        while self._pending:
+            put, event = self._pending.popleft()
+            put(event)

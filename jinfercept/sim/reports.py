@@ -1,6 +1,5 @@
-"""Reports of simulations: percentiles, means over seeds, groups, JSON and CSV files, checks of output paths."""
+"""Reports of simulations: percentiles, means over seeds, groups, JSON files, checks of output paths."""
 
-import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -64,24 +63,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def write_csv(path: str | Path, reports: Sequence[Mapping[str, Any]]) -> None:
-    """Write a row for each report. Nested keys are joined by points; missing values are empty; `slowness` is left out."""
-    rows = [dict(_flat({name: value for name, value in report.items() if name != "slowness"})) for report in reports]
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    with Path(path).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def _flat(report: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for name, value in report.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def check_writable(path: str | Path, flag: str) -> None:

@@ -1,10 +1,10 @@
 """A simulated run: latencies, waste and counts from a workload, a profile and a policy. Imports no JAX."""
 
+import math
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 from jinfercept.engine.disk_contexts import DiskContexts
 from jinfercept.engine.engine import Engine
@@ -21,16 +21,13 @@ from jinfercept.sched.estimator import ESTIMATORS, Estimator
 from jinfercept.sched.estimators import EstimatorChoice, make_estimator
 from jinfercept.sched.orders import OrderChoice, check_order_choice
 from jinfercept.sched.plugins import label
-from jinfercept.sched.policies import PolicyChoice, check_choice
+from jinfercept.sched.policies import PolicyChoice, PolicyInputs, check_choice
 from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.speculation import SpeculationLimits
+from jinfercept.sched.sequence import PendingCall
 from jinfercept.sim.arrivals import Arrival, RequestArrival
-from jinfercept.sim.decision_records import DecisionLog
 from jinfercept.sim.disk import SimulatedDisk
-from jinfercept.sim.oracle import OracleEstimator
 from jinfercept.sim.run_stats import Report, RunStats
-from jinfercept.sim.scaled_estimator import SCALED_ESTIMATORS, WRONG_TOOLS
 from jinfercept.sim.scripted import (
     Progress,
     ScriptedDispatcher,
@@ -44,9 +41,37 @@ from jinfercept.sim.scripted import (
 from jinfercept.sim.session_clients import SessionClients, SessionLoad, session_tokens
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 
-STUDIED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator} | SCALED_ESTIMATORS
-"""Those that the help of `jinfercept simulate` names."""
-SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = STUDIED_ESTIMATORS | WRONG_TOOLS
+
+@final
+class OracleEstimator(Estimator):
+    """Takes `expected_s` of a call for its true duration."""
+
+    def __init__(self) -> None:
+        self._durations: dict[Hashable, float] = {}
+
+    def started(self, call: PendingCall, at_s: float) -> None:
+        assert call.expected_s is not None, "an oracle needs the true duration"
+        self._durations[call.key] = call.expected_s
+
+    def observe(self, call: PendingCall, duration_s: float, clean: bool = True) -> None:
+        self._durations.pop(call.key, None)
+
+    def duration_s(self, call: PendingCall, age_s: float) -> float:
+        assert call.key in self._durations, "an oracle knows only the calls that have started"
+        return max(age_s, self._durations[call.key])
+
+    def remaining_s(self, call: PendingCall, age_s: float) -> float:
+        return self.duration_s(call, age_s) - age_s
+
+    def hold_until_s(self, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
+        """Infinity if holding to the end costs no more than leaving, else 0."""
+        return math.inf if hold_cost_per_s * self.duration_s(call, 0.0) <= leave_cost else 0.0
+
+
+SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator}
+RunWatch = Callable[[RequestLog, KVManager, PolicyInputs, bool], object]
+"""Called before a run with the log of its engine, to which it may add a fold, the pages, what the policy knows, and whether
+steps wait for transfers."""
 BOUNDS = {"bound": "lru", "free_pause": "swap"}
 """Bounds to compare policies with, and the policies that they run under: infinite memory (`bound`); contexts that are offloaded
 and fetched at no cost but the step of the scatter (`free_pause`), so that a policy that keeps pages can be a little faster."""
@@ -56,7 +81,7 @@ _ENDLESS_TOKENS = 1 << 40
 
 def reads_durations(estimator: EstimatorChoice) -> bool:
     """Whether an estimator reads the true durations of calls, as oracles do, which take them for hints."""
-    return isinstance(estimator, str) and estimator in SIMULATED_ESTIMATORS.keys() - ESTIMATORS.keys()
+    return estimator == "oracle" or getattr(estimator, "reads_durations", False)
 
 
 @dataclass(frozen=True)
@@ -94,9 +119,6 @@ class Simulation:
         fair: tenants share memory·time by their weights; else all requests are one tenant's.
         shared_prefix: share of every prompt, from its start, that it has in common with the other prompts of its kind, as far
             as both are long enough; with `prefix_caching` also after the other request has finished.
-        num_drafts: most drafts of a sequence in a step; there is always one for a token that the request does not force. They
-            are a draft model's where the profile has its price.
-        accepted_share: chance that a draft is accepted if those before it are.
     """
 
     profile: Profile
@@ -124,8 +146,6 @@ class Simulation:
     warm_up_s: float = 0.0
     fair: bool = True
     shared_prefix: float = 0.0
-    num_drafts: int = 0
-    accepted_share: float = 0.0
 
     def __post_init__(self) -> None:
         check_choice(self._scheduled_policy)
@@ -188,43 +208,40 @@ class Simulation:
             self.chunk_tokens,
             True if self.policy_name in BOUNDS else self.chunked_prefill,
             self.preemption,
-            SpeculationLimits(self.num_drafts, 1, 1, self.profile.draft_share or None),
         )
 
     def run(
         self,
         arrivals: Sequence[Arrival | RequestArrival] | SessionLoad,
         progress: Progress = lambda now, end: None,
-        decisions: str | None = None,
+        watch: RunWatch | None = None,
     ) -> Report:
-        """Play the arrivals and write decision records to a file, if one is named.
+        """Play the arrivals.
 
         Returns:
             The report: `RunStats.report` names its keys, `session_report` those of sessions.
         """
         if isinstance(arrivals, SessionLoad):
-            return self._run_sessions(arrivals, progress, decisions)
+            return self._run_sessions(arrivals, progress, watch)
         clock = VirtualClock()
         dispatcher = ScriptedDispatcher(clock, plain_tokens)
         reads_calls = not all(isinstance(arrival, Arrival) for arrival in arrivals)
-        opened = self.open_engine(clock, dispatcher, open_markup_text if reads_calls else None, decisions)
+        opened = self.open_engine(clock, dispatcher, open_markup_text if reads_calls else None, watch)
         engine, accounts = opened.engine, opened.accounts
         requests = [(arrival.at_s, self._request(number, arrival)) for number, arrival in enumerate(arrivals)]
-        with closing(opened):
-            played = play(engine, dispatcher, clock, requests, self.most_s, progress, self.host_s)
+        played = play(engine, dispatcher, clock, requests, self.most_s, progress, self.host_s)
         scripted = ((str(number), each) for number, each in enumerate(arrivals))
         tenant_of = {name: each.script.tenant for name, each in scripted if isinstance(each, Arrival)}
         report = accounts.report(played, requests, engine.scheduler.counters, self.kv_tokens, tenant_of, self.warm_up_s)
         return self._named | report
 
-    def _run_sessions(self, load: SessionLoad, progress: Progress, decisions: str | None) -> Report:
+    def _run_sessions(self, load: SessionLoad, progress: Progress, watch: RunWatch | None) -> Report:
         clock = VirtualClock()
         dispatcher = ScriptedDispatcher(clock, plain_tokens)
-        opened = self.open_engine(clock, dispatcher, decisions=decisions)
+        opened = self.open_engine(clock, dispatcher, watch=watch)
         engine = opened.engine
         clients = SessionClients(load, session_tokens, reads_durations(self.estimator))
-        with closing(opened):
-            lasted = drive(engine, dispatcher, clock, clients, self.most_s, progress, self.host_s)
+        lasted = drive(engine, dispatcher, clock, clients, self.most_s, progress, self.host_s)
         counters = engine.scheduler.counters
         return self._named | opened.accounts.session_report(clients, lasted, counters, self.kv_tokens, self.warm_up_s)
 
@@ -237,14 +254,13 @@ class Simulation:
         clock: VirtualClock,
         dispatcher: CallDispatcher,
         open_text: Callable[[Request], Text] | None = None,
-        decisions: str | None = None,
+        watch: RunWatch | None = None,
     ) -> "SimulatedEngine":
         """An engine on this machine that prices its steps, without requests; it has the scheduler that an `LLM` would have.
 
         Args:
             clock: its time.
             open_text: makes a request's text; None: there is none.
-            decisions: file of decision records; None: none are written.
         """
         bound, free_pause = self.policy == "bound", self.policy == "free_pause"
         kv = KVManager(
@@ -262,14 +278,10 @@ class Simulation:
         estimator, limits = self._estimator(), self._limits(buckets)
         build = plan_scheduler(planned_with, estimator, self._scheduled_policy, limits, self.page_size, self.order)
         synchronous = build.policy.synchronous and not (free_pause or self.overlaps)
-        log, recording = RequestLog(clock.now), None
-        if decisions is not None:
-            run = {"policy": self.policy_name, "estimator": self.estimator_name, "profile": self.profile.name}
-            run |= {"kv_tokens": self.kv_tokens, "host_tokens": self.host_tokens, "page_size": self.page_size}
-            own, inputs = self._estimator(), build.inputs
-            recording = DecisionLog(decisions, clock.now, inputs, own, synchronous=synchronous, run=run)
-            log.tell(recording.fold)
-        scheduler = build.build(kv, log, recording and recording.estimator)
+        log = RequestLog(clock.now)
+        if watch is not None:
+            watch(log, kv, build.inputs, synchronous)
+        scheduler = build.build(kv, log)
         prices = Prices(self.profile, self.page_size, synchronous=synchronous, free_transfers=free_pause)
         disk = None
         if self.disk_tokens:
@@ -278,7 +290,7 @@ class Simulation:
         accounts = RunStats(log, scheduler, prices, buckets[-1], self.limits)
         engine = Engine(
             scheduler,
-            PricedRunner(prices, clock, self.accepted_share),
+            PricedRunner(prices, clock),
             dispatcher,
             clock,
             threading.Event(),
@@ -288,7 +300,7 @@ class Simulation:
             request_log=log,
             disk=disk,
         )
-        return SimulatedEngine(engine, accounts, buckets, recording)
+        return SimulatedEngine(engine, accounts, buckets)
 
     def _request(self, number: int, arrival: Arrival | RequestArrival) -> Request:
         known_durations = reads_durations(self.estimator)
@@ -308,15 +320,8 @@ class SimulatedEngine(NamedTuple):
     Attributes:
         engine: serves requests.
         buckets: query tokens of its executables, ascending.
-        recording: of decisions; None: there is none.
     """
 
     engine: Engine
     accounts: RunStats
     buckets: tuple[int, ...]
-    recording: DecisionLog | None
-
-    def close(self) -> None:
-        """End the decision records."""
-        if self.recording is not None:
-            self.recording.close()

@@ -3,7 +3,6 @@
 No JAX and no model: a simulated model writes what a request's `forced_output_ids` say, and zeros behind them.
 """
 
-from random import Random
 from threading import Event
 from typing import NamedTuple, final
 
@@ -28,12 +27,11 @@ class VirtualClock:
 
 
 class PricedStep(NamedTuple):
-    """A plan that is not executed, from when to when it would be, and what a draft model would draft for it."""
+    """A plan that is not executed, and from when to when it would be."""
 
     tokens: tuple[int, ...]
     submitted_s: float
     done_s: float
-    drafts: tuple[tuple[int, ...], ...] = ()
 
 
 @final
@@ -44,12 +42,10 @@ class PricedRunner:
 
     Args:
         clock: passes until a plan is done when its result is collected.
-        accepted_share: chance that a draft is accepted if those before it are.
     """
 
-    def __init__(self, prices: Prices, clock: VirtualClock, accepted_share: float = 0.0) -> None:
+    def __init__(self, prices: Prices, clock: VirtualClock) -> None:
         self._prices, self._clock = prices, clock
-        self._accepted_share, self._rng = accepted_share, Random(0)
         self._free_s = 0.0  # when everything that was submitted is done
 
     def forward(self, plan: StepPlan) -> PricedStep:
@@ -57,24 +53,12 @@ class PricedRunner:
         compute_s, stall_s = self._prices(plan)
         now = self._clock.time
         self._free_s = max(now, self._free_s) + compute_s + stall_s
-        drawn = list[int]()
-        for chunk in plan.chunks:
-            if chunk.sample is not None:
-                if chunk.num_drafts:
-                    drawn += [self._verified(max(0, draft)) for draft in chunk.drafts]
-                drawn.append(chunk.sample.forced or 0)
-        drafts = ()
-        if plan.awaits_drafts:
-            drafts = tuple([(0,) * chunk.num_drafts for chunk in plan.chunks if chunk.awaits_drafts])
-        return PricedStep(tuple(drawn), now, self._free_s, drafts)
+        drawn = [chunk.sample.forced or 0 for chunk in plan.chunks if chunk.sample is not None]
+        return PricedStep(tuple(drawn), now, self._free_s)
 
     def drafts(self, forward: PricedStep) -> tuple[tuple[int, ...], ...]:
-        """Zeros, for every chunk that awaited drafts of a draft model."""
-        return forward.drafts
-
-    def _verified(self, draft: int) -> int:
-        """The token that is drawn where there is a draft: the draft, or another one."""
-        return draft if self._rng.random() < self._accepted_share else 1 - min(draft, 1)
+        """Nothing is drafted."""
+        return ()
 
     def sample(self, forward: PricedStep, masks: Masks) -> PricedStep:
         """Nothing is left to price."""

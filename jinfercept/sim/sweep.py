@@ -1,26 +1,25 @@
-"""Runs many simulations in a few processes, with a progress display. Imports no JAX.
+"""Runs many simulations, in several processes if there are several jobs. Imports no JAX.
 
-A run that fails, or whose process dies, becomes a report with an `error`; the others continue. Ctrl-C ends the running ones;
-the reports of finished ones remain.
+A run that fails becomes a report with an `error`; the others continue. Ctrl-C ends the running ones; the reports
+of finished ones remain.
 """
 
-import contextlib
 import multiprocessing
 import signal
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from typing import NamedTuple, Self, final
+from functools import partial
+from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from jinfercept.sim.arrivals import Arrival, RequestArrival
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.session_clients import SessionLoad
-from jinfercept.sim.simulation import Simulation
+from jinfercept.sim.simulation import RunWatch, Simulation
 
 INTERRUPTED = "interrupted"
 """The `error` of runs that Ctrl-C has ended."""
@@ -49,15 +48,10 @@ class SimulatedLoad[A](NamedTuple):
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One simulation under one load.
-
-    Attributes:
-        decisions: file of its decision records.
-    """
+    """One simulation under one load."""
 
     simulation: Simulation
     load: SimulatedLoad[Sequence[Arrival | RequestArrival] | SessionLoad]
-    decisions: str | None = None
 
     @property
     def labels(self) -> Report:
@@ -82,21 +76,15 @@ class SweepRun:
         how = f"{load.rate:.5g}/s" if load.rate else load.text
         return f"{simulation.policy_name}{order} {simulation.estimator_name} {load.workload} {how} seed {load.seed}"
 
-    @property
-    def file_name(self) -> str:
-        """The part of its files' names that distinguishes the run in a sweep."""
-        order = "" if self.simulation.order == "fcfs" else f"-{self.simulation.order_name}"
-        return f"{self.simulation.policy_name}{order}-{self.load.text}-{self.load.seed}"
-
-    def play(self, progress: Callable[[float], None]) -> Report:
+    def play(self, progress: Callable[[float], None] = lambda done: None, watch: RunWatch | None = None) -> Report:
         """Simulate; an exception becomes the report's `error`.
 
         Args:
-            progress: called with the simulated seconds, a few times a second.
+            progress: called with the share of the seconds that are simulated, a few times a second.
         """
         try:
             return self.labels | self.simulation.run(
-                self.load.arrivals, lambda now, end: progress(float(now)), self.decisions
+                self.load.arrivals, lambda now, end: progress(now / self.simulation.most_s), watch
             )
         except Exception as error:
             return self.failed(f"{type(error).__name__}: {error}")
@@ -116,147 +104,61 @@ def sweep(
     jobs: int,
     console: Console,
     finished: Callable[[SweepRun, Report], None] = lambda run, report: None,
+    watch: RunWatch | None = None,
 ) -> list[Report]:
     """Play all runs, those with the most requests first; returns their reports in the order of `runs`.
 
     Args:
         runs: simulations and their loads.
         jobs: processes at a time, at least 1.
-        console: where the progress is shown: bars on a terminal, elsewhere a line for each run that ends.
+        console: where the progress is shown: a bar on a terminal, elsewhere a line for each run that ends.
         finished: called with every run that ends, and its report.
+        watch: of a run in this process, which one job or one run is.
     """
     reports: dict[int, Report] = {}
-    waiting = sorted(range(len(runs)), key=lambda number: len(runs[number].load.arrivals))
-    idle: list[_Worker] = []
-    busy: dict[Connection, _Worker] = {}
-    with _Display(runs, console) as display:
+    order = sorted(range(len(runs)), key=lambda number: -len(runs[number].load.arrivals))
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("simulated runs", total=len(runs))
+
+        def advance(share: float) -> None:
+            progress.update(task, completed=len(reports) + share)
+
+        played = _played(runs, order, jobs) if min(jobs, len(runs)) > 1 else _here(runs, order, advance, watch)
         try:
-            while waiting or busy:
-                while waiting and len(busy) < jobs:
-                    worker = idle.pop() if idle else _Worker()
-                    busy[worker.pipe] = worker
-                    display.started(waiting[-1])
-                    worker.give(waiting[-1], runs[waiting.pop()])
-                for pipe in wait(list(busy)):
-                    assert isinstance(pipe, Connection)
-                    worker = busy[pipe]
-                    message = worker.receive(runs[worker.number])
-                    if not isinstance(message, dict):
-                        display.moved(worker.number, message)
-                        continue
-                    reports[worker.number] = message
-                    display.ended(worker.number, message)
-                    finished(runs[worker.number], message)
-                    del busy[pipe]
-                    if worker.process.exitcode is None:
-                        idle.append(worker)
+            with closing(played):
+                for number, report in played:
+                    reports[number] = report
+                    advance(0.0)
+                    if not console.is_terminal:
+                        how = report.get("error") or f"{report['sim_wall_s']:.1f} s"
+                        console.print(f"{len(reports)} of {len(runs)}: {runs[number]}: {how}", soft_wrap=True)
+                    finished(runs[number], report)
         except KeyboardInterrupt:
             pass
-        finally:
-            with _no_interrupt():
-                for worker in (*idle, *busy.values()):
-                    worker.end()
     return [reports.get(number) or run.failed(INTERRUPTED) for number, run in enumerate(runs)]
 
 
-@final
-class _Worker:
-    """A process that plays one run after another: it sends simulated seconds, then the report.
-
-    Attributes:
-        pipe: carries runs to it, and simulated seconds and reports back.
-    """
-
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        resource_tracker.ensure_running()  # whose start would let Ctrl-C through to the process
-        self.pipe, child_end = context.Pipe()
-        self.number = -1
-        self.process = context.Process(target=_work, args=(child_end,), daemon=True)
-        with _no_interrupt():
-            self.process.start()
-        child_end.close()
-
-    def give(self, number: int, run: SweepRun) -> None:
-        self.number = number
-        with contextlib.suppress(OSError):  # it is dead: `receive` will say so
-            self.pipe.send(run)
-
-    def receive(self, run: SweepRun) -> float | Report:
-        try:
-            return self.pipe.recv()
-        except (EOFError, OSError):
-            self.process.join()
-            return run.failed(f"its process ended with status {self.process.exitcode}")
-
-    def end(self) -> None:
-        self.process.terminate()
-        self.process.join()
-        self.pipe.close()
+def _here(
+    runs: Sequence[SweepRun], order: Sequence[int], progress: Callable[[float], None], watch: RunWatch | None
+) -> Generator[tuple[int, Report]]:
+    for number in order:
+        yield number, runs[number].play(progress, watch)
 
 
-def _work(pipe: Connection) -> None:
-    """The main function of a worker: plays runs until the process is ended or the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            run: SweepRun = pipe.recv()
-            pipe.send(run.play(pipe.send))
-
-
-@contextlib.contextmanager
-def _no_interrupt() -> Iterator[None]:
-    """Delays Ctrl-C until the block has ended; processes started in it ignore Ctrl-C, and this process ends them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _played(runs: Sequence[SweepRun], order: Sequence[int], jobs: int) -> Generator[tuple[int, Report]]:
+    """The runs as they end in other processes, which ignore Ctrl-C: this one ends them."""
+    executor = ProcessPoolExecutor(
+        jobs, multiprocessing.get_context("spawn"), partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    )
     try:
-        yield
+        futures: dict[Future[Report], int] = {executor.submit(runs[number].play): number for number in order}
+        for future in as_completed(futures):
+            error = future.exception()
+            number = futures[future]
+            yield number, future.result() if error is None else runs[number].failed(f"its process ended: {error}")
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@final
-class _Display:
-    """Progress bars: finished runs, and the simulated seconds of running ones."""
-
-    def __init__(self, runs: Sequence[SweepRun], console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn())
-        columns += (TextColumn("{task.fields[unit]}"), TimeElapsedColumn())
-        self._console = console
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._all = self._progress.add_task("all runs", total=len(runs), unit="done")
-        self._runs, self._num_done, self._began_s = runs, 0, time.monotonic()
-        self._left = sum(len(run.load.arrivals) for run in runs)
-        self._requests = 0
-        self._tasks: dict[int, TaskID] = {}
-
-    def started(self, index: int) -> None:
-        run = self._runs[index]
-        total = round(run.simulation.most_s)
-        self._tasks[index] = self._progress.add_task(str(run), total=total, unit="simulated s")
-
-    def moved(self, index: int, now: float) -> None:
-        self._progress.update(self._tasks[index], completed=round(now))
-
-    def ended(self, index: int, report: Report) -> None:
-        self._num_done += 1
-        time_left = self._time_left(len(self._runs[index].load.arrivals))
-        self._progress.remove_task(self._tasks.pop(index))
-        self._progress.update(self._all, advance=1, unit=f"done, {time_left}")
-        how = report.get("error") or f"{report['sim_wall_s']:.1f} s"
-        if not self._console.is_terminal:
-            self._console.print(
-                f"{self._num_done} of {len(self._runs)}: {self._runs[index]}: {how}, {time_left}", soft_wrap=True
-            )
-
-    def _time_left(self, num_requests: int) -> str:
-        """When all runs will be done, if requests take as long as those so far. Called once for each run that ends."""
-        self._requests, self._left = self._requests + num_requests, self._left - num_requests
-        left_s = (time.monotonic() - self._began_s) * self._left / max(1, self._requests)
-        return f"about {left_s:.0f} s left" if left_s < 90 else f"about {left_s / 60:.0f} min left"
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
+        executor.shutdown(cancel_futures=True)

@@ -9,12 +9,118 @@ import math
 import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 from jinfercept.errors import ConfigError, shown
-from jinfercept.sim.distributions import DISTRIBUTIONS, Like, LogNormal
+
+
+class LogNormal(NamedTuple):
+    """A log-normal distribution, clipped to [low, high].
+
+    Attributes:
+        median: before clipping.
+        between: standard deviation of the logarithm from request to request.
+        within: the same among the values of one request.
+    """
+
+    median: float
+    between: float = 0.0
+    within: float = 0.0
+    low: float = 0.0
+    high: float = math.inf
+
+    def at(self, request: float, value: float) -> float:
+        """The value that belongs to two standard normal numbers: one of the request, one of the value itself."""
+        return min(self.high, max(self.low, self.median * math.exp(self.between * request + self.within * value)))
+
+
+class TurnDistributions(NamedTuple):
+    """Tokens that are generated, the call after them in seconds, and the tokens that come back.
+
+    Attributes:
+        typed: a person answers: a long reply takes long to write, so `call_s` and `returned` are drawn together
+            (correlation of their logarithms in the trace: 0.91).
+    """
+
+    decode: LogNormal
+    call_s: LogNormal
+    returned: LogNormal
+    typed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KindDistributions:
+    """The distributions of one kind of request.
+
+    Attributes:
+        rounds: how often the turns are gone through.
+        answer: tokens generated after the last call; None: the request ends one token after it.
+        split: `decode` and `answer` stand for the request as a whole and are divided by its number of segments.
+    """
+
+    prompt: LogNormal
+    rounds: LogNormal
+    turns: tuple[TurnDistributions, ...]
+    answer: LogNormal | None
+    split: bool = False
+
+
+_REPLY = TurnDistributions(
+    LogNormal(56.1, 0.2, 0.22, 1, 121),
+    LogNormal(23.2, 0.62, 0.63, 3, 60),
+    LogNormal(9, 1.15, 1.34, 0, 1354),
+    typed=True,
+)
+_CHAT = KindDistributions(
+    LogNormal(20.1, 1.98, 0, 1, 1728), LogNormal(2.95, 0.62, 0, 1, 8), (_REPLY,), LogNormal(224, 0.83, 0, 1, 1164)
+)
+
+
+def _made(call_s: LogNormal, returned: int) -> KindDistributions:
+    """A chat in which a program turns every text into something before the person replies, as in the trace."""
+    work = TurnDistributions(_REPLY.decode, call_s, LogNormal(returned))
+    return replace(_CHAT, turns=(work, _REPLY._replace(decode=LogNormal(7))), answer=None)
+
+
+DISTRIBUTIONS: Mapping[str, KindDistributions] = {
+    "math": KindDistributions(
+        LogNormal(405, 0.045, 0, 370, 483),
+        LogNormal(3.8, 1.91, 0, 1, 4),
+        (
+            TurnDistributions(
+                LogNormal(107, 0.5, 0.45, 20, 518),
+                LogNormal(7.2e-5, 0.6, 0.3, 2.4e-5, 6e-4),
+                LogNormal(19.9, 0.18, 0.18, 16, 51),
+            ),
+        ),
+        LogNormal(28, 1.79, 0, 13, 1353),
+    ),
+    "qa": KindDistributions(
+        LogNormal(933, 0.007, 0, 923, 955),
+        LogNormal(4.3, 1.1, 0, 1, 4),
+        (
+            TurnDistributions(
+                LogNormal(730, 0.44, 0.385), LogNormal(0.685, 0.25, 0.25, 0, 1.03), LogNormal(56.3, 0.1, 0.11, 33, 81)
+            ),
+        ),
+        LogNormal(730, 0.44, 0.385),
+        split=True,
+    ),
+    "ve": KindDistributions(  # the table's number of rounds; the window cuts it to the trace's
+        LogNormal(1973),
+        LogNormal(24.6, 0.62, 0, 4, 60),
+        (TurnDistributions(LogNormal(4), LogNormal(0.0844, 0.19, 0, 0.05, 0.111), LogNormal(9, 0, 0.65, 2, 43)),),
+        None,
+    ),
+    "chat": _CHAT,
+    "image": _made(LogNormal(11.5, 0, 0.08, 8.8, 14), 8),
+    "tts": _made(LogNormal(5.55, 0.07, 0.47, 0.08, 12), 9),
+}
+"""By kind."""
+
 
 MIXED_WEIGHTS: Mapping[str, float] = {"math": 98, "qa": 50, "ve": 54, "chat": 65, "image": 65, "tts": 65}
 """Requests of each kind in the authors' mixed trace."""
@@ -152,8 +258,8 @@ def from_trace(scripts: Sequence[Script], rng: Random) -> Callable[[], Script]:
     return lambda: rng.choice(scripts)
 
 
-def generate(kind: str, rng: Random, like: Like = "trace", max_context: int = 2048) -> Script:
-    """A request of one kind, drawn from `fits`.
+def generate(kind: str, rng: Random, max_context: int = 2048) -> Script:
+    """A request of one kind, with the statistics of the authors' mixed trace.
 
     Every quantity is a clipped log-normal with a part that is common to the request (its pace, its wordiness) and a part
     of each value. The window then cuts the request: the segment that reaches it is the last, a result is cut to leave
@@ -163,18 +269,16 @@ def generate(kind: str, rng: Random, like: Like = "trace", max_context: int = 20
     Args:
         kind: math, qa, ve, chat, image or tts.
         rng: its state decides; the same state gives the same script.
-        like: "trace" for the authors' mixed trace; "table" for the paper's Table 1, taken at its word: as many *calls*
-            as its column says (for math and chat the authors counted segments, one more), and contexts as long as it
-            says, for which the decoded tokens are stretched. These pass 2,048 (ve: 2,185), so give the window room if
-            the table's means are wanted; prompts and returned tokens are the trace's, but returned tokens of `ve` are fewer.
         max_context: tokens of the window, at least 2.
 
     Raises:
-        ConfigError: no such kind or statistics, or no window.
+        ConfigError: no such kind, or no window.
     """
     if max_context < 2:
         raise ConfigError("max_context has no room for a prompt and a token", got=max_context, fix="at least 2")
-    fit = _choose(_choose(DISTRIBUTIONS, like, "statistics"), kind, "kind of request")
+    if kind not in DISTRIBUTIONS:
+        raise ConfigError("no such kind of request", got=shown(kind), fix=f"one of {', '.join(DISTRIBUTIONS)}")
+    fit = DISTRIBUTIONS[kind]
     prompt = min(_tokens(fit.prompt, rng.gauss(), 0.0), max_context - 1)
     rounds = _tokens(fit.rounds, rng.gauss(), 0.0)
     share = 1 / (rounds * len(fit.turns) + 1) if fit.split else 1.0
@@ -197,16 +301,9 @@ def _tokens(distribution: LogNormal, request: float, value: float, share: float 
     return max(1, round(distribution.at(request, value) * share))
 
 
-def _choose[T](table: Mapping[Any, T], name: str, what: str) -> T:
-    if name not in table:
-        raise ConfigError(f"no such {what}", got=shown(name), fix=f"one of {', '.join(table)}")
-    return table[name]
-
-
 def draw(
     workload: str,
     rng: Random,
-    like: Like = "trace",
     weights: Mapping[str, float] | None = None,
     max_context: int = 2048,
 ) -> Script:
@@ -214,7 +311,6 @@ def draw(
 
     Args:
         rng: its state decides.
-        like: see `generate`.
         weights: of the kinds in the mix, at least 0; default: `MIXED_WEIGHTS`.
         max_context: see `generate`.
 
@@ -224,11 +320,11 @@ def draw(
     if workload != "mixed":
         if weights is not None:
             raise ConfigError("weights need the mixed workload", got=workload, fix='use workload "mixed"')
-        return generate(workload, rng, like, max_context)
+        return generate(workload, rng, max_context)
     mix = MIXED_WEIGHTS if weights is None else weights
     for kind, weight in mix.items():
         if not 0 <= weight < math.inf:
             raise ConfigError(f"the weight of {kind} cannot be drawn with", got=weight, fix="at least 0")
     if not sum(mix.values()) > 0:
         raise ConfigError("the mix is empty", got=dict(mix), fix="give some kind a weight above 0")
-    return generate(rng.choices(list(mix), list(mix.values()))[0], rng, like, max_context)
+    return generate(rng.choices(list(mix), list(mix.values()))[0], rng, max_context)

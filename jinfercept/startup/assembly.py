@@ -14,13 +14,13 @@ from jinfercept.engine.clock import RealClock
 from jinfercept.engine.disk_contexts import DiskContexts
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.text_stream import TextStream
-from jinfercept.errors import ConfigError, shown
+from jinfercept.errors import ConfigError
 from jinfercept.hosts.leading import LeadingRunner
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.states import StateSizes
 from jinfercept.meter.engine_stats import EngineStats
-from jinfercept.meter.request_log import Fold, RequestLog
+from jinfercept.meter.request_log import RequestLog
 from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.load import dtype_name
 from jinfercept.models.protocol import ModelDimensions, ServedModel
@@ -30,11 +30,9 @@ from jinfercept.runner.page_arrays import KVArrays
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
-from jinfercept.sched.conformance import check_shape
-from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.estimators import EstimatorChoice, make_estimator
 from jinfercept.sched.orders import OrderChoice, check_order_choice
-from jinfercept.sched.policies import PolicyChoice, PolicyInputs, check_choice
+from jinfercept.sched.policies import PolicyChoice, check_choice
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.speculation import SpeculationLimits
 from jinfercept.startup.disk_tier import DiskTier
@@ -44,11 +42,6 @@ from jinfercept.startup.recurrent import as_served
 from jinfercept.startup.served_adapters import ServedAdapters
 from jinfercept.startup.several_hosts import disconnect
 from jinfercept.tokenizer.tokenizer import Tokenizer
-
-Recorder = Callable[[KVManager, PolicyInputs], tuple[Fold, Estimator]]
-"""Makes a fold over what happens to an engine's requests, and the estimator that learns of their calls: the policy's own, or
-one that wraps it."""
-
 
 CHANGEABLE = frozenset({"policy", "estimator", "order", *RestartOptions.__annotations__})
 """Options that no executable depends on."""
@@ -231,8 +224,8 @@ class EngineSetup:
         memory_plan = self.memory_plan.with_host(config.cache)
         return replace(self, flags=merged, config=config, own=own, memory_plan=memory_plan)
 
-    def assemble(self, record: Recorder | None = None) -> Assembled:
-        """A new engine with empty pages. Raises `ConfigError` if `record` returns something else than it should."""
+    def assemble(self) -> Assembled:
+        """A new engine with empty pages."""
         shape, tokenizer, config, memory_plan = self.shape, self.tokenizer, self.config, self.memory_plan
         model_config, page_size = self.model.config, shape.page_size
         policy, chosen, order = self.own.filled(config)
@@ -253,11 +246,7 @@ class EngineSetup:
         clock = RealClock()
         log = RequestLog(clock.now)
         meter = EngineStats(log, kv, build.inputs, synchronous=build.policy.synchronous)
-        estimator = build.inputs.estimator
-        if record is not None:
-            fold, estimator = _recorded(record, kv, build.inputs)
-            log.tell(fold)
-        scheduler = build.build(kv, log, estimator)
+        scheduler = build.build(kv, log)
         wake = threading.Event()
         dispatcher = Dispatcher(wake.set)
         disk = None
@@ -292,19 +281,6 @@ class EngineSetup:
             disconnect()
         if self.disk is not None:
             self.disk.store.close()
-
-
-def _recorded(record: Recorder, kv: KVManager, inputs: PolicyInputs) -> tuple[Fold, Estimator]:
-    """The recorder's fold and estimator. Raises `ConfigError` if it returns anything else."""
-    if not callable(record):
-        raise ConfigError("record is a function", got=shown(record), fix="see assembly.Recorder")
-    pair: object = record(kv, inputs)
-    if not isinstance(pair, tuple) or len(pair) != 2:
-        raise ConfigError("record must return two things", got=shown(pair), fix="a function of events and an Estimator")
-    if not callable(pair[0]):
-        raise ConfigError("the first value of record must be a function", got=shown(pair[0]), fix="see RequestLog")
-    check_shape("what record returns second", pair[1], Estimator)
-    return pair
 
 
 def chunks(config: EngineConfig, shape: RunnerShape, own: OwnParts) -> bool:

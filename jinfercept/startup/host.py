@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, final, get_args
+from typing import Any, Literal, NoReturn, final, get_args
 
 import jax
 
@@ -29,7 +29,7 @@ from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice
-from jinfercept.startup.assembly import Assembled, Recorder
+from jinfercept.startup.assembly import Assembled
 from jinfercept.startup.disk_tier import identity_of
 from jinfercept.startup.served_adapters import ServedAdapters
 from jinfercept.startup.start import EngineSetup
@@ -38,9 +38,6 @@ from jinfercept.values.option_types import check_type
 from jinfercept.weights.in_memory import Replacement
 from jinfercept.weights.leaves import made
 from jinfercept.weights.named import NameFilter, WeightTree
-
-if TYPE_CHECKING:
-    from jinfercept.meter.timelines import Timelines  # only a server that traces loads it
 
 UpdateMode = Literal["keep", "recompute", "abort"]
 """What becomes of unfinished requests when the weights change, see `LLM.update_weights`."""
@@ -98,21 +95,9 @@ class EngineHost:
         *,
         ends_only: bool = False,
         post: Callable[[Callable[[Any], None], Any], object] | None = None,
-        timelines: "Timelines | None" = None,
     ) -> AsyncStream:
-        """Serve requests that were made before; other arguments and errors as those of `AsyncStream`.
-
-        Args:
-            timelines: record what happens to requests; complete when the request's `Finished` is delivered.
-        """
-        if timelines is not None:
-            self._stats.timelines = timelines
-        try:
-            return AsyncStream(self.thread, requests, ends_only=ends_only, post=post)
-        except BaseException:
-            if timelines is not None:
-                timelines.discard([request.id for request in requests])
-            raise
+        """Serve requests that were made before; arguments and errors as those of `AsyncStream`."""
+        return AsyncStream(self.thread, requests, ends_only=ends_only, post=post)
 
     def release(self, request_id: str) -> None:
         """Drop the retained context of a finished request between two steps; a request without one is ignored."""
@@ -163,7 +148,6 @@ class EngineHost:
     def restart(
         self,
         policy: PolicyChoice | None,
-        record: Recorder | None,
         estimator: EstimatorChoice | None,
         order: OrderChoice | None,
         flags: Mapping[str, Any],
@@ -173,7 +157,7 @@ class EngineHost:
         if self.weights.level is not None:
             raise RequestError("a sleeping LLM cannot be restarted", got="restart()", fix="wake() it before")
         setup = self.setup.changed(policy, estimator, order, **flags)
-        parts = setup.assemble(record)
+        parts = setup.assemble()
         with self._using_jax(), interrupts_held_back():
             self.setup = setup
             self._end()

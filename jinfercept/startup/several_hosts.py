@@ -19,7 +19,7 @@ from jinfercept.config import EngineConfig, EngineOptions
 from jinfercept.errors import ConfigError
 from jinfercept.hosts.following import end_after_host_0, follow
 from jinfercept.hosts.group import HostGroup
-from jinfercept.hosts.handshake import Reception, join
+from jinfercept.hosts.handshake import meet
 from jinfercept.hosts.leading import HostRunner
 from jinfercept.hosts.placement import TOKEN_VARIABLE, Placement, place
 from jinfercept.hosts.wire import VERSION
@@ -62,11 +62,7 @@ def join_hosts(placement: Placement, config: EngineConfig, model: Mapping[str, s
         ConfigError: the hosts do not come together, see `handshake`.
     """
     facts, token = {**_facts(config), **model}, os.environ.get(TOKEN_VARIABLE, "")
-    if placement.host_id:
-        links = {0: join(placement, facts, token, config.hosts.host_timeout)}
-    else:
-        links = Reception(placement, facts, token).gather(config.hosts.host_timeout)
-    group = HostGroup(placement.host_id, links)
+    group = HostGroup(placement.host_id, *meet(placement, facts, token, config.hosts.host_timeout))
     atexit.register(group.close)
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, with which a server drains
     with group.failing():

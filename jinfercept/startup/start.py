@@ -202,7 +202,7 @@ class _Start:
                     runner.warm_up(progress, at_once, first)
         self._runner, self._leader = runner, None
         if group is not None:
-            group.begin()
+            group.least({})  # waits until all hosts can serve
             if group.host_id:
                 follow_to_the_end(runner, group)
             self._leader = LeadingRunner(runner, group)

@@ -4,8 +4,6 @@ beside an engine. Knows no HTTP."""
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from jinfercept.testing.order_check import OrderCheckError as OrderCheckError
-from jinfercept.testing.order_check import check_order as check_order
 from jinfercept.testing.policy_check import PolicyCheckError as PolicyCheckError
 from jinfercept.testing.policy_check import check_policy as check_policy
 

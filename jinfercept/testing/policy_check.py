@@ -1,18 +1,20 @@
-"""Runs a policy through scenarios that policies fail in, on the real scheduler and engine, without a model and without time."""
+"""Runs a policy or an order through scenarios that they fail in, on the real scheduler and engine, without a model and without
+time."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from random import Random
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, final
 
 from jinfercept.errors import ConfigError, PluginError, describe_failure
 from jinfercept.outputs import RequestOutput
-from jinfercept.sched.conformance import has_members
 from jinfercept.sched.guards import guard
-from jinfercept.sched.plugins import label
+from jinfercept.sched.order import Order
+from jinfercept.sched.orders import OrderChoice, check_order_choice
+from jinfercept.sched.plugins import has_members, label
 from jinfercept.sched.policies import PolicyChoice, check_choice
-from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
+from jinfercept.sched.policy import Move, Policy
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.workload import Script, Segment
@@ -24,69 +26,72 @@ MAX_STEPS = 4000
 
 
 class PolicyCheckError(AssertionError):
-    """A policy breaks a rule of `Policy`."""
+    """A policy breaks a rule of `Policy`, or an order one of `Order`."""
 
 
 @final
-class WatchedPolicy(Policy):
-    """Passes everything on, and raises `PolicyCheckError` where a rule is broken.
+class _RuleWatch:
+    """Raises `PolicyCheckError` where a policy or an order breaks a rule.
 
     A sequence and its pages may not be written to, and an order of eviction ends only when every page was offered whose slot
     can be taken; pages that contexts share are the scheduler's.
+
+    Args:
+        plugin: noun and name, for errors.
 
     Attributes:
         problem: the first rule that was broken.
         num_moves: moves that were offered.
     """
 
-    def __init__(self, policy: Policy, name: str) -> None:
-        self.requeues_at_tail = policy.requeues_at_tail
-        self.protects_paused = policy.protects_paused
-        self.synchronous = policy.synchronous
-        self.recomputes_late = policy.recomputes_late
+    def __init__(self, plugin: str) -> None:
+        self.plugin = plugin
         self.problem: PolicyCheckError | None = None
         self.num_moves = 0
-        self._policy, self._name = policy, name
         self._known: dict[str, Sequence] = {}
         self._paused: dict[str, Sequence] = {}
-        self._changes = 0
+        self._before: list[tuple[Sequence, dict[str, object]]] = []
         self._shared: dict[str, set[int]] = {}  # indexes of pages that several contexts had, by sequence
+        self._offered: dict[str, set[int]] | None = (
+            None  # of the last order of eviction; None: another call came after its begin
+        )
 
-    def pause(self, sequence: Sequence, now: float) -> None:
-        self._known[sequence.id] = self._paused[sequence.id] = sequence
-        self._changes += 1
+    def call(self, method: str, arguments: tuple[Any, ...], call: Callable[[], Any]) -> Any:
+        for sequence in arguments:
+            if isinstance(sequence, Sequence):
+                self._known[sequence.id] = sequence
+                if method == "pause":
+                    self._paused[sequence.id] = sequence
+                elif method == "resume":
+                    self._paused.pop(sequence.id, None)
         self._note_shared()
-        self._unwritten("pause", lambda: self._policy.pause(sequence, now))
+        self._before = self._states()
+        answer = call()
+        self._compare(method)
+        if method in ("pause", "wait", "resume", "moves"):
+            self._offered = None
+        elif isinstance(answer, Move):
+            self.num_moves += 1
+            if method == "victims" and self._offered is not None:
+                self._offered.setdefault(answer.sequence.id, set()).update(answer.pages)
+        elif method == "victims":
+            if len(arguments) < 2:  # the order begins
+                self._offered = {name: set(indexes) for name, indexes in self._shared.items()}
+            elif answer is arguments[1] and self._offered is not None:  # it ends
+                self._check_offered(self._offered)
+        for sequence in [known for known in self._known.values() if known.state is State.FINISHED]:
+            for table in (self._known, self._shared):
+                table.pop(sequence.id, None)
+        return answer
 
-    def wait(self, sequence: Sequence) -> None:
-        self._changes += 1
-        self._unwritten("wait", lambda: self._policy.wait(sequence))
+    def call_back(self, call: Callable[[], bool]) -> bool:
+        self._compare("moves")
+        self.num_moves += 1
+        moved = call()
+        self._before = self._states()
+        return moved
 
-    def resume(self, sequence: Sequence, now: float) -> None:
-        self._known[sequence.id] = sequence
-        self._paused.pop(sequence.id, None)
-        self._changes += 1
-        self._note_shared()
-        self._unwritten("resume", lambda: self._policy.resume(sequence, now))
-        if sequence.state is State.FINISHED:
-            self._known.pop(sequence.id)
-            self._shared.pop(sequence.id, None)
-
-    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
-        self._changes += 1
-        watched = _WatchedMover(self, mover)
-        self._policy.moves(budget, now, watched)
-        self.compare(watched.before, "moves")
-
-    def victims(self, now: float) -> Iterator[Move]:
-        self._note_shared()
-        changes = self._changes
-        offered = {name: set(indexes) for name, indexes in self._shared.items()}
-        for move in self._unwritten_each("victims", lambda: self._policy.victims(now)):
-            offered.setdefault(move.sequence.id, set()).update(move.pages)
-            yield move
-        if changes != self._changes:
-            return  # an order that was begun before the last pause need not know of it
+    def _check_offered(self, offered: Mapping[str, set[int]]) -> None:
         for sequence in self._paused.values():
             evictable = [run.pages for run in sequence.context.runs() if run.evictable]
             pages = set[int]().union(*evictable) - offered.get(sequence.id, set())
@@ -97,15 +102,6 @@ class WatchedPolicy(Policy):
                     f"running request needs a slot; it must offer every page of every paused request in the end"
                 )
 
-    def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
-        return self._unwritten_each("host_victims", lambda: self._policy.host_victims(sequence, now))
-
-    def held_pages(self, most: int, now: float) -> int:
-        return self._unwritten("held_pages", lambda: self._policy.held_pages(most, now))
-
-    def admits(self, sequence: Sequence, now: float) -> bool:
-        return self._unwritten("admits", lambda: self._policy.admits(sequence, now))
-
     def _note_shared(self) -> None:
         for sequence in self._paused.values():
             shared = self._shared.setdefault(sequence.id, set())
@@ -113,61 +109,25 @@ class WatchedPolicy(Policy):
                 if run.shared:
                     shared.update(run.pages)
 
-    def states(self) -> "_States":
-        """The fields of every sequence that the policy can see."""
+    def _states(self) -> list[tuple[Sequence, dict[str, object]]]:
         return [(sequence, _state_of(sequence)) for sequence in self._known.values()]
 
-    def compare(self, before: "_States", method: str) -> None:
-        """Raise `PolicyCheckError` if a sequence has another state than before."""
-        for sequence, was in before:
+    def _compare(self, method: str) -> None:
+        for sequence, was in self._before:
             changed = [field for field, value in _state_of(sequence).items() if value != was[field]]
             if changed:
                 self._fail(f"writes to request {sequence.id} in `{method}`: its {', '.join(changed)}; it may only read")
 
-    def _unwritten[T](self, method: str, call: Callable[[], T]) -> T:
-        before = self.states()
-        answer = call()
-        self.compare(before, method)
-        return answer
-
-    def _unwritten_each(self, method: str, call: Callable[[], Iterable[Move]]) -> Iterator[Move]:
-        iterator = iter(self._unwritten(method, call))
-        while (move := self._unwritten(method, lambda: next(iterator, None))) is not None:
-            self.num_moves += 1
-            yield move
-
     def _fail(self, problem: str) -> None:
-        self.problem = self.problem or PolicyCheckError(f"the policy {self._name} {problem}")
+        self.problem = self.problem or PolicyCheckError(f"the {self.plugin} {problem}")
         raise self.problem
 
 
-@final
-class _WatchedMover(Mover):
-    """Passes every move on, and looks at what the policy wrote since the one before.
-
-    Attributes:
-        before: states of the sequences after the last move.
-    """
-
-    def __init__(self, watch: WatchedPolicy, mover: Mover) -> None:
-        self._watch, self._mover, self.before = watch, mover, watch.states()
-
-    def move(self, sequence: Sequence, action: Action, why: str, pages: range | None = None) -> bool:
-        self._watch.compare(self.before, "moves")
-        self._watch.num_moves += 1
-        moved = self._mover.move(sequence, action, why, pages)
-        self.before = self._watch.states()
-        return moved
-
-
-type _States = list[tuple[Sequence, dict[str, object]]]
-
-
 def _state_of(sequence: Sequence) -> dict[str, object]:
-    """The fields of a sequence that a policy can see."""
+    """The fields of a sequence that a policy or an order can see."""
     return {
         "state": sequence.state,
-        "order": sequence.order,
+        "order": (sequence.order, sequence.priority, sequence.place.rank, sequence.place.overtaken),
         "tokens": len(sequence.tokens),
         "counts of tokens": (sequence.pending, sequence.generated, sequence.max_tokens),
         "calls": (sequence.calls, sequence.awaited, sequence.paused_s),
@@ -195,40 +155,35 @@ class PolicyReport(NamedTuple):
         )
 
 
-def check_policy(policy: PolicyChoice) -> PolicyReport:
-    """Check that a policy keeps the rules of `Policy`: same tokens, no page lost, every request served.
+def check_policy(policy: PolicyChoice, order: OrderChoice = "fcfs") -> PolicyReport:
+    """Check that a policy keeps the rules of `Policy`, and an order of waiting requests those of `Order`: same tokens, no page
+    lost, every request served.
 
     The scenarios are small and always the same: pools that hold all and pools too small, with and without host memory, slow
     links, all requests returning at once, calls that never return, aborts, follow-ups, shared prompts, several tenants; at both
     pipeline depths. Takes a second or two.
 
     Args:
-        policy: as for `LLM`, but no object, since every scenario needs a new one.
+        policy, order: as for `LLM`, but no object, since every scenario needs a new one.
 
     Returns:
         Counts, and a line of text when printed.
 
     Raises:
-        PolicyCheckError: what the policy broke, and in which scenario. It is an `AssertionError`.
-        ConfigError: there is no such policy, or it cannot be made.
+        PolicyCheckError: what the policy or the order broke, and in which scenario. It is an `AssertionError`.
+        ConfigError: there is no such policy or order, or it cannot be made.
     """
-    check_no_object("policy", policy, Policy)
+    _check_no_object("policy", policy, Policy)
+    _check_no_object("order", order, Order)
     check_choice(policy)
-    name, num_plans, num_moves, num_scenarios = label(policy), 0, 0, 0
-
-    def watch(made: Policy) -> WatchedPolicy:
-        return WatchedPolicy(guard("policy", made, Policy, name), name)
-
-    for title, scenario in scenarios():
-        for depth in (0, 1):
-            trial = replace(scenario, policy=policy, depth=depth)
-            title_of_trial = f"{title}, pipeline depth {depth}"
-            run, watched = play(f"policy {name}", title_of_trial, trial, watch, PolicyCheckError, "wrap")
-            assert watched is not None
-            num_plans += len(run.plans)
-            num_moves += watched.num_moves
-            num_scenarios += 1
-    return PolicyReport(name, num_scenarios, num_plans, num_moves)
+    check_order_choice(order)
+    trials = [
+        (f"{title}, pipeline depth {depth}", replace(scenario, policy=policy, order=order, depth=depth))
+        for title, scenario in scenarios()
+        for depth in (0, 1)
+    ]
+    played = [_play(title, trial) for title, trial in trials]
+    return PolicyReport(label(policy), len(played), *map(sum, zip(*played, strict=True)))
 
 
 def scenarios() -> Iterator[tuple[str, Scenario]]:
@@ -236,7 +191,7 @@ def scenarios() -> Iterator[tuple[str, Scenario]]:
     rng = Random(0)
     yield "a pool that holds all", Scenario(_drawn(rng, 6, 40), num_pages=80, num_host_pages=40)
     for number, (host, link) in enumerate(product((0, 3, 40), (1.0, 800.0, 1e6))):
-        estimator = ("elapsed", "history", "oracle_wild")[number % 3]
+        estimator = ("elapsed", "history", "oracle")[number % 3]
         machine = f"a pool too small, {host} host pages, a link of {link:g} tokens/s"
         sizes = {"num_pages": rng.randint(8, 14), "num_host_pages": host, "link_tokens_per_s": link}
         yield machine, Scenario(_drawn(rng, 6, 4 * sizes["num_pages"]), estimator=estimator, **sizes)
@@ -276,49 +231,44 @@ def _script(rng: Random, max_context: int) -> Script:
     return Script(rng.choice(("math", "chat")), prompt, (*segments, Segment(min(room, 9), None, 0)))
 
 
-class Watched(Protocol):
-    """A policy or an order that is watched."""
+def _play(title: str, scenario: Scenario) -> tuple[int, int]:
+    """Run a scenario to its end: plans and moves. Raises `PolicyCheckError`, with the title, for what was broken."""
+    watches: list[_RuleWatch] = []
 
-    @property
-    def problem(self) -> AssertionError | None:
-        """The first rule that was broken."""
-        ...
+    def watched[T](what: str, choice: object, protocol: type[T]) -> Callable[[T], T]:
+        def wrap(made: T) -> T:
+            guarded: Any = guard(what, made, protocol, label(choice))
+            guarded.watch = _RuleWatch(f"{what} {label(choice)}")
+            watches.append(guarded.watch)
+            return guarded
 
-
-def play[W: Watched](
-    plugin: str, title: str, scenario: Scenario, watch: Callable[[Any], W], kind: type[AssertionError], argument: str
-) -> tuple[ScenarioRun, W | None]:
-    """Run a scenario to its end; also returns the watched plugin, None if there was none. Raises a `kind`, with the title, for
-    what the plugin broke.
-
-    Args:
-        watch: makes what `ScenarioRun` puts around the plugin.
-        argument: of `ScenarioRun` that takes it.
-    """
-    watched: list[W] = []
-
-    def wrap(made: Any) -> W:
-        watched.append(watch(made))
-        return watched[0]
+        return wrap
 
     def check(run: ScenarioRun) -> None:
         if run.failures:
             raise run.failures[0]
 
     run, problem, cause = None, "", None
-    wrapped: dict[str, Any] = {argument: wrap}
+    policy, order = watched("policy", scenario.policy, Policy), watched("order", scenario.order, Order)
     try:
-        run = ScenarioRun(scenario, watch=check, **wrapped).run(MAX_STEPS)
+        run = ScenarioRun(scenario, watch=check, wrap=policy, wrap_order=order).run(MAX_STEPS)
         problem = next(_problems(run, scenario), "")
-    except (kind, PluginError) as error:
+    except (PolicyCheckError, PluginError) as error:
         problem, cause = str(error), error
     except Exception as error:  # that the plugin brought about
         problem, cause = f"breaks the engine: {describe_failure(error)}", error
-    if watched and watched[0].problem is not None:  # what came after it follows from it
-        problem, cause = str(watched[0].problem), watched[0].problem
+    for watch in watches:
+        if watch.problem is not None:  # what came after it follows from it
+            problem, cause = str(watch.problem), watch.problem
     if run is None or problem:
-        raise kind(f"the {plugin} {problem.removeprefix(f'the {plugin} ')} (scenario: {title})") from cause
-    return run, watched[0] if watched else None
+        blamed = "" if problem.startswith("the ") else f"the {_blamed(scenario)} "
+        raise PolicyCheckError(f"{blamed}{problem} (scenario: {title})") from cause
+    return len(run.plans), sum(watch.num_moves for watch in watches)
+
+
+def _blamed(scenario: Scenario) -> str:
+    """The plug-in under test: the order, if one is given."""
+    return f"policy {label(scenario.policy)}" if scenario.order == "fcfs" else f"order {label(scenario.order)}"
 
 
 def _problems(run: ScenarioRun, scenario: Scenario) -> Iterator[str]:
@@ -347,7 +297,7 @@ def _differences(number: int, generated: int, calls: int, output: RequestOutput)
         yield f"ends request {number} with {len(stream) - len(returned)} tokens of its {generated}"
 
 
-def check_no_object(what: str, choice: object, protocol: type) -> None:
+def _check_no_object(what: str, choice: object, protocol: type) -> None:
     """Raise `ConfigError` if a choice is an object with the members of a Protocol where a new one is needed for every run.
 
     Args:

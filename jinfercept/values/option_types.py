@@ -1,15 +1,26 @@
 """Options as fields of dataclasses: their help, their types, and whether a value has its type."""
 
-from dataclasses import field
+import math
+from dataclasses import field, fields
 from types import NoneType
 from typing import Any, get_args, get_origin
 
 from jinfercept.errors import ConfigError, shown
 
 
-def option(default: Any, text: str, *aliases: str) -> Any:
-    """A field with its default, its help text, and other flags that mean the same."""
-    return field(default=default, metadata={"help": text, "aliases": aliases})
+def option(default: Any, text: str, *aliases: str, least: float | None = None) -> Any:
+    """A field with its default, its help text, other flags that mean the same, and its least value."""
+    return field(default=default, metadata={"help": text, "aliases": aliases, "least": least})
+
+
+def check_bounds(options: Any) -> None:
+    """Raise `ConfigError` for a field below its least value, and for one that is infinite."""
+    for at in fields(options):
+        value, least = getattr(options, at.name), at.metadata["least"]
+        if least is not None and value is not None and not value >= least:
+            raise ConfigError(f"{at.name} is too small", got=value, fix=f"at least {least}")
+        if least is not None and value == math.inf:
+            raise ConfigError(f"{at.name} is not finite", got=value, fix="give a number")
 
 
 def without_none(hint: Any) -> Any:

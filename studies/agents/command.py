@@ -9,7 +9,7 @@ from rich.console import Console
 from tyro import conf
 
 from jinfercept.cli.options import Maybe, Several, Switch
-from jinfercept.cli.simulated_loads import check_policies
+from jinfercept.cli.simulate import check_policies
 from jinfercept.errors import ConfigError, nearest
 from jinfercept.sim.tables import check_least, listed, numbers
 from jinfercept.sim.trace_files import load_sessions

@@ -6,7 +6,7 @@ requests on a real model with tools that sleep. All run the real engine and sche
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,14 +15,13 @@ from rich.progress import Progress
 from tyro import conf
 
 from jinfercept.cli.options import Maybe, Several, Switch
-from jinfercept.cli.simulated_loads import POLICY_NAMES, check_policies
+from jinfercept.cli.simulate import POLICY_NAMES, check_policies
 from jinfercept.cli.simulation_table import exit_status
 from jinfercept.errors import ConfigError
 from jinfercept.sched.estimator import ESTIMATORS
 from jinfercept.sched.named_profiles import load_profile
-from jinfercept.sim.plots import check_drawing, draw
-from jinfercept.sim.recording import name_files, run_path
-from jinfercept.sim.reports import check_outputs, write_all, write_csv, write_json
+from jinfercept.sim.plots import check_drawing
+from jinfercept.sim.reports import check_outputs, write_all, write_json
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SweepRun, sweep
@@ -31,7 +30,9 @@ from studies.calls.alone import AloneCell, Row, at_token_s, play_cells
 from studies.calls.load import call_loads
 from studies.calls.scripts import DURATIONS, CallMix
 from studies.calls.tables import alone_table, formula_text, load_table, panels
+from studies.csv_rows import write_csv
 from studies.markdown_table import titled_table
+from studies.plots import draw
 
 POLICIES = ("discard", "swap", "preserve", "min_waste", "copy_ahead")
 CALLS, PROSE, ROUNDS = (1, 2, 4, 8, 16), (0.0, 0.25, 0.5, 0.75), (1, 4)
@@ -77,8 +78,6 @@ class StudyCalls:
     """write the tables to this file"""
     plot: Maybe[str] = None
     """draw speed-ups, latency and memory into this file"""
-    decisions: Maybe[str] = None
-    """write every decision to this file"""
 
     def run(self) -> int:
         """Run the study, and print tables.
@@ -102,7 +101,6 @@ class StudyCalls:
         show(tables[0].shown())
         print(formula_text(rows))
         show(tables[1].shown())
-        name_files(run.decisions for run in runs)
         self._write(tables, rows, reports, formula_text(rows))
         return exit_status(reports)
 
@@ -115,15 +113,14 @@ class StudyCalls:
         if self.estimator not in ESTIMATORS:
             raise ConfigError("no such estimator", got=self.estimator, fix=f"one of {', '.join(ESTIMATORS)}")
         check_policies(self._policies)
-        if self.real and (self.plot or self.decisions):
-            got = "--plot" if self.plot else "--decisions"
-            raise ConfigError("--real has a table alone", got=got, fix="leave it out")
+        if self.real and self.plot:
+            raise ConfigError("--real has a table alone", got="--plot", fix="leave it out")
         if self.model is not None and not self.real:
             raise ConfigError(
                 "--model is for --real", got=self.model, fix="give --real too; the simulation takes --profile"
             )
         files = (("--json", self.json), ("--csv", self.csv), ("--markdown", self.markdown), ("--plot", self.plot))
-        check_outputs((*files, ("--decisions", self.decisions)))
+        check_outputs(files)
         if self.plot is not None:
             check_drawing(self.plot)
 
@@ -149,7 +146,7 @@ class StudyCalls:
         return [AloneCell(mix, at_token_s(machine, ms / 1e3), num, self.seed) for ms in speeds for mix in mixes]
 
     def _runs(self) -> list[SweepRun]:
-        """Every combination of rate, way to call and policy, each with files of its own for its records."""
+        """Every combination of rate, way to call and policy."""
         duration_s = (4.0 if self.quick else 40.0) if self.duration is None else self.duration
         rates = numbers("--rate", self.rate or ("8" if self.quick else "2,4,8,12",), float)
         machine, runs = load_profile(self.profile), list[SweepRun]()
@@ -164,9 +161,7 @@ class StudyCalls:
                     host_tokens=self.host_tokens,
                     max_model_len=LOAD_MODEL_LEN,
                 )
-                run = SweepRun(simulation, load)
-                path = run_path(self.decisions, f"{load.workload}-{run.file_name}")
-                runs.append(replace(run, decisions=path))
+                runs.append(SweepRun(simulation, load))
         return runs
 
     def _run_real(self) -> int:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from jinfercept.sim.plots import COLOURS, Bars, CurvePanel, Panel, PlottedCurve
 from jinfercept.sim.reports import Range, group
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.sweep import rate_text
@@ -10,6 +9,7 @@ from jinfercept.sim.tables import TextTable, number_text
 from studies.calls.alone import FASTER, PUBLISHED, Row, excess
 from studies.calls.load import CALL_MODES, memory_token_s
 from studies.heat_map import HeatMap
+from studies.plots import COLOURS, Bars, CurvePanel, Panel, PlottedCurve
 
 TOOL_NAMES: Mapping[str, str] = {"short": "30–500 ms", "heavy": "heavy-tailed"}
 """Durations of calls by tool."""

@@ -15,22 +15,23 @@ from typing import NamedTuple
 from rich.console import Console
 
 from jinfercept.cli.options import Maybe, Several, Switch
-from jinfercept.cli.simulated_loads import drawer, load
+from jinfercept.cli.simulate import drawer, load
 from jinfercept.cli.simulation_table import exit_status, table
 from jinfercept.errors import ConfigError
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.distributions import DISTRIBUTIONS
-from jinfercept.sim.plots import check_drawing, draw
-from jinfercept.sim.reports import check_outputs, write_all, write_csv
+from jinfercept.sim.plots import check_drawing
+from jinfercept.sim.reports import check_outputs, write_all
 from jinfercept.sim.simulation import BOUNDS, Simulation
 from jinfercept.sim.sweep import Report, SimulatedLoad, SweepRun, sweep
 from jinfercept.sim.tables import check_least, listed, numbers, show
-from jinfercept.sim.workload import Script, from_trace, load_trace
+from jinfercept.sim.workload import DISTRIBUTIONS, Script, from_trace, load_trace
+from studies.csv_rows import write_csv
 from studies.paper.published import load_figure
 from studies.paper.report import WIDE_STEPS, Study, Summary, markdown, panels
+from studies.plots import draw
 
 FULL_RATES, SHORT_RATES = ("1,2,3,4,5,6,8",), ("2,4,6",)
 FIGURE = Path(__file__).with_name("figure_2.csv")
@@ -194,7 +195,7 @@ def _runs(
         for name, machine in machines.items()
     }
     first = next(iter(base.values()))
-    mixed = drawer(trace, "mixed", "trace", first.max_model_len)
+    mixed = drawer(trace, "mixed", first.max_model_len)
     loads = [load("mixed", mixed, rate, duration, seed) for rate in rates]
     runs = [
         SweepRun(_under(base[name], policy), run_load) for name in base for run_load in loads for policy in POLICIES
@@ -224,7 +225,7 @@ def _kinds(
     """Each kind alone, as often as brings the tokens per second that the mix brings at `rate`."""
     sources: dict[str, Source] = {}
     if trace is None:
-        sources = {kind: drawer(None, kind, "trace", 1 << 30) for kind in DISTRIBUTIONS["trace"]}
+        sources = {kind: drawer(None, kind, 1 << 30) for kind in DISTRIBUTIONS}
     else:
         scripts = load_trace(trace)
         for kind in sorted({script.kind for script in scripts}):

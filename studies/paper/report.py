@@ -5,13 +5,13 @@ from dataclasses import fields
 from typing import NamedTuple
 
 from jinfercept.meter.ledger import WasteTotals
-from jinfercept.sim.plots import COLOURS, Bars, CurvePanel, Panel, PlottedCurve
 from jinfercept.sim.reports import Range, group, latency_ms
 from jinfercept.sim.simulation import BOUNDS
 from jinfercept.sim.sweep import Report
 from studies.capacity import LATENCY_FACTOR, Capacity, Points, capacity, capacity_ratio, latency_threshold
 from studies.markdown_table import markdown_table
 from studies.paper.published import ABLATION, SYSTEMS, WASTE, Figure
+from studies.plots import COLOURS, Bars, CurvePanel, Panel, PlottedCurve
 
 PANELS: Mapping[str, str] = {
     "paper-gptj-6b-a100": "6B_1xA100",

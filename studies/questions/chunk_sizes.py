@@ -7,21 +7,19 @@ holds one chunk and a token of every other request. What that costs is the diffe
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.plots import CurvePanel, PlottedCurve
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun
 from jinfercept.sim.tables import TextTable, number_text
 from jinfercept.sim.workload import Script, Segment
 from studies.answer import StudyAnswer, StudyEffort
-from studies.questions.equation_checks import EQUATIONS, EquationCheck, check_equation
+from studies.plots import CurvePanel, PlottedCurve
+from studies.questions.equation_checks import CHECKS, EQUATIONS, EquationCheck, RecordedRun
 from studies.questions.latency_columns import LATENCY_COLUMNS, latency_cells, limits_text, num_good, point
 
 PAPER, LONG = "paper-gptj-6b-a100", "roofline-yarn-llama-2-7b-64k-a100-40gb"
@@ -47,8 +45,8 @@ class ChunkCell(NamedTuple):
     context: int
     chunk: int
 
-    def runs(self, smallest: int, path: Path) -> list[SweepRun]:
-        """Dropped, with decision records, and kept. The batch decodes until chunks of `smallest` would have ended too."""
+    def runs(self, smallest: int) -> list[SweepRun]:
+        """Dropped, with its waste, and kept. The batch decodes until chunks of `smallest` would have ended too."""
         prompts = BATCH * BATCH_PROMPT
         prefill_s = prompts / self.chunk * self.profile.step_s(self.chunk + BATCH, prompts)
         decoded = 2 * (prompts + self.context) // smallest + 300
@@ -69,7 +67,7 @@ class ChunkCell(NamedTuple):
             chunked_prefill=True,
             chunk_tokens=self.chunk,
         )
-        return [SweepRun(simulation, load, str(path)), SweepRun(replace(simulation, policy="preserve"), load)]
+        return [RecordedRun(simulation, load, DROPPED), SweepRun(replace(simulation, policy="preserve"), load)]
 
 
 class ChunkCost(NamedTuple):
@@ -90,12 +88,12 @@ class ChunkCost(NamedTuple):
     reports: Sequence[Report]
 
 
-def cost_of(cell: ChunkCell, reports: Sequence[Report], path: Path) -> ChunkCost:
-    """The costs, from the reports of `ChunkCell.runs` and the records of the first."""
+def cost_of(cell: ChunkCell, reports: Sequence[Report]) -> ChunkCost:
+    """The costs, from the reports of `ChunkCell.runs`."""
     dropped, kept = reports
     others_s = dropped["simulated_s"] - kept["simulated_s"]
     all_s = [report["latency_s"]["mean"] * report["requests"] for report in reports]
-    [waste] = check_equation(DROPPED, path, cell.profile)
+    [waste] = dropped.pop(CHECKS)
     step_s = cell.profile.step_s(min(cell.chunk, cell.context) + BATCH, 0)
     return ChunkCost(all_s[0] - all_s[1] - BATCH * others_s, others_s, step_s, waste, reports)
 
@@ -107,12 +105,8 @@ def ask(effort: StudyEffort) -> StudyAnswer:
     """Every context in chunks of every size, on both machines."""
     cells = _quick_cells() if effort.quick else _cells()
     smallest = min(cell.chunk for cell in cells)
-    with TemporaryDirectory() as folder:
-        paths = [Path(folder) / f"{number}.jsonl" for number in range(len(cells))]
-        runs = [cell.runs(smallest, path) for cell, path in zip(cells, paths, strict=True)]
-        reports = effort.play([run for pair in runs for run in pair])
-        pairs = zip(reports[::2], reports[1::2], strict=True)
-        costs = {cell: cost_of(cell, pair, path) for cell, pair, path in zip(cells, pairs, paths, strict=True)}
+    reports = effort.play([run for cell in cells for run in cell.runs(smallest)])
+    costs = {cell: cost_of(cell, pair) for cell, *pair in zip(cells, reports[::2], reports[1::2], strict=True)}
     machines = {name: dict(of) for name, of in groupby(costs.items(), key=lambda item: item[0].profile.name)}
     return StudyAnswer(
         "In what chunks is a dropped context recomputed best?",

@@ -8,9 +8,8 @@ from statistics import NormalDist, fmean
 from typing import NamedTuple
 
 from jinfercept.sim.arrivals import Arrival, arrivals
-from jinfercept.sim.distributions import LogNormal
 from jinfercept.sim.sweep import SimulatedLoad
-from jinfercept.sim.workload import Script, Segment
+from jinfercept.sim.workload import LogNormal, Script, Segment
 
 NUM_TOOLS = 8
 MEAN_CALL_S = 8.0

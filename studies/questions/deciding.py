@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 from jinfercept.sched.plugins import is_place
 from jinfercept.sched.policies import check_choice
-from jinfercept.sim.plots import COLOURS, CurvePanel, PlottedCurve
 from jinfercept.sim.reports import Range
 from jinfercept.sim.tables import TextTable
 from studies.answer import StudyAnswer, StudyEffort
 from studies.heat_map import HeatMap
+from studies.plots import COLOURS, CurvePanel, PlottedCurve
 from studies.questions.deciding_cells import (
     BASELINE,
     CROWD_SEEDS,

@@ -1,17 +1,18 @@
-"""The waste equations against what happened: decision records of runs in which a policy does only what one equation prices."""
+"""The waste equations against what happened: records of runs in which a policy does only what one equation prices."""
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from jinfercept.meter.decisions import DecisionCase
 from jinfercept.sched.policy import Action
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.waste import discard_waste
-
-Line = Mapping[str, Any]
-"""A decision or an outcome, as `sim.record_lines` writes them."""
+from jinfercept.sched.waste import Waste, discard_waste
+from jinfercept.sim.run_stats import Report
+from jinfercept.sim.simulation import RunWatch
+from jinfercept.sim.sweep import SweepRun
+from studies.pause_records import KEEP, PauseRecord, PauseRecords
 
 
 class Equation(NamedTuple):
@@ -21,7 +22,7 @@ class Equation(NamedTuple):
         number: in the paper.
         what: it does.
         policy: its name.
-        actions: of decision records, that do this.
+        actions: that do this.
     """
 
     number: int
@@ -30,7 +31,7 @@ class Equation(NamedTuple):
     actions: tuple[str, ...]
 
 
-_DROPS, _SWAPS, _KEEPS = (Action.DROP.value, Action.LOSE.value), (Action.SWAP.value,), ("keep",)
+_DROPS, _SWAPS, _KEEPS = (Action.DROP.value, Action.LOSE.value), (Action.SWAP.value,), (KEEP,)
 
 EQUATIONS = (
     Equation(1, "drop, recompute at once", "improved_discard", _DROPS),
@@ -54,44 +55,47 @@ class EquationCheck(NamedTuple):
     actual: float
 
 
-def check_equation(equation: Equation, path: Path, profile: Profile) -> list[EquationCheck]:
-    """The interceptions of a run's decision records that returned and were treated as the equation prices.
+def check_equation(equation: Equation, records: Iterable[PauseRecord], profile: Profile) -> list[EquationCheck]:
+    """The interceptions of a run that returned and were treated as the equation prices.
 
     Args:
         equation: of the run's policy.
-        path: of the records.
         profile: of the run.
     """
-    first: dict[tuple[str, int], Line] = {}
     equation_checks = list[EquationCheck]()
-    for line in _lines(path):
-        key = line["request"], line["interception"]
-        if line["type"] == "decision":
-            if line["action"] in equation.actions and line["state"] == "intercepted":
-                first.setdefault(key, line)
-        elif line["returned"]:
-            if equation.number == 5:
-                equation_checks.append(EquationCheck(line["predicted_token_s"], line["actual_token_s"]))
-            elif decision := first.pop(key, None):
-                equation_checks.append(EquationCheck(_predicted(equation, decision, profile), line["actual_token_s"]))
+    for record in records:
+        decided = next((record.decided[action] for action in record.decided if action in equation.actions), None)
+        if record.returned and equation.number == 5:
+            equation_checks.append(EquationCheck(record.predicted_token_s, record.cost.token_s))
+        elif record.returned and decided is not None:
+            equation_checks.append(EquationCheck(_predicted(equation, *decided, profile), record.cost.token_s))
     return equation_checks
 
 
-def _lines(path: Path) -> Iterator[Line]:
-    with path.open(encoding="utf-8") as file:
-        next(file)  # the run
-        yield from map(json.loads, file)
+def _predicted(equation: Equation, case: DecisionCase, waste: Waste, profile: Profile) -> float:
+    if equation.number == 1:
+        return discard_waste(case.context, case.others, lambda tokens: profile.step_s(tokens, 0))
+    return {2: waste.preserve, 3: waste.swap, 4: waste.discard}[equation.number]
 
 
-def _predicted(equation: Equation, decision: Line, profile: Profile) -> float:
-    waste, context = decision["waste"], decision["context"]
-    values: Mapping[int, Callable[[], float]] = {
-        1: lambda: discard_waste(context, decision["others"], lambda tokens: profile.step_s(tokens, 0)),
-        2: lambda: waste["preserve"],
-        3: lambda: waste["swap"],
-        4: lambda: waste["discard"],
-    }
-    return values[equation.number]()
+CHECKS = "equation_checks"
+
+
+@dataclass(frozen=True)
+class RecordedRun(SweepRun):
+    """A run whose report has the checks of an equation as `CHECKS`."""
+
+    equation: Equation
+
+    def play(self, progress: Callable[[float], None] = lambda done: None, watch: RunWatch | None = None) -> Report:
+        records = list[PauseRecords]()
+        report = super().play(
+            progress, lambda log, _, inputs, stalls: records.append(PauseRecords(log, inputs, stalls))
+        )
+        for of_run in records:
+            of_run.close()
+            report[CHECKS] = check_equation(self.equation, of_run.ended, self.simulation.profile)
+        return report
 
 
 def ratio_of_sums(checks: Sequence[EquationCheck]) -> float | None:

@@ -1,29 +1,31 @@
-"""Estimates against the truth: predicted and actual waste and durations, and what wrong durations cost.
+"""Estimates against the truth: predicted and actual waste, and what wrong durations cost.
 
-Predictions and what came of them are those of decision records (`sim.decision_records`). Errors are injected into an oracle
-(`sim.scaled_estimator`), so that nothing else is wrong.
+Predictions and what came of them are recorded by `studies.pause_records`. Errors are injected into an oracle
+(`studies.wrong_oracles`), so that nothing else is wrong.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.arrivals import Arrival, arrivals
-from jinfercept.sim.forecast import QUANTILES
-from jinfercept.sim.plots import Bars, CurvePanel, Panel, PlottedCurve
-from jinfercept.sim.reports import Range
 from jinfercept.sim.run_stats import Report
-from jinfercept.sim.scaled_estimator import WILD_TOOLS, one_tool_wrong
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun
 from jinfercept.sim.tables import TextTable
 from jinfercept.sim.workload import MIXED_WEIGHTS, draw
 from studies.answer import StudyAnswer, StudyEffort
-from studies.questions.duration_checks import ALL, check_durations
-from studies.questions.equation_checks import EQUATIONS, Equation, EquationCheck, check_equation, ratio_of_sums, ratios
+from studies.plots import Bars, CurvePanel, Panel, PlottedCurve
+from studies.questions.equation_checks import (
+    CHECKS,
+    EQUATIONS,
+    Equation,
+    EquationCheck,
+    RecordedRun,
+    ratio_of_sums,
+    ratios,
+)
 from studies.questions.latency_columns import (
     LATENCY_COLUMNS,
     goodput,
@@ -33,13 +35,14 @@ from studies.questions.latency_columns import (
     number_or_dash,
     point,
 )
+from studies.wrong_oracles import WILD_TOOLS, WRONG_ORACLES, one_tool_wrong
 
 MACHINE = "paper-gptj-6b-a100"
 POLICIES = ("min_waste", "copy_ahead")
 LEARNED = ("elapsed", "history")
 ESTIMATORS = (*LEARNED, "oracle")
 CHECK_RATE = 2.0
-"""Requests per second of the runs whose records are read: every baseline keeps up."""
+"""Requests per second of the recorded runs: every baseline keeps up."""
 FACTORS: Mapping[float, str] = {
     0.1: "oracle_x0.1",
     0.3: "oracle_x0.3",
@@ -77,24 +80,21 @@ class ErrorCase(NamedTuple):
 
 Checks = Mapping[tuple[Equation, str], list[EquationCheck]]
 """By equation and estimator."""
-Forecasts = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
-"""By estimator and tool, rows of `check_durations`."""
 Errors = Mapping[ErrorCase, Mapping[str, Report]]
 """Reports by estimator."""
 
 
 def ask(effort: StudyEffort) -> StudyAnswer:
     """Record and compare; then inject errors."""
-    with TemporaryDirectory() as folder:
-        checks, forecasts, recorded = _recorded(effort, Path(folder))
+    checks, recorded = _recorded(effort)
     errors = _errors(effort)
-    tables = [_equation_table(checks), _duration_table(forecasts), _kind_table(forecasts)]
+    tables = [_equation_table(checks)]
     tables += [_error_table(case, of) for case, of in errors.items()]
     return StudyAnswer(
         "Estimates against the truth",
         tables,
-        [*_check_sentences(checks), *_duration_sentences(forecasts), *_error_sentences(errors)],
-        _panels(checks, forecasts, errors),
+        [*_check_sentences(checks), *_error_sentences(errors)],
+        _panels(checks, errors),
         [*recorded, *(report for of in errors.values() for report in of.values())],
     )
 
@@ -107,8 +107,8 @@ def _load(rate: float, duration_s: float, seed: int) -> SimulatedLoad[Sequence[A
 # -- predicted and actual ------------------------------------------------------------------------------------------------
 
 
-def _recorded(effort: StudyEffort, folder: Path) -> tuple[Checks, Forecasts, list[Report]]:
-    """Runs with decision records: what each equation predicts, and forecasts of durations."""
+def _recorded(effort: StudyEffort) -> tuple[Checks, list[Report]]:
+    """Runs in which it is recorded what each equation predicts."""
     duration_s = 4.0 if effort.quick else 120.0
     machine, load = load_profile(MACHINE), _load(CHECK_RATE, duration_s, effort.seed)
     cases = [
@@ -116,19 +116,13 @@ def _recorded(effort: StudyEffort, folder: Path) -> tuple[Checks, Forecasts, lis
         for equation in (EQUATIONS[1:2] if effort.quick else EQUATIONS)
         for estimator in (ESTIMATORS if equation.number in (2, 5) else ESTIMATORS[:1])
     ]
-    paths = [folder / f"{number}.jsonl" for number in range(len(cases))]
-    runs = [
-        SweepRun(Simulation(machine, equation.policy, estimator, duration_s), load, str(path))
-        for (equation, estimator), path in zip(cases, paths, strict=True)
-    ]
-    reports = effort.play(runs)
-    checks = {case: check_equation(case[0], path, machine) for case, path in zip(cases, paths, strict=True)}
-    forecasts = {
-        estimator: check_durations(path)
-        for (equation, estimator), path in zip(cases, paths, strict=True)
-        if equation.number == 2
-    }
-    return checks, forecasts, reports
+    reports = effort.play(
+        [
+            RecordedRun(Simulation(machine, equation.policy, estimator, duration_s), load, equation)
+            for equation, estimator in cases
+        ]
+    )
+    return {case: report.pop(CHECKS) for case, report in zip(cases, reports, strict=True)}, reports
 
 
 def _equation_table(checks: Checks) -> TextTable:
@@ -143,38 +137,6 @@ def _equation_table(checks: Checks) -> TextTable:
     columns = ["equation", "context", "policy", "estimator", "calls", "predicted", "actual", "Σ/Σ", "p10", "p50", "p90"]
     title = f"Waste of an interception, token·seconds (mean; then actual over predicted), {CHECK_RATE:g} requests/s."
     return TextTable(title, columns, rows)
-
-
-def _duration_table(forecasts: Forecasts) -> TextTable:
-    rows = [
-        [estimator, f"{row['age_s']:g}", f"{row['calls']:,}", *_duration_cells(row)]
-        for estimator, forecast in forecasts.items()
-        for row in forecast[ALL]
-    ]
-    columns = ["estimator", "age, s", "calls", "predicted", "actual", "error", "pinball"]
-    title = "Seconds still to come of a call, by its age; share that had returned by each predicted quantile."
-    return TextTable(title, [*columns, *(f"by q{quantile:g}" for quantile in QUANTILES)], rows)
-
-
-def _duration_cells(row: Mapping[str, Any]) -> list[str]:
-    seconds = [number_or_dash(row[part]) for part in ("predicted_s", "actual_s", "error_s", "pinball_s")]
-    return seconds + [f"{share:.0%}" for share in row["returned"].values()]
-
-
-def _kind_table(forecasts: Forecasts) -> TextTable:
-    rows = [
-        [
-            kind,
-            *(number_or_dash(forecast[kind][0][part]) for forecast in forecasts.values() for part in _KIND_PARTS),
-        ]
-        for kind in forecasts[ESTIMATORS[0]]
-        if kind != ALL
-    ]
-    columns = [f"{estimator}: {part[:-2]}" for estimator in forecasts for part in _KIND_PARTS]
-    return TextTable("The same when a call begins, by its kind, s.", ["calls", *columns], rows)
-
-
-_KIND_PARTS = ("predicted_s", "error_s", "pinball_s")
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------------
@@ -192,10 +154,11 @@ def _errors(effort: StudyEffort) -> Errors:
         rate, kv_tokens, host_tokens = case.load
         load = _load(rate, duration_s, effort.seed)
         for name in names:
-            simulation = Simulation(machine, case.policy, name, duration_s, None, kv_tokens, host_tokens)
+            estimator = WRONG_ORACLES.get(name, name)
+            simulation = Simulation(machine, case.policy, estimator, duration_s, None, kv_tokens, host_tokens)
             runs.append(SweepRun(simulation, load))
     reports = iter(effort.play(runs))
-    return {case: {name: next(reports) for name in names} for case in cases}
+    return {case: {name: next(reports) | {"estimator": name} for name in names} for case in cases}
 
 
 def _error_table(case: ErrorCase, of: Mapping[str, Report]) -> TextTable:
@@ -229,21 +192,6 @@ def _check_sentences(checks: Checks) -> Iterator[str]:
             yield f"Equation ({equation.number}){with_what}: the actual waste is {of_all:.2f} times the predicted."
 
 
-def _duration_sentences(forecasts: Forecasts) -> Iterator[str]:
-    def loss(estimator: str) -> float:
-        return forecasts[estimator][ALL][0]["pinball_s"]
-
-    texts = [f"{estimator} {loss(estimator):.2f} s" for estimator in forecasts]
-    yield f"Pinball loss of the forecasts when a call begins: {', '.join(texts)}."
-    off = {
-        estimator: max(abs(share - float(quantile)) for quantile, share in forecast[ALL][0]["returned"].items())
-        for estimator, forecast in forecasts.items()
-        if estimator in LEARNED
-    }
-    texts = [f"{estimator} {100 * value:.0f}" for estimator, value in off.items()]
-    yield f"Calibration then, largest distance of a quantile from the share that had returned, in points: {', '.join(texts)}."
-
-
 def _error_sentences(errors: Errors) -> Iterator[str]:
     for case, of in errors.items():
         right = mean_ms(of["oracle"])
@@ -262,7 +210,7 @@ def _error_sentences(errors: Errors) -> Iterator[str]:
 # -- the picture -----------------------------------------------------------------------------------------------------------
 
 
-def _panels(checks: Checks, forecasts: Forecasts, errors: Errors) -> list[list[Panel]]:
+def _panels(checks: Checks, errors: Errors) -> list[list[Panel]]:
     waste = {
         f"({equation.number}) {estimator if equation.number in (2, 5) else ''}": {
             "predicted": sum(check.predicted for check in pairs) / len(pairs),
@@ -270,30 +218,18 @@ def _panels(checks: Checks, forecasts: Forecasts, errors: Errors) -> list[list[P
         }
         for (equation, estimator), pairs in checks.items()
     }
-    perfect = [(quantile, point(100 * quantile)) for quantile in QUANTILES]
-    calibration = [PlottedCurve("perfect", perfect, "black", True)] + [
-        PlottedCurve(estimator, _calibration(forecast)) for estimator, forecast in forecasts.items()
-    ]
     unit = "mean latency over that of no error"
     by_tool = {
         str(case): {name: 100 * (mean_ms(of[name]) / mean_ms(of["oracle"]) - 1) for name in _shown(of)}
         for case, of in errors.items()
     }
     return [
-        [
-            Bars("waste of an interception", "token·seconds", waste, beside=True),
-            CurvePanel("calibration when a call begins", calibration, None, "% returned by then", (5, 100), "quantile"),
-        ],
+        [Bars("waste of an interception", "token·seconds", waste, beside=True)],
         [
             CurvePanel("one factor for all durations", _by_factor(errors), 1.0, unit, None, "factor", log_axis=True),
             Bars("one tool wrong, or each at random", "change of the mean latency, %", _turned(by_tool), beside=True),
         ],
     ]
-
-
-def _calibration(forecast: Mapping[str, Sequence[Mapping[str, Any]]]) -> Sequence[tuple[float, Range]]:
-    returned = forecast[ALL][0]["returned"]
-    return [(float(quantile), point(max(5.0, 100 * share))) for quantile, share in returned.items()]
 
 
 def _by_factor(errors: Errors) -> list[PlottedCurve]:

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from jinfercept.sim.plots import Bars
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.tables import TextTable
 from studies.answer import StudyAnswer, StudyEffort
 from studies.capacity import Capacity, capacity, capacity_ratio
 from studies.heat_map import HeatMap
+from studies.plots import Bars
 from studies.questions.combinations import (
     DROPPING,
     DROPPING_LOADS,

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from jinfercept.meter.turns import LIMITS
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.arrivals import Arrival, arrivals
-from jinfercept.sim.plots import CurvePanel, PlottedCurve
 from jinfercept.sim.reports import percentiles
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
@@ -22,6 +21,7 @@ from jinfercept.sim.sweep import SimulatedLoad, SweepRun
 from jinfercept.sim.tables import TextTable, number_text
 from jinfercept.sim.workload import Script, draw
 from studies.answer import StudyAnswer, StudyEffort
+from studies.plots import CurvePanel, PlottedCurve
 from studies.questions.latency_columns import limits_text, num_good, point
 from studies.questions.steady_state import demand, steady_state
 

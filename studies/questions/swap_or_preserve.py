@@ -7,12 +7,12 @@ them `budgeted_swap`, the swap of InferCept that hides behind compute, and `copy
 from collections.abc import Iterator, Mapping, Sequence
 
 from jinfercept.sched.named_profiles import load_profile
-from jinfercept.sim.plots import COLOURS, CurvePanel, PlottedCurve
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SweepRun
 from jinfercept.sim.tables import TextTable, number_text
 from studies.answer import StudyAnswer, StudyEffort
+from studies.plots import COLOURS, CurvePanel, PlottedCurve
 from studies.questions.kind_loads import KINDS, kind_load
 from studies.questions.latency_columns import LATENCY_COLUMNS, latency_cells, limits_text, mean_ms, point
 

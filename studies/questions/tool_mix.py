@@ -15,8 +15,7 @@ from random import Random
 from statistics import NormalDist
 from typing import NamedTuple, final
 
-from jinfercept.sim.distributions import LogNormal
-from jinfercept.sim.workload import Script, Segment
+from jinfercept.sim.workload import LogNormal, Script, Segment
 
 DURATION_QUANTILES: Sequence[tuple[float, float]] = ((0.0, 1e-3), (0.61, 1.0), (0.92, 10.0), (0.96, 60.0), (1.0, 1e3))
 """(share of the calls, seconds that they last at most)."""

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.arrivals import Arrival, arrival_times
-from jinfercept.sim.plots import COLOURS, Bars, CurvePanel, PlottedCurve
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun
 from jinfercept.sim.tables import TextTable, number_text
 from studies.answer import StudyAnswer, StudyEffort
 from studies.bursty_arrivals import OnOff, ParetoSources, on_off_times, self_similar_times
+from studies.plots import COLOURS, Bars, CurvePanel, PlottedCurve
 from studies.questions.latency_columns import (
     LATENCY_COLUMNS,
     latency_cells,

@@ -7,12 +7,12 @@
 from collections.abc import Iterator, Sequence
 
 from jinfercept.sched.named_profiles import load_profile
-from jinfercept.sim.plots import Bars
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SweepRun
 from jinfercept.sim.tables import TextTable, number_text
 from studies.answer import StudyAnswer, StudyEffort
+from studies.plots import Bars
 from studies.questions.kind_loads import KINDS, MIXED, kind_load
 from studies.questions.latency_columns import LATENCY_COLUMNS, latency_cells, limits_text, mean_ms
 

@@ -3,15 +3,15 @@
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.client import Reply
 from benchmarks.overload import KeyReply, OverloadBench
-from jinfercept.bench.openai_client import ClientReply
 
 BENCH = OverloadBench("tiny", {}, 8, 8, 1.0, 8.0, 2, 0)
 
 
 def replies(key: str, first_s: float, number: int, refused: int = 0) -> list[KeyReply]:
-    served = [KeyReply(key, 3.0, ClientReply(0.0, [first_s], 2.0)) for _ in range(number)]
-    return served + [KeyReply(key, 3.0, ClientReply(0.0, error="HTTP 429")) for _ in range(refused)]
+    served = [KeyReply(key, 3.0, Reply(0.0, first_s, 2.0)) for _ in range(number)]
+    return served + [KeyReply(key, 3.0, Reply(0.0, error="HTTP 429")) for _ in range(refused)]
 
 
 def test_goodput_counts_what_began_in_time_and_keys_are_compared_with_themselves_alone() -> None:
@@ -27,11 +27,6 @@ def test_goodput_counts_what_began_in_time_and_keys_are_compared_with_themselves
     assert answer.findings[1].endswith("is 1.00 of its maximum.")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"), [([], "nothing to measure"), (["tiny", "--seconds", "0"], "--seconds is too small")]
-)
-def test_options_that_make_no_sense_are_refused(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["overload", *words]) == 2
-    assert message in capsys.readouterr().err
+def test_an_option_that_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["overload", "tiny", "--seconds", "0"]) == 2
+    assert "--seconds is too small" in capsys.readouterr().err

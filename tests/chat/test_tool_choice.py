@@ -29,21 +29,17 @@ WRITTEN = pytest.mark.parametrize(
         (QWEN, {}),
         (QWEN3_CODER, {}),
         (LLAMA, {}),
-        (LLAMA, {"tool_call_parser": "llama4_json"}),
         (MISTRAL, {}),
         (MISTRAL_SMALL, {}),
         (PLAIN, {"tool_call_parser": "pythonic"}),
-        (PLAIN, {"tool_call_parser": "llama4_pythonic"}),
     ],
     ids=[
         "hermes",
         "qwen3_coder",
         "llama3_json",
-        "llama4_json",
         "mistral",
         "mistral-new",
         "pythonic",
-        "llama4_pythonic",
     ],
 )
 

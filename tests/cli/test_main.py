@@ -11,15 +11,16 @@ import pytest
 
 from jinfercept import __version__
 from jinfercept.cli.main import COMMANDS, main
-from jinfercept.values.vllm_names import UNNEEDED
+from jinfercept.values.vllm_names import NAMES
 
 
-@pytest.mark.parametrize("words", [[], ["-h"], ["--help"], ["bench", "-h"], ["bench", "--help"]])
+@pytest.mark.parametrize("words", [[], ["-h"], ["--help"]])
 def test_the_overview_names_every_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
     shown = capsys.readouterr().out
     for name, entry in COMMANDS.items():
-        assert (f"  {name} " in shown and entry.help in shown) == (name.startswith("bench") or words[:1] != ["bench"])
+        assert f"  {name} " in shown
+        assert entry.help in shown
 
 
 def test_every_command_explains_its_flags_without_jax() -> None:
@@ -29,7 +30,7 @@ def test_every_command_explains_its_flags_without_jax() -> None:
         from jinfercept.cli.main import COMMANDS, main
         for name in COMMANDS:
             with suppress(SystemExit):
-                main([*name.split(), "-h"])
+                main([name, "-h"])
             print("loaded by", name, {"jax", "matplotlib"} & sys.modules.keys())
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
@@ -52,8 +53,6 @@ def test_the_overview_imports_no_command() -> None:
     ("words", "message"),
     [
         (["rn"], "jinfercept: no such command: rn (did you mean 'run'?); one of demo, run,"),
-        (["bench"], "jinfercept: bench is a group of commands; one of bench replay, bench throughput,"),
-        (["bench", "replays"], "jinfercept: no such command: bench replays (did you mean 'bench replay'?)"),
         (["--kv-tokens", "5", "run"], "jinfercept: a command comes before its flags; got --kv-tokens"),
         (["run"], "jinfercept run: Missing from jinfercept run: MODEL"),
         (["run", "m", "--kv-tokens"], "jinfercept run: Missing value for argument '--kv-tokens'"),
@@ -75,28 +74,6 @@ def test_a_wrong_command_line_is_one_line_and_status_2(
     assert shown.err.startswith("jinfercept")
     assert message in shown.err
     assert shown.err.count("\n") == 1
-    assert not shown.out
-
-
-@pytest.mark.parametrize(
-    ("words", "command"),
-    [
-        (["study"], "python -m studies"),
-        (["study", "--help"], "python -m studies --help"),
-        (
-            ["study", "questions", "variety", "--out", "my answers"],
-            "python -m studies questions variety --out 'my answers'",
-        ),
-        (["bench", "paper", "--out", "paper"], "python -m studies paper --out paper"),
-    ],
-)
-def test_a_study_says_by_what_command_it_runs_from_a_clone(
-    words: list[str], command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words) == 2
-    shown = capsys.readouterr()
-    assert shown.err.startswith("jinfercept: studies run from a clone")
-    assert shown.err.endswith(f": {command}\n")
     assert not shown.out
 
 
@@ -145,7 +122,6 @@ def test_what_cannot_work_is_said_before_the_model_is_looked_for(
     [
         (["serve", "m", "--kv-tokns", "5"], "no such flag: --kv-tokns (did you mean '--kv-tokens'?)"),
         (["run", "m", "--sytem=x", "--jubilant"], "--sytem (did you mean '--system'?), --jubilant; see"),
-        (["bench", "sessions", "m", "--turnz", "5"], "--turnz (did you mean '--turns'?)"),
     ],
 )
 def test_a_flag_that_is_not_known_is_refused_with_the_nearest(
@@ -192,9 +168,11 @@ def test_flags_of_vllm_for_which_there_is_nothing_to_do_are_taken_and_said_once(
         (Path(__file__).parents[2] / "docs" / "migration.md").read_text().split("value that asks for something else")[1]
     )
     shown = re.findall(r"`(--[^`]+)`", page.split("Only here")[0])
-    assert {flag.split()[0] for flag in shown} == set(UNNEEDED)
+    assert {flag.split()[0] for flag in shown} == set(NAMES["unneeded"])
     given = [
-        part for flag in shown for part in (*flag.split(), *(["x"] if UNNEEDED[flag.split()[0]].values == () else []))
+        part
+        for flag in shown
+        for part in (*flag.split(), *(["x"] if NAMES["unneeded"][flag.split()[0]][1:] == ["*"] else []))
     ]
     values = ["--dtype", "half", "--load-format=safetensors", "-q", "none"]
     assert main(["serve", "no/such/model", "--port", "0", *given, "--enforce-eager", "-pp", "1", "-O3", *values]) == 2

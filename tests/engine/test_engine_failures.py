@@ -109,19 +109,6 @@ def test_a_new_llm_refuses_a_policy_and_a_profile_of_the_wrong_shape_before_it_l
             LLM("no/such/model", **wrong)
 
 
-@pytest.mark.parametrize(
-    "record",
-    [5, lambda kv, inputs: None, lambda kv, inputs: (object(), inputs.estimator), lambda kv, inputs: (print, 5)],
-    ids=["no function", "nothing", "no fold", "no estimator"],
-)
-def test_a_recorder_of_the_wrong_shape_is_refused_and_the_llm_serves_on(llm: LLM, record: Any) -> None:
-    with pytest.raises(ConfigError, match="record"):
-        llm.restart(record=record)
-    assert llm.generate(PROMPT, SHORT)[0].outputs[0].finish_reason == "length"
-    llm.restart(record=lambda kv, inputs: (lambda event: None, ElapsedEstimator()))
-    assert llm.generate(PROMPT, SHORT)[0].outputs[0].finish_reason == "length"
-
-
 def test_an_engine_that_cannot_be_rebuilt_says_what_failed_until_a_restart(llm: LLM) -> None:
     expected = llm.generate(PROMPT, SHORT)[0].outputs[0].token_ids
     llm.restart(policy=Breaks())

@@ -6,7 +6,7 @@ from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import preserve
 from jinfercept.sched.sequence import CallDuration, PendingCall
-from jinfercept.testing import check_order
+from jinfercept.testing import check_policy
 from tests.support.scheduler_bench import SchedulerBench
 
 PROFILE = load_profile("paper-gptj-6b-a100")
@@ -14,7 +14,7 @@ KNOWN = PolicyInputs(PROFILE, PROFILE.saturation, 16, ElapsedEstimator())
 
 
 def test_it_keeps_the_rules_of_orders() -> None:
-    check_order("examples.memory_time:MemoryTime")
+    check_policy("copy_ahead", "examples.memory_time:MemoryTime")
 
 
 def test_a_history_forecasts_the_rest_of_a_turn() -> None:

@@ -18,7 +18,7 @@ from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.workload import Script, Segment
-from jinfercept.testing import check_order, check_policy
+from jinfercept.testing import check_policy
 from tests.support.fake_engine import AffineCost
 from tests.support.scheduler_bench import SIZE, SchedulerBench
 
@@ -36,7 +36,7 @@ def test_a_rival_keeps_the_rules(rival: type[Policy]) -> None:
 
 @pytest.mark.slow
 def test_the_order_of_programs_keeps_the_rules() -> None:
-    check_order(ProgramOrder)
+    check_policy("copy_ahead", ProgramOrder)
 
 
 def bench_of(

@@ -157,7 +157,7 @@ def test_keys_and_limits_are_checked_before_a_replica_is_asked(scripted: Scripte
         for method, path in (("POST", "/v1/completions"), ("GET", "/inbox"), ("GET", "/live"), ("GET", "/v1/models")):
             assert fleet.http.request(method, path, headers=anonymous).status_code == 401
         large = fleet.http.post("/v1/completions", json={"prompt": "x" * 3000})
-        assert (large.status_code, large.headers["connection"]) == (413, "close")
+        assert large.status_code == 413
 
 
 def test_limits_of_keys_hold_over_all_replicas(scripted: Scripted, tmp_path: Path) -> None:

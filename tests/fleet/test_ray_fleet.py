@@ -16,7 +16,7 @@ import psutil
 import pytest
 from openai import APIError, OpenAI
 
-from jinfercept.bench.servers import child_process
+from benchmarks.servers import child_process
 from jinfercept.fleet.ray_start import is_private
 from tests.soak.model import write_model
 

@@ -1,6 +1,5 @@
 """Hosts execute the same plans, agree on sizes, and end together."""
 
-import socket
 import threading
 import time
 from array import array
@@ -14,7 +13,6 @@ from jinfercept.hosts import group as group_module
 from jinfercept.hosts.following import follow
 from jinfercept.hosts.group import HostGroup
 from jinfercept.hosts.leading import LeadingRunner
-from jinfercept.hosts.link import HostLink, Kind
 from jinfercept.sched.plan import Chunk, Masks, NewPages, Sample, StepPlan, StepResult
 from tests.support.engine_requests import DEPTHS, request, serve
 from tests.support.fake_engine import POLICIES, VOCAB, FakeRunner, run_all
@@ -105,7 +103,6 @@ def test_hosts_agree_on_the_smallest_numbers() -> None:
     proposed = [{"kv_tokens": 64, "layers": 4}, {"kv_tokens": 32, "layers": 4}, {"kv_tokens": 48, "layers": 1}]
     with ThreadPoolExecutor(3) as pool:
         agreed = list(pool.map(lambda host, numbers: host.least(numbers), hosts, proposed))
-        list(pool.map(HostGroup.begin, hosts))
     assert agreed == [{"kv_tokens": 32, "layers": 1}] * 3
 
 
@@ -128,26 +125,20 @@ def test_a_host_that_fails_ends_all_with_its_reason(monkeypatch: pytest.MonkeyPa
 def test_a_lost_connection_ends_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_module, "REASON_S", 0.0)
     ends = Ends()
-    near, far = linked()
-    other, third = linked()
-    HostGroup(0, {1: near, 2: other}, lambda message: ends(0, message))
-    HostGroup(2, {0: third}, lambda message: ends(2, message))
-    far.close()  # of host 1, which is killed
+    (first, peers), (killed, _), (third, others) = linked(3)
+    HostGroup(0, first, peers, lambda message: ends(0, message))
+    HostGroup(2, third, others, lambda message: ends(2, message))
+    killed.close()
     message = "host 1 was lost (the connection was closed); all hosts end, start them again"
     assert ends.take(2) == {0: message, 2: message}
 
 
-def test_a_silent_host_ends_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_module, "HEARTBEAT_S", 0.02)
-    monkeypatch.setattr(group_module, "SILENCE_S", 0.3)
+def test_the_end_of_host_0_ends_the_others() -> None:
     ends = Ends()
-    near, silent = linked()
-    host = HostGroup(1, {0: near}, lambda message: ends(1, message))
-    silent.send(Kind.NUMBERS, b"\x80")
-    host.begin()
-    began_s = time.monotonic()
-    assert "host 0 was lost (silent for" in ends.take(1)[1]
-    assert 0.2 < time.monotonic() - began_s < group_module.START_SILENCE_S / 2
+    (first, _), (second, peers) = linked(2)
+    HostGroup(1, second, peers, lambda message: ends(1, message))
+    first.close()  # it is killed
+    assert ends.take(1) == {1: "host 0 was lost (the connection was closed); all hosts end, start them again"}
 
 
 def test_an_end_in_order_is_no_failure() -> None:
@@ -159,11 +150,3 @@ def test_an_end_in_order_is_no_failure() -> None:
     hosts[0].fail("too late")
     time.sleep(0.1)
     assert ends.none
-
-
-def test_what_is_no_frame_ends_the_group() -> None:
-    ends = Ends()
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as far:
-        HostGroup(1, {0: HostLink(listener.accept()[0])}, lambda message: ends(1, message))
-        far.sendall(b"\xff\xff\xff\xff\xff")
-        assert "no frame: kind 255" in ends.take(1)[1]

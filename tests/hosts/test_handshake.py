@@ -3,18 +3,21 @@
 import socket
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 
 import pytest
+import zmq
 
 from jinfercept.errors import ConfigError
-from jinfercept.hosts.handshake import Reception, _proof, join
+from jinfercept.hosts.group import HostGroup
+from jinfercept.hosts.handshake import meet
 from jinfercept.hosts.link import HostLink, Kind
 from jinfercept.hosts.placement import Placement
 from jinfercept.hosts.wire import decode_values, encode_values
 from tests.support.hosts import free_port
 
 FACTS = {"jax": "0.11.2", "--dtype": "float32"}
+Met = Future[tuple[HostLink, dict[int, bytes]]]
 
 
 class Start:
@@ -24,13 +27,10 @@ class Start:
         self.port, self.num_hosts, self.timeout_s = free_port(), num_hosts, timeout_s
         self.pool = ThreadPoolExecutor(8)
 
-    def host_0(self, token: str = "") -> Future[dict[int, HostLink]]:
-        return self.pool.submit(Reception(self.place(0), FACTS, token).gather, self.timeout_s)
-
-    def other(
+    def host(
         self, host_id: int, num_hosts: int | None = None, facts: Mapping[str, str] = FACTS, token: str = ""
-    ) -> Future[HostLink]:
-        return self.pool.submit(join, self.place(host_id, num_hosts), facts, token, self.timeout_s)
+    ) -> Met:
+        return self.pool.submit(meet, self.place(host_id, num_hosts), facts, token, self.timeout_s)
 
     def place(self, host_id: int, num_hosts: int | None = None) -> Placement:
         return Placement("127.0.0.1", self.port, num_hosts or self.num_hosts, host_id)
@@ -38,16 +38,13 @@ class Start:
 
 def test_hosts_meet_in_any_order_and_later_ones_are_refused() -> None:
     start = Start(3)
-    early = start.other(2)
-    links = start.host_0()
-    middle = start.other(1)
-    met = links.result()
-    assert sorted(met) == [1, 2]
-    met[2].send(Kind.SAMPLE, b"hello")
-    assert early.result().receive() == (Kind.SAMPLE, b"hello")
-    middle.result()
+    early, first, middle = start.host(2), start.host(0), start.host(1)
+    link, peers = first.result()
+    assert sorted(peers) == [1, 2]
+    assert [other.result()[1] for other in (early, middle)] == [{0: b""}] * 2
+    HostGroup(0, link, peers, lambda message: None)
     with pytest.raises(ConfigError, match="host 0 refuses: the hosts have started without this one"):
-        start.other(1).result()
+        start.host(1).result()
 
 
 @pytest.mark.parametrize(
@@ -60,7 +57,7 @@ def test_hosts_meet_in_any_order_and_later_ones_are_refused() -> None:
 )
 def test_a_host_that_differs_stops_the_start_on_all(num_hosts: int, facts: Mapping[str, str], words: str) -> None:
     start = Start(2)
-    links, other = start.host_0(), start.other(1, num_hosts, facts)
+    links, other = start.host(0), start.host(1, num_hosts, facts)
     for host in (links, other):
         with pytest.raises(ConfigError) as error:
             host.result()
@@ -69,7 +66,7 @@ def test_a_host_that_differs_stops_the_start_on_all(num_hosts: int, facts: Mappi
 
 def test_two_hosts_with_one_number_stop_the_start_on_all() -> None:
     start = Start(3)
-    hosts = [start.host_0(), start.other(1), start.other(1)]
+    hosts = [start.host(0), start.host(1), start.host(1)]
     for host in hosts:
         with pytest.raises(ConfigError, match="two hosts have the same number; got host 1 twice"):
             host.result()
@@ -77,116 +74,70 @@ def test_two_hosts_with_one_number_stop_the_start_on_all() -> None:
 
 def test_a_host_that_does_not_come_stops_the_start_on_all() -> None:
     start = Start(4, timeout_s=1)
-    links, other = start.host_0(), start.other(2)
+    links, other = start.host(0), start.host(2)
     for host in (links, other):
         with pytest.raises(ConfigError, match=r"hosts 1, 3 of 4 did not come within 1 s; got 2 hosts"):
             host.result()
     with pytest.raises(ConfigError, match=r"host 0 does not answer within 0\.1 s; got 127"):
-        Start(4, timeout_s=0.1).other(1).result()
+        Start(4, timeout_s=0.1).host(1).result()
 
 
 def test_only_hosts_that_know_the_token_come() -> None:
     start = Start(2)
-    links = start.host_0("secret")
+    first = start.host(0, token="secret")
     for token in ("", "another"):
         with pytest.raises(ConfigError, match="this host has another token than host 0"):
-            start.other(1, token=token).result()
-    right = start.other(1, token="secret")
-    assert sorted(links.result()) == [1]
-    right.result()
+            start.host(1, token=token).result()
+    start.host(1, token="secret").result()
+    assert sorted(first.result()[1]) == [1]
 
 
 def test_a_false_host_0_is_found_out() -> None:
     start = Start(2)
-    with socket.create_server(("127.0.0.1", start.port + 1)) as listener:
-        other = start.other(1, token="secret")
-        with closing(HostLink(listener.accept()[0])) as false:
-            false.send(Kind.CHALLENGE, bytes(32))
-            false.receive()
-            false.send(Kind.WELCOME, bytes(32))
-            with pytest.raises(ConfigError, match="this host has another token than host 0"):
-                other.result()
+    false = HostLink(start.place(0), "another")
+    with pytest.raises(ConfigError, match="this host has another token than host 0"):
+        start.host(1, token="secret").result()
+    false.close()
 
 
 def test_strangers_do_not_disturb_a_start() -> None:
     start = Start(2)
-    links = start.host_0()
-    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x04\x00\x00\x00\x01abcd", b""):
+    first = start.host(0, token="secret")
+    with pytest.raises(ConfigError):
+        start.host(1, token="another").result()  # host 0 listens
+    silent = [socket.create_connection(("127.0.0.1", start.port + 1), timeout=60) for _ in range(80)]
+    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x04\x00\x00\x00\x01abcd", b"", b"\xff" + bytes(200)):
         with socket.create_connection(("127.0.0.1", start.port + 1)) as stranger:
             stranger.sendall(data)
-    right = start.other(1)
-    assert sorted(links.result()) == [1]
-    right.result()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:  # without CURVE
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.connect(f"tcp://127.0.0.1:{start.port + 1}")
+        stranger.send_multipart([bytes([0]), encode_values({"host_id": 1, "num_hosts": 2, "facts": FACTS})])
+        start.host(1, token="secret").result()
+        assert sorted(first.result()[1]) == [1]
+    for connection in silent:
+        connection.close()
 
 
 def test_host_0_listens_at_an_address_of_its_own_only() -> None:
     with pytest.raises(ConfigError, match="host 0 cannot listen for the others; got 192"):
-        Reception(Placement("192.0.2.1", free_port(), 2, 0), FACTS, "")
+        meet(Placement("192.0.2.1", free_port(), 2, 0), FACTS, "", 60.0)
 
 
-def test_a_host_that_was_started_again_takes_its_own_place() -> None:
+def test_a_host_that_left_is_waited_for_though_all_others_have_come_and_may_come_again() -> None:
     start = Start(3)
-    links = start.host_0()
-    with closing(socket.create_connection(("127.0.0.1", start.port + 1))) as stranger:  # says nothing
-        first = join_and_leave(start, 1)
-        second, third = start.other(1), start.other(2)
-        assert sorted(links.result()) == [1, 2]
-        second.result()
-        third.result()
-        assert first
-        stranger.close()
-
-
-def test_a_host_that_left_is_waited_for_though_all_others_have_come() -> None:
-    start = Start(3)
-    links = start.host_0()
-    join_and_leave(start, 1)
-    third = start.other(2)
+    first = start.host(0)
+    with closing(HostLink(start.place(1), "")) as leaving:
+        leaving.send(Kind.HELLO, encode_values({"host_id": 1, "num_hosts": 3, "facts": FACTS}))
+        with pytest.raises(TimeoutError):
+            first.result(timeout=0.3)
+    third = start.host(2)
     with pytest.raises(TimeoutError):
-        links.result(timeout=0.3)  # host 2 arrives in this time
-    second = start.other(1)
-    assert sorted(links.result()) == [1, 2]
+        first.result(timeout=0.3)  # host 2 arrives in this time
+    second = start.host(1)
+    assert sorted(first.result()[1]) == [1, 2]
     second.result()
     third.result()
-
-
-def join_and_leave(start: Start, host_id: int) -> bool:
-    """A host that greets host 0 as it should and is gone then."""
-    link = HostLink(socket.create_connection(("127.0.0.1", start.port + 1)))
-    challenge = link.receive().body
-    greeting = encode_values({"host_id": host_id, "num_hosts": start.num_hosts, "facts": FACTS})
-    nonce = bytes(32)
-    link.send(Kind.HELLO, _proof("", b"hello", nonce + challenge + greeting) + nonce + greeting)
-    link.close()
-    return True
-
-
-@pytest.mark.parametrize("message", [b"\x81\x80\xc0", b"\x80" * 60_000, b"\x81\x92\x01\x02\x00"])
-def test_what_does_not_know_the_token_is_not_read(message: bytes) -> None:
-    start = Start(2)
-    links = start.host_0(token="secret")
-    with closing(HostLink(socket.create_connection(("127.0.0.1", start.port + 1)))) as stranger:
-        stranger.receive()
-        stranger.send(Kind.HELLO, bytes(64) + message)
-        assert stranger.receive().kind == Kind.REFUSED
-        start.other(1, token="secret").result()
-        assert sorted(links.result()) == [1]
-
-
-def test_of_many_silent_connections_the_later_ones_are_closed_and_a_host_still_comes() -> None:
-    start = Start(2)
-    links = start.host_0()
-    silent = [socket.create_connection(("127.0.0.1", start.port + 1), timeout=60) for _ in range(80)]
-    for connection in silent:
-        connection.settimeout(60)
-        with suppress(OSError):
-            connection.recv(1)  # the challenge, or the end: host 0 has accepted it
-    for connection in silent[:40]:
-        connection.close()
-    start.other(1).result()
-    assert sorted(links.result()) == [1]
-    for connection in silent[40:]:
-        connection.close()
 
 
 def test_keys_whose_hashes_a_sender_can_choose_are_refused() -> None:

@@ -18,7 +18,6 @@ from jinfercept.meter.histogram import Histogram
 from jinfercept.meter.interceptions import UNKNOWN
 from jinfercept.meter.live_state import SHOWN, live_state
 from jinfercept.meter.request_log import RequestLog
-from jinfercept.meter.timelines import Timeline, Timelines
 from jinfercept.meter.turns import LIMITS
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
@@ -86,27 +85,6 @@ def prompt(number: int, length: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("name", "depth"), sampled_depths())
-def test_timelines_agree_with_what_requests_say(name: str, depth: int) -> None:
-    metered = world(name, depth=depth)
-    timelines = {f"r{i}": Timeline() for i in range(5)}  # one request is not traced
-    metered.meter.timelines = Timelines()
-    metered.meter.timelines.add(timelines)
-    metered.serve(*[request(f"r{i}", prompt(i, 9 + 5 * i), 10, {3: [1, 2, 3], 6: [4] * 6}) for i in range(6)])
-    assert not metered.meter.timelines.open
-    for request_id, timeline in timelines.items():
-        output, line = metered.outputs[request_id], timeline.phases
-        metrics = output.metrics
-        assert [phase.kind for phase in line[:4]] == ["queue", "prefill", "decode", "pause"]
-        assert [earlier.end_s for earlier in line[:-1]] == [later.start_s for later in line[1:]]
-        assert line[0].start_s == pytest.approx(metrics.arrival_s, abs=0.01)
-        assert line[2].start_s == pytest.approx(metrics.first_token_s, abs=0.01)
-        assert line[-1].end_s == pytest.approx(metrics.finished_s, abs=0.01)
-        assert sum(phase.tokens for phase in line if phase.kind == "decode") == output.outputs[0].num_generated
-        assert [phase.number for phase in line if phase.kind == "pause"] == [1, 2]
-        assert line[1].tokens == len(output.prompt_token_ids) - output.num_cached_tokens
-
-
-@pytest.mark.parametrize(("name", "depth"), sampled_depths())
 def test_the_counts_are_the_sums_of_what_requests_say(name: str, depth: int) -> None:
     metered = world(name, depth=depth)
     metered.serve(*[request(f"r{i}", prompt(i, 9 + 5 * i), 10, {3: [1, 2, 3], 6: [4] * 6}) for i in range(6)])
@@ -114,6 +92,11 @@ def test_the_counts_are_the_sums_of_what_requests_say(name: str, depth: int) -> 
     completions = [output.outputs[0] for output in outputs]
     pauses = [pause for completion in completions for pause in completion.interceptions]
     assert len(pauses) == 12
+    assert all(
+        output.metrics.arrival_s < pause.began_s <= output.metrics.finished_s
+        for output in outputs
+        for pause in output.outputs[0].interceptions
+    )
     assert counts.generated == sum(completion.num_generated for completion in completions) == 60
     assert counts.prompt == sum(len(output.prompt_token_ids) for output in outputs)
     assert counts.cached == sum(output.num_cached_tokens for output in outputs)

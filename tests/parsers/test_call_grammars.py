@@ -13,7 +13,6 @@ from jinfercept.errors import RequestError
 from jinfercept.parsers.formats import FORMATS
 from tests.support.drawn_turns import calls, turn, vocabulary
 from tests.support.json_schemas import closed_objects
-from tests.support.xml_writing import ENDS, xml_call
 
 NEW_MISTRAL = "[TOOL_CALLS] [CALL_ID] [ARGS]"
 ONE_CALL = {"openai"}
@@ -85,11 +84,10 @@ def test_a_tool_whose_schema_combines_others_can_be_required(name: str, template
     assert {arguments["kind"] == "a" for ((_, arguments),) in drawn} == {True, False}
 
 
-@pytest.mark.parametrize("name", ["pythonic", "llama4_pythonic"])
 @pytest.mark.parametrize("tool", ["read-file", "mcp.fs__a-b", "1st", "class"])
-def test_a_tool_whose_name_is_none_in_python_can_be_required(name: str, tool: str) -> None:
+def test_a_tool_whose_name_is_none_in_python_can_be_required(tool: str) -> None:
     tools = {tool: {"properties": {"item": {"type": "string"}}, "required": ["item"]}}
-    assert calls(name, tools, turn(name, "", tools, 1, parallel=False))[0][0] == tool
+    assert calls("pythonic", tools, turn("pythonic", "", tools, 1, parallel=False))[0][0] == tool
 
 
 @pytest.mark.parametrize(("name", "template"), WRITINGS)
@@ -107,16 +105,12 @@ def test_without_parallel_calls_there_is_exactly_one(name: str, template: str) -
             "",
             "<tool_call>\n<function=f>\n<parameter=a>\nb <c>\nd\n</parameter>\n</function>\n</tool_call>",
         ),
-        *((name, "", xml_call(name, "f", {"a": "b <c>\nd"})) for name in ENDS),
-        ("glm45", "", "<tool_call>f<arg_key>a</arg_key><arg_value>b</arg_value></tool_call>"),
         ("llama3_json", "", '{"name": "f", "parameters": {"a": "b"}}; {"name": "f", "parameters": {"a": "c"}}'),
         ("llama3_json", "", '<|python_tag|>{"name": "f", "parameters": {"a": "b"}}'),
-        ("llama4_json", "", '<|python_start|>{"name": "f", "parameters": {"a": "b"}}<|python_end|>'),
         ("mistral", "", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": "b"}}, {"name": "f", "arguments": {"a":"c"}}]'),
         ("mistral", "", '[TOOL_CALLS][{"name": "f", "arguments": {"a": "b"}}]'),
         ("mistral", NEW_MISTRAL, '[TOOL_CALLS]f[CALL_ID]aBc12dEf3[ARGS]{"a": "b"}[TOOL_CALLS]f[ARGS]{"a": "b"}'),
-        ("pythonic", "", "[f(a='b'), f(a=\"b\\n\")]"),
-        ("llama4_pythonic", "", "<|python_start|>[f(a='it\\'s')]<|python_end|>"),
+        ("pythonic", "", "[f(a='it\\'s'), f(a=\"b\\n\")]"),
     ],
 )
 def test_what_the_families_write_is_allowed(name: str, template: str, text: str) -> None:
@@ -175,12 +169,6 @@ _PARAMETERS = st.builds(
 @settings(max_examples=25)
 @given(st.sampled_from(WRITINGS), _PARAMETERS, st.integers(0, 1000), st.booleans())
 @example(("hermes", ""), {"type": "object"}, 0, False)
-@example(
-    ("minimax_m3", ""),
-    {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "boolean"}, "maxItems": 0}}},
-    0,
-    False,
-)
 def test_whatever_the_schema_the_arguments_fit_or_it_is_refused(
     writing: tuple[str, str], schema: dict[str, Any], seed: int, marked: bool
 ) -> None:
@@ -194,7 +182,7 @@ def test_whatever_the_schema_the_arguments_fit_or_it_is_refused(
     if text:
         calls(name, tools, text)
     else:  # where a text cannot be told from something else
-        assert name in ENDS
+        assert name == "qwen3_coder"
         assert "plain text" in refused
 
 
@@ -222,10 +210,10 @@ def test_whatever_the_schema_the_arguments_fit_many_times(
         ("pythonic", {"f": {"properties": {"a": {}}, "required": ["b"]}}, "one by one"),
         ("qwen3_coder", {"f": {"anyOf": [{"required": ["b"]}], "properties": {"a": {}}}}, "one by one"),
         ("qwen3_coder", {"f": {"allOf": [{"patternProperties": {"a": {}}}]}}, "one by one: patternProperties"),
-        ("gemma4", {"f": {"$ref": "#/$defs/f", "$defs": {"f": {"$ref": "#/$defs/f"}}}}, "refers to itself"),
+        ("qwen3_coder", {"f": {"$ref": "#/$defs/f", "$defs": {"f": {"$ref": "#/$defs/f"}}}}, "refers to itself"),
         ("pythonic", {"f": {"allOf": [{"anyOf": [{}, {}]}] * 6}}, "more than 32 alternatives"),
         (
-            "glm45",
+            "qwen3_coder",
             {
                 "f": {
                     "oneOf": [

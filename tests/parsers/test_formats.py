@@ -12,7 +12,7 @@ from jinfercept.events import Arguments, CallEnded, CallStarted, Content
 from jinfercept.parsers.formats import FORMATS, detect_format
 from tests.support.call_corpus import Turn, corpus, decoded, parsed
 from tests.support.written_calls import WRITTEN
-from tests.support.xml_writing import XML, xml_call
+from tests.support.xml_writing import xml_call
 
 BY_FORMAT = {name: list(turns) for name, turns in groupby(corpus(), lambda turn: turn.format)}
 TURNS = pytest.mark.parametrize("turns", BY_FORMAT.values(), ids=BY_FORMAT)
@@ -215,16 +215,13 @@ COMBINED: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*XML, "gemma4"])
 @pytest.mark.parametrize(("schema", "values"), COMBINED.values(), ids=COMBINED)
 def test_arguments_have_the_types_that_a_combined_schema_says_whole_and_streamed(
-    name: str, schema: Any, values: dict[str, Any]
+    schema: Any, values: dict[str, Any]
 ) -> None:
-    text = xml_call(name, "f", values) if name in XML else WRITTEN[name]([("f", values)])
-    if name == "gemma4":  # short texts may come without marks
-        text = re.sub(r'<\|"\|>(\w+)<\|"\|>', r"\1", text)
+    text = xml_call("f", values)
     for parts in ([text], text):
-        ((_, called, arguments, *_),) = parsed(name, parts, {"f": schema})
+        ((_, called, arguments, *_),) = parsed("qwen3_coder", parts, {"f": schema})
         assert (called, json.loads(arguments)) == ("f", values)
 
 
@@ -233,9 +230,7 @@ def test_huge_arguments_are_read_in_time_that_grows_with_their_length(name: str)
     """Thirty thousand characters in small tokens, with brackets and escapes in a string."""
     value = 'ab{"\\[' * 5_000
     tools = {"f": {"properties": {"a": {"type": "string"}}}}
-    if name in XML:
-        text = xml_call(name, "f", {"a": value})
-    elif name in ("pythonic", "llama4_pythonic"):
+    if name == "pythonic":
         text = f"[f(a={value!r})]"
     elif name in WRITTEN:
         text = WRITTEN[name]([("f", {"a": value})])
@@ -263,6 +258,14 @@ GONE = [
     "Start with <|START_ACTION|>[",
     "'<|tool_call_start|>[' + calls + ']<|tool_call_end|>'",
     '<|start_header_id|><function=example_function_name>{"example_name": "example_value"}</function>',
+    '<|header_start|>{{ \'Respond in the format {"name": function name, "parameters": d\' }}',
+    "<|header_start|>system Use exact format: [func_name1(param1=value1), func_name2(...)]",
+    "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>",
+    "{%- set begin = '<minimax:tool_call>' -%}<invoke name=\"tool-name-1\">",
+    "{%- set begin = token ~ '<tool_call>' %}{{ token + '<invoke name=\"tool-name-1\">' }}",
+    "<seed:tool_call>\\n<function=example_function_name>",
+    'XML tags\n<tool_calls>\n{"name": <tool-name>',
+    "{{ '<|tool_call>call:' + name + '{' }}{{ '}<tool_call|>' }}",
 ]
 """Templates whose formats are not known: no other format is taken for theirs."""
 
@@ -270,14 +273,9 @@ GONE = [
 @pytest.mark.parametrize(
     ("template", "name"),
     [
-        ('<|header_start|>{{ \'Respond in the format {"name": function name, "parameters": d\' }}', "llama4_json"),
         ('{{- \'<tool_call>\\n{"name": "\' }}{{- tool_call.name }}', "hermes"),
         ('return a json object within <tool_call></tool_call> XML tags:\\n<tool_call>\\n{\\"name\\":', "hermes"),
         ("<tool_call>\n<function=example_function_name>\n<parameter=example>", "qwen3_coder"),
-        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", "glm45"),
-        ("{%- set begin = '<minimax:tool_call>' -%}<invoke name=\"tool-name-1\">", "minimax_m2"),
-        ("<seed:tool_call>\\n<function=example_function_name>", "seed_oss"),
-        ("{%- set begin = token ~ '<tool_call>' %}{{ token + '<invoke name=\"tool-name-1\">' }}", None),
         (
             '<|start_header_id|>system{{ \'Respond in the format {"name": function name, "parameters": d\' }}',
             "llama3_json",
@@ -287,14 +285,10 @@ GONE = [
             "<|start_header_id|> Respond in the format [func_name1(params_name1=params_value1), func_name2(p)]",
             "pythonic",
         ),
-        ("<|header_start|>system Use exact format: [func_name1(param1=value1), func_name2(...)]", "llama4_pythonic"),
         *((text, None) for text in GONE),
         ("<|start_of_role|>system<|end_of_role|>respond only with <|tool_call|> followed by a JSON list", "granite"),
         ("use the following format: <TOOLCALL>[", "nemotron_json"),
         ("function calls within <tool_call></tool_call> XML tags: <tool_calls>[", "apriel"),
-        ('XML tags\n<tool_calls>\n{"name": <tool-name>', "minimax"),
-        ("{%- set ns_token = ']<]minimax[>[' -%}{{ ns_token ~ '<tool_call>' + '<invoke name=' }}", "minimax_m3"),
-        ("{{ '<|tool_call>call:' + name + '{' }}{{ '}<tool_call|>' }}", "gemma4"),
         ("formatted as functools[", "firefunction"),
         ('{{- "[TOOL_CALLS] [" }}{%- for tool_call in tool_calls %}', "mistral"),
         ("{{- '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}", "mistral"),

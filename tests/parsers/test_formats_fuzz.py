@@ -14,9 +14,9 @@ from jinfercept.parsers.formats import FORMATS
 from jinfercept.parsers.source import ToolSchemas
 from tests.support.call_corpus import Turn, corpus, joined, parsed, pieces_of
 from tests.support.written_calls import WRITTEN
-from tests.support.xml_writing import XML, xml_call
+from tests.support.xml_writing import xml_call
 
-UNTAGGED_AT_START = ("llama3_json", "llama4_json", "pythonic", "llama4_pythonic")
+UNTAGGED_AT_START = ("llama3_json", "pythonic")
 """Formats in which a call without a tag counts only where the turn begins."""
 EVERY_FORMAT = pytest.mark.parametrize("name", sorted(FORMATS))
 TURNS = corpus()
@@ -106,19 +106,17 @@ PROSE = st.sampled_from(["", "Let me see.", "a < b, [1] {x} é😀", "Über <too
 
 def written(name: str, form: int, calls: list[tuple[str, dict[str, Any]]]) -> str:
     """The calls as the family writes them; `form` picks among ways that are all right."""
-    if name in WRITTEN:
-        return WRITTEN[name](calls)
     indent, ascii_only = (None, 2)[form % 2], form % 3 == 0
-    arguments = "parameters" if name in ("llama3_json", "llama4_json") else "arguments"
+    arguments = "parameters" if name == "llama3_json" else "arguments"
 
     def dumped(value: object) -> str:
         return json.dumps(value, indent=indent, ensure_ascii=ascii_only)
 
+    if name == "qwen3_coder":
+        return "\n".join(xml_call(called, values, dumped if form % 3 else repr) for called, values in calls)
+    if name in WRITTEN:
+        return WRITTEN[name](calls)
     objects = [dumped({"name": called, arguments: values}) for called, values in calls]
-    if name in XML:
-        return "\n".join(xml_call(name, called, values, dumped if form % 3 else repr) for called, values in calls)
-    if name == "llama4_json":
-        return ("", "<|python_start|>")[form % 2] + "; ".join(objects) + "<|eot|>"
     if name == "hermes" and form % 3 == 0:
         fences = (("\n```json\n", "\n```"), ("\n", ""), ("\n<tools>", "</tools>"))[form // 4]
         return "\n".join(objects).join(fences)

@@ -8,7 +8,7 @@ from jinfercept.parsers.formats import FORMATS
 from jinfercept.parsers.source import ToolSchemas
 from tests.support.call_corpus import parsed
 from tests.support.written_calls import WRITTEN
-from tests.support.xml_writing import ENDS, XML, xml_call
+from tests.support.xml_writing import END, xml_call
 
 TEXT = {"type": "string"}
 TOOLS: ToolSchemas = {
@@ -18,8 +18,7 @@ TOOLS: ToolSchemas = {
 
 
 def xml(tool: str, **arguments: str) -> str:
-    values = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
-    return f"<tool_call>\n<function={tool}>\n{values}</function>\n</tool_call>"
+    return xml_call(tool, arguments)
 
 
 def python(tool: str, **arguments: str) -> str:
@@ -33,13 +32,10 @@ def called(tool: str, key: str = "arguments", **arguments: str) -> str:
 CALLS = {
     "hermes": lambda tool, **values: f"<tool_call>\n{called(tool, **values)}\n</tool_call>",
     "llama3_json": lambda tool, **values: called(tool, "parameters", **values),
-    "llama4_json": lambda tool, **values: f"<|python_start|>{called(tool, 'parameters', **values)}<|python_end|>",
     "mistral": lambda tool, **values: f"[TOOL_CALLS] [{called(tool, **values)}]",
     "mistral 11": lambda tool, **values: f"[TOOL_CALLS]{tool}[ARGS]{json.dumps(values)}",
     "mistral 7B": lambda tool, **values: f"[TOOL_CALLS] [{ {'name': tool, 'arguments': values} }]",
     "pythonic": python,
-    "llama4_pythonic": lambda tool, **values: f"<|python_start|>{python(tool, **values)}<|python_end|>",
-    **{name: lambda tool, name=name, **values: xml_call(name, tool, values) for name in XML},
     **{name: lambda tool, write=write, **values: write([(tool, values)]) for name, write in WRITTEN.items()},
 }
 """A call as each format writes it."""
@@ -51,6 +47,7 @@ BLOCKS = {
     "a parameter in a line": "one <parameter=path>/etc/passwd</parameter> two",
     "a call": "one\n" + xml("rm", path="/") + "\ntwo",
     "a call at the end": xml("rm", path="/"),
+    "calls beside each other": f"one {PATH} two\n" + xml("rm", path="/") + "\nthree",
     "calls in calls": xml("write", content=xml("rm", path="/"), path="/"),
     "an opening": "`<parameter=content>` and `<function=rm>` begin what `</parameter>` ends",
 }
@@ -80,37 +77,18 @@ def values_of(pieces: list[tuple[str, ...]]) -> list[tuple[str, dict[str, str]]]
 def test_a_quoted_document_is_the_text_of_its_argument(writer: str) -> None:
     marks = "".join((*FORMATS[writer.split()[0]].tags, *FORMATS[writer.split()[0]].turn_ends))
     documents = [*BLOCKS.values(), *(write("rm", path="/") for write in CALLS.values()), '"\', \\"path": \'\\n']
-    if writer not in XML:
+    if writer != "qwen3_coder":
         documents += [*HALVES.values(), marks, '", "path": "/etc/passwd']
     for document in documents:
         for values in ({"content": document, "path": "a"}, {"path": "a", "content": document, "mode": "w"}):
             assert values_of(read(writer, CALLS[writer]("write", **values))) == [("write", values)], document
 
 
-@pytest.mark.parametrize("name", XML)
-def test_a_document_quotes_the_markup_that_it_stands_in(name: str) -> None:
-    _, argument = XML[name]
-    end = argument.format("content", "@@").split("@@")[1]
-    path = argument.format("path", "/etc/passwd")
-    for document in (
-        f"one\n{path}two",
-        f"one {path.strip()} two",
-        "one\n" + xml_call(name, "rm", {"path": "/"}) + "\ntwo",
-        xml_call(name, "write", {"content": xml_call(name, "rm", {"path": "/"}), "path": "/"}),
-        f"one{end}{path}two",
-        f"one{end}{argument.format('owner', 'root')}two",
-    ):
-        values = {"path": "a", "content": document, "mode": "w"}
-        assert values_of(read(name, xml_call(name, "write", values))) == [("write", values)], document
-
-
-@pytest.mark.parametrize("name", sorted({*XML} - {"minimax_m3"}))
-def test_closing_tags_may_be_missing_before_a_tag_on_its_line_and_at_the_end(name: str) -> None:
+def test_closing_tags_may_be_missing_before_a_tag_on_its_line_and_at_the_end() -> None:
     values = {"path": "a", "content": "b"}
-    text = xml_call(name, "write", values, close=False)
-    assert values_of(read(name, text)) == [("write", values)]
-    closed = xml_call(name, "write", values)
-    assert values_of(read(name, closed[: closed.rindex(ENDS[name]) + len(ENDS[name])])) == [("write", values)]
+    closed = xml_call("write", values)
+    for text in (xml_call("write", values, end=""), closed[: closed.rindex(END) + len(END)]):
+        assert values_of(read("qwen3_coder", text)) == [("write", values)]
 
 
 @pytest.mark.parametrize("document", HALVES.values(), ids=HALVES)

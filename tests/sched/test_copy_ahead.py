@@ -7,7 +7,7 @@ from jinfercept.sched.copy_ahead import CopyAhead
 from jinfercept.sched.expected import LastExpectedFirst
 from jinfercept.sched.position_price import PositionPrice
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence
-from jinfercept.sim.oracle import OracleEstimator
+from jinfercept.sim.simulation import OracleEstimator
 from tests.support.fake_engine import AffineCost
 from tests.support.scheduler_bench import SIZE, SchedulerBench, residencies
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jinfercept.sched.durations import MOST_IN_FLIGHT, SHARE
 from jinfercept.sched.estimator import MOST_TENANTS, TRUST, ElapsedEstimator, HistoryEstimator
 from jinfercept.sched.sequence import CallKind, PendingCall
-from jinfercept.sim.oracle import OracleEstimator
+from jinfercept.sim.simulation import OracleEstimator
 from tests.support.single_request import held_cost
 
 seconds = st.floats(0, 1000)

@@ -7,7 +7,7 @@ import pytest
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.estimator import HistoryEstimator, remaining_s, survival
 from jinfercept.sched.sequence import Pause, PendingCall, Sequence
-from jinfercept.sim.oracle import OracleEstimator
+from jinfercept.sim.simulation import OracleEstimator
 
 
 def waiting(*calls: PendingCall) -> Sequence:

@@ -1,10 +1,10 @@
 """The order of the least worthy blocks is kept from plan to plan, and is the one that all blocks looked at anew would have."""
 
 from jinfercept.kv.manager import KVManager
+from jinfercept.sched.copy_ahead import LeastWorth, PageBlock
 from jinfercept.sched.expected import LastExpectedFirst
-from jinfercept.sched.least_worth import LeastWorth, PageBlock
 from jinfercept.sched.sequence import Pause, PendingCall, Sequence, State
-from jinfercept.sim.oracle import OracleEstimator
+from jinfercept.sim.simulation import OracleEstimator
 
 
 class Paused:

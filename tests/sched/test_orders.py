@@ -14,10 +14,9 @@ from jinfercept.errors import ConfigError, PluginError
 from jinfercept.kv.context import PageRun
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.guards import Guard
-from jinfercept.sched.missing_work import LONGER, MissingWork
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.order import Order
-from jinfercept.sched.orders import check_order_choice, make_order
+from jinfercept.sched.orders import LONGER, MissingWork, check_order_choice, make_order
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Move, preserve
 from jinfercept.sched.ranking import REFRESHED
@@ -224,7 +223,7 @@ def test_without_patience_it_is_first_come_first_served() -> None:
 
 
 OWN = """
-from jinfercept.sched.missing_work import LONGER, MissingWork
+from jinfercept.sched.orders import LONGER, MissingWork
 from jinfercept.sched.order import Order
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jinfercept.errors import ConfigError
-from jinfercept.sched.saturation import saturation
+from jinfercept.sched.fit import saturation
 
 BUCKETS = (1, 8, 32, 64, 128, 256, 512, 1024, 2048)
 

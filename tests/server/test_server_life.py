@@ -200,7 +200,7 @@ def price(item: str) -> str:
 
 def test_a_process_that_does_not_end_by_itself_is_ended_at_its_limit(tmp_path: Path) -> None:
     code = (
-        "import threading, time; from jinfercept.server.exit_limit import end_process_by;"
+        "import threading, time; from jinfercept.server.process import end_process_by;"
         "threading.Thread(target=threading.Event().wait, name='held').start(); end_process_by(time.monotonic() + 0.2)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
@@ -211,7 +211,7 @@ def test_a_process_that_does_not_end_by_itself_is_ended_at_its_limit(tmp_path: P
 def test_the_end_of_a_process_destroys_no_coroutine_that_would_go_on() -> None:
     code = """
         import asyncio, atexit
-        from jinfercept.server.exit_limit import end_process
+        from jinfercept.server.process import end_process
 
         async def holds():
             while True:

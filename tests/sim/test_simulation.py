@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -68,21 +67,6 @@ def test_a_lonely_request_takes_its_steps() -> None:
     assert report["slowness"] == pytest.approx({"1": 1.0, "8": 1.0, "20": 1.0})
     assert report["normalized_latency_paper_ms_per_token"]["mean"] == pytest.approx(1e3 * steps / 17)
     assert report["simulated_s"] == pytest.approx(1.0 + steps + 0.3)
-
-
-@pytest.mark.parametrize("depth", [0, 1])
-def test_drafts_save_as_many_steps_as_they_are_accepted(depth: int) -> None:
-    def steps(**drafts: Any) -> int:
-        report = simulation("preserve", depth=depth, **drafts).run(
-            [Arrival(0.0, Script("math", 20, (Segment(40, None, 0),)))]
-        )
-        assert report["unfinished"] == 0
-        return report["iterations"]
-
-    most = steps()
-    assert steps(num_drafts=4, accepted_share=1.0) < 0.4 * most
-    assert most >= steps(num_drafts=4, accepted_share=0.5) > steps(num_drafts=4, accepted_share=1.0)
-    assert steps(num_drafts=4, accepted_share=0.0) == most
 
 
 def test_a_step_costs_what_its_bucket_costs() -> None:

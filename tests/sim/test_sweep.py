@@ -1,6 +1,5 @@
 """Sweeps: combinations in processes, failures as rows, and what `jinfercept simulate` says and writes."""
 
-import csv
 import io
 import json
 import os
@@ -16,13 +15,12 @@ import pytest
 from rich.console import Console
 
 from jinfercept.cli.main import main
-from jinfercept.cli.simulate import play_here
-from jinfercept.cli.simulated_loads import drawer, load
+from jinfercept.cli.simulate import drawer, load
 from jinfercept.cli.simulation_table import exit_status, table
 from jinfercept.errors import ConfigError
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.reports import check_outputs, over_seeds, write_csv, write_json
+from jinfercept.sim.reports import check_outputs, over_seeds, write_json
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import INTERRUPTED, SimulatedLoad, SweepRun, sweep
 from jinfercept.sim.tables import number_text, numbers
@@ -32,7 +30,7 @@ GPTJ = PROFILES["paper-gptj-6b-a100"]
 
 
 def a_run(policy: str = "copy_ahead", rate: float = 2.0, seed: int = 0, duration: float = 4.0) -> SweepRun:
-    arrivals = load("math", drawer(None, "math", "trace", 4096), rate, duration, seed)
+    arrivals = load("math", drawer(None, "math", 4096), rate, duration, seed)
     return SweepRun(Simulation(GPTJ, policy, duration_s=duration), arrivals)
 
 
@@ -68,7 +66,7 @@ def test_two_processes_report_what_one_would_and_a_run_that_fails_is_a_row() -> 
         ("swap", 2.0, 1),
     ]
     failed = reports.pop(1)
-    alone = [run.play(lambda now: None) for run in (runs[0], *runs[2:])]
+    alone = [run.play() for run in (runs[0], *runs[2:])]
     assert [without_wall(report) for report in reports] == [without_wall(report) for report in alone]
     assert "4 of 4: " in text(console)
     assert exit_status([failed, *reports]) == 1
@@ -96,12 +94,10 @@ def test_interrupting_a_sweep_ends_its_processes_and_keeps_what_is_done() -> Non
     assert exit_status([interrupted, done]) == 130
 
 
-def test_simulate_writes_a_table_a_csv_file_json_and_a_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_simulate_writes_a_table_json_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    files = {name: tmp_path / f"out.{name}" for name in ("json", "csv", "png")}
-    flags = ["--json", str(files["json"]), "--csv", str(files["csv"]), "--plot", str(files["png"]), "--jobs", "1"]
+    files = {name: tmp_path / f"out.{name}" for name in ("json", "png")}
+    flags = ["--json", str(files["json"]), "--plot", str(files["png"]), "--jobs", "1"]
     assert (
         main(["simulate", "--workload", "math", "--duration", "3", "--policy", "lru,swap", "--seed", "0,1", *flags])
         == 0
@@ -121,41 +117,31 @@ def test_simulate_writes_a_table_a_csv_file_json_and_a_picture(
         ("lru", 1),
         ("swap", 1),
     ]
-    with files["csv"].open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert not [name for name in rows[0] if name.startswith("slowness")]
-    mean = "normalized_latency_paper_ms_per_token.mean"
-    assert float(rows[0][mean]) == reports[0]["normalized_latency_paper_ms_per_token"]["mean"]
     assert files["png"].read_bytes().startswith(b"\x89PNG")
 
 
 def test_one_file_that_fails_loses_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
-    table_file = tmp_path / "out.csv"
-    files = ["--json", "/dev/full", "--csv", str(table_file)]
+    decisions = tmp_path / "decisions.jsonl"
+    files = ["--json", "/dev/full", "--decisions", str(decisions)]
     assert main(["simulate", "--workload", "math", "--duration", "3", *files]) == 2
     assert "not written; got /dev/full (No space left on device)" in capsys.readouterr().err
-    assert len(table_file.read_text().splitlines()) == 2
+    assert decisions.read_text()
 
 
 def test_asking_whether_a_file_can_be_written_leaves_it_as_it_was(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_text("here")
-    check_outputs((("--json", old), ("--csv", new), ("--plot", None)))
+    check_outputs((("--json", old), ("--decisions", new), ("--plot", None)))
     assert old.read_text() == "here"
     assert not new.exists()
-    check_outputs((("--json", "/dev/null"), ("--csv", "/dev/null")))
+    check_outputs((("--json", "/dev/null"), ("--decisions", "/dev/null")))
 
 
 def test_json_has_null_where_numbers_are_not_finite(tmp_path: Path) -> None:
     write_json(tmp_path / "x.json", [{"a": float("nan"), "b": (float("-inf"), 1.5)}])
     assert json.loads((tmp_path / "x.json").read_text()) == [{"a": None, "b": [None, 1.5]}]
-
-
-def test_rates_that_print_alike_have_files_of_their_own() -> None:
-    names = [a_run(rate=rate).file_name for rate in (2.0, 2.0000001)]
-    assert names == ["copy_ahead-2-0", "copy_ahead-2.0000001-0"]
 
 
 def test_a_bound_has_no_waste_and_an_empty_run_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,11 +162,9 @@ class Interrupted(list[Arrival]):
         raise KeyboardInterrupt
 
 
-def test_ctrl_c_makes_a_single_run_one_that_has_failed() -> None:
+def test_ctrl_c_makes_a_run_in_this_process_one_that_has_failed() -> None:
     run = SweepRun(Simulation(GPTJ, "lru", duration_s=4.0), SimulatedLoad("math", 1.0, 0, Interrupted()))
-    report = play_here(run, quiet())
-    assert report == run.failed(INTERRUPTED)
-    assert exit_status([report]) == 130
+    assert sweep([run], 1, quiet()) == [run.failed(INTERRUPTED)]
 
 
 def test_a_single_run_is_a_list_of_one_report(tmp_path: Path) -> None:
@@ -189,6 +173,19 @@ def test_a_single_run_is_a_list_of_one_report(tmp_path: Path) -> None:
     [report] = json.loads(out.read_text())
     assert report["policy"] == "copy_ahead"
     assert report["rate"] == 3.5
+
+
+def test_the_decisions_of_a_run_are_lines_that_add_up_to_its_report_and_change_nothing(tmp_path: Path) -> None:
+    out, decisions = tmp_path / "out.json", tmp_path / "decisions.jsonl"
+    flags = ["--duration", "5", "--kv-tokens", "6144", "--policy", "min_waste", "--json", str(out)]
+    assert main(["simulate", *flags]) == 0
+    [plain] = json.loads(out.read_text())
+    assert main(["simulate", *flags, "--decisions", str(decisions)]) == 0
+    [report] = json.loads(out.read_text())
+    assert without_wall(report) == without_wall(plain)
+    lines = [json.loads(line) for line in decisions.read_text().splitlines()]
+    assert sum(line["copied_tokens"] for line in lines) == report["copied_out_tokens"] > 0
+    assert {"at_s", "request_id", "tool", "state", "action", "why", "freed_pages"} < lines[0].keys()
 
 
 def test_chunked_prefill_changes_what_a_policy_does(tmp_path: Path) -> None:
@@ -220,16 +217,15 @@ def test_chunked_prefill_changes_what_a_policy_does(tmp_path: Path) -> None:
         (["--page-size", "0"], "--page-size is too small; got 0"),
         (["--max-num-seqs", "0"], "--max-num-seqs is too small; got 0"),
         (["--jobs", "0"], "--jobs is too small; got 0"),
-        (["--csv", "no/such/folder/x.csv"], "--csv cannot be written"),
+        (["--decisions", "no/such/folder/x"], "--decisions cannot be written"),
         (["--plot", "picture.doc"], "unknown kind of picture; got picture.doc"),
         (["--policy", "nobody"], "copy_ahead, bound, free_pause"),
-        (["--json", "out", "--csv", "./out"], "--csv and --json name the same file"),
+        (["--json", "out", "--decisions", "./out"], "--decisions and --json name the same file"),
         (["--json", "/proc/x.json"], "--json cannot be written; got /proc/x.json"),
-        (["--decisions", "no/such/x.jsonl", "--rate", "1,2"], "--decisions cannot be written"),
+        (["--decisions", "x.jsonl", "--rate", "1,2"], "--decisions is of one run; got 2 runs"),
         (["--rate", "1e9"], "too many requests would arrive; got 1e+09 requests/s for 1200 s"),
         (["--duration", "1e300"], "too many requests would arrive"),
         (["--max-num-seqs", "3000000000"], "--max-num-seqs is too large; got 3000000000"),
-        (["--trace", "x.jsonl", "--like", "table"], "--like and --trace cannot be combined"),
     ],
 )
 def test_mistakes_are_found_before_anything_runs(
@@ -249,11 +245,6 @@ def test_a_trace_with_a_request_too_long_is_refused(tmp_path: Path, capsys: pyte
     assert "too long; got 5001" in capsys.readouterr().err
 
 
-def test_the_tables_statistics_come_with_a_word_on_the_window(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--like", "table", "--workload", "math", "--duration", "2", "--rate", "1"]) == 0
-    assert "exceed its own window of 2,048 tokens" in capsys.readouterr().err
-
-
 def test_numbers_are_listed_with_commas_or_by_repetition() -> None:
     assert numbers("--rate", ["3,1", "2", "3"], float) == [1.0, 2.0, 3.0]
     with pytest.raises(ConfigError, match="--seed is not a number"):
@@ -264,11 +255,6 @@ def test_ranges_leave_failures_out() -> None:
     reports = [{"x": 1.0}, {"error": "gone"}, {"x": 3.0}, {"x": None}]
     assert over_seeds(reports, lambda report: report["x"]) == (2.0, 1.0, 3.0)
     assert over_seeds(reports[1:2], lambda report: report["x"]) is None
-
-
-def test_a_csv_file_has_nested_keys_joined_and_gaps_empty(tmp_path: Path) -> None:
-    write_csv(tmp_path / "x.csv", [{"a": {"b": 1}}, {"error": "gone"}])
-    assert (tmp_path / "x.csv").read_text().splitlines() == ["a.b,error", "1,", ",gone"]
 
 
 def test_numbers_are_shown_short() -> None:

@@ -19,10 +19,10 @@ from typing import Any, final
 import httpx2
 import psutil
 
-from jinfercept.bench.servers import Child, child_process
+from benchmarks.servers import Child, child_process
 from jinfercept.cli.command import run_command
 from jinfercept.cli.options import Maybe, parse
-from jinfercept.server.http.connection_limits import reserve_files
+from jinfercept.server.serve import reserve_files
 from jinfercept.sim.reports import write_json
 from tests.soak.chaos_clients import (
     PATIENCE_S,

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from jinfercept.bench.openai_client import check_client
-from jinfercept.bench.servers import Child, child_process
+from benchmarks.servers import Child, child_process
 from jinfercept.sim.reports import check_outputs, write_json
 from jinfercept.sim.tables import check_least, show
 from tests.soak.model import TEMPLATE, write_model
@@ -57,7 +56,6 @@ def soak_command(
     Raises:
         ConfigError: an option makes no sense, or the server does not start.
     """
-    check_client()
     check_least("--minutes", minutes, 0.01)
     check_least("--clients", clients, 1)
     check_least("--patience", patience_s, 0.1)

@@ -18,15 +18,15 @@ from tests.soak.rounds import is_tied
 from tests.soak.tally import Tally
 from tests.soak.visits import same
 from tests.soak.watch import Held
-from tests.support.fake_openai import FakeServer, fake_openai
+from tests.support.fake_openai import fake_openai
 
 IDLE = Held(requests=0, pages=0, tasks=3, threads=13, files=24)
 
 
 @pytest.fixture
-def fake() -> Iterator[FakeServer]:
-    with fake_openai() as server:
-        yield server
+def fake() -> Iterator[str]:
+    with fake_openai() as url:
+        yield url
 
 
 def got_of(url: str, model: str, *, stream: bool = True, patience_s: float = 10.0, leave_s: float | None = None) -> Got:
@@ -38,8 +38,8 @@ def got_of(url: str, model: str, *, stream: bool = True, patience_s: float = 10.
     return asyncio.run(go())
 
 
-def test_an_answer_is_read_to_its_end(fake: FakeServer) -> None:
-    got = got_of(fake.url, "good")
+def test_an_answer_is_read_to_its_end(fake: str) -> None:
+    got = got_of(fake, "good")
     assert (got.end, got.first.text, got.first.finish_reason) == ("answered", "so0 so1 so2 ", "length")
 
 
@@ -47,14 +47,14 @@ def test_an_answer_is_read_to_its_end(fake: FakeServer) -> None:
     ("model", "end"),
     [("busy", "refused"), *((name, "lost") for name in ("broken", "gone", "cut", "stopped", "odd", "list", "failing"))],
 )
-def test_what_a_server_must_not_do_is_lost(fake: FakeServer, model: str, end: str) -> None:
-    assert got_of(fake.url, model).end == end
+def test_what_a_server_must_not_do_is_lost(fake: str, model: str, end: str) -> None:
+    assert got_of(fake, model).end == end
 
 
-def test_a_server_that_says_nothing_hangs_unless_its_client_left_before(fake: FakeServer) -> None:
-    assert got_of(fake.url, "silent", patience_s=0.1).end == "hung"
-    assert got_of(fake.url, "silent", stream=False, patience_s=0.1).end == "hung"
-    assert got_of(fake.url, "silent", leave_s=0.1).end == "left"
+def test_a_server_that_says_nothing_hangs_unless_its_client_left_before(fake: str) -> None:
+    assert got_of(fake, "silent", patience_s=0.1).end == "hung"
+    assert got_of(fake, "silent", stream=False, patience_s=0.1).end == "hung"
+    assert got_of(fake, "silent", leave_s=0.1).end == "left"
 
 
 def test_only_nonsense_and_conversations_that_are_too_long_may_be_refused() -> None:

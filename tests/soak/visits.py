@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from jinfercept.bench.conversations import WORDS
 from tests.soak.client import CHAT, RESPONSES, TEXT, Ask, Got, Said
 from tests.soak.tools import MCP_NAMES, NAMES, STEADY
 
+WORDS = (
+    "the of and to in that it is was for on are as with his they be at this have from or had by some what there we can"
+)
 _ITEM: dict[str, Any] = {
     "type": "object",
     "properties": {"item": {"enum": ["lamp", "pen", "moon"]}},

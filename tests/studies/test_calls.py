@@ -26,8 +26,8 @@ def test_the_command_prints_tables_and_writes_files(
     monkeypatch.setattr("studies.calls.command.QUICK_CALLS", (1, 4))
     files = {name: tmp_path / f"calls.{name}" for name in ("json", "csv", "markdown")}
     flags = [word for name, path in files.items() for word in (f"--{name}", str(path))]
-    picture, decisions = tmp_path / "calls.svg", tmp_path / "moves.jsonl"
-    assert main([*SMALL, *flags, "--plot", str(picture), "--decisions", str(decisions)]) == 0
+    picture = tmp_path / "calls.svg"
+    assert main([*SMALL, *flags, "--plot", str(picture)]) == 0
     shown = capsys.readouterr()
     assert "heavy-tailed" in shown.out
     assert "steps; this reading took at most" in shown.out
@@ -41,9 +41,6 @@ def test_the_command_prints_tables_and_writes_files(
         assert len(list(csv.DictReader(file))) == len(report["requests"]) + len(report["loads"])
     assert files["markdown"].read_text().count("\n|---:") == 2
     assert picture.stat().st_size > 10_000
-    records = sorted(tmp_path.glob("moves-*.jsonl"))
-    assert [path.name.split("-")[1] for path in records] == ["async", "async", "parallel", "parallel", "sync", "sync"]
-    assert all('"type":"outcome"' in path.read_text() for path in records)
 
 
 @pytest.mark.parametrize(

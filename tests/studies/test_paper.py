@@ -14,12 +14,12 @@ import pytest
 from jinfercept.errors import ConfigError
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.policies import SETTINGS
-from jinfercept.sim.plots import Bars, CurvePanel
 from studies.__main__ import main
 from studies.capacity import Capacity, capacity, capacity_ratio, latency_threshold
 from studies.paper.command import FIGURE
 from studies.paper.published import ABLATION, load_figure
 from studies.paper.report import WIDE_STEPS, Study, Summary, markdown, panels, waste_shares
+from studies.plots import Bars, CurvePanel
 
 GPTJ = "paper-gptj-6b-a100"
 

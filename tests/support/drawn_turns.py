@@ -16,12 +16,10 @@ from jinfercept.events import CallEnded, Content
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.parsers.formats import FORMATS
 from jinfercept.tokenizer.tokenizer import Tokenizer
-from tests.support.xml_writing import ENDS
+from tests.support.xml_writing import END
 
-TOKENS = {token for form in FORMATS.values() for token in form.tokens}
-TAGS = {tag for form in FORMATS.values() for tag in form.tags if not any(token in tag for token in form.tokens)}
-MARKS = sorted(TOKENS | {tag for tag in TAGS if not tag.endswith(("=", '"'))})
-CLOSING = {*"\"'}])", "}}", '<|"|>'}
+MARKS = sorted({tag for form in FORMATS.values() for tag in form.tags if not tag.endswith("=")})
+CLOSING = {*"\"'}])", "}}"}
 
 
 @cache
@@ -46,7 +44,7 @@ def turn(
     declared = chat_tools([{"name": name, "parameters": schema} for name, schema in tools.items()])
     grammar = compile_calls(tool_choice("required", parallel, declared), form, template, tokenizer, grammars)
     assert grammar is not None
-    end = tokenizer.encode(ENDS[name]) if name in ENDS else []
+    end = tokenizer.encode(END) if name == "qwen3_coder" else []
     rng, drawn = np.random.default_rng(seed), list[int]()
     constraint = grammar.constrain(tokenizer.eos_token_ids)
     while not drawn or drawn[-1] not in tokenizer.eos_token_ids:
@@ -57,7 +55,7 @@ def turn(
         texts = {token: tokenizer.token_text(token) for token in allowed if len(drawn) > 120}
         wanted = [end[size] for size in range(len(end) - 1, -1, -1) if drawn[len(drawn) - size :] == end[:size]]
         closing = [token for token in wanted if token in texts][:1]
-        shorter = [token for token in texts if texts[token] in CLOSING or (name == "gemma4" and texts[token] == "<")]
+        shorter = [token for token in texts if texts[token] in CLOSING]
         in_turn = closing or shorter if len(drawn) // 60 % 2 == 0 else shorter or closing
         drawn.append(int(rng.choice(ends or in_turn or allowed)))
         constraint.accept(drawn[-1])

@@ -1,10 +1,13 @@
 """Groups of hosts in one process, and ports for those in several."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from jinfercept.hosts.group import HostGroup
+from jinfercept.hosts.handshake import meet
 from jinfercept.hosts.link import HostLink
+from jinfercept.hosts.placement import Placement
 
 
 def free_port() -> int:
@@ -19,19 +22,17 @@ def free_port() -> int:
             return port
 
 
-def linked() -> tuple[HostLink, HostLink]:
-    """Both ends of a connection."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        near = socket.create_connection(listener.getsockname())
-        return HostLink(near), HostLink(listener.accept()[0])
+def linked(num_hosts: int) -> list[tuple[HostLink, Mapping[int, bytes]]]:
+    """What `meet` returns to each of some hosts."""
+    port = free_port()
+    with ThreadPoolExecutor(num_hosts) as pool:
+        return [*pool.map(lambda i: meet(Placement("127.0.0.1", port, num_hosts, i), {}, "", 60.0), range(num_hosts))]
 
 
 def groups(num_hosts: int, end: Callable[[int, str], None]) -> list[HostGroup]:
     """The hosts of a group, by their numbers; `end` is called instead of ending a process."""
-    pairs = {host_id: linked() for host_id in range(1, num_hosts)}
 
     def ended(host_id: int) -> Callable[[str], None]:
         return lambda message: end(host_id, message)
 
-    first = HostGroup(0, {host_id: near for host_id, (near, _) in pairs.items()}, ended(0))
-    return [first, *(HostGroup(host_id, {0: far}, ended(host_id)) for host_id, (_, far) in pairs.items())]
+    return [HostGroup(host_id, *ends, ended(host_id)) for host_id, ends in enumerate(linked(num_hosts))]

@@ -14,7 +14,7 @@ from jinfercept.testing.scenarios import BUCKETS, MAX_SEQS, NEVER, SIZE, Scenari
 
 __all__ = ["BUCKETS", "ESTIMATORS", "MAX_SEQS", "NEVER", "SIZE", "Scenario", "ScenarioRun", "hangs", "scenarios"]
 
-ESTIMATORS = ("elapsed", "history", "oracle", "oracle_wild")
+ESTIMATORS = ("elapsed", "history", "oracle")
 
 
 @st.composite

@@ -7,6 +7,8 @@ import pytest
 
 import jinfercept.testing
 from jinfercept.errors import ConfigError
+from jinfercept.sched.order import Order
+from jinfercept.sched.orders import ORDERS
 from jinfercept.sched.policies import SETTINGS, PolicyInputs
 from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import Sequence, State
@@ -104,6 +106,43 @@ def test_a_broken_policy_fails_with_what_it_breaks_and_where(policy: Callable[..
         check_policy(policy)
 
 
+@pytest.mark.parametrize("order", [pytest.param(name, marks=pytest.mark.slow) for name in ORDERS])
+def test_every_built_in_order_keeps_the_rules(order: str) -> None:
+    assert check_policy("copy_ahead", order).num_scenarios > 20
+
+
+class WritesAsOrder(Order):
+    def key(self, sequence: Sequence, now: float) -> float:
+        sequence.priority -= 1
+        return 0.0
+
+
+class RaisesAsOrder(Order):
+    def key(self, sequence: Sequence, now: float) -> float:
+        return 0.0
+
+    def finished(self, sequence: Sequence) -> None:
+        raise OSError("no table")
+
+
+@pytest.mark.parametrize(
+    ("order", "says"),
+    [
+        (
+            WritesAsOrder,
+            r"WritesAsOrder writes to request \d in `key`: its order; it may only read \(scenario: a pool that",
+        ),
+        (
+            RaisesAsOrder,
+            r"RaisesAsOrder raises OSError: no table in finished .*\(scenario: a pool that holds all, pipel",
+        ),
+    ],
+)
+def test_a_broken_order_is_named_with_what_it_breaks(order: type[Order], says: str) -> None:
+    with pytest.raises(PolicyCheckError, match=f"^the order {says}"):
+        check_policy("copy_ahead", order)
+
+
 @pytest.mark.slow
 def test_a_policy_of_the_users_own_is_checked_in_one_line() -> None:
     assert jinfercept.testing.check_policy(Sound).policy == "Sound"
@@ -113,5 +152,7 @@ def test_an_object_and_an_unknown_name_are_refused() -> None:
     inputs: Any = None
     with pytest.raises(ConfigError, match="a check needs a new policy for each scenario"):
         check_policy(Sound(inputs))
+    with pytest.raises(ConfigError, match="a check needs a new order for each scenario"):
+        check_policy("copy_ahead", WritesAsOrder())
     with pytest.raises(ConfigError, match="no such policy"):
         check_policy("lro")

@@ -41,10 +41,10 @@ class AnthropicErrorBody(BaseModel):
 
 def speaks_anthropic(scope: Scope) -> bool:
     """Whether a request is one of Anthropic's protocol: by its path, for `/v1/models` by the header `anthropic-version`."""
-    path: str = scope["path"]
-    if _is_at(path, "/v1/messages"):
+    path = f"{scope['path']}/"
+    if path.startswith("/v1/messages/"):
         return True
-    return _is_at(path, "/v1/models") and any(name == VERSION_HEADER for name, _ in scope["headers"])
+    return path.startswith("/v1/models/") and any(name == VERSION_HEADER for name, _ in scope["headers"])
 
 
 def authorizations(scope: Scope) -> list[str]:
@@ -73,7 +73,3 @@ def anthropic_error(
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     error = {"type": kind, "message": message} | ({} if details is None else {"details": details})
     return {"type": "error", "error": error, "request_id": request_id}
-
-
-def _is_at(path: str, route: str) -> bool:
-    return path == route or path.startswith(f"{route}/")

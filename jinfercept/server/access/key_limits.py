@@ -1,4 +1,5 @@
-"""Limits of each API key: requests in progress, requests and tokens per minute, asynchronous calls that run."""
+"""Limits of each API key: requests in progress, requests and tokens per minute, asynchronous calls that run; and their turns on
+the threads that read large bodies, render, tokenise and compile grammars."""
 
 import math
 import threading
@@ -9,8 +10,11 @@ from typing import final
 
 from jinfercept.protocols.errors import ApiError
 from jinfercept.server.access.key_file import KeyRules
+from jinfercept.state.tenant_pool import TenantPool
 
 _MINUTE_S = 60.0
+HEAVY_BYTES = 2**16
+"""Input of the largest light job. A larger one takes a tenth of a second and more."""
 _MOST_RETRY_S = 60
 """Largest `Retry-After`: clients of OpenAI's protocol heed none above."""
 _RECENT = 0.2
@@ -200,3 +204,26 @@ class PendingCallsOfKey:
     def release(self, number: int = 1) -> None:
         """Uncount calls that have ended."""
         self._calls.change(self._tenant, -number)
+
+
+@final
+class FairThreadPool:
+    """The preparation threads of a server.
+
+    Args:
+        max_waiting: jobs that one tenant may have waiting in each pool.
+    """
+
+    def __init__(self, max_waiting: int) -> None:
+        self._light = TenantPool("light", num_threads=4, per_tenant=3, max_waiting=max_waiting)
+        self._heavy = TenantPool("heavy", num_threads=2, per_tenant=1, max_waiting=max_waiting)
+
+    async def run[T](self, tenant: str, num_bytes: int, work: Callable[[], T]) -> T:
+        """Runs a function in a thread, see `TenantPool.run`."""
+        pool = self._heavy if num_bytes > HEAVY_BYTES else self._light
+        return await pool.run(tenant, num_bytes, work)
+
+    def close(self) -> None:
+        """Fail all waiting and running jobs, see `TenantPool.close`."""
+        self._light.close()
+        self._heavy.close()

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jinfercept.protocols.anthropic.dialect import REQUEST_ID, speaks_anthropic
 from jinfercept.server.observe.log_lines import FIELDS, key_values
-from jinfercept.server.observe.tracing.current import TRACE
+from jinfercept.server.observe.traces_choice import TRACE
 
 log = logging.getLogger("jinfercept.server")
 

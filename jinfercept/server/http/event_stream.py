@@ -18,7 +18,7 @@ from jinfercept.errors import EngineError
 from jinfercept.protocols.encoding import OPENAI, StreamFormat
 from jinfercept.protocols.errors import ApiError
 from jinfercept.server.http.access_log import DETAILS
-from jinfercept.server.http.disconnection import disconnected
+from jinfercept.server.http.request_body import disconnected
 
 log = logging.getLogger(__name__)
 

@@ -1,10 +1,13 @@
-"""Reads the body of a request within limits of time and size, and decodes its `Content-Encoding`."""
+"""Reads the body of a request within limits of time and size, decodes it, and notices that its client has disconnected."""
 
 import asyncio
 import zlib
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from jinfercept.protocols.errors import ApiError
 
@@ -42,7 +45,7 @@ async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes
                 size, more = size + len(parts[-1]), message.get("more_body", False)
                 too_large = size > max_bytes
     except TimeoutError:
-        raise ApiError(408, f"the body did not arrive in {timeout_s:g} s") from None
+        raise ApiError(408, f"the body did not arrive in {timeout_s:g} s", headers={"Connection": "close"}) from None
     if too_large:
         raise ApiError(413, f"the body is larger than {max_bytes} bytes")
     body = b"".join(parts)
@@ -108,3 +111,29 @@ def _decoded(body: bytes, coding: str, max_bytes: int) -> bytes:
     if not decoder.eof:
         raise ApiError.bad(f"the body is not {coding}: it ends too early", code="invalid_encoding")
     return b"".join(parts)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Returns once the client has closed the connection. The body of the request has to be read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_disconnected[T](request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine, which is cancelled if the client closes the connection.
+
+    Raises:
+        ApiError: 499, the client has closed the connection.
+    """
+    task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request.receive))
+    try:
+        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ApiError(499, "the client has gone")
+    finally:
+        leaving.cancel()
+        if not task.done():
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task

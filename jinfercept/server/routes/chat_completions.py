@@ -1,7 +1,7 @@
 """`/v1/chat/completions`: makes engine requests of a conversation, and a chat completion of their outputs."""
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -109,7 +109,9 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
         max_rounds=_max_rounds(service, body),
     )
     messages = [message.as_read for message in body.messages]
-    check_conversation(service, messages, [tool.declaration for tool in tools], body.chat_template_kwargs)
+    declarations = [tool.declaration for tool in tools]
+    for texts, field in ((messages, "messages"), (declarations, "tools"), (body.chat_template_kwargs, _OPTIONS[0])):
+        service.check_chars(texts, field)
     try:
         messages = service.tool_history.restored(hints.salt, messages)
         if body.max_tool_calls is not None:
@@ -163,14 +165,6 @@ def field_of_chat(error: JinferceptError, tools: bool) -> str:
     """
     field = "tools" if tools and "tool" in error.what else "messages"
     return next((name for name in _OPTIONS if error.what.startswith(name)), field)
-
-
-def check_conversation(
-    service: Service, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], variables: Any
-) -> None:
-    """Raise 400 if an argument of the chat template has more text than a prompt may have."""
-    for texts, param in ((messages, "messages"), (tools, "tools"), (variables, "chat_template_kwargs")):
-        service.check_chars(texts, param)
 
 
 def server_tool_calls(

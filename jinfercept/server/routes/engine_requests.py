@@ -22,9 +22,9 @@ from jinfercept.protocols.usage import UsageCount
 from jinfercept.request import Adapter, FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.server.access.keys import isolation
-from jinfercept.server.http.disconnection import unless_disconnected
 from jinfercept.server.http.event_stream import EventStream
-from jinfercept.server.observe.tracing.current import TRACE
+from jinfercept.server.http.request_body import unless_disconnected
+from jinfercept.server.observe.traces_choice import TRACE
 from jinfercept.server.service import Service, service_of, tenant_of
 from jinfercept.structured_outputs import StructuredOutputsParams
 
@@ -76,7 +76,9 @@ def read_hints(body: Extensions, request: HttpRequest) -> RequestHints:
         raise ApiError.bad(f"a session id must have at most {MAX_SESSION_ID} characters", "x-session-id")
     session = (extension.session_id if extension else None) or body.session_id or header or None
     if (trace := TRACE.get()) is not None:
-        trace.name_conversation(session)
+        model = getattr(body, "model", None)
+        conversation = getattr(body, "conversation_id", None)
+        trace.describe(model, model or service_of(request).names[0], conversation or session)
     tenant, keys = tenant_of(request), service_of(request).keys
     priority = (extension.priority if extension and extension.priority is not None else body.priority) or 0
     return RequestHints(

@@ -4,18 +4,23 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi.routing import APIRoute
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
 from jinfercept.protocols.anthropic.dialect import authorizations
-from jinfercept.protocols.errors import ApiError
+from jinfercept.protocols.encoding import encode
+from jinfercept.protocols.errors import ApiError, invalid_body
 from jinfercept.server.http.access_log import DETAILS
-from jinfercept.server.http.json_body import parsed
 from jinfercept.server.http.request_body import read_body
-from jinfercept.server.observe.tracing.current import TRACE
+from jinfercept.server.observe.traces_choice import TRACE
 from jinfercept.server.service import BODY_BYTES, Service, service_of
 
+_SHAPES = bytes.maketrans(b"123456789E", b"000000000e")
+"""Makes all digits 0, and E an e."""
+_EXPONENTS = (b"0e000", b"0e+000")
+_MOST_DIGITS = 200
 _SMALL_BYTES = 2**14
 """Largest body that is parsed on the event loop, which takes less than a millisecond."""
 _OPERATIONS = {
@@ -25,6 +30,22 @@ _OPERATIONS = {
     "/v1/responses": "chat",
 }
 """Routes that generate, with the `gen_ai.operation.name` of their traces."""
+
+
+def parsed(body: bytes, model: TypeAdapter[Any] | None) -> Any:
+    """A JSON body as a model. Raises `ApiError`: 400 for what is no JSON, or does not fit the model."""
+    try:
+        data = from_json(body, allow_inf_nan=False)
+        shapes = body.translate(_SHAPES)
+        if b"0" * _MOST_DIGITS in shapes or any(map(shapes.__contains__, _EXPONENTS)):
+            encode(data)  # JSON has no infinity, as which a large number may have been read
+    except ValueError as error:
+        surrogate = " (half of a surrogate pair is no text)" if "hex escape" in str(error) else ""
+        raise ApiError.bad(f"the body is not JSON: {error}{surrogate}", code="invalid_json") from None
+    try:
+        return data if model is None else model.validate_python(data)
+    except ValidationError as error:
+        raise invalid_body(error.errors(include_url=False)) from None
 
 
 class GuardedRoute(APIRoute):
@@ -43,8 +64,10 @@ class GuardedRoute(APIRoute):
             if tenant:
                 request.scope[DETAILS]["key"] = service.keys.name(tenant)
             if service.tracing is not None and operation is not None and request.method == "POST":
-                details, headers = request.scope[DETAILS], request.scope["headers"]
-                TRACE.set(service.tracing.begin(operation, self.path, headers, details))
+                from jinfercept.server.observe.traces import RequestTrace
+
+                details = request.scope[DETAILS]
+                TRACE.set(RequestTrace(service.tracing, operation, self.path, request.scope, details))
             return await handler(_JsonRequest(request, service, model))
 
         return handle

@@ -16,7 +16,7 @@ from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.logprobs import SMALL_ENTRIES, num_reported
 from jinfercept.protocols.openai.response_items import Item
 from jinfercept.protocols.openai.response_writer import ResponseWriter
-from jinfercept.server.observe.tracing.current import TRACE
+from jinfercept.server.observe.traces_choice import TRACE
 from jinfercept.server.service import Service
 from jinfercept.state.store import StoredResponse
 

@@ -49,9 +49,8 @@ from jinfercept.protocols.usage import UsageCount
 from jinfercept.request import Request as EngineRequest
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.server.http.access_log import DETAILS
-from jinfercept.server.http.disconnection import unless_disconnected
 from jinfercept.server.http.event_stream import EventStream
-from jinfercept.server.observe.tracing.current import TRACE
+from jinfercept.server.http.request_body import unless_disconnected
 from jinfercept.server.routes.chat_completions import make_chat, rendered_chat, server_tool_calls
 from jinfercept.server.routes.engine_requests import RequestHints, read_hints
 from jinfercept.server.routes.guarded_route import GuardedRoute
@@ -149,8 +148,6 @@ async def _begun(
         before: the items of its conversation; None: those of the response that it continues.
         referred: the items to which the body refers, by id.
     """
-    if (trace := TRACE.get()) is not None:
-        trace.name_conversation(body.conversation_id)
 
     def make() -> tuple[list[EngineRequest], ClientTools, ServerToolCalls]:
         earlier = stored.before if before is None else before

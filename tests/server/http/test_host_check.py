@@ -67,9 +67,9 @@ def test_anthropic_clients_get_their_own_error(served: Running) -> None:
         (b"GET /health HTTP/1.1\r\nHost: evil.example\r\nX-Forwarded-Host: localhost\r\n", 421),
         (b"GET /health HTTP/1.1\r\nHost: evil.example\r\nForwarded: host=localhost\r\n", 421),
         (b"GET /health HTTP/1.1\r\nHost: evil.example\r\nUpgrade: websocket\r\n", 421),
-        (b"GET http://localhost/health HTTP/1.1\r\nHost: localhost\r\n", 200),
-        (b"GET http://evil.example/health HTTP/1.1\r\nHost: localhost\r\n", 421),
-        (b"GET http://localhost@evil.example/health HTTP/1.1\r\nHost: localhost\r\n", 421),
+        (b"GET http://localhost/health HTTP/1.1\r\nHost: localhost\r\n", 404),
+        (b"GET http://evil.example/health HTTP/1.1\r\nHost: localhost\r\n", 404),
+        (b"GET http://localhost@evil.example/health HTTP/1.1\r\nHost: localhost\r\n", 404),
         (b"GET http://localhost/health HTTP/1.1\r\nHost: evil.example\r\n", 421),
     ],
 )

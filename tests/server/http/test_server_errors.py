@@ -17,7 +17,7 @@ from jinfercept.protocols.openai.chat_schemas import ChatBody
 from jinfercept.protocols.openai.completion_schemas import CompletionBody
 from jinfercept.protocols.openai.response_schemas import ResponsesBody
 from jinfercept.protocols.schemas import Body
-from jinfercept.server.http import json_body
+from jinfercept.server.routes import guarded_route
 from jinfercept.server.routes.tokens import DetokenizeBody, TokenizeBody
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.http_errors import CHAT, JSON, SHORT, shape
@@ -177,7 +177,7 @@ def test_a_large_body_is_read_off_the_event_loop(served: Running, monkeypatch: p
         readers.append(threading.current_thread().name)
         return from_json(*args, **more)
 
-    monkeypatch.setattr(json_body, "from_json", read)
+    monkeypatch.setattr(guarded_route, "from_json", read)
     assert shape(served.http.post("/v1/completions", json={"prompt": [{}] * 100_000}))[0] == 400
     assert "heavy" in readers[0]
 

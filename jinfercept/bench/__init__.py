@@ -1,4 +1,0 @@
-"""What a user measures on a live engine or server: throughput, sessions, replays of workloads.
-
-Knows no pages and no policy.
-"""

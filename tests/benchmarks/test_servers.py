@@ -1,0 +1,90 @@
+"""The makers' client on a real server, and servers that are started for a measurement."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.client import Reply, complete, make_target
+from benchmarks.servers import child_server
+from jinfercept.errors import ConfigError
+from tests.support.chat_templates import QWEN
+from tests.support.live_server import running
+from tests.support.scripted_model import Make
+from tests.support.tiny_model import GOLDEN
+
+TINY = str(GOLDEN / "llama_gqa")
+ENGINE = ["--dtype", "float32", "--page-size", "4", "--max-num-batched-tokens", "32", "--max-num-seqs", "8"]
+ENGINE += ["--kv-tokens", "512", "--profile", "paper-gptj-6b-a100"]
+
+
+def test_a_reply_has_the_tokens_and_the_counts_of_the_server_or_says_how_it_failed(make_scripted: Make) -> None:
+    async def ask(url: str) -> list[Reply]:
+        async with make_target(url, None, 60.0).client() as client:
+            model = (await client.models.list()).data[0].id
+            return [
+                await complete(client, model, [5, 6, 7], 4),
+                await complete(client, model, [5, 6, 7], -1),
+                await complete(client, "no such model", [5, 6, 7], 4),
+            ]
+
+    with running(make_scripted(QWEN).llm) as server:
+        reply, *failed = asyncio.run(ask(server.url))
+    assert (reply.error, reply.prompt_tokens, reply.completion_tokens, len(reply.token_ids)) == (None, 3, 4, 4)
+    assert reply.first_s is not None
+    assert reply.sent_s + reply.first_s <= reply.end_s
+    assert [reply.error for reply in failed] == ["HTTP 400", "HTTP 404"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "url"),
+    [
+        ("http://a:8000", "a:8000", "http://a:8000/v1"),
+        ("http://a/v1/", "a", "http://a/v1"),
+        ("ours=https://a/openai/v1", "ours", "https://a/openai/v1"),
+    ],
+)
+def test_a_server_is_a_url_with_or_without_a_name(text: str, name: str, url: str) -> None:
+    assert make_target(text, None, 1.0)[:2] == (name, url)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "give either a MODEL or --base-url"),
+        (["m", "--base-url", "http://a"], "give either a MODEL or --base-url"),
+        (["--base-url", "a:8000"], "--base-url is not a URL"),
+        (["--base-url", "http://a", "--base-url", "http://a"], "two servers have the same name"),
+        (["--base-url", "http://a", "--kv-tokens", "5"], "these flags need a server"),
+        (["--base-url", "http://127.0.0.1:9", "--timeout", "1"], "127.0.0.1:9 names no model"),
+        (["--base-url", "http://a", "--restart"], "--restart ends a server"),
+        (["m", "--scale-prompts", "0"], "--scale-prompts is out of range"),
+    ],
+)
+def test_flags_of_agents_that_make_no_sense_are_refused(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["agents", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_server_that_cannot_start_says_why() -> None:
+    why = "the server did not start; got jinfercept serve: Error parsing --kv-tokens: invalid literal"
+    with pytest.raises(ConfigError, match=why), child_server(TINY, {"kv_tokens": "many", "check_pages": False}):
+        pass
+
+
+@pytest.mark.slow
+def test_agents_are_measured_on_a_server_that_is_started_and_one_that_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.agents.VOCABULARY", 100)  # of a tiny model
+    out = tmp_path / "out.json"
+    scale = ["--scale-prompts", "0.001", "--scale-answers", "0.001", "--scale-seconds", "0", "--restart"]
+    assert main(["agents", TINY, "--json", str(out), *scale, *ENGINE]) == 0
+    assert [(report["server"], report["errors"]) for report in json.loads(out.read_text())] == [
+        ("unbroken", 0),
+        ("restarted", 0),
+    ]

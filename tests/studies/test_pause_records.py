@@ -1,0 +1,197 @@
+"""Records of pauses in small cases whose numbers can be worked out by hand, and of a crowd."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from jinfercept.kv.manager import KVManager
+from jinfercept.meter.request_log import RequestLog
+from jinfercept.sched.named_profiles import PROFILES
+from jinfercept.sched.plan import StepResult
+from jinfercept.sched.policies import PolicyInputs
+from jinfercept.sched.scheduler import Scheduler
+from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence
+from jinfercept.sim.arrivals import Arrival, arrivals
+from jinfercept.sim.simulation import OracleEstimator, Simulation
+from jinfercept.sim.workload import draw
+from studies.pause_records import PauseCost, PauseRecord, PauseRecords
+from tests.support.fake_engine import AffineCost, FakeRunner
+
+SIZE, SATURATION = 4, 16
+COST = AffineCost(fixed_s=1.0, per_query_s=0.125, link_tokens_per_s=4.0)
+
+
+class Desk:
+    """A scheduler on pages of four tokens, a clock that is moved by hand and by steps, and the records of its pauses.
+
+    Who does not swap synchronously moves less here than a step hides.
+    """
+
+    def __init__(self, policy: str, num_pages: int = 20) -> None:
+        self.now = 0.0
+        self.kv = KVManager(num_pages, num_pages, SIZE)
+        inputs = PolicyInputs(COST, SATURATION, SIZE, OracleEstimator())
+        made = inputs.make(policy)
+        self.synchronous = made.synchronous
+        self.events = RequestLog(lambda: self.now)
+        self.records = PauseRecords(self.events, inputs, made.synchronous)
+        self.scheduler = Scheduler(
+            self.kv,
+            made,
+            COST,
+            inputs.estimator,
+            buckets=tuple(range(1, SATURATION + 1)),
+            max_num_seqs=4,
+            max_model_len=num_pages * SIZE,
+            chunk_tokens=SATURATION,
+            observer=self.events,
+        )
+        self.runner = FakeRunner(SIZE, tuple(range(1, SATURATION + 1)))
+
+    def step(self) -> None:
+        """A plan; it takes a second, an eighth for each query token, and the time of synchronous transfers."""
+        planned = self.scheduler.plan(self.now)
+        if planned.plan:
+            result = self.runner.submit(planned.plan)
+            moved = len(planned.plan.offload) + len(planned.plan.fetch)
+            elapsed_s = COST.step_s(planned.plan.num_tokens, 0) if planned.plan.chunks else 0.0
+            elapsed_s += moved * SIZE / COST.link_tokens_per_s if self.synchronous else 0.0
+            self.now += elapsed_s
+            self.events.stepped(planned, StepResult(result.tokens, elapsed_s))
+            for (sequence, *_), token in zip(planned.sampled, result.tokens, strict=True):
+                self.scheduler.accept(sequence, token)
+
+    def started(self, name: str, num_tokens: int) -> Sequence:
+        """A sequence that has its first token."""
+        sequence = Sequence(name, [len(name)] * num_tokens, self.kv.open(name), max_tokens=1000)
+        self.scheduler.add(sequence)
+        for _ in range(9):
+            if not sequence.generated:
+                self.step()
+        assert sequence.generated
+        return sequence
+
+    def call(self, sequence: Sequence, seconds: float) -> None:
+        self.scheduler.intercept(sequence, self.now, (PendingCall("tool", sequence.id, seconds),))
+
+    def back(self, sequence: Sequence, clean: bool = True) -> None:
+        duration_s = self.now - sequence.paused_s
+        self.scheduler.resume(sequence, [7], (CallDuration(duration_s, clean),))
+
+    def ended(self) -> list[PauseRecord]:
+        self.records.close()
+        return self.records.ended
+
+
+def test_a_context_that_is_kept_costs_what_was_predicted() -> None:
+    desk = Desk("preserve")
+    sequence = desk.started("one", 10)
+    desk.call(sequence, 3.0)
+    desk.now += 3.0
+    desk.back(sequence)
+    desk.step()
+    [record] = desk.ended()
+    [(action, (case, waste))] = record.decided.items()
+    assert (action, case.remaining_s, case.context, waste.preserve) == ("keep", 3.0, 10, 30.0)
+    assert record.returned
+    assert record.predicted_token_s == record.cost.token_s == 30.0
+    assert record.cost == PauseCost(held=30.0, recompute=0.0, fetch=0.0, stall=0.0, queued=0.0)
+
+
+def test_a_context_that_is_dropped_costs_its_recomputation() -> None:
+    desk = Desk("improved_discard")
+    other = desk.started("other", 6)
+    sequence = desk.started("one", 10)
+    desk.call(sequence, 5.0)
+    desk.step()
+    desk.now = sequence.paused_s + 5.0
+    desk.back(sequence)
+    desk.step()
+    [record] = desk.ended()
+    [(action, (case, waste))] = record.decided.items()
+    assert action == "drop from both places"
+    chunks = [case.chunk] * (10 // case.chunk) + [10 % case.chunk]
+    recompute = (1 + 10 / 8) * 10 / 2 + sum(tokens / 8 for tokens in chunks) * case.others
+    assert waste == (50.0, recompute, 2 * (10 / 4) * case.others)
+    assert record.predicted_token_s == recompute
+    step_s = 1 + 13 / 8  # 10 tokens again, the one sampled last, the one returned, and the other's
+    assert record.cost.recompute == pytest.approx(step_s * 12 + 10 / 8 * len(other.tokens))
+    assert record.cost.held == 0.0
+
+
+def test_a_context_that_is_swapped_stalls_the_others_twice() -> None:
+    desk = Desk("swap")
+    desk.started("other", 6)
+    sequence = desk.started("one", 8)
+    desk.call(sequence, 5.0)
+    desk.step()
+    desk.back(sequence)
+    desk.step()
+    desk.step()
+    [record] = desk.ended()
+    [(action, (case, _))] = record.decided.items()
+    assert action == "copy, then drop from the device"
+    assert record.predicted_token_s == 2 * (8 / 4) * case.others
+    assert record.cost.recompute == 0.0
+    assert record.cost.fetch == (1 + 1 / 8) * 8  # it is there at the end of a step in which the other decoded
+    out, back = case.others, case.others + 1 + 8
+    assert record.cost.stall == pytest.approx(8 / 4 * (out + back))
+
+
+def test_interceptions_that_never_return_are_recorded_and_preemptions_are_not() -> None:
+    desk = Desk("preserve")
+    for name in ("aborted", "open"):
+        desk.call(desk.started(name, 10), 100.0)
+    desk.step()
+    desk.now += 2.0
+    aborted = next(sequence for sequence in desk.scheduler.unfinished if sequence.id == "aborted")
+    desk.scheduler.finish(aborted, desk.now)
+    records = desk.ended()
+    assert [(record.request, record.returned) for record in records] == [("aborted", False), ("open", False)]
+    assert records[1].cost.held == 20.0
+    desk = Desk("improved_discard", num_pages=8)
+    first, second = (desk.started(name, 8) for name in ("first", "second"))
+    for _ in range(20):
+        desk.step()
+    assert (first.preemptions, second.preemptions) == (0, 1)
+    assert desk.ended() == []
+
+
+# -- a run of a crowd ----------------------------------------------------------------------------------------------------
+
+
+SIMULATION = Simulation(
+    PROFILES["paper-gptj-6b-a100"],
+    "min_waste",
+    "history",
+    duration_s=15.0,
+    kv_tokens=6144,
+    host_tokens=4096,
+    max_model_len=2100,
+)
+
+
+def crowd() -> list[Arrival]:
+    rng = Random(1)
+    return arrivals(lambda: draw("mixed", rng), 1.5, SIMULATION.duration_s, rng)
+
+
+SLOW = [pytest.param(policy, depth, marks=pytest.mark.slow) for policy, depth in (("swap", 0), ("lru_host", 1))]
+
+
+@pytest.mark.parametrize(("policy", "depth"), [("copy_ahead", 0), ("min_waste", 1), *SLOW])
+def test_recording_changes_nothing_and_accounts_for_what_the_run_reports(policy: str, depth: int) -> None:
+    simulation, opened = replace(SIMULATION, policy=policy, depth=depth), list[PauseRecords]()
+    plain = simulation.run(crowd())
+    watched = simulation.run(
+        crowd(), watch=lambda log, _, inputs, stalls: opened.append(PauseRecords(log, inputs, stalls))
+    )
+    assert plain | {"sim_wall_s": 0} == watched | {"sim_wall_s": 0}
+    opened[0].close()
+    costs, waste = [record.cost for record in opened[0].ended], plain["waste_token_s"]
+    stall = sum(cost.stall for cost in costs)
+    assert stall <= 1.05 * waste["stall"]
+    assert depth or stall >= 0.95 * waste["stall"] - 1.0
+    held_token_s = sum(cost.held + cost.queued for cost in costs)
+    assert 0.95 * waste["preserve"] <= held_token_s <= 1.05 * waste["preserve"]
