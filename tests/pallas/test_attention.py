@@ -104,16 +104,6 @@ def test_padding_tokens_and_an_empty_batch_give_zeros(attend):
     assert not np.any(attend(*make_step(RAGGED, 0, [], seed=2)))
 
 
-def test_rows_that_share_pages_read_the_same_context():
-    q, pages, batch = make_step(RAGGED, 2, [(1, 64), (1, 64), (20, 64)], seed=3)
-    shared = batch.page_tables.at[1:3].set(batch.page_tables[0])
-    batch = batch._replace(page_tables=shared)
-    q = q.at[1].set(q[0]).at[21].set(q[0])  # the last query of every row
-    out = cpu(q, pages, batch)
-    np.testing.assert_allclose(out[1], out[0], atol=2e-6)
-    np.testing.assert_allclose(out[21], out[0], atol=2e-6)
-
-
 def test_tile_borders_make_no_difference():
     shapes = RAGGED._replace(num_tokens=480, pages_per_row=18)
     for number, chunk in enumerate(size + more for size in CHUNK_QUERIES for more in (-1, 0, 1)):
@@ -121,12 +111,6 @@ def test_tile_borders_make_no_difference():
         rows = [(1, 17)] * num_decode + [(chunk, chunk), (min(200, shapes.num_tokens - num_decode - chunk), 210)]
         q, pages, batch = make_step(shapes, num_decode, rows, seed=chunk)
         np.testing.assert_allclose(cpu(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)
-
-
-def test_decode_rows_served_as_chunks_of_one_token_give_the_same():
-    q, pages, batch = make_step(RAGGED, 5, [(1, 10), (1, 200), (1, 1), (1, 64), (1, 65), (40, 80)], seed=4)
-    as_chunks = batch._replace(num_decode=jnp.int32(0))
-    np.testing.assert_allclose(cpu(q, pages, as_chunks), cpu(q, pages, batch), atol=2e-6)
 
 
 def test_batches_of_one_bucket_share_one_executable():
