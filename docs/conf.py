@@ -35,18 +35,16 @@ napoleon_use_ivar = True  # dataclasses describe their fields in the class's doc
 
 
 def help_of(main: Callable[[list[str]], int], command: str) -> str:
-    """What a command prints for `--help`."""
+    """What a command prints for `--help-all`."""
     printed = StringIO()
     with redirect_stdout(printed), suppress(SystemExit):
-        main([*command.split(), "--help"])
+        main([*command.split(), "--help-all"])
     return "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
 
 
 def write_command_reference(path: Path) -> None:
     """The help of every command, one section each."""
-    intro = (
-        "# Command line\n\nEvery command, as its `--help` prints it. Studies (`python -m studies`) run from a clone.\n"
-    )
+    intro = "# Command line\n\nEvery command, as its `--help-all` prints it. Studies (`python -m studies`) run from a clone.\n"
     parts = [
         f"## `{module.PROG} {command}`\n\n```text\n{help_of(module.main, command)}\n```\n"
         for module in (package, studies)

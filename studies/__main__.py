@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
-from jinfercept.cli.command import HELP, Entry, run_command_line
+from jinfercept.cli.command import HELP, HELP_ALL, Entry, run_command_line
 from studies.questions.registry import QUESTIONS
 
 PROG = "python -m studies"
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a study; returns the exit status, as `jinfercept` does."""
     words = list(sys.argv[1:] if argv is None else argv)
     missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing and words and not {*HELP} & {*words}:
+    if missing and words and not {*HELP, HELP_ALL} & {*words}:
         print(f"{PROG}: studies need {', '.join(missing)}: pip install '.[studies]'", file=sys.stderr)
         return 2
     if words and words[0] in QUESTIONS:

@@ -12,7 +12,7 @@ from jinfercept.errors import ConfigError, EngineError, JinferceptError, nearest
 from jinfercept.values.vllm_names import NAMES, own_value, unneeded
 from jinfercept.version import __version__
 
-HELP = ("-h", "--help")
+HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 
 
 class Command(Protocol):
@@ -29,19 +29,24 @@ class Entry(NamedTuple):
     Attributes:
         place: of its dataclass, as `package.module:Name`.
         vllm_flags: flags of `vllm serve` that need nothing here are accepted; the dataclass has a field `notes` for them.
+        usual: place of a dataclass with the flags that `--help` shows; without it `--help` shows all, as `--help-all` does.
     """
 
     place: str
     help: str
     vllm_flags: bool = False
+    usual: str = ""
 
     def parse(self, prog: str, words: Sequence[str]) -> Command:
         """The command with the flags in `words`. Raises `SystemExit` as `jinfercept.cli.options.parse`."""
         from jinfercept.cli.options import parse
 
-        module, _, name = self.place.partition(":")
+        short = bool(self.usual) and not {*HELP}.isdisjoint(words)
+        if HELP_ALL in words:
+            words, short = ["--help"], False
+        module, _, name = (self.usual if short else self.place).partition(":")
         command: type[Any] = getattr(import_module(module), name)
-        if not self.vllm_flags:
+        if short or not self.vllm_flags:
             return parse(command, prog, self.help, words)
         try:
             words, notes = take_unneeded(words)

@@ -12,7 +12,12 @@ Measurements and studies of it run from a clone of its repository: python -m ben
 COMMANDS: Mapping[str, Entry] = {
     "demo": Entry("jinfercept.cli.demo:Demo", "SmolLM2 answers word problems with tools, under every policy"),
     "run": Entry("jinfercept.cli.run:RunModel", "generate from a prompt, or chat, with tools if you like"),
-    "serve": Entry("jinfercept.cli.serve:Serve", "answer OpenAI's clients over HTTP", vllm_flags=True),
+    "serve": Entry(
+        "jinfercept.cli.serve:Serve",
+        "answer OpenAI's clients over HTTP",
+        vllm_flags=True,
+        usual="jinfercept.cli.serve:UsualFlags",
+    ),
     "deploy": Entry("jinfercept.cli.deploy:Deploy", "answer OpenAI's clients with replicas on a Ray cluster"),
     "info": Entry("jinfercept.cli.info:Info", "shape of a model, and the memory that it needs"),
     "convert": Entry("jinfercept.cli.convert:Convert", "write a model so that it loads quickly (Orbax)"),

@@ -49,9 +49,9 @@ def option_flags(*names: str) -> Any:
     return _flags({name: _group(group, names.__contains__) for name, group in GROUPS.items()})
 
 
-def group_flags(name: str, group: type) -> Any:
-    """A marker for a field of type `Mapping[str, Any]`: flags for the options of one dataclass."""
-    return _flags({name: _group(group, lambda option: True)})
+def group_flags(name: str, group: type, *names: str) -> Any:
+    """A marker for a field of type `Mapping[str, Any]`: flags for the options of one dataclass, or for those `names` alone."""
+    return _flags({name: _group(group, lambda option: not names or option in names)})
 
 
 def _flags(groups: dict[str, type]) -> Any:

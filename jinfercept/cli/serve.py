@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from tyro import conf
 
-from jinfercept.cli.options import Maybe, ModelName, engine_flags, group_flags
+from jinfercept.cli.options import Maybe, ModelName, Switch, engine_flags, group_flags, option_flags
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
 from jinfercept.server.observe.log_lines import begin_logging
@@ -19,6 +19,32 @@ log = logging.getLogger("jinfercept.server")
 
 _ENDING_S = 1.0
 """Seconds after the limit of a shutdown until the process is ended."""
+USUAL = (
+    *(
+        "host",
+        "port",
+        "served_model_name",
+        "api_key",
+        "api_key_file",
+        "allowed_hosts",
+        "first_token_limit",
+        "state_url",
+    ),
+    *("chat_template", "tool_call_parser", "reasoning_parser", "tools", "loras"),
+    *("dtype", "quantization", "tensor_parallel_size", "max_model_len", "max_num_seqs", "speculative_config"),
+    *("kv_tokens", "gpu_memory_utilization", "kv_cache_dtype", "swap_space", "kv_disk", "policy"),
+)
+
+
+@dataclass(frozen=True)
+class UsualFlags:
+    """The flags that `jinfercept serve --help` shows."""
+
+    model: ModelName
+    server: Annotated[Mapping[str, Any], group_flags("server", ServerOptions, *USUAL)]
+    engine: Annotated[EngineOptions, option_flags(*USUAL)]
+    help_all: Switch = False
+    """show all flags and exit"""
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,18 @@ def test_every_command_explains_its_flags_without_jax() -> None:
     assert not done.stderr
 
 
+def test_the_help_of_serve_shows_25_flags_and_help_all_shows_every_one(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = dict[str, set[str]]()
+    for flag in ("-h", "--help-all"):
+        with pytest.raises(SystemExit, match="0"):
+            main(["serve", "smollm2-135m", flag])
+        shown[flag] = set(re.findall(r"^\W*(?:-\w+ \S+, )?(--[a-z][\w-]*)", capsys.readouterr().out, re.MULTILINE))
+    assert len(shown["-h"] - {"--help", "--help-all"}) == 25
+    assert {"--port", "--kv-tokens", "--quantization", "--help-all"} <= shown["-h"]
+    assert shown["-h"] - {"--help", "--help-all"} <= shown["--help-all"]
+    assert {"--coordinator", "--staging-pages", "--body-timeout"} <= shown["--help-all"] - shown["-h"]
+
+
 def test_the_overview_imports_no_command() -> None:
     code = (
         "import sys; from jinfercept.cli.main import main; main(['-h']); print({'tyro', 'rich'} & sys.modules.keys())"

@@ -6,7 +6,6 @@ what the block before it prints.
     not run: NEEDS: MORE                 what no test has, one of `NEEDS`
     only with a scripted model: REASON   not with a real one
     only with a real model: REASON       in a process of its own, in a slow test
-    needs a package: NAME                that the tests do not install
     continues the program above          has its names; all others run alone
     shorter: --flag value …              a command of minutes or hours: these replace its own flags, in a slow test
 """
@@ -20,8 +19,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 _PART = re.compile(r"<!--(?P<comment>.*?)-->|^```(?P<language>[\w{}-]*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"(?:# |\{# )([\w.]+\.(?:py|toml|jinja|yaml))(?: #\})?\n")
 NOT_RUN, SCRIPTED, REAL = "not run:", "only with a scripted model:", "only with a real model:"
-PACKAGE, WRITES, CONTINUES, SHORTER = "needs a package:", "the model writes:", "continues", "shorter:"
-KINDS = (NOT_RUN, SCRIPTED, REAL, PACKAGE, WRITES, CONTINUES, SHORTER)
+WRITES, CONTINUES, SHORTER = "the model writes:", "continues", "shorter:"
+KINDS = (NOT_RUN, SCRIPTED, REAL, WRITES, CONTINUES, SHORTER)
 NEEDS = (
     *("a GPU", "a TPU", "several machines", "a terminal", "packages from the network", "a model from the network"),
     *("another product", "your own objects", "a Ray cluster", "a full disk", "a crowd of clients"),
@@ -42,7 +41,6 @@ class Block:
         not_run: what it needs that no test has; None if nothing.
         only_scripted: why it cannot be run with a real model; None if it can.
         only_real: why it cannot be run with a scripted model in the tests' process; None if it can.
-        package: that it imports and the tests do not install.
         file: by which name it is written to the working folder; None if it is no file.
         prints: what it prints; None if the page does not say.
         continues: it uses the names of the program above.
@@ -56,7 +54,6 @@ class Block:
     not_run: str | None = None
     only_scripted: str | None = None
     only_real: str | None = None
-    package: str | None = None
     file: str | None = None
     prints: str | None = None
     continues: bool = False
@@ -87,7 +84,5 @@ def _block(place: str, language: str, code: str, told: dict[str, str]) -> Block:
     named = _FILE.match(code)
     writes = tuple(line.strip() for line in told.get(WRITES, "").splitlines() if line.strip())
     file = named[1] if named else None
-    block = Block(
-        place, language, code, writes, told.get(NOT_RUN), told.get(SCRIPTED), told.get(REAL), told.get(PACKAGE)
-    )
+    block = Block(place, language, code, writes, told.get(NOT_RUN), told.get(SCRIPTED), told.get(REAL))
     return replace(block, file=file, continues=CONTINUES in told, shorter=told.get(SHORTER))

@@ -77,7 +77,7 @@ class Voice:
         table = np.zeros((LENGTH, self._scripted.llm.model.config.vocab_size), np.int32)
         for place, (token, follows) in enumerate(zip([after, *self._ids], self._ids, strict=False), begins - 1):
             table[place, token] = follows
-        self._runner.params = Params(old.embed, ({"next": table},), old.head)
+        self._runner.use(Params(old.embed, ({"next": table},), old.head))
 
 
 @final
@@ -88,11 +88,10 @@ class Reader:
         llm: the model of the servers that the page starts.
         scripted: the same, if it is a scripted one: then it says what the page has it say, and what is printed is compared.
         folder: where they work; everything that is written lands there.
-        packages: read blocks too that need more of them.
     """
 
-    def __init__(self, llm: LLM, scripted: Scripted | None, folder: Path, *, packages: bool = False) -> None:
-        self._llm, self._folder, self._packages = llm, folder, packages
+    def __init__(self, llm: LLM, scripted: Scripted | None, folder: Path) -> None:
+        self._llm, self._folder = llm, folder
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
@@ -115,8 +114,6 @@ class Reader:
         if block.file is not None:
             (self._folder / block.file).write_text(self._here(block.code), encoding="utf-8")
         if block.not_run is not None or block.only_real is not None or block.shorter is not None:
-            return
-        if block.package is not None and not self._packages:
             return
         if self._voice is None:
             self._do(block)
