@@ -137,7 +137,16 @@ def test_calls_are_streamed_in_pieces_of_json(served: Running, scripted: Scripte
     assert (message.content[0].input, message.stop_reason) == ({"item": "lamp"}, "tool_use")
 
 
-@pytest.mark.parametrize("arguments", ['"lamp"', '["lamp"]', "7", '{"item": ["lamp"]}', "null", '{"item": 1e400}'])
+@pytest.mark.parametrize("number", ["1e400", "NaN"])
+def test_arguments_with_a_number_that_json_does_not_have_are_none(
+    served: Running, scripted: Scripted, number: str
+) -> None:
+    says(scripted, CALL.replace('"lamp"', number) + END, tools=[CHAT_PRICE])
+    [call] = create(served, tools=[PRICE]).content
+    assert (call.name, call.input) == ("price", {})
+
+
+@pytest.mark.parametrize("arguments", ['"lamp"', '["lamp"]', "7", '{"item": ["lamp"]}', "null"])
 def test_arguments_that_are_no_object_are_an_empty_one_streamed_or_not(
     served: Running, scripted: Scripted, arguments: str
 ) -> None:
@@ -146,7 +155,7 @@ def test_arguments_that_are_no_object_are_an_empty_one_streamed_or_not(
     whole = create(served, tools=[PRICE])
     _, message = streamed(served, tools=[PRICE])
     inputs = [call.input for call in whole.content]
-    assert inputs == [json.loads(arguments) if arguments.startswith('{"item": [') else {}, {"item": "pen"}]
+    assert inputs == [json.loads(arguments) if arguments.startswith("{") else {}, {"item": "pen"}]
     assert [call.input for call in message.content] == inputs
     assert message.stop_reason == whole.stop_reason == "tool_use"
 
