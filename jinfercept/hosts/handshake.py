@@ -66,8 +66,13 @@ def _gather(
         hellos = [frame for frame in link.receive() if frame.kind == Kind.HELLO]
         hosts = {host_id: peer for host_id, peer in hosts.items() if not link.is_lost(peer)}  # it may come again
         for _, body, peer in hellos:
+            try:
+                values = decode_values(body)
+                hello = int(values["host_id"]), int(values["num_hosts"]), dict[str, str](values["facts"])
+            except (ValueError, TypeError, KeyError):
+                continue  # it is no host
             came.append(peer)
-            hosts[_checked(body, placement, facts, hosts)] = peer
+            hosts[_checked(*hello, placement, facts, hosts)] = peer
             log.info("host %d of %d has come", len(hosts), placement.num_hosts - 1)
     for host_id, peer in hosts.items():
         try:
@@ -78,10 +83,15 @@ def _gather(
     return hosts
 
 
-def _checked(body: bytes, placement: Placement, facts: Mapping[str, str], hosts: Mapping[int, bytes]) -> int:
+def _checked(
+    host_id: int,
+    stated_hosts: int,
+    stated: Mapping[str, str],
+    placement: Placement,
+    facts: Mapping[str, str],
+    hosts: Mapping[int, bytes],
+) -> int:
     """The number of a host that may come. Raises `ConfigError`."""
-    values = decode_values(body)
-    host_id, stated_hosts, stated = values["host_id"], values["num_hosts"], values["facts"]
     num_hosts = placement.num_hosts
     if stated_hosts != num_hosts:
         raise ConfigError(

@@ -30,6 +30,8 @@ _MOST_BYTES = 1 << 16
 """Of a frame to host 0."""
 _OPEN = zmq.EVENT_HANDSHAKE_SUCCEEDED
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_CONTEXTS = set["zmq.Context[Any]"]()
+"""Of the links that are not closed: the end of a context, also by the garbage collector, waits for its sockets."""
 _EVENTS = _OPEN | _REFUSED | zmq.EVENT_DISCONNECTED
 
 
@@ -46,6 +48,9 @@ class Kind(IntEnum):
     RESET = 7
     CLOSE = 8
     FAILED = 9
+
+
+_KINDS = {bytes([kind]) for kind in Kind if kind is not Kind.PROBE}
 
 
 class Frame(NamedTuple):
@@ -71,6 +76,7 @@ class HostLink:
     def __init__(self, placement: Placement, token: str) -> None:
         secret_key = z85.encode(hmac.digest(token.encode(), b"jinfercept host 0", "sha256"))
         self._context = zmq.Context()
+        _CONTEXTS.add(self._context)
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER if placement.host_id else zmq.ROUTER)
         self._lock = threading.Lock()
         self._event = self._events = 0  # the last one of the connection to host 0, and all so far
@@ -152,8 +158,8 @@ class HostLink:
         frames: list[Frame] = []
         with self._lock, suppress(zmq.ZMQError):  # there are no more
             while True:
-                *peer, kind, body = self._socket.recv_multipart(zmq.NOBLOCK)
-                if kind[0] != Kind.PROBE:
+                *peer, kind, body = [b"", *self._socket.recv_multipart(zmq.NOBLOCK)]
+                if kind[:1] in _KINDS:  # else it is a probe, or no host's
                     frames.append(Frame(Kind(kind[0]), body, b"".join(peer)))
         return frames
 
@@ -166,3 +172,4 @@ class HostLink:
         """End the connections, after what was sent has left."""
         with self._lock:
             self._context.destroy()
+        _CONTEXTS.discard(self._context)

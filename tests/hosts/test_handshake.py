@@ -119,6 +119,17 @@ def test_strangers_do_not_disturb_a_start() -> None:
         connection.close()
 
 
+def test_frames_that_no_host_sends_are_passed_over() -> None:
+    start = Start(2)
+    first = start.host(0)
+    with closing(HostLink(start.place(1), "")) as stranger:  # without a token everybody may connect
+        for body in (b"", b"\xc1", encode_values({"host_id": "one"}), encode_values({"host_id": 1, "num_hosts": 2})):
+            stranger.send(Kind.HELLO, body)
+        stranger._socket.send_multipart([b"\xff", b""])  # pyright: ignore[reportPrivateUsage]
+        start.host(1).result()
+        assert sorted(first.result()[1]) == [1]
+
+
 def test_host_0_listens_at_an_address_of_its_own_only() -> None:
     with pytest.raises(ConfigError, match="host 0 cannot listen for the others; got 192"):
         meet(Placement("192.0.2.1", free_port(), 2, 0), FACTS, "", 60.0)

@@ -148,7 +148,7 @@ def test_the_line_of_a_request_that_the_engine_lost_says_so(
 def test_logits_that_are_no_numbers_are_an_error_of_every_dialect(served: Running, scripted: Scripted) -> None:
     scripted.follow()
     embed, layers, head = whole = scripted.runner.params
-    scripted.runner.params = Params(embed, layers, {"zero": head["zero"] + np.nan})
+    scripted.runner.use(Params(embed, layers, {"zero": head["zero"] + np.nan}))
     message = {"role": "user", "content": "Hi"}
     bodies: dict[str, dict[str, Any]] = {
         "chat/completions": {"messages": [message], "n": 2, "temperature": 1},
@@ -160,7 +160,7 @@ def test_logits_that_are_no_numbers_are_an_error_of_every_dialect(served: Runnin
         answer = served.http.post(f"/v1/{path}", json={"model": MODEL, "stream": stream, **body})
         assert "the model's logits are NaN or infinite" in answer.text, path
         assert answer.status_code == (200 if stream else 500)
-    scripted.runner.params = whole
+    scripted.runner.use(whole)
     assert served.chat().status_code == 200
 
 
