@@ -13,7 +13,7 @@ from jinfercept.chat.template import ChatTemplate
 from jinfercept.chat.turn_tokens import GivenTokens
 from jinfercept.errors import RequestError
 from jinfercept.tokenizer.tokenizer import Tokenizer
-from tests.support.price_chat import QUESTION
+from tests.support.responses import ASKED as QUESTION
 from tests.support.template_table import published_templates
 
 ENDS = (

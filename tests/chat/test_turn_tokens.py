@@ -9,7 +9,8 @@ from jinfercept.chat.template import ChatTemplate
 from jinfercept.chat.turn_tokens import TurnTokens
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.chat_templates import MISTRAL, QWEN, QWEN3
-from tests.support.price_chat import PRICE, QUESTION
+from tests.support.responses import ASKED as QUESTION
+from tests.support.responses import CHAT_PRICE as PRICE
 from tests.support.scripted_model import byte_tokenizer
 
 TOKENIZER = byte_tokenizer(None)

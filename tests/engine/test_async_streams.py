@@ -12,7 +12,6 @@ from jinfercept import LLM, ScriptedDetector, Tool
 from jinfercept.calls import Call
 from jinfercept.events import Finished, Token
 from jinfercept.outputs import RequestOutput
-from tests.support.engine_state import engine_state
 from tests.support.gate import closed_gate
 from tests.support.streams import LONG, PARAMS, prompt, settle, tokens_of
 
@@ -61,22 +60,21 @@ def test_a_cancelled_task_gives_its_request_up(llm: LLM, where: str) -> None:
 
     async def cancel() -> None:
         task = asyncio.create_task(listen())
-        while not begun.is_set():
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(begun.wait, 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        while engine_state(llm).num_unfinished:
-            await asyncio.sleep(0.001)
+        await asyncio.to_thread(settle, llm)
 
     asyncio.run(cancel())
     over.set()
 
 
 def test_waiting_with_a_timeout_loses_nothing(llm: LLM) -> None:
+    missed = threading.Event()
+
     def nap(argument: str) -> list[int]:
-        time.sleep(0.2)
+        assert missed.wait(60)
         return [5]
 
     async def listen() -> list[Any]:
@@ -88,7 +86,7 @@ def test_waiting_with_a_timeout_loses_nothing(llm: LLM) -> None:
             try:
                 events.append(await asyncio.wait_for(anext(stream), 0.05))
             except TimeoutError:
-                continue
+                missed.set()
         return events
 
     events = asyncio.run(listen())

@@ -220,20 +220,6 @@ def test_a_request_ends_where_nothing_can_follow(least: int, depth: int) -> None
 
 
 @DEPTHS
-def test_a_request_ends_as_soon_as_it_is_known_that_nothing_can_follow(depth: int) -> None:
-    requests = [request(str(number), Counting(6, 6, late=True), ignore_eos=bool(number % 2)) for number in range(4)]
-    for completion in check(run_all(engine_of(depth=depth), requests), requests, limit=160):
-        assert (len(completion.token_ids), completion.finish_reason) == (6, "stop")
-
-
-@DEPTHS
-def test_a_request_with_a_detector_draws_one_of_the_end_tokens(depth: int) -> None:
-    requests = [request(str(number), Counting(5, 5), {}) for number in range(8)]
-    completions = check(run_all(engine_of(depth=depth), requests), requests, limit=160)
-    assert {completion.token_ids[5] for completion in completions} == set(EOS)
-
-
-@DEPTHS
 def test_a_model_without_end_tokens_ends_with_the_grammar(depth: int) -> None:
     engine = engine_of(depth=depth, eos_token_ids=())
     output = run_all(engine, [request("one", Counting(2, 6))])["one"].outputs[0]

@@ -38,15 +38,6 @@ def assert_only_others_own_pages(engine: Engine) -> None:
 
 
 @DEPTHS
-def test_abort_before_the_first_step(depth: int) -> None:
-    engine = serve(preserve(), num_pages=8, depth=depth)
-    engine.submit(request("a", [1, 2, 3]))
-    output = aborted(engine, "a")
-    assert (output.finish_reason, output.token_ids) == ("abort", [])
-    assert not engine.has_work
-
-
-@DEPTHS
 @pytest.mark.parametrize("policy", [preserve, swap])
 @pytest.mark.parametrize("state", ["running", "intercepted", "returned", "preempted", "waiting"])
 def test_abort_frees_the_pages_at_once(state: str, policy: Callable[[], Policy], depth: int) -> None:
@@ -114,15 +105,6 @@ def test_random_aborts_leave_the_others_tokens_alone(depth: int) -> None:
             assert got.token_ids == expected[: len(got.token_ids)]
             assert got.finish_reason == "abort" or got.token_ids == expected
         assert sum(engine.scheduler.kv.occupancy()[1:3]) == 0
-
-
-def test_aborting_who_is_not_there_is_nothing() -> None:
-    engine = serve(preserve(), num_pages=8)
-    engine.abort("nobody")
-    assert steps(engine) == []
-    run_all(engine, [request("a", [1])])
-    engine.abort("a")
-    assert steps(engine) == []
 
 
 def test_closing_gives_everybody_up() -> None:

@@ -73,13 +73,13 @@ class TakesTooFew(Breaks):
     def resume(self, sequence: Sequence) -> None: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
-def fails_after(llm: LLM, steps: int, patch: pytest.MonkeyPatch) -> None:
+def fails_after(llm: LLM, steps: int, patch: pytest.MonkeyPatch, kind: type[BaseException] = RuntimeError) -> None:
     """Every step raises but the first ones."""
     left = iter(range(steps))
 
     def packed(*arguments: Any) -> Any:
         if next(left, None) is None:
-            raise RuntimeError("the device is gone")
+            raise kind("the device is gone")
         return pack(*arguments)
 
     patch.setattr("jinfercept.runner.runner.pack", packed)
@@ -207,13 +207,14 @@ def test_of_a_prompt_with_several_outputs_all_have_to_be_complete(llm: LLM) -> N
 
 def test_a_stream_ends_with_the_failure_after_the_finish_of_each_request(llm: LLM) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        fails_after(llm, 6, patch)
+        fails_after(llm, 6, patch, SystemExit)
         events: list[Any] = []
         with pytest.raises(EngineError, match="the device is gone"):
             events.extend(llm.stream(PROMPT, LONG))  # keeps what came before
     last = events[-1]
     assert isinstance(last, Finished)
-    assert (last.output.outputs[0].finish_reason, type(last.failure)) == ("error", RuntimeError)
+    assert (last.output.outputs[0].finish_reason, type(last.failure)) == ("error", SystemExit)
+    assert llm.generate(PROMPT, SHORT)[0].outputs[0].finish_reason == "length"
 
 
 def test_after_close_every_method_says_that_the_llm_is_closed() -> None:

@@ -15,7 +15,6 @@ from jinfercept.engine.thread import EngineThread
 from jinfercept.events import Event, Finished
 from tests.support.engine_requests import request
 from tests.support.fake_engine import POLICIES, make_engine
-from tests.support.gate import Gate
 
 Running = tuple[EngineThread, Engine]
 
@@ -43,13 +42,6 @@ def last(events: "queue.Queue[Any]") -> Finished:
     while not isinstance(event := events.get(timeout=60)[-1], Finished):
         pass
     return event
-
-
-def test_a_running_engine_answers_on_its_own_thread(running: Running) -> None:
-    Gate(*running, after=4)
-    events = submit(running, "a", 5000)
-    events.get(timeout=60)
-    assert asked_who(running).result(60) == ("jinfercept-engine", 1)
 
 
 def test_an_engine_that_waits_for_a_call_answers_without_waiting_for_it(

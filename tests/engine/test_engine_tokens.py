@@ -14,9 +14,6 @@ from tests.support.fake_engine import POLICIES, VOCAB, run_all, uninterrupted
 from tests.support.matrices import sampled_depths
 from tests.support.placements import scripted
 
-CROWDED = ("discard", "copy_ahead")
-"""Policies that serve hundreds of requests in every run: two that do one thing, two that choose."""
-
 
 @dataclass(frozen=True)
 class Workload:
@@ -150,18 +147,3 @@ def test_contexts_as_large_as_the_pool_take_turns(policy: str, depth: int) -> No
         output = outputs[single.id].outputs[0]
         assert output.token_ids == uninterrupted(single.prompt_token_ids, single.params, {3: [i], 5: []}, 32)
         assert len(single.prompt_token_ids) + len(output.token_ids) == 32
-
-
-@pytest.mark.parametrize(
-    "policy", [name if name in CROWDED else pytest.param(name, marks=pytest.mark.slow) for name in POLICIES]
-)
-def test_three_hundred_requests_in_a_tiny_pool_all_end(policy: str) -> None:
-    rng = random.Random(7)
-    requests = [
-        request(f"r{i}", [rng.randrange(5) for _ in range(rng.randrange(1, 14))], 4, {1 + i % 4: [i % 7] * (i % 3)})
-        for i in range(300)
-    ]
-    engine = serve(POLICIES[policy](), latency=lambda call: 0.05, num_pages=6, num_host_pages=4, depth=1)
-    outputs = run_all(engine, requests)
-    assert len(outputs) == 300
-    assert {done.outputs[0].num_generated for done in outputs.values()} == {4}

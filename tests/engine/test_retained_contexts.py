@@ -15,8 +15,6 @@ from jinfercept.sched.sequence import State
 from tests.support.fake_engine import POLICIES, VOCAB, ManualClock, make_engine, uninterrupted
 from tests.support.retained_contexts import ask, policy, served, settle, stream
 
-KEEPING = [name for name in POLICIES if name not in ("preserve",)]
-
 
 class AsksItsCaller:
     """Calls `search` with the third token, for whoever made the request to run."""
@@ -217,17 +215,6 @@ def test_after_a_call_a_request_has_its_old_place_and_after_an_answer_a_new_one(
     waiting = [sequence.id for sequence in engine.scheduler.waiting]
     assert sorted(waiting) == ["other", "returns"]
     assert waiting[0] == first
-    served(engine)
-
-
-def test_a_smaller_priority_is_served_first() -> None:
-    engine = make_engine(policy("copy_ahead"), num_pages=40, max_num_seqs=1)
-    engine.submit(ask("busy", [3] * 5, 4))
-    engine.step()
-    for name, priority in (("low", 1), ("first", 0), ("second", 0), ("urgent", -1)):
-        engine.submit(ask(name, [4] * 5, priority=priority))
-    engine.step()
-    assert [sequence.id for sequence in engine.scheduler.waiting] == ["urgent", "first", "second", "low"]
     served(engine)
 
 

@@ -16,7 +16,7 @@ from jinfercept.runner.runner import ModelRunner
 from jinfercept.sched.lru import LeastRecentlyUsed
 from tests.support.chat_templates import QWEN
 from tests.support.engine_state import engine_state
-from tests.support.gate import Gate, closed_gate
+from tests.support.gate import closed_gate
 from tests.support.scripted_model import Make
 from tests.support.streams import LONG, PARAMS, prompt, settle, tokens_of
 
@@ -31,14 +31,6 @@ def price(item: str) -> str:
 
 
 # -- in a thread -------------------------------------------------------------------------------------------------------
-
-
-def test_a_stream_yields_the_tokens_of_the_whole(llm: LLM) -> None:
-    [whole] = llm.generate(prompt(1), PARAMS)
-    events = list(llm.stream(prompt(1), PARAMS))
-    assert tokens_of(events) == whole.outputs[0].token_ids
-    assert isinstance(events[-1], Finished)
-    assert events[-1].output.outputs[0].token_ids == whole.outputs[0].token_ids
 
 
 def test_streams_and_whole_requests_are_batched_together(llm: LLM) -> None:
@@ -213,24 +205,6 @@ def test_refused_requests_leave_nothing_behind(llm: LLM) -> None:
 
 
 # -- when the engine fails ---------------------------------------------------------------------------------------------
-
-
-def test_an_engine_that_fails_tells_everybody_and_serves_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    [expected] = llm.generate(prompt(1), PARAMS)
-    gate = Gate(llm.engine.thread, llm.engine._engine, after=4)  # pyright: ignore[reportPrivateUsage]
-    stream = llm.stream(prompt(2), LONG)
-    next(stream)
-
-    def broken(*arguments: object) -> None:
-        raise SystemExit("the end of the world")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("jinfercept.runner.runner.pack", broken)
-        gate.open()
-        with pytest.raises(EngineError, match="SystemExit: the end of the world"):
-            list(stream)
-    [output] = llm.generate(prompt(1), PARAMS)
-    assert output.outputs[0].token_ids == expected.outputs[0].token_ids
 
 
 def test_an_engine_whose_thread_cannot_go_on_says_so_until_it_is_restarted(

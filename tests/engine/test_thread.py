@@ -4,7 +4,6 @@ import asyncio
 import gc
 import queue
 import threading
-import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,6 +19,7 @@ from tests.support.engine_state import engine_state
 from tests.support.fake_engine import POLICIES, make_engine
 from tests.support.gate import Gate
 from tests.support.tiny_model import tiny_llm, tiny_setup
+from tests.support.tool_runner import until
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
@@ -40,8 +40,7 @@ def test_closing_is_an_error_of_every_caller_that_still_waits() -> None:
             threads.submit(llm.generate, [prompt(6), prompt(7)], both),
             threads.submit(lambda: asyncio.run(llm.agenerate([prompt(8), prompt(9)], both))),
         ]
-        while engine_state(llm).num_unfinished < 5:
-            time.sleep(0.001)
+        until(lambda: engine_state(llm).num_unfinished == 5)
         llm.close()
         for failure in (future.exception(60) for future in waiting):
             assert isinstance(failure, EngineError)
@@ -64,11 +63,7 @@ def test_an_llm_that_is_dropped_is_collected_when_its_thread_has_ended() -> None
     llm, runner = LLM(setup), weakref.ref(setup.runner)  # which the engine holds
     llm.generate(prompt(1), PARAMS)
     del llm, setup
-    deadline = time.monotonic() + 60
-    while runner() is not None and time.monotonic() < deadline:
-        time.sleep(0.05)
-        gc.collect()
-    assert runner() is None
+    until(lambda: gc.collect() >= 0 and runner() is None)
 
 
 def test_a_process_without_threads_refuses_a_request_and_serves_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:

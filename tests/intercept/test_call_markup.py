@@ -3,10 +3,8 @@
 from functools import cache
 
 import pytest
-import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers
 
 from jinfercept.calls import Call, Result, Tool
 from jinfercept.errors import RequestError
@@ -15,7 +13,7 @@ from jinfercept.intercept.call_markup import AsyncCalls, ContextMarkup
 from jinfercept.intercept.rendering import CHARS_PER_TOKEN
 from jinfercept.parsers.cml import CMLParser, Delimiters
 from jinfercept.tokenizer.tokenizer import Tokenizer
-from tests.support.sample_tokenizers import smollm2
+from tests.support.sample_tokenizers import byte_backend, ended, smollm2
 
 TOOLS = {"f": Tool(str, name="f"), "short": Tool(str, name="short", max_result_tokens=3, calls="sync")}
 PARAMETERS = {"f": ["x", "y"], "short": []}
@@ -26,12 +24,7 @@ STREAM = "So [CALL] 1 [HEAD] f(1) [END][CALL]b[HEAD]short()[END] and é[TRAP][EN
 @cache
 def merging(special: bool) -> Tokenizer:
     """Byte-level, with tokens that span delimiters and their neighbours; the delimiters as tokens too if `special`."""
-    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, MERGES)]
-    backend = tokenizers.Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=MERGES))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore
-    backend.decoder = decoders.ByteLevel()  # pyright: ignore
-    backend.add_special_tokens([*(Delimiters() if special else ()), "<end>"])
-    return Tokenizer(backend, eos_token_ids=frozenset(backend.encode("<end>").ids))
+    return ended(byte_backend(MERGES, [*(Delimiters() if special else ()), "<end>"]))
 
 
 def markup(tokenizer: Tokenizer, **options: object) -> ContextMarkup:

@@ -38,43 +38,6 @@ def first_call(tools: list[Tool], text: str) -> tuple[str, str, int, int] | None
     return (opened.name, text[at - length : end], at, end + len(opened.stop)) if end >= 0 else None
 
 
-def test_start_and_stop_are_found_split_at_every_two_places() -> None:
-    text = "so <<48/2=24"
-    for i in range(len(text)):
-        for j in range(i, len(text)):
-            tokens = [text[:i], text[i:j], text[j:]]
-            (call,) = found([tool("calc", "<<", "=")], tokens)
-            assert (call.name, call.arguments) == ("calc", "48/2")
-            first = 0 if i > 3 else 1 if j > 3 else 2
-            last = 0 if i > 9 else 1 if j > 9 else 2
-            assert call.span == (first, last + 1)
-
-
-def test_a_text_without_an_end_or_without_a_beginning_is_no_call() -> None:
-    assert found([tool("calc", "<<", "=")], list("a < 3 = b <<never closed")) == []
-    assert found([tool("calc", "<<", ">>")], list("a >> b <")) == []
-    assert found([tool("by position")], list("<<1=")) == []
-
-
-def test_the_earliest_opening_wins() -> None:
-    tools = [tool("calc", "<<", "="), tool("shop", "[[", "->")]
-    assert said(found(tools, list("x [[a<<1->2 <<3[[->="))) == [("shop", "a<<1"), ("calc", "3[[->")]
-
-
-def test_the_longest_of_two_openings_at_one_place_wins_though_its_end_is_still_to_come() -> None:
-    tools = [tool("short", "<", "="), tool("long", "<<", "=")]
-    for tokens in (["<<1="], ["<", "<1="], list("<<1=")):
-        assert said(found(tools, tokens)) == [("long", "1")], tokens
-    assert said(found(tools, list("<1="))) == [("short", "1")]
-
-
-def test_an_opening_inside_the_beginning_of_an_earlier_one_waits_for_it() -> None:
-    tools = [tool("outer", "abc", "."), tool("inner", "b", ".")]
-    for tokens in (["abcx."], ["ab", "cx."], list("abcx.")):
-        assert said(found(tools, tokens)) == [("outer", "x")], tokens
-    assert said(found(tools, list("abx."))) == [("inner", "x")]
-
-
 def test_start_and_stop_may_be_the_same() -> None:
     assert said(found([tool("quote", "``", "``")], list("``a`b```` c``d``"))) == [("quote", "a`b"), ("quote", " c")]
 

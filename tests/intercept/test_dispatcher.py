@@ -70,12 +70,6 @@ async def cancels_itself(arguments: str) -> str:
     raise asyncio.CancelledError
 
 
-async def leaves_a_deadly_task(arguments: str) -> str:
-    task = asyncio.create_task(exits_async(arguments))
-    await asyncio.sleep(0)
-    return f"left {task.get_name()[:4]}"
-
-
 async def hangs_async(arguments: str) -> str:
     await asyncio.sleep(LONG_S)
     return "too late"
@@ -133,16 +127,6 @@ def test_whatever_a_tool_raises_is_its_result(function: Callable[[str], object],
     result = ask(function)
     assert result.text.startswith(text)
     assert result.status == "error"
-
-
-@pytest.mark.parametrize("function", [exits_async, interrupts_async, leaves_a_deadly_task])
-def test_a_tool_that_would_end_the_event_loop_does_not_end_it_for_others(function: Callable[[str], object]) -> None:
-    service = Service()
-    service.call("deadly", function)
-    service.results(1)
-    service.call("next", answers)
-    assert service.results(1)["next"][0].text == "async x"
-    service.dispatcher.close()
 
 
 @pytest.mark.parametrize("function", [hangs, hangs_async, is_late])

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +14,7 @@ from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.intercept.tool_values import ToolFailed, ToolValue, plain_failure, plain_value
 from tests.support.hostile_tools import HOSTILE, answers
+from tests.support.tool_runner import until
 
 WAIT_S = 10.0
 
@@ -59,7 +60,7 @@ def test_a_tool_whose_calls_are_given_up_has_a_bounded_number_of_threads(
     assert text(executor.call("other", lambda: "fine")) == "fine"
     go.set()
     assert {text(run) for run in runs} == {"True"}
-    wait_for(lambda: text(executor.call("hangs", lambda: "fine")) == "fine")
+    until(lambda: text(executor.call("hangs", lambda: "fine")) == "fine")
 
 
 def test_closing_is_quick_and_leaves_no_thread_but_those_that_tools_hold(go: threading.Event) -> None:
@@ -84,7 +85,7 @@ def test_closing_is_quick_and_leaves_no_thread_but_those_that_tools_hold(go: thr
     began_s = time.monotonic()
     executor.close()
     assert time.monotonic() - began_s < 1.5
-    wait_for(lambda: not set(threading.enumerate()) - before)
+    until(lambda: not set(threading.enumerate()) - before)
     assert text(executor.call("late", answers)) == "failed: these tools are closed"
 
     blocked = ToolExecutor()
@@ -95,7 +96,7 @@ def test_closing_is_quick_and_leaves_no_thread_but_those_that_tools_hold(go: thr
     assert time.monotonic() - began_s < 1
     go.set()
     assert text(run) == "awake"
-    wait_for(lambda: not set(threading.enumerate()) - before)
+    until(lambda: not set(threading.enumerate()) - before)
 
 
 def test_a_cancelled_call_is_cancelled_once_and_before_its_first_step_too(executor: ToolExecutor) -> None:
@@ -130,11 +131,3 @@ def test_long_results_are_cut_before_they_are_copied(monkeypatch: pytest.MonkeyP
     assert plain_value("é" * 25) == "é" * 20
     assert plain_value(b"a" * 25) == f"b'{'a' * 18}"
     assert str(plain_failure(ValueError("a" * 25))) == f"ValueError: {'a' * 8}"
-
-
-def wait_for(reached: Callable[[], bool]) -> None:
-    """Wait for something that happens on other threads."""
-    give_up_s = time.monotonic() + WAIT_S
-    while not reached():
-        assert time.monotonic() < give_up_s, "it never happens"
-        time.sleep(0.005)

@@ -37,34 +37,6 @@ def test_residency_follows_the_two_places() -> None:
     manager.check([context])
 
 
-def test_a_host_copy_goes_stale_when_the_tail_grows() -> None:
-    manager = make()
-    context = run(manager, [1] * 6)
-    manager.release(context)
-    copy = offload(manager, context, 1)
-    assert copy is not None
-    manager.begin_plan()
-    run(manager, [1] * 7, context=context)
-    assert residencies(context)[1] is DIRTY
-    assert manager.occupancy().host == 0
-    assert manager.take_dropped() == (copy.host_slot,)
-    manager.check([context])
-
-
-def test_a_copy_that_is_dropped_by_the_plan_that_makes_it_lives_until_the_next_one() -> None:
-    manager = make(host_pages=1)
-    context = run(manager, [1] * 4)
-    manager.release(context)
-    copy = offload(manager, context, 0)
-    assert copy is not None
-    drop_host(manager, context, 0)
-    assert manager.take_dropped() == ()
-    assert offload(manager, context, 0) is None, "the host slot is still taken"
-    manager.begin_plan()
-    assert manager.take_dropped() == (copy.host_slot,)
-    assert offload(manager, context, 0) is not None
-
-
 def test_what_is_copied_out_can_be_fetched_from_the_next_plan_on_and_read_from_the_one_after() -> None:
     manager = make()
     context = run(manager, [1] * 8)
@@ -88,33 +60,6 @@ def test_what_is_copied_out_can_be_fetched_from_the_next_plan_on_and_read_from_t
     manager.check([context])
 
 
-def test_a_page_on_its_way_in_stays() -> None:
-    manager = make()
-    context = run(manager, [1] * 4)
-    manager.release(context)
-    swap_out(manager, context)
-    manager.hold(context)
-    manager.copies.fetch(context, 1)
-    manager.release(context)
-    assert not drop_device(manager, context, 0)
-    manager.begin_plan()
-    assert drop_device(manager, context, 0)
-
-
-def test_a_page_on_its_way_in_is_not_copied_out_of_a_slot_that_does_not_hold_it_yet() -> None:
-    manager = make(host_pages=2)
-    context = run(manager, [1] * 4)
-    manager.release(context)
-    swap_out(manager, context)
-    manager.hold(context)
-    manager.copies.fetch(context, 1)
-    manager.release(context)
-    drop_host(manager, context, 0)
-    assert offload(manager, context, 0) is None
-    manager.begin_plan()
-    assert offload(manager, context, 0) is not None
-
-
 def test_spare_host_copies_go_before_copy_out_fails() -> None:
     manager = make(host_pages=2)
     done = run(manager, [1] * 8)
@@ -132,18 +77,6 @@ def test_spare_host_copies_go_before_copy_out_fails() -> None:
     manager.check([other])
 
 
-def test_a_copy_that_is_still_being_made_is_not_spare() -> None:
-    manager = make(host_pages=1)
-    done, other = run(manager, [1] * 4), run(manager, [2] * 4)
-    manager.release(done)
-    manager.release(other)
-    assert offload(manager, done, 0) is not None
-    manager.close(done)
-    assert offload(manager, other, 0) is None
-    manager.begin_plan()
-    assert offload(manager, other, 0) is not None
-
-
 def test_the_copy_of_a_page_in_use_is_spare() -> None:
     manager = make(host_pages=1)
     context = run(manager, [1] * 5)
@@ -154,14 +87,6 @@ def test_the_copy_of_a_page_in_use_is_spare() -> None:
     manager.hold(context)
     assert manager.num_host_free == 1
     assert residencies(context)[0] is CLEAN
-
-
-def test_no_host_pages_turn_the_host_tier_off() -> None:
-    manager = make(host_pages=0)
-    context = run(manager, [1] * 4)
-    manager.release(context)
-    assert offload(manager, context, 0) is None
-    assert (manager.has_host, manager.num_host_free, manager.occupancy().host) == (False, 0, 0)
 
 
 def test_pages_that_come_to_the_host_from_elsewhere_are_shared_and_fetched() -> None:

@@ -90,22 +90,6 @@ def test_a_new_context_gets_the_tail_of_a_prefix_whose_head_is_gone_and_computes
     manager.check([context, paused])
 
 
-def test_a_page_that_a_preempted_sequence_had_begun_to_recompute_is_missing_again() -> None:
-    manager = KVManager(100, 0, SIZE)
-    context = computed(manager, array("i", range(10 * SIZE)))
-    manager.release(context)
-    manager.copies.drop(context, range(2, 6), device=True, host=False)
-    manager.hold(context)
-    assert context.ready == 2 * SIZE
-    manager.place(context, 2 * SIZE, 4 * SIZE - 1)
-    manager.computed(context, 2 * SIZE, 4 * SIZE - 1)
-    assert context.ready == 4 * SIZE - 1
-    manager.release(context)
-    manager.begin_plan()
-    assert kinds(context) == [(range(3), DIRTY), (range(3, 6), MISSING), (range(6, 10), DIRTY)]
-    manager.check([context])
-
-
 def test_an_eviction_of_finished_prefixes_takes_no_more_pages_than_are_needed_and_the_last_ones_first() -> None:
     manager = KVManager(20, 0, SIZE)
     tokens = array("i", range(20 * SIZE))

@@ -7,7 +7,6 @@ from tests.support.kv_contexts import (
     MISSING,
     adopted,
     compute,
-    drop_device,
     finish,
     make,
     offload,
@@ -40,13 +39,6 @@ def test_a_prefix_ends_at_the_first_page_that_differs() -> None:
     finish(manager, [1] * 4 + [2] * 4 + [3] * 4)
     assert adopted(manager, [1] * 4 + [9] * 4 + [3] * 5) == 1
     assert adopted(manager, [9] * 4 + [2] * 4 + [3] * 5) == 0, "a page is named by all tokens before it"
-
-
-def test_contexts_of_different_salts_share_nothing() -> None:
-    manager = make()
-    finish(manager, [1] * 8, salt="one")
-    assert adopted(manager, [1] * 9, salt="two") == 0
-    assert adopted(manager, [1] * 9, salt="one") == 2
 
 
 def test_contexts_of_different_identity_share_nothing() -> None:
@@ -126,21 +118,6 @@ def test_a_returning_context_adopts_what_others_have_computed_meanwhile() -> Non
     manager.check([context, other])
 
 
-def test_a_hole_is_computed_alone() -> None:
-    manager = make()
-    context = run(manager, [1] * 12)
-    manager.release(context)
-    drop_device(manager, context, 1)
-    manager.hold(context)
-    assert (context.ready, manager.gap_end(context, 12)) == (4, 8)
-    manager.place(context, 4, 6)
-    manager.computed(context, 4, 6)
-    assert (context.ready, manager.gap_end(context, 12)) == (6, 8)
-    manager.computed(context, 6, 8)
-    assert context.ready == 12, "the pages behind it were there all the time"
-    manager.check([context])
-
-
 def test_pages_are_free_used_claimed_or_cached() -> None:
     manager = make()
     first = run(manager, [1] * 9)
@@ -152,18 +129,6 @@ def test_pages_are_free_used_claimed_or_cached() -> None:
     assert manager.occupancy()[:5] == (6, 0, 2, 2, 10)
     manager.close(second)
     assert manager.occupancy()[:5] == (7, 0, 0, 3, 10)
-
-
-def test_a_page_with_two_claimants_stays_for_the_second() -> None:
-    manager = make()
-    first = run(manager, [1] * 9)
-    second = run(manager, [1] * 9)
-    manager.release(first)
-    assert not drop_device(manager, first, 0), "the other one uses it"
-    manager.release(second)
-    manager.close(first)
-    assert residencies(second) == [DIRTY] * 3
-    manager.check([second])
 
 
 def test_clearing_forgets_finished_prefixes_in_both_places_and_leaves_paused_contexts_alone() -> None:

@@ -5,7 +5,7 @@ import pytest
 from jinfercept.kv.context import Context
 from jinfercept.kv.context_side import ContextState
 from jinfercept.kv.manager import KVManager
-from jinfercept.kv.states import StatePool, StateSizes
+from jinfercept.kv.states import StateSizes
 
 SIZE = 4
 SIZES = StateSizes(3, 0, 10)
@@ -87,21 +87,6 @@ def test_a_checkpoint_is_found_by_the_plan_after_the_one_that_writes_its_state()
     manager.refresh(third, tokens)
     assert (third.num_pages, state(third).position) == (2, 8)
     manager.check([first, second, third])
-
-
-def test_the_first_chunk_from_a_checkpoint_keeps_its_slot_until_the_next_plan() -> None:
-    manager, tokens = KVManager(16, 0, SIZE, states=StateSizes(2)), list(range(10))
-    first = manager.open()
-    run(manager, first, tokens, end=8)
-    manager.close(first)
-    second = manager.open()
-    run(manager, second, tokens)
-    assert isinstance(manager.side_pool, StatePool)
-    manager.side_pool.checkpoints.clear()
-    assert num_free(manager) == 0, "the plan being built reads the checkpoint's slot"
-    manager.begin_plan()
-    assert num_free(manager) == 1
-    manager.check([second])
 
 
 def test_without_a_free_slot_a_context_goes_on_in_that_of_its_checkpoint() -> None:

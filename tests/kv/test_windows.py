@@ -75,22 +75,6 @@ def test_a_copied_context_goes_and_comes_with_its_window() -> None:
     manager.check([context])
 
 
-@pytest.mark.parametrize("num_tokens", range(28, 32))
-def test_the_last_token_can_be_computed_again_when_a_context_comes_back(num_tokens: int) -> None:
-    """As after a call that returns nothing: the token sees one more behind it than the next one does."""
-    manager, tokens = KVManager(16, 16, SIZE, windows=SIZES, prefix_caching=False), list(range(num_tokens))
-    context = manager.open()
-    run(manager, context, tokens)
-    manager.release(context)
-    manager.side_pool.copy_out(context, num_tokens)
-    manager.copies.copy_out(context, range(context.num_pages), 8)
-    manager.copies.drop(context, range(context.num_pages), device=True, host=False)
-    run(manager, context, tokens)
-    assert context.ready == num_tokens
-    assert isinstance(context.side, ContextWindow)
-    assert context.side.first <= (num_tokens - 1 - WINDOW + 1) // SIZE
-
-
 def test_a_follow_up_shares_up_to_the_end_of_the_first_request() -> None:
     manager, tokens = KVManager(32, 0, SIZE, windows=SIZES), list(range(26))
     first, second = manager.open(), manager.open()

@@ -14,11 +14,9 @@ from jinfercept.errors import ModelError
 from jinfercept.models.joined_weights import serve
 from jinfercept.models.load import DTypeName, bytes_to_load, load, quantization_of
 from jinfercept.models.quantized import is_quantized
-from tests.models.test_fp8_weights import KINDS as FLOAT8
-from tests.models.test_fp8_weights import scaled_layer, write_safetensors
 from tests.models.test_gguf_families import convert
-from tests.models.test_gptq_weights import KINDS, quantised_layer
 from tests.support.dense_model import dense, logits
+from tests.support.quantised_checkpoints import KINDS, write_model
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 MXFP4 = GOLDEN / "gpt_oss_mxfp4"
@@ -110,50 +108,25 @@ QWEN3_MOE = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
 }
 ATTENTION = {"q_proj": (E, 64), "k_proj": (E, 32), "v_proj": (E, 32), "o_proj": (64, E)}
-HOW = KINDS | {f"fp8, {kind}": how for kind, how in FLOAT8.items()}
 SAMPLED = ("gptq", "fp8, blocks")
-"""Each family of kinds once; `test_gptq_weights.py` and `test_fp8_weights.py` read weights of every kind."""
+"""Each family of kinds once; `test_quantised_checkpoints.py` reads weights of every kind."""
 
 
 def write_qwen3_moe(directory: Path, how: dict | None) -> Path:
     """A random Qwen3-MoE, quantised but for its routers, and the same weights unquantised in its folder `plain`."""
-    rng, plain = np.random.default_rng(0), directory / "plain"
-    plain.mkdir(parents=True)
     linear = {f"self_attn.{name}": sizes for name, sizes in ATTENTION.items()}
     for expert in range(X):
         sides = {"gate_proj": (E, F), "up_proj": (E, F), "down_proj": (F, E)}
         linear |= {f"mlp.experts.{expert}.{name}": sizes for name, sizes in sides.items()}
-    shared = {"model.embed_tokens.weight": (64, E), "lm_head.weight": (64, E), "model.norm.weight": (E,)}
-    for i in range(2):
-        shared |= {f"model.layers.{i}.{name}_layernorm.weight": (E,) for name in ("input", "post_attention")}
-        shared |= {f"model.layers.{i}.self_attn.{name}_norm.weight": (16,) for name in "qk"}
-        shared[f"model.layers.{i}.mlp.gate.weight"] = (X, E)
-    weights = {name: rng.standard_normal(shape, np.float32) for name, shape in shared.items()}
-    stored = dict(weights)
-    for i in range(2):
-        for name, sizes in linear.items():
-            name = f"model.layers.{i}.{name}"
-            if how is None:
-                stored[f"{name}.weight"] = weights[f"{name}.weight"] = rng.standard_normal(sizes[::-1], np.float32) / 8
-                continue
-            kind = next((kind for kind, other in FLOAT8.items() if other is how), None)
-            tensors, weights[f"{name}.weight"] = (
-                quantised_layer(rng, *sizes, how) if kind is None else scaled_layer(rng, *sizes, kind)
-            )
-            stored |= {f"{name}.{part}": tensor for part, tensor in tensors.items()}
-    save_file(weights, plain / "model.safetensors")
-    (save_file if how not in FLOAT8.values() else write_safetensors)(stored, directory / "model.safetensors")
-    (plain / "config.json").write_text(json.dumps(QWEN3_MOE))
-    config = QWEN3_MOE if how is None else QWEN3_MOE | {"quantization_config": how}
-    (directory / "config.json").write_text(json.dumps(config))
-    return plain
+    others = {"self_attn.q_norm": (16,), "self_attn.k_norm": (16,), "mlp.gate": (X, E)}
+    return write_model(directory, QWEN3_MOE, others, linear, how)
 
 
 @pytest.mark.parametrize(
-    "kind", [kind if kind in SAMPLED else pytest.param(kind, marks=pytest.mark.slow) for kind in HOW]
+    "kind", [kind if kind in SAMPLED else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 )
 def test_experts_of_safetensors_checkpoints_stay_quantised(tmp_path: Path, kind: str) -> None:
-    plain = write_qwen3_moe(tmp_path / "m", HOW[kind])
+    plain = write_qwen3_moe(tmp_path / "m", KINDS[kind])
     expected, kept = load(plain, dtype="float32"), load(tmp_path / "m", dtype="float32")
     layer = kept.params.layers[0]
     assert is_quantized(layer["experts_gate_up"])

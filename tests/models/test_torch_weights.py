@@ -1,8 +1,6 @@
 """Torch's own files: whole, damaged, and hostile. What they hold is compared in `test_model.py`."""
 
-import pickle
 import shutil
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -33,17 +31,6 @@ def test_several_files_are_read_by_their_index(tmp_path):
     (directory / "pytorch_model-00001-of-00001.bin").unlink()
     with pytest.raises(ModelError, match="pytorch_model-00001-of-00001"):
         load(directory)
-
-
-def test_a_file_that_would_run_code_is_refused(tmp_path):
-    class Hostile:
-        def __reduce__(self):
-            return print, ("run",)
-
-    with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as archive:
-        archive.writestr("archive/data.pkl", pickle.dumps({"w": Hostile()}))
-    with pytest.raises(ModelError, match=r"builtins.print is no part of a tensor"):
-        TorchFile.open(tmp_path / "pytorch_model.bin")
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x02}q\x00.", FILE.read_bytes()[:30_000]])

@@ -20,8 +20,7 @@ from jinfercept.models.load import load, quantization_of
 from jinfercept.models.quantized import is_quantized
 from jinfercept.models.safetensors_weights import SafetensorsFile
 from jinfercept.tokenizer.load import load_tokenizer
-from tests.models import test_fp8_weights as fp8
-from tests.models import test_gptq_weights as words
+from tests.support import quantised_checkpoints as words
 from tests.support import tiny_gguf
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -290,12 +289,12 @@ def test_layers_that_dynamic_leaves_out_are_plain(tmp_path: Path) -> None:
 
 
 def test_layers_that_a_regular_expression_leaves_out_are_plain(tmp_path: Path) -> None:
-    outside = load_file(fp8.write(tmp_path, "blocks") / "model.safetensors")
-    how = fp8.COMPRESSED | {"ignore": ["lm_head", "re:.*q_proj"]}
+    outside = load_file(words.write(tmp_path, words.KINDS["fp8, blocks"]) / "model.safetensors")
+    how = words.COMPRESSED | {"ignore": ["lm_head", "re:.*q_proj"]}
     how["config_groups"] = {"group_0": {"weights": {"num_bits": 8, "strategy": "block", "block_structure": [16, 32]}}}
     (tmp_path / "config.json").write_text(json.dumps(words.CONFIG | {"quantization_config": how}))
     file = tmp_path / "model.safetensors"
-    fp8.write_safetensors(plain_instead(tensors_of(file), outside, "q_proj"), file)
+    words.write_safetensors(plain_instead(tensors_of(file), outside, "q_proj"), file)
     as_plain(tmp_path)
     file.unlink()
     assert packed_without_weights(tmp_path) == {"q_proj": False, "k_proj": True}
@@ -319,17 +318,14 @@ def tensors_of(file: Path) -> dict[str, np.ndarray]:
     return {name: np.asarray(opened.read(name, slice(None))) for name in opened.shapes}
 
 
-def save(tensors: dict[str, np.ndarray], file: Path) -> None:
-    in_float8 = any("float8" in tensor.dtype.name for tensor in tensors.values())
-    (fp8.write_safetensors if in_float8 else save_file)(tensors, file)
-
-
 def without(*parts: str) -> Damage:
     """Takes tensors out whose names end so."""
 
     def change(directory: Path) -> None:
         file = directory / "model.safetensors"
-        save({name: tensor for name, tensor in tensors_of(file).items() if not name.endswith(parts)}, file)
+        words.write_safetensors(
+            {name: tensor for name, tensor in tensors_of(file).items() if not name.endswith(parts)}, file
+        )
 
     return change
 
@@ -340,7 +336,9 @@ def reshaped(part: str, change_one: Callable[[np.ndarray], np.ndarray]) -> Damag
     def change(directory: Path) -> None:
         file = directory / "model.safetensors"
         tensors = tensors_of(file)
-        save({name: change_one(tensor) if name.endswith(part) else tensor for name, tensor in tensors.items()}, file)
+        words.write_safetensors(
+            {name: change_one(tensor) if name.endswith(part) else tensor for name, tensor in tensors.items()}, file
+        )
 
     return change
 
@@ -354,18 +352,14 @@ def reshaped(part: str, change_one: Callable[[np.ndarray], np.ndarray]) -> Damag
         ("gptq", reshaped("q_proj.qweight", lambda words: words.reshape(-1)), "q_proj.qweight"),
         ("gptq", reshaped("q_proj.scales", lambda scales: scales[:1]), "number of groups"),
         ("awq", without("k_proj.qzeros", "k_proj.scales"), "k_proj.qzeros, model"),
-        ("fp8 a tensor", without("q_proj.weight_scale"), "no model.layers.0.self_attn.q_proj.weight_scale"),
-        ("fp8 blocks", without("weight_scale_inv"), "no model.layers.0"),
-        ("fp8 outputs", reshaped("q_proj.weight_scale", lambda scales: scales[:3]), r"q_proj.weight_scale \[3, 1\]"),
-        ("fp8 blocks", reshaped("q_proj.weight_scale_inv", lambda scales: scales[:1]), r"weight_scale_inv \[1, 2\]"),
+        ("fp8, a tensor", without("q_proj.weight_scale"), "no model.layers.0.self_attn.q_proj.weight_scale"),
+        ("fp8, blocks", without("weight_scale_inv"), "no model.layers.0"),
+        ("fp8, outputs", reshaped("q_proj.weight_scale", lambda scales: scales[:3]), r"q_proj.weight_scale \[3, 1\]"),
+        ("fp8, blocks", reshaped("q_proj.weight_scale_inv", lambda scales: scales[:1]), r"weight_scale_inv \[1, 2\]"),
     ],
 )
 def test_quantised_weights_without_a_part_are_named(tmp_path: Path, kind: str, damage: Damage, named: str) -> None:
-    method, _, scales = kind.partition(" ")
-    if method == "fp8":
-        fp8.write(tmp_path, scales)
-    else:
-        words.write(tmp_path, words.KINDS[method])
+    words.write(tmp_path, words.KINDS[kind])
     damage(tmp_path)
     with pytest.raises(ModelError, match=named):
         load(tmp_path)

@@ -69,14 +69,6 @@ def test_in_bfloat16_it_agrees_up_to_the_rounding_of_weights_and_result():
     np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), atol=2**-7, rtol=2**-7)
 
 
-def test_padding_tokens_and_an_empty_batch_give_zeros():
-    q, pages, batch = make_step(GROUPED, 1, [(1, 50), (30, 90)], seed=2)
-    out = triton(q, pages, batch)
-    assert not np.any(out[31:])
-    assert np.all(np.any(np.asarray(out[:31]), axis=-1))
-    assert not np.any(triton(*make_step(GROUPED, 0, [], seed=2)))
-
-
 def test_tile_borders_make_no_difference():
     queries = SMALL_TILES.chunk.rows // 3  # of one tile
     for chunk in (queries - 1, queries, queries + 1):
@@ -84,12 +76,6 @@ def test_tile_borders_make_no_difference():
             rows = [(1, context), (chunk, context), (chunk, chunk)]
             q, pages, batch = make_step(GROUPED, 1, rows, seed=chunk)
             np.testing.assert_allclose(triton(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)
-
-
-def test_decode_rows_served_as_chunks_of_one_token_give_the_same():
-    q, pages, batch = make_step(GROUPED, 5, [(1, 10), (1, 112), (1, 1), (1, 64), (1, 65), (30, 80)], seed=4)
-    as_chunks = batch._replace(num_decode=jnp.int32(0))
-    np.testing.assert_allclose(triton(q, pages, as_chunks), triton(q, pages, batch), atol=2e-6)
 
 
 @settings(max_examples=8)
@@ -118,15 +104,6 @@ def test_the_decode_grid_is_one_wave_and_its_programs_share_the_units():
     assert calls[0].params["grid_mapping"].grid == (4,)
     assert batch.work.decodes.row_units[-1] * 3 > 4  # a program has several
     np.testing.assert_allclose(attend(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)
-
-
-def test_rows_that_share_pages_read_the_same_context():
-    q, pages, batch = make_step(GROUPED, 2, [(1, 64), (1, 64), (20, 64)], seed=3)
-    batch = batch._replace(page_tables=batch.page_tables.at[1:3].set(batch.page_tables[0]))
-    q = q.at[1].set(q[0]).at[21].set(q[0])  # the last query of every row
-    out = triton(q, pages, batch)
-    np.testing.assert_allclose(out[1], out[0], atol=2e-6)
-    np.testing.assert_allclose(out[21], out[0], atol=2e-6)
 
 
 def test_the_tiles_chosen_for_a_gpu_give_the_reference_too():

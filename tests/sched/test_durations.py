@@ -18,18 +18,6 @@ def history_of(*seen: tuple[float, bool]) -> DurationHistory:
     return history
 
 
-def test_clean_ends_weigh_the_same() -> None:
-    curve = history_of((3.0, False), (1.0, False), (1.0, False), (8.0, False)).curve
-    assert curve.times == (1.0, 1.0, 3.0, 8.0)
-    assert curve.mass == pytest.approx((1.0, 0.75, 0.5, 0.25, 0.0))
-    assert curve.remaining_s(0.0) == pytest.approx(13 / 4)
-    assert curve.remaining_s(1.0) == pytest.approx((2 + 7) / 2)
-    assert curve.remaining_s(4.0) == pytest.approx(4.0)
-    assert curve.left(8.0) == 0.0
-    assert curve.held_s(2.0) == pytest.approx((1 + 1 + 2 + 2) / 4)
-    assert curve.held_s(1000.0) == pytest.approx(13 / 4)
-
-
 def test_a_censored_duration_hands_its_weight_to_all_that_lasted_longer() -> None:
     # Kaplan and Meier: P(X > 1) = 3/4, one leaves at 2, P(X > 3) = 3/4 · 1/2, P(X > 4) = 0
     curve = history_of((1.0, False), (2.0, True), (3.0, False), (4.0, False)).curve
@@ -56,18 +44,6 @@ def test_where_few_end_and_soon_whoever_is_oldest_is_expected_last() -> None:
     rests = [history.curve.remaining_s(age) for age in (2.0, 5.0, 20.0, 40.0)]
     assert rests == sorted(rests)
     assert all(history.curve.remaining_s(age) < rests[0] for age in (0.0, 1.0, 1.9))
-
-
-def test_a_call_in_flight_is_censored_at_its_age() -> None:
-    history = history_of((1.0, False), (9.0, False))
-    history.start("slow", 100.0)
-    history.start("new", 104.0)  # the slow one is 4 seconds old now; the new one says nothing
-    assert history.curve.left(1.0) == pytest.approx(2 / 3)  # three lasted that long, one ended
-    assert history.curve.left(5.0) == pytest.approx(2 / 3)
-    history.end("new", Seen(2.0, False))  # the slow one is 6 seconds old
-    assert history.curve.left(2.0) == pytest.approx(2 / 4)
-    history.end("slow", Seen(7.0, False))
-    assert [history.curve.left(t) for t in (1, 2, 7, 9)] == pytest.approx([3 / 4, 2 / 4, 1 / 4, 0])
 
 
 def test_only_the_last_durations_are_remembered() -> None:
@@ -100,10 +76,6 @@ def test_it_is_a_distribution_and_censoring_only_makes_it_longer(seen: list[tupl
         assert curve.left(duration_s) >= taken_for_ends.left(duration_s) - 1e-9
 
 
-def test_nothing_seen_leaves_nothing() -> None:
-    assert SurvivalCurve.from_seen([]).left(0.0) == 0.0
-
-
 def test_a_long_history_is_not_summed_up_again_for_every_call() -> None:
     history = history_of(*[(1.0, False)] * RING)
     curve = history.curve
@@ -125,13 +97,3 @@ def test_seconds_per_return_are_the_least_over_all_times_at_which_to_stop(seen: 
         ]
         least = min(costs, default=math.inf)
         assert curve.seconds_per_return(age_s) == (least if least == math.inf else pytest.approx(least, abs=1e-6))
-
-
-def test_a_call_that_may_never_return_takes_more_holding_than_one_that_will() -> None:
-    sure = history_of(*[(2.0, False)] * 10).curve
-    unsure = history_of(*[(2.0, False)] * 5, *[(50.0, True)] * 5).curve
-    assert sure.seconds_per_return(0.5) == pytest.approx(1.5)
-    assert unsure.seconds_per_return(0.5) == pytest.approx(1.5 / 0.5)
-    assert unsure.seconds_per_return(10.0) == math.inf
-    mean = history_of(*[(-10 * math.log(1 - (i + 0.5) / 200), False) for i in range(200)]).curve
-    assert mean.seconds_per_return(5.0) == pytest.approx(10.0, rel=0.25)

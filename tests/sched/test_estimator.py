@@ -43,15 +43,6 @@ def test_the_survival_of_elapsed_has_the_age_as_its_mean() -> None:
     assert mean == pytest.approx(3.0, rel=1e-3)
 
 
-def test_history_is_the_mean_of_what_lasted_longer() -> None:
-    estimator = taught(1.0, 2.0, 6.0)
-    assert estimator.remaining_s(SEARCH, 0.0) == pytest.approx(3.0)
-    assert estimator.remaining_s(SEARCH, 1.0) == pytest.approx((1 + 5) / 2)
-    assert estimator.duration_s(SEARCH, 1.0) == pytest.approx(4.0)
-    assert estimator.remaining_s(SEARCH, 2.5) == pytest.approx(3.5)
-    assert estimator.survival(SEARCH, 1.0, 2.0) == pytest.approx(1 / 2)
-
-
 def test_a_call_that_outlasts_everything_known_is_expected_to_last_as_long_again() -> None:
     estimator = taught(1.0, 2.0, 6.0)
     assert estimator.remaining_s(SEARCH, 6.0) == 6.0
@@ -112,11 +103,6 @@ def test_holding_times_are_the_cheapest_of_the_candidates() -> None:
     assert taught(*[6.0] * 5).hold_until_s(SEARCH, 1.0, 8.0) == 8.0
     assert taught(*[15.0] * 6).hold_until_s(SEARCH, 1.0, 8.0) == 8.0 * TRUST
     assert taught(*[15.0] * 5, *[0.1] * 100).hold_until_s(SEARCH, 1.0, 8.0) == 0.125
-
-
-def test_holding_times_stay_within_the_clamp() -> None:
-    assert taught(30.0, 30.0, trust=0.25).hold_until_s(SEARCH, 1.0, 8.0) == 2.0
-    assert taught(0.01, trust=1.0).hold_until_s(SEARCH, 1.0, 8.0) == 8.0
 
 
 def test_a_hint_is_believed_until_the_call_outlasts_it() -> None:

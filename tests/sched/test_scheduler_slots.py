@@ -26,16 +26,6 @@ def test_the_youngest_gives_way_when_a_page_is_missing() -> None:
     assert young.usage.recomputed >= 8
 
 
-def test_a_preempted_sequence_uses_the_host_tier_too() -> None:
-    bench = SchedulerBench(swap(), num_pages=6)
-    bench.prefilled("old", 8, max_tokens=10)
-    young = bench.prefilled("young", 7, max_tokens=10)
-    bench.drain()
-    assert young.preemptions
-    assert young.usage.recomputed == 0
-    assert young.usage.copied_out == young.usage.copied_in >= 8
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_preemption_can_be_forced_under_every_policy(policy: str) -> None:
     bench = SchedulerBench(POLICIES[policy](), num_pages=6, preemption="recompute")

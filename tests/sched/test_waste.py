@@ -71,11 +71,6 @@ def test_chunks_within_the_flat_part_cost_others_nothing() -> None:
     assert chunked_discard_waste(200, 1_000_000, 100, roofline) == pytest.approx(20.0)
 
 
-def test_with_an_affine_profile_others_pay_the_same_for_any_chunk() -> None:
-    whole = chunked_discard_waste(300, 1000, 300, affine)
-    assert chunked_discard_waste(300, 1000, 7, affine) == pytest.approx(whole)
-
-
 def test_the_least_waste_is_that_of_preserve_or_of_discard() -> None:
     assert least_waste(Waste(preserve=1.0, discard=2.0, swap=0.0)) == 1.0
     assert least_waste(Waste(preserve=3.0, discard=2.0, swap=0.0)) == 2.0

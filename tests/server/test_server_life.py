@@ -44,31 +44,6 @@ LONG: Any = {
 }
 
 
-@pytest.mark.usefixtures("gate")
-def test_a_stream_that_nobody_reads_any_more_frees_its_pages(served: Running, scripted: Scripted) -> None:
-    scripted.follow()
-    stream = served.client.chat.completions.create(stream=True, **LONG)
-    next(iter(stream))
-    assert engine_state(served.llm).has_work
-    stream.close()
-    until(lambda: not engine_state(served.llm).has_work)
-    served.wait_idle()
-
-
-@pytest.mark.usefixtures("gate")
-def test_an_answer_that_nobody_waits_for_frees_its_pages(served: Running, scripted: Scripted) -> None:
-    scripted.follow()
-    host, _, port = served.url.removeprefix("http://").partition(":")
-    body = json.dumps({"messages": QUESTION, "max_tokens": 1900, "ignore_eos": True}).encode()
-    length = f"Content-Length: {len(body)}\r\n\r\n".encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + length
-    with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(head + body)
-        until(lambda: engine_state(served.llm).has_work)
-    until(lambda: not engine_state(served.llm).has_work)
-    served.wait_idle()
-
-
 def test_a_drain_refuses_what_is_new_and_finishes_what_runs(scripted: Scripted, gate: Gate) -> None:
     scripted.follow()
     with running(scripted.llm, drain_timeout=60.0) as server:

@@ -30,14 +30,9 @@ TEMPLATE = r"""
 
 def write_model(folder: Path) -> None:
     """Write config, tokenizer and template into a folder; there are no weights: load it with `load_format="dummy"`."""
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers
+    from tests.support.sample_tokenizers import byte_backend
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore
-    backend.decoder = decoders.ByteLevel()  # pyright: ignore
-    backend.add_special_tokens(list(_SPECIAL))
+    backend = byte_backend(special=_SPECIAL)
     end = backend.token_to_id("<|im_end|>")
     config = {
         "architectures": ["LlamaForCausalLM"],

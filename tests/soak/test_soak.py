@@ -5,7 +5,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx2
@@ -18,28 +18,58 @@ from tests.soak.rounds import is_tied
 from tests.soak.tally import Tally
 from tests.soak.visits import same
 from tests.soak.watch import Held
-from tests.support.fake_openai import fake_openai
 
 IDLE = Held(requests=0, pages=0, tasks=3, threads=13, files=24)
 
 
-@pytest.fixture
-def fake() -> Iterator[str]:
-    with fake_openai() as url:
-        yield url
+WORDS = ["so0 ", "so1 ", "so2 "]
+WHOLE = b"".join(
+    b"data: %b\n\n" % json.dumps({"choices": [choice]}).encode()
+    for choice in (*({"delta": {"content": word}} for word in WORDS), {"delta": {}, "finish_reason": "length"})
+)
+END = b"data: [DONE]\n\n"
+ANSWERS: dict[str, tuple[int, bytes]] = {
+    "good": (200, WHOLE + END),
+    "busy": (429, b'{"error": {"message": "come again"}}'),
+    "broken": (500, b"<html>no"),
+    "stopped": (200, WHOLE[:40]),
+    "odd": (200, b"data: {no\n\n" + WHOLE + END),
+    "list": (200, b"data: [1]\n\n" + WHOLE + END),
+    "failing": (200, b'data: {"error": {"message": "it broke"}}\n\n' + WHOLE + END),
+}
 
 
-def got_of(url: str, model: str, *, stream: bool = True, patience_s: float = 10.0, leave_s: float | None = None) -> Got:
+async def answers(request: httpx2.Request) -> httpx2.Response:
+    """Of a server that does as the request's model says."""
+    match json.loads(request.content)["model"]:
+        case "silent":
+            await asyncio.Event().wait()
+        case "gone":
+            raise httpx2.RemoteProtocolError("gone")
+        case "cut":
+            return httpx2.Response(200, content=cut())
+        case name:
+            status, content = ANSWERS[name]
+            return httpx2.Response(status, content=content)
+    raise AssertionError
+
+
+async def cut() -> AsyncIterator[bytes]:
+    yield WHOLE[:60]
+    raise httpx2.RemoteProtocolError("cut")
+
+
+def got_of(model: str, *, stream: bool = True, patience_s: float = 10.0, leave_s: float | None = None) -> Got:
     async def go() -> Got:
         body = {"model": model, "messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "stream": stream}
-        async with httpx2.AsyncClient(base_url=url, timeout=None) as http:
+        async with httpx2.AsyncClient(base_url="http://fake", transport=httpx2.MockTransport(answers)) as http:
             return await send(http, Ask(CHAT, body, leave_s=leave_s), patience_s)
 
     return asyncio.run(go())
 
 
-def test_an_answer_is_read_to_its_end(fake: str) -> None:
-    got = got_of(fake, "good")
+def test_an_answer_is_read_to_its_end() -> None:
+    got = got_of("good")
     assert (got.end, got.first.text, got.first.finish_reason) == ("answered", "so0 so1 so2 ", "length")
 
 
@@ -47,14 +77,14 @@ def test_an_answer_is_read_to_its_end(fake: str) -> None:
     ("model", "end"),
     [("busy", "refused"), *((name, "lost") for name in ("broken", "gone", "cut", "stopped", "odd", "list", "failing"))],
 )
-def test_what_a_server_must_not_do_is_lost(fake: str, model: str, end: str) -> None:
-    assert got_of(fake, model).end == end
+def test_what_a_server_must_not_do_is_lost(model: str, end: str) -> None:
+    assert got_of(model).end == end
 
 
-def test_a_server_that_says_nothing_hangs_unless_its_client_left_before(fake: str) -> None:
-    assert got_of(fake, "silent", patience_s=0.1).end == "hung"
-    assert got_of(fake, "silent", stream=False, patience_s=0.1).end == "hung"
-    assert got_of(fake, "silent", leave_s=0.1).end == "left"
+def test_a_server_that_says_nothing_hangs_unless_its_client_left_before() -> None:
+    assert got_of("silent", patience_s=0.1).end == "hung"
+    assert got_of("silent", stream=False, patience_s=0.1).end == "hung"
+    assert got_of("silent", leave_s=0.1).end == "left"
 
 
 def test_only_nonsense_and_conversations_that_are_too_long_may_be_refused() -> None:

@@ -92,13 +92,6 @@ def test_a_machine_that_is_slower_at_everything_chooses_the_same(costs: dict[int
     assert relative_costs(scaled) == pytest.approx(relative_costs(costs))
 
 
-def test_a_tie_goes_to_the_fewest_layers_and_a_gain_to_those_who_have_it() -> None:
-    assert choose({1: [1.0], 4: [1.0], 30: [1.0]}, SLACK) == 1
-    assert choose({1: [1.019, 2.0], 4: [1.0, 2.0], 30: [1.0, 2.0]}, SLACK) == 1
-    assert choose({1: [1.5, 2.0], 4: [1.01, 2.0], 30: [1.0, 2.0]}, SLACK) == 4
-    assert choose({1: [1.5, 2.0], 4: [1.1, 2.0], 30: [1.0, 2.0]}, SLACK) == 30
-
-
 def test_what_turns_of_one_candidate_differ_by_is_tolerated() -> None:
     quiet, noisy, disturbed = (CandidateTiming(1.0, again_s, 0.1) for again_s in (1.001, 1.1, 2.0))
     assert tolerated([quiet, quiet, disturbed]) == SLACK

@@ -1,6 +1,5 @@
 """A start compiles what a first request needs, and the rest behind the requests; tokens are those of one that compiles all."""
 
-import time
 from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from jinfercept import LLM, SamplingParams
 from jinfercept.runner import executables
 from jinfercept.sched.named_profiles import PROFILES
 from tests.support.tiny_model import GOLDEN
+from tests.support.tool_runner import until
 
 FLAGS = {"dtype": "float32", "kv_tokens": 256, "max_num_seqs": 2, "max_num_batched_tokens": 32, "page_size": 4}
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -42,8 +42,7 @@ def test_a_start_leaves_executables_to_a_thread_and_writes_the_same_tokens(monke
         assert f"{llm.start_times.num_pending} more behind the first requests" in str(llm.start_times)
         assert llm.start_times.num_pending >= 10
         assert tokens(llm) == expected
-        while run.num_pending:
-            time.sleep(0.01)
+        until(lambda: not run.num_pending)
         llm.restart()
         assert tokens(llm) == expected
 

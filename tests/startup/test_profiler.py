@@ -276,14 +276,6 @@ def test_an_engine_measures_itself_once_and_writes_the_same_tokens(
         assert sizing.remembered_profile(*model) is None, "it was measured in another way"
 
 
-def test_an_engine_takes_a_profile_or_the_name_of_a_file(tmp_path: Path) -> None:
-    profile = PROFILES["roofline-llama-13b-a100"]
-    profile.save(tmp_path / "profile.json")
-    for given in (profile, tmp_path / "profile.json"):
-        with small_llm(profile=given, lazy=True) as llm:
-            assert llm.profile == profile
-
-
 def test_an_unknown_profile_is_refused_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "no/such/model", "--profile", "fastest", "--prompt", "x"]) == 2
     assert "no such profile; got fastest; fix: a JSON file, or one of" in capsys.readouterr().err

@@ -4,9 +4,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
-
 from jinfercept.calls import Call, Result, Tool
 from jinfercept.engine.clock import Clock
 from jinfercept.engine.engine import Engine
@@ -20,6 +17,7 @@ from jinfercept.sched.policy import Policy
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_engine import ManualClock, make_engine, next_token
+from tests.support.sample_tokenizers import byte_backend, ended
 
 MERGES = [("]", "["), ("D", "]"), ("Ġ", "["), ("[", "C"), ("(", ")"), ("E", "N"), ("EN", "D]")]
 """Tokens that span delimiters and their neighbours."""
@@ -31,12 +29,7 @@ PROMPT = (7, 11, 13)
 def ascii_tokenizer(special: bool) -> Tokenizer:
     """A token for each printable ASCII character and for `MERGES`, and `<end>`; the delimiters as tokens too if `special`."""
     characters = [chr(code) for code in range(33, 127)]
-    words = ["Ġ", *characters, *map("".join, MERGES)]
-    backend = tokenizers.Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=MERGES))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore
-    backend.decoder = decoders.ByteLevel()  # pyright: ignore
-    backend.add_special_tokens(["<end>", *(Delimiters() if special else ())])
-    return Tokenizer(backend, eos_token_ids=frozenset(backend.encode("<end>").ids))
+    return ended(byte_backend(MERGES, ["<end>", *(Delimiters() if special else ())], alphabet=["Ġ", *characters]))
 
 
 def make_markup(special: bool, **options: object) -> ContextMarkup:

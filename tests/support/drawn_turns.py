@@ -6,9 +6,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import tokenizers
 from jsonschema import Draft202012Validator
-from tokenizers import decoders, models, pre_tokenizers
 
 from jinfercept.chat.function_tools import chat_tools
 from jinfercept.chat.tool_choice import compile_calls, tool_choice
@@ -16,6 +14,7 @@ from jinfercept.events import CallEnded, Content
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.parsers.formats import FORMATS
 from jinfercept.tokenizer.tokenizer import Tokenizer
+from tests.support.sample_tokenizers import byte_backend, ended
 from tests.support.xml_writing import END
 
 MARKS = sorted({tag for form in FORMATS.values() for tag in form.tags if not tag.endswith("=")})
@@ -26,12 +25,7 @@ CLOSING = {*"\"'}])", "}}"}
 def vocabulary(marked: bool) -> tuple[Tokenizer, Grammars]:
     """Single bytes and some JSON; tags are special tokens, or text."""
     merges = [('"', ":"), ("{", '"'), ("Ġ", '"'), (",", 'Ġ"'), ("}", "}"), ("Ċ", "<"), ("e", ">")]
-    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
-    backend = tokenizers.Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore
-    backend.decoder = decoders.ByteLevel()  # pyright: ignore
-    backend.add_special_tokens(["<|im_end|>", *(MARKS if marked else ())])
-    tokenizer = Tokenizer(backend, eos_token_ids=frozenset(backend.encode("<|im_end|>").ids))
+    tokenizer = ended(byte_backend(merges, ["<|im_end|>", *(MARKS if marked else ())]), "<|im_end|>")
     return tokenizer, Grammars(tokenizer, tokenizer.vocab_size)
 
 

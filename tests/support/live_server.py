@@ -3,8 +3,7 @@
 import asyncio
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -24,6 +23,7 @@ from jinfercept.server.server_tools import ServerTools
 from jinfercept.server.service import Service
 from tests.support.engine_state import engine_state
 from tests.support.scripted_model import Scripted
+from tests.support.tool_runner import until as until
 
 MODEL = "scripted"
 END = "<|im_end|>"
@@ -71,14 +71,6 @@ class Running:
     def state(self) -> EngineState:
         """The engine between two steps."""
         return engine_state(self.llm)
-
-
-def until(reached: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Wait for something that happens on other threads."""
-    deadline = time.monotonic() + timeout_s
-    while not reached():
-        assert time.monotonic() < deadline, "it never happens"
-        time.sleep(0.002)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Tokenizers for tests: a small byte-level one, one of Llama 2's kind, and the embedded model's."""
 
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 import tokenizers
@@ -14,17 +15,31 @@ VOCAB = 290
 """Columns of a model's logits: padded, and no multiple of 32."""
 
 
+def byte_backend(
+    merges: Sequence[tuple[str, str]] = (),
+    special: Sequence[str | tokenizers.AddedToken] = (),
+    *,
+    alphabet: Iterable[str] | None = None,
+    use_regex: bool = False,
+) -> tokenizers.Tokenizer:
+    """A token for each byte, or each of an alphabet's, one for each merge, and special ones."""
+    words = [*(alphabet or sorted(pre_tokenizers.ByteLevel.alphabet())), *map("".join, merges)]
+    backend = tokenizers.Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[*merges]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)  # pyright: ignore
+    backend.decoder = decoders.ByteLevel()  # pyright: ignore
+    backend.add_special_tokens([*special])
+    return backend
+
+
+def ended(backend: tokenizers.Tokenizer, ends: str = "<end>") -> Tokenizer:
+    """The tokenizer for which these tokens end a text."""
+    return Tokenizer(backend, eos_token_ids=frozenset(backend.encode(ends).ids))
+
+
 @cache
 def byte_level() -> Tokenizer:
     """Byte-level, with two tokens that end a text: `<end>` and `<turn>`."""
-    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, MERGES)]
-    vocab = {word: token_id for token_id, word in enumerate(words)}
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=MERGES))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
-    backend.decoder = decoders.ByteLevel()  # pyright: ignore
-    backend.add_special_tokens(["<start>", "<end>", "<turn>"])
-    ends = backend.encode("<end><turn>").ids
-    return Tokenizer(backend, eos_token_ids=frozenset(ends))
+    return ended(byte_backend(MERGES, ["<start>", "<end>", "<turn>"], use_regex=True), "<end><turn>")
 
 
 @cache

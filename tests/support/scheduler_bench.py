@@ -5,6 +5,7 @@ from typing import final
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Residency
+from jinfercept.kv.states import NO_STATES, StateSizes
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.order import Order
 from jinfercept.sched.plan import StepPlan
@@ -36,8 +37,9 @@ class SchedulerBench:
         preemption: Preemption = "policy",
         order: Order | None = None,
         check: bool = True,
+        states: StateSizes = NO_STATES,
     ) -> None:
-        self.kv = KVManager(num_pages, num_host_pages, SIZE)
+        self.kv = KVManager(num_pages, num_host_pages, SIZE, states=states)
         self.scheduler = Scheduler(
             self.kv,
             policy,
@@ -50,7 +52,7 @@ class SchedulerBench:
             preemption=preemption,
             order=order,
         )
-        self.runner = FakeRunner(SIZE, buckets)
+        self.runner = FakeRunner(SIZE, buckets, has_states=bool(states.num_states))
         self.depth = depth
         self.in_flight: list[tuple[PlannedStep, tuple[int, ...]]] = []
         self.num_wasted = 0
@@ -63,11 +65,6 @@ class SchedulerBench:
         sequence = Sequence(name, tokens, self.kv.open(), max_tokens=max_tokens, tenant=tenant, weight=weight)
         self.scheduler.add(sequence)
         return sequence
-
-    @property
-    def tenants(self) -> set[str]:
-        """Tenants of the running sequences."""
-        return {sequence.tenant for sequence in self.scheduler.running}
 
     def step(self) -> StepPlan:
         """A plan, executed; and the result that is due."""

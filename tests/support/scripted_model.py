@@ -9,9 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tokenizers
-from tokenizers import decoders, pre_tokenizers
-from tokenizers import models as vocabularies
 
 from jinfercept.llm import LLM
 from jinfercept.models.blocks import Attend
@@ -19,6 +16,7 @@ from jinfercept.models.protocol import Params, Weights
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.startup.start import set_up
 from jinfercept.tokenizer.tokenizer import Tokenizer
+from tests.support.sample_tokenizers import byte_backend
 
 SPECIAL = (
     *("<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]"),
@@ -71,11 +69,7 @@ class ScriptedModel:
 
 def byte_tokenizer(chat_template: str | None) -> Tokenizer:
     """A token a byte, and the families' special tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(vocabularies.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore
-    backend.decoder = decoders.ByteLevel()  # pyright: ignore
-    backend.add_special_tokens(list(SPECIAL))
+    backend = byte_backend(special=SPECIAL)
     ends = frozenset(id for end in ENDS if (id := backend.token_to_id(end)) is not None)
     templates = {} if chat_template is None else {"default": chat_template}
     return Tokenizer(

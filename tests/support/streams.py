@@ -1,11 +1,11 @@
 """Requests of tests of streams, and what is left of them."""
 
-import time
 from typing import Any
 
 from jinfercept import LLM, SamplingParams
 from jinfercept.events import Token
 from tests.support.engine_state import engine_state
+from tests.support.tool_runner import until
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
@@ -17,10 +17,7 @@ def prompt(number: int) -> dict[str, Any]:
 
 def settle(llm: LLM) -> None:
     """Nothing runs any more, and no page is held."""
-    deadline = time.monotonic() + 60
-    while engine_state(llm).num_unfinished:
-        assert time.monotonic() < deadline, "a request was left running"
-        time.sleep(0.001)
+    until(lambda: not engine_state(llm).num_unfinished)
     pages = engine_state(llm).pages
     assert (pages.used, pages.claimed_dirty + pages.claimed_clean) == (0, 0)
 

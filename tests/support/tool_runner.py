@@ -70,4 +70,4 @@ def until(reached: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not reached():
         assert time.monotonic() < deadline, "it never happens"
-        time.sleep(0.005)
+        time.sleep(0.002)

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from jinfercept.errors import RequestError
 from jinfercept.tokenizer.segments import SegmentTokens, cutting_names
 from jinfercept.tokenizer.tokenizer import Tokenizer
-from tests.support.sample_tokenizers import sentencepiece, smollm2
+from tests.support.sample_tokenizers import byte_backend, sentencepiece, smollm2
 
 NAMES = ("<|start|>", "<|end|>", "<s>", "</s>")
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -178,14 +178,6 @@ def test_segments_have_the_tokens_of_the_whole_in_every_kind_of_vocabulary(norma
         check(drawn_vocabulary(normalizer, pre_tokenizer), Random(seed), 100)
 
 
-def byte_backend(*added: AddedToken) -> tokenizers.Tokenizer:
-    vocab = {char: id_ for id_, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
-    backend.add_special_tokens([*added])
-    return backend
-
-
 class WholeText:
     """A pre-tokenizer in Python."""
 
@@ -206,12 +198,12 @@ class WholeText:
     ],
 )
 def test_only_names_that_no_other_token_disturbs_cut(added: list[AddedToken], cutting: set[str]) -> None:
-    backend = byte_backend(*added)
+    backend = byte_backend((), [*added], use_regex=True)
     assert cutting_names(backend, ["<a>", "<b>", " <c>", "<a><b>", "b<", "<<", "no token"]) == cutting
 
 
 def test_a_name_that_is_searched_in_normalised_text_cuts_if_nothing_is_normalised() -> None:
-    backend = byte_backend()
+    backend = byte_backend(use_regex=True)
     backend.add_tokens([AddedToken("<a>", normalized=True)])
     assert cutting_names(backend, ["<a>"]) == {"<a>"}
     backend.normalizer = normalizers.Sequence([])  # pyright: ignore
@@ -221,10 +213,10 @@ def test_a_name_that_is_searched_in_normalised_text_cuts_if_nothing_is_normalise
 
 
 def test_nothing_cuts_where_whole_texts_are_looked_at_or_tokens_are_drawn() -> None:
-    backend = byte_backend(AddedToken("<a>"))
+    backend = byte_backend((), [AddedToken("<a>")], use_regex=True)
     backend.model = models.BPE(vocab={"a": 0}, merges=[], dropout=0.5)  # pyright: ignore
     assert cutting_names(backend, ["<a>"]) == set()
-    backend = byte_backend(AddedToken("<a>"))
+    backend = byte_backend((), [AddedToken("<a>")], use_regex=True)
     backend.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(WholeText())  # pyright: ignore
     assert cutting_names(backend, ["<a>"]) == set()
 

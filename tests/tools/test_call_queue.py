@@ -173,21 +173,6 @@ def test_a_call_that_is_cancelled_before_its_work_begins_gives_its_slot_back() -
     asyncio.run(play())
 
 
-def test_all_that_wait_can_be_cancelled() -> None:
-    async def play(calls: Calls) -> None:
-        await calls.come("a", *names("a", 20))
-        await calls.come("b", *names("b", 20))
-        for name, task in calls.tasks.items():
-            if name not in calls.begun:
-                task.cancel()
-        await calls.end("a0")
-        await calls.end("a1")
-        await calls.come("c", "c0", "c1", "c2")
-        assert calls.begun == ["a0", "a1", "c0", "c1"]
-
-    scene(2, play)
-
-
 def test_a_call_that_goes_on_after_it_was_cancelled_keeps_its_slot() -> None:
     async def play(calls: Calls) -> None:
         await calls.come("a", "a0", "a1")

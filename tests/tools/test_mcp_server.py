@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from mcp.server.mcpserver import MCPServer
 
 from jinfercept.errors import ConfigError
 from jinfercept.tools.load import load_tools
+from tests.support.mcp_http import serving
 from tests.support.tool_runner import tool_runner, until
 
 SHOP = Path(__file__).parents[1] / "support" / "mcp_shop.py"
@@ -117,13 +117,8 @@ def http_shop(port: int) -> Iterator[None]:
         """The price of an item."""
         return f"{item}: 23"
 
-    server = uvicorn.Server(uvicorn.Config(shop.streamable_http_app(), port=port, log_level="critical"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    until(lambda: server.started)
-    yield
-    server.should_exit = server.force_exit = True
-    thread.join()
+    with serving(shop, port):
+        yield
 
 
 def test_a_server_over_http_that_goes_away_is_found_again(tmp_path: Path) -> None:
@@ -167,8 +162,7 @@ def test_loaded_tools_close_in_an_event_loop_too(tmp_path: Path) -> None:
             assert tool.tool is not None
             function: Any = tool.tool.function
             call = asyncio.ensure_future(function('{"question": "?"}'))
-            while not loaded.inbox.pending():
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(until, lambda: bool(loaded.inbox.pending()))
             loaded.inbox.answer(loaded.inbox.pending()[0].id, "yes")
             return await call
 

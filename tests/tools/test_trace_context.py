@@ -9,13 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 
 from jinfercept.intercept.current_call import CURRENT_CALL, CurrentCall
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.tools.load import LoadedTools, load_tools
-from tests.support.tool_runner import until
+from tests.support.mcp_http import serving
 
 TRACE = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "tracestate": "vendor=opaque"}
 TOML = """
@@ -97,13 +96,8 @@ def mcp_server(seen: list[dict[str, Any]]) -> Iterator[int]:
         seen.append(dict(ctx.request_context.meta or {}))
         return "23"
 
-    server = uvicorn.Server(uvicorn.Config(shop.streamable_http_app(), port=0, log_level="critical"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    until(lambda: server.started)
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = server.force_exit = True
-    thread.join()
+    with serving(shop) as port:
+        yield port
 
 
 def call(loaded: LoadedTools, name: str, trace: dict[str, str]) -> str:

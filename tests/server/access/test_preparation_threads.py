@@ -43,17 +43,6 @@ def with_pool(use: Callable[[FairThreadPool, threading.Event], Coroutine[Any, An
     asyncio.run(run())
 
 
-def test_a_key_with_much_work_holds_up_no_other() -> None:
-    async def use(pool: FairThreadPool, released: threading.Event) -> None:
-        for size in (10, LARGE):
-            waiting = [asyncio.ensure_future(pool.run("one", size, released.wait)) for _ in range(8)]
-            await settle()
-            assert await pool.run("two", size, lambda: "done") == "done"
-            assert not any(task.done() for task in waiting)
-
-    with_pool(use)
-
-
 def test_heavy_work_holds_up_no_light_work_of_any_key() -> None:
     async def use(pool: FairThreadPool, released: threading.Event) -> None:
         heavy = [asyncio.ensure_future(pool.run(key, LARGE, released.wait)) for key in ("one", "two", "three")]
@@ -75,22 +64,6 @@ def test_keys_take_turns() -> None:
         await asyncio.gather(*blocked, *tasks)
         assert order.index("c") < 5  # two threads note what they have run, in either order
         assert order.index("b") < 6
-
-    with_pool(use)
-
-
-def test_work_of_a_client_that_has_gone_never_begins() -> None:
-    async def use(pool: FairThreadPool, released: threading.Event) -> None:
-        begun = list[str]()
-        first = asyncio.ensure_future(pool.run("one", LARGE, released.wait))
-        gone = asyncio.ensure_future(pool.run("one", LARGE, lambda: begun.append("gone")))
-        stays = asyncio.ensure_future(pool.run("one", LARGE, lambda: begun.append("stays")))
-        await settle()
-        gone.cancel()
-        await settle()
-        released.set()
-        await asyncio.gather(first, stays)
-        assert begun == ["stays"]
 
     with_pool(use)
 
@@ -124,19 +97,6 @@ def test_a_failure_is_the_caller_s_and_takes_no_thread_with_it() -> None:
             with pytest.raises(ZeroDivisionError):
                 await pool.run("one", LARGE, lambda: 1 // 0)
         assert await pool.run("one", LARGE, lambda: "done") == "done"
-
-    with_pool(use)
-
-
-def test_in_the_end_all_that_waits_or_runs_is_503() -> None:
-    async def use(pool: FairThreadPool, released: threading.Event) -> None:
-        tasks = [asyncio.ensure_future(pool.run("one", LARGE, released.wait)) for _ in range(3)]
-        await settle()
-        pool.close()
-        answers = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [getattr(error, "status_code", None) for error in answers] == [503] * 3
-        with pytest.raises(ApiError):
-            await pool.run("one", LARGE, released.wait)
 
     with_pool(use)
 

@@ -5,13 +5,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import openai
 import pytest
 
 from jinfercept.protocols.openai.chat_schemas import Message
 from tests.support.chat_templates import QWEN3
 from tests.support.live_server import END, MODEL, Running, prompt_of
-from tests.support.price_chat import PRICE, QUESTION, says
+from tests.support.responses import ASKED as QUESTION
+from tests.support.responses import CHAT_PRICE as PRICE
+from tests.support.responses import says
 from tests.support.scripted_model import Make, Scripted
 
 
@@ -240,15 +241,6 @@ def test_reasoning_behind_a_text_is_reasoning_in_every_dialect(served: Running, 
     assert [block.get("thinking", block.get("text")).strip() for block in blocks] == parts
 
 
-def test_openai_helpers_parse_what_the_server_says(served: Running, scripted: Scripted) -> None:
-    says(scripted, "It costs 23." + END)
-    with served.client.chat.completions.stream(model=MODEL, messages=QUESTION, temperature=0) as stream:
-        kinds = {event.type for event in stream}
-        final = stream.get_final_completion()
-    assert {"chunk", "content.delta", "content.done"} <= kinds
-    assert final.choices[0].message.content == "It costs 23."
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -294,19 +286,6 @@ def test_a_field_that_is_wrong_is_named(served: Running, fields: dict[str, Any],
     assert (answer.status_code, error["param"]) == (400, param)
     assert error["type"] == "invalid_request_error"
     assert error["message"]
-
-
-def test_openais_client_raises_what_it_has_for_each_status(served: Running) -> None:
-    create: Any = served.client.chat.completions.create
-    with pytest.raises(openai.BadRequestError, match="temperature") as bad:
-        create(model=MODEL, messages=QUESTION, temperature=-3)
-    assert bad.value.param == "temperature"
-    with pytest.raises(openai.NotFoundError) as missing:
-        create(model="gpt-9", messages=QUESTION)
-    assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
-    with pytest.raises(openai.BadRequestError) as long:
-        create(model=MODEL, messages=[{"role": "user", "content": "x" * 3000}])
-    assert long.value.code == "context_length_exceeded"
 
 
 def test_special_tokens_in_what_a_client_sends_stay_text_unless_the_server_says_otherwise(

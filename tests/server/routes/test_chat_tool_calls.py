@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from tests.support.live_server import END, MODEL, Running
-from tests.support.price_chat import CALL, PEN, PRICE, QUESTION, says
+from tests.support.responses import ASKED as QUESTION
+from tests.support.responses import CALL, PEN, says
+from tests.support.responses import CHAT_PRICE as PRICE
 from tests.support.scripted_model import Scripted
 
 

@@ -137,15 +137,6 @@ def test_calls_are_streamed_in_pieces_of_json(served: Running, scripted: Scripte
     assert (message.content[0].input, message.stop_reason) == ({"item": "lamp"}, "tool_use")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_call_that_is_cut_off_has_the_arguments_so_far(served: Running, scripted: Scripted, stream: bool) -> None:
-    says(scripted, CALL + END, tools=[CHAT_PRICE])
-    fields: Any = {"tools": [PRICE], "max_tokens": len(CALL) - len('mp"}}\n</tool_call>')}
-    done = streamed(served, **fields)[1] if stream else create(served, **fields)
-    assert (done.stop_reason, done.content[0].name) == ("max_tokens", "price")
-    assert done.content[0].input in ({}, {"item": "la"})
-
-
 @pytest.mark.parametrize("number", ["1e400", "NaN"])
 def test_arguments_with_a_number_that_json_does_not_have_are_none(
     served: Running, scripted: Scripted, number: str

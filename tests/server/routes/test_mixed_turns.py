@@ -127,16 +127,6 @@ def test_a_call_of_a_tool_that_nobody_has_is_the_servers_to_answer(server: Runni
     assert follow_up(server, scripted, before, [*QUESTION, turn, *results], shown) <= 1
 
 
-def test_what_is_forgotten_only_costs_time(server: Running, scripted: Scripted) -> None:
-    says(scripted, server, TURN, QUESTION, own=[BUY])
-    answer = said(ask(server, QUESTION, tools=[BUY]))
-    server.service.tool_history._turns._entries.clear()
-    result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "bought"}
-    shown = [*QUESTION, called("", ("buy", "lamp")), returned("bought")]
-    says(scripted, server, "Bye.", shown, own=[BUY])
-    assert said(ask(server, [*QUESTION, answer, result], tools=[BUY]))["content"] == "Bye."
-
-
 def test_others_are_not_reminded(scripted: Scripted, tmp_path: Path) -> None:
     with shop(scripted, tmp_path, api_key=("one", "two")) as server:
         says(scripted, server, "It costs 23.", LAMP)

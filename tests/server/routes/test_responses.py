@@ -7,7 +7,6 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from jinfercept.server.routes.engine_requests import RequestHints, with_hints
 from tests.support.live_server import END, MODEL, Running, prompt_of
 from tests.support.responses import ASKED, CALL, CHAT_PRICE, PEN, PRICE, QUESTION, answer, says
 from tests.support.scripted_model import Scripted
@@ -52,12 +51,6 @@ def test_two_follow_ups_of_one_response_both_go_on_from_it(served: Running, scri
         branch = answer(served, question, previous_response_id=first.id)
         assert branch.output_text == text
         assert branch.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens // 16 * 16
-
-
-def test_the_request_follows_that_of_the_previous_response(scripted: Scripted) -> None:
-    [request] = scripted.llm.make_chats([ASKED], None, (), {})
-    [followed] = with_hints([request], RequestHints(follows="resp_1"))
-    assert followed.follows == "resp_1"
 
 
 def test_instructions_come_first_and_are_not_carried_over(served: Running, scripted: Scripted) -> None:

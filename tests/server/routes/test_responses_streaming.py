@@ -1,17 +1,15 @@
 """The typed events of `/v1/responses`, and responses whose client has disconnected."""
 
 import json
-from http.client import HTTPConnection
 from typing import Any
 
 import openai
 import pytest
-from pydantic import BaseModel
 
 from jinfercept.models.protocol import Params
 from tests.support.engine_state import engine_state
 from tests.support.gate import Gate
-from tests.support.live_server import END, MODEL, Running, running, until
+from tests.support.live_server import END, Running, running, until
 from tests.support.responses import CALL, CHAT_PRICE, PEN, PRICE, QUESTION, answer, says
 from tests.support.scripted_model import Scripted
 
@@ -69,17 +67,6 @@ def test_calls_come_in_typed_events_without_the_blanks_between_them(served: Runn
     assert [item.status for item in final.output] == ["completed", "completed"]
 
 
-def test_openais_helper_reads_the_stream_and_parses_it(served: Running, scripted: Scripted) -> None:
-    class Price(BaseModel):
-        price: int
-
-    says(scripted, '{"price": 23}' + END)
-    stream: Any = served.client.responses.stream
-    with stream(model=MODEL, input=QUESTION, text_format=Price, max_output_tokens=60, temperature=0) as events:
-        assert "response.output_text.delta" in {event.type for event in events}
-        assert events.get_final_response().output_parsed == Price(price=23)
-
-
 def test_what_is_cut_off_ends_in_its_own_event(served: Running, scripted: Scripted) -> None:
     says(scripted, "It costs 23." + END)
     events = list(answer(served, stream=True, max_output_tokens=8))
@@ -116,18 +103,6 @@ def test_a_stream_that_nobody_reads_any_more_is_cancelled_and_frees_its_pages(
     assert served.client.responses.retrieve(name).status == "cancelled"
     with pytest.raises(openai.BadRequestError, match="cancelled"):
         answer(served, previous_response_id=name)
-
-
-@pytest.mark.usefixtures("gate")
-def test_an_answer_that_nobody_waits_for_frees_its_pages(served: Running, scripted: Scripted) -> None:
-    scripted.follow()
-    body = {"input": QUESTION, "max_output_tokens": 1900, "ignore_eos": True}
-    connection = HTTPConnection(served.url.removeprefix("http://"))
-    connection.request("POST", "/v1/responses", json.dumps(body), {"Content-Type": "application/json"})
-    until(lambda: engine_state(served.llm).has_work)
-    connection.close()
-    until(lambda: not engine_state(served.llm).has_work)
-    served.wait_idle()
 
 
 def test_a_response_in_the_background_is_polled(served: Running, scripted: Scripted) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.chat_templates import QWEN
 from tests.support.live_server import Running, prompt_of
-from tests.support.price_chat import QUESTION
+from tests.support.responses import ASKED as QUESTION
 from tests.support.scripted_model import Make
 from tests.support.scripted_turns import write_turns
 

@@ -29,22 +29,6 @@ include = ["price", "die"]
 """
 
 
-def test_a_person_answers_over_http(scripted: Scripted, tmp_path: Path) -> None:
-    with shop(scripted, tmp_path, toml=BOSS) as server, ThreadPoolExecutor(1) as pool:
-        turn = called("", ("boss", None))
-        turn["tool_calls"][0]["function"]["arguments"] = {"question": "Sell?"}
-        says(scripted, server, "Sold.", [*QUESTION, turn, returned("yes")])
-        waiting = pool.submit(lambda: ask(server, QUESTION))
-        until(lambda: bool(server.http.get("/inbox").json()["data"]))
-        [call] = server.http.get("/inbox").json()["data"]
-        assert (call["tool"], call["arguments"]) == ("boss", {"question": "Sell?"})
-        assert server.http.get("/live").json()["inbox"] == 1
-        assert server.http.post(f"/inbox/{call['id']}/answer", json={"text": "yes"}).status_code == 200
-        done = waiting.result()
-        assert done.choices[0].message.content == "Sold."
-        assert call["request_id"] == done.id
-
-
 def test_a_call_is_seen_by_those_of_its_key_and_by_operators(scripted: Scripted, tmp_path: Path) -> None:
     keys = {"api_key": ("one", "two"), "operator_key": ("chief",)}
     with shop(scripted, tmp_path, toml=BOSS, **keys) as server, ThreadPoolExecutor(1) as pool:

@@ -10,7 +10,9 @@ from tests.support.anthropic_client import PRICE as MESSAGES_PRICE
 from tests.support.anthropic_client import create
 from tests.support.chat_templates import QWEN, QWEN3
 from tests.support.live_server import END, MODEL, Running, prompt_of
-from tests.support.price_chat import CALL, PRICE, QUESTION
+from tests.support.responses import ASKED as QUESTION
+from tests.support.responses import CALL
+from tests.support.responses import CHAT_PRICE as PRICE
 from tests.support.scripted_model import Make, Scripted
 from tests.support.tool_server import ask, cached
 

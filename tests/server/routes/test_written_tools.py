@@ -56,16 +56,6 @@ def test_a_template_that_knows_no_tools_lets_the_model_answer_or_call(
     assert "It costs 23." in post(path, tool, **{field: ASKED})
 
 
-def test_the_tokens_of_a_conversation_are_those_of_its_prompt(make_scripted: Make, served: Running) -> None:
-    scripted = make_scripted(PLAIN)
-    scripted.follow(f"{prompt_of(scripted, ASKED, [CHAT_PRICE])}Yes.{END}")
-    body = {"messages": ASKED, "tools": [CHAT_PRICE]}
-    tokens = served.http.post("/tokenize", json=body).json()["tokens"]
-    assert served.chat(return_token_ids=True, **body).json()["prompt_token_ids"] == tokens
-    message = served.http.post("/v1/messages/count_tokens", json={"messages": ASKED, "tools": [ANTHROPIC]}).json()
-    assert message["input_tokens"] == len(tokens)
-
-
 def history(path: str, answer: dict[str, Any]) -> list[Any]:
     """The conversation with an answer that calls, as its client sends it back with the results."""
     if path == "/v1/chat/completions":
