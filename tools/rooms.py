@@ -1,11 +1,10 @@
 """Prints the map of the source: lines of every room, who imports whom, floors, lengths of functions, class names used twice.
 
-    tools/rooms [--check] [DIRECTORY]     of a checkout; default: this one
+    tools/rooms [DIRECTORY]     of a checkout; default: this one
 
 A room is a package directly under `jinfercept/`; modules at its root count each as a room of their own. Floor 0 imports no
 other room; every other room is one floor above the highest that it imports. Imports under `TYPE_CHECKING` do not count. Ends
-with status 1 if rooms import each other in a circle and, with `--check`, if the package or a room has more lines than
-`MOST_LINES` and `MOST_ROOM_LINES`. Needs Python 3.12 and nothing else.
+with status 1 if rooms import each other in a circle. Needs Python 3.12 and nothing else.
 """
 
 import ast
@@ -18,15 +17,11 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 PACKAGE = "jinfercept"
-MOST_LINES = 87_380
-MOST_ROOM_LINES = 8_000
-"""Limits of the package, which is what the wheel holds, and of a room. They are lowered as the package shrinks."""
 
 
 def main() -> int:
-    """Print the map; 1 if there is a circle, or if `--check` finds too many lines."""
+    """Print the map; 1 if there is a circle."""
     parser = ArgumentParser(prog="tools/rooms", description="Print the map of the source.")
-    parser.add_argument("--check", action="store_true", help="hold the limits of lines")
     parser.add_argument("directory", nargs="?", type=Path, default=Path(__file__).parent.parent, help="of a checkout")
     options = parser.parse_args()
     root = options.directory
@@ -56,17 +51,7 @@ def main() -> int:
     for name, files in class_names(trees).items():
         if len(files) > 1:
             print(f"  {name}: {', '.join(str(file.relative_to(root / PACKAGE)) for file in files)}")
-    return check(lines) if options.check else 0
-
-
-def check(lines: Mapping[str, int]) -> int:
-    """1 if the package or a room has too many lines, which are printed; `lines` is by room."""
-    too_long = {room: count for room, count in lines.items() if count > MOST_ROOM_LINES}
-    if sum(lines.values()) > MOST_LINES:
-        print(f"too long: the package has {sum(lines.values()):,} lines, at most {MOST_LINES:,}", file=sys.stderr)
-    for room, count in too_long.items():
-        print(f"too long: {room} has {count:,} lines, at most {MOST_ROOM_LINES:,}", file=sys.stderr)
-    return 1 if too_long or sum(lines.values()) > MOST_LINES else 0
+    return 0
 
 
 def room_of(parts: tuple[str, ...]) -> str:

@@ -85,7 +85,7 @@ class Interpreter(jaxpr_interpret.JaxprInterpreter):
         if not places:
             return plain(eqn, token, get_invals)
         before, shape = transforms[: places[0]], transforms[places[0]].shape
-        whole = TransformedRef(eqn.invars[0].aval, before).type
+        whole: Any = TransformedRef(eqn.invars[0].aval, before).type
         num_rows, values = eqn.outvars[0].aval.shape[0], {}
         if len(leaves) < len(others):
             missing = ((0, shape[0] - num_rows), (0, 0))
