@@ -12,7 +12,7 @@ from typing import NamedTuple
 INSTRUCTION = re.compile(r"^\s+(ROOT )?%(\S+) = (.+?) ([\w-]+)\((.*)$")
 ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 OPERAND = re.compile(r"%([\w.-]+)(?:#(\d+))?")
-PARAMS = re.compile(r'op_name="(?:params|weights)')
+PARAMS = re.compile(r'op_name="(?:params|weights|leaves)')
 VIEWS = {"bitcast", "reshape", "get-tuple-element", "copy-done"}
 SLICING = {"gather", "dynamic-slice", "slice"}
 UPDATING = {"dynamic-update-slice", "scatter"}

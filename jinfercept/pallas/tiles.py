@@ -93,13 +93,14 @@ def choose_tiles(
     if not hopper and chunk_rows * (width + chunk_tokens) > MOST_ACCUMULATORS:
         chunk_tokens = max(LEAST_TOKENS, chunk_tokens // 2)
     decode_bytes = (rows + 2 * decode_tokens) * width * itemsize + BLOCK_BYTES
-    block_registers = 4 * WARP * DECODE_REGISTERS[quantised][max(width, 64)]
+    decode_warps = 8 if rows > LEAST_ROWS else 4  # so many rows spill registers of four
+    block_registers = decode_warps * WARP * DECODE_REGISTERS[quantised][max(width, 64)]
     decode_blocks = max(1, min(REGISTERS // block_registers, shared_bytes // decode_bytes))
     few_warps = hopper and chunk_rows == WARPGROUP_ROWS
     if quantised and few_warps and width > 64:
         chunk_tokens, few_warps = max(LEAST_TOKENS, chunk_tokens // 2), False
     return Tiles(
-        decode=Tile(rows, decode_tokens, num_warps=4, num_stages=3),
+        decode=Tile(rows, decode_tokens, decode_warps, num_stages=3),
         chunk=Tile(chunk_rows, chunk_tokens, num_warps=4 if few_warps else 8, num_stages=3),
         programs=num_multiprocessors * decode_blocks,
     )

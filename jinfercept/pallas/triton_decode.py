@@ -36,7 +36,7 @@ from jinfercept.pallas.triton_softmax import (
 )
 from jinfercept.pallas.work_schedule import Work
 
-JOINED_UNITS = {False: 4, True: 2}  # pieces of a row that are loaded in one turn, by whether pages are quantised
+NARROW = 64  # head dim up to which joining four pieces a turn can spill: the assembler gives threads few registers
 OUT = 3  # the place of `out` in `_Results`
 
 
@@ -322,7 +322,7 @@ def _serve_rows(
         def _():
             @pl.when(plgpu.atomic_add(results.counts, (counted,), jnp.int32(1)) == end - first - 1)
             def _():
-                _join(results, row, first, end, kv_head, group, JOINED_UNITS[columns != WHOLE])
+                _join(results, row, first, end, kv_head, group, 4 if columns == WHOLE and head_dim > NARROW else 2)
                 plgpu.store(results.counts.at[counted], jnp.int32(0))
 
     padding, num_units = (ref[ref.shape[0] - 1] for ref in (schedule.query_starts, schedule.row_units))
@@ -347,7 +347,7 @@ def _share(count: Int[Array, ""], num_heads: int, serve: Callable[[Int[Array, ""
 def _join(
     results: _Results, row: Int[Array, ""], first: Int[Array, ""], end: Int[Array, ""], kv_head, group: int, units: int
 ) -> None:
-    """Leave a row's results for the query heads of a KV head, of its pieces from `first` on."""
+    """Leave a row's results for the query heads of a KV head, of its pieces from `first` on, `units` a turn."""
     head_dim = results.out.shape[2]
     heads, width = power_of_two(group), power_of_two(head_dim)
     head, column = kv_head * group + jnp.arange(heads), jnp.arange(width)
