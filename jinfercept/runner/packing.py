@@ -235,7 +235,7 @@ class _Parts(NamedTuple):
     adapters: Any
 
 
-class _Place(NamedTuple):
+class _RowPlace(NamedTuple):
     """Where a part of the vector lies, and its shape."""
 
     first: int
@@ -244,7 +244,7 @@ class _Place(NamedTuple):
 
 
 @lru_cache
-def _places(shape: PackedShape) -> tuple[list[_Place], Any]:
+def _places(shape: PackedShape) -> tuple[list[_RowPlace], Any]:
     """The places of all parts, each of which begins at a multiple of `ALIGNED`, and their tree."""
     tokens: Any = (shape.num_tokens,)
     rows: Any = (shape.num_rows,)
@@ -270,7 +270,7 @@ def _places(shape: PackedShape) -> tuple[list[_Place], Any]:
     shapes, tree = jax.tree.flatten(table, is_leaf=lambda part: type(part) is tuple)
     sizes = [prod(dims) for dims in shapes]
     firsts = accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes[:-1]), initial=0)
-    places = [_Place(first, first + size, dims) for first, size, dims in zip(firsts, sizes, shapes, strict=True)]
+    places = [_RowPlace(first, first + size, dims) for first, size, dims in zip(firsts, sizes, shapes, strict=True)]
     return places, tree
 
 

@@ -36,10 +36,9 @@ def test_closing_is_an_error_of_every_caller_that_still_waits() -> None:
         next(streams[0])
         [finished] = llm.generate(prompt(5), SamplingParams(max_tokens=1))
         both = [replace(LONG, max_tokens=1), LONG]
-        waiting = [
-            threads.submit(llm.generate, [prompt(6), prompt(7)], both),
-            threads.submit(lambda: asyncio.run(llm.agenerate([prompt(8), prompt(9)], both))),
-        ]
+        waiting = [threads.submit(llm.generate, [prompt(6), prompt(7)], both)]
+        until(lambda: engine_state(llm).num_unfinished == 4)  # the first of the two has ended
+        waiting.append(threads.submit(lambda: asyncio.run(llm.agenerate([prompt(8), prompt(9)], both))))
         until(lambda: engine_state(llm).num_unfinished == 5)
         llm.close()
         for failure in (future.exception(60) for future in waiting):

@@ -8,9 +8,19 @@ import pytest
 
 from tests.support.chat_templates import QWEN3
 from tests.support.live_server import END, MODEL, Running, prompt_of
-from tests.support.price_chat import CALL, PEN, PRICE, QUESTION
 from tests.support.scripted_model import Make
 
+QUESTION: Any = [{"role": "user", "content": "How much is a lamp?"}]
+CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "lamp"}}\n</tool_call>'
+PEN = CALL.replace("lamp", "pen")
+PRICE: Any = {
+    "type": "function",
+    "function": {
+        "name": "price",
+        "description": "The price of an item.",
+        "parameters": {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]},
+    },
+}
 CUSTOM = {"name": "patch", "description": "Edits."}
 PATCH = CALL.replace("price", "patch").replace("item", "input")
 PIECES = (
