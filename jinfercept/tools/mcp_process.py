@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.01
 _EXIT_S = 2.0
+_WATCH_S = 0.2
 _PIPE_ERRORS = (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)
 
 _END_BYTES = 200
@@ -67,6 +68,7 @@ class McpProcess:
         try:
             async with sent, write, anyio.create_task_group() as tasks:
                 tasks.start_soon(_write, process, write)
+                tasks.start_soon(_watch, process)
                 yield _messages(process, lost), sent
                 tasks.cancel_scope.cancel()
         finally:
@@ -114,6 +116,15 @@ async def _messages(process: Process, lost: Callable[[], object]) -> AsyncGenera
                 if len(line) > MAX_ANSWER_BYTES:
                     line[_END_BYTES:-_END_BYTES] = _CUT
     lost()  # before the calls that wait are failed
+
+
+async def _watch(process: Process) -> None:
+    """End the output of a process that has ended, although a child of it may hold the pipe."""
+    assert process.stdout is not None
+    while process.returncode is None:
+        await anyio.sleep(_WATCH_S)
+    await anyio.sleep(_WATCH_S)  # for what it has written
+    await process.stdout.aclose()
 
 
 async def _write(process: Process, write: Any) -> None:

@@ -1,6 +1,7 @@
 """An MCP server as a source of tools: it is started or connected, its tools are listed, and a lost connection is renewed.
 
-A task of its own holds each connection; calls come from other tasks. Calls without a connection fail at once.
+A task of its own holds each connection; calls come from other tasks. Calls without a connection fail at once, but those of Python
+tools wait for the next process.
 """
 
 import asyncio
@@ -192,12 +193,15 @@ class McpServer:
                 if connection.successor is not None:  # while the other calls of the old session end
                     connection = connection.successor
                     continue
+                following = _McpConnection()
+                if is_own := self._limits is not None and connection.client is not None:
+                    self._connection = following  # calls wait for it: a tool ended the process, not what starts it
                 await asyncio.wait([serving])
                 log.warning("%s was lost: %s", self._shown, self._problem)
-                if time.monotonic() - since_s > _LONGEST_PAUSE_S:  # a server that ends at once keeps the longer pause
-                    pause_s = _FIRST_PAUSE_S
+                if is_own or time.monotonic() - since_s > _LONGEST_PAUSE_S:
+                    pause_s = _FIRST_PAUSE_S  # a server that ends at once keeps the longer pause
                 await asyncio.sleep(pause_s)
-                pause_s, connection = min(2 * pause_s, _LONGEST_PAUSE_S), _McpConnection()
+                pause_s, connection = min(2 * pause_s, _LONGEST_PAUSE_S), following
 
     async def _serve(self, connection: _McpConnection) -> None:
         """Connect, and keep the list of the tools until the connection is lost and its calls have ended."""

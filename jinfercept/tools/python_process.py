@@ -9,6 +9,7 @@ import inspect
 import json
 import logging
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -108,6 +109,7 @@ async def _serve(facts: dict[str, Any]) -> None:
 def main() -> None:
     """Serve until standard input ends. Threads of tools that hang end with the process."""
     logging.basicConfig(format="%(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's way would wait for the thread that reads
     try:
         asyncio.run(_serve(json.loads(sys.argv[1])))
     except BaseException:

@@ -22,6 +22,7 @@ from tests.support.tool_runner import ToolRunner, tool_runner, until
 FUNCTIONS = '''
 import asyncio
 import os
+import signal
 import time
 from pathlib import Path
 from jinfercept.intercept.current_call import CURRENT_CALL
@@ -81,8 +82,13 @@ def stop() -> str:
     """Has nothing."""
     return next(iter(()))
 
-def die() -> str:
+def die(way: str) -> str:
     """Ends its process."""
+    if way == "beside a child" and os.fork() == 0:
+        time.sleep(600)
+    if way == "interrupted":
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(600)
     os._exit(3)
 
 def bad() -> str:
@@ -184,8 +190,9 @@ def test_what_one_tool_of_a_file_does_neither_ends_nor_delays_the_others(tmp_pat
         assert runner.ask("price", item="lamp").text == "1 lamp: 23, for one", "sync functions have threads"
         (tmp_path / "go").touch()
         assert runner.result("blocks").text == "awake"
-        assert "was lost during the call" in runner.ask("die").text
-        until(lambda: runner.ask("price", item="lamp").text == "1 lamp: 23, for one")
+        for way in ("at once", "beside a child", "interrupted"):
+            assert "was lost during the call" in runner.ask("die", way=way).text
+            assert runner.ask("price", item="lamp").text == "1 lamp: 23, for one", "the next call finds a new process"
         runner.call("swallow", "swallow")
         until(lambda: events(tmp_path)[4:] == ["begun"])
         began_s = time.monotonic()
