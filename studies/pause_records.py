@@ -30,7 +30,7 @@ class PauseCost(NamedTuple):
     """Measured waste of a pause, in token·seconds. The seconds of a step divide as in `meter.ledger`.
 
     Attributes:
-        held: own tokens on the device, from the pause to the return; equation (2) predicts it.
+        kept: own tokens on the device, from the pause to the return; equation (2) predicts it.
         recompute: own tokens for the steps that recompute some of them, other running contexts for the growth of these steps;
             equation (4).
         fetch: own tokens for the other steps from admission to the next token, which wait for copies from the host; equation
@@ -40,7 +40,7 @@ class PauseCost(NamedTuple):
         queued: own tokens on the device, from the return to admission. No equation has it.
     """
 
-    held: float
+    kept: float
     recompute: float
     fetch: float
     stall: float
@@ -49,7 +49,7 @@ class PauseCost(NamedTuple):
     @property
     def token_s(self) -> float:
         """The sum of the parts that equations predict: all but `queued`."""
-        return self.held + self.recompute + self.fetch + self.stall
+        return self.kept + self.recompute + self.fetch + self.stall
 
 
 class PauseRecord(NamedTuple):
@@ -82,7 +82,7 @@ class _Pause:
     resident: int
     recomputed: int
     copied_in: int
-    held: float = 0.0
+    kept: float = 0.0
     queued: float = 0.0
     recompute: float = 0.0
     fetch: float = 0.0
@@ -98,7 +98,7 @@ class _Pause:
         if self.returned:
             self.queued += token_s
         else:
-            self.held += token_s
+            self.kept += token_s
 
 
 @dataclass(slots=True)
@@ -194,7 +194,7 @@ class PauseRecords:
         predicted = pause.predicted
         if predicted is None:
             predicted = preserve_waste(pause.expected_s, pause.context + pause.state_tokens)
-        cost = PauseCost(pause.held, pause.recompute, pause.fetch, pause.stall, pause.queued)
+        cost = PauseCost(pause.kept, pause.recompute, pause.fetch, pause.stall, pause.queued)
         self.ended.append(PauseRecord(pause.sequence.id, pause.returned, pause.decided, predicted, cost))
 
     # -- decisions -------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class PauseRecords:
         for pause, plan in by_pause.items():
             case, clean, dirty = plan[0].case, sum(moves.clean for moves in plan), sum(moves.dirty for moves in plan)
             if pause.intercepted and pause.predicted is None and clean + dirty and case.remaining_s is not None:
-                pause.predicted = pause.held + self._predicted(case, clean, dirty)
+                pause.predicted = pause.kept + self._predicted(case, clean, dirty)
 
     def _predicted(self, case: DecisionCase, clean: int, dirty: int) -> float:
         """Token·seconds from now on, if `clean` tokens with a host copy and `dirty` ones without leave the device.

@@ -70,7 +70,7 @@ def test_every_script_that_is_named_is_there() -> None:
     paths |= set(re.findall(r"`(tools/\w+|(?:benchmarks|examples|deploy)/[\w./-]+)`", SHOWN))
     assert len(paths) > 20
     places = {path: (ROOT / path, ROOT / f"{path}.py") for path in paths}
-    assert [path for path, found in places.items() if not any(place.exists() for place in found)] == []
+    assert [path for path, names in places.items() if not any(place.exists() for place in names)] == []
 
 
 def test_every_file_that_is_named_is_there() -> None:

@@ -43,7 +43,7 @@ CALL_KEY = "jinfercept/call"
 
 
 def fields_of(call: CurrentCall) -> dict[str, Any]:
-    """What code in another process is told of a call: all but `outlast`."""
+    """The fields of a call that code in another process gets: all but `outlast`."""
     values = {each.name: getattr(call, each.name) for each in fields(call) if each.name != "outlast"}
     return values | {"trace": dict(call.trace)}
 

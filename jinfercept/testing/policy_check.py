@@ -48,7 +48,7 @@ class _RuleWatch:
         self.plugin = plugin
         self.problem: PolicyCheckError | None = None
         self.num_moves = 0
-        self._known: dict[str, Sequence] = {}
+        self._sequences: dict[str, Sequence] = {}
         self._paused: dict[str, Sequence] = {}
         self._before: list[tuple[Sequence, dict[str, object]]] = []
         self._shared: dict[str, set[int]] = {}  # indexes of pages that several contexts had, by sequence
@@ -59,7 +59,7 @@ class _RuleWatch:
     def call(self, method: str, arguments: tuple[Any, ...], call: Callable[[], Any]) -> Any:
         for sequence in arguments:
             if isinstance(sequence, Sequence):
-                self._known[sequence.id] = sequence
+                self._sequences[sequence.id] = sequence
                 if method == "pause":
                     self._paused[sequence.id] = sequence
                 elif method == "resume":
@@ -79,8 +79,8 @@ class _RuleWatch:
                 self._offered = {name: set(indexes) for name, indexes in self._shared.items()}
             elif answer is arguments[1] and self._offered is not None:  # it ends
                 self._check_offered(self._offered)
-        for sequence in [known for known in self._known.values() if known.state is State.FINISHED]:
-            for table in (self._known, self._shared):
+        for sequence in [each for each in self._sequences.values() if each.state is State.FINISHED]:
+            for table in (self._sequences, self._shared):
                 table.pop(sequence.id, None)
         return answer
 
@@ -110,7 +110,7 @@ class _RuleWatch:
                     shared.update(run.pages)
 
     def _states(self) -> list[tuple[Sequence, dict[str, object]]]:
-        return [(sequence, _state_of(sequence)) for sequence in self._known.values()]
+        return [(sequence, _state_of(sequence)) for sequence in self._sequences.values()]
 
     def _compare(self, method: str) -> None:
         for sequence, was in self._before:

@@ -81,8 +81,8 @@ def test_the_delay_of_turns_has_an_interval_and_decides_nothing_where_that_holds
     close = run("lru_host", "missing_work", [0.1, 0.2] * 19 + [30.0, 25.0])
     slow = run("lru_host", "fcfs", [3.0, 4.0] * 20)
     simulated = [row | {"simulated": {"turn_delay_s": row["turn_delay_s"]}} for row in (ours, slow)]
-    said = [{name: row[name] for name in ("policy", "order", "simulated")} for row in simulated]
-    undecided, decided = figures(7, {"agents": [ours, close, slow, *said]})
+    alone = [{name: row[name] for name in ("policy", "order", "simulated")} for row in simulated]
+    undecided, decided = figures(7, {"agents": [ours, close, slow, *alone]})
     assert (undecided.met, decided.met) == (None, True)
     assert "it decides nothing" in undecided.reached
     assert "1.50 and 3.50 s in 40 and 40 turns, 0.43 × (95 % interval 0.43 to 0.43); 0.43 × in the s" in decided.reached

@@ -122,7 +122,7 @@ def test_strangers_do_not_disturb_a_start() -> None:
 def test_frames_that_no_host_sends_are_passed_over() -> None:
     start = Start(2)
     first = start.host(0)
-    with closing(HostLink(start.place(1), "")) as stranger:  # without a token everybody may connect
+    with closing(HostLink(start.place(1), "")) as stranger:  # without a token any process may connect
         for body in (b"", b"\xc1", encode_values({"host_id": "one"}), encode_values({"host_id": 1, "num_hosts": 2})):
             stranger.send(Kind.HELLO, body)
         stranger._socket.send_multipart([b"\xff", b""])  # pyright: ignore[reportPrivateUsage]

@@ -96,7 +96,7 @@ def test_a_context_that_is_kept_costs_what_was_predicted() -> None:
     assert (action, case.remaining_s, case.context, waste.preserve) == ("keep", 3.0, 10, 30.0)
     assert record.returned
     assert record.predicted_token_s == record.cost.token_s == 30.0
-    assert record.cost == PauseCost(held=30.0, recompute=0.0, fetch=0.0, stall=0.0, queued=0.0)
+    assert record.cost == PauseCost(kept=30.0, recompute=0.0, fetch=0.0, stall=0.0, queued=0.0)
 
 
 def test_a_context_that_is_dropped_costs_its_recomputation() -> None:
@@ -117,7 +117,7 @@ def test_a_context_that_is_dropped_costs_its_recomputation() -> None:
     assert record.predicted_token_s == recompute
     step_s = 1 + 13 / 8  # 10 tokens again, the one sampled last, the one returned, and the other's
     assert record.cost.recompute == pytest.approx(step_s * 12 + 10 / 8 * len(other.tokens))
-    assert record.cost.held == 0.0
+    assert record.cost.kept == 0.0
 
 
 def test_a_context_that_is_swapped_stalls_the_others_twice() -> None:
@@ -149,7 +149,7 @@ def test_interceptions_that_never_return_are_recorded_and_preemptions_are_not() 
     desk.scheduler.finish(aborted, desk.now)
     records = desk.ended()
     assert [(record.request, record.returned) for record in records] == [("aborted", False), ("open", False)]
-    assert records[1].cost.held == 20.0
+    assert records[1].cost.kept == 20.0
     desk = Desk("improved_discard", num_pages=8)
     first, second = (desk.started(name, 8) for name in ("first", "second"))
     for _ in range(20):
@@ -193,5 +193,5 @@ def test_recording_changes_nothing_and_accounts_for_what_the_run_reports(policy:
     stall = sum(cost.stall for cost in costs)
     assert stall <= 1.05 * waste["stall"]
     assert depth or stall >= 0.95 * waste["stall"] - 1.0
-    held_token_s = sum(cost.held + cost.queued for cost in costs)
+    held_token_s = sum(cost.kept + cost.queued for cost in costs)
     assert 0.95 * waste["preserve"] <= held_token_s <= 1.05 * waste["preserve"]
