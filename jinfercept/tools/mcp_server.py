@@ -1,7 +1,7 @@
 """An MCP server as a source of tools: it is started or connected, its tools are listed, and a lost connection is renewed.
 
-A task of its own holds each connection; calls come from other tasks. Calls without a connection fail at once, but those of Python
-tools wait for the next process.
+A task of its own holds each connection; calls come from other tasks. Calls without a connection fail at once, but those of
+Python tools wait for the next process.
 """
 
 import asyncio
