@@ -39,7 +39,7 @@ _OTHER_FILES = 512
 """File descriptors for weights, logs and tools."""
 _READ_BYTES = 2**14
 """One read. Nothing else runs until h11 has parsed it: a header line or a chunk takes microseconds however small it is."""
-_FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 29\r\n\r\ntoo many connections are open\n"
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 30\r\n\r\ntoo many connections are open\n"
 
 
 @final

@@ -20,6 +20,9 @@ from jinfercept.values.plain import strict_json
 
 TOO_LATE = "it took longer than"
 """Message of a timeout, before its seconds."""
+BLOCKED_S = 5.0
+"""Seconds for which the process of Python tools, or the event loop in it, may be blocked after a cancelled call; then the
+process ends, and is started again."""
 _GRACE_S = 1.0
 """Seconds after the timeout of an endpoint, with its own message, until the timeout of the dispatcher."""
 

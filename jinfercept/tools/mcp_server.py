@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +31,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.intercept.current_call import CALL_KEY, fields_of
 from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.intercept.tool_values import ToolFailed
-from jinfercept.tools.calls import CallFailed, CallQueue, CallRequest, declare, endpoint_tool
+from jinfercept.tools.calls import BLOCKED_S, CallFailed, CallQueue, CallRequest, declare, endpoint_tool
 from jinfercept.tools.mcp_answers import lenient
 from jinfercept.tools.mcp_http import SESSION_ENDED, UNREACHED, http_streams
 from jinfercept.tools.mcp_process import McpProcess
@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 30.0
+_LOAD_S = 600.0
+"""Seconds that the files of Python tools may take to run."""
 _MAX_PAGES = 100
 _MAX_NAME_CHARS = 64
 
@@ -67,6 +69,13 @@ class _McpConnection:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     calls: set[asyncio.Future[Any]] = field(default_factory=set)
     successor: Self | None = None
+
+    def begin[T](self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+        """Start a call."""
+        call = asyncio.ensure_future(work)
+        self.calls.add(call)
+        call.add_done_callback(self.calls.discard)
+        return call
 
     async def hear(self, message: IncomingMessage) -> None:
         if isinstance(message, ToolListChangedNotification):
@@ -114,6 +123,9 @@ class McpServer:
             await self.close()
             if self._limits is not None and isinstance(self._refusal, dict):
                 raise ConfigError(**self._refusal)
+            if self._limits is not None:
+                what, fix = f"{self._shown} does not start", "run their files by hand, as in `python FILE`"
+                raise ConfigError(what, got=self._problem, fix=fix)
             source = self._table.url or " ".join([self._table.command or "", *self._table.args])
             fix = "try it by hand; connect_timeout_s gives it more time"
             raise self._place.error(f"the MCP server does not start: {self._problem}", source, fix)
@@ -162,11 +174,13 @@ class McpServer:
             await connection.settled.wait()
             if connection.client is None or connection.lost.is_set():
                 raise CallFailed(f"{server} is not there ({self._problem}); it is tried again")
-            call = asyncio.ensure_future(connection.client.call_tool(name, dict(request.arguments), meta=meta))
-            connection.calls.add(call)
-            call.add_done_callback(connection.calls.discard)
+            call = connection.begin(connection.client.call_tool(name, dict(request.arguments), meta=meta))
             try:
                 result = await call
+            except asyncio.CancelledError:
+                if own:
+                    connection.begin(self._end_if_blocked(connection.client, name))
+                raise
             except MCPError as error:
                 if error.data == SESSION_ENDED:
                     continue
@@ -183,6 +197,16 @@ class McpServer:
                 raise ToolFailed(text.text) if own else CallFailed(text.text)
             return text.text
         raise CallFailed(f"{server} ended two sessions before they ran the call; call it again later")
+
+    async def _end_if_blocked(self, client: Client, tool: str) -> None:
+        """End the process if it answers nothing, as while a function holds the interpreter's lock."""
+        with suppress(MCPError):  # it has ended
+            try:
+                async with asyncio.timeout(BLOCKED_S):
+                    await client.list_tools(cache_mode="bypass")
+            except TimeoutError:
+                log.error("the tool %s blocks the process of the Python tools, which is started again", tool)
+                self._process.kill()
 
     async def _stay(self) -> None:
         pause_s, connection = _FIRST_PAUSE_S, self._connection
@@ -281,7 +305,8 @@ def python_server(
     """
     facts = {"tools": functions, "folder": str(folder.absolute())}
     args = ["-c", "from jinfercept.tools.python_process import main; main()", json.dumps(facts)]
-    table = McpTable.model_validate({"kind": "mcp", "name": "python", "command": sys.executable, "args": args})
+    command = {"kind": "mcp", "name": "python", "command": sys.executable, "args": args}
+    table = McpTable.model_validate(command | {"connect_timeout_s": _LOAD_S})
     return McpServer(table, Place(folder, 0), executor, limits)
 
 

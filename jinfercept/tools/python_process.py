@@ -25,7 +25,7 @@ from jinfercept.intercept.current_call import CALL_KEY, CURRENT_CALL, CurrentCal
 from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.intercept.tool_run import ToolRun
 from jinfercept.intercept.tool_values import ToolFailed
-from jinfercept.tools.calls import CallQueue
+from jinfercept.tools.calls import BLOCKED_S, CallQueue
 from jinfercept.tools.python_tool import PythonTool, python_tools
 
 log = logging.getLogger(__name__)
@@ -33,9 +33,6 @@ log = logging.getLogger(__name__)
 MAX_THREADS = 32
 """Running calls of a sync function without `max_concurrency`. Each runs in a thread, which no timeout ends."""
 _MOST_CHARS = 1 << 20
-BLOCKED_S = 5.0
-"""Seconds for which the event loop may be blocked after a cancelled call of an async function; then the process ends, and is
-started again."""
 
 
 @final
@@ -107,11 +104,11 @@ async def _serve(facts: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Serve until standard input ends. Threads of tools that hang end with the process."""
+    """Serve until standard input ends. What tools have started ends with the process, in whose group nothing else is."""
     logging.basicConfig(format="%(message)s")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's way would wait for the thread that reads
     try:
         asyncio.run(_serve(json.loads(sys.argv[1])))
     except BaseException:
         traceback.print_exc()
-    os._exit(0)
+    os.killpg(0, signal.SIGKILL)

@@ -71,3 +71,11 @@ def until(reached: Callable[[], bool], timeout_s: float = 60.0) -> None:
     while not reached():
         assert time.monotonic() < deadline, "it never happens"
         time.sleep(0.002)
+
+
+def is_gone(process_id: int) -> bool:
+    """Whether a process has ended; a process that has ended before its parent waited for it is a zombie."""
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True

@@ -1,6 +1,9 @@
 """Tools from files in chats: Python functions with limits, another model at a URL, and the tenants of calls."""
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,13 +18,15 @@ from jinfercept import load_tools
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.sampling_params import SamplingParams
+from jinfercept.tools import mcp_server
 from tests.support.chat_templates import QWEN
 from tests.support.scripted_model import Make
-from tests.support.tool_runner import ToolRunner, tool_runner, until
+from tests.support.tool_runner import ToolRunner, is_gone, tool_runner, until
 
 FUNCTIONS = '''
 import asyncio
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -82,6 +87,10 @@ def stop() -> str:
     """Has nothing."""
     return next(iter(()))
 
+def match(pattern: str) -> str:
+    """Holds the interpreter's lock for years."""
+    return str(re.match(pattern, 60 * "a" + "b"))
+
 def die(way: str) -> str:
     """Ends its process."""
     if way == "beside a child" and os.fork() == 0:
@@ -114,10 +123,14 @@ def most_held(folder: Path) -> int:
 def test_a_python_file_is_loaded_as_before(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(FUNCTIONS)
     with load_tools(tmp_path / "shop.py") as loaded:
-        names = ["price", "hold", "wait", "exits", "block", "swallow", "stop", "die"]
+        names = ["price", "hold", "wait", "exits", "block", "swallow", "stop", "match", "die"]
         assert [tool.name for tool in loaded.tools] == names
         assert loaded.inbox.pending() == []
-    for text, problem in (("x = 1", "defines no tool"), ("1 / 0", "line 1: ZeroDivisionError")):
+    for text, problem in (
+        ("x = 1", "defines no tool"),
+        ("1 / 0", "line 1: ZeroDivisionError"),
+        ("import os; os._exit(1)", "the process of the Python tools does not start"),
+    ):
         (tmp_path / "wrong.py").write_text(text)
         with pytest.raises(ConfigError, match=problem):
             load_tools(tmp_path / "wrong.py")
@@ -199,12 +212,40 @@ def test_what_one_tool_of_a_file_does_neither_ends_nor_delays_the_others(tmp_pat
     assert time.monotonic() - began_s < 8, "closing does not wait for what goes on for ever"
 
 
-def test_a_process_whose_event_loop_stays_blocked_is_started_again(tmp_path: Path) -> None:
+def test_a_process_that_stays_blocked_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_server, "BLOCKED_S", 0.5)
     quick = FUNCTIONS + "\nfrom jinfercept.tools import python_process\npython_process.BLOCKED_S = 0.1\n"
     (tmp_path / "shop.py").write_text(quick)
-    with tool_runner(tmp_path, python("block", "timeout_s = 0.3") + python("exits")) as runner:
+    with tool_runner(
+        tmp_path, "".join(python(name, "timeout_s = 0.3") for name in ("block", "match")) + python("exits")
+    ) as runner:
         assert "it took longer than 0.3 s" in runner.ask("block").text
         until(lambda: runner.ask("exits").text == "error: SystemExit: the tool leaves")
+        assert "it took longer than 0.3 s" in runner.ask("match", pattern="(a+)+$").text
+        until(lambda: runner.ask("exits").text == "error: SystemExit: the tool leaves")
+
+
+STARTS = '''
+import os
+import subprocess
+from pathlib import Path
+
+child = subprocess.Popen(["sleep", "600"])
+Path(__file__).with_name("events").write_text(f"{os.getpid()} {child.pid}")
+
+def price() -> str:
+    """The price."""
+    return "23"
+'''
+
+
+def test_nothing_of_the_tools_is_left_of_a_program_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(STARTS)
+    program = "import os, sys; from jinfercept import load_tools; load_tools(sys.argv[1]); os.kill(os.getpid(), 9)"
+    killed = subprocess.run([sys.executable, "-c", program, tmp_path / "shop.py"], timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    for number in events(tmp_path):
+        until(lambda number=number: is_gone(int(number)))
 
 
 def test_calls_that_are_abandoned_leave_no_more_threads_than_slots(tmp_path: Path) -> None:

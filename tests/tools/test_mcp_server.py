@@ -17,7 +17,7 @@ from mcp.server.mcpserver import MCPServer
 from jinfercept.errors import ConfigError
 from jinfercept.tools.load import load_tools
 from tests.support.mcp_http import serving
-from tests.support.tool_runner import tool_runner, until
+from tests.support.tool_runner import is_gone, tool_runner, until
 
 SHOP = Path(__file__).parents[1] / "support" / "mcp_shop.py"
 STDIO = f'''
@@ -96,15 +96,7 @@ def test_a_server_that_does_not_end_is_killed_with_its_children_in_time(tmp_path
     loaded.close(0.6)
     assert time.monotonic() - began_s < 60, "the server is not waited for"
     for number in (tmp_path / "ids").read_text().split():
-        until(lambda number=number: _is_gone(int(number)))
-
-
-def _is_gone(process_id: int) -> bool:
-    """Whether a process has ended; a process that has ended before its parent waited for it is a zombie."""
-    try:
-        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+        until(lambda number=number: is_gone(int(number)))
 
 
 @contextmanager

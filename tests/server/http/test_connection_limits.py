@@ -21,7 +21,9 @@ def test_connections_beyond_the_limit_are_refused_and_the_others_served(scripted
         until(lambda: len(server.server.server_state.connections) == 3)
         for _ in range(20):
             with connect(server) as refused:
-                assert refused.recv(4096).startswith(b"HTTP/1.1 503 ")
+                head, _, body = refused.recv(4096).partition(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 503 ")
+                assert head.endswith(b"content-length: %d" % len(body))
                 assert refused.recv(4096) == b""
         for connection in there:
             connection.sendall(HEALTH)
