@@ -1,7 +1,7 @@
 """A compiled grammar, and the state of a text within it: which tokens may come next. Masks are words of bits.
 
 `JsonText` limits what llguidance leaves without bound in JSON: digits of numbers, and names that an object has already. A small
-model at temperature 0 repeats a digit or a name until `max_tokens`. A number is told from a string by the tokens that the
+model at temperature 0 repeats a digit or a name until `max_tokens`. A number differs from a string by the tokens that the
 grammar allows next, so numbers are also recognised within calls, of which only the arguments are JSON.
 """
 

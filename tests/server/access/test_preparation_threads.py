@@ -117,13 +117,13 @@ class Holding:
 def held_texts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Holding]:
     encode, holding = Tokenizer.encode, Holding()
 
-    def held(self: Tokenizer, text: str, *args: Any, **more: Any) -> list[int]:
+    def encode_held_back(self: Tokenizer, text: str, *args: Any, **more: Any) -> list[int]:
         if text.startswith(HELD):
             holding.begun.append(text[:20])
             assert holding.released.wait(60)
         return encode(self, text, *args, **more)
 
-    monkeypatch.setattr(Tokenizer, "encode", held)
+    monkeypatch.setattr(Tokenizer, "encode", encode_held_back)
     try:
         yield holding
     finally:

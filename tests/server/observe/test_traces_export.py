@@ -31,7 +31,7 @@ class Collector(ThreadingHTTPServer):
 
     Attributes:
         received: paths and requests.
-        asked: set by the first request.
+        requested: set by the first request.
     """
 
     daemon_threads = True
@@ -39,7 +39,7 @@ class Collector(ThreadingHTTPServer):
     def __init__(self, hang: bool) -> None:
         super().__init__(("127.0.0.1", 0), CollectorHandler)
         self.received: list[tuple[str, ExportTraceServiceRequest]] = []
-        self.asked, self.go = threading.Event(), threading.Event()
+        self.requested, self.go = threading.Event(), threading.Event()
         if not hang:
             self.go.set()
 
@@ -49,7 +49,7 @@ class CollectorHandler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.asked.set()
+        self.server.requested.set()
         self.server.go.wait(60)
         self.server.received.append((self.path, ExportTraceServiceRequest.FromString(body)))
         self.send_response(200)
@@ -102,7 +102,7 @@ def test_a_collector_that_does_not_answer_costs_spans_only(
             for _ in range(4):
                 assert server.chat(messages=QUESTION).status_code == 200
             if kind == "hangs":
-                assert there.asked.wait(60)
+                assert there.requested.wait(60)
             assert server.chat(messages=QUESTION).status_code == 200
         assert not there.received
 
