@@ -27,15 +27,11 @@ COMMANDS: Mapping[str, Entry] = {
         "benchmarks.copying:Copying", "decode tokens per second with and without drafts, on prompts that are copied"
     ),
     "kv-dtype": Entry("benchmarks.__main__:KVDType", "perplexity and greedy tokens with quantised KV pages"),
-    "cpu-products": Entry(
-        "benchmarks.__main__:CPUProducts", "products on a CPU by type of the weight, and its bandwidth"
-    ),
     "lora-cost": Entry("benchmarks.__main__:LoraCost", "a decode step with adapters beside the same step without them"),
     "logprobs": Entry(
         "benchmarks.__main__:Logprobs", "log probabilities beside a trainer's, and the price of the same bits"
     ),
     "weights": Entry("benchmarks.__main__:Weights", "an update of the weights: seconds, memory, and growth over many"),
-    "moe": Entry("benchmarks.moe:MoE", "decode and prefill of a small model with experts, beside transformers"),
     "gpu-report": Entry(
         "benchmarks.__main__:GpuReport", "files of tools/gpu_suite and tools/tpu_suite as one table against the aims"
     ),
@@ -142,26 +138,6 @@ class KVDType:
                 self.engine,  # pyright: ignore[reportArgumentType]
             )
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CPUProducts:
-    """The command."""
-
-    rows: Several = ()
-    """of the other factor (default: 1,8,32)"""
-
-    def run(self) -> int:
-        """Measure; returns 0. Raises `ConfigError` where kernels for the CPU are off."""
-        from jinfercept.cpu_kernels import native
-
-        if not native.usable():
-            fix = "pip install jinfercept[cpu], an x86 CPU with AVX2, and JAX_PLATFORMS=cpu"
-            raise ConfigError("there are no kernels to measure", got="kernels for the CPU are off", fix=fix)
-        from benchmarks.cpu_products import ROWS, measure
-
-        measure(numbers("--rows", self.rows, int) or ROWS)
-        return 0
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from tyro import conf
 
-from benchmarks.client import Reply, Target, complete, make_target
-from benchmarks.servers import child_server
+from benchmarks.servers import Reply, Target, child_server, complete, make_target
 from jinfercept.cli.options import HOSTS, Maybe, Repeated, Switch, engine_flags
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from openai import AsyncOpenAI
 from rich.console import Console
 
-from benchmarks.client import Reply, Target, complete, make_target
-from benchmarks.servers import child_server
+from benchmarks.servers import Reply, Target, child_server, complete, make_target
 from jinfercept.errors import ConfigError
 from jinfercept.sim.arrivals import arrival_times
 from jinfercept.sim.reports import percentiles

@@ -24,7 +24,7 @@ COMMANDS: Mapping[str, Entry] = {
         "studies.overflow.command:StudyOverflow", "recompute or swap when running requests overflow the KV pool"
     ),
     "questions": Entry(
-        "studies.questions.command:StudyQuestions",
+        "studies.questions.registry:StudyQuestions",
         f"what a reader of InferCept asks: {', '.join(QUESTIONS)}; or one of these alone, as in `{PROG} variety`",
     ),
 }

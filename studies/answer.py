@@ -1,21 +1,119 @@
-"""What a study is asked with and answers: the effort that it may take, and tables, sentences and panels."""
+"""A study's effort, answer and files: runs that are played or read again, tables, sentences, panels, Markdown and CSV."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, final
 
 from rich.console import Console
 
 from jinfercept.errors import ConfigError
-from jinfercept.sim.reports import write_all
+from jinfercept.sim.plots import check_drawing
+from jinfercept.sim.reports import check_outputs, write_all
 from jinfercept.sim.run_stats import Report
+from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.sweep import INTERRUPTED, SweepRun, sweep
 from jinfercept.sim.tables import TextTable, show
-from studies.csv_rows import write_csv
-from studies.finished_runs import FinishedRuns
-from studies.markdown_table import titled_table
 from studies.plots import Panel, draw
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+def write_csv(path: str | Path, reports: Sequence[Report]) -> None:
+    """Write a row for each report. Nested keys are joined by points; missing values are empty; `slowness` is left out."""
+    from pandas import json_normalize
+
+    rows = [{name: value for name, value in report.items() if name != "slowness"} for report in reports]
+    json_normalize(rows).convert_dtypes().to_csv(path, index=False)
+
+
+def markdown_table(frame: "DataFrame", *, index: bool = False) -> str:
+    """A table of texts, aligned to the right, without padding; `index`: the frame's index is the first column."""
+    padded = frame.to_markdown(index=index, disable_numparse=True, stralign="right")
+    return re.sub("-{3,}:", "---:", re.sub(" {2,}", " ", padded))
+
+
+def titled_table(table: TextTable) -> str:
+    """A table under its title."""
+    from pandas import DataFrame
+
+    return f"{table.title}\n\n{markdown_table(DataFrame(table.rows, columns=list(table.columns)))}"
+
+
+def output_folder(out: str, names: Iterable[str]) -> Path:
+    """The folder of `--out`, made if it does not exist, before the work that fills it.
+
+    Args:
+        out: its path.
+        names: of the files that will be written into it, pictures among them.
+
+    Raises:
+        ConfigError: it cannot be made, a file cannot be written into it, or pictures need a package that is missing.
+    """
+    if not out:
+        raise ConfigError("--out names no folder", got="an empty text", fix="name a folder")
+    folder = Path(out)
+    check_drawing(folder / "any.png")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError("--out cannot be made", got=f"{folder} ({error})", fix="name a folder") from None
+    check_outputs(("--out", folder / name) for name in names)
+    return folder
+
+
+@final
+class FinishedRuns:
+    """The reports of runs of sessions, by all that the runs are made of. A run that failed is not kept.
+
+    Args:
+        path: a file of JSON lines, which grows with every run that ends. The lines do not say which code made their reports:
+            remove the file after a change of it.
+
+    Raises:
+        ConfigError: from the constructor: the file cannot be read, or has a line that is none of this class.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._digests = path, dict[int, str]()
+        self._reports = dict[str, Report]()
+        try:
+            lines = path.read_text("utf-8").splitlines() if path.exists() else []
+            for line in lines:
+                entry = json.loads(line)
+                self._reports[entry["run"]] = entry["report"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            fix = "remove the file, and the runs are played again"
+            raise ConfigError("finished runs cannot be read", got=f"{path}: {error}", fix=fix) from None
+
+    def report(self, run: SweepRun) -> Report | None:
+        """The report of a run that has finished before; None if it has not."""
+        return self._reports.get(self._key(run))
+
+    def add(self, run: SweepRun, report: Report) -> None:
+        """Keep the report of a run that has ended."""
+        if "error" in report:
+            return
+        key = self._key(run)
+        self._reports[key] = report
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"run": key, "report": report}) + "\n")
+
+    def _key(self, run: SweepRun) -> str:
+        load = run.load.arrivals
+        assert isinstance(load, SessionLoad)
+        sessions = self._digests.get(id(load.sessions))
+        if sessions is None:
+            sessions = self._digests[id(load.sessions)] = _digest(repr(load.sessions))
+        return _digest(repr((run.simulation, run.load._replace(arrivals=replace(load, sessions=())), sessions)))
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class StudyEffort(NamedTuple):

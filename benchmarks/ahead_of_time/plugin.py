@@ -5,15 +5,17 @@ Imports JAX for its version alone; what compiles runs as a program of its own, w
 """
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import requires
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -115,3 +117,19 @@ def _install(packages: Sequence[str], folder: Path) -> None:
     if done.returncode != 0:
         got = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
         raise PluginMissingError(f"no {packages[0]}", got=got, fix="connect to a package index, or install the package")
+
+
+def child_lines(module: str, environment: Mapping[str, str], order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The lines of the program, as they come. Raises `RuntimeError` if it fails."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen([sys.executable, "-m", module], env=environment, text=True, stderr=errors, **pipes)
+        assert child.stdout is not None
+        assert child.stdin is not None
+        with child:
+            child.stdin.write(json.dumps(order))
+            child.stdin.close()
+            yield from map(json.loads, child.stdout)
+        if child.returncode != 0:
+            errors.seek(0)
+            raise RuntimeError(f"the program that compiles failed: {errors.read()[-4000:]}")

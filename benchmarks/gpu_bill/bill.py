@@ -11,20 +11,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.ahead_of_time.child_lines import child_lines
-from benchmarks.ahead_of_time.plugin import PROJECT, environment, tool
+from benchmarks.ahead_of_time.plugin import PROJECT, child_lines, environment, tool
 from benchmarks.gpu_bill.assumptions import assumed, listed
 from benchmarks.gpu_bill.budgets import PATH as BUDGETS
 from benchmarks.gpu_bill.budgets import broken, budgets, print_broken, rewritten
 from benchmarks.gpu_bill.cases import NUM_LAYERS, STEPS, Case, default_cases, full_cases, sample_case
 from benchmarks.gpu_bill.cases import with_default_buckets as with_default
-from benchmarks.gpu_bill.kernel_time import Device
-from benchmarks.gpu_bill.multiprocessor import multiprocessor
+from benchmarks.gpu_bill.kernel_time import Device, multiprocessor
 from benchmarks.gpu_bill.prediction import ModelBytes, predict
 from benchmarks.gpu_bill.reading import Reading, reading
-from benchmarks.gpu_bill.rows import executable_row, kernel_rows, product_rows
-from benchmarks.gpu_bill.tables import EXECUTABLES, KERNELS, PRODUCTS, terminal
-from benchmarks.gpu_bill.tables import STEPS as STEP_COLUMNS
+from benchmarks.gpu_bill.rows import EXECUTABLES, KERNELS, PRODUCTS, executable_row, kernel_rows, product_rows, terminal
+from benchmarks.gpu_bill.rows import STEPS as STEP_COLUMNS
 from jinfercept.config import EngineConfig
 from jinfercept.models.model import abstract_params, kv_bytes_per_token
 from jinfercept.models.sharding import serving_config

@@ -1,13 +1,27 @@
-"""The parts of the suite, in jobs that are one command each: A, B and C take a quarter of an hour together, the others nine
-minutes each at most.
+"""The parts of the suite, in jobs that are one command each, and what this machine lacks for them.
 
-Imports no JAX.
+    python -m benchmarks.gpu_suite.parts [--tiny]
+
+Prints a line for each thing that is missing; the exit status is 1 if no part can run, with `--tiny` without a GPU. Jobs A, B
+and C take a quarter of an hour together, the others nine minutes each at most. Imports no JAX.
 """
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from functools import partial
 
-from benchmarks.suite.parts import TRACED_WITH_GRAPHS, Part
+from benchmarks.suite.parts import (
+    MOST_S,
+    TRACED_WITH_GRAPHS,
+    Missing,
+    Part,
+    installed_version,
+    packages,
+    print_missing,
+    room,
+)
 
 NO_GRAPHS = ("--xla_gpu_enable_command_buffer=",)
 NO_AUTOTUNING = ("--xla_gpu_autotune_level=0",)
@@ -39,7 +53,7 @@ JOBS: Mapping[str, Mapping[str, Part]] = {
     "C": {
         "products": _part("gpu_suite.products", 60.0, environment=OWN_MEMORY),
         "torch_products": Part("gpu_suite.torch_peer", 10.0, "product_rows", packages=TORCH),
-        "kernels": _part("gpu_suite.kernels", 35.0, environment=OWN_MEMORY),
+        "kernels": _part("gpu_suite.kernels", 35.0, "attention", environment=OWN_MEMORY),
         "torch_step": Part("gpu_suite.torch_peer", 30.0, packages=TORCH),
         "flashinfer": Part("gpu_suite.flashinfer_peer", 35.0, packages=(*TORCH, *FLASHINFER)),
     },
@@ -48,7 +62,7 @@ JOBS: Mapping[str, Mapping[str, Part]] = {
         "overlap": _part("suite.transfers", 75.0, environment={**OWN_MEMORY, **OWN_THREAD}),
         "checks": _part("suite.correctness", 80.0, "kernel_rows", GROWING_MEMORY),
         "idle": _part("suite.idle", 70.0),
-        "experts": _part("gpu_suite.experts", 150.0, environment=OWN_MEMORY),
+        "experts": _part("gpu_suite.kernels", 150.0, "experts", environment=OWN_MEMORY),
         "memcheck": Part(
             "suite.correctness",
             90.0,
@@ -70,3 +84,44 @@ JOBS: Mapping[str, Mapping[str, Part]] = {
 """By the name of a job its parts by theirs, what matters most first. F is for machines with several GPUs."""
 
 PARTS: Mapping[str, Part] = {name: part for job in JOBS.values() for name, part in job.items()}
+
+
+PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+LEAST_GPU_MIB = 70_000
+WHEELS = "tools/gpu_wheels FOLDER, where there is a package index, fetches the packages of them"
+
+
+def missing() -> list[Missing]:
+    """Everything that is missing, what matters most first."""
+    lacking = [*packages(), *_device(), *room()]
+    lacking += [Missing(f"{', '.join(part.lacking)} (a peer's)", name) for name, part in PARTS.items() if part.lacking]
+    if shutil.which("compute-sanitizer") is None:
+        lacking.append(Missing("compute-sanitizer on the path", "no part, but memcheck runs without a memory checker"))
+    return sorted(lacking, key=lambda lack: not lack.fatal)
+
+
+def _device() -> list[Missing]:
+    """A GPU, its memory, and what JAX drives it by."""
+    lacking = list[Missing]()
+    plugins = {name: installed for name in PLUGINS if (installed := installed_version(name))}
+    if not plugins:
+        lacking.append(Missing("JAX's plugin for CUDA", "every part but with --tiny", True, False))
+    elif (jaxlib := installed_version("jaxlib")) not in plugins.values():
+        had = ", ".join(f"{name} {installed}" for name, installed in plugins.items())
+        lacking.append(Missing(f"a plugin of jaxlib's version {jaxlib} (there is {had})", "perhaps every part"))
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", "--id=0"]
+    try:
+        memory = int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=MOST_S).stdout)
+    except subprocess.TimeoutExpired:  # of a driver that starts
+        lacking.append(Missing(f"an answer of nvidia-smi within {MOST_S:.0f} s", "nothing by itself"))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        lacking.append(Missing("an NVIDIA GPU with its driver", "every part but with --tiny", True, False))
+    else:
+        if memory < LEAST_GPU_MIB:
+            had = f"{LEAST_GPU_MIB // 1000} GB of GPU memory (there are {memory // 1000})"
+            lacking.append(Missing(had, "steps whose pages do not fit: they are left out"))
+    return lacking
+
+
+if __name__ == "__main__":
+    sys.exit(print_missing(missing(), WHEELS))

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from benchmarks.suite.ceilings import copy_rate
 from benchmarks.suite.expert_timing import DTYPE, ERROR_CHARACTERS, MOST_OFF
 from benchmarks.suite.sizes import Row, Sizes
-from benchmarks.suite.timing import timed
+from benchmarks.suite.timing import copy_rate, timed
 from jinfercept.layouts.packed_weights import ORDER
 from jinfercept.models.packed_rows import Packing
 from jinfercept.models.quantized import QuantizedTensor

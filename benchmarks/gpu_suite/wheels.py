@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.gpu_suite.parts import FLASHINFER
-from benchmarks.suite.missing import PROJECT
+from benchmarks.suite.parts import PROJECT
 
 PEER = "flashinfer-python==0.6.13"
 """A peer that is brought along without most of what it depends on."""

@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.suite.ceilings import copy_rate, matmul_rate
 from benchmarks.suite.sizes import ExpertsCase, Row, Sizes
-from benchmarks.suite.timing import timed
+from benchmarks.suite.timing import copy_rate, matmul_rate, timed
 from jinfercept.models.quantized import QuantizedTensor
 
 DTYPE = jnp.bfloat16

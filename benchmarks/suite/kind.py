@@ -1,13 +1,13 @@
-"""What a suite has of its own: the kind of device, its parts, its sizes, and what tells whether and how the device is there.
+"""What a suite has of its own, from its parts to what tells whether the device is there, and what it ran on. Imports no JAX."""
 
-Imports no JAX.
-"""
-
+import platform
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.suite.missing import Missing
-from benchmarks.suite.parts import Part
+from benchmarks.suite.parts import MOST_S, Missing, Part, installed_version
 from benchmarks.suite.sizes import TINY, Row, Sizes
 
 
@@ -51,3 +51,33 @@ class SuiteKind(NamedTuple):
     def parts(self) -> dict[str, Part]:
         """All parts, what matters most first."""
         return {name: part for job in self.jobs.values() for name, part in job.items()}
+
+
+PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers")
+
+
+def describe(kind: SuiteKind, commit: str | None) -> Row:
+    """The machine, its software, and the commit that runs (the checkout's, unless given; None without one)."""
+    return {
+        "platform": platform.platform(),
+        "python": sys.version.split()[0],
+        "versions": {name: has for name in (*PACKAGES, *kind.packages) if (has := installed_version(name))},
+        "missing": [lack.what for lack in kind.missing()],
+        "commit": commit or _commit(),
+        kind.name: kind.state(),
+    }
+
+
+def printed(*command: str) -> str | None:
+    """Standard output of a command; None if it is not there or failed."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=MOST_S).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _commit() -> str | None:
+    folder = str(Path(__file__).parent)
+    commit = printed("git", "-C", folder, "rev-parse", "HEAD")
+    changed = commit is not None and printed("git", "-C", folder, "status", "--porcelain", "--untracked-files=no")
+    return f"{commit}, with changes" if changed else commit

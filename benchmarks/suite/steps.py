@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.suite.ceilings import copy_rate, matmul_rate
 from benchmarks.suite.parts import TRACED_WITH_GRAPHS
 from benchmarks.suite.plans import (
     FIRST_PAGE,
@@ -39,6 +38,7 @@ from benchmarks.suite.plans import (
     step,
 )
 from benchmarks.suite.sizes import GIB, AttentionCase, HeadSizes, Row, Sizes
+from benchmarks.suite.timing import copy_rate, matmul_rate
 from benchmarks.suite.trace import FILL_STEPS, gaps, operations, traced_steps
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params

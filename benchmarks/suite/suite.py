@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.suite.kept import choices_flag, keep_choices, pack, unpack
-from benchmarks.suite.kind import SuiteKind
+from benchmarks.suite.kind import SuiteKind, describe
 from benchmarks.suite.kinds import KINDS
-from benchmarks.suite.machine import describe
-from benchmarks.suite.missing import PROJECT
+from benchmarks.suite.parts import PROJECT
 from benchmarks.suite.sizes import Row
 from jinfercept.errors import ConfigError, JinferceptError
 from jinfercept.models.embedded import cache_directory

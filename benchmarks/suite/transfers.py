@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import jax
 
-from benchmarks.suite.ceilings import WAYS, link_rate
 from benchmarks.suite.plans import FIRST_PAGE, fill, pages_of, run_steps, settled, steady_s, step
 from benchmarks.suite.sizes import Row, Sizes, TransferWay
+from benchmarks.suite.timing import WAYS, link_rate
 from benchmarks.suite.trace import array_starts_s, traced, until_first_kernel_s
 from jinfercept.kv.page import PageCopy
 from jinfercept.models.dummy import random_params

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from benchmarks.ahead_of_time.child_lines import child_lines
-from benchmarks.ahead_of_time.plugin import tpu_environment
+from benchmarks.ahead_of_time.plugin import child_lines, tpu_environment
 from benchmarks.gpu_bill.budgets import broken, print_broken, rewritten
-from benchmarks.gpu_bill.tables import Columns, plain, terminal
+from benchmarks.gpu_bill.rows import Columns, plain, terminal
 from benchmarks.tpu_bill.cases import (
     CONTEXT,
     SHARE_OF_CHIP,

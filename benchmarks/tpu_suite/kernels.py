@@ -1,8 +1,10 @@
-"""What paged attention reaches by itself on a TPU: jax's kernel with our blocks and with those of jax's own table, against the
-ceilings of this device; the rows are those of `attention_timing`.
+"""What kernels reach by themselves on a TPU, against the ceilings of this device: paged attention, and products with the
+weights of experts. No TPU has run them.
 
-A block is named by its pages' tokens and its query tokens (`tpu 1024 x 64`). On a CPU, for which jax's kernel has no
-interpreter, the reference stands for it. No TPU has run it.
+Attention by jax's kernel with our blocks and with those of jax's own table (rows: `attention_timing`). A block is named by
+its pages' tokens and its query tokens (`tpu 1024 x 64`). On a CPU, for which jax's kernel has no interpreter, the reference
+stands for it. Products by jax's grouped kernel (`gmm`) with our tiles and with others, beside XLA's `ragged_dot` (rows:
+`expert_timing`). On a CPU Pallas interprets the kernel.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,12 +14,14 @@ import jax
 from jaxtyping import Array
 
 from benchmarks.suite.attention_timing import Measure, attention_rows, time_paged
-from benchmarks.suite.sizes import AttentionCase, Row, Sizes
+from benchmarks.suite.expert_timing import Candidate, expert_rows
+from benchmarks.suite.sizes import AttentionCase, ExpertsCase, Row, Sizes
 from jinfercept.layouts.interleaved import with_padded_heads
 from jinfercept.layouts.pages import Batch, KVPages
 from jinfercept.layouts.scoring import Scoring
 from jinfercept.pallas.attention import paged_attention
 from jinfercept.pallas.tpu_attention import Blocks, operands_of, options_of
+from jinfercept.pallas.tpu_grouped import MOST_TILE, product
 
 OTHER_BLOCKS = ((128, 32), (1024, 32), (512, 64), (256, 128))
 """Tokens of context and query tokens of a block, beside ours."""
@@ -26,12 +30,12 @@ OTHER_VMEM_BYTES = 64 << 20
 TABLE = "tpu, jax's table"
 
 
-def rows(sizes: Sizes) -> Iterator[Row]:
+def attention(sizes: Sizes) -> Iterator[Row]:
     """Measure all cases that fit."""
-    return attention_rows(sizes, sizes.attention, partial(_candidates, sizes))
+    return attention_rows(sizes, sizes.attention, partial(_attends, sizes))
 
 
-def _candidates(sizes: Sizes, pages: KVPages, case: AttentionCase) -> dict[str, Measure]:
+def _attends(sizes: Sizes, pages: KVPages, case: AttentionCase) -> dict[str, Measure]:
     scoring = Scoring(case.window)
     if jax.default_backend() != "tpu":
         attend = partial(paged_attention, scoring=scoring, implementation="reference")
@@ -63,3 +67,21 @@ def _attend(scoring: Scoring, blocks: Blocks | None, q: Array, pages: KVPages, b
         num_queries_per_block=None if blocks is None else blocks.queries,
         vmem_limit_bytes=OTHER_VMEM_BYTES,
     )
+
+
+OTHER_TILES = ((128, 1024, 512), (128, 2048, 1024), (64, 2048, 512))
+"""Most rows, inputs and outputs of a tile, beside ours."""
+
+
+def experts(sizes: Sizes) -> Iterator[Row]:
+    """Measure all cases of products with the weights of experts."""
+    return expert_rows(sizes, _products)
+
+
+def _products(_: ExpertsCase, stack: jax.Array) -> dict[str, Candidate]:
+    interpret = jax.default_backend() != "tpu"
+    others = {} if interpret else {f"gmm {' x '.join(map(str, tile))}": tile for tile in OTHER_TILES}
+    return {
+        name: Candidate(stack, jax.jit(partial(product, most=tile, interpret=interpret)))
+        for name, tile in {"gmm": MOST_TILE, **others}.items()
+    }

@@ -3,19 +3,127 @@
 A prompt asks up to four things that tools know, and sometimes the total of two of the answers. The agent calls the tools,
 writes a sentence while each of them works, waits in a trap, and answers line by line. The runtime's interrupts stand where a
 runtime would have put them: at any token outside of frames. The prompt's first line says whether calls are asynchronous or
-synchronous.
+synchronous. Tokens are those of a checkpoint's vocabulary, or of one for the dialogues with the delimiters as special tokens.
 
-Knows a tokenizer, and neither models nor engines.
+Knows neither models nor engines.
 """
 
 import random
+import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import count
-from typing import Literal, NamedTuple
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal, NamedTuple, final
 
-from examples.async_calls.items import ITEMS, LOOKUPS, SUM_PROSE, TOTAL_PROSE
-from examples.async_calls.vocabulary import CALL, END, HEAD, INTERRUPT, TRAP, Codec
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from jinfercept.errors import ModelError
+from jinfercept.tokenizer.tokenizer import Tokenizer
+
+LOOKUPS = ("price", "weight", "shelf", "height", "age")
+
+ITEMS = {
+    "lamp": "Lamps give light after sunset",
+    "pen": "Pens write until their ink dries",
+    "book": "Books improve when read twice",
+    "chair": "Chairs carry one person each",
+    "table": "Tables gather people around meals",
+    "clock": "Clocks announce every hour loudly",
+    "cup": "Cups keep tea warm",
+    "kettle": "Kettles sing once water boils",
+    "knife": "Knives cut bread best when sharp",
+    "spoon": "Spoons belong beside any soup",
+    "basket": "Baskets bring apples home",
+    "blanket": "Blankets help through cold nights",
+    "candle": "Candles smell like holidays",
+    "mirror": "Mirrors show much but remember nothing",
+    "ladder": "Ladders lead up and down again",
+    "hammer": "Hammers drive nails or find thumbs",
+    "rope": "Ropes hold boats near land",
+    "bell": "Bells call children inside",
+    "brush": "Brushes turn paint into walls",
+    "scarf": "Scarves protect necks from wind",
+    "umbrella": "Umbrellas hide whenever rain falls",
+    "violin": "Violins take ten years to learn",
+    "drum": "Drums please only kind neighbours",
+    "kite": "Kites need long lines",
+    "tent": "Tents stay dry with tight cloth",
+    "wheel": "Wheels go round all day",
+    "bottle": "Bottles travel well when full",
+    "ticket": "Tickets are small but promise plenty",
+    "stamp": "Stamps send letters across seas",
+    "map": "Maps know roads but no weather",
+    "coat": "Coats have deep pockets",
+    "plant": "Plants drink by the window",
+}
+
+SUM_PROSE = "Sums never tire calculators"
+TOTAL_PROSE = "Totals must wait for others"
+
+
+DELIMITERS = CALL, HEAD, END, TRAP, INTERRUPT = ("[CALL]", "[HEAD]", "[END]", "[TRAP]", "[INTR]")
+END_OF_TEXT = "<|end|>"
+
+
+@final
+class Codec:
+    """Encodes the parts of a dialogue. Delimiters that the vocabulary does not have as tokens are text.
+
+    Attributes:
+        end: the token that ends what the agent writes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Wrap a tokenizer. Raises `ModelError` if it has no token that ends a text."""
+        if not tokenizer.eos_token_ids:
+            raise ModelError("the vocabulary has no end-of-text token", got="none", fix="use another checkpoint")
+        self.tokenizer, self.end = tokenizer, min(tokenizer.eos_token_ids)
+        self._parts = lru_cache(1 << 16)(lambda text: tuple(tokenizer.encode(text)))
+
+    def prompt(self, text: str) -> list[int]:
+        """The ids of the beginning of a dialogue, as the engine encodes a prompt."""
+        return self.tokenizer.encode(text, add_special_tokens=True)
+
+    def part(self, text: str) -> tuple[int, ...]:
+        """The ids of a later part."""
+        return self._parts(text)
+
+
+def with_delimiters(tokenizer: Tokenizer) -> Tokenizer:
+    """A copy of a vocabulary in which every delimiter is a special token."""
+    with TemporaryDirectory() as folder:
+        tokenizer.save(Path(folder))
+        file = str(Path(folder, "tokenizer.json"))
+        backend = Backend.from_file(file)
+        backend.add_special_tokens(list(DELIMITERS))
+        backend.save(file)
+        return Tokenizer.from_saved(Path(folder))
+
+
+def vocabulary(texts: Iterable[str]) -> Tokenizer:
+    """Every word, number and punctuation of texts as one token, and single bytes for all else; delimiters are special.
+
+    A word takes the space behind it along. Spaces around delimiters are dropped. So an id or a number is the same token in a
+    prompt, a call and a result, and a model copies it without a translation.
+    """
+    splits = pre_tokenizers.Split(Regex("[A-Za-z]{2,} ?|[A-Za-z]|[0-9]+|[^A-Za-z0-9]+"), "isolated")
+    pieces = pre_tokenizers.Sequence([splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    special, alphabet = [END_OF_TEXT, *DELIMITERS], sorted(pre_tokenizers.ByteLevel.alphabet())
+    parts = {part.strip(" ") for text in texts for part in re.split("|".join(map(re.escape, DELIMITERS)), text)}
+    words = sorted({word for part in parts for word, _ in pieces.pre_tokenize_str(part)})
+    ids = {token: id_ for id_, token in enumerate(dict.fromkeys([*special, *alphabet, *words]))}
+    backend = Backend(models.BPE(vocab=ids, merges=[], ignore_merges=True))
+    backend.add_special_tokens(special)
+    backend.normalizer = normalizers.Replace(Regex("^ +| +$"), "")  # pyright: ignore[reportAttributeAccessIssue]
+    backend.pre_tokenizer = pieces  # pyright: ignore[reportAttributeAccessIssue]
+    backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    end = ids[END_OF_TEXT]
+    return Tokenizer(backend, eos_token_ids=frozenset({end}), special_tokens={"eos_token": END_OF_TEXT})
+
 
 MAX_QUESTIONS = 4
 IDS = "pqrst"

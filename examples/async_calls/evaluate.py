@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from tyro import conf
 
-from examples.async_calls.dialogues import IDS, MAX_QUESTIONS, TOTAL, Dialogue, Mode, answer, dialogues, prompt
-from examples.async_calls.items import LOOKUPS
+from examples.async_calls.dialogues import IDS, LOOKUPS, MAX_QUESTIONS, TOTAL, Dialogue, Mode, answer, dialogues, prompt
 from jinfercept import LLM, SamplingParams, Tool
 from jinfercept.errors import ConfigError
 from jinfercept.hooks import BadFrame

@@ -1,5 +1,13 @@
-"""`train`: a small Llama from nothing, or a checkpoint that learns on, on dialogues with asynchronous calls."""
+"""`train`: a small Llama from nothing, or a checkpoint that learns on, on dialogues with asynchronous calls.
 
+Before the dialogues a model from nothing has short lessons: interrupts with letters as ids, then the value of each, in any
+order. Its first weights, with which it learns to copy in hundreds of steps, are as in "Mimetic Initialization of
+Self-Attention Layers" (arXiv 2305.09828): attention starts out as what it mostly becomes. A head of the first layer looks at
+the token at one distance. Later layers look for what equals the query, and write what they see.
+"""
+
+import random
+import string
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,21 +20,107 @@ import jax.numpy as jnp
 import numpy as np
 from tyro import conf
 
-from examples.async_calls.batches import Batch, batch, batches, pack
-from examples.async_calls.dialogues import MOST, Mode, Tokens, dialogues, prompt, script, woven
-from examples.async_calls.first_weights import first_weights
-from examples.async_calls.learning import Learner, optimiser, scores, start, stepper
-from examples.async_calls.recall import recalls
-from examples.async_calls.vocabulary import DELIMITERS, Codec, vocabulary, with_delimiters
+from examples.async_calls.dialogues import (
+    DELIMITERS,
+    MOST,
+    Codec,
+    Mode,
+    Tokens,
+    dialogues,
+    interrupt,
+    prompt,
+    script,
+    vocabulary,
+    with_delimiters,
+    woven,
+)
+from examples.async_calls.learning import Batch, Learner, batch, batches, optimiser, pack, scores, start, stepper
 from jinfercept.cli.options import Maybe
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.models.config import ModelConfig, RopeConfig
 from jinfercept.models.converted import is_converted, write
+from jinfercept.models.dummy import random_params
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import load
 from jinfercept.models.model import Model, tied, untied
 from jinfercept.models.protocol import Params, Weights
 from jinfercept.tokenizer.load import load_tokenizer
+
+MAX_VALUES = 10
+
+
+def recalls(seed: int, codec: Codec) -> Iterator[Tokens]:
+    """Lessons without an end; of each line only the value is learnt. The same ones for the same seed."""
+    rng = random.Random(f"recall {seed}")
+    while True:
+        yield _recall(rng, codec)
+
+
+def _recall(rng: random.Random, codec: Codec) -> Tokens:
+    number = rng.randint(1, MAX_VALUES)
+    values = {id_: rng.randint(1, MOST) for id_ in rng.sample(string.ascii_lowercase, number)}
+    tokens = Tokens([], [])
+    for id_, value in values.items():
+        _append(tokens, codec.part(interrupt(id_, value)), written=False)
+    for id_ in rng.sample(list(values), number):
+        as_in_answer = rng.random() < 0.7  # else as in the call of a total
+        line = codec.part(f"\n- {id_}: {values[id_]}" if as_in_answer else f"({id_}={values[id_]}")
+        prompt_end = len(line) - len(codec.part(str(values[id_])))
+        _append(tokens, line[:prompt_end], written=False)
+        _append(tokens, line[prompt_end:], written=True)
+    return tokens
+
+
+def _append(tokens: Tokens, part: tuple[int, ...], *, written: bool) -> None:
+    tokens.ids.extend(part)
+    tokens.written.extend([written] * len(part))
+
+
+SHARPNESS = 0.8
+"""Of the first layer's heads: how much they prefer their distance."""
+NUM_WAVES = 6
+"""Fastest pairs of a head's dimensions, by which the first layer's heads find their distance."""
+OUTPUT_SCALE = 0.15
+"""Of what a layer adds at first, so that it does not drown the tokens themselves."""
+
+
+def first_weights(config: ModelConfig, seed: int) -> Params:
+    """Weights in float32, apart.
+
+    Args:
+        config: of a model with tied embeddings and as many heads for keys as for queries.
+        seed: of the random part.
+    """
+    params = untied(config, separate(random_params(config, "float32", seed)))
+    common = jax.random.normal(jax.random.key(seed), (config.hidden_size,))
+    common /= jnp.linalg.norm(common)
+    first, *later = params.layers
+    layers = [_looking_back(first, common, config), *map(_matching, later)]
+    quiet = tuple(layer | {name: layer[name] * OUTPUT_SCALE for name in ("o", "down")} for layer in layers)
+    embed = params.embed | {"embedding": params.embed["embedding"] + common}
+    return tied(config, params._replace(embed=embed, layers=quiet))
+
+
+def _looking_back(layer: Weights, common: jax.Array, config: ModelConfig) -> Weights:
+    """A layer whose head `h` looks at the token `h + 1` before. All tokens share the direction `common`."""
+    half, heads = config.head_dim // 2, config.num_heads
+    speeds = config.rope.theta ** (-jnp.arange(half) / half)
+    angles = speeds * jnp.arange(1, heads + 1)[:, None]  # [H, D / 2]
+    strength = jnp.where(jnp.arange(half) < NUM_WAVES, SHARPNESS, 0.0)
+    query = jnp.concatenate([jnp.broadcast_to(strength, angles.shape), jnp.zeros_like(angles)], axis=1)
+    key = jnp.concatenate([strength * jnp.cos(angles), strength * jnp.sin(angles)], axis=1)
+    written = {"v": jnp.repeat(layer["v"][:, :1], heads, axis=1), "o": jnp.repeat(layer["o"][:1], heads, axis=0)}
+    return (
+        dict(layer)
+        | written
+        | {"q": layer["q"] + common[:, None, None] * query, "k": layer["k"] + common[:, None, None] * key}
+    )
+
+
+def _matching(layer: Weights) -> Weights:
+    """A layer whose keys are like its queries, and whose heads write back what they read."""
+    return dict(layer) | {"k": jnp.copy(layer["q"]), "o": jnp.moveaxis(layer["v"], 0, 2)}
+
 
 NUM_EXAMINED = 64
 _REPORTS = 12

@@ -1,8 +1,102 @@
-"""Words and names: from short lists, and from the vocabulary of a tokenizer."""
+"""Words, names and units: from short lists, and from the vocabulary of a tokenizer."""
 
 import random
 import re
 from collections.abc import Iterable
+
+UNITS = {
+    "length": "meters centimeters kilometers feet miles inches",
+    "mass": "kilograms grams pounds kg",
+    "temperature": "degrees_Celsius degrees_Fahrenheit Kelvin",
+    "duration": "seconds minutes hours days weeks months years",
+    "speed": "m/s km/h mph meters_per_second",
+    "force": "newtons N",
+    "energy": "joules kJ kWh",
+    "voltage": "volts V",
+    "current": "amperes amps",
+    "frequency": "Hz kHz hertz",
+    "pressure": "pascals atm bar",
+    "volume": "liters milliliters gallons cubic_meters",
+    "surface": "square_meters square_feet hectares acres",
+    "angle": "degrees radians",
+    "power": "watts kilowatts horsepower",
+    "memory": "GB MB gigabytes",
+    "portion": "cups tablespoons servings slices",
+}
+"""By kind of quantity its units, of which a tool has one."""
+ENUMS = {
+    "unit": "meters feet kilometers miles inches centimeters",
+    "scale": "celsius fahrenheit kelvin",
+    "massunit": "grams kilograms pounds ounces",
+    "cabin": "economy business first premium_economy",
+    "repeat": "daily weekdays weekly monthly never",
+    "priority": "low medium high critical",
+    "status": "open closed in_progress blocked pending",
+    "vehicle": "driving walking cycling transit",
+    "environment": "staging production testing development",
+    "level": "debug info warning error",
+    "role": "admin editor viewer owner",
+    "chart": "bar line pie scatter histogram",
+    "encoding": "base64 hex utf-8 ascii",
+    "sortorder": "ascending descending newest oldest",
+    "fileformat": "pdf csv json xml png mp4",
+    "size": "small medium large extra_large",
+    "spice": "mild medium hot",
+    "diet": "vegan vegetarian gluten-free keto paleo",
+    "cuisine": "Italian Thai Mexican Indian French Japanese Greek Korean Lebanese",
+    "genre": "jazz rock comedy thriller classical drama horror folk",
+    "difficulty": "beginner intermediate advanced expert",
+    "season": "spring summer autumn winter",
+    "gender": "male female",
+    "activity": "sedentary light moderate active",
+    "material": "copper steel wood glass aluminum cotton concrete",
+    "shape": "circle square triangle rectangle hexagon",
+    "period": "day week month quarter year",
+    "payment": "credit_card cash bank_transfer paypal",
+    "instrument": "piano guitar violin drums flute cello",
+    "sport": "tennis chess golf boxing football basketball rugby",
+    "blood": "A+ B- O+ AB+",
+    "fuel": "gasoline diesel electric hybrid",
+    "method": "linear quadratic exponential logistic",
+    "property": "apartment house studio villa condo",
+    "detail": "brief summary full detailed",
+    "colour": "red blue green yellow white purple black orange",
+    "roomtype": "single double suite deluxe",
+    "soil": "clay sandy loam silt",
+    "weekday": "Monday Tuesday Wednesday Thursday Friday Saturday Sunday",
+}
+"""By kind the words of which a tool offers some, as an `enum` or in its description."""
+LISTS = {
+    "language": "English Spanish French German Japanese Portuguese Italian Korean Arabic Dutch",
+    "currency": "USD EUR GBP JPY CHF CAD AUD INR",
+    "animal": "elephant parrot wolf tortoise dolphin cat falcon octopus beaver",
+    "food": "chicken rice tofu apples salmon lentils bread spinach almonds cheese potatoes",
+    "dish": "pizza ramen tacos lasagna burger sushi paella pad_thai pancakes curry",
+    "formula": "H2O CO2 NaCl C6H12O6 H2SO4 Fe2O3 CH4 NH3",
+    "substance": "water ethanol helium iron gold carbon_dioxide oxygen glucose",
+    "muscle": "legs back chest arms core shoulders",
+    "medicine": "ibuprofen aspirin paracetamol amoxicillin insulin",
+    "specialty": "cardiology dermatology pediatrics neurology orthopedics",
+    "plant": "rose tomato oak cactus lavender basil sunflower",
+    "planet": "Mars Venus Jupiter Saturn Neptune Mercury",
+    "product": "headphones desk_lamp running_shoes laptop kettle backpack smartwatch",
+    "occupation": "software_engineer nurse data_analyst teacher plumber architect",
+    "subject": "algebra photosynthesis quantum_physics grammar the_Roman_Empire climate_change economics",
+    "expression": "3x^2+2x-5 x**2 sin(x) 2x+7 x^3-4x e^x x**3+1",
+    "event": "the_French_Revolution the_moon_landing World_War_II the_fall_of_Rome the_Gold_Rush",
+    "team": "Lakers Arsenal Bulls Barcelona Yankees Chelsea Warriors Bayern_Munich",
+    "ingredient": "garlic basil chicken mushrooms coconut_milk lemon chickpeas butter",
+    "holiday": "Christmas Easter Thanksgiving Diwali Halloween",
+    "room": "kitchen bedroom garage office hallway bathroom basement",
+    "table": "users orders products invoices sessions employees students",
+    "column": "name age price created_at email salary grade",
+    "component": "api auth billing search frontend cache worker",
+    "topic": "technology politics health science travel education sports finance",
+    "gene": "BRCA1 TP53 CFTR MYC",
+    "disease": "diabetes asthma influenza malaria anemia",
+    "card": "hearts spades king queen ace",
+}
+"""By kind words that are no closed set."""
 
 
 def listed(text: str, between: str | None = None) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import random
 import re
 from collections import Counter
 
-from examples.tool_adapter.kinds import UNITS
+from examples.tool_adapter.lexicon import UNITS
 from examples.tool_adapter.skills import Parameter
 from examples.tool_adapter.tools import Request
 from examples.tool_adapter.values import Value

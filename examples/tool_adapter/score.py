@@ -1,7 +1,8 @@
 """`python -m examples.tool_adapter score PACKAGE`: a model's calls of functions that it has never seen (`bfcl.py`).
 
 Cases are served together, each as the server serves a request with tools and `tool_choice: "auto"`: the tools stand in the
-prompt, and a grammar lets the model answer or call; or without that grammar.
+prompt, and a grammar lets the model answer or call; or without that grammar. Cases of the generator's own are questions about
+skills that no training dialogue has, with one right answer each.
 """
 
 import asyncio
@@ -10,20 +11,56 @@ import math
 import re
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from tyro import conf
 
 from examples.tool_adapter.bfcl import Case, mistakes, read_cases
-from examples.tool_adapter.held_out import held_out_cases
+from examples.tool_adapter.dialogues import Dialogue, Mix, lessons
+from examples.tool_adapter.lexicon import Lexicon
 from examples.tool_adapter.packing import lexicon
 from jinfercept import LLM, SamplingParams
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.cli.options import Maybe
 from jinfercept.config import LLMOptions
 from jinfercept.models.embedded import NAME
+
+_MIX = Mix(several=0, incomplete=0, continued=0)
+
+
+def held_out_cases(lexicon: Lexicon, count: int, seed: int) -> list[Case]:
+    """Single calls, and questions that no tool answers."""
+    made = (
+        dialogue
+        for lesson in lessons(lexicon, seed, examination=True, num_dialogues=2, mix=_MIX)
+        for dialogue in lesson
+    )
+    return list(islice(_cases(made), count))
+
+
+def _cases(dialogues: Iterator[Dialogue]) -> Iterator[Case]:
+    for number, dialogue in enumerate(dialogues):
+        *messages, answer = dialogue.messages
+        functions = [tool["function"] for tool in dialogue.tools]
+        yield Case(f"held_out_{number}", messages, functions, _answer(answer))
+
+
+def _answer(message: dict[str, Any]) -> dict[str, dict[str, list[Any]]] | None:
+    if not message.get("tool_calls"):
+        return None
+    ((function),) = (call["function"] for call in message["tool_calls"])
+    arguments = json.loads(function["arguments"])
+    return {function["name"]: {name: [_possible(value)] for name, value in arguments.items()}}
+
+
+def _possible(value: Any) -> Any:
+    """Of a record every field has a list of possible values."""
+    return {name: [item] for name, item in value.items()} if isinstance(value, dict) else value
+
 
 _NAME = "tools"
 """Of the adapter, among those that are served."""

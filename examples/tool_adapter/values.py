@@ -10,8 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from examples.tool_adapter.kinds import ENUMS, LISTS, UNITS
-from examples.tool_adapter.lexicon import PLACES, Lexicon, listed
+from examples.tool_adapter.lexicon import ENUMS, LISTS, PLACES, UNITS, Lexicon, listed
 
 _RANGES = {
     "temperature": (1, 120),

@@ -49,7 +49,7 @@ _TOOL_ADAPTER = Path(__file__).with_name("smollm2_tools")
 _TOOL_ADAPTER_SHA256 = "744410ec82a76366c821246f1e0165f5b81ed212704bb6470669fcf79bc3f0d5"
 TOOL_CALL_BIAS = -1.0
 """The option `tool_call_bias` of that adapter, under which all of its 70 calls in 100 dialogues of the generator's own, about
-skills that it was not taught, are still made (`examples/tool_adapter/held_out.py`)."""
+skills that it was not taught, are still made (`examples/tool_adapter/score.py`)."""
 
 
 def tool_adapter() -> Path:

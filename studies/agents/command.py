@@ -15,9 +15,7 @@ from jinfercept.sim.tables import check_least, listed, numbers
 from jinfercept.sim.trace_files import load_sessions
 from studies.agents.cells import CONTENDERS, MODELS, AgentCell, Contender, play
 from studies.agents.report import answer
-from studies.answer import StudyEffort
-from studies.finished_runs import FinishedRuns
-from studies.output_folder import output_folder
+from studies.answer import FinishedRuns, StudyEffort, output_folder
 
 SHORT_DEVICES, SHORT_HOSTS = (0.15, 0.3), (1.0,)
 DEVICES, HOSTS = (0.1, 0.2, 0.3, 0.5, 1.0), (0.0, 0.5, 1.0, 2.0, 4.0)

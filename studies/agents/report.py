@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from jinfercept.sim.tables import TextTable, number_text
 from studies.agents.cells import BASELINE, BOUNDS, INFINITE, OURS, AgentCell, AgentMap, AgentModel, Contender
 from studies.answer import StudyAnswer
-from studies.heat_map import HeatMap
+from studies.plots import HeatMap
 
 TIE = 0.02
 """Share within which two numbers count as the same."""

@@ -1,6 +1,6 @@
 """Generated requests, each alone on the engine in virtual time, with calls in every mode and in the best order.
 
-Every latency stands beside what `studies.calls.formulas` says; the difference is what the device computes to read the results.
+Every latency stands beside what `studies.calls.scripts` says; the difference is what the device computes to read the results.
 """
 
 import multiprocessing
@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.simulation import Simulation
-from studies.calls.formulas import formula_s, priced
 from studies.calls.markup import CallArrival
-from studies.calls.scripts import CallMix, CallScript
+from studies.calls.scripts import CallMix, CallScript, formula_s, priced
 
 PUBLISHED = (1.6, 5.4)
 """AsyncLM's speed-up over synchronous calls, least and largest (arXiv 2412.07017, on BFCL)."""

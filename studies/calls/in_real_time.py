@@ -1,14 +1,19 @@
-"""Scripted calls in real time: a model that is forced to write them, and Python tools that sleep, beside AsyncLM's formulas.
+"""`python -m studies calls --real`: a model that is forced to write scripted calls, and Python tools that sleep, beside
+AsyncLM's formulas.
 
 How long writing takes is measured on the same request without tools. Reading the results is not in the formulas.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from random import Random
 from statistics import median
 from typing import NamedTuple
+
+from rich.console import Console
+from rich.progress import Progress
 
 from jinfercept.calls import CallMode, Tool
 from jinfercept.events import Event, Token
@@ -16,10 +21,10 @@ from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.llm import LLM
 from jinfercept.models.config import ModelConfig, RopeConfig
 from jinfercept.sampling_params import SamplingParams
-from studies.calls.formulas import formula_of_s
-from studies.calls.load import CALL_MODES
-from studies.calls.markup import forced_rounds, scripted_tokenizer, text_of
-from studies.calls.scripts import DURATIONS, CallMix, CallScript, WrittenRound
+from jinfercept.sim.tables import TextTable, show
+from studies.calls.alone import Row
+from studies.calls.markup import CALL_MODES, forced_rounds, scripted_tokenizer, text_of
+from studies.calls.scripts import DURATIONS, CallMix, CallScript, WrittenRound, formula_of_s
 
 MIXES: Mapping[str, CallMix] = {
     name: replace(mix, decode=(36, 52), returned=(2, 6))
@@ -188,3 +193,66 @@ def _tools(waits: bool = True) -> list[Tool]:
         return "r" * tokens
 
     return [Tool(work, name=name) for name in DURATIONS]
+
+
+REPEATS = 5
+
+
+def run_real(model: str | None, seed: int, *, quick: bool) -> tuple[TextTable, list[Row]]:
+    """Measure, and print a table.
+
+    Args:
+        model: as `LLM`; None: a tiny one with random weights.
+        seed: of the requests.
+        quick: two mixes, once each.
+
+    Returns:
+        The table, and its rows as JSON values.
+
+    Raises:
+        ModelError: the model cannot be loaded.
+    """
+    mixes, repeats = (list(MIXES)[:2], 1) if quick else (list(MIXES), REPEATS)
+    with closing(_load(model)) as llm, Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("in real time", total=len(mixes))
+        latencies = measure_calls(llm, seed, mixes, repeats, lambda: progress.advance(task))
+    table = real_table(latencies)
+    show(table.shown())
+    return table, [latency._asdict() for latency in latencies]
+
+
+def _load(model: str | None) -> LLM:
+    if model is None:
+        return tiny_llm()
+    return LLM(model, lazy=False, kv_tokens=4096, max_num_seqs=1, max_num_batched_tokens=64)
+
+
+def real_table(latencies: list[RealLatency]) -> TextTable:
+    """A row for each request and way to call."""
+    sync_s = {latency.mix: latency.latency_s for latency in latencies if latency.calls == "sync"}
+    rows = [
+        [
+            latency.mix,
+            latency.calls,
+            str(latency.tokens),
+            f"{1e3 * latency.writing_s / latency.tokens:.1f}",
+            f"{latency.formula_s:.3f}",
+            f"{latency.latency_s:.3f}",
+            f"{latency.ratio - 1:+.1%}",
+            f"{latency.reading_s:.3f}",
+            f"{sync_s[latency.mix] / latency.latency_s:.2f}",
+        ]
+        for latency in latencies
+    ]
+    columns = (
+        "request",
+        "calls",
+        "tokens",
+        "ms/token",
+        "formula s",
+        "measured s",
+        "difference",
+        "reading s",
+        "sync over it",
+    )
+    return TextTable("One request alone in real time, with tools that sleep.", columns, rows)

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from studies.overflow.batch_run import BatchRun
-from studies.overflow.figures import OverflowFigure, OverflowPoint
-from studies.overflow.modes import (
+from studies.overflow.batch_run import (
     AUTO,
     OUR_RECOMPUTE,
     OUR_SWAP,
     SWAP_PAGEABLE,
+    BatchRun,
 )
+from studies.overflow.figures import OverflowFigure, OverflowPoint
 
 FLAT = 1.1
 """Overheads are flat if the largest is less than so many times the smallest."""

@@ -16,8 +16,8 @@ from jinfercept.cli.options import Maybe, Several, Switch
 from jinfercept.errors import ConfigError
 from jinfercept.sim.reports import write_all
 from jinfercept.sim.tables import numbers
-from studies.output_folder import output_folder
-from studies.overflow.batch_run import BatchRun
+from studies.answer import output_folder
+from studies.overflow.batch_run import RECOMPUTE_2024, SWAP_PINNED, BatchRun, Overflow, OverflowMode, shared, simulate
 from studies.overflow.checks import Ways
 from studies.overflow.figures import (
     FIGURE_6_SHARE,
@@ -29,7 +29,6 @@ from studies.overflow.figures import (
     OverflowStudy,
     figures,
 )
-from studies.overflow.modes import RECOMPUTE_2024, SWAP_PINNED, Overflow, OverflowMode, shared, simulate
 from studies.overflow.report import OverflowReport, draw_report, markdown
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sim.reports import Range
-from studies.overflow.batch_run import BatchRequest, BatchRun
-from studies.overflow.modes import (
+from studies.overflow.batch_run import (
     AUTO,
     OUR_RECOMPUTE,
     OUR_SWAP,
@@ -20,6 +19,8 @@ from studies.overflow.modes import (
     SWAP_COALESCED,
     SWAP_PAGEABLE,
     SWAP_PINNED,
+    BatchRequest,
+    BatchRun,
     Overflow,
     OverflowMode,
     at_once,

@@ -29,9 +29,19 @@ from jinfercept.startup.attention_tiles import attention_tiles
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.startup.profiler import EFFORTS, Effort, measure
 from jinfercept.startup.start import EngineSetup, set_up
-from studies.overflow.batch_run import BatchRequest, BatchRun, play_batch
+from studies.overflow.batch_run import (
+    AUTO,
+    OUR_RECOMPUTE,
+    OUR_SWAP,
+    OUR_SWAP_BY_LAYER,
+    BatchRequest,
+    BatchRun,
+    Overflow,
+    OverflowMode,
+    at_once,
+    play_batch,
+)
 from studies.overflow.figures import OverflowSizes
-from studies.overflow.modes import AUTO, OUR_RECOMPUTE, OUR_SWAP, OUR_SWAP_BY_LAYER, Overflow, OverflowMode, at_once
 
 DUMMY = "dummy"
 """Name of `DUMMY_MODEL`."""

@@ -22,15 +22,13 @@ from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.plots import check_drawing
-from jinfercept.sim.reports import check_outputs, write_all
+from jinfercept.sim.reports import write_all
 from jinfercept.sim.simulation import BOUNDS, Simulation
 from jinfercept.sim.sweep import Report, SimulatedLoad, SweepRun, sweep
 from jinfercept.sim.tables import check_least, listed, numbers, show
 from jinfercept.sim.workload import DISTRIBUTIONS, Script, from_trace, load_trace
-from studies.csv_rows import write_csv
-from studies.paper.published import load_figure
-from studies.paper.report import WIDE_STEPS, Study, Summary, markdown, panels
+from studies.answer import output_folder, write_csv
+from studies.paper.report import WIDE_STEPS, Study, Summary, load_figure, markdown, panels
 from studies.plots import draw
 
 FULL_RATES, SHORT_RATES = ("1,2,3,4,5,6,8",), ("2,4,6",)
@@ -105,16 +103,14 @@ class Paper:
             ConfigError: the options make no sense.
         """
         check_least("--jobs", self.jobs, 1)
-        folder = Path(self.out)
-        check_drawing(folder / "paper.png")
         figure, trace = load_figure(self.reference), None if self.trace == "generated" else self.trace
         chosen = self.profile or (MACHINES if self.full else MACHINES[:1])
         machines = {machine.name: machine for machine in map(load_profile, listed(chosen))}
         pools = {name: _pool(machine, self.kv_tokens) for name, machine in machines.items()}
         rates = numbers("--rate", self.rate or (FULL_RATES if self.full else SHORT_RATES), float)
         duration = (200.0 if self.full else 100.0) if self.duration is None else self.duration
+        folder = output_folder(self.out, ("paper.csv", "paper.md", "paper.png", INTERRUPTED_NAME))
         runs = _runs(machines, pools, trace, duration, rates, self.seed)
-        _make_folder(folder)
         reports = sweep(runs, self.jobs, Console(stderr=True))
         for name in machines:
             print(name)
@@ -136,16 +132,6 @@ class Paper:
         )
         _write(folder, Summary(studies, figure, source, duration, self.seed), reports)
         return status
-
-
-def _make_folder(folder: Path) -> None:
-    """Raise `ConfigError` if it cannot be made, or the files of the report cannot be written into it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError("--out cannot be made", got=f"{folder} ({error})", fix="name a folder") from None
-    names = ("paper.csv", "paper.md", "paper.png", INTERRUPTED_NAME)
-    check_outputs(("--out", folder / name) for name in names)
 
 
 def _write_interrupted(folder: Path, reports: Sequence[Report]) -> None:

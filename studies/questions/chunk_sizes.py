@@ -20,7 +20,7 @@ from jinfercept.sim.workload import Script, Segment
 from studies.answer import StudyAnswer, StudyEffort
 from studies.plots import CurvePanel, PlottedCurve
 from studies.questions.equation_checks import CHECKS, EQUATIONS, EquationCheck, RecordedRun
-from studies.questions.latency_columns import LATENCY_COLUMNS, latency_cells, limits_text, num_good, point
+from studies.questions.latency import LATENCY_COLUMNS, latency_cells, limits_text, num_good, point
 
 PAPER, LONG = "paper-gptj-6b-a100", "roofline-yarn-llama-2-7b-64k-a100-40gb"
 MACHINES: Mapping[str, Sequence[int]] = {PAPER: (512, 1024, 2048), LONG: (2048, 8192, 16384)}

@@ -7,8 +7,7 @@ from jinfercept.sched.policies import check_choice
 from jinfercept.sim.reports import Range
 from jinfercept.sim.tables import TextTable
 from studies.answer import StudyAnswer, StudyEffort
-from studies.heat_map import HeatMap
-from studies.plots import COLOURS, CurvePanel, PlottedCurve
+from studies.plots import COLOURS, CurvePanel, HeatMap, PlottedCurve
 from studies.questions.deciding_cells import (
     BASELINE,
     CROWD_SEEDS,

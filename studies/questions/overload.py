@@ -22,7 +22,7 @@ from jinfercept.sim.tables import TextTable, number_text
 from jinfercept.sim.workload import Script, draw
 from studies.answer import StudyAnswer, StudyEffort
 from studies.plots import CurvePanel, PlottedCurve
-from studies.questions.latency_columns import limits_text, num_good, point
+from studies.questions.latency import limits_text, num_good, point
 from studies.questions.steady_state import demand, steady_state
 
 MACHINE = "paper-gptj-6b-a100"

@@ -13,8 +13,8 @@ from jinfercept.sim.sweep import SweepRun
 from jinfercept.sim.tables import TextTable, number_text
 from studies.answer import StudyAnswer, StudyEffort
 from studies.plots import COLOURS, CurvePanel, PlottedCurve
-from studies.questions.kind_loads import KINDS, kind_load
-from studies.questions.latency_columns import LATENCY_COLUMNS, latency_cells, limits_text, mean_ms, point
+from studies.questions.latency import LATENCY_COLUMNS, latency_cells, limits_text, mean_ms, point
+from studies.questions.loads import KINDS, kind_load
 
 MACHINE = "paper-gptj-6b-a100"
 KV_TOKENS = 53_000

@@ -17,9 +17,8 @@ from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun
 from jinfercept.sim.tables import TextTable, number_text
 from studies.answer import StudyAnswer, StudyEffort
-from studies.bursty_arrivals import OnOff, ParetoSources, on_off_times, self_similar_times
 from studies.plots import COLOURS, Bars, CurvePanel, PlottedCurve
-from studies.questions.latency_columns import (
+from studies.questions.latency import (
     LATENCY_COLUMNS,
     latency_cells,
     limits_text,
@@ -28,7 +27,15 @@ from studies.questions.latency_columns import (
     point,
     useful_tokens_per_s,
 )
-from studies.questions.tool_mix import AgentRequests, Clients, ToolMix
+from studies.questions.loads import (
+    AgentRequests,
+    Clients,
+    OnOff,
+    ParetoSources,
+    ToolMix,
+    on_off_times,
+    self_similar_times,
+)
 
 MACHINE = "paper-gptj-6b-a100"
 RATE = 9.0

@@ -11,9 +11,8 @@ from benchmarks.gpu_bill.assumptions import Assumptions, ProductReach, assumed, 
 from benchmarks.gpu_bill.bill import make_bill, model_bytes
 from benchmarks.gpu_bill.budgets import broken, budgets, rewritten
 from benchmarks.gpu_bill.cases import Case, long_case, sample_case
-from benchmarks.gpu_bill.kernel_time import DecodeWork, Device
+from benchmarks.gpu_bill.kernel_time import DecodeWork, Device, multiprocessor
 from benchmarks.gpu_bill.machine_code import Kernel
-from benchmarks.gpu_bill.multiprocessor import multiprocessor
 from benchmarks.gpu_bill.prediction import ModelBytes, Step, predict
 from benchmarks.gpu_bill.program import NO_TRAFFIC, Program
 from benchmarks.gpu_bill.reading import Launch, Reading

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu_suite.sizes import FULL
+from benchmarks.gpu_suite.kind import FULL
 from benchmarks.suite.idle import prefill_steps, timed_steps
 from benchmarks.suite.plans import MOST_TURN_S, StepTimes, mean_times, run_steps, steady_s
 from jinfercept.events import Event, Token

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.gpu_aims import AIMS, Figure
-from benchmarks.gpu_predictions import predicted_table, predictions
+from benchmarks.gpu_report import AIMS, Figure, predicted_table, predictions
 from benchmarks.suite.sizes import Row
 from tests.support.gpu_reports import report_file
 

@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.gpu_aims import AIMS
-from benchmarks.gpu_suite.kind import GPU
-from benchmarks.gpu_suite.missing import missing
-from benchmarks.gpu_suite.parts import JOBS, PARTS
-from benchmarks.gpu_suite.sizes import FULL
+from benchmarks.gpu_report import AIMS
+from benchmarks.gpu_suite.kind import FULL, GPU
+from benchmarks.gpu_suite.parts import JOBS, PARTS, missing
 from benchmarks.suite import kept
 from benchmarks.suite.child import part
 from benchmarks.suite.models import LLAMA_3_8B

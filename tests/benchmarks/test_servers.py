@@ -11,10 +11,9 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from benchmarks.__main__ import main
 from benchmarks.agents import AgentCall, Scale, load_sessions, prompts_of
-from benchmarks.client import Reply, complete, make_target
 from benchmarks.long_turns import PROTOCOLS, make_work, measure, with_template
 from benchmarks.overload import KeyReply, OverloadBench
-from benchmarks.servers import child_server
+from benchmarks.servers import Reply, child_server, complete, make_target
 from jinfercept.errors import ConfigError
 from tests.support.chat_templates import QWEN
 from tests.support.live_server import running

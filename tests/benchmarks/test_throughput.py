@@ -10,8 +10,7 @@ import pytest
 from benchmarks import throughput
 from benchmarks.__main__ import main
 from benchmarks.peers.peer_script import decode_rate
-from benchmarks.throughput import measure
-from benchmarks.throughput_peers import Peer, ThroughputWork, measure_peer
+from benchmarks.throughput import Peer, ThroughputWork, measure, measure_peer
 from jinfercept.config import LLMOptions
 from jinfercept.errors import ConfigError
 from tests.support.tiny_model import GOLDEN, tiny_llm

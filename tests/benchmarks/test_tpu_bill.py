@@ -9,7 +9,7 @@ from benchmarks.gpu_bill.budgets import broken
 from benchmarks.tpu_bill import bill
 from benchmarks.tpu_bill.bill import Reading, budgets, executable_row, make_bill, step_row
 from benchmarks.tpu_bill.cases import CHUNK, DEVICES, MODELS, ROWS, TPUS, Case, default_cases, sample_cases
-from benchmarks.tpu_bill.program import read_program
+from benchmarks.tpu_bill.child import read_program
 from tests.support.kept_results import kept_lines
 
 HOSTS = {**{(tpu, 8): 2 for tpu in ("v4", "v5e", "v5p", "v6e")}, ("v5e", 16): 4}

@@ -16,9 +16,8 @@ from benchmarks.suite.sizes import GIB
 from benchmarks.suite.suite import environment
 from benchmarks.suite.suite import main as suite
 from benchmarks.suite.trace import plane_events
-from benchmarks.tpu_suite.kind import TPU
-from benchmarks.tpu_suite.missing import missing
-from benchmarks.tpu_suite.sizes import LARGE, ON_CPU, SMALL, full
+from benchmarks.tpu_suite.kind import LARGE, ON_CPU, SMALL, TPU, full
+from benchmarks.tpu_suite.parts import missing
 from jinfercept.models.model import kv_bytes_per_token, param_bytes
 from tests.support.gpu_reports import report_file
 

@@ -13,10 +13,22 @@ import pytest
 from rich.console import Console
 
 from examples.async_calls import demo, evaluate, train
-from examples.async_calls.batches import batch, pack
-from examples.async_calls.dialogues import IDS, Mode, Split, Tokens, delays, dialogues, interrupt, script, weave, woven
-from examples.async_calls.learning import logits
-from examples.async_calls.vocabulary import DELIMITERS, Codec, with_delimiters
+from examples.async_calls.dialogues import (
+    DELIMITERS,
+    IDS,
+    Codec,
+    Mode,
+    Split,
+    Tokens,
+    delays,
+    dialogues,
+    interrupt,
+    script,
+    weave,
+    with_delimiters,
+    woven,
+)
+from examples.async_calls.learning import batch, logits, pack
 from jinfercept import LLM, SamplingParams
 from jinfercept.cli import demo as cli
 from jinfercept.cli.main import main

@@ -16,11 +16,10 @@ from safetensors.numpy import load_file
 from examples.tool_adapter.adapter import adapted, first_adapter, num_bytes, read, save
 from examples.tool_adapter.bfcl import Case, is_right
 from examples.tool_adapter.dialogues import HELD_OUT, Dialogue, lessons
-from examples.tool_adapter.held_out import held_out_cases
 from examples.tool_adapter.learning import RULE, Learner, learning_rates, most_learnt, stepper
 from examples.tool_adapter.network import Batch, frozen, loss
 from examples.tool_adapter.packing import batch, batches, document, lexicon, read_rows, save_rows, tokens
-from examples.tool_adapter.score import interval
+from examples.tool_adapter.score import held_out_cases, interval
 from examples.tool_adapter.train import Train
 from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.models.joined_weights import separate

@@ -18,8 +18,7 @@ from studies.__main__ import main
 from studies.agents.cells import BASELINE, BOUNDS, CONTENDERS, OURS, AgentCell, AgentModel, play
 from studies.agents.command import StudyAgents
 from studies.agents.report import answer
-from studies.answer import StudyEffort
-from studies.finished_runs import FinishedRuns
+from studies.answer import FinishedRuns, StudyEffort
 
 SMALL = AgentModel("small", "roofline-llama-3-8b-h100-attention", 12_800)
 

@@ -18,12 +18,9 @@ from jinfercept.sim.simulation import Simulation
 from studies.__main__ import main
 from studies.calls import in_real_time as calls_in_real_time
 from studies.calls.alone import LONGEST_FIRST, AloneCell, at_token_s, excess, play_cell
-from studies.calls.formulas import formula_s, priced
-from studies.calls.in_real_time import measure_calls
-from studies.calls.load import CALL_MODES, call_loads
-from studies.calls.markup import CallArrival, make_call_request, scripted_tokenizer, text_of
-from studies.calls.real import real_table
-from studies.calls.scripts import CallMix, CallScript, ScriptedCall
+from studies.calls.in_real_time import measure_calls, real_table
+from studies.calls.markup import CALL_MODES, CallArrival, call_loads, make_call_request, scripted_tokenizer, text_of
+from studies.calls.scripts import CallMix, CallScript, ScriptedCall, formula_s, priced
 from tests.support.tiny_model import tiny_llm
 
 GPTJ, LLAMA = PROFILES["paper-gptj-6b-a100"], PROFILES["roofline-llama-3-70b-4xa100"]

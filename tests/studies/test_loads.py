@@ -14,16 +14,23 @@ from hypothesis import strategies as st
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.arrivals import arrival_times
 from jinfercept.sim.workload import Script
-from studies.bursty_arrivals import OnOff, ParetoSources, on_off_times, self_similar_times
-from studies.questions.crowd import MEAN_CALL_S, MOST_CONTEXT, Crowd
-from studies.questions.kind_loads import KINDS, full_rate, kind_load
-from studies.questions.tool_mix import (
+from studies.questions.loads import (
     DURATION_QUANTILES,
+    KINDS,
+    MEAN_CALL_S,
+    MOST_CONTEXT,
     WINDOW,
     AgentRequests,
     Clients,
+    Crowd,
+    OnOff,
+    ParetoSources,
     ToolMix,
     duration_quantile_s,
+    full_rate,
+    kind_load,
+    on_off_times,
+    self_similar_times,
     time_over,
 )
 from studies.questions.variety import ARRIVALS, BURSTS, LEAVING, RATE, VarietyLoad

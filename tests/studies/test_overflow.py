@@ -9,17 +9,7 @@ import pytest
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.reports import Range
 from studies.__main__ import main
-from studies.overflow.batch_run import BatchRequest, BatchRun, BatchStep
-from studies.overflow.checks import Ways, crossover, trend_checks
-from studies.overflow.figures import (
-    QUICK,
-    OverflowFigure,
-    OverflowPoint,
-    OverflowStudy,
-    fastest_s,
-    overhead_s,
-)
-from studies.overflow.modes import (
+from studies.overflow.batch_run import (
     AUTO,
     COPY_S,
     MACHINE,
@@ -29,12 +19,24 @@ from studies.overflow.modes import (
     SWAP_COALESCED,
     SWAP_PAGEABLE,
     SWAP_PINNED,
+    BatchRequest,
+    BatchRun,
+    BatchStep,
     Overflow,
     OverflowMode,
     at_once,
     linked,
     shared,
     simulate,
+)
+from studies.overflow.checks import Ways, crossover, trend_checks
+from studies.overflow.figures import (
+    QUICK,
+    OverflowFigure,
+    OverflowPoint,
+    OverflowStudy,
+    fastest_s,
+    overhead_s,
 )
 
 WAYS = Ways(RECOMPUTE_2024.name, SWAP_PINNED.name)

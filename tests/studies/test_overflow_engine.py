@@ -8,24 +8,23 @@ import pytest
 
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sim.reports import Range
-from studies.overflow.agreement import agreement
-from studies.overflow.batch_run import BatchRequest
-from studies.overflow.checks import Ways
-from studies.overflow.command import measured_report
-from studies.overflow.figures import OverflowFigure, OverflowPoint
-from studies.overflow.modes import (
+from studies.overflow.batch_run import (
     AUTO,
     OUR_RECOMPUTE,
     OUR_SWAP,
     OUR_SWAP_BY_LAYER,
     OUR_SWAP_PAGEABLE,
+    BatchRequest,
     Overflow,
     OverflowMode,
     at_once,
     shared,
 )
+from studies.overflow.checks import Ways
+from studies.overflow.command import measured_report
+from studies.overflow.figures import OverflowFigure, OverflowPoint
 from studies.overflow.real_engine import MODES, QUICK_EFFORT, SIZES, OverflowEngine, on_one_core
-from studies.overflow.report import markdown
+from studies.overflow.report import agreement, markdown
 from tests.support.tiny_model import GOLDEN
 
 TINY = SIZES._replace(

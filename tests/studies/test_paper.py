@@ -17,8 +17,7 @@ from jinfercept.sched.policies import SETTINGS
 from studies.__main__ import main
 from studies.capacity import Capacity, capacity, capacity_ratio, latency_threshold
 from studies.paper.command import FIGURE
-from studies.paper.published import ABLATION, load_figure
-from studies.paper.report import WIDE_STEPS, Study, Summary, markdown, panels, waste_shares
+from studies.paper.report import ABLATION, WIDE_STEPS, Study, Summary, load_figure, markdown, panels, waste_shares
 from studies.plots import Bars, CurvePanel
 
 GPTJ = "paper-gptj-6b-a100"

@@ -11,7 +11,7 @@ from jinfercept.sim.run_stats import Report
 from studies.__main__ import COMMANDS, main
 from studies.answer import StudyEffort
 from studies.questions.deciding import contenders
-from studies.questions.latency_grid import LatencyGrid, good_share, latency_text
+from studies.questions.latency import LatencyGrid, good_share, latency_text
 from studies.questions.registry import QUESTIONS
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jinfercept.sim.workload import Script, Segment
 from studies.capacity import Capacity
-from studies.questions.architecture_trials import (
+from studies.questions.architectures import (
     BELIEVED_INSTEAD,
     TRUE,
     Trial,
@@ -17,12 +17,14 @@ from studies.questions.architecture_trials import (
     with_compute,
     with_link,
 )
-from studies.questions.combinations import DROPPING, POLICIES, SIMULATED, combined
-from studies.questions.combinations import runs as combination_runs
-from studies.questions.machines import DEPLOYMENTS, Deployment, mixed_demand, mixed_load
-from studies.questions.optimisations import gain
+from studies.questions.optimisations import DROPPING, POLICIES, SIMULATED, combined, gain
+from studies.questions.optimisations import runs as combination_runs
 from studies.questions.steady_state import (
+    DEPLOYMENTS,
+    Deployment,
     demand,
+    mixed_demand,
+    mixed_load,
     most_over_dropping,
     most_over_keeping,
     paper_rates,

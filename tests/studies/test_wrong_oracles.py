@@ -8,7 +8,7 @@ from jinfercept.sched.estimator import Estimator, HistoryEstimator
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.sequence import PendingCall
 from jinfercept.sim.simulation import OracleEstimator
-from studies.wrong_oracles import WILD_TOOLS, WRONG_ORACLES, ScaledEstimator, one_tool_wrong
+from studies.questions.estimates import WILD_TOOLS, WRONG_ORACLES, ScaledEstimator, one_tool_wrong
 from tests.support.single_request import RULES, Rule, by_estimator, cost_over_optimum, held_cost
 
 CALL = PendingCall("tool", "call", 6.0)
