@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from jinfercept.cli.command import Entry, run_command_line
-from jinfercept.cli.options import HOSTS, Files, Maybe, ModelName, Several, engine_flags
+from jinfercept.cli.options import HOSTS, Files, Maybe, ModelName, Several, Switch, engine_flags
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
 from jinfercept.sim.tables import check_least, numbers
@@ -35,12 +35,8 @@ COMMANDS: Mapping[str, Entry] = {
     "gpu-report": Entry(
         "benchmarks.__main__:GpuReport", "files of tools/gpu_suite and tools/tpu_suite as one table against the aims"
     ),
-    "gpu-bill": Entry(
-        "benchmarks.gpu_bill.command:GpuBill", "what a step costs a GPU, read from code compiled ahead of time"
-    ),
-    "tpu-bill": Entry(
-        "benchmarks.tpu_bill.command:TpuBill", "what a step costs a TPU, read from code compiled ahead of time"
-    ),
+    "gpu-bill": Entry("benchmarks.__main__:GpuBill", "what a step costs a GPU, read from code compiled ahead of time"),
+    "tpu-bill": Entry("benchmarks.__main__:TpuBill", "what a step costs a TPU, read from code compiled ahead of time"),
 }
 
 
@@ -222,6 +218,60 @@ class GpuReport:
                 fix="name what tools/gpu_suite or tools/tpu_suite has written",
             )
         return gpu_report(self.files)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuBill:
+    """The command."""
+
+    full: Switch = False
+    """compile every model, number of rows, GPU and way of multiplying (default: a set of a few minutes)"""
+    sample: Switch = False
+    """compile one bucket of one model only"""
+    check: Switch = False
+    """compare with benchmarks/gpu_bill/budgets.toml; the exit status is 1 if a budget is broken"""
+    set_budgets: Switch = False
+    """write what was compiled into benchmarks/gpu_bill/budgets.toml, with --full"""
+    out: Maybe[str] = None
+    """write the bill to this JSON file"""
+
+    def run(self) -> int:
+        """Make the bill; returns the exit status."""
+        from benchmarks.gpu_bill.bill import gpu_bill
+
+        if self.full and self.sample:
+            raise ConfigError("--full and --sample exclude each other", got="both", fix="give one")
+        if self.set_budgets and not self.full:
+            raise ConfigError("--set-budgets needs every case", got="a part of them", fix="give --full")
+        return gpu_bill(
+            full=self.full, sample=self.sample, check=self.check, set_budgets=self.set_budgets, out=self.out
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TpuBill:
+    """The command."""
+
+    sample: Switch = False
+    """compile a few executables of one model only"""
+    tpu: Several = ()
+    """generation, of v4, v5e, v5p, v6e and tpu7x; repeatable (default: all)"""
+    check: Switch = False
+    """compare with benchmarks/tpu_bill/budgets.toml; the exit status is 1 if a budget is broken"""
+    set_budgets: Switch = False
+    """write what was compiled into benchmarks/tpu_bill/budgets.toml"""
+    out: Maybe[str] = None
+    """write the bill to this JSON file"""
+
+    def run(self) -> int:
+        """Make the bill; returns the exit status. Raises `ConfigError` for an unknown generation."""
+        from benchmarks.tpu_bill.bill import tpu_bill
+        from benchmarks.tpu_bill.cases import TPUS
+
+        if unknown := [name for name in self.tpu if name not in TPUS]:
+            raise ConfigError("no such generation of TPUs", got=", ".join(unknown), fix=f"one of {', '.join(TPUS)}")
+        names = self.tpu or TPUS
+        return tpu_bill(sample=self.sample, check=self.check, set_budgets=self.set_budgets, tpus=names, out=self.out)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

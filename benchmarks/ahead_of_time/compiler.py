@@ -8,8 +8,9 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -178,6 +179,59 @@ class Compiler:
         with tempfile.TemporaryDirectory() as folder:
             dumped = {"xla_dump_to": folder, **self._dumped} if self._dumped else {}
             return self._read(lowered.compile(compiler_options={**options, **dumped}), Path(folder))
+
+
+class CaseCompiler:
+    """Adds those executables of a case of a bill that the case takes to a `Compiler`, named by case and key.
+
+    Args:
+        takes: whether executables of a kind, the first word of their keys, are compiled.
+        options: of XLA for the case.
+    """
+
+    def __init__(
+        self, compiler: Compiler, case: Any, takes: Callable[[str], bool], options: Mapping[str, Any] | None = None
+    ) -> None:
+        self.mesh, self.shape = compiler.mesh, compiler.shape
+        self._compiler, self._case, self._takes, self._options = compiler, case, takes, options
+
+    def add(self, key: Any, function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> None:
+        words = [key] if isinstance(key, str) else list(map(str, key))
+        if self._takes(words[0]):
+            title = json.dumps([self._case, words])
+            self._compiler.add(title, function, *arguments, donate=donate, options=self._options)
+
+
+def compile_order(begin: Callable[[Mapping[str, Any]], Sequence[Compiler]], *others: Path) -> None:
+    """Take an order as JSON from stdin, and write a JSON line to stdout for every executable as it comes.
+
+    A line has `done` and `total` (numbers of executables), `case`, `key`, `num_hosts` of the devices, and `reading`: what was
+    read of the executable. With `sources` in the order a last line names the files of the repository that the program has read.
+
+    Args:
+        begin: adds what is ordered to the compilers of its devices.
+        others: files that `begin` reads beside modules.
+    """
+    order, lines = json.load(sys.stdin), sys.stdout
+    with redirect_stdout(sys.stderr):
+        compilers, done = begin(order), 0
+        total = sum(map(len, compilers))
+        for compiler in compilers:
+            num_hosts = len({device.process_index for device in compiler.mesh.devices.flat})
+            for title, facts in compiler.finished():
+                done += 1
+                case, key = json.loads(title)
+                line = {
+                    "done": done,
+                    "total": total,
+                    "case": case,
+                    "key": key,
+                    "num_hosts": num_hosts,
+                    "reading": facts,
+                }
+                print(json.dumps(line), file=lines, flush=True)
+        if order.get("sources"):
+            print(json.dumps({"sources": loaded_sources(*others)}), file=lines, flush=True)
 
 
 def loaded_sources(*others: Path) -> list[str]:

@@ -1,6 +1,5 @@
 """Makes the bill: compiles in child processes, reads, predicts, shows, checks. Runs no JAX computation itself."""
 
-import json
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 from benchmarks.ahead_of_time.plugin import PROJECT, child_lines, environment, tool
 from benchmarks.gpu_bill.assumptions import assumed, listed
 from benchmarks.gpu_bill.budgets import PATH as BUDGETS
-from benchmarks.gpu_bill.budgets import broken, budgets, print_broken, rewritten
+from benchmarks.gpu_bill.budgets import finish
 from benchmarks.gpu_bill.cases import NUM_LAYERS, STEPS, Case, default_cases, full_cases, sample_case
 from benchmarks.gpu_bill.cases import with_default_buckets as with_default
 from benchmarks.gpu_bill.kernel_time import Device, multiprocessor
@@ -60,20 +59,7 @@ def gpu_bill(*, full: bool, sample: bool, check: bool, set_budgets: bool, out: s
     show(terminal("kernels", KERNELS, bill["kernels"]))
     show(terminal("products", PRODUCTS, bill["products"]))
     show(terminal("predicted steps of greedy rows, ms", STEP_COLUMNS, bill["steps"]))
-    if out is not None:
-        Path(out).write_text(_by_row(bill), encoding="utf-8")
-    if set_budgets:
-        BUDGETS.write_text(rewritten(BUDGETS.read_text(encoding="utf-8"), bill["executables"]), encoding="utf-8")
-    return print_broken(broken(bill["executables"], budgets())) if check else 0
-
-
-def _by_row(bill: dict[str, Any]) -> str:
-    """JSON with a line for every row of a table, so that two bills can be compared line by line."""
-    parts = []
-    for name, value in bill.items():
-        rows = ",\n  ".join(map(json.dumps, value)) if isinstance(value, list) else ""
-        parts.append(f'"{name}": [\n  {rows}\n ]' if rows else f'"{name}": {json.dumps(value)}')
-    return "{\n " + ",\n ".join(parts) + "\n}\n"
+    return finish(bill, BUDGETS, out=out, set_budgets=set_budgets, check=check)
 
 
 def make_bill(cases: Sequence[Case]) -> dict[str, Any]:

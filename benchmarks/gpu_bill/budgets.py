@@ -1,5 +1,6 @@
-"""Compares the bill's rows with `budgets.toml`, and writes what they have into it."""
+"""What is done with a bill of GPUs or of TPUs: written to a file, compared with budgets, and written into these."""
 
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,12 +10,36 @@ from typing import Any
 from rich.console import Console
 
 PATH = Path(__file__).parent / "budgets.toml"
+"""Of GPUs."""
 CONDITIONS = ("gpu", "kind", "model", "bucket", "library", "decode_only")
 
 
-def budgets() -> list[dict[str, Any]]:
+def budgets(path: Path = PATH) -> list[dict[str, Any]]:
     """The budgets, in the order of the file."""
-    return tomllib.loads(PATH.read_text(encoding="utf-8"))["budget"]
+    return tomllib.loads(path.read_text(encoding="utf-8"))["budget"]
+
+
+def finish(bill: Mapping[str, Any], path: Path, *, out: str | None, set_budgets: bool, check: bool) -> int:
+    """Write the bill to `out`, its numbers into the budgets at `path`, and compare them, as the command asks.
+
+    Returns:
+        The exit status: 1 if a budget is broken that was to be checked.
+    """
+    if out is not None:
+        Path(out).write_text(_by_row(bill), encoding="utf-8")
+    rows = bill["executables"]
+    if set_budgets:
+        path.write_text(rewritten(path.read_text(encoding="utf-8"), rows), encoding="utf-8")
+    return _print_broken(broken(rows, budgets(path))) if check else 0
+
+
+def _by_row(bill: Mapping[str, Any]) -> str:
+    """JSON with a line for every row of a table, so that two bills can be compared line by line."""
+    parts = []
+    for name, value in bill.items():
+        rows = ",\n  ".join(map(json.dumps, value)) if isinstance(value, list) else ""
+        parts.append(f'"{name}": [\n  {rows}\n ]' if rows else f'"{name}": {json.dumps(value)}')
+    return "{\n " + ",\n ".join(parts) + "\n}\n"
 
 
 def broken(rows: Iterable[Mapping[str, Any]], limits: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -50,7 +75,7 @@ def rewritten(text: str, rows: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def print_broken(sentences: Sequence[str]) -> int:
+def _print_broken(sentences: Sequence[str]) -> int:
     """Print which budgets are broken; returns the exit status, 1 if one is."""
     console = Console()
     for sentence in sentences:

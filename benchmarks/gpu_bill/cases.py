@@ -79,6 +79,10 @@ class Case(NamedTuple):
         """Whether steps with so many tokens of context a row are predicted by these executables."""
         return (context > MAX_MODEL_LEN) == (self.max_model_len > MAX_MODEL_LEN)
 
+    def compiles(self, kind: str) -> bool:
+        """Whether executables of a kind are compiled: without products they are the same for both ways of multiplying."""
+        return not self.triton_products or kind.split()[-1] in ("layers", "head")
+
     @property
     def expert_bytes(self) -> tuple[int, int]:
         """Of the stacks of a layer's experts in bfloat16: of gates and inputs, and of outputs. Zeros without experts."""

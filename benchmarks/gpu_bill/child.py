@@ -1,24 +1,18 @@
 """Run as a program where the CUDA plugin is on the path: compiles the bill's executables for one GPU and reads them.
 
-Takes one JSON object from stdin, `{"gpu", "generation", "ptxas", "nvdisasm", "cases": [[gpu, model, …], …], "num_layers"}`, and
-writes a JSON line to stdout for every executable as it comes: `{"done", "total", "case", "key", "reading"}`. With
-`"sources": true` a last line `{"sources": […]}` names the files of the repository that it has read.
+Takes the order `{"gpu", "generation", "ptxas", "nvdisasm", "cases": [[gpu, model, …], …], "num_layers"}`, see `compile_order`.
 """
 
-import json
-import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.ahead_of_time.compiler import TARGETS, Compiler, Facts, add_runner, gpus, loaded_sources
+from benchmarks.ahead_of_time.compiler import TARGETS, CaseCompiler, Compiler, Facts, add_runner, compile_order, gpus
 from benchmarks.gpu_bill.cases import NUM_PAGES, PAGE_SIZE, Case
 from benchmarks.gpu_bill.machine_code import read_kernels
 from benchmarks.gpu_bill.program import Program
@@ -33,22 +27,6 @@ HERE = Path(__file__).parent
 SOURCE = "".join((HERE / f"{name}.py").read_text() for name in ("child", "machine_code", "program", "thunks"))
 DUMPED = {"xla_dump_emitter_re": "ptx"}
 OURS = "paged_"
-SEPARATOR = " | "
-
-
-class CaseCompiler:
-    """Adds a case's executables to a `Compiler`, with Triton products or without."""
-
-    def __init__(self, compiler: Compiler, case: Case) -> None:
-        self._compiler, self._case, self.mesh, self.shape = compiler, case, compiler.mesh, compiler.shape
-
-    def add(self, key: Any, function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> None:
-        words = [key] if isinstance(key, str) else list(map(str, key))
-        if self._case.triton_products and words[0].split()[-1] not in ("layers", "head"):
-            return  # without products it is the same
-        options = {"xla_gpu_enable_triton_gemm": self._case.triton_products}
-        title = f"{json.dumps(self._case)}{SEPARATOR}{json.dumps(words)}"
-        self._compiler.add(title, function, *arguments, donate=donate, options=options)
 
 
 def read(ptxas: str, nvdisasm: str, compiled: jax.stages.Compiled, folder: Path) -> Facts:
@@ -87,7 +65,7 @@ def add_case(compiler: Compiler, case: Case, num_layers: int) -> None:
         buckets=(case.bucket,),
         layers_per_step=num_layers,
     )
-    adding: Any = CaseCompiler(compiler, case)
+    adding: Any = CaseCompiler(compiler, case, case.compiles, {"xla_gpu_enable_triton_gemm": case.triton_products})
     heads = Heads(
         config.num_heads // case.num_devices, config.num_kv_heads // case.num_devices, config.head_dim, itemsize=2
     )
@@ -99,31 +77,16 @@ def add_case(compiler: Compiler, case: Case, num_layers: int) -> None:
         add_transfers(adding, layers, sizes, 1, CommonShape(shape.sample_rows[-1], sizes[0]))
 
 
-def main() -> None:
-    order = json.load(sys.stdin)
+def begin(order: Mapping[str, Any]) -> list[Compiler]:
+    """Begin to compile the cases of an order."""
     cases = [Case(*case) for case in order["cases"]]
-    lines, done = sys.stdout, 0
-    with redirect_stdout(sys.stderr):
-        reading = partial(read, order["ptxas"], order["nvdisasm"])
-        counts = dict.fromkeys(case.num_devices for case in cases)
-        compilers = {n: Compiler(gpus(order["gpu"], order["generation"], n), reading, SOURCE, DUMPED) for n in counts}
-        for case in cases:
-            add_case(compilers[case.num_devices], case, order["num_layers"])
-        total = sum(map(len, compilers.values()))
-        for title, facts in chain.from_iterable(compiler.finished() for compiler in compilers.values()):
-            done += 1
-            case, _, key = title.partition(SEPARATOR)
-            line = {
-                "done": done,
-                "total": total,
-                "case": json.loads(case),
-                "key": json.loads(key),
-                "reading": facts,
-            }
-            print(json.dumps(line), file=lines, flush=True)
-        if order.get("sources"):
-            print(json.dumps({"sources": loaded_sources(TARGETS / f"{order['gpu']}.txtpb")}), file=lines, flush=True)
+    reading = partial(read, order["ptxas"], order["nvdisasm"])
+    counts = dict.fromkeys(case.num_devices for case in cases)
+    compilers = {n: Compiler(gpus(order["gpu"], order["generation"], n), reading, SOURCE, DUMPED) for n in counts}
+    for case in cases:
+        add_case(compilers[case.num_devices], case, order["num_layers"])
+    return list(compilers.values())
 
 
 if __name__ == "__main__":
-    main()
+    compile_order(begin, *TARGETS.glob("*.txtpb"))

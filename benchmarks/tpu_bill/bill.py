@@ -6,8 +6,6 @@ kernel. It has no launches, since nothing has timed them on a TPU. It stands bes
 uses, which knows nothing of what was compiled.
 """
 
-import json
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -18,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.ahead_of_time.plugin import child_lines, tpu_environment
-from benchmarks.gpu_bill.budgets import broken, print_broken, rewritten
+from benchmarks.gpu_bill.budgets import finish
 from benchmarks.gpu_bill.rows import Columns, plain, terminal
 from benchmarks.tpu_bill.cases import (
     CONTEXT,
@@ -92,23 +90,18 @@ def tpu_bill(*, sample: bool, check: bool, set_budgets: bool, tpus: Sequence[str
         check: compare with the budgets.
         set_budgets: write the numbers of what was compiled into the budgets first.
         tpus: generations.
-        out: path without suffix, to write the bill as JSON.
+        out: path of a JSON file to write.
 
     Raises:
         ConfigError: `out` cannot be written.
         PluginMissingError: the library of TPUs cannot be had.
     """
-    path = Path(f"{out}.json") if out else None
-    if path is not None:
-        check_writable(path, "--out")
+    if out is not None:
+        check_writable(Path(out), "--out")
     bill = make_bill(sample_cases() if sample else default_cases(tpus))
     show(terminal("executables", EXECUTABLES, bill["executables"]))
     show(terminal("predicted decode steps; no TPU has run one", STEPS, bill["steps"]))
-    if path is not None:
-        path.write_text(json.dumps(bill, indent=1), encoding="utf-8")
-    if set_budgets:
-        BUDGETS.write_text(rewritten(BUDGETS.read_text(encoding="utf-8"), bill["executables"]), encoding="utf-8")
-    return print_broken(broken(bill["executables"], budgets())) if check else 0
+    return finish(bill, BUDGETS, out=out, set_budgets=set_budgets, check=check)
 
 
 def make_bill(cases: Sequence[Case]) -> dict[str, Any]:
@@ -216,11 +209,6 @@ def profiled(case: Case) -> ProfiledModel:
     params = param_bytes(config, jnp.bfloat16) / 2
     sizes = config.num_layers, config.num_kv_heads, config.head_dim, config.hidden_size
     return ProfiledModel(case.model, params, *sizes, experts=experts)
-
-
-def budgets() -> list[dict[str, Any]]:
-    """The budgets, in the order of the file."""
-    return tomllib.loads(BUDGETS.read_text(encoding="utf-8"))["budget"]
 
 
 def _readings(cases: Sequence[Case]) -> Iterator[Reading]:

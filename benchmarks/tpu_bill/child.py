@@ -1,25 +1,19 @@
 """Run as a program where TPUs' library is on the path: compiles the bill's executables for TPUs that are not there, and counts
 launches, kernels, copies within memory and onto the chip, exchanges and host traffic in their optimised HLO.
 
-Takes one JSON object from stdin, `{"cases": [[tpu, model, …], …]}`, and writes a JSON line to stdout for every executable as it
-comes: `{"done", "total", "case", "key", "num_hosts", "reading"}`. With `"sources": true` a last line `{"sources": […]}` names
-the files of the repository that it has read.
+Takes the order `{"cases": [[tpu, model, …], …]}`, see `compile_order`.
 """
 
-import json
 import math
 import re
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
-from itertools import chain
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
-from benchmarks.ahead_of_time.compiler import Compiler, Facts, add_runner, loaded_sources, tpus
+from benchmarks.ahead_of_time.compiler import CaseCompiler, Compiler, Facts, add_runner, compile_order, tpus
 from benchmarks.tpu_bill.cases import MAX_MODEL_LEN, NUM_PAGES, NUM_WINDOW_PAGES, PAGE_SIZE, Case, case_of
 from jinfercept.runner.packing import CommonShape
 from jinfercept.runner.page_transfers import add_transfers, transfer_sizes
@@ -92,20 +86,6 @@ def _bytes(dtype: str, dims: str) -> int:
 
 SOURCE = Path(__file__).read_text()
 STAGING_PAGES = 16
-SEPARATOR = " | "
-
-
-class CaseCompiler:
-    """Adds a case's executables to a `Compiler`."""
-
-    def __init__(self, compiler: Compiler, case: Case) -> None:
-        self._compiler, self._case, self.mesh, self.shape = compiler, case, compiler.mesh, compiler.shape
-
-    def add(self, key: Any, function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> None:
-        words = [key] if isinstance(key, str) else list(map(str, key[:3]))
-        if self._case.takes(words[0]):
-            title = f"{json.dumps(self._case)}{SEPARATOR}{json.dumps(words)}"
-            self._compiler.add(title, function, *arguments, donate=donate)
 
 
 def read(compiled: jax.stages.Compiled, _: Path) -> Facts:
@@ -138,7 +118,7 @@ def add_case(compiler: Compiler, case: Case) -> None:
         staging_pages=STAGING_PAGES,
         kv_cache_dtype=case.kv_cache_dtype,
     )
-    adding: Any = CaseCompiler(compiler, case)
+    adding: Any = CaseCompiler(compiler, case, case.takes)
     layers = add_runner(adding, case.compiled_config, shape, "tpu")
     if case.takes("gather"):
         sizes = transfer_sizes("tpu", STAGING_PAGES)
@@ -147,27 +127,15 @@ def add_case(compiler: Compiler, case: Case) -> None:
         )
 
 
-def main() -> None:
-    order = json.load(sys.stdin)
+def begin(order: Mapping[str, Any]) -> list[Compiler]:
+    """Begin to compile the cases of an order."""
     cases = list(map(case_of, order["cases"]))
-    lines, done = sys.stdout, 0
-    with redirect_stdout(sys.stderr):
-        targets = dict.fromkeys((case.tpu, case.num_devices) for case in cases)
-        compilers = {target: Compiler(tpus(*target), read, SOURCE) for target in targets}
-        for case in cases:
-            add_case(compilers[case.tpu, case.num_devices], case)
-        total = sum(map(len, compilers.values()))
-        for title, facts in chain.from_iterable(compiler.finished() for compiler in compilers.values()):
-            done += 1
-            case, _, key = title.partition(SEPARATOR)
-            of = case_of(json.loads(case))
-            devices = compilers[of.tpu, of.num_devices].mesh.devices.flat
-            line = {"done": done, "total": total, "case": of, "key": json.loads(key), "reading": facts}
-            line["num_hosts"] = len({device.process_index for device in devices})
-            print(json.dumps(line), file=lines, flush=True)
-        if order.get("sources"):
-            print(json.dumps({"sources": loaded_sources()}), file=lines, flush=True)
+    targets = dict.fromkeys((case.tpu, case.num_devices) for case in cases)
+    compilers = {target: Compiler(tpus(*target), read, SOURCE) for target in targets}
+    for case in cases:
+        add_case(compilers[case.tpu, case.num_devices], case)
+    return list(compilers.values())
 
 
 if __name__ == "__main__":
-    main()
+    compile_order(begin)

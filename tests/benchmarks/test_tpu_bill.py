@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from benchmarks.ahead_of_time.plugin import PluginMissingError
-from benchmarks.gpu_bill.budgets import broken
+from benchmarks.gpu_bill.budgets import broken, budgets
 from benchmarks.tpu_bill import bill
-from benchmarks.tpu_bill.bill import Reading, budgets, executable_row, make_bill, step_row
+from benchmarks.tpu_bill.bill import BUDGETS, Reading, executable_row, make_bill, step_row
 from benchmarks.tpu_bill.cases import CHUNK, DEVICES, MODELS, ROWS, TPUS, Case, default_cases, sample_cases
 from benchmarks.tpu_bill.child import read_program
 from tests.support.kept_results import kept_lines
@@ -73,7 +73,7 @@ def test_hosts_and_chips_of_every_generation_are_compiled_for():
 
 def test_layers_without_their_kernels_break_a_budget():
     reading = Reading(Case("v6e", "qwen3-30b-a3b", ROWS, 4), ("layers", "64", "2"), 1, FACTS | {"kernels": 2})
-    [sentence] = broken([executable_row(reading)], budgets())
+    [sentence] = broken([executable_row(reading)], budgets(BUDGETS))
     assert "fallbacks is 6, and its budget 0" in sentence
 
 
@@ -84,7 +84,7 @@ def check(cases: list[Case]) -> None:
         pytest.skip(str(error))
     assert made["executables"]
     assert all(row["num_hosts"] == HOSTS.get((row["tpu"], row["num_devices"]), 1) for row in made["executables"])
-    assert broken(made["executables"], budgets()) == []
+    assert broken(made["executables"], budgets(BUDGETS)) == []
 
 
 def test_a_sample_compiled_for_a_v5e_keeps_its_budgets(monkeypatch: pytest.MonkeyPatch):
