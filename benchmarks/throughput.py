@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 PEERS: Mapping[str, tuple[str, ...]] = {
     "transformers": ("torch", "transformers"),
     "vllm": ("vllm", "transformers"),
-    "llama_cpp": ("llama_cpp", "numpy"),
 }
 """Engines that a script in `benchmarks/peers` measures, and the packages that it needs."""
 
@@ -188,7 +187,7 @@ class Throughput:
     new_tokens: int = 32
     """tokens that each generates"""
     peer: Annotated[Repeated, conf.arg(metavar="NAME[=PYTHON]")] = ()
-    """measure transformers, vllm or llama_cpp too, with an interpreter that has it (default: this one)"""
+    """measure transformers or vllm too, with an interpreter that has it (default: this one)"""
     json: Maybe[str] = None
     """write everything to this file"""
     engine: Annotated[

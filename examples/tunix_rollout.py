@@ -1,9 +1,8 @@
-"""Tunix samples with jinfercept: its rollout protocol, its GRPO learner on a tiny model, and its own sampler beside this one.
+"""Tunix samples with jinfercept: its rollout protocol, and its GRPO learner on a tiny model.
 
 In an environment that has both (`google-tunix` 0.1.7 wants jax 0.12):
 
     python examples/tunix_rollout.py learn       # a few steps of Tunix's GRPO learner
-    python examples/tunix_rollout.py compare     # rollouts per second of both samplers, on the embedded model
 
 `JinferceptRollout` is what `ClusterConfig(rollout_engine=…)` takes, bare or in a `functools.partial` with `tools` and options
 of `LLM`. It serves models with the weights of Tunix's Llama 3.
@@ -12,7 +11,7 @@ of `LLM`. It serves models with the weights of Tunix's Llama 3.
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -207,7 +206,7 @@ def learn(steps: int) -> int:
     grpo: Any = import_module("tunix.rl.grpo.grpo_learner")
     optax: Any = import_module("optax")
     tokenizer = _tokenizer()
-    actor = _llama(_dimensions(tokenizer, num_layers=2, embed_dim=64, hidden_dim=128, num_heads=4, num_kv_heads=2))
+    actor = _llama(tokenizer.size)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
     role = cluster_module.Role
     rewards = list[float]()
@@ -235,41 +234,6 @@ def learn(steps: int) -> int:
     learner.train(batches)
     shown = " ".join(f"{value:.3f}" for value in rewards)
     print(f"{steps} steps in {time.perf_counter() - began_s:.1f} s, mean rewards {shown}")
-    return 0
-
-
-def compare(count: int, new_tokens: int) -> int:
-    """Rollouts per second of Tunix's sampler and of this one, on the embedded model with the same prompts."""
-    from jinfercept.models.embedded import NAME
-    from jinfercept.models.joined_weights import separate
-    from jinfercept.models.load import load
-
-    vanilla: Any = import_module("tunix.rl.rollout.vanilla_rollout")
-    tokenizer, loaded = _tokenizer(), load(NAME, dtype="float32", quantization="none")
-    actor = _with_weights(_llama(_dimensions(tokenizer, loaded.model.config)), separate(loaded.params))
-    config = base.RolloutConfig(
-        max_tokens_to_generate=new_tokens, max_prompt_length=64, temperature=1.0, return_logprobs=True
-    )
-    cache = base.CacheConfig(cache_size=64 + new_tokens + 1, num_layers=30, num_kv_heads=3, head_dim=64)
-    theirs = vanilla.VanillaRollout(actor, tokenizer, cache)
-    ours = JinferceptRollout(rollout_actor=actor, tokenizer=tokenizer, rollout_config=config, max_num_seqs=count)
-    prompts = [
-        text
-        for text in ("The price of tea is", "17*23 is", "Once upon a time", "The capital of")
-        for _ in range(count // 4)
-    ]
-    seconds = dict[str, list[float]]()
-    for run in range(3):
-        for name, worker in (("tunix", theirs), ("jinfercept", ours)):
-            began_s = time.perf_counter()
-            output = worker.generate(prompts, config)
-            taken_s = time.perf_counter() - began_s
-            tokens = sum(map(len, output.tokens))
-            if run:  # the first one compiles
-                seconds.setdefault(name, []).append(taken_s / tokens)
-                print(f"{name:10}  {count / taken_s:.2f} rollouts/s  {tokens / taken_s:.0f} tokens/s", flush=True)
-    ratio = min(seconds["tunix"]) / min(seconds["jinfercept"])
-    print(f"{ratio:.2f} x the tokens per second of Tunix's sampler, the better of two runs each")
     return 0
 
 
@@ -301,23 +265,22 @@ class _Vocabulary:
         return 0
 
 
-def _dimensions(tokenizer: Any, config: ModelConfig | None = None, **sizes: int) -> Any:
-    llama: Any = import_module("tunix.models.llama3.model")
-    if config is not None:
-        sizes = {"num_layers": config.num_layers, "embed_dim": config.hidden_size, "hidden_dim": config.ffn_size}
-        sizes |= {"num_heads": config.num_heads, "num_kv_heads": config.num_kv_heads}
-    theta = 10_000 if config is None else int(config.rope.theta)
-    head_dim = sizes["embed_dim"] // sizes["num_heads"]
-    size = tokenizer.size if config is None else config.vocab_size
-    return llama.ModelConfig(
-        vocab_size=size, head_dim=head_dim, rope_theta=theta, norm_eps=1e-5, weight_tying=True, **sizes
-    )
-
-
-def _llama(dimensions: Any) -> Any:
-    """Tunix's Llama 3 with random weights; its own first ones are zeros in the feed-forward layers."""
+def _llama(vocab_size: int) -> Any:
+    """Tunix's Llama 3 of 2 layers with random weights; its own first ones are zeros in the feed-forward layers."""
     llama: Any = import_module("tunix.models.llama3.model")
     nnx: Any = import_module("flax.nnx")
+    dimensions = llama.ModelConfig(
+        vocab_size=vocab_size,
+        num_layers=2,
+        embed_dim=64,
+        hidden_dim=128,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        rope_theta=10_000,
+        norm_eps=1e-5,
+        weight_tying=True,
+    )
     model = llama.Llama3(dimensions, rngs=nnx.Rngs(0))
     keys = iter(jax.random.split(jax.random.key(1), 10_000))
     state = jax.tree.map(
@@ -327,34 +290,12 @@ def _llama(dimensions: Any) -> Any:
     return model
 
 
-def _with_weights(actor: Any, params: Params) -> Any:
-    """The module with weights of this engine."""
-    nnx: Any = import_module("flax.nnx")
-    ours: Mapping[str, Any] = {
-        "embedder.input_embedding": params.embed["embedding"],
-        "final_norm.w": params.head["norm"],
-        **{
-            f"layers.{index}.{theirs}": layer[name]
-            for index, layer in enumerate(params.layers)
-            for name, theirs in LAYER_NAMES.items()
-        },
-    }
-    state = jax.tree_util.tree_map_with_path(
-        lambda path, leaf: ours[_dotted(path)].reshape(leaf.shape), nnx.state(actor)
-    )
-    nnx.update(actor, state)
-    return actor
-
-
 def main(words: Sequence[str]) -> int:
     """Run a command; returns 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("learn", "compare"))
+    parser.add_argument("command", choices=("learn",))
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--count", type=int, default=32, help="samples at once")
-    parser.add_argument("--new-tokens", type=int, default=32)
-    given = parser.parse_args(words)
-    return learn(given.steps) if given.command == "learn" else compare(given.count, given.new_tokens)
+    return learn(parser.parse_args(words).steps)
 
 
 if __name__ == "__main__":

@@ -153,36 +153,36 @@ def _sass(reading: Reading, count_name: str) -> int:
     return sum(kernel.sass[count_name] for kernel in reading.kernels.values() if kernel.sass)
 
 
-def plain(name: str) -> Callable[[Row], str]:
+def plain(name: str) -> Callable[[Mapping[str, Any]], str]:
     """A cell of a number or a text; empty without one."""
     return lambda row: (
         "" if row.get(name) is None else f"{row[name]:g}" if isinstance(row[name], float) else str(row[name])
     )
 
 
-def _mib(name: str) -> Callable[[Row], str]:
+def _mib(name: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda row: "" if row.get(name) is None else f"{row[name] / MIB:.4g}"
 
 
-def _ms(name: str) -> Callable[[Row], str]:
+def _ms(name: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda row: f"{1e3 * row[name]:.2f}"
 
 
-def _us(name: str) -> Callable[[Row], str]:
+def _us(name: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda row: f"{1e6 * row[name]:.1f}"
 
 
-def _ratio(row: Row) -> str:
+def _ratio(row: Mapping[str, Any]) -> str:
     return f"{row['ratio']:.2f}"
 
 
-def _kernels(row: Row) -> str:
+def _kernels(row: Mapping[str, Any]) -> str:
     if row.get("error"):
         return str(row["error"])[:60]
     return f"{row['kernels']:g}" + ("" if row["all_kernels"] == row["kernels"] else f" of {row['all_kernels']}")
 
 
-def _gpus(row: Row) -> str:
+def _gpus(row: Mapping[str, Any]) -> str:
     return row["gpu"] if row["num_devices"] == 1 else f"{row['num_devices']} × {row['gpu']}"
 
 

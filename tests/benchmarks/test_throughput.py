@@ -91,7 +91,7 @@ def test_a_peer_that_fails_says_how(tmp_path: Path, body: str, message: str) -> 
     [
         (["--peer", "transformers=/no/such/python"], "the interpreter of --peer transformers cannot be run"),
         (["--peer", "vllm"], "the peer vllm cannot be imported"),
-        (["--peer", "tgi"], "use one of transformers, vllm, llama_cpp"),
+        (["--peer", "tgi"], "use one of transformers, vllm"),
         (["--new-tokens", "1"], "--new-tokens is too small"),
         (["--batch", "0"], "--batch is too small"),
         (["--dtype", "float16"], "no such --dtype"),
