@@ -1,0 +1,69 @@
+"""Run as a program: products with weights in wgmma's order, interpreted, against the unpacked weight, for the cases of standard
+input.
+
+A process of its own, as `tests/pallas/interpret_mosaic.py` says. Reads `[[tokens, inputs, outputs, kind, grouped], …]` and writes
+of every case its largest difference, as a share of the largest number, and whether threads raced. Code for the GPU alone renames
+registers, see `fragments`: its model here has the order that PTX gives wgmma's first operand.
+"""
+
+import json
+import os
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+os.environ["NPROC"] = "16"
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from benchmarks.gpu_suite import fragment_product
+from benchmarks.gpu_suite.fragment_product import DEPTH, arrange, product
+from tests.support import wgmma_interpreter
+
+
+def fragments(*pairs: jax.Array) -> jax.Array:
+    """Words that threads have, by columns eight and inputs eight further, as a matrix."""
+    by_place = jnp.stack(pairs).reshape(2, 2, 4, 8, 4, 4)  # upper inputs, upper columns, warp, lane, lane, product
+    numbers = jax.lax.bitcast_convert_type(by_place, jnp.bfloat16)  # two neighbouring inputs
+    return numbers.transpose(2, 1, 3, 5, 0, 4, 6).reshape(64, 64)
+
+
+def result(tokens: int, inputs: int, outputs: int, kind: str, grouped: bool) -> tuple[float, bool]:
+    """The largest difference of a product, and whether threads raced."""
+    rng = np.random.default_rng(tokens)
+    if kind == "uint4":
+        q, zero = jnp.asarray(rng.integers(0, 16, (inputs, outputs)), jnp.uint8), 8
+    else:
+        q, zero = jax.lax.bitcast_convert_type(jnp.asarray(rng.integers(0, 256, (inputs, outputs)), jnp.uint8), kind), 0
+        q = jnp.where(jnp.isnan(q), jnp.zeros_like(q), q) if kind != "int8" else q
+    scales = jnp.asarray(rng.standard_normal((inputs // DEPTH if grouped else 1, outputs)), jnp.float16)
+    scales = scales.at[0, 1].set(0)
+    x = jnp.asarray(rng.standard_normal((tokens, inputs)), jnp.bfloat16)
+    y = product(
+        x,
+        arrange(q, scales, kind, zero),
+        kind=kind,
+        zero=zero,
+        out=jnp.float32,
+        interpret=plgpu.InterpretGPUParams(detect_races=True),
+    )
+    wide = (np.asarray(q, np.float64) - zero) * np.repeat(np.asarray(scales, np.float64), inputs // len(scales), 0)
+    expected = np.asarray(x, np.float64) @ wide
+    return float(np.abs(np.asarray(y) - expected).max() / np.abs(expected).max()), wgmma_interpreter.raced()
+
+
+def main() -> None:
+    cases = json.load(sys.stdin)
+    fragment_product.fragments = fragments
+    wgmma_interpreter.install()
+    with redirect_stdout(sys.stderr):
+        results = [result(*case) for case in cases]
+    json.dump(results, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
