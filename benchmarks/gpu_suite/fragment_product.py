@@ -32,7 +32,7 @@ SHARED_BYTES = 230_000
 MOST_PARTS, MOST_STAGES = 4, 6
 WORDS = plgpu.Layout.WG_STRIDED((CHUNK, LANES), vec_size=4)
 BY_COLUMN = plgpu.Layout.WGMMA.reduce(1)
-MASKS = {"uint4": (0x000F000F,), "int8": (0x007F007F, 0x00800080), "float8_e4m3fn": (0x07F007F0, 0x80008000)}
+MASKS = {"int4": (0x000F000F,), "int8": (0x007F007F, 0x00800080), "float8_e4m3fn": (0x07F007F0, 0x80008000)}
 """Of the bits of two numbers in a word. They are an operand of the kernel: the assembler would write a constant into a register
 anew for every use."""
 ONE_TWENTY_EIGHT = np.uint32(0x43004300)  # twice in bfloat16, whose lowest bit then counts 1
@@ -74,20 +74,16 @@ class Shared(NamedTuple):
     out: Any  # [tokens, tiles · ROWS]
 
 
-def arrange(q: Shaped[Array, "K N"], scales: Float[Array, "G N"], kind: str, zero: int = 0) -> Fragments:
-    """A weight of `scale * (q - zero)`.
-
-    Args:
-        q: from 0 to 15 for the kind "uint4", else int8 or float8_e4m3fn.
-        scales: of groups of 128 inputs, or of whole columns.
-    """
-    (inputs, outputs), grouped, scales = q.shape, len(scales) > 1, scales.astype(jnp.float32)
-    safe = jnp.where(scales == 0, 1.0, scales)
-    q = jnp.where(jnp.repeat(scales == 0, inputs // len(scales), axis=0), jnp.asarray(zero, q.dtype), q)
-    bits = q if kind == "uint4" else lax.bitcast_convert_type(q, jnp.uint8)
+def arrange(numbers: Shaped[Array, "K N"], scales: Float[Array, "G N"]) -> Fragments:
+    """A weight of the products of numbers in int4, int8 or float8_e4m3fn with scales of groups of 128 inputs, or of columns."""
+    (inputs, outputs), scales = numbers.shape, scales.astype(jnp.float32)
+    is_zero, safe = jnp.repeat(scales == 0, inputs // len(scales), axis=0), jnp.where(scales == 0, 1.0, scales)
+    numbers = jnp.where(is_zero, jnp.zeros_like(numbers), numbers)
+    has_4_bits = numbers.dtype == jnp.int4
+    bits = numbers.astype(jnp.int8) + 8 if has_4_bits else lax.bitcast_convert_type(numbers, jnp.uint8)
     # inputs: step, half, product, upper eight, lane, which of a pair; columns: tile, warp, upper eight, lane
     by_place = bits.astype(jnp.uint32).reshape(-1, 2, 4, 2, 4, 2, outputs // ROWS, 4, 2, 8)
-    if kind == "uint4":
+    if has_4_bits:
         by_word = by_place.transpose(6, 0, 1, 7, 9, 4, 2, 5, 3, 8)
         shifts = np.arange(0, 32, 4, dtype=np.uint32).reshape(2, 2, 2)
     else:
@@ -95,7 +91,7 @@ def arrange(q: Shaped[Array, "K N"], scales: Float[Array, "G N"], kind: str, zer
         shifts = np.arange(0, 32, 8, dtype=np.uint32).reshape(2, 2)
     axes = tuple(range(-shifts.ndim, 0))
     words = (by_word << shifts).sum(axes, dtype=jnp.uint32).reshape(outputs // ROWS, inputs // DEPTH, -1, LANES)
-    if grouped:
+    if len(scales) > 1:
         fades = jnp.concatenate([jnp.ones((1, outputs)), safe[:-1] / safe[1:]]).reshape(len(scales), -1, 1, ROWS)
         fades = lax.bitcast_convert_type(fades.astype(jnp.float32), jnp.uint32)
         words = jnp.concatenate([words, fades.swapaxes(0, 1)], axis=2)
@@ -116,13 +112,12 @@ def cut_for(num_tokens: int, weight: Fragments) -> Cut:
     return Cut(tokens, tiles, warpgroups, parts, min(MOST_STAGES, (SHARED_BYTES - sums) // stage))
 
 
-@partial(jax.jit, static_argnames=("kind", "zero", "out", "interpret"))
+@partial(jax.jit, static_argnames=("kind", "out", "interpret"))
 def product(
     x: Float[Array, "T K"],
     weight: Fragments,
     *,
     kind: str,
-    zero: int = 0,
     out: DTypeLike = jnp.bfloat16,
     interpret: Any = None,
 ) -> Float[Array, "T N"]:
@@ -130,8 +125,7 @@ def product(
 
     Args:
         x: in bfloat16.
-        kind: of the numbers, see `MASKS`.
-        zero: subtracted from the numbers of the kind "uint4".
+        kind: type of the weight's numbers, see `MASKS`.
         interpret: `plgpu.InterpretGPUParams` to run without a GPU.
     """
     num_tiles, _, height, _ = weight.words.shape
@@ -150,7 +144,7 @@ def product(
     )
 
     def fragment_product(*refs):
-        _kernel(*refs, cut=cut, kind=kind, zero=zero)
+        _kernel(*refs, cut=cut, kind=kind)
 
     sums = plgpu.kernel(
         fragment_product,
@@ -176,7 +170,6 @@ def _kernel(
     *,
     cut: Cut,
     kind: str,
-    zero: int,
 ):
     """The sums of the columns of a block for a tile of tokens over one part of the inputs."""
     block, part, warpgroup = lax.axis_index("block"), lax.axis_index("part"), lax.axis_index("warpgroup")
@@ -203,9 +196,7 @@ def _kernel(
     def _():
         start, end = span(warpgroup)
         masks = [masks_ref[place] for place in range(len(MASKS[kind]))]
-        add = partial(
-            _add, shared, warpgroup, end - start, cut, partial(_unpack, kind, zero, masks), scales_ref.shape[0] > 1
-        )
+        add = partial(_add, shared, warpgroup, end - start, cut, partial(_unpack, kind, masks), scales_ref.shape[0] > 1)
         sums = pl.run_scoped(add, *[plgpu.WGMMAAccumulatorRef((ROWS, cut.tokens), jnp.float32)] * cut.tiles)
         group = jnp.minimum(end, scales_ref.shape[0]) - 1
         for tile, tile_sums in enumerate(sums):
@@ -287,13 +278,13 @@ def _across(by_column, cut: Cut):
     return lax.broadcast_in_dim(by_column, (ROWS, cut.tokens), [0])
 
 
-def _unpack(kind: str, zero: int, masks, words_ref):
+def _unpack(kind: str, masks, words_ref):
     """Numbers of 64 columns and 64 inputs in bfloat16 `[ROWS, HALF]`, in wgmma's layout."""
     words = [plgpu.load(words_ref.at[pl.ds(row, CHUNK)], layout=WORDS) for row in range(0, words_ref.shape[0], CHUNK)]
-    if kind == "uint4":
+    if kind == "int4":
         moved = [words[0], *(words[0] >> np.uint32(bits) for bits in (4, 8, 12))]
         near = fragments(*(pairs & masks[0] | ONE_TWENTY_EIGHT for pairs in moved))
-        return near - jnp.bfloat16(128 + zero)
+        return near - jnp.bfloat16(128 + 8)
     if kind == "int8":
         moved = [pairs for word in words for pairs in (word, word >> np.uint32(8))]
         lower, sign = (fragments(*(pairs & mask | ONE_TWENTY_EIGHT for pairs in moved)) for mask in masks)

@@ -1,0 +1,40 @@
+"""Products of the GPU suite with weights in the order of wgmma's first operand: their values, and that order."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jax.experimental.mosaic.gpu.fragmented_array import WGMMA_LAYOUT
+
+PROGRAM = Path(__file__).parent / "interpret_fragments.py"
+CASES = (
+    (3, 896, 128, "int4", True),  # tokens that fill no tile, and inputs in parts of different sizes
+    (20, 640, 64, "int8", False),
+    (70, 256, 64, "float8_e4m3fn", True),  # two tiles of tokens
+)
+
+
+def test_products_are_those_of_the_numbers_without_races() -> None:
+    done = subprocess.run(
+        [sys.executable, PROGRAM], input=json.dumps(CASES), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    for difference, raced in json.loads(done.stdout):
+        assert difference < 1e-6
+        assert not raced
+
+
+@pytest.mark.parametrize("column", [0, 7, 8, 21, 63])
+def test_registers_of_the_compiler_have_the_order_of_the_words(column: int) -> None:
+    for depth in range(64):
+        place = WGMMA_LAYOUT.tiling.tile_indices((column, depth))
+        warp, lane, pair = place[-7], 4 * place[-3] + place[-2], place[-1]
+        product, upper_depth, lower = depth // 16, depth // 8 % 2, depth % 8
+        assert (warp, lane, pair) == (column // 16, 4 * (column % 8) + lower // 2, lower % 2)
+        ordered = WGMMA_LAYOUT.registers_shape((64, 64))
+        register = 0
+        for axis, size in enumerate(ordered):
+            register = register * size + (place[axis] if size > 1 else 0)
+        assert register == 4 * product + 2 * upper_depth + column // 8 % 2
