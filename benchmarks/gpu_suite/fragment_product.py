@@ -2,9 +2,9 @@
 
 A contender of `products`, which no GPU has run yet: the engine does not use it. The product is computed transposed, so that
 the weight is wgmma's first operand, which may come from registers, and the rows of `x` its second. Words of the weight lie in
-the order in which threads hold that operand: a thread loads 16 bytes and has all its numbers of four products by shifts and
-masks. A block serves 128 columns. Each of its warpgroups takes a part of the inputs and has a warp that feeds it by TMA; their
-sums are added in shared memory, and those of several blocks by XLA.
+the order in which threads hold that operand: a thread loads 16 bytes and has its 32 numbers of 4 bits in four products by
+shifts and masks. A block serves 128 columns. Each of its warpgroups takes a part of the inputs and has a warp that feeds it by
+TMA; their sums are added in shared memory, and those of several blocks by XLA.
 
 Scales of groups multiply sums, not weights: before a group is added, the sums so far are multiplied by the scale of the group
 before over its own, and the last group's scale multiplies the result.
@@ -23,13 +23,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Shaped, UInt32
 
 ROWS = 64  # columns of the weight in a product: the rows of wgmma's first operand
+TILES = 2  # of so many columns in a block
 DEPTH = 128  # inputs of a step, and of a group
 HALF = 64  # inputs of a product: two bytes of each fill a swizzle
 LANES = 64  # words in a stored row
 CHUNK = ROWS * HALF // 8 // LANES  # stored rows that a thread reads at once, four words of them
 MULTIPROCESSORS = 132
-SHARED_BYTES = 230_000
-MOST_PARTS, MOST_STAGES = 4, 6
+SHARED_BYTES = 230_000  # of a block, its only one on a multiprocessor
+MOST_PARTS, MOST_STAGES, MOST_TOKENS = 4, 6, 64
 WORDS = plgpu.Layout.WG_STRIDED((CHUNK, LANES), vec_size=4)
 BY_COLUMN = plgpu.Layout.WGMMA.reduce(1)
 MASKS = {"int4": (0x000F000F,), "int8": (0x007F007F, 0x00800080), "float8_e4m3fn": (0x07F007F0, 0x80008000)}
@@ -39,7 +40,7 @@ ONE_TWENTY_EIGHT = np.uint32(0x43004300)  # twice in bfloat16, whose lowest bit 
 
 
 class Fragments(NamedTuple):
-    """A weight of `inputs` × `outputs` numbers.
+    """A weight of `inputs` × `outputs` numbers, multiples of 128.
 
     Attributes:
         words: `[outputs / 64, inputs / 128, R, 64]`: the numbers of 64 columns and 128 inputs; where every group of 128 inputs
@@ -52,11 +53,10 @@ class Fragments(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How a product is divided: tokens of a block; its tiles of 64 columns; its warpgroups; parts of the inputs in blocks of
-    their own; and steps that are fetched ahead."""
+    """How a product is divided: tokens of a block; its warpgroups; parts of the inputs in blocks of their own; and steps of a
+    warpgroup that have buffers."""
 
     tokens: int
-    tiles: int
     warpgroups: int
     parts: int
     stages: int
@@ -66,12 +66,12 @@ class Shared(NamedTuple):
     """Shared memory of a block; barriers signal which buffers are filled, and which may be overwritten."""
 
     x: Any  # [warpgroups, stages, tokens, DEPTH]
-    words: Any  # [warpgroups, stages, tiles, R, LANES]
+    words: Any  # [warpgroups, stages, TILES, R, LANES]
     there: Any
     free: Any
-    sums: Any  # [warpgroups - 1, tiles, ROWS, tokens]
+    sums: Any  # [warpgroups - 1, TILES, ROWS, tokens]
     summed: Any
-    out: Any  # [tokens, tiles · ROWS]
+    out: Any  # [tokens, TILES · ROWS]
 
 
 def arrange(numbers: Shaped[Array, "K N"], scales: Float[Array, "G N"]) -> Fragments:
@@ -101,15 +101,16 @@ def arrange(numbers: Shaped[Array, "K N"], scales: Float[Array, "G N"]) -> Fragm
 def cut_for(num_tokens: int, weight: Fragments) -> Cut:
     """How a product of so many tokens is divided."""
     num_tiles, steps, height, _ = weight.words.shape
-    tokens = min(64, max(8, 1 << (num_tokens - 1).bit_length()))
-    tiles, warpgroups = 2 - num_tiles % 2, min(steps, 3 if tokens <= 16 else 2)
-    sums = 4 * tiles * ROWS * tokens * warpgroups  # the result among them
-    stage = warpgroups * (2 * tokens * DEPTH + 4 * tiles * height * LANES)
-    blocks = num_tiles // tiles * pl.cdiv(num_tokens, tokens)
-    parts = min(
-        range(1, min(MOST_PARTS, steps // warpgroups) + 1), key=lambda n: pl.cdiv(blocks * n, MULTIPROCESSORS) / n
+    tokens = min(MOST_TOKENS, max(8, 1 << (num_tokens - 1).bit_length()))
+    warpgroups = min(steps, 3 if tokens <= 16 else 2)  # as many as have registers enough to unpack beside products
+    sums = 4 * TILES * ROWS * tokens * warpgroups  # the result among them
+    stage = warpgroups * (2 * tokens * DEPTH + 4 * TILES * height * LANES)
+    blocks, counts = (
+        num_tiles // TILES * pl.cdiv(num_tokens, tokens),
+        range(1, min(MOST_PARTS, steps // warpgroups) + 1),
     )
-    return Cut(tokens, tiles, warpgroups, parts, min(MOST_STAGES, (SHARED_BYTES - sums) // stage))
+    parts = min(counts, key=lambda count: pl.cdiv(blocks * count, MULTIPROCESSORS) / count)
+    return Cut(tokens, warpgroups, parts, min(MOST_STAGES, (SHARED_BYTES - sums) // stage))
 
 
 @partial(jax.jit, static_argnames=("kind", "out", "interpret"))
@@ -130,17 +131,17 @@ def product(
     """
     num_tiles, _, height, _ = weight.words.shape
     cut = cut_for(len(x), weight)
-    streams, columns = cut.warpgroups * cut.stages, cut.tiles * ROWS
+    buffers = cut.warpgroups * cut.stages
     swizzled = (plgpu.TilingTransform((8, HALF)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
     kept = jnp.float32 if cut.parts > 1 else out
     shared = Shared(
         x=plgpu.SMEM((cut.warpgroups, cut.stages, cut.tokens, DEPTH), x.dtype, transforms=swizzled),
-        words=plgpu.SMEM((cut.warpgroups, cut.stages, cut.tiles, height, LANES), jnp.uint32),
-        there=plgpu.Barrier(num_arrivals=2, num_barriers=streams),
-        free=plgpu.Barrier(num_barriers=streams),
-        sums=plgpu.SMEM((max(1, cut.warpgroups - 1), cut.tiles, ROWS, cut.tokens), jnp.float32),
+        words=plgpu.SMEM((cut.warpgroups, cut.stages, TILES, height, LANES), jnp.uint32),
+        there=plgpu.Barrier(num_arrivals=2, num_barriers=buffers),
+        free=plgpu.Barrier(num_barriers=buffers),
+        sums=plgpu.SMEM((max(1, cut.warpgroups - 1), TILES, ROWS, cut.tokens), jnp.float32),
         summed=plgpu.Barrier(num_arrivals=cut.warpgroups),
-        out=plgpu.SMEM((cut.tokens, columns), kept),
+        out=plgpu.SMEM((cut.tokens, TILES * ROWS), kept),
     )
 
     def fragment_product(*refs):
@@ -150,7 +151,7 @@ def product(
         fragment_product,
         out_type=jax.ShapeDtypeStruct((cut.parts, len(x), num_tiles * ROWS), kept),
         scratch_types=[shared],
-        grid=(num_tiles // cut.tiles, pl.cdiv(len(x), cut.tokens), cut.parts),
+        grid=(num_tiles // TILES, pl.cdiv(len(x), cut.tokens), cut.parts),
         grid_names=("block", "tokens", "part"),
         num_threads=cut.warpgroups + 1,
         thread_name="warpgroup",
@@ -176,97 +177,88 @@ def _kernel(
     tokens = pl.ds(lax.axis_index("tokens") * cut.tokens, cut.tokens)
 
     def span(warpgroup):
-        place, num_steps, num_streams = (
-            part * cut.warpgroups + warpgroup,
-            words_ref.shape[1],
-            cut.warpgroups * cut.parts,
-        )
-        return lax.div(place * num_steps, num_streams), lax.div((place + 1) * num_steps, num_streams)
+        place, num_places, num_steps = part * cut.warpgroups + warpgroup, cut.parts * cut.warpgroups, words_ref.shape[1]
+        return lax.div(place * num_steps, num_places), lax.div((place + 1) * num_steps, num_places)
 
     @pl.when(warpgroup == cut.warpgroups)
     def _():
         @pl.core_map(plgpu.WarpMesh(axis_name="warp"))
         def _():
             warp = lax.axis_index("warp")
-            pl.when(warp < cut.warpgroups)(
-                lambda: _feed(shared, x_ref, words_ref, tokens, block, warp, span(warp), cut)
-            )
+            feed = partial(_feed, shared, x_ref, words_ref, tokens, block, warp, cut)
+            pl.when(warp < cut.warpgroups)(lambda: feed(*span(warp)))
 
     @pl.when(warpgroup < cut.warpgroups)
     def _():
         start, end = span(warpgroup)
-        masks = [masks_ref[place] for place in range(len(MASKS[kind]))]
-        add = partial(_add, shared, warpgroup, end - start, cut, partial(_unpack, kind, masks), scales_ref.shape[0] > 1)
-        sums = pl.run_scoped(add, *[plgpu.WGMMAAccumulatorRef((ROWS, cut.tokens), jnp.float32)] * cut.tiles)
-        group = jnp.minimum(end, scales_ref.shape[0]) - 1
-        for tile, tile_sums in enumerate(sums):
-            column = pl.ds((block * cut.tiles + tile) * ROWS, ROWS)
-            sums[tile] = tile_sums * _across(
-                plgpu.load(scales_ref.at[group, column], layout=BY_COLUMN, optimized=False), cut
-            )
+        unpack = partial(_unpack, kind, [masks_ref[place] for place in range(len(MASKS[kind]))])
+        add = partial(_add, shared, warpgroup, end - start, cut, unpack, scales_ref.shape[0] > 1)
+        sums = pl.run_scoped(add, *[plgpu.WGMMAAccumulatorRef((ROWS, cut.tokens), jnp.float32)] * TILES)
+        scales = scales_ref.at[jnp.minimum(end, scales_ref.shape[0]) - 1]
+        for tile in range(TILES):
+            by_column = scales.at[pl.ds((block * TILES + tile) * ROWS, ROWS)]
+            sums[tile] *= _across(plgpu.load(by_column, layout=BY_COLUMN, optimized=False), cut)
 
         @pl.when(warpgroup > 0)
         def _():
-            for tile, tile_sums in enumerate(sums):
-                shared.sums.at[warpgroup - 1, tile][...] = tile_sums
+            for tile in range(TILES):
+                shared.sums.at[warpgroup - 1, tile][...] = sums[tile]
             plgpu.barrier_arrive(shared.summed)
 
         @pl.when(warpgroup == 0)
         def _():
             plgpu.barrier_arrive(shared.summed)
             plgpu.barrier_wait(shared.summed)
-            for tile, tile_sums in enumerate(sums):
+            for tile, total in enumerate(sums):
                 for other in range(cut.warpgroups - 1):
-                    tile_sums += plgpu.load(shared.sums.at[other, tile], layout=plgpu.Layout.WGMMA, optimized=False)
-                turned = plgpu.layout_cast(tile_sums.astype(out_ref.dtype), plgpu.Layout.WGMMA_TRANSPOSED)
+                    total += plgpu.load(shared.sums.at[other, tile], layout=plgpu.Layout.WGMMA, optimized=False)
+                turned = plgpu.layout_cast(total.astype(out_ref.dtype), plgpu.Layout.WGMMA_TRANSPOSED)
                 plgpu.transpose_ref(shared.out.at[:, pl.ds(tile * ROWS, ROWS)], (1, 0))[...] = turned
             plgpu.commit_smem()
-            columns = pl.ds(block * cut.tiles * ROWS, cut.tiles * ROWS)
+            columns = pl.ds(block * TILES * ROWS, TILES * ROWS)
             plgpu.copy_smem_to_gmem(shared.out, out_ref.at[part, tokens, columns])
             plgpu.wait_smem_to_gmem(0)
 
 
-def _feed(shared: Shared, x_ref, words_ref, tokens, block, warpgroup, span, cut: Cut) -> None:
+def _feed(shared: Shared, x_ref, words_ref, tokens, block, warpgroup, cut: Cut, start, end) -> None:
     """Fetch what a warpgroup multiplies, as far ahead as there are buffers."""
-    start, end = span
 
     def fetch(step, slot):
-        place, there = (warpgroup, slot), shared.there.at[warpgroup * cut.stages + slot]
-        pl.when(step >= cut.stages - 1)(lambda: plgpu.barrier_wait(shared.free.at[warpgroup * cut.stages + slot]))
-        tiles = pl.ds(block * cut.tiles, cut.tiles)
-        plgpu.copy_gmem_to_smem(words_ref.at[tiles, start + step], shared.words.at[place], there)
-        plgpu.copy_gmem_to_smem(x_ref.at[tokens, pl.ds((start + step) * DEPTH, DEPTH)], shared.x.at[place], there)
+        buffer, place = warpgroup * cut.stages + slot, (warpgroup, slot)
+        pl.when(step - start >= cut.stages - 1)(lambda: plgpu.barrier_wait(shared.free.at[buffer]))
+        words = words_ref.at[pl.ds(block * TILES, TILES), step]
+        plgpu.copy_gmem_to_smem(words, shared.words.at[place], shared.there.at[buffer])
+        x = x_ref.at[tokens, pl.ds(step * DEPTH, DEPTH)]
+        plgpu.copy_gmem_to_smem(x, shared.x.at[place], shared.there.at[buffer])
         return _after(slot, cut)
 
-    lax.fori_loop(0, end - start, fetch, 0)
+    lax.fori_loop(start, end, fetch, 0)
 
 
 def _add(shared: Shared, warpgroup, num_steps, cut: Cut, unpack, grouped: bool, *accumulators):
     """The sums of a warpgroup's steps, divided by the scales of its last group."""
 
-    def add(step, slots):
+    def add(_, slots):
         before, slot = slots
         plgpu.barrier_wait(shared.there.at[warpgroup * cut.stages + slot])
         for tile, accumulator in enumerate(accumulators):
             stored, x = shared.words.at[warpgroup, slot, tile], shared.x.at[warpgroup, slot]
-            num_rows = (stored.shape[0] - grouped) // 2
-            numbers = unpack(stored.at[pl.ds(0, num_rows)])
-            if tile == 0:  # unpacked beside the products of the step before
-                plgpu.wgmma_wait(0)
-                plgpu.barrier_arrive(shared.free.at[warpgroup * cut.stages + before])
-            if grouped:
-                fade = plgpu.load(stored.at[stored.shape[0] - 1], layout=BY_COLUMN, optimized=False)
-                sums = plgpu.wgmma_accumulator_load(accumulator, wait_n=None)
-                accumulator[...] = sums * _across(lax.bitcast_convert_type(fade, jnp.float32), cut)
-            plgpu.wgmma(accumulator, numbers, x.at[:, pl.ds(0, HALF)].transpose((1, 0)))
-            numbers = unpack(stored.at[pl.ds(num_rows, num_rows)])
-            plgpu.wgmma(accumulator, numbers, x.at[:, pl.ds(HALF, HALF)].transpose((1, 0)))
+            height = (stored.shape[0] - grouped) // 2
+            for half in range(2):
+                numbers = unpack(stored.at[pl.ds(half * height, height)])
+                if tile == half == 0:  # unpacked beside the products of the step before
+                    plgpu.wgmma_wait(0)
+                    plgpu.barrier_arrive(shared.free.at[warpgroup * cut.stages + before])
+                if half == 0 and grouped:
+                    fade = plgpu.load(stored.at[stored.shape[0] - 1], layout=BY_COLUMN, optimized=False)
+                    sums = plgpu.wgmma_accumulator_load(accumulator, wait_n=None)
+                    accumulator[...] = sums * _across(lax.bitcast_convert_type(fade, jnp.float32), cut)
+                plgpu.wgmma(accumulator, numbers, x.at[:, pl.ds(half * HALF, HALF)].transpose((1, 0)))
         return slot, _after(slot, cut)
 
     # The first step frees the last buffer, which nothing has filled: `_feed` waits from the step before it is used again.
     lax.fori_loop(0, num_steps, add, (cut.stages - 1, 0))
-    plgpu.wgmma_wait(0)
-    return [plgpu.wgmma_accumulator_load(accumulator, wait_n=None) for accumulator in accumulators]
+    return [plgpu.wgmma_accumulator_load(accumulator) for accumulator in accumulators]
 
 
 def _after(slot, cut: Cut):

@@ -3,8 +3,8 @@
 Reads one JSON object from stdin, `{"gpu": "h100", "num_devices": 1, "generation": "cuda13", "kernels": {name: sizes}, "pages":
 {name: sizes}, "quantized": {name: sizes}, "fragments": {name: sizes}, "experts": {name: sizes}, "steps": {"model": …, "shape":
 …}, "read_ptx": false}`, and writes `{"results": …, "sources": …}` to stdout. The results are by name the error of a
-compilation, or what `memory_analysis`, the optimised HLO and the PTX say of it; the sources are the files of the repository that
-were read. The folder `$AOT_RESULTS` holds the results of earlier runs by a hash of all that a compilation depends on.
+compilation, or what `memory_analysis`, the optimised HLO and the PTX say of it; the sources are the files of the repository
+that were read. The folder `$AOT_RESULTS` holds the results of earlier runs by a hash of all that a compilation depends on.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""Products with quantised weights, compiled for A100 and H100 without a GPU: the weight is never unpacked in memory. That of the
-GPU suite for Hopper takes few instructions."""
+"""Products with quantised weights, compiled for A100 and H100 without a GPU: the weight is never unpacked in memory.
+
+The product of the GPU suite for Hopper takes few instructions."""
 
 from typing import Any
 
@@ -57,8 +58,8 @@ def test_weights_in_the_order_of_wgmma_take_few_instructions_and_no_spills(kind:
     (facts,) = compile_for("h100", fragments={f"{kind}, {rows} rows": sizes}).values()
     assert facts["error"] is None
     assert facts["mosaic_kernels"] == 1
-    (said,) = facts["assembled"]
-    assert "0 bytes spill stores" in said
-    assert "serialized" not in said, "products wait for each other"
+    (report,) = facts["assembled"]
+    assert "0 bytes spill stores" in report
+    assert "serialized" not in report, "products wait for each other"
     ((instructions, products),) = facts["loops"]
     assert instructions / (products * NUMBERS_OF_A_THREAD) <= MOST_INSTRUCTIONS[kind]

@@ -1,8 +1,8 @@
 """Run as a program: products with weights in wgmma's order, interpreted, against the weight's numbers, for cases that are read.
 
 A process of its own, as `tests/pallas/interpret_mosaic.py` says. Reads `[[tokens, inputs, outputs, kind, grouped], …]` from
-standard input and writes, of every case, its largest difference as a share of the largest number and whether threads raced. Code
-for the GPU alone renames registers, see `fragments`: its model here has the order that PTX gives wgmma's first operand.
+standard input and writes, of every case, its largest difference as a share of the largest number and whether threads raced.
+Code for the GPU alone renames registers, see `fragments`: its model here has the order that PTX gives wgmma's first operand.
 """
 
 import json

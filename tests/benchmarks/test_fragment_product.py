@@ -5,14 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from jax.experimental.mosaic.gpu.fragmented_array import WGMMA_LAYOUT
 
 PROGRAM = Path(__file__).parent / "interpret_fragments.py"
 CASES = (
     (3, 896, 128, "int4", True),  # tokens that fill no tile, and inputs in parts of different sizes
-    (20, 640, 64, "int8", False),
-    (70, 256, 64, "float8_e4m3fn", True),  # two tiles of tokens
+    (20, 640, 256, "int8", False),
+    (70, 256, 128, "float8_e4m3fn", True),  # two tiles of tokens
 )
 
 
@@ -33,8 +34,6 @@ def test_registers_of_the_compiler_have_the_order_of_the_words(column: int) -> N
         warp, lane, pair = place[-7], 4 * place[-3] + place[-2], place[-1]
         product, upper_depth, lower = depth // 16, depth // 8 % 2, depth % 8
         assert (warp, lane, pair) == (column // 16, 4 * (column % 8) + lower // 2, lower % 2)
-        ordered = WGMMA_LAYOUT.registers_shape((64, 64))
-        register = 0
-        for axis, size in enumerate(ordered):
-            register = register * size + (place[axis] if size > 1 else 0)
+        shape = WGMMA_LAYOUT.registers_shape((64, 64))
+        register = np.ravel_multi_index([at if size > 1 else 0 for at, size in zip(place, shape, strict=True)], shape)
         assert register == 4 * product + 2 * upper_depth + column // 8 % 2
