@@ -89,8 +89,8 @@ def arrange(numbers: Shaped[Array, "K N"], scales: Float[Array, "G N"]) -> Fragm
     else:
         by_word = by_place.transpose(6, 0, 1, 3, 7, 9, 4, 2, 5, 8)
         shifts = np.arange(0, 32, 8, dtype=np.uint32).reshape(2, 2)
-    axes = tuple(range(-shifts.ndim, 0))
-    words = (by_word << shifts).sum(axes, dtype=jnp.uint32).reshape(outputs // ROWS, inputs // DEPTH, -1, LANES)
+    words = (by_word << shifts).sum(range(-shifts.ndim, 0), dtype=jnp.uint32)
+    words = words.reshape(outputs // ROWS, inputs // DEPTH, -1, LANES)
     if len(scales) > 1:
         fades = jnp.concatenate([jnp.ones((1, outputs)), safe[:-1] / safe[1:]]).reshape(len(scales), -1, 1, ROWS)
         fades = lax.bitcast_convert_type(fades.astype(jnp.float32), jnp.uint32)
@@ -115,12 +115,7 @@ def cut_for(num_tokens: int, weight: Fragments) -> Cut:
 
 @partial(jax.jit, static_argnames=("kind", "out", "interpret"))
 def product(
-    x: Float[Array, "T K"],
-    weight: Fragments,
-    *,
-    kind: str,
-    out: DTypeLike = jnp.bfloat16,
-    interpret: Any = None,
+    x: Float[Array, "T K"], weight: Fragments, *, kind: str, out: DTypeLike = jnp.bfloat16, interpret: Any = None
 ) -> Float[Array, "T N"]:
     """`x @ weight`, summed in float32.
 
