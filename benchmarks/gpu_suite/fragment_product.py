@@ -40,7 +40,7 @@ ONE_TWENTY_EIGHT = np.uint32(0x43004300)  # twice in bfloat16, whose lowest bit 
 
 
 class Fragments(NamedTuple):
-    """A weight of `inputs` × `outputs` numbers, multiples of 128.
+    """A weight of `inputs` × `outputs` numbers, both multiples of 128; inputs are at least 384.
 
     Attributes:
         words: `[outputs / 64, inputs / 128, R, 64]`: the numbers of 64 columns and 128 inputs; where every group of 128 inputs
@@ -102,14 +102,11 @@ def cut_for(num_tokens: int, weight: Fragments) -> Cut:
     """How a product of so many tokens is divided."""
     num_tiles, steps, height, _ = weight.words.shape
     tokens = min(MOST_TOKENS, max(8, 1 << (num_tokens - 1).bit_length()))
-    warpgroups = min(steps, 3 if tokens <= 16 else 2)  # as many as have registers enough to unpack beside products
+    warpgroups = 3 if tokens <= 16 else 2  # as many as have registers enough to unpack beside products
     sums = 4 * TILES * ROWS * tokens * warpgroups  # the result among them
     stage = warpgroups * (2 * tokens * DEPTH + 4 * TILES * height * LANES)
-    blocks, counts = (
-        num_tiles // TILES * pl.cdiv(num_tokens, tokens),
-        range(1, min(MOST_PARTS, steps // warpgroups) + 1),
-    )
-    parts = min(counts, key=lambda count: pl.cdiv(blocks * count, MULTIPROCESSORS) / count)
+    blocks, most_parts = num_tiles // TILES * pl.cdiv(num_tokens, tokens), min(MOST_PARTS, steps // warpgroups)
+    parts = min(range(1, most_parts + 1), key=lambda count: pl.cdiv(blocks * count, MULTIPROCESSORS) / count)
     return Cut(tokens, warpgroups, parts, min(MOST_STAGES, (SHARED_BYTES - sums) // stage))
 
 
@@ -134,7 +131,7 @@ def product(
         words=plgpu.SMEM((cut.warpgroups, cut.stages, TILES, height, LANES), jnp.uint32),
         there=plgpu.Barrier(num_arrivals=2, num_barriers=buffers),
         free=plgpu.Barrier(num_barriers=buffers),
-        sums=plgpu.SMEM((max(1, cut.warpgroups - 1), TILES, ROWS, cut.tokens), jnp.float32),
+        sums=plgpu.SMEM((cut.warpgroups - 1, TILES, ROWS, cut.tokens), jnp.float32),
         summed=plgpu.Barrier(num_arrivals=cut.warpgroups),
         out=plgpu.SMEM((cut.tokens, TILES * ROWS), kept),
     )

@@ -13,7 +13,7 @@ PROGRAM = Path(__file__).parent / "interpret_fragments.py"
 CASES = (
     (3, 896, 128, "int4", True),  # tokens that fill no tile, and inputs in parts of different sizes
     (20, 640, 256, "int8", False),
-    (70, 256, 128, "float8_e4m3fn", True),  # two tiles of tokens
+    (70, 384, 128, "float8_e4m3fn", True),  # two tiles of tokens
 )
 
 
