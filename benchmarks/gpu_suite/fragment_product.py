@@ -213,18 +213,22 @@ def _kernel(
 
 
 def _feed(shared: Shared, x_ref, words_ref, tokens, block, warpgroup, cut: Cut, start, end) -> None:
-    """Fetch what a warpgroup multiplies, as far ahead as there are buffers."""
+    """Fetch what a warpgroup multiplies, as far ahead as there are buffers; behind the last step, only wait."""
 
     def fetch(step, slot):
         buffer, place = warpgroup * cut.stages + slot, (warpgroup, slot)
         pl.when(step - start >= cut.stages - 1)(lambda: plgpu.barrier_wait(shared.free.at[buffer]))
-        words = words_ref.at[pl.ds(block * TILES, TILES), step]
-        plgpu.copy_gmem_to_smem(words, shared.words.at[place], shared.there.at[buffer])
-        x = x_ref.at[tokens, pl.ds(step * DEPTH, DEPTH)]
-        plgpu.copy_gmem_to_smem(x, shared.x.at[place], shared.there.at[buffer])
+
+        @pl.when(step < end)
+        def _():
+            words = words_ref.at[pl.ds(block * TILES, TILES), step]
+            plgpu.copy_gmem_to_smem(words, shared.words.at[place], shared.there.at[buffer])
+            x = x_ref.at[tokens, pl.ds(step * DEPTH, DEPTH)]
+            plgpu.copy_gmem_to_smem(x, shared.x.at[place], shared.there.at[buffer])
+
         return _after(slot, cut)
 
-    lax.fori_loop(start, end, fetch, 0)
+    lax.fori_loop(start, end + cut.stages - 1, fetch, 0)
 
 
 def _add(shared: Shared, warpgroup, num_steps, cut: Cut, unpack, grouped: bool, *accumulators):

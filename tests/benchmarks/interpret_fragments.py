@@ -1,8 +1,9 @@
 """Run as a program: products with weights in wgmma's order, interpreted, against the weight's numbers, for cases that are read.
 
-A process of its own, as `tests/pallas/interpret_mosaic.py` says. Reads `[[tokens, inputs, outputs, kind, grouped], …]` from
-standard input and writes, of every case, its largest difference as a share of the largest number and whether threads raced.
-Code for the GPU alone renames registers, see `fragments`: its model here has the order that PTX gives wgmma's first operand.
+A process of its own, as `tests/pallas/interpret_mosaic.py` says. Reads `{"cases": [[tokens, inputs, outputs, kind, grouped],
+…], "dropped_wait": …}` from standard input and writes, of every case, its largest difference as a share of the largest number
+and whether threads raced. `dropped_wait` is the number of a wait that the kernel is run without, or null. Code for the GPU alone
+renames registers, see `fragments`: its model here has the order that PTX gives wgmma's first operand.
 """
 
 import json
@@ -20,8 +21,8 @@ import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from benchmarks.gpu_suite import fragment_product
-from benchmarks.gpu_suite.fragment_product import DEPTH, arrange, product
 from tests.support import wgmma_interpreter
+from tests.support.dropped_waits import without_wait
 
 
 def fragments(*pairs: jax.Array) -> jax.Array:
@@ -38,22 +39,28 @@ def result(tokens: int, inputs: int, outputs: int, kind: str, grouped: bool) -> 
     numbers = bits >> 4 if kind == "int4" else bits.view(kind)
     if kind == "float8_e4m3fn":  # NaN; and a CPU takes what is below bfloat16's normal numbers for 0
         numbers = np.where(np.abs(numbers.astype(np.float32)) >= 2**-6, numbers, np.zeros_like(numbers))
-    scales = jnp.asarray(rng.standard_normal((inputs // DEPTH if grouped else 1, outputs)), jnp.float16)
+    scales = jnp.asarray(
+        rng.standard_normal((inputs // fragment_product.DEPTH if grouped else 1, outputs)), jnp.float16
+    )
     scales = scales.at[0, 1].set(0)
     x = jnp.asarray(rng.standard_normal((tokens, inputs)), jnp.bfloat16)
     interpret = plgpu.InterpretGPUParams(detect_races=True)
-    y = product(x, arrange(jnp.asarray(numbers, kind), scales), kind=kind, out=jnp.float32, interpret=interpret)
+    weight = fragment_product.arrange(jnp.asarray(numbers, kind), scales)
+    y = fragment_product.product(x, weight, kind=kind, out=jnp.float32, interpret=interpret)
     wide = numbers.astype(np.float64) * np.repeat(np.asarray(scales, np.float64), inputs // len(scales), 0)
     expected = np.asarray(x, np.float64) @ wide
     return float(np.abs(np.asarray(y) - expected).max() / np.abs(expected).max()), wgmma_interpreter.raced()
 
 
 def main() -> None:
-    cases = json.load(sys.stdin)
+    order = json.load(sys.stdin)
+    if order["dropped_wait"] is not None:
+        source = Path(fragment_product.__file__).read_text()
+        exec(without_wait(source, order["dropped_wait"]), fragment_product.__dict__)
     fragment_product.fragments = fragments
     wgmma_interpreter.install()
     with redirect_stdout(sys.stderr):
-        results = [result(*case) for case in cases]
+        results = [result(*case) for case in order["cases"]]
     json.dump(results, sys.stdout)
 
 

@@ -1,30 +1,54 @@
 """Products of the GPU suite with weights in the order of wgmma's first operand: their values, and that order."""
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from jax.experimental.mosaic.gpu.fragmented_array import WGMMA_LAYOUT
 
+from benchmarks.gpu_suite import fragment_product
+from tests.support.dropped_waits import waits
+
 PROGRAM = Path(__file__).parent / "interpret_fragments.py"
-CASES = (
-    (3, 896, 128, "int4", True),  # tokens that fill no tile, and inputs in parts of different sizes
-    (20, 640, 256, "int8", False),
-    (70, 384, 128, "float8_e4m3fn", True),  # two tiles of tokens
-)
+KERNEL = Path(fragment_product.__file__).read_text()
+Case = tuple[int, int, int, str, bool]
+
+
+def interpret(cases: Sequence[Case], dropped_wait: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the kernel, without one of its waits or with all."""
+    order = json.dumps({"cases": cases, "dropped_wait": dropped_wait})
+    return subprocess.run([sys.executable, PROGRAM], input=order, capture_output=True, text=True, check=False)
 
 
 def test_products_are_those_of_the_numbers_without_races() -> None:
-    done = subprocess.run(
-        [sys.executable, PROGRAM], input=json.dumps(CASES), capture_output=True, text=True, check=False
-    )
+    cases = [
+        (3, 896, 128, "int4", True),  # tokens that fill no tile, and inputs in parts of different sizes
+        (20, 640, 256, "int8", False),
+        (70, 3072, 128, "float8_e4m3fn", True),  # two tiles of tokens, and more steps than buffers
+    ]
+    done = interpret(cases)
     assert done.returncode == 0, done.stderr[-4000:]
     for difference, raced in json.loads(done.stdout):
         assert difference < 1e-6
         assert not raced
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(waits(KERNEL))), ids=waits(KERNEL))
+def test_a_product_that_does_not_wait_is_caught(number: int) -> None:
+    done = interpret([(40, 4096, 128, "int4", True)], dropped_wait=number)
+    if done.returncode == 0:
+        [(difference, raced)] = json.loads(done.stdout)
+        assert raced or not difference < 1e-6
+    else:
+        assert re.search("RACE DETECTED|observed|Not all .* completed|adds to|waited for", done.stderr), done.stderr[
+            -4000:
+        ]
 
 
 @pytest.mark.parametrize("column", [0, 7, 8, 21, 63])
