@@ -83,14 +83,10 @@ def arrange(numbers: Shaped[Array, "K N"], scales: Float[Array, "G N"]) -> Fragm
     bits = numbers.astype(jnp.int8) + 8 if has_4_bits else lax.bitcast_convert_type(numbers, jnp.uint8)
     # inputs: step, half, product, upper eight, lane, which of a pair; columns: tile, warp, upper eight, lane
     by_place = bits.astype(jnp.uint32).reshape(-1, 2, 4, 2, 4, 2, outputs // ROWS, 4, 2, 8)
-    if has_4_bits:
-        by_word = by_place.transpose(6, 0, 1, 7, 9, 4, 2, 5, 3, 8)
-        shifts = np.arange(0, 32, 4, dtype=np.uint32).reshape(2, 2, 2)
-    else:
-        by_word = by_place.transpose(6, 0, 1, 3, 7, 9, 4, 2, 5, 8)
-        shifts = np.arange(0, 32, 8, dtype=np.uint32).reshape(2, 2)
-    words = (by_word << shifts).sum(range(-shifts.ndim, 0), dtype=jnp.uint32)
-    words = words.reshape(outputs // ROWS, inputs // DEPTH, -1, LANES)
+    order = (6, 0, 1, 7, 9, 4, 2, 5, 3, 8) if has_4_bits else (6, 0, 1, 3, 7, 9, 4, 2, 5, 8)
+    shifts = np.arange(0, 32, 4 if has_4_bits else 8, dtype=np.uint32)
+    by_word = by_place.transpose(order).reshape(outputs // ROWS, inputs // DEPTH, -1, LANES, len(shifts))
+    words = (by_word << shifts).sum(-1, dtype=jnp.uint32)
     if len(scales) > 1:
         fades = jnp.concatenate([jnp.ones((1, outputs)), safe[:-1] / safe[1:]]).reshape(len(scales), -1, 1, ROWS)
         fades = lax.bitcast_convert_type(fades.astype(jnp.float32), jnp.uint32)

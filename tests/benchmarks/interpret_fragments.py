@@ -2,8 +2,8 @@
 
 A process of its own, as `tests/pallas/interpret_mosaic.py` says. Reads `{"cases": [[tokens, inputs, outputs, kind, grouped],
 …], "dropped_wait": …}` from standard input and writes, of every case, its largest difference as a share of the largest number
-and whether threads raced. `dropped_wait` is the number of a wait that the kernel is run without, or null. Code for the GPU alone
-renames registers, see `fragments`: its model here has the order that PTX gives wgmma's first operand.
+and whether threads raced. `dropped_wait` is the number of a wait that the kernel is run without, or null. Code for the GPU
+alone renames registers, see `fragments`: its model here has the order that PTX gives wgmma's first operand.
 """
 
 import json
