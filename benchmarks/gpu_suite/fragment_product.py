@@ -240,6 +240,7 @@ def _add(shared: Shared, warpgroup, num_steps, cut: Cut, unpack, grouped: bool, 
                 numbers = unpack(stored.at[pl.ds(half * height, height)])
                 if tile == half == 0:  # unpacked beside the products of the step before
                     plgpu.wgmma_wait(0)
+                    plgpu.commit_smem()  # orders the loads of words before what overwrites them
                     plgpu.barrier_arrive(shared.free.at[warpgroup * cut.stages + before])
                 if half == 0 and grouped:
                     fade = plgpu.load(stored.at[stored.shape[0] - 1], layout=BY_COLUMN, optimized=False)
