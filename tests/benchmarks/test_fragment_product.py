@@ -45,10 +45,9 @@ def test_a_product_that_does_not_wait_is_caught(number: int) -> None:
     if done.returncode == 0:
         [(difference, raced)] = json.loads(done.stdout)
         assert raced or not difference < 1e-6
-    else:
-        assert re.search("RACE DETECTED|observed|Not all .* completed|adds to|waited for", done.stderr), done.stderr[
-            -4000:
-        ]
+    else:  # a race; a barrier or a copy whose end no thread waited for; or memory that went before a product had ended
+        caught = "RACE DETECTED|observed|Not all .* completed|adds to|waited for|KeyError: HostAllocationKey"
+        assert re.search(caught, done.stderr), done.stderr[-4000:]
 
 
 @pytest.mark.parametrize("column", [0, 7, 8, 21, 63])
