@@ -24,8 +24,7 @@ from jinfercept.parsers.cml import (
     Mark,
     escape,
 )
-from jinfercept.parsers.python_calls import parse_call
-from jinfercept.parsers.python_literals import UNREADABLE
+from jinfercept.parsers.python_calls import UNREADABLE, parse_call
 from jinfercept.parsers.reasoning import REASONING_FORMATS, ReasoningFormat
 from jinfercept.tokenizer.tokenizer import Tokenizer
 

@@ -17,8 +17,7 @@ from functools import partial
 from typing import Any, final
 
 from jinfercept.intercept.current_call import CURRENT_CALL, AtOnce
-from jinfercept.intercept.tool_run import ToolRun
-from jinfercept.intercept.tool_values import ToolFailed, ToolValue, plain_failure, plain_value
+from jinfercept.intercept.tool_run import ToolFailed, ToolRun, ToolValue, plain_failure, plain_value
 
 MOST_LEFT_THREADS = 64
 """Threads of a tool that still run after the timeout or the cancellation of their calls. While a tool has so many, further

@@ -1,18 +1,85 @@
 """Grammars of turns that have to call: the part that all formats share.
 
 A turn is calls and nothing else: tags, names of tools, and arguments that their JSON schemas allow. Its arguments come in the
-order in which they are declared.
+order in which they are declared. `Rules` builds grammars in llguidance's variant of Lark, of expressions: texts that may stand
+in a rule.
 """
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 from jinfercept.errors import RequestError, shown
-from jinfercept.parsers.lark import Rules, one_of, quoted
-from jinfercept.parsers.tool_schemas import arguments_schema
+from jinfercept.parsers.tool_schemas import arguments_schema, bounded
+from jinfercept.structured_outputs import JSON_SPACE
+
+
+@final
+class Rules:
+    """The rules of one grammar."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def rule(self, body: str, options: str = "") -> str:
+        """A new rule; returns its name."""
+        name = f"rule{len(self._lines)}"
+        self._lines.append(f"{name}{options}: {body}")
+        return name
+
+    def terminal(self, body: str) -> str:
+        """A new terminal, whose body may have `&` and `~` too; returns its name."""
+        name = f"TERMINAL{len(self._lines)}"
+        self._lines.append(f"{name}: {body}")
+        return name
+
+    def begins(self, text: str) -> str:
+        """A new rule for any text that ends where a text first stands in it; returns its name."""
+        return self.rule(pattern(f"(?s:.*){re.escape(text)}"), "[lazy]")
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """A JSON value that a schema allows; see `bounded`."""
+        guided = {**bounded(schema), "x-guidance": {"whitespace_pattern": JSON_SPACE, "coerce_one_of": True}}
+        return self.rule("%json " + json.dumps(guided, ensure_ascii=False))
+
+    def listed(self, members: Iterable[tuple[str, bool]], separator: str) -> str:
+        """Members in their order, with a separator between two of them.
+
+        Args:
+            members: expressions, and whether each is required.
+        """
+        first = more = self.rule('""')
+        for member, needed in reversed([*members]):
+            name = self.rule(member)
+            first = self.rule(f"{name} {more}" + ("" if needed else f" | {first}"))
+            more = self.rule(f"({separator} {name}){'' if needed else '?'} {more}")
+        return first
+
+    def text(self, start: str) -> str:
+        """The whole grammar.
+
+        Args:
+            start: the expression that the whole text matches.
+        """
+        return "\n".join((f"start: {start}", *self._lines))
+
+
+def quoted(text: str) -> str:
+    """The expression that stands for a text."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def pattern(expression: str) -> str:
+    """The expression that stands for a regular expression, in which a dot is any character but a line break."""
+    return "/" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", expression).replace("\n", r"\n") + "/"
+
+
+def one_of(options: Iterable[str]) -> str:
+    """The expression that stands for any of several."""
+    return f"({' | '.join(dict.fromkeys(options))})"
+
 
 type TokenOf = Callable[[str], int | None]
 """The id of the token that a tag is; None if it is written as text."""

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jinfercept.errors import RequestError
-from jinfercept.parsers.call_grammars import CallGrammar, check_name
+from jinfercept.parsers.call_grammars import CallGrammar, check_name, one_of, pattern, quoted
 from jinfercept.parsers.hermes import CLOSING, OPENING, QWEN_TURN_ENDS
 from jinfercept.parsers.json_values import stream_arguments
-from jinfercept.parsers.lark import one_of, pattern, quoted
-from jinfercept.parsers.python_literals import to_json
+from jinfercept.parsers.python_calls import to_json
 from jinfercept.parsers.schema_values import may_have, property_types, types_of, value_of
 from jinfercept.parsers.source import Marks, Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat

@@ -30,7 +30,7 @@ from jinfercept.chat.function_tools import ChatTool
 from jinfercept.errors import ConfigError
 from jinfercept.intercept.current_call import CALL_KEY, fields_of
 from jinfercept.intercept.tool_executor import ToolExecutor
-from jinfercept.intercept.tool_values import ToolFailed
+from jinfercept.intercept.tool_run import ToolFailed
 from jinfercept.tools.calls import BLOCKED_S, CallFailed, CallQueue, CallRequest, declare, endpoint_tool
 from jinfercept.tools.mcp_answers import lenient
 from jinfercept.tools.mcp_http import SESSION_ENDED, UNREACHED, http_streams

@@ -12,12 +12,11 @@ from jinfercept.engine.session import MAX_NAME
 from jinfercept.events import Finished
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.counts import OTHER, BoundedNames, Histogram
+from jinfercept.meter.counts import LIMITS, OTHER, BoundedNames, Histogram
 from jinfercept.meter.engine_stats import HISTORY_S, EngineStats
 from jinfercept.meter.interceptions import UNKNOWN
 from jinfercept.meter.live_state import SHOWN, live_state
 from jinfercept.meter.request_log import RequestLog
-from jinfercept.meter.turns import LIMITS
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
 from jinfercept.sampling_params import SamplingParams

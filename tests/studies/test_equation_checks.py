@@ -2,7 +2,6 @@
 
 import pytest
 
-from jinfercept.meter.decisions import DecisionCase
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.policy import Action
 from jinfercept.sched.sequence import State
@@ -11,7 +10,7 @@ from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad
 from jinfercept.sim.workload import Script, Segment
-from studies.pause_records import PauseCost, PauseRecord
+from studies.pause_records import DecisionCase, PauseCost, PauseRecord
 from studies.questions.chunk_sizes import ChunkCell, cost_of
 from studies.questions.equation_checks import (
     CHECKS,
