@@ -129,10 +129,9 @@ def _list_grammar(calls: CallGrammar) -> str:
 
 def _value(rules: Rules, schema: Mapping[str, Any]) -> str:
     """A value as Python writes it, of a schema that allows one type; else as JSON, which is read too."""
-    kind = schema.get("type")
-    if constraints(schema) == {"type"} and kind in _PLAIN:
-        return rules.terminal(pattern(_PLAIN[kind]))
-    return rules.json(schema)
+    kind: Any = schema.get("type")
+    is_plain = constraints(schema) == {"type"} and isinstance(kind, str) and kind in _PLAIN
+    return rules.terminal(pattern(_PLAIN[kind])) if is_plain else rules.json(schema)
 
 
 PYTHONIC = ToolCallFormat(

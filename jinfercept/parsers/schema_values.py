@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,6 +14,10 @@ from jinfercept.values.enforceable_schema import at_reference, json_type
 
 _MOST_EXACT = 2**53
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+_SLOW_PATTERN = re.compile(r"\)[*+{]|\\[1-9]|\(\?[^:]|([*+?}].*){4}", re.DOTALL)
+"""Patterns that `re` may take exponential time for."""
+_MOST_NAME_CHARS = 64
+"""Limit of a name that is matched with a pattern: three repetitions take its third power in steps."""
 
 
 def property_types(schema: Mapping[str, Any], name: str) -> list[str]:
@@ -23,11 +28,11 @@ def property_types(schema: Mapping[str, Any], name: str) -> list[str]:
     """
     members: dict[bool, list[Any]] = {False: [], True: []}
     for part, is_option in _parts(schema, schema):
-        properties = _mapping(part.get("properties"))
-        if name in properties:
-            members[is_option].append(properties[name])
-        else:
-            members[True] += [*_mapping(part.get("patternProperties")).values(), part.get("additionalProperties")]
+        properties, patterns = _mapping(part.get("properties")), _mapping(part.get("patternProperties"))
+        declared = [properties[name]] if name in properties else []
+        declared += [inner for pattern, inner in patterns.items() if _may_match(pattern, name)]
+        others = part.get("additionalProperties", part.get("unevaluatedProperties"))
+        members[is_option or not declared] += declared or [others]
     return types_of({"allOf": members[False], "anyOf": members[True]}, schema)
 
 
@@ -113,6 +118,15 @@ def _parts(schema: Any, root: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, 
         for key in ("dependentSchemas", "dependencies"):
             inner_parts += _mapping(part.get(key)).values()
         waiting += ((inner, True) for inner in inner_parts)
+
+
+def _may_match(pattern: str, name: str) -> bool:
+    if len(name) > _MOST_NAME_CHARS or _SLOW_PATTERN.search(pattern):
+        return True
+    try:
+        return re.search(pattern, name) is not None
+    except (re.error, OverflowError, RecursionError):
+        return True
 
 
 def _own_types(schema: Mapping[str, Any]) -> list[str]:

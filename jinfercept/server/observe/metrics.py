@@ -368,7 +368,7 @@ def read(service: Service, state: EngineState) -> Reading:
         token_bytes=plan.token_bytes(page_size),
         link_tokens_per_s=llm.profile.link_tokens(1.0),
         prefix_caching=llm.config.cache.enable_prefix_caching,
-        pending_calls=service.pending_calls.total,
+        pending_calls=sum(limit.number for limit in list(service.pending_calls.values())),
         refused=dict(service.refused),
         disk=llm.disk,
         is_sleeping=llm.is_sleeping,

@@ -134,7 +134,7 @@ def async_calls(service: Service, body: Extensions, tenant: str) -> AsyncCalls |
     }
     if requested.reasoning is not None:
         options["reasoning"] = None if requested.reasoning == "none" else requested.reasoning
-    shared = service.pending_calls.of(tenant)
+    shared = service.pending_calls[tenant]
     try:
         delimiters = service.options.delimiters()
         return AsyncCalls(
