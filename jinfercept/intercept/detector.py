@@ -16,6 +16,26 @@ from jinfercept.parsers.tool_call_format import ToolCallFormat
 
 
 @final
+class TokenOwners:
+    """The tokens of a text, by its characters."""
+
+    def __init__(self) -> None:
+        self._starts, self._tokens = list[int](), list[int]()
+        self._num_chars = 0
+
+    def add(self, token: int, num_chars: int) -> None:
+        """Add the next token, which has some characters."""
+        self._starts.append(self._num_chars)
+        self._tokens.append(token)
+        self._num_chars += num_chars
+
+    def span(self, first: int, end: int) -> tuple[int, int]:
+        """The range of the tokens of a range of characters."""
+        owners = [self._tokens[bisect_right(self._starts, char) - 1] for char in (first, end - 1)]
+        return owners[0], owners[1] + 1
+
+
+@final
 class ParsedTurn:
     """A turn's parser, its calls so far, and where in the turn's text each token begins.
 
@@ -26,9 +46,7 @@ class ParsedTurn:
     def __init__(self, parser: CallParser) -> None:
         self._parser = parser
         self.calls: list[Call] = []
-        self._starts: list[int] = []
-        self._tokens: list[int] = []
-        self._length = 0
+        self._owners = TokenOwners()
         self._early: list[Piece] = []
         self._num_early = 0
 
@@ -40,9 +58,7 @@ class ParsedTurn:
             num_chars: characters that the token adds to the turn, now or once they are certain.
             text: the text that is certain now.
         """
-        self._starts.append(self._length)
-        self._tokens.append(index)
-        self._length += num_chars
+        self._owners.add(index, num_chars)
         return self._read(text)
 
     def finish(self, text: str = "", cut: bool = False) -> list[Piece]:
@@ -67,7 +83,7 @@ class ParsedTurn:
 
     def spanning_tokens(self) -> tuple[Call, ...]:
         """The calls, with spans in tokens of the request."""
-        return tuple(replace(call, span=self._tokens_of(*call.span)) for call in self.calls)
+        return tuple(replace(call, span=self._owners.span(*call.span)) for call in self.calls)
 
     def _read(self, text: str) -> list[Piece]:
         """The pieces that are certain with a text, of which some may have been read."""
@@ -80,10 +96,6 @@ class ParsedTurn:
             if isinstance(piece, CallEnded):
                 self.calls.append(piece.call)
         return pieces
-
-    def _tokens_of(self, first: int, end: int) -> tuple[int, int]:
-        owners = [self._tokens[bisect_right(self._starts, char) - 1] for char in (first, end - 1)]
-        return owners[0], owners[1] + 1
 
 
 @final

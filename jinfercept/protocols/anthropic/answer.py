@@ -48,7 +48,7 @@ class MessageAnswer:
         is_kept: bool,
         details: dict[str, Any],
     ) -> None:
-        self.settled = tool_calls.settled
+        self.tool_calls: ServerToolCalls | None = tool_calls
         self._wants_server_calls = bool(body.jinfercept and body.jinfercept.wants_server_tools)
         self._is_kept = is_kept
         self._head = {"id": name, "type": "message", "role": "assistant", "model": model}

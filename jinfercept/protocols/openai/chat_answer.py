@@ -86,7 +86,7 @@ class ChatAnswer:
         tokenizer: Tokenizer,
         details: dict[str, Any],
     ) -> None:
-        self.settled = tool_calls.settled
+        self.tool_calls: ServerToolCalls | None = tool_calls
         self.first: Sequence[Mapping[str, Any]] = ()
         self._wants_server_calls = bool(body.jinfercept and body.jinfercept.wants_server_tools)
         self._are_async = bool(body.jinfercept and body.jinfercept.async_calls is not None)

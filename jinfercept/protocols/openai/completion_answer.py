@@ -7,7 +7,7 @@ from typing import Any, final
 from jinfercept.calls import Call
 from jinfercept.events import Called, Event, Finished, Intercepted, Interrupted, Resumed, Token
 from jinfercept.outputs import CompletionOutput, Interrupt, Logprob, RequestOutput
-from jinfercept.protocols.answers import UsageCount
+from jinfercept.protocols.answers import ServerToolCalls, UsageCount
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.chat_answer import ChunkMaker
 from jinfercept.protocols.openai.completion_schemas import CompletionBody
@@ -61,6 +61,7 @@ class CompletionAnswer:
         self._choices = {request.id: _StreamedText(index, request) for index, request in enumerate(requests)}
         self._chunks = ChunkMaker(self._head, self.usage, body.stream_options)
         self._prompt_scores = dict[str, Sequence[Mapping[int, Logprob] | None] | None]()  # by their first requests
+        self.tool_calls: ServerToolCalls | None = None
         self.first: Sequence[Mapping[str, Any]] = ()
         self._calls = any(request.markup is not None for request in requests)
 
@@ -150,10 +151,6 @@ class CompletionAnswer:
         choice.begun, choice.tokens = True, []
         choice.offset += len(text)
         return shown
-
-    async def settled(self, output: RequestOutput) -> RequestOutput:
-        """The output: a text completion leaves no calls."""
-        return output
 
 
 def _reported(token_ids: Sequence[int], scores: Sequence[Mapping[int, Logprob] | None] | None) -> list[Reported]:

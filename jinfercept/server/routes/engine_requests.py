@@ -15,7 +15,7 @@ from jinfercept.errors import RequestError
 from jinfercept.events import Event, Finished
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.outputs import RequestOutput
-from jinfercept.protocols.answers import UsageCount
+from jinfercept.protocols.answers import ServerToolCalls, UsageCount
 from jinfercept.protocols.encoding import OPENAI, EncodedReply, LargeReply, StreamFormat
 from jinfercept.protocols.errors import ApiError, check_finish
 from jinfercept.protocols.openai.logprobs import check_experts, is_small
@@ -261,15 +261,13 @@ class ServedAnswer(Protocol):
     """An answer in the shapes of a protocol, made of the events of its requests, or of their outputs at once.
 
     Attributes:
+        tool_calls: runs the calls of the server's tools that an output leaves; None: it leaves none.
         first: events of a stream before any of the engine's.
     """
 
     usage: UsageCount
+    tool_calls: ServerToolCalls | None
     first: Sequence[Mapping[str, Any]]
-
-    async def settled(self, output: RequestOutput) -> RequestOutput:
-        """An output, once its pending calls of the server's tools are run."""
-        ...
 
     def take(self, event: Event) -> Iterator[dict[str, Any]]:
         """The events of a stream for one of the engine's."""
@@ -309,7 +307,8 @@ async def _streamed(answer: ServedAnswer, events: AsyncStream, form: StreamForma
         if isinstance(event, Finished):
             answer.usage.add(event.output)
             check_finish(event.output)
-            event = replace(event, output=await answer.settled(event.output))
+            if answer.tool_calls is not None:
+                event = replace(event, output=await answer.tool_calls.settled(event.output))
         for shown in answer.take(event):
             yield form.event(shown)
     yield form.end
@@ -324,8 +323,13 @@ async def _whole(service: Service, requests: Sequence[Request], answer: ServedAn
         await service.close(events)
         for output in events.outputs.values():
             answer.usage.add(output)
-    outputs = with_prompt_experts(requests, events.outputs)
-    settled = await asyncio.gather(*(answer.settled(outputs[request.id]) for request in requests))
-    if is_small(requests, settled):
-        return EncodedReply(answer.whole(settled))
-    return LargeReply(await asyncio.to_thread(answer.whole, settled))
+    outputs = events.outputs
+    if answer.tool_calls is not None:
+        settled = await asyncio.gather(*map(answer.tool_calls.settled, outputs.values()))
+        outputs = {output.request_id: output for output in settled}
+
+    def whole() -> dict[str, Any]:
+        with_experts = with_prompt_experts(requests, outputs)
+        return answer.whole([with_experts[request.id] for request in requests])
+
+    return EncodedReply(whole()) if is_small(requests, outputs.values()) else LargeReply(await asyncio.to_thread(whole))
