@@ -1,25 +1,18 @@
 """Llama 3.2, ToolACE: a list of Python calls, `[f(a=1), g(b="x")]`, where the turn begins."""
 
 import re
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
-from jinfercept.parsers.call_grammars import CallGrammar, Rules, check_name, one_of, pattern, quoted
 from jinfercept.parsers.call_objects import read_calls
-from jinfercept.parsers.llama import LLAMA3_TURN_ENDS, PYTHON_TAG
+from jinfercept.parsers.llama import LLAMA3_JSON, LLAMA3_TURN_ENDS, PYTHON_TAG
 from jinfercept.parsers.python_calls import PythonCall, read_call, write_calls
 from jinfercept.parsers.source import Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
-from jinfercept.parsers.tool_schemas import Argument, constraints, named_arguments
 
-_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]+")
-_ARGUMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _ASKS = re.compile(r"\[func(_name)?1\(")
 _LLAMA4_ROLE = "<|header_start|>"  # Llama 4 has other tags
 _BARE_LISTS = ("[", "```")
 """Texts that a list of calls without a tag may begin with."""
-_STRING = r""""(\\["'\\nrt]|[^"\\\x00-\x1F\x7F])*"|'(\\["'\\nrt]|[^'\\\x00-\x1F\x7F])*'"""
-_PLAIN = {"string": _STRING, "boolean": "True|False", "null": "None"}
 
 
 def _read(source: Source) -> Steps[None]:
@@ -27,10 +20,11 @@ def _read(source: Source) -> Steps[None]:
 
     The list becomes calls when it is complete, each with its arguments as one piece of JSON. The whole list is content if
     something in it is no call, has a positional argument, or a value that JSON cannot express; so is a list that is cut off.
-    Behind a tag it may stand anywhere, and is dropped if cut off; the calls may be JSON objects there. Where the tools are
-    known, a list at the beginning of a line, or in a code block, that calls only these is one too.
+    Behind a tag it may stand anywhere, and is dropped if cut off. The calls may be JSON objects, as those that have to be made
+    are. Where the tools are known, a list at the beginning of a line, or in a code block, that calls only these is one too.
     """
     whole = True  # no list was cut off
+    yield from read_calls(source, tagged=False)
     yield from _read_list(source, tagged=False)
     while mark := (yield from source.read_content()):
         if mark == PYTHON_TAG:
@@ -113,30 +107,9 @@ def _read_calls(source: Source, names: Collection[str] | None = None) -> Steps[l
     return calls
 
 
-def _list_grammar(calls: CallGrammar) -> str:
-    def write(name: str, schema: Mapping[str, Any]) -> str:
-        options = one_of(
-            calls.rules.listed(map(member, option), quoted(", ")) for option in named_arguments(name, schema)
-        )
-        return f"{quoted(f'{name}(')} {options} {quoted(')')}"
-
-    def member(argument: Argument) -> tuple[str, bool]:
-        check_name(_ARGUMENT_NAME, argument.name, "argument")
-        return f"{quoted(f'{argument.name}=')} {_value(calls.rules, argument.schema)}", argument.needed
-
-    return f'"[" {calls.several(calls.each(write, _TOOL_NAME), quoted(", "))} "]"'
-
-
-def _value(rules: Rules, schema: Mapping[str, Any]) -> str:
-    """A value as Python writes it, of a schema that allows one type; else as JSON, which is read too."""
-    kind: Any = schema.get("type")
-    is_plain = constraints(schema) == {"type"} and isinstance(kind, str) and kind in _PLAIN
-    return rules.terminal(pattern(_PLAIN[kind])) if is_plain else rules.json(schema)
-
-
 PYTHONIC = ToolCallFormat(
     read=_read,
-    grammar=lambda calls: calls.tagged(PYTHON_TAG, _list_grammar(calls)),
+    grammar=LLAMA3_JSON.grammar,
     detect=lambda template: bool(_ASKS.search(template)) and _LLAMA4_ROLE not in template,
     tags=(PYTHON_TAG,),
     turn_ends=LLAMA3_TURN_ENDS,
