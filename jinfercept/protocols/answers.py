@@ -71,9 +71,14 @@ class ServerToolCalls:
         """
         [completion] = output.outputs
         last = completion.messages[-1]
-        own = [call for call in last.get("tool_calls", ()) if call["function"]["name"] not in self.client_tools]
+        functions = [(call["id"], call["function"]) for call in last.get("tool_calls", ())]
+        own = [
+            Call(function["name"], function["arguments"], id=call_id)
+            for call_id, function in functions
+            if function["name"] not in self.client_tools
+        ]
         if own:
-            completion = await self._with_calls(self._requests[output.request_id], completion, [*map(_call, own)])
+            completion = await self._with_calls(self._requests[output.request_id], completion, own)
         if len(completion.messages) > 1:
             self._remember(completion.messages)
         return replace(output, outputs=[completion])
@@ -180,11 +185,6 @@ class _AllNames(Container[str]):
 
 def _with_pause(completion: CompletionOutput, pause: Interception, messages: Sequence[Message]) -> CompletionOutput:
     return replace(completion, interceptions=(*completion.interceptions, pause), messages=tuple(messages))
-
-
-def _call(message: Message) -> Call:
-    function = message["function"]
-    return Call(function["name"], function["arguments"], id=message["id"])
 
 
 @final

@@ -208,22 +208,16 @@ class Service:
             message = f"a request may ask for at most {most} answers; got {number}; fix: a smaller n, or fewer prompts"
             raise ApiError.bad(message, "n")
         waiting = self.llm.engine.num_waiting + self._preparing.total()
-        if waiting + number > most and self._num_waiting_of(tenant) + number > most // self._num_waiting_keys(tenant):
-            raise ApiError(
-                429,
-                f"the queue is full: {waiting} requests wait and at most {most} may; got {number} more; fix: retry later",
-                code="queue_full",
-                headers={"Retry-After": retry_after(self._limits.retry_s(tenant, number, self._preparing[tenant]))},
-            )
+        if waiting + number > most:
+            by_key = Counter(self.llm.engine.num_waiting_by_tenant({tenant, *self.keys.tenants})) + self._preparing
+            if by_key[tenant] + number > most // len({tenant, *by_key}):
+                raise ApiError(
+                    429,
+                    f"the queue is full: {waiting} requests wait and at most {most} may; got {number} more; fix: retry later",
+                    code="queue_full",
+                    headers={"Retry-After": retry_after(self._limits.retry_s(tenant, number, self._preparing[tenant]))},
+                )
         self._limits.check(tenant, number, self._preparing[tenant])
-
-    def _num_waiting_of(self, tenant: str) -> int:
-        return self.llm.engine.num_waiting_by_tenant((tenant,))[tenant] + self._preparing[tenant]
-
-    def _num_waiting_keys(self, tenant: str) -> int:
-        """Number of keys with waiting requests, this one included."""
-        waiting = Counter(self.llm.engine.num_waiting_by_tenant(self.keys.tenants)) + self._preparing
-        return len({tenant, *(key for key, number in waiting.items() if number)})
 
     def check_chars(self, texts: Any, param: str) -> None:
         """Raise 400 for more text than one prompt may have.

@@ -84,14 +84,15 @@ class MessageAnswer:
                 yield from self._say("text", text)
             case CallStarted(name=name, id=call_id):
                 self._is_object = None
-                yield from self._begin(_tool_use(call_id, name, {}))
+                yield from self._begin({"type": "tool_use", "id": call_id, "name": name, "input": {}})
             case Arguments(text=text) if self._open == "tool_use":
                 yield from self._add_arguments(text)
             case Finished() as event:
                 yield from self._end()
                 [completion] = event.output.outputs
                 ended = {"type": "message_delta", "delta": _stop(completion), "usage": self._counted()}
-                yield ended | self._extension(completion)
+                calls = {"jinfercept": {"server_calls": call_reports(completion)}} if self._wants_server_calls else {}
+                yield ended | calls
                 yield {"type": "message_stop"}
             case _:
                 pass
@@ -146,10 +147,6 @@ class MessageAnswer:
             "output_tokens": usage["completion_tokens"],
         }
 
-    def _extension(self, completion: CompletionOutput) -> dict[str, Any]:
-        """The field `jinfercept`: reports on the server's calls, if the body requests its tools."""
-        return {"jinfercept": {"server_calls": call_reports(completion)}} if self._wants_server_calls else {}
-
 
 _JSON_SPACE = " \t\r\n"
 _EMPTY_THINKING = {"type": "thinking", "thinking": "", "signature": ""}
@@ -176,10 +173,6 @@ def _fold(message: dict[str, Any], event: Mapping[str, Any]) -> None:
 
 def _encoded(event: Mapping[str, Any]) -> bytes:
     return encode_event(event, event["type"])
-
-
-def _tool_use(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
 
 
 def _object(arguments: str) -> dict[str, Any]:
