@@ -81,11 +81,6 @@ class Histogram:
         self.total += value * times
 
     @property
-    def count(self) -> int:
-        """Number of values."""
-        return sum(self._counts)
-
-    @property
     def cumulative(self) -> list[tuple[float, int]]:
         """(bound, number of values up to it) pairs; the last bound is infinite."""
         return list(zip((*self.bounds, float("inf")), accumulate(self._counts), strict=True))

@@ -72,7 +72,7 @@ def _read_parameters(source: Source, name: str) -> Steps[None]:
     rest = source.at
 
     def is_next(key: str) -> bool:
-        return key not in keys and (not keys or may_have(schema, key, schema))
+        return key not in keys and (not keys or may_have(schema, key))
 
     while (mark := (yield from source.skip_until(_BESIDE_MARKS))) == _PARAMETER:
         source.at += len(mark)

@@ -33,31 +33,18 @@ def property_types(schema: Mapping[str, Any], name: str) -> list[str]:
         declared += [inner for pattern, inner in patterns.items() if _may_match(pattern, name)]
         others = part.get("additionalProperties", part.get("unevaluatedProperties"))
         members[is_option or not declared] += declared or [others]
-    return types_of({"allOf": members[False], "anyOf": members[True]}, schema)
-
-
-def types_of(schema: Any, root: Mapping[str, Any]) -> list[str]:
-    """The JSON types that a schema allows, in its order; empty if it names none.
-
-    Args:
-        root: the schema that `$ref`s point into.
-    """
-    parts = [*_parts(schema, root)]
+    parts = [*_parts({"allOf": members[False], "anyOf": members[True]}, schema)]
     options = dict.fromkeys(kind for part, is_option in parts if is_option for kind in _own_types(part))
     kinds = _common([*(_own_types(part) for part, is_option in parts if not is_option), [*options]])
     return kinds + (["null"] if any(part.get("nullable") is True for part, _ in parts) else [])
 
 
-def may_have(schema: Any, name: str, root: Mapping[str, Any]) -> bool:
-    """Whether an object may have a property: one whose schema declares none, or says more of them, may have any.
-
-    Args:
-        root: the schema that `$ref`s point into.
-    """
+def may_have(schema: Mapping[str, Any], name: str) -> bool:
+    """Whether an object may have a property: one whose schema declares none, or says more of them, may have any."""
     declares = False
-    for part, _ in _parts(schema, root):
+    for part, _ in _parts(schema, schema):
         reference, properties = part.get("$ref"), part.get("properties")
-        outside = isinstance(reference, str) and at_reference(reference, root) is None
+        outside = isinstance(reference, str) and at_reference(reference, schema) is None
         if outside or part.get("additionalProperties") or part.get("patternProperties"):
             return True
         if isinstance(properties, Mapping):

@@ -247,7 +247,7 @@ class Service:
             self.check_room(key, number)
         self._preparing[key] += number
         try:
-            return await unless_disconnected(request, self._threads.run(key, size, work))
+            return await unless_disconnected(request.receive, self._threads.run(key, size, work))
         except JinferceptError as error:
             raise ApiError.of(error) from error
         finally:

@@ -7,7 +7,6 @@ and takes three times as long per event.
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
 from typing import final
 
 from starlette.responses import Response
@@ -16,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from jinfercept.protocols.encoding import OPENAI, StreamFormat
 from jinfercept.protocols.errors import ApiError
 from jinfercept.server.http.access_log import DETAILS
-from jinfercept.server.http.request_body import disconnected
+from jinfercept.server.http.request_body import unless_disconnected
 
 KEEP_ALIVE_S = 15.0
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -47,20 +46,11 @@ class EventStream(Response):
         self._written_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writing = asyncio.ensure_future(self._write(send))
-        leaving = asyncio.ensure_future(disconnected(receive))
         try:
-            await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if writing.done():
-                writing.result()
-            else:
-                scope[DETAILS]["disconnected"] = True
+            await unless_disconnected(receive, self._write(send))
+        except ApiError:  # the events' own errors are events
+            scope[DETAILS]["disconnected"] = True
         finally:
-            leaving.cancel()
-            if not writing.done():
-                writing.cancel()
-                with suppress(asyncio.CancelledError):
-                    await writing
             if self._close is not None:
                 await self._close()
 

@@ -107,13 +107,13 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-async def unless_disconnected[T](request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def unless_disconnected[T](receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of a coroutine, which is cancelled if the client closes the connection.
 
     Raises:
         ApiError: 499, the client has closed the connection.
     """
-    task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request.receive))
+    task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
         if task.done():

@@ -297,7 +297,7 @@ async def answered(
     events = service.submit(requests, ends_only=not stream)
     if stream:
         return EventStream(_streamed(answer, events, form), lambda: service.close(events), form)
-    return await unless_disconnected(http, _whole(service, requests, answer, events))
+    return await unless_disconnected(http.receive, _whole(service, requests, answer, events))
 
 
 async def _streamed(answer: ServedAnswer, events: AsyncStream, form: StreamFormat) -> AsyncGenerator[bytes]:
