@@ -278,7 +278,7 @@ def test_a_histogram_counts_what_is_at_most_as_large_as_each_bound() -> None:
         values.add(value)
     values.add(2.0, times=3)
     assert values.cumulative == [(1.0, 2), (2.0, 6), (float("inf"), 7)]
-    assert (values.count, values.total) == (7, 18.0)
+    assert (number(values), values.total) == (7, 18.0)
 
 
 def test_a_turn_is_in_time_if_its_first_token_and_its_tokens_are() -> None:
