@@ -314,11 +314,14 @@ class UsageCount:
         requests: of one body; a prompt with forks counts once.
         details: fields of the log line; updated with the counts.
         silent: whether generated tokens are not counted, since the answer does not have them.
+
+    Attributes:
+        num_running: requests that have not ended.
     """
 
     def __init__(self, requests: Sequence[Request], details: dict[str, Any], *, silent: bool = False) -> None:
         self._prompt = sum(len(request.prompt_token_ids) for request in requests if request.leader is None)
-        self._num_running = len(requests)
+        self.num_running = len(requests)
         self._firsts = {request.id for request in requests if request.leader is None}
         self._completion = 0
         self._ended = self._reasoning = self._cached = 0  # of requests that have ended
@@ -335,7 +338,7 @@ class UsageCount:
         The finish reason in the log is that of an aborted or failed request, if there is one.
         """
         completion = output.outputs[0]
-        self._num_running -= 1
+        self.num_running -= 1
         self._cached += output.num_cached_tokens if output.request_id in self._firsts else 0
         if not self._silent:
             self._ended += completion.num_generated
@@ -348,11 +351,6 @@ class UsageCount:
             completion_tokens=usage["completion_tokens"],
             finish_reason=self._reason,
         )
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all requests have ended."""
-        return not self._num_running
 
     def body(self) -> dict[str, Any]:
         """The current `usage` object; reasoning counts once its request has ended."""

@@ -63,7 +63,7 @@ class ChunkMaker:
 
     def last(self) -> Iterator[dict[str, Any]]:
         """The chunk with the usage, behind the end of the last request, if the body requests it."""
-        if self._includes_usage and self._usage.is_complete:
+        if self._includes_usage and not self._usage.num_running:
             yield self._head | {"choices": [], "usage": self._usage.body()}
 
 
