@@ -146,7 +146,7 @@ class EngineCounts:
         link_budget: tokens that the link could have carried one way during the steps.
         waste: see `meter.ledger`.
         tools: by label.
-        turns: that have ended, by whether they stayed within `meter.turns.LIMITS`.
+        turns: that have ended, by whether they stayed within `LIMITS`.
         turn_delay_s: seconds from a turn's submission (its request's arrival, its calls' return) to its first token.
     """
 

@@ -12,7 +12,7 @@ from jinfercept.chat.tool_choice import compile_calls, tool_choice
 from jinfercept.errors import RequestError
 from jinfercept.parsers.formats import FORMATS
 from tests.support.drawn_turns import calls, turn, vocabulary
-from tests.support.json_schemas import closed_objects
+from tests.support.grammars import closed_objects
 
 NEW_MISTRAL = "[TOOL_CALLS] [CALL_ID] [ARGS]"
 ONE_CALL = {"openai"}
@@ -175,15 +175,6 @@ def test_whatever_the_schema_the_arguments_fit(
     name, template = writing
     tools = {"f": schema}
     calls(name, tools, turn(name, template, tools, seed, marked=marked))
-
-
-@pytest.mark.slow
-@settings(max_examples=1500)
-@given(st.sampled_from(WRITINGS), _PARAMETERS, st.integers(0, 1000), st.booleans())
-def test_whatever_the_schema_the_arguments_fit_many_times(
-    writing: tuple[str, str], schema: dict[str, Any], seed: int, marked: bool
-) -> None:
-    test_whatever_the_schema_the_arguments_fit.hypothesis.inner_test(writing, schema, seed, marked)  # pyright: ignore
 
 
 @pytest.mark.parametrize(
