@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
-from jinfercept.kv.context_side import ContextState
+from jinfercept.kv.context import ContextState
 from jinfercept.meter.decisions import DecisionCase, WasteEquations
 from jinfercept.meter.ledger import StepSeconds, StepTimer
 from jinfercept.meter.prices import Prices

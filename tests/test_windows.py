@@ -84,7 +84,7 @@ def test_a_paused_context_keeps_the_pages_that_the_formula_says(small: LLM) -> N
     before = kv.side_pool.num_free
 
     def look(argument: str) -> list[int]:
-        kv.side_pool.checkpoints.clear()  # what is kept for others
+        kv.side_pool.forget_checkpoints()  # what is kept for others
         seen.append((kv.occupancy().paused, before - kv.side_pool.num_free))
         return []
 

@@ -197,7 +197,7 @@ class DiskContexts:
         kv = self._kv
         if kv.num_host_free < piece.num_pages:
             self._scheduler.free_host(read.sequence, read.num_left, now)
-        slots = kv.copies.adopt(read.context, read.sequence.tokens, piece.num_pages)
+        slots = kv.adopt(read.context, read.sequence.tokens, piece.num_pages)
         self._disk.place(piece, slots, kv.take_dropped())
         self.read_tokens += kv.page_size * len(slots)
         read.num_left -= len(slots)
@@ -279,7 +279,7 @@ class DiskContexts:
         first = context.num_stored
         if first >= num_full:
             return
-        slots = self._kv.copies.host_slots(context, first, _WRITTEN_PIECES * self._disk.piece_pages)
+        slots = self._kv.host_slots(context, first, _WRITTEN_PIECES * self._disk.piece_pages)
         end = first + len(slots)
         if slots and self._refused.get(context) != end:
             self._busy.add(context)

@@ -8,9 +8,7 @@ from array import array
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from jinfercept.kv.checkpoints import ContextCheckpoint
-from jinfercept.kv.page import Residency
-from jinfercept.kv.pool import SlotPool, Slots
+from jinfercept.kv.page import Residency, SlotPool, Slots
 
 if TYPE_CHECKING:
     from jinfercept.kv.context import Context
@@ -49,6 +47,20 @@ def common_pages(tokens: bytes | bytearray, other_bytes: bytes, offset: int, pag
                 differ = middle
             part.release()
     return alike
+
+
+class ContextCheckpoint:
+    """A place from which contexts with the same tokens can go on that have more than pages (`SidePool`).
+
+    Attributes:
+        first: index of the first page of the window before it, or of the page before the state.
+        slots: of that window or state; none once the checkpoint is lost.
+    """
+
+    __slots__ = ("first", "slots")
+
+    def __init__(self, first: int, slots: Slots) -> None:
+        self.first, self.slots = first, slots
 
 
 class PageExtent:

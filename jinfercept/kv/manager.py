@@ -6,19 +6,17 @@ that it changes, and the pages that it moves, but not as much as a context has p
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from secrets import token_bytes as random_bytes
 from typing import final
 from weakref import WeakValueDictionary
 
-from jinfercept.kv.context import Context
-from jinfercept.kv.copies import ContextCopies
-from jinfercept.kv.extent import PageExtent
-from jinfercept.kv.page import Occupancy, Residency, root_digest
+from jinfercept.kv.context import Context, bounds
+from jinfercept.kv.extent import PageExtent, common_pages, token_bytes
+from jinfercept.kv.page import Occupancy, PageCopies, Residency, root_digest
 from jinfercept.kv.side_pool import SidePool
 from jinfercept.kv.states import NO_STATES, StatePool, StateSizes
 from jinfercept.kv.store import ExtentStore
-from jinfercept.kv.tails import ContextTails
 from jinfercept.kv.windows import NO_WINDOWS, WindowPool, WindowSizes
 
 
@@ -37,8 +35,7 @@ class KVManager:
         windows: pages of layers with windows, if these have pages of their own.
 
     Attributes:
-        copies: moves pages between the memories.
-        side_pool: the pages of layers with windows, or the states of recurrent layers.
+        side_pool: what contexts have beside their pages: pages of layers with windows, states of recurrent layers, or nothing.
     """
 
     def __init__(
@@ -56,12 +53,14 @@ class KVManager:
         self.page_size = page_size
         self.most_moved_pages = most_moved_pages
         assert not (windows.window and states.num_states), "a model has windows with pages of their own, or states"
-        self.side_pool: SidePool = WindowPool(windows, page_size)
+        self.side_pool = SidePool(page_size)
+        if windows.num_device_pages:
+            self.side_pool = WindowPool(windows, page_size, prefix_caching)
         if states.num_states:
             self.side_pool = StatePool(states, page_size, prefix_caching)
-        self._store = ExtentStore(num_device_pages, num_host_pages, page_size, prefix_caching, self.side_pool)
-        self._tails = ContextTails(self._store, self.side_pool)
-        self.copies = ContextCopies(self._store, self._tails, self.side_pool, prefix_caching)
+        self._store = ExtentStore(
+            num_device_pages, num_host_pages, page_size, prefix_caching, self.side_pool.forget_checkpoints
+        )
         self._trees: WeakValueDictionary[bytes, PageExtent] = WeakValueDictionary()
         self._identity = identity
 
@@ -73,7 +72,7 @@ class KVManager:
 
     def open_in(self, root: bytes) -> Context:
         """A new, empty context that may share the pages of those with this `root`."""
-        return Context(root, self._tree(root), self.page_size, self.side_pool.new(), self.side_pool.slot_cost)
+        return Context(root, self._tree(root), self._store, self.side_pool.new(), self.side_pool.slot_cost)
 
     def _tree(self, root: bytes) -> PageExtent:
         return self._trees.get(root) or self._trees.setdefault(root, PageExtent())
@@ -84,17 +83,23 @@ class KVManager:
         The page that ends with the last token is left out: the logits of that token have to be computed.
         """
         assert not context.held
-        self._tails.publish(context)
-        self.copies.settle(context)
-        self._tails.share(context, tokens)
+        context.publish()
+        self.side_pool.settle(context)
+        alike, present = context.following(tokens)
+        if present := self.side_pool.share(context, alike, present):
+            context.drop_tail()
+            for extent, num_pages in alike[:present]:
+                context.enter(self._store.part(extent, extent.start, extent.start + num_pages))
+            context.shared, context.tail.start = True, context.last.end
+            self.side_pool.go_on(context)
 
     def hold(self, context: Context) -> None:
         """The sequence starts to run: turn its evictable references into references."""
         assert not context.held
-        self._tails.publish(context)
+        context.publish()
         if context.tail.num_pages and context.tail.residency is Residency.MISSING:
-            self._tails.drop(context)
-        self.copies.settle(context)
+            context.drop_tail()
+        self.side_pool.settle(context)
         context.held = True
         context.tail.refs, context.tail.evictable_refs = 1, 0
         context.tail.changed()
@@ -108,7 +113,7 @@ class KVManager:
     def release(self, context: Context) -> None:
         """The sequence pauses: turn its references into evictable references. Pages for tokens that did not come are free."""
         self.trim(context)
-        self._tails.give_unfilled_back(context)
+        context.give_unfilled_back()
         context.held = False
         context.tail.refs, context.tail.evictable_refs = 0, 1
         context.tail.changed()
@@ -116,25 +121,23 @@ class KVManager:
         for extent in reversed(context.extents):
             extent.last_use = use
             self._store.count(extent, *((0, 0) if extent is context.tail else (-1, 1)))
-        self._tails.publish(context)
+        context.publish()
         if context.tail.num_pages > 1:
-            self._tails.shorten(context, 1)
-        if context.side is not None:
-            self.copies.pause(context)
+            context.shorten_tail(1)
+        self.side_pool.pause(context)
 
     def close(self, context: Context) -> None:
         """The sequence is finished: give its references back, children before parents."""
         if context.held:
             self.trim(context)
-            self._tails.give_unfilled_back(context)
+            context.give_unfilled_back()
             context.held = False
             for extent in context.extents:
                 if extent is not context.tail:
                     self._store.count(extent, -1, 1)
-        self._tails.publish(context)
-        if context.side is not None:
-            self.copies.end(context)
-        self._tails.drop(context)
+        context.publish()
+        self.side_pool.end(context)
+        context.drop_tail()
         use, tree = self._store.next_use(), context.last
         for extent in reversed(context.extents):
             tree = extent.parent
@@ -166,13 +169,12 @@ class KVManager:
     def cut(self, context: Context, num_tokens: int) -> None:
         """Shorten a context to the pages whose tokens are all among the first `num_tokens`, and give the others back."""
         assert not context.held
-        self._tails.publish(context)
+        context.publish()
         tail = context.tail
         if tail.start * self.page_size + max(tail.filled, tail.host_filled) > num_tokens:
-            self._tails.keep(context, num_tokens // self.page_size)
-        if context.side is not None:
-            self.side_pool.cut(context, context.num_pages)
-        self.copies.settle(context)
+            context.keep(num_tokens // self.page_size)
+        self.side_pool.cut(context, context.num_pages)
+        self.side_pool.settle(context)
 
     def commit(self, context: Context, tokens: Sequence[int]) -> None:
         """Let other contexts share the pages that are full, computed and accepted.
@@ -182,13 +184,12 @@ class KVManager:
         """
         if len(tokens) < context.uncommitted:  # almost always
             return
-        self._tails.commit(context, tokens)
+        context.commit(tokens)
 
     def mark(self, context: Context, remaining_tokens: int) -> None:
         """Let other contexts go on behind the full pages of a running one, if layers have windows or states: see
-        `ContextCopies.mark`."""
-        if context.side is not None:
-            self.copies.mark(context, remaining_tokens)
+        `SidePool.mark`."""
+        self.side_pool.mark(context, remaining_tokens)
 
     # -- computing -------------------------------------------------------------------------------------------------
 
@@ -224,11 +225,11 @@ class KVManager:
 
     def chunk_end(self, context: Context, start: int, end: int, length: int) -> int:
         """Where a chunk of a sequence with so many tokens ends that starts at one and may reach up to another."""
-        return end if context.side is None else self.side_pool.chunk_end(context, start, end, length)
+        return self.side_pool.chunk_end(context, start, end, length)
 
     def step_back(self, context: Context, length: int) -> None:
         """Shorten a context that does not run where it cannot compute the last of so many tokens again, as a state cannot."""
-        if context.side is not None and self.side_pool.has_seen(context, length):
+        if self.side_pool.has_seen(context, length):
             self.cut(context, length - 1)
 
     def fetches(self, context: Context, position: int) -> bool:
@@ -253,9 +254,9 @@ class KVManager:
         Args:
             position: of the first token that is to be computed and has no page.
         """
-        if self._store.num_free <= 0 and self._store.evict_cached(1) <= 0:
+        if self._store.device.num_free <= 0 and self._store.evict(self._store.cached, 1) <= 0:
             return False
-        return context.side is None or self.side_pool.find_for(context, position)
+        return self.side_pool.find_for(context, position)
 
     def place(self, context: Context, start: int, end: int) -> int:
         """Give the pages of the tokens `start … end - 1` of a held context device slots that are free or of finished prefixes.
@@ -267,11 +268,10 @@ class KVManager:
         if start >= end:
             return end
         size = self.page_size
-        if context.side is not None:
-            end = min(end, self.side_pool.extend(context, (end - 1) // size + 1) * size)
-            if end <= start:
-                return start
-        placed = self._tails.place(context, start // size, (end - 1) // size + 1)
+        end = min(end, self.side_pool.extend(context, (end - 1) // size + 1) * size)
+        if end <= start:
+            return start
+        placed = context.place(start // size, (end - 1) // size + 1)
         return max(start, min(end, placed * size))
 
     def append(self, context: Context, num_placed: int) -> bool:
@@ -301,8 +301,7 @@ class KVManager:
     def computed(self, context: Context, start: int, end: int) -> None:
         """Note that the plan computes the tokens `start … end - 1`, and drop host copies that are now too short."""
         size = self.page_size
-        if context.side is not None:
-            self.side_pool.computed(context, start, end)
+        self.side_pool.computed(context, start, end)
         for extent, _, stop in context.parts(start // size, (end - 1) // size + 1):
             assert extent.device is not None
             first = extent.start * size
@@ -325,10 +324,219 @@ class KVManager:
         tail = context.tail
         num_filled = -(-tail.filled // self.page_size)
         if tail.device is not None and num_filled < tail.num_pages:
-            self._tails.shorten(context, num_filled)
-            if context.side is not None:
-                self.side_pool.cut(context, context.num_pages)
+            context.shorten_tail(num_filled)
+            self.side_pool.cut(context, context.num_pages)
         return context.num_pages
+
+    # -- moving ----------------------------------------------------------------------------------------------------
+    # Pages are named by a range of their indexes in the context, whose order is that of the copies.
+
+    def num_fetchable(self, context: Context) -> int:
+        """Pages of the context that can be fetched from the host now; its window counts as one."""
+        pages = sum([extent.num_pages for extent in context.extents if extent.is_fetchable])
+        return pages + self.side_pool.is_fetchable(context)
+
+    def fetchable(self, context: Context) -> list[tuple[int, int]]:
+        """The first token, and the end, of each run of pages that can be fetched from the host now."""
+        size = self.page_size
+        return [(extent.start * size, extent.end * size) for extent in context.extents if extent.is_fetchable]
+
+    def fetch(self, context: Context, most: int, pages: range | None = None) -> tuple[PageCopies, int]:
+        """Fetch up to `most` pages of a context to slots that are free or of finished prefixes.
+
+        They are readable from the next plan on.
+
+        Args:
+            pages: indexes of some of them, in the order in which they are fetched; None: all, first token first.
+
+        Returns:
+            The copies to make, and the tokens whose KV they move.
+        """
+        copies, num_tokens = PageCopies(), 0
+        if pages is None:
+            pages = range(context.num_pages)
+        for extent, start, end in _within(context, pages):
+            if extent.is_fetchable:
+                slots = self._store.take(min(end - start, most - len(copies)))
+                if not slots:
+                    break
+                if pages.step > 0:
+                    end = start + len(slots)
+                part = self._store.part(extent, end - len(slots), end)
+                num_tokens += part.host_filled
+                self._store.fetch(part, slots)
+                assert part.host is not None
+                copies.add(slots[:: pages.step], part.host[:: pages.step])
+        return copies, num_tokens
+
+    def drop_fetchable(self, context: Context) -> None:
+        """Drop what could be fetched from the host and what no other context refers to, so that it is recomputed; nothing of a
+        context with a window, which could not go on."""
+        if context.side is not None:
+            return
+        for extent in context.extents:
+            if extent.is_fetchable and extent.num_contexts == 1:
+                self._store.drop_host(extent)
+        if context.tail.num_pages and context.tail.residency is Residency.MISSING:
+            context.drop_tail()
+
+    def copy_out(self, context: Context, pages: range, most: int) -> tuple[PageCopies, int]:
+        """Copy pages to the host in this order, until one cannot be copied or `most` are.
+
+        A page can be copied if it is dirty, no plan in flight changes it, and `num_host_free` is not 0.
+
+        Returns:
+            The copies to make, and the tokens whose KV they move.
+        """
+        store, copies, num_tokens = self._store, PageCopies(), 0
+        for extent, start, end in _within(context, pages):
+            last, num_pages = store.offloadable(extent), end - start
+            room = min(num_pages, most - len(copies), store.num_host_free)
+            if pages.step > 0:
+                end = min(last, start + room)
+            else:
+                start = end - room if end <= last else end
+            if start >= end:
+                break
+            part = store.part(extent, start, end)
+            num_tokens += part.filled
+            store.offload(part)
+            assert part.device is not None
+            assert part.host is not None
+            copies.add(part.device[:: pages.step], part.host[:: pages.step])
+            if end - start < num_pages:
+                break
+        return copies, num_tokens
+
+    def drop(self, context: Context, pages: range, *, device: bool, host: bool) -> int:
+        """Drop pages from the device, from the host, or from both; returns how many device slots are free now.
+
+        A page in use stays. So does one of several contexts that would be missing then: `evict_paused` takes such pages last.
+        A context with a window or a state loses all that it alone has.
+        """
+        if context.side is not None and not context.held:
+            if self._loses(context, pages, device=device, host=host):
+                return self.side_pool.lose(context)
+            if device and context.num_pages - 1 in pages:
+                self.side_pool.drop_device(context)
+        freed = 0
+        for extent, start, end in _within(context, pages):
+            if extent.evictable_refs > 1 and (host or extent.host is None):
+                continue
+            drops_device = device and extent.is_evictable
+            drops_host = host and extent.host is not None and not extent.refs
+            is_end = extent.start < start < end == extent.end
+            if is_end and drops_device and not drops_host and self._store.recede(extent, start):
+                freed += end - start
+            elif drops_device or drops_host:
+                part = self._store.part(extent, start, end)
+                freed += self._store.drop_device(part) if drops_device else 0
+                if drops_host:
+                    self._store.drop_host(part)
+        return freed
+
+    @staticmethod
+    def _loses(context: Context, pages: range, *, device: bool, host: bool) -> bool:
+        """Whether a page that is dropped would be missing."""
+        for extent, _, _ in context.parts(*bounds(pages)):
+            if extent.num_contexts > 1 or extent.residency is Residency.MISSING:
+                continue
+            stays_on_device = extent.device is not None and not (device and extent.is_evictable)
+            if not stays_on_device and (host or extent.host is None):
+                return True
+        return False
+
+    def leave_device(self) -> None:
+        """Free all device slots, with no context that runs and no copy in flight; what has no host copy is missing."""
+        for extent in [*self._store.paused, *self._store.cached]:
+            if extent.num_pages:
+                self._store.drop_device(extent)
+
+    def evict_paused(self, most: int = 1) -> int:
+        """Free up to `most` device slots of the pages that were paused first, those of whole contexts if they have states or
+        windows; returns how many."""
+        if not self.side_pool.is_used:
+            return self._store.evict(self._store.paused, most)
+        freed, paused = 0, self._store.paused
+        while freed < most and (extent := next((first for first in paused if not first.fetching), None)) is not None:
+            if extent.residency is Residency.CLEAN:
+                freed += self._store.drop_device(extent)
+                continue
+            freed += sum([self.side_pool.lose(context) for context in list(extent.contexts)])
+            freed += self._store.drop_device(extent)
+        return freed
+
+    def evict_side(self, running: Context | None, position: int) -> int:
+        """Lose a paused context if a running one lacks slots for its side at a position (see `SidePool.find_for`); returns
+        the device slots of pages that are free now, and 1 at least if there was a paused context."""
+        if running is None or self.side_pool.find_for(running, position):
+            return 0
+        context = self.side_pool.first_paused
+        return 0 if context is None else max(1, self.side_pool.lose(context))
+
+    def adopt(self, context: Context, tokens: Sequence[int], num_pages: int) -> list[int | None]:
+        """Lengthen a context that does not run by full pages that come to the host from elsewhere.
+
+        Args:
+            context: without a tail. Pages of other contexts that it lacks are shared instead.
+            tokens: of the context and the new pages, at least.
+            num_pages: new pages.
+
+        Returns:
+            The host slot of every new page; None for a shared one. They are fewer where the host has no more room. The runner
+            forgets the slots of `take_dropped` before it gets the copies.
+        """
+        assert not context.held
+        assert not context.tail.num_pages
+        store, slots, first, size = self._store, list[int | None](), context.num_pages, self.page_size
+        new_bytes, offset = token_bytes(tokens[first * size : (first + num_pages) * size]), 0
+        while len(slots) < num_pages:
+            twin, most = self._twin(context, new_bytes, offset)
+            host_slots = None
+            if twin is None or twin.residency is Residency.MISSING:
+                host_slots = store.take_host(most)
+                twin, _ = self._twin(context, new_bytes, offset)  # to free slots may have cut it
+                if not host_slots:
+                    break
+                most = len(host_slots)
+            if twin is None:
+                twin = PageExtent(start=context.last.end, shareable=context.last.shareable)
+                twin.num_pages, twin.last_use = most, store.next_use()
+                twin.tokens += new_bytes[offset : offset + most * store.page_bytes]
+                context.last.add_child(twin, store.page_bytes)
+            elif most < twin.num_pages:
+                twin = store.part(twin, twin.start, twin.start + most)
+            context.enter(twin)
+            if host_slots is None:
+                context.shared = True
+            else:
+                store.adopt(twin, host_slots)
+            slots += [None] * most if host_slots is None else host_slots
+            offset += most * store.page_bytes
+            context.tail.start = context.last.end
+        return slots
+
+    def _twin(self, context: Context, new_bytes: bytes, offset: int) -> tuple[PageExtent | None, int]:
+        """The extent behind a context's last one that has the wanted tokens, and how many of its pages have; None, and the
+        number of all wanted pages, where there is none."""
+        page_bytes = self._store.page_bytes
+        twin = context.last.children.get(new_bytes[offset : offset + page_bytes])
+        if twin is None:
+            return None, (len(new_bytes) - offset) // page_bytes
+        return twin, common_pages(twin.tokens, new_bytes, offset, page_bytes)
+
+    def host_slots(self, context: Context, first: int, most: int) -> list[int]:
+        """The host slots of consecutive full pages from number `first` on, as long as each has a copy that has arrived."""
+        slots: list[int] = []
+        for extent in context.extents:
+            if extent is context.tail or len(slots) == most:
+                break
+            if extent.end <= first:
+                continue
+            if extent.host is None or extent.offloading:
+                break
+            slots += extent.host[max(0, first - extent.start) :][: most - len(slots)]
+        return slots
 
     # -- plans and pools -------------------------------------------------------------------------------------------
 
@@ -340,19 +548,17 @@ class KVManager:
 
     def take_dropped(self) -> tuple[int, ...]:
         """Host slots freed since the last call: the runner forgets their arrays."""
-        dropped = tuple(self._store.dropped)
-        del self._store.dropped[:]
-        return dropped
+        return self._store.host.take_dropped()
 
     @property
     def num_available(self) -> int:
         """Device slots that are free or hold a finished prefix."""
-        return self._store.num_available
+        return self._store.device.num_free + self._store.cached.num_pages
 
     @property
     def num_paused(self) -> int:
         """Device slots of paused contexts, which the policy evicts."""
-        return self._store.queues.paused.num_pages
+        return self._store.paused.num_pages
 
     @property
     def num_host_free(self) -> int:
@@ -362,7 +568,7 @@ class KVManager:
     @property
     def has_host(self) -> bool:
         """Whether there are host slots at all."""
-        return self._store.num_host > 0
+        return self._store.host.size > 0
 
     def occupancy(self) -> Occupancy:
         """Both pools by kind."""
@@ -375,7 +581,7 @@ class KVManager:
         if apart:
             self._trees.clear()
         self._store.clear()
-        self.side_pool.checkpoints.clear()
+        self.side_pool.forget_checkpoints()
 
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
@@ -391,3 +597,13 @@ class KVManager:
             assert not context.tail.children
         self._store.check(refs, evictable_refs)
         self.side_pool.check(contexts)
+
+
+def _within(context: Context, pages: range) -> Iterator[tuple[PageExtent, int, int]]:
+    """The extents of pages in their order, with the first and the last but one index of those pages that are theirs."""
+    first, last = bounds(pages)
+    parts = context.parts(first, last)
+    for extent, _, _ in parts if pages.step > 0 else reversed(parts):
+        start, end = max(first, extent.start), min(last, extent.end)  # to free slots for one may have cut another
+        if start < end:
+            yield extent, start, end

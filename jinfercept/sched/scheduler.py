@@ -280,7 +280,7 @@ class Scheduler:
             self.counters.plans,
             self._budget.bucket(used),
             self.kv.take_dropped(),
-            self.kv.side_pool.take_dropped() if self.kv.side_pool.is_used else (),
+            self.kv.side_pool.take_dropped(),
         )
         self.counters.plans += bool(planned.plan)
         return planned

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from jinfercept.kv.context import Context, ContextResidency
-from jinfercept.kv.context_side import ContextState, ContextWindow
+from jinfercept.kv.context import Context, ContextResidency, ContextState, ContextWindow
 from jinfercept.sched.draft_state import DraftState
 from jinfercept.sched.plan import NewPages, Sample, Score, WindowEntries
 from jinfercept.sched.sampling_options import DrawOptions, TokenHistory

@@ -58,7 +58,7 @@ class Transfers:
                 return 0
             builder.add_window_fetch(window_copies)
             builder.link_tokens -= windows.cost(len(window_copies))
-        copies, num_tokens = self._kv.copies.fetch(context, min(most - num_windows, self.room(builder)), pages)
+        copies, num_tokens = self._kv.fetch(context, min(most - num_windows, self.room(builder)), pages)
         builder.add_fetch(copies)
         builder.link_tokens -= len(copies) * self._kv.page_size
         self._counters.copy_in(sequence, num_tokens)
@@ -127,7 +127,7 @@ class Transfers:
         action, context = move.action, move.sequence.context
         if not move.pages:
             return 0
-        freed = self._kv.copies.drop(
+        freed = self._kv.drop(
             context,
             move.pages,
             device=action is not Action.UNCOPY,
@@ -156,7 +156,7 @@ class Transfers:
         kv, num_pages = self._kv, min(self._offloadable(builder, move), self.room(builder))
         if num_pages and kv.num_host_free < num_pages:
             self._free_host(builder, move.sequence, num_pages)
-        copies, num_tokens = kv.copies.copy_out(move.sequence.context, move.pages, min(num_pages, kv.num_host_free))
+        copies, num_tokens = kv.copy_out(move.sequence.context, move.pages, min(num_pages, kv.num_host_free))
         builder.add_offload(move.sequence, copies)
         builder.link_tokens -= len(copies) * kv.page_size
         self._counters.copy_out(move.sequence, num_tokens)

@@ -39,7 +39,7 @@ class Upheaval:
         if self._kv.side_pool.is_used:
             self._renew([*self._queues.waiting, *self._queues.intercepted.values()])
         else:
-            self._kv.copies.leave_device()
+            self._kv.leave_device()
 
     def _renew(self, sequences: list[Sequence]) -> None:
         """Empty the contexts of sequences. The first of those that wait with the same prompt computes it for the others."""

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from jinfercept.kv.context import Context
-from jinfercept.kv.context_side import ContextState, ContextWindow
+from jinfercept.kv.context import Context, ContextState, ContextWindow
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import PageCopy, Residency
 from jinfercept.kv.states import StateSizes
@@ -111,7 +110,7 @@ class ManagerMachine(RuleBasedStateMachine):
         first = min([context.num_pages, *missing])
         manager.cut(context, first * size)
         count = min(count, (len(owner.tokens) - 1) // size - first)
-        slots = manager.copies.adopt(context, owner.tokens, count)
+        slots = manager.adopt(context, owner.tokens, count)
         assert context.num_pages == first + len(slots)
         for slot in manager.take_dropped():
             del self.pages.host[slot]
@@ -119,7 +118,7 @@ class ManagerMachine(RuleBasedStateMachine):
             if slot is not None:
                 assert slot not in self.pages.host
                 self.pages.host[slot] = {offset: owner.kv(index * size + offset) for offset in range(size)}
-        copies = manager.copies.host_slots(context, first, count)
+        copies = manager.host_slots(context, first, count)
         assert len(copies) <= len(slots)
         for index, slot in enumerate(copies, first):
             assert self.pages.host[slot][size - 1] == owner.kv((index + 1) * size - 1)
@@ -143,13 +142,13 @@ class ManagerMachine(RuleBasedStateMachine):
             elif what == "abort" and idle:
                 self.close(idle)
             elif what == "evict":
-                free = self.manager._store.num_free
+                free = self.manager._store.device.num_free
                 store = self.manager._store
-                freed = store.evict_cached(count) if which % 2 else self.manager.copies.evict_paused(count)
+                freed = store.evict(store.cached, count) if which % 2 else self.manager.evict_paused(count)
                 assert freed <= count or self.manager.side_pool.is_used
                 if self.manager.side_pool.is_used:
                     continue
-                assert self.manager._store.num_free == free + freed
+                assert self.manager._store.device.num_free == free + freed
             elif what == "prefetch" and waiting:
                 self.fetch(waiting.context, count, range(first, waiting.context.num_pages))
             elif waiting:
@@ -164,21 +163,21 @@ class ManagerMachine(RuleBasedStateMachine):
                 if window_copies is None:
                     pages = pages[: pages.index(context.num_pages - 1)]
                 self.copied_windows += window_copies or ()
-            copies, _ = self.manager.copies.copy_out(context, pages, len(pages))
+            copies, _ = self.manager.copy_out(context, pages, len(pages))
             assert len(copies) <= len(pages)
             self.copied += copies
         if action != "copy":
-            free = self.manager._store.num_free
+            free = self.manager._store.device.num_free
             device, host = action != "drop host", action in ("lose", "drop host")
-            freed = self.manager.copies.drop(context, pages, device=device, host=host)
-            assert self.manager._store.num_free == free + freed
+            freed = self.manager.drop(context, pages, device=device, host=host)
+            assert self.manager._store.device.num_free == free + freed
 
     def fetch(self, context: Context, most: int, pages: range | None = None) -> int:
         copies = self.manager.side_pool.fetch(context) if self.manager.side_pool.is_fetchable(context) else ()
         if copies is None:
             return 0
         self.fetched_windows += copies
-        page_copies, _ = self.manager.copies.fetch(context, most, pages)
+        page_copies, _ = self.manager.fetch(context, most, pages)
         self.fetched += page_copies
         return len(page_copies) + bool(copies)
 
@@ -272,7 +271,7 @@ class ManagerMachine(RuleBasedStateMachine):
             return
         manager, context = self.manager, owner.context
         manager.advance(context)
-        left = manager.copies.num_fetchable(context)
+        left = manager.num_fetchable(context)
         while left and self.slot_free(owner, context.ready):
             fetched = self.fetch(context, left)
             if not fetched:
@@ -311,7 +310,7 @@ class ManagerMachine(RuleBasedStateMachine):
                     self.move(paused.context, range(index, index + 1), self.evict)
                     if self.manager.free_slot(owner.context, position):
                         return True
-            if self.manager.copies.evict_paused(2) or self.manager.copies.evict_side(owner.context, position):
+            if self.manager.evict_paused(2) or self.manager.evict_side(owner.context, position):
                 return True
             idle = [other for other in self.held() if other is not owner and not other.planned]
             if not idle:
@@ -362,9 +361,9 @@ class ManagerMachine(RuleBasedStateMachine):
         assert (occupancy.used, occupancy.paused) == (0, 0)
         self.manager._store.clear()
         self.manager.check([])
-        assert self.manager._store.num_free == occupancy.total
+        assert self.manager._store.device.num_free == occupancy.total
         assert self.manager.occupancy().host == 0
-        self.manager.side_pool.checkpoints.clear()
+        self.manager.side_pool.forget_checkpoints()
         self.manager.side_pool.check([])
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from jinfercept.kv.context import Context
-from jinfercept.kv.context_side import ContextState
+from jinfercept.kv.context import Context, ContextState
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.states import StateSizes
 
@@ -52,7 +51,7 @@ def test_a_context_that_loses_a_page_loses_all_and_its_state(page: int) -> None:
     context = manager.open()
     run(manager, context, list(range(9)))
     manager.release(context)
-    assert manager.copies.drop(context, range(page, page + 1), device=True, host=False) == 3
+    assert manager.drop(context, range(page, page + 1), device=True, host=False) == 3
     assert not state(context).slots
     assert context.is_lost
     manager.begin_plan()
@@ -108,19 +107,19 @@ def test_a_state_goes_to_the_host_with_its_last_page_and_comes_back() -> None:
     assert copies is not None
     [copy] = copies
     assert manager.side_pool.is_copied(context, 9)
-    pages, _ = manager.copies.copy_out(context, range(3), 3)
+    pages, _ = manager.copy_out(context, range(3), 3)
     assert len(pages) == 3
     assert not manager.side_pool.is_fetchable(context), "it is still on the device"
-    assert manager.copies.drop(context, range(3), device=True, host=False) == 3
+    assert manager.drop(context, range(3), device=True, host=False) == 3
     assert not state(context).slots
     manager.begin_plan()
     manager.hold(context)
     assert (context.ready, manager.gap_end(context, 12)) == (0, 0), "nothing can be computed before the state is there"
-    assert manager.copies.num_fetchable(context) == 4
+    assert manager.num_fetchable(context) == 4
     back = manager.side_pool.fetch(context)
     assert back is not None
     assert [other.host_slot for other in back] == [copy.host_slot]
-    manager.copies.fetch(context, 3)
+    manager.fetch(context, 3)
     manager.begin_plan()
     manager.advance(context)
     assert context.ready == 9

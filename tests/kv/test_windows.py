@@ -2,8 +2,7 @@
 
 import pytest
 
-from jinfercept.kv.context import Context
-from jinfercept.kv.context_side import ContextWindow
+from jinfercept.kv.context import Context, ContextWindow
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.windows import WindowSizes
 
@@ -18,7 +17,7 @@ def run(manager: KVManager, context: Context, tokens: list[int], chunk: int = 99
     manager.hold(context)
     if manager.side_pool.is_fetchable(context):
         manager.side_pool.fetch(context)
-        manager.copies.fetch(context, context.num_pages)
+        manager.fetch(context, context.num_pages)
         manager.begin_plan()
         manager.advance(context)
     first = start = context.ready
@@ -52,7 +51,7 @@ def test_a_context_that_loses_a_page_loses_all(page: int) -> None:
     context = manager.open()
     run(manager, context, tokens)
     manager.release(context)
-    assert manager.copies.drop(context, range(page, page + 1), device=True, host=False) == 8
+    assert manager.drop(context, range(page, page + 1), device=True, host=False) == 8
     assert context.is_lost
     assert manager.side_pool.num_free == 16
     manager.check([context])
@@ -65,10 +64,10 @@ def test_a_copied_context_goes_and_comes_with_its_window() -> None:
     run(manager, context, tokens)
     manager.release(context)
     window = manager.side_pool.copy_out(context, context.num_tokens)
-    copies, num_tokens = manager.copies.copy_out(context, range(8), 8)
+    copies, num_tokens = manager.copy_out(context, range(8), 8)
     assert window is not None
     assert (len(window), len(copies), num_tokens) == (2, 8, 30)
-    assert manager.copies.drop(context, range(8), device=True, host=False) == 8
+    assert manager.drop(context, range(8), device=True, host=False) == 8
     assert manager.side_pool.num_free == 16
     manager.check([context])
     assert run(manager, context, [*tokens, 1]) == 1
@@ -120,7 +119,7 @@ def test_a_chunk_for_which_the_pool_has_too_few_slots_lacks_one() -> None:
     assert manager.free_slot(second, 4)
     assert not manager.free_slot(second, placed)
     manager.release(first)
-    assert manager.copies.evict_side(second, placed) > 0
+    assert manager.evict_side(second, placed) > 0
     assert manager.place(second, placed, 16) == 16
 
 

@@ -88,7 +88,7 @@ def test_fetches_use_what_the_link_moves_beside_a_step_with_a_chunk() -> None:
     back = bench.paused("back", 38)
     bench.steps(12)
     assert (
-        bench.kv.copies.drop(back.context, back.context.tail_first, device=True, host=False) == back.context.num_pages
+        bench.kv.drop(back.context, back.context.tail_first, device=True, host=False) == back.context.num_pages
     )
     bench.scheduler.resume(back, [1])
     bench.add("new", 60)
@@ -114,7 +114,7 @@ def test_host_pages_that_the_link_would_bring_too_late_are_recomputed(
     back = paused(bench, 38)
     bench.steps(12)
     assert (
-        bench.kv.copies.drop(back.context, back.context.tail_first, device=True, host=False) == back.context.num_pages
+        bench.kv.drop(back.context, back.context.tail_first, device=True, host=False) == back.context.num_pages
     )
     tokens = back.tokens[:]
     bench.scheduler.resume(back, [1], (CallDuration(12.0),))

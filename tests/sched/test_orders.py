@@ -154,7 +154,7 @@ def test_missing_work_is_what_is_computed_at_its_place_and_what_is_fetched() -> 
     assert order.missing_s(bench.add("longer", 30)) > order.missing_s(bench.add("new", 12)) > 0.0
     bench.scheduler.resume(paused, [1, 2])
     returned_s = order.missing_s(paused)
-    bench.kv.copies.drop(paused.context, range(2), device=True, host=True)
+    bench.kv.drop(paused.context, range(2), device=True, host=True)
     assert returned_s < order.missing_s(paused)
 
 
