@@ -15,21 +15,15 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
-from jinfercept.engine.adapter_table import AdapterTable
-from jinfercept.engine.admission import check_request
-from jinfercept.engine.clock import Clock
 from jinfercept.engine.disk_contexts import CLOSE_S, DiskContexts
 from jinfercept.engine.lifecycle import RequestLifecycle
-from jinfercept.engine.protocols import CallDispatcher, Runner
-from jinfercept.engine.retained_contexts import RetainedContexts
+from jinfercept.engine.protocols import Runner
 from jinfercept.events import Event
-from jinfercept.hooks import Text
 from jinfercept.meter.request_log import RequestLog
 from jinfercept.outputs import FinishReason
 from jinfercept.request import Request
 from jinfercept.sched.plan import Masks
 from jinfercept.sched.plan_builder import PlannedStep
-from jinfercept.sched.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -43,20 +37,13 @@ class Engine:
     """Serves requests on one runner. One thread calls `step`; `submit` and `abort` may be called from any.
 
     Args:
-        scheduler: makes the plans.
-        clock: monotonic seconds; a simulator's is virtual.
-        wake: event that `dispatcher` sets when a result arrives, which ends an idle wait.
+        requests: the requests, which brings its scheduler, its dispatcher and its clock.
+        runner: executes the scheduler's plans.
+        wake: event that the dispatcher sets when a result arrives, which ends an idle wait.
         depth: plans in flight while the next one is made, 0 or 1.
-        vocab_size: token ids are below it.
-        eos_token_ids: end-of-text tokens.
-        open_text: makes a request's text; None for a model without a tokenizer.
-        encode: text of a result to token ids; None without a tokenizer.
-        seed: of requests that have none, each of which draws apart.
         check: assert the conservation of pages after every step.
         request_log: gets every plan's result and every step's events; the `Observer` of the scheduler too.
-        retained: contexts of finished requests; with the default limits if not given.
         disk: contexts on disk; None: there is no such tier.
-        adapters: that requests may have; None: there are none.
 
     Attributes:
         failure: exception of a failed step from which the engine could not recover; None while it can serve.
@@ -65,50 +52,20 @@ class Engine:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        requests: RequestLifecycle,
         runner: Runner,
-        dispatcher: CallDispatcher,
-        clock: Clock,
         wake: threading.Event,
         *,
         depth: int,
-        vocab_size: int,
-        eos_token_ids: tuple[int, ...] = (),
-        open_text: Callable[[Request], Text] | None = None,
-        encode: Callable[[str], list[int]] | None = None,
-        seed: int = 0,
         check: bool = False,
         request_log: RequestLog | None = None,
-        retained: RetainedContexts | None = None,
         disk: DiskContexts | None = None,
-        returns_experts: bool = False,
-        adapters: AdapterTable | None = None,
     ) -> None:
         self.failure: BaseException | None = None
         self.is_resting = self._has_warned = False
-        self.scheduler = scheduler
-        self.wake = wake
-        self.request_log = request_log
-        self.disk = disk
-        self._runner = runner
-        self._dispatcher = dispatcher
-        self._clock = clock
-        self._depth = depth
-        self._vocab_size, self._returns_experts = vocab_size, returns_experts
-        self._check = check
-        self._retained = RetainedContexts(scheduler) if retained is None else retained
-        self._requests = RequestLifecycle(
-            scheduler,
-            dispatcher,
-            clock,
-            self._retained,
-            vocab_size=vocab_size,
-            eos_token_ids=eos_token_ids,
-            open_text=open_text,
-            encode=encode,
-            seed=seed,
-            adapters=adapters or AdapterTable(),
-        )
+        self.scheduler, self.wake, self.request_log, self.disk = requests.scheduler, wake, request_log, disk
+        self._requests, self._retained, self._clock = requests, requests.retained, requests.clock
+        self._runner, self._depth, self._check = runner, depth, check
         self._arrivals: deque[Request | str] = deque()  # submitted requests, and ids of aborted ones
         self._in_flight: deque[tuple[PlannedStep, object]] = deque()
         self._early: list[Event] = []  # of the next step: what happened before it
@@ -118,8 +75,6 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `RequestError` if it can never be served."""
-        limits = self._vocab_size, self.scheduler.max_model_len
-        check_request(request, *limits, returns_experts=self._returns_experts)
         self._requests.reserve(request)
         self._arrivals.append(request)
         self.wake.set()
@@ -164,7 +119,7 @@ class Engine:
     @property
     def quiescent(self) -> bool:
         """Whether the last plan was empty and no request finished since: without new requests a step would move nothing."""
-        return self._quiescent_at == self._requests.num_finished and (self.disk is None or self.disk.is_settled)
+        return self._quiescent_at == self._requests.num_finished and self._disk_is_settled
 
     def step(self) -> list[Event]:
         """One iteration. Returns its events in order; waits only if there is nothing to do before a call returns."""
@@ -176,7 +131,7 @@ class Engine:
             if self.is_resting:
                 self._quiescent_at = self._requests.num_finished
                 if not events and self._requests:
-                    self._clock.wait(self.wake, self._idle_s(self._dispatcher.next_s()))
+                    self._wait()
             else:
                 self._go_on(events)
         except BaseException as error:  # an interrupt too may leave pages that were planned and never computed
@@ -267,7 +222,10 @@ class Engine:
             forward = self._runner.forward(planned.plan)
             if planned.plan.awaits_drafts:
                 planned = planned.with_drafts(self._runner.drafts(forward))
-            masks = self._masks(planned, events)
+            masks: Masks = {}
+            if self._requests.awaits_masks(planned):
+                self._collect_all(events)  # a mask depends on its row's last token; the device runs the forward pass
+                masks = self._requests.masks(planned, events)
             self._in_flight.append((planned, self._runner.sample(forward, masks)))
         if self.disk is not None:
             self.disk.write_behind(has_moved=bool(planned.plan.offload))
@@ -275,8 +233,12 @@ class Engine:
             self._collect_all(events)
         elif self._in_flight and (len(self._in_flight) > self._depth or not has_work):
             self._collect(events)
-        elif not has_work and not events and (self._requests or self._awaits_disk):
-            self._idle()
+        elif not has_work and not events and (self._requests or not self._disk_is_settled):
+            assert not self.scheduler.running or not self.has_work, "requests run and nothing can be planned"
+            assert not self.scheduler.waiting or self.disk or self.scheduler.turns_away, (
+                "requests wait and nothing can be planned"
+            )
+            self._wait()
 
     def _poll(self, events: list[Event]) -> None:
         """Take in the next arrivals, and the results of calls."""
@@ -293,20 +255,7 @@ class Engine:
                 self._requests.open(item, events)
         if self._arrivals:
             self.wake.set()  # the rest is for the next step
-        for request_id, results in self._dispatcher.poll():
-            self._requests.resume(request_id, results, events)
-        if returned := self._dispatcher.poll_started():
-            self._requests.receive(returned, events)
-
-    def _masks(self, planned: PlannedStep, events: list[Event]) -> Masks:
-        """The masks of the plan's constrained rows, computed while the device runs its forward pass.
-
-        A mask depends on its row's last token, so the plans before this one are collected first, if there is such a row.
-        """
-        if not self._requests.constraints.concern(planned):
-            return {}
-        self._collect_all(events)
-        return self._requests.masks(planned, events)
+        self._requests.poll(events)
 
     def _collect(self, events: list[Event]) -> None:
         """Wait for the oldest plan in flight, and apply its result."""
@@ -339,8 +288,8 @@ class Engine:
         self._runner.reset()
 
     @property
-    def _awaits_disk(self) -> bool:
-        return self.disk is not None and not self.disk.is_settled
+    def _disk_is_settled(self) -> bool:
+        return self.disk is None or self.disk.is_settled
 
     def _save(self, disk: DiskContexts) -> None:
         """Copy retained contexts to the host and to the disk, as far as the policy and time allow."""
@@ -354,18 +303,11 @@ class Engine:
             if not planned.plan:
                 if disk.is_settled:
                     break
-                self._clock.wait(self.wake, self._idle_s(None))
+                self._wait()
         disk.close()
 
-    def _idle(self) -> None:
-        """Wait until a call returns, a request arrives, or the disk has read or written."""
-        assert not self.scheduler.running or not self.has_work, "requests run and nothing can be planned"
-        assert not self.scheduler.waiting or self.disk or self.scheduler.turns_away, (
-            "requests wait and nothing can be planned"
-        )
-        self._clock.wait(self.wake, self._idle_s(self._dispatcher.next_s()))
-
-    def _idle_s(self, deadline_s: float | None) -> float:
-        """Seconds until a deadline or the disk, at most `MAX_IDLE_S`."""
-        times = [deadline_s, None if self.disk is None else self.disk.next_s()]
-        return max(0.0, min([MAX_IDLE_S, *(at_s - self._clock.now() for at_s in times if at_s is not None)]))
+    def _wait(self) -> None:
+        """Wait until a call returns or times out, a request arrives, or the disk has read or written; `MAX_IDLE_S` at most."""
+        times = self._requests.dispatcher.next_s(), None if self.disk is None else self.disk.next_s()
+        seconds = [at_s - self._clock.now() for at_s in times if at_s is not None]
+        self._clock.wait(self.wake, max(0.0, min([MAX_IDLE_S, *seconds])))
