@@ -6,7 +6,7 @@ from typing import Any, final
 
 from pydantic_core import from_json
 
-from jinfercept.engine.async_streaming import AsyncStream
+from jinfercept.engine.streaming import AsyncStream
 from jinfercept.events import Arguments, CallStarted, Content, Event, Finished, Reasoning, Token
 from jinfercept.outputs import CompletionOutput, RequestOutput
 from jinfercept.protocols.answers import AnswerState, ServerToolCalls, UsageCount, call_reports, pieces_of

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from jinfercept import events
-from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.parallel_sampling import joined
+from jinfercept.engine.streaming import AsyncStream
 from jinfercept.outputs import CompletionOutput, Logprob, RequestOutput
 from jinfercept.protocols.answers import (
     AnswerState,

@@ -8,8 +8,8 @@ from itertools import chain
 from typing import Any, final
 
 from jinfercept.calls import Call
-from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.parallel_sampling import joined
+from jinfercept.engine.streaming import AsyncStream
 from jinfercept.events import Called, Event, Finished, Intercepted, Interrupted, Resumed, Token
 from jinfercept.outputs import CompletionOutput, Interrupt, RequestOutput
 from jinfercept.protocols.answers import UsageCount

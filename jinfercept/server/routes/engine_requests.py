@@ -8,7 +8,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from jinfercept.engine.admission import check_request
-from jinfercept.engine.async_streaming import AsyncStream
+from jinfercept.engine.streaming import AsyncStream
 from jinfercept.errors import RequestError
 from jinfercept.events import Finished
 from jinfercept.intercept.call_markup import AsyncCalls
