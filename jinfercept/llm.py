@@ -14,7 +14,7 @@ from jinfercept.chat.options import ChatArguments, VllmArguments, check_generate
 from jinfercept.chat.request_maker import RequestMaker
 from jinfercept.chat.requests import Prompt
 from jinfercept.config import EngineConfig, LLMOptions, RestartOptions
-from jinfercept.disk.counters import DiskState
+from jinfercept.disk.store import DiskState
 from jinfercept.engine.streaming import AsyncStream, Stream, aserve, serve
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.events import Event

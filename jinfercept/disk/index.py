@@ -1,7 +1,6 @@
 """The index of a disk tier: a row of SQLite for every record, and what is remembered between starts.
 
-A row is written once the data is, and deleted before its blocks are used again. What a row says is sealed by a digest, since
-SQLite has none.
+A row is written once the data is, and deleted before its file. What a row says is sealed by a digest, since SQLite has none.
 """
 
 import hashlib
@@ -9,25 +8,24 @@ import json
 import os
 import sqlite3
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
-from jinfercept.disk.blocks import BlockRun
-from jinfercept.disk.record import Record, RecordData, Root
+from jinfercept.disk.record import IndexRow, Record, RecordData, Root
 
-FORMAT = 1
+FORMAT = 2
 """Of the index and the files. What another one wrote is not read."""
 _TABLES = """
 CREATE TABLE records (
-  id INTEGER PRIMARY KEY, parent INTEGER, name BLOB NOT NULL, root BLOB NOT NULL, token_bytes INTEGER NOT NULL,
-  kv_bytes INTEGER NOT NULL, tokens BLOB NOT NULL, blocks BLOB NOT NULL, checksums BLOB NOT NULL, stamp BLOB NOT NULL,
-  first INTEGER NOT NULL, seal BLOB NOT NULL, used REAL NOT NULL
+  id INTEGER PRIMARY KEY, parent INTEGER, start INTEGER NOT NULL, tokens BLOB NOT NULL, name BLOB NOT NULL,
+  root BLOB NOT NULL, token_bytes INTEGER NOT NULL, kv_bytes INTEGER NOT NULL, file TEXT NOT NULL, checksums BLOB NOT NULL,
+  seal BLOB NOT NULL, used REAL NOT NULL
 );
 CREATE TABLE remembered (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
-_COLUMNS = "parent, name, root, token_bytes, kv_bytes, tokens, blocks, checksums, stamp, first, seal"
+_COLUMNS = "parent, start, tokens, name, root, token_bytes, kv_bytes, file, checksums, seal, used"
 _TROUBLE = (
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_CANTOPEN,
@@ -37,26 +35,7 @@ _TROUBLE = (
     sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_PERM,
 )
-_INSERT = f"INSERT INTO records ({_COLUMNS}, used) VALUES ({'?, ' * (_COLUMNS.count(',') + 1)}?)"
-_UPDATE = f"UPDATE records SET {_COLUMNS.replace(',', ' = ?,')} = ? WHERE id = ?"
-
-
-class IndexRow(NamedTuple):
-    """A record as the index has it, its seal unbroken.
-
-    Attributes:
-        id, parent: of the row, and of the row that it continues; None for a root.
-        name: see `record`.
-        used: Unix time of its last use.
-    """
-
-    id: int
-    parent: int | None
-    name: bytes
-    root: Root
-    tokens: bytes
-    extent: RecordData
-    used: float
+_INSERT = f"INSERT INTO records ({_COLUMNS}) VALUES ({', '.join('?' * (_COLUMNS.count(',') + 1))})"
 
 
 @final
@@ -84,46 +63,40 @@ class Index:
 
     def rows(self) -> Iterable[IndexRow]:
         """Every row whose seal is unbroken."""
-        for values in self._connection.execute(f"SELECT id, {_COLUMNS}, used FROM records"):
+        for values in self._connection.execute(f"SELECT id, {_COLUMNS} FROM records"):
             row = _read(values)
             if row is not None:
                 yield row
 
-    def write(
-        self, added: Sequence[Record], changed: Sequence[Record], used: Mapping[int, float], now_s: float
-    ) -> None:
-        """Add rows, each after its parent's, and change others, in one transaction.
+    def write(self, added: Record | None, used: Mapping[int, float], now_s: float) -> None:
+        """Add a row, and change others, in one transaction.
 
         Args:
-            added: records without a row; they get the ids of their rows.
-            changed: records with a row, whose parent or pages have changed.
+            added: a record without a row, used now; it gets the id of its row.
             used: times of last use by row.
-            now_s: the time of last use of those that are added.
         """
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            for record in added:
-                cursor = self._connection.execute(_INSERT, (*_values(record), now_s))
-                record.id = cursor.lastrowid or 0
-            for record in changed:
-                self._connection.execute(_UPDATE, (*_values(record), record.id))
+        with self._transaction():
             times = [(used_s, row) for row, used_s in used.items()]
             self._connection.executemany("UPDATE records SET used = ? WHERE id = ?", times)
-            self._connection.execute("COMMIT")
-        except BaseException:
-            for record in added:
-                record.id = 0
-            self._undo()
-            raise
+            row = None if added is None else self._connection.execute(_INSERT, (*_values(added), now_s)).lastrowid
+        if added is not None:
+            added.id = row or 0
 
     def delete(self, rows: Iterable[int]) -> None:
         """Delete rows, in one transaction."""
+        with self._transaction():
+            self._connection.executemany("DELETE FROM records WHERE id = ?", [(row,) for row in rows])
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
-            self._connection.executemany("DELETE FROM records WHERE id = ?", [(row,) for row in rows])
+            yield
             self._connection.execute("COMMIT")
         except BaseException:
-            self._undo()
+            if self._connection.in_transaction:
+                with suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")
             raise
 
     def remembered(self, key: str) -> Any:
@@ -140,11 +113,6 @@ class Index:
 
     def close(self) -> None:
         self._connection.close()
-
-    def _undo(self) -> None:
-        if self._connection.in_transaction:
-            with suppress(sqlite3.Error):
-                self._connection.execute("ROLLBACK")
 
     def _configure(self) -> None:
         run = self._connection.execute
@@ -173,31 +141,35 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 def _values(record: Record) -> tuple[Any, ...]:
     """What a row has beside its id and its time, in the order of the columns."""
-    extent, root, parent = record.extent, record.root, record.parent
-    blocks = array("Q", [number for run in extent.runs for number in run]).tobytes()
-    about = (record.name, root.digest, root.token_bytes, root.kv_bytes)
-    where = (blocks, extent.checksums.tobytes(), extent.stamp, extent.first)
-    return (None if parent is None else parent.id, *about, record.tokens, *where, _seal(*about, *where))
+    (file, checksums), root, parent = record.data, record.root, record.parent
+    sealed = record.name, root.digest, root.token_bytes, root.kv_bytes, file.encode(), checksums.tobytes()
+    return (
+        None if parent is None or parent.parent is None else parent.id,
+        record.start,
+        record.tokens,
+        *sealed[:4],
+        file,
+        sealed[5],
+        _seal(*sealed),
+    )
 
 
 def _read(values: tuple[Any, ...]) -> IndexRow | None:
     """The row of these columns; None if its seal is broken."""
-    row, parent, name, digest, token_bytes, kv_bytes, tokens, blocks, checksums, stamp, first, seal, used_s = values
+    row, parent, start, tokens, name, digest, token_bytes, kv_bytes, file, checksums, seal, used_s = values
     try:
-        if _seal(name, digest, token_bytes, kv_bytes, blocks, checksums, stamp, first) != seal:
+        if _seal(name, digest, token_bytes, kv_bytes, file.encode(), checksums) != seal:
             return None
-        numbers = array("Q", blocks)
-        runs = tuple(BlockRun(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True))
-        extent = RecordData(runs, array("I", checksums), stamp, first)
-        if not isinstance(tokens, bytes) or token_bytes < 1:
+        root, data = Root(digest, token_bytes, kv_bytes), RecordData(file, array("I", checksums))
+        if not isinstance(tokens, bytes) or not isinstance(start, int) or token_bytes < 1:
             return None
-        return IndexRow(row, parent, name, Root(digest, token_bytes, kv_bytes), tokens, extent, float(used_s))
-    except (TypeError, ValueError):  # values of other types than were written
+        return IndexRow(row, parent, start, name, root, tokens, data, float(used_s))
+    except (AttributeError, TypeError, ValueError):  # values of other types than were written
         return None
 
 
 def _seal(*values: bytes | int) -> bytes:
-    """Digest of a row's columns but for the tokens, of which the name is a digest, and the parent, which the name implies."""
+    """Digest of a row's columns but for tokens, start and parent, of which the name is a digest."""
     digest = hashlib.sha256()
     for value in values:
         data = value if isinstance(value, bytes) else str(value).encode()

@@ -35,7 +35,7 @@ class PendingAsyncCall(NamedTuple):
 
 
 @final
-class AsyncCalls:
+class AsyncCallQueue:
     """The asynchronous calls of one request: starts them, and appends their results. Used by the engine's thread.
 
     Args:

@@ -12,7 +12,7 @@ from typing import Any, final
 from jinfercept.calls import Call, Result
 from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.admission import check_request
-from jinfercept.engine.async_calls import AsyncCalls
+from jinfercept.engine.async_calls import AsyncCallQueue
 from jinfercept.engine.protocols import CallDispatcher, Clock
 from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.engine.session import Session, draw_failure, lost_output, new_session, request_key
@@ -139,7 +139,9 @@ class RequestLifecycle:
             if session.constraint is not None:
                 self._with_grammar[request.id] = session
             if request.markup is not None:
-                session.async_calls = AsyncCalls(session, request.markup, self.scheduler, self.dispatcher, self.clock)
+                session.async_calls = AsyncCallQueue(
+                    session, request.markup, self.scheduler, self.dispatcher, self.clock
+                )
             if request.continues is not None:
                 self._read_again(session, request.continues, events)
         except BaseException as error:

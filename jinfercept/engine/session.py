@@ -36,7 +36,7 @@ from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import PendingCall, Sequence
 
 if TYPE_CHECKING:
-    from jinfercept.engine.async_calls import AsyncCalls
+    from jinfercept.engine.async_calls import AsyncCallQueue
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Session:
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     experts: list[tuple[int, TokenExperts]] = field(default_factory=list)
     interceptions: list[Interception] = field(default_factory=list)
-    async_calls: "AsyncCalls | None" = None
+    async_calls: "AsyncCallQueue | None" = None
     interrupts: list[Interrupt] = field(default_factory=list)
     cancelled: list[Call] = field(default_factory=list)
     client_calls: tuple[Call, ...] = ()

@@ -48,7 +48,7 @@ async def aserve(thread: EngineThread, requests: Sequence[Request]) -> list[Requ
         return joined(requests, stream.outputs)
 
 
-class EventStream:
+class ReceivedEvents:
     """What a stream has received.
 
     Args:
@@ -120,10 +120,10 @@ class EventStream:
 
 
 @final
-class Stream(EventStream, AbstractContextManager["Stream"]):
+class Stream(ReceivedEvents, AbstractContextManager["Stream"]):
     """Iterates over the events of requests, in order, until all are finished. Not for two threads at once.
 
-    Args and what is raised are those of `EventStream`, and at the end of the iteration:
+    Args and what is raised are those of `ReceivedEvents`, and at the end of the iteration:
 
     Raises:
         EngineError: a step of the engine failed.
@@ -172,7 +172,7 @@ class Stream(EventStream, AbstractContextManager["Stream"]):
 
 
 @final
-class AsyncStream(EventStream, AbstractAsyncContextManager["AsyncStream"]):
+class AsyncStream(ReceivedEvents, AbstractAsyncContextManager["AsyncStream"]):
     """As `Stream`, in an event loop. Cancelling the task that iterates aborts the requests.
 
     Args:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple, final
 
-from jinfercept.disk.record import RecordData, Root
-from jinfercept.disk.tree import Tree, continue_match
+from jinfercept.disk.record import NO_DATA, Root, Tree
 from jinfercept.kv.context import Context
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.simulator import VirtualClock
@@ -64,7 +63,7 @@ class SimulatedDisk:
 
     def read(self, key: int, root: bytes, tokens: Sequence[int], first: int, num_pages: int) -> None:
         match = self._tree.match(self._root(root), _token_bytes(tokens))
-        self._tree.use(match.path, self._clock.now())
+        self._tree.use(match, self._clock.now())
         self._read_free_s = max(self._read_free_s, self._clock.now()) + self._profile.disk_latency_s
         for start in range(0, num_pages, self.piece_pages):
             size = min(self.piece_pages, num_pages - start)
@@ -119,10 +118,9 @@ class SimulatedDisk:
             match = self._tree.match(write.root, write.tokens)
             num_new = write.first + write.num_pages - match.num_pages
             if match.num_pages >= write.first and num_new <= self._num_free:
-                insertion = continue_match(match, write.tokens, RecordData((), array("I", bytes(4 * num_new)), b"", 0))
-                for record in insertion.added:
-                    record.id = next(self._ids)
-                self._tree.insert(insertion, self._clock.now())
+                record = match.continued(write.tokens, NO_DATA)
+                record.id = next(self._ids)
+                self._tree.insert(record, match, self._clock.now())
                 self._tree.take_times()
                 self._num_free -= num_new
                 return write.key, write.first + write.num_pages

@@ -15,7 +15,7 @@ from prometheus_client import exposition
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from jinfercept.disk.counters import DiskState
+from jinfercept.disk.store import DiskState
 from jinfercept.engine.state import EngineState
 from jinfercept.meter.counts import EngineCounts, ToolCounts
 from jinfercept.server.observe.engine_snapshot import EngineSnapshot, SnapshotValue

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from prometheus_client.metrics_core import Metric
 
-from jinfercept.disk.counters import DiskCounters, DiskOccupancy, DiskState
+from jinfercept.disk.store import DiskCounters, DiskOccupancy, DiskState
 from jinfercept.engine.state import EngineState
 from jinfercept.fleet.fan_out import front_metrics
 from jinfercept.fleet.routes import Totals

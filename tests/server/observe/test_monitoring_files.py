@@ -12,7 +12,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from jinfercept.disk.counters import DiskCounters, DiskOccupancy, DiskState
+from jinfercept.disk.store import DiskCounters, DiskOccupancy, DiskState
 from jinfercept.llm import LLM
 from tests.support.live_server import Running
 from tests.support.scripted_model import Scripted
