@@ -8,7 +8,7 @@ first one is of use to no other.
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple, final
 
 from jinfercept.kv.extent import common_pages
@@ -51,13 +51,12 @@ class Record:
         root: what it belongs to.
         tokens: of its pages.
         data: where its pages are.
-        id: of its row in the index; 0 before it has one, and for a root.
         children: what continues it, by `start` and the tokens of their first page.
         pins: readers and writers, during which its file stays.
         is_gone: it is no longer in the tree.
     """
 
-    __slots__ = ("_before", "children", "data", "id", "is_gone", "parent", "pins", "root", "start", "tokens")
+    __slots__ = ("_before", "children", "data", "is_gone", "parent", "pins", "root", "start", "tokens")
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class Record:
     ) -> None:
         self.root, self.parent, self.start, self.tokens, self.data = root, parent, start, tokens, data
         self._before = hashlib.sha256(root.digest) if parent is None else parent._digest_of(start)
-        self.id = self.pins = 0
+        self.pins = 0
         self.children: dict[tuple[int, bytes], Record] = {}
         self.is_gone = False
 
@@ -133,75 +132,56 @@ class Match(NamedTuple):
         return Record(root, parent, start, tokens[self.num_pages * root.token_bytes :], data)
 
 
-class IndexRow(NamedTuple):
-    """A record as the index has it, its seal unbroken.
+class StoredRecord(NamedTuple):
+    """What the file of a record says about it.
 
     Attributes:
-        id, parent: of the row, and of the row that it continues; None if it continues a root.
+        parent: name of the record that it continues; empty if it continues a root.
         start: pages of the parent before it.
-        name: see `Record`.
-        used: Unix time of its last use.
+        used_s: Unix time of its last use.
     """
 
-    id: int
-    parent: int | None
-    start: int
-    name: bytes
     root: Root
+    parent: bytes
+    start: int
     tokens: bytes
     data: RecordData
-    used: float
+    used_s: float
 
 
 @final
 class Tree:
-    """All records of a disk tier in memory: by root and tokens, and in the order of their last use.
-
-    Attributes:
-        used: times of last use that the index has not got yet, by row.
-    """
+    """All records of a disk tier in memory: by root and tokens, and in the order of their last use."""
 
     def __init__(self) -> None:
         self._roots: dict[Root, Record] = {}
         self._order: OrderedDict[Record, None] = OrderedDict()
-        self.used: dict[int, float] = {}
 
     @property
     def records(self) -> Collection[Record]:
         """All records but the roots, in the order of their last use."""
         return self._order.keys()
 
-    def load(self, rows: Iterable[IndexRow], is_there: Callable[[Record], bool]) -> list[int]:
-        """Fill an empty tree with the rows that are named after their tokens and continue each other.
-
-        Args:
-            is_there: whether the data of a record can be its own.
-
-        Returns:
-            The rows that are of no use.
-        """
-        by_parent: dict[int | None, list[IndexRow]] = {}
-        for row in rows:
-            by_parent.setdefault(row.parent, []).append(row)
-        useless = {row.id for children in by_parent.values() for row in children}
+    def load(self, stored: Iterable[StoredRecord]) -> None:
+        """Fill an empty tree with the records whose beginnings are stored, too."""
+        by_parent: dict[tuple[Root, bytes], list[StoredRecord]] = {}
+        for each in stored:
+            by_parent.setdefault((each.root, each.parent), []).append(each)
         used: dict[Record, float] = {}
-        waiting = [(self._root(row.root), row) for row in by_parent.get(None, ())]
+        waiting = [(self._root(root), group) for (root, name), group in by_parent.items() if not name]
         while waiting:
-            parent, row = waiting.pop()
-            record = Record(row.root, parent, row.start, row.tokens, row.data)
-            fits = len(row.tokens) == len(row.data.checksums) * row.root.token_bytes > 0 and row.root == parent.root
-            fits = fits and (1 <= row.start <= parent.num_pages or (parent.parent is None and not row.start))
-            if fits and record.key not in parent.children and record.name == row.name and is_there(record):
-                record.id, parent.children[record.key] = row.id, record
-                useless.discard(row.id)
-                used[record] = row.used
-                waiting += [(record, child) for child in by_parent.get(row.id, ())]
+            parent, group = waiting.pop()
+            for each in group:
+                record = Record(each.root, parent, each.start, each.tokens, each.data)
+                fits = 1 <= each.start <= parent.num_pages or (parent.parent is None and not each.start)
+                if fits and parent.children.setdefault(record.key, record) is record:
+                    used[record] = each.used_s
+                    waiting.append((record, by_parent.get((each.root, record.name), [])))
         for record in reversed(used):  # what continues a record comes before it
             if record.parent in used:
                 used[record.parent] = max(used[record.parent], used[record])
         latest_first = sorted(used, key=lambda record: used[record], reverse=True)  # of equals a parent comes first
         self._order.update((record, None) for record in reversed(latest_first))
-        return sorted(useless)
 
     def _root(self, root: Root) -> Record:
         return self._roots.get(root) or self._roots.setdefault(root, Record(root))
@@ -216,23 +196,18 @@ class Tree:
             num_pages += alike
         return Match(top, tuple(parts), num_pages)
 
-    def use(self, match: Match, now_s: float) -> None:
+    def use(self, match: Match) -> None:
         """Note a use of the records of a prefix."""
         for record, _ in reversed(match.parts):
-            self._use(record, now_s)
+            if not record.is_gone:
+                self._order.move_to_end(record)
 
-    def _use(self, record: Record, now_s: float) -> None:
-        if record in self._order:
-            self._order.move_to_end(record)
-            self.used[record.id] = now_s
-
-    def insert(self, record: Record, match: Match, now_s: float) -> None:
+    def insert(self, record: Record, match: Match) -> None:
         """Take in a record that is used now and continues a prefix."""
         assert record.parent is not None
         record.parent.children[record.key] = record
         self._order[record] = None
-        self._use(record, now_s)
-        self.use(match, now_s)
+        self.use(match)
 
     def remove(self, record: Record) -> list[Record]:
         """Take out a record and all that continues it; returns these."""
@@ -243,18 +218,12 @@ class Tree:
         for gone in removed:
             removed += gone.children.values()
             gone.is_gone = True
-            self._order.pop(gone, None)
-            self.used.pop(gone.id, None)
+            del self._order[gone]
         return removed
 
     def least_used(self) -> Record | None:
         """The record whose last use is longest ago, of those that nothing continues and that have no pins."""
         return next((record for record in self._order if not record.children and not record.pins), None)
-
-    def take_times(self) -> dict[int, float]:
-        """The times of last use that the index has not got yet; they are its own from now on."""
-        times, self.used = self.used, {}
-        return times
 
     def check(self) -> None:
         """Assert that records and what continues them agree, and that a record comes before what it continues."""

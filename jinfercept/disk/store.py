@@ -1,23 +1,21 @@
 """The store: pages of KV on disk, written once, found by their tokens, and checked as they are read.
 
-A page that is damaged, or of which the power took a part, is missing: every page has a checksum. A record's data is written
-before its row, and its row is deleted before its file, so that a process that is killed loses what it was writing: a file
-without a row is deleted at the next start. What fails is logged; a caller sees fewer pages.
+A page that is damaged, or of which the power took a part, is missing: every page has a checksum. A process that is killed loses
+what it was writing. What fails is logged; a caller sees fewer pages.
 """
 
+import json
 import logging
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
-from jinfercept.disk.files import Buffers, RecordFiles
-from jinfercept.disk.folder import INDEX_NAME, Folder
-from jinfercept.disk.index import Index, is_damage
+from jinfercept.disk.files import Buffers, RecordFiles, new_data
+from jinfercept.disk.folder import Folder
 from jinfercept.disk.record import Match, Record, Root, Tree
 from jinfercept.disk.speed import DRIVE_WRITES_PER_DAY, MEASURED_BYTES, DiskSpeed, WriteBudget, measure_speed
 from jinfercept.errors import ConfigError
@@ -29,6 +27,8 @@ RECORD_BYTES = 256 << 20
 _SHARE = 32
 """A record takes at most this part of the space."""
 _LEAST_BYTES = 4096
+_MEMORY_NAME = "memory.json"
+"""File of what is remembered between starts: the disk's speed, and what may be written."""
 
 
 @dataclass(slots=True)
@@ -99,9 +99,8 @@ class DiskStore:
         self._folder = Folder(path, space_bytes)
         self.counters, self.problem, self._failure = DiskCounters(), "", ""
         self._lock = threading.Lock()  # of the tree, the bytes and the records that are gone
-        self._writing = threading.Lock()  # of the index and the budget
-        self._gone: list[Record] = []  # whose rows are to be deleted
-        self._unused: list[Record] = []  # whose files are to be deleted
+        self._writing = threading.Lock()  # of the files and the budget
+        self._gone: list[Record] = []  # whose files are to be deleted
         self._files = RecordFiles(self._folder.path)
         self._tree, self._used_bytes, self._space_bytes = Tree(), 0, space_bytes
         try:
@@ -119,11 +118,11 @@ class DiskStore:
         """Of the disk: as it was measured when the folder was first used. Raises `OSError`."""
         with self._writing:
             try:
-                return DiskSpeed(*map(float, self._index.remembered("speed")))
-            except (TypeError, ValueError):
+                return DiskSpeed(*map(float, self._memory["speed"]))
+            except (KeyError, TypeError, ValueError):
                 num_bytes, files = min(MEASURED_BYTES, self._space_bytes), self._files
                 speed = measure_speed(self._folder.path, files.readers, files.writers, num_bytes)
-                self._index.remember("speed", speed)
+                self._remember("speed", speed)
                 return speed
 
     def state(self) -> DiskState:
@@ -142,8 +141,10 @@ class DiskStore:
         """The longest stored prefix of these tokens, to be read and then released."""
         with self._lock:
             match = self._tree.match(root, tokens)
-            self._tree.use(match, self._clock())
+            self._tree.use(match)
             match.pin(1)
+        for record, _ in match.parts:
+            self._files.touch(record.data.file)
         return match
 
     def read(self, prefix: Match, first: int, into: Sequence[Buffers]) -> int:
@@ -187,20 +188,20 @@ class DiskStore:
                 return 0
             try:
                 return self._write(root, tokens, first, pages)
-            except (OSError, sqlite3.Error) as error:
-                self._failed(error)
+            except OSError as error:
+                self.counters.failures += 1
+                if str(error) != self._failure:
+                    self._failure = str(error)
+                    log.error("writing to kv_disk %s failed: %s", self._folder.path, error)
                 return 0
 
     def close(self) -> None:
         """End reading and writing. What is stored stays."""
         with self._writing:
             if not self.problem:
-                with suppress(OSError, sqlite3.Error):
-                    self._settle()
-                    self._index.write(None, self._tree.take_times(), 0.0)
-                    self._remember_budget()
-                with suppress(sqlite3.Error):
-                    self._index.close()
+                with suppress(OSError):
+                    self._delete_gone()
+                    self._remember("writes", (self.budget.left, self.budget.updated_s))
             self._end()
 
     def _write(self, root: Root, tokens: bytes, first: int, pages: Sequence[Buffers]) -> int:
@@ -222,15 +223,16 @@ class DiskStore:
         if not self.budget.grant(num_bytes, self._clock()):
             self.counters.refused_bytes += num_bytes
             return False
-        self._remember_budget()
+        self._remember("writes", (self.budget.left, self.budget.updated_s))
         with self._lock:
             match = self._tree.match(root, tokens)
             match.pin(1)
         try:
             while self._make_room(num_bytes):
-                if (data := self._files.write(pages)) is not None:
+                record = match.continued(tokens, new_data(len(pages)))
+                if self._files.write(record, pages):
                     self.counters.written_bytes += num_bytes
-                    return self._commit(match, match.continued(tokens, data))
+                    return self._enter(record, match)
                 with self._lock:
                     self._space_bytes = self._used_bytes
                 log.error(
@@ -253,50 +255,31 @@ class DiskStore:
                 self._gone += self._tree.remove(record)
         if lacking > 0:
             return False
-        self._settle()
+        self._delete_gone()
         return self._used_bytes + num_bytes <= self._space_bytes
 
-    def _commit(self, match: Match, record: Record) -> bool:
-        """Enter a record whose data is written into the index, then into the tree; False if what it continues is gone."""
-        now_s = self._clock()
+    def _enter(self, record: Record, match: Match) -> bool:
+        """Enter a record that is written; False if what it continues is gone."""
         with self._lock:
-            times = self._tree.take_times()
             self._used_bytes += record.num_bytes
-        try:
-            self._index.write(record, times, now_s)
-        except BaseException:
-            with self._lock:
-                self._unused.append(record)
-            raise
-        with self._lock:
-            is_cut_off = any(ancestor.is_gone for ancestor, _ in match.parts)
-            if is_cut_off:
+            record.is_gone = any(ancestor.is_gone for ancestor, _ in match.parts)
+            if record.is_gone:
                 self._gone.append(record)
             else:
-                self._tree.insert(record, match, now_s)
-        return not is_cut_off
+                self._tree.insert(record, match)
+            return not record.is_gone
 
-    def _settle(self) -> None:
-        """Delete the rows of records that are gone, then the files of those that are not read."""
+    def _delete_gone(self) -> None:
+        """Delete the files of records that are gone and not read."""
         with self._lock:
-            gone, self._gone = self._gone, []
-        try:
-            if gone:
-                self._index.delete(record.id for record in gone)
-        except BaseException:
-            with self._lock:
-                self._gone += gone
-            raise
-        with self._lock:
-            self._unused += gone
-            unread = [record for record in self._unused if not record.pins]
-            self._unused = [record for record in self._unused if record.pins]
+            unread = [record for record in self._gone if not record.pins]
+            self._gone = [record for record in self._gone if record.pins]
             self._used_bytes -= sum([record.num_bytes for record in unread])
         for record in unread:
             self._files.delete(record.data.file)
 
     def _discard(self, records: Sequence[Record]) -> None:
-        """Take damaged records and what continues them out of the tree; their rows are deleted by the next write."""
+        """Take damaged records and what continues them out of the tree; their files are deleted by the next write."""
         with self._lock:
             removed = [gone for record in records for gone in self._tree.remove(record)]
             self._gone += removed
@@ -309,77 +292,50 @@ class DiskStore:
         """Assert that every file is of one record, which is in the tree, or gone and still read."""
         with self._lock:
             self._tree.check()
-            records = [*self._tree.records, *self._gone, *self._unused]
+            records = [*self._tree.records, *self._gone]
             assert len({record.data.file for record in records}) == len(records), "a file of two records"
             assert sum([record.num_bytes for record in records]) == self._used_bytes <= self._space_bytes
 
     # -- beginning and end -----------------------------------------------------------------------------------------
 
     def _open(self, daily_bytes: float) -> None:
-        path = self._folder.path / INDEX_NAME
         try:
-            try:
-                self._load(path, daily_bytes)
-            except sqlite3.Error as error:
-                if not is_damage(error):
-                    raise
-                log.warning("the index of kv_disk cannot be used (%s): %s begins anew", error, self._folder.path)
-                self._remove_index()
-                self._tree, self._used_bytes = Tree(), 0
-                self._load(path, daily_bytes)
-        except (OSError, sqlite3.Error) as error:
+            stored = [*self._files.records()]
+            self._tree.load(stored)
+            kept = {record.data.file for record in self._tree.records}
+            for record in stored:
+                if record.data.file not in kept:
+                    self._files.delete(record.data.file)
+            self._used_bytes = sum([record.num_bytes for record in self._tree.records])
+            self._make_room(0)
+            self._memory = self._remembered()
+        except OSError as error:
             got, fix = f"{self._folder.path}: {error}", "give a folder on a disk that works and has room"
             raise ConfigError("kv_disk cannot be opened", got=got, fix=fix) from None
-
-    def _load(self, path: Path, daily_bytes: float) -> None:
-        self._index = Index(path)
         try:
-            sizes = self._files.sizes()
-
-            def is_there(record: Record) -> bool:
-                if sizes.get(record.data.file) != record.num_bytes:
-                    return False
-                del sizes[record.data.file]
-                self._used_bytes += record.num_bytes
-                return True
-
-            self._index.delete(self._tree.load(self._index.rows(), is_there))
-            for name in sizes:  # of no record
-                self._files.delete(name)
-            self._make_room(0)
-            self.budget = self._remembered_budget(daily_bytes)
-        except BaseException:
-            self._index.close()
-            raise
-
-    def _remembered_budget(self, daily_bytes: float) -> WriteBudget:
-        try:
-            left_bytes, updated_s = map(float, self._index.remembered("writes"))
-        except (TypeError, ValueError):
+            left_bytes, updated_s = map(float, self._memory["writes"])
+        except (KeyError, TypeError, ValueError):
             left_bytes, updated_s = daily_bytes, self._clock()
-        return WriteBudget(daily_bytes, min(max(0.0, left_bytes), daily_bytes), updated_s)
+        self.budget = WriteBudget(daily_bytes, min(max(0.0, left_bytes), daily_bytes), updated_s)
 
-    def _remember_budget(self) -> None:
-        self._index.remember("writes", (self.budget.left, self.budget.updated_s))
+    def _remembered(self) -> dict[str, Any]:
+        try:
+            memory = json.loads((self._folder.path / _MEMORY_NAME).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return memory if isinstance(memory, dict) else {}
 
-    def _failed(self, error: OSError | sqlite3.Error) -> None:
-        self.counters.failures += 1
-        if isinstance(error, sqlite3.Error) and is_damage(error):
-            self._remove_index()
-            self._stop(f"its index is damaged ({error})")
-        elif str(error) != self._failure:
-            log.error("writing to kv_disk %s failed: %s", self._folder.path, error)
-        self._failure = str(error)
+    def _remember(self, key: str, value: Any) -> None:
+        """Keep a JSON value for later starts."""
+        self._memory[key] = value
+        path, new = self._folder.path / _MEMORY_NAME, self._folder.path / f"new-{_MEMORY_NAME}"
+        new.touch(0o600)
+        new.write_text(json.dumps(self._memory), encoding="utf-8")
+        new.replace(path)
 
     def _stop(self, problem: str) -> None:
         self.problem = problem
         log.error("kv_disk stores no more contexts before the next start: %s", problem)
-        with suppress(sqlite3.Error):
-            self._index.close()
-
-    def _remove_index(self) -> None:
-        for path in self._folder.path.glob(f"{INDEX_NAME}*"):
-            path.unlink()
 
     def _end(self) -> None:
         self._files.close()

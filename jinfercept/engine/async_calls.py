@@ -8,16 +8,17 @@ together. A request with pending calls runs; only its trap, or an end of text th
 """
 
 from collections.abc import Iterable, Set
-from typing import NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 from jinfercept.calls import Call, Result
-from jinfercept.engine.protocols import CallDispatcher, Clock
 from jinfercept.engine.session import Session
-from jinfercept.events import Called, Event, Intercepted, Interrupted, Resumed
+from jinfercept.events import Called, Intercepted, Interrupted, Resumed
 from jinfercept.hooks import BadFrame, CallMarkup, TrapFrame
 from jinfercept.outputs import Interception, Interrupt
-from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import CallDuration, PendingCall, State
+
+if TYPE_CHECKING:
+    from jinfercept.engine.lifecycle import RequestLifecycle
 
 type Frame = Call | TrapFrame | BadFrame
 
@@ -36,18 +37,13 @@ class PendingAsyncCall(NamedTuple):
 
 @final
 class AsyncCallQueue:
-    """The asynchronous calls of one request: starts them, and appends their results. Used by the engine's thread.
+    """The asynchronous calls of one request: starts them, and appends their results. Used by the engine's thread."""
 
-    Args:
-        scheduler: has the request's sequence.
-    """
-
-    def __init__(
-        self, session: Session, markup: CallMarkup, scheduler: Scheduler, dispatcher: CallDispatcher, clock: Clock
-    ) -> None:
+    def __init__(self, session: Session, markup: CallMarkup, requests: "RequestLifecycle") -> None:
         self._session, self._markup = session, markup
         self._watch = markup.watch(session.request.prompt, session.request.prompt_token_ids)
-        self._scheduler, self._dispatcher, self._clock = scheduler, dispatcher, clock
+        self._scheduler, self._dispatcher = requests.scheduler, requests.dispatcher
+        self._clock, self._events = requests.clock, requests.events
         self._pending: dict[str, PendingAsyncCall] = {}  # by id
         self._postponed: list[Call] = []  # they start at the next trap
         self._queue: list[tuple[Call, Result]] = []  # results that the request has not read, as they arrived
@@ -56,10 +52,10 @@ class AsyncCallQueue:
         )  # ids to wait for at the next clean place; None: all pending ones, after a trap
         self._awaited: dict[str, Result | None] = {}  # the trap's calls, each with its result once that has come
 
-    def accept(self, token: int, now: float, events: list[Event]) -> None:
+    def accept(self, token: int, now: float) -> None:
         """Start the calls that are complete with the newest token, and note traps and mistakes."""
         for frame in self._watch.feed(self._session.num_written - 1, token, self._session.last_raw):
-            self._take(frame, now, events)
+            self._take(frame, now)
 
     def read_again(self, index: int, token: int) -> list[Call | BadFrame]:
         """What is complete with a token that was generated before; see `Session.read_again`."""
@@ -77,27 +73,27 @@ class AsyncCallQueue:
         self._watch.end()
         self._wanted = set()
 
-    def begin_again(self, frames: Iterable[Frame], awaited: Set[str], now: float, events: list[Event]) -> None:
+    def begin_again(self, frames: Iterable[Frame], awaited: Set[str], now: float) -> None:
         """Make calls of a request that was aborted again, and wait for those that it waited for then, by id."""
         for frame in frames:
-            self._take(frame, now, events)
+            self._take(frame, now)
         for call in [call for call in self._postponed if call.id in awaited]:
             self._postponed.remove(call)
             self._start(call, now)
         if awaited:
-            self._wait(awaited, now, events)
+            self._wait(awaited, now)
 
-    def go_on(self, now: float, events: list[Event]) -> None:
+    def go_on(self, now: float) -> None:
         """Append what is queued, or begin the trap that was found, if the markup is clean behind the newest token."""
         if (not self._queue and self._wanted == set()) or not self._is_clean:
             return
-        self._inject(events)
+        self._inject()
         if self._wanted is None:
-            self._trap(now, events)
+            self._trap(now)
         elif self._wanted:
-            self._wait(self._wanted, now, events)
+            self._wait(self._wanted, now)
 
-    def wait_at_end(self, now: float, events: list[Event]) -> bool:
+    def wait_at_end(self, now: float) -> bool:
         """The text has ended: wait for what is pending, if there is any and the request says so; False if it ends."""
         sequence = self._session.sequence
         if self._markup.on_end == "cancel" or not (self._pending or self._postponed or self._queue):
@@ -106,8 +102,8 @@ class AsyncCallQueue:
             return False
         for frame in self._watch.end():
             self._refuse(Call("", "", frame.span, id=frame.id), frame.problem)
-        self._inject(events)
-        self._trap(now, events)
+        self._inject()
+        self._trap(now)
         return True
 
     def receive(self, call: Call, result: Result) -> None:
@@ -121,14 +117,14 @@ class AsyncCallQueue:
         if call.id in self._awaited:
             self._awaited[call.id] = result
 
-    def deliver(self, events: list[Event]) -> None:
+    def deliver(self) -> None:
         """Append what is queued, if the last token is known and the request waits for no other call."""
         sequence = self._session.sequence
         if sequence.state is State.INTERCEPTED:
             if self._awaited and all(result is not None for result in self._awaited.values()):
-                self._resume(events)
+                self._resume()
         elif not sequence.pending and self._is_clean:
-            self._inject(events)
+            self._inject()
 
     def cancel(self, now: float) -> None:
         """The request has ended: what it has not read it never reads."""
@@ -141,7 +137,7 @@ class AsyncCallQueue:
         session.cancelled += [*unread, *(pending.call for pending in self._pending.values()), *self._postponed]
         session.cancelled += [Call("", "", frame.span, id=frame.id) for frame in self._watch.end()]
 
-    def _take(self, frame: Frame, now: float, events: list[Event]) -> None:
+    def _take(self, frame: Frame, now: float) -> None:
         if isinstance(frame, TrapFrame):
             self._wanted = None
         elif isinstance(frame, BadFrame):
@@ -149,11 +145,11 @@ class AsyncCallQueue:
         elif problem := self._reached_limit():
             self._refuse(frame, problem)
         else:
-            self._call(frame, now, events)
+            self._call(frame, now)
 
-    def _call(self, call: Call, now: float, events: list[Event]) -> None:
+    def _call(self, call: Call, now: float) -> None:
         """A call is complete: start it, unless it starts at the next trap."""
-        events.append(Called(self._session.request.id, call))
+        self._events.append(Called(self._session.request.id, call))
         mode = self._markup.mode(call)
         if mode == "parallel":
             self._postponed.append(call)
@@ -169,14 +165,14 @@ class AsyncCallQueue:
         self._scheduler.begin_call(pending_call, now)
         self._dispatcher.start(request.id, call, request.tools, request.tenant)
 
-    def _trap(self, now: float, events: list[Event]) -> None:
+    def _trap(self, now: float) -> None:
         """Start the calls that wait for a trap, and wait for every pending call."""
         for call in self._postponed:
             self._start(call, now)
         self._postponed.clear()
-        self._wait(self._pending.keys(), now, events)
+        self._wait(self._pending.keys(), now)
 
-    def _wait(self, ids: Set[str], now: float, events: list[Event]) -> None:
+    def _wait(self, ids: Set[str], now: float) -> None:
         """Pause the request until those of these calls that are pending have returned; nothing happens if there are none."""
         session = self._session
         awaited = [pending for call_id, pending in self._pending.items() if call_id in ids]
@@ -188,9 +184,9 @@ class AsyncCallQueue:
         pending_calls = tuple(pending.pending._replace(head_start_s=now - pending.began_s) for pending in awaited)
         self._scheduler.intercept(session.sequence, now, pending_calls, begun=True)
         session.interceptions.append(Interception(calls, began_s=now))
-        events.append(Intercepted(session.request.id, calls))
+        self._events.append(Intercepted(session.request.id, calls))
 
-    def _resume(self, events: list[Event]) -> None:
+    def _resume(self) -> None:
         """Every call of the trap has returned: append all results, and queue the request again."""
         session, sequence = self._session, self._session.sequence
         pause, start, number = session.interceptions[-1], session.num_written, len(session.interrupts)
@@ -205,16 +201,16 @@ class AsyncCallQueue:
         session.interceptions[-1] = Interception(pause.calls, results, span, duration_s, began_s=pause.began_s)
         self._scheduler.resume(sequence, tokens)
         interrupts = tuple(session.interrupts[number:])
-        events.append(Resumed(session.request.id, results, tuple(tokens), shown, interrupts))
+        self._events.append(Resumed(session.request.id, results, tuple(tokens), shown, interrupts))
 
-    def _inject(self, events: list[Event]) -> None:
+    def _inject(self) -> None:
         """Append all queued results to a request that goes on."""
         if self._queue:
             session, number = self._session, len(self._session.interrupts)
             tokens, shown = self._read_queue()
             self._scheduler.inject(session.sequence, tokens)
             interrupts = tuple(session.interrupts[number:])
-            events.append(Interrupted(session.request.id, interrupts, tuple(tokens), shown))
+            self._events.append(Interrupted(session.request.id, interrupts, tuple(tokens), shown))
 
     def _read_queue(self) -> tuple[list[int], str]:
         """The queued results as tokens, cut to the model's length, and their text: for the sequence, which follows."""

@@ -68,7 +68,6 @@ class Engine:
         self._runner, self._depth, self._check = runner, depth, check
         self._arrivals: deque[Request | str] = deque()  # submitted requests, and ids of aborted ones
         self._in_flight: deque[tuple[PlannedStep, object]] = deque()
-        self._early: list[Event] = []  # of the next step: what happened before it
         self._quiescent_at: int | None = 0  # finished requests when the last plan was made, if that was empty
 
     # -- from any thread -------------------------------------------------------------------------------------------
@@ -123,23 +122,24 @@ class Engine:
 
     def step(self) -> list[Event]:
         """One iteration. Returns its events in order; waits only if there is nothing to do before a call returns."""
-        events, self._early = self._early, []
         try:
             if self._in_flight and self.scheduler.waits:
-                self._collect_all(events)
-            self._poll(events)
+                self._collect_all()
+            self._poll()
             if self.is_resting:
                 self._quiescent_at = self._requests.num_finished
-                if not events and self._requests:
+                if not self._requests.events and self._requests:
                     self._wait()
             else:
-                self._go_on(events)
+                self._go_on()
         except BaseException as error:  # an interrupt too may leave pages that were planned and never computed
-            self._recover(error, events)
+            self._recover(error)
             if isinstance(error, KeyboardInterrupt):
                 raise
         if self._check:
             self.check_pages()
+        events = self._requests.events.copy()
+        self._requests.events.clear()
         if self.request_log is not None:
             self.request_log.passed(events)
         return events
@@ -154,16 +154,15 @@ class Engine:
         Args:
             first_end: end every request before, with what it has: the reason, and the failure that lost it, if one did.
         """
-        events = self._early
         try:
-            self._collect_all(events)
+            self._collect_all()
             if first_end is not None:
                 while self._arrivals:
-                    self._poll(events)
-                self._requests.end_all(*first_end, events)
+                    self._poll()
+                self._requests.end_all(*first_end)
             change()
         except BaseException as error:
-            self._recover(error, events)
+            self._recover(error)
             raise
 
     @property
@@ -209,7 +208,7 @@ class Engine:
 
     # -- the parts of a step ---------------------------------------------------------------------------------------
 
-    def _go_on(self, events: list[Event]) -> None:
+    def _go_on(self) -> None:
         """Plan and dispatch the next iteration, and collect one."""
         now = self._clock.now()
         self._retained.expire(now)
@@ -224,68 +223,65 @@ class Engine:
                 planned = planned.with_drafts(self._runner.drafts(forward))
             masks: Masks = {}
             if self._requests.awaits_masks(planned):
-                self._collect_all(events)  # a mask depends on its row's last token; the device runs the forward pass
-                masks = self._requests.masks(planned, events)
+                self._collect_all()  # a mask depends on its row's last token; the device runs the forward pass
+                masks = self._requests.masks(planned)
             self._in_flight.append((planned, self._runner.sample(forward, masks)))
         if self.disk is not None:
             self.disk.write_behind(has_moved=bool(planned.plan.offload))
         if planned.has_drafts:
-            self._collect_all(events)
+            self._collect_all()
         elif self._in_flight and (len(self._in_flight) > self._depth or not has_work):
-            self._collect(events)
-        elif not has_work and not events and (self._requests or not self._disk_is_settled):
+            self._collect()
+        elif not has_work and not self._requests.events and (self._requests or not self._disk_is_settled):
             assert not self.scheduler.running or not self.has_work, "requests run and nothing can be planned"
             assert not self.scheduler.waiting or self.disk or self.scheduler.turns_away, (
                 "requests wait and nothing can be planned"
             )
             self._wait()
 
-    def _poll(self, events: list[Event]) -> None:
+    def _poll(self) -> None:
         """Take in the next arrivals, and the results of calls."""
         for _ in range(min(_MOST_TAKEN_IN, len(self._arrivals))):
             item = self._arrivals.popleft()
             if not isinstance(item, Request):
-                self._requests.abort(item, events)
+                self._requests.abort(item)
             else:
                 if self.is_resting and not self._has_warned:
                     self._has_warned = True
                     log.warning(
                         "request %s waits: the LLM sleeps until wake(); later ones wait without a word", item.id
                     )
-                self._requests.open(item, events)
+                self._requests.open(item)
         if self._arrivals:
             self.wake.set()  # the rest is for the next step
-        self._requests.poll(events)
+        self._requests.poll()
 
-    def _collect(self, events: list[Event]) -> None:
+    def _collect(self) -> None:
         """Wait for the oldest plan in flight, and apply its result."""
         planned, ticket = self._in_flight.popleft()
         result = self._runner.collect(ticket)
         if self.request_log is not None:
             self.request_log.stepped(planned, result)
-        self._requests.apply(planned, result, events)
+        self._requests.apply(planned, result)
 
-    def _collect_all(self, events: list[Event]) -> None:
+    def _collect_all(self) -> None:
         while self._in_flight:
-            self._collect(events)
+            self._collect()
 
-    def _recover(self, error: BaseException, events: list[Event]) -> None:
+    def _recover(self, error: BaseException) -> None:
         """Recover from a failed step: end every request with the error, and forget all KV."""
-        self.failure = error
-        self._fail(error, events)  # if this raises, the engine is not usable any more
-        self.failure = None
-        if not isinstance(error, KeyboardInterrupt):
-            log.error("a step failed; all requests in the engine are lost", exc_info=error)
-
-    def _fail(self, error: BaseException, events: list[Event]) -> None:
+        self.failure = error  # if what follows raises, the engine is not usable any more
         self._in_flight.clear()
         if self.disk is not None:
             self.disk.end_reads()
-        self._requests.end_all("error", error, events)
+        self._requests.end_all("error", error)
         self._retained.clear(self._clock.now())
         self.scheduler.kv.drop_prefixes()
         self.scheduler.kv.take_dropped()
         self._runner.reset()
+        self.failure = None
+        if not isinstance(error, KeyboardInterrupt):
+            log.error("a step failed; all requests in the engine are lost", exc_info=error)
 
     @property
     def _disk_is_settled(self) -> bool:

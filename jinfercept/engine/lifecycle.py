@@ -1,7 +1,7 @@
 """Takes every request through its states: open, sampled token by token, intercepted, resumed, finished.
 
-Knows requests, tokens and results of calls; no order of plans and no runner. Every change appends its events, in order, to the
-list that the caller passes.
+Knows requests, tokens and results of calls; no order of plans and no runner. Every change appends its events, in order, to
+`RequestLifecycle.events`.
 """
 
 import logging
@@ -57,6 +57,7 @@ class RequestLifecycle:
 
     Attributes:
         scheduler, dispatcher, clock, retained: as given.
+        events: what has happened since they were last taken; the list stays the same.
         num_finished: requests that have finished, since the engine was made.
         weights_version: of the weights that generate tokens now; changed where no plan is in flight.
     """
@@ -84,6 +85,7 @@ class RequestLifecycle:
         self._open_text, self._encode = open_text, encode
         self._seed, self._numbers = seed, count()
         self.num_finished = self.weights_version = 0
+        self.events: list[Event] = []
         self._ids: dict[str, object] = {}  # of requests that are reserved or open
         self._aborted: ExpiringEntries[FirstWait] | None = None
         self._sessions: dict[str, Session] = {}
@@ -115,7 +117,7 @@ class RequestLifecycle:
         self._adapters.release(request_id)
         self._ids.pop(request_id, None)
 
-    def open(self, request: Request, events: list[Event]) -> Sequence | None:
+    def open(self, request: Request) -> Sequence | None:
         """Queue a request, on a retained context if it follows one; returns its sequence, None if it has ended."""
         leader = self._sessions.get(request.leader) if request.leader else None
         try:
@@ -125,7 +127,7 @@ class RequestLifecycle:
             self._release(request.id)
             if is_users_interrupt(error):
                 raise
-            return self._lose(request, error, events)
+            return self._lose(request, error)
         sequence = session.sequence
         self._sessions[request.id] = session
         if self._aborted is not None and request.leader is None:
@@ -139,29 +141,27 @@ class RequestLifecycle:
             if session.constraint is not None:
                 self._with_grammar[request.id] = session
             if request.markup is not None:
-                session.async_calls = AsyncCallQueue(
-                    session, request.markup, self.scheduler, self.dispatcher, self.clock
-                )
+                session.async_calls = AsyncCallQueue(session, request.markup, self)
             if request.continues is not None:
-                self._read_again(session, request.continues, events)
+                self._read_again(session, request.continues)
         except BaseException as error:
-            self._fail_by_own_code(session, error, events)
+            self._fail_by_own_code(session, error)
             return None
         return sequence
 
-    def _lose(self, request: Request, error: BaseException, events: list[Event]) -> None:
+    def _lose(self, request: Request, error: BaseException) -> None:
         self.num_finished += 1
         lost = lost_output(request, describe_failure(error), self.clock.now())
-        events.append(Finished(request.id, lost, ""))
+        self.events.append(Finished(request.id, lost, ""))
 
-    def _read_again(self, session: Session, continues: CompletionOutput, events: list[Event]) -> None:
+    def _read_again(self, session: Session, continues: CompletionOutput) -> None:
         calls, unread = session.read_again(continues)
         if unread and session.async_calls is not None:
-            session.async_calls.begin_again(unread, {call.id for call in calls}, self.clock.now(), events)
+            session.async_calls.begin_again(unread, {call.id for call in calls}, self.clock.now())
         elif calls:
-            self._intercept(session, calls, self.clock.now(), events)
+            self._intercept(session, calls, self.clock.now())
 
-    def abort(self, request_id: str, events: list[Event]) -> None:
+    def abort(self, request_id: str) -> None:
         """End a request in whatever state it is; an id that is not open is ignored.
 
         A client that sends the prompt again goes on waiting where it was. Else the prompts of impatient clients, half computed
@@ -175,13 +175,13 @@ class RequestLifecycle:
                 if self._aborted is None:
                     self._aborted = ExpiringEntries(Quota(_MOST_ABORTED), _ABORTED_S, self.clock.now)
                 self._aborted.put(tenant, _prompt_name(session), FirstWait(sequence.order, since_s), 1)
-            self._finish(session, "abort", None, events)
+            self._finish(session, "abort", None)
 
-    def end_all(self, reason: FinishReason, failure: BaseException | None, events: list[Event]) -> None:
+    def end_all(self, reason: FinishReason, failure: BaseException | None) -> None:
         """End every open request."""
         stop = describe_failure(failure) if failure is not None else None
         for session in list(self._sessions.values()):
-            self._finish(session, reason, stop, events, failure)
+            self._finish(session, reason, stop, failure)
 
     def close(self) -> None:
         """Abort every open request, and forget the ids of those that were never opened."""
@@ -195,7 +195,7 @@ class RequestLifecycle:
         """Whether a plan samples for a request whose tokens a grammar allows."""
         return bool(self._with_grammar) and any(row.sequence.id in self._with_grammar for row in planned.sampled)
 
-    def masks(self, planned: PlannedStep, events: list[Event]) -> Masks:
+    def masks(self, planned: PlannedStep) -> Masks:
         """The masks of the plan's constrained rows. Every token sampled before must have been applied.
 
         A request whose constraint raises or allows nothing more finishes here; its row is not masked, and its sample is void.
@@ -205,18 +205,18 @@ class RequestLifecycle:
             session = self._with_grammar.get(row.sequence.id)
             if session is None or session.constraint is None or row.sequence.epoch != row.epoch:
                 continue
-            words = self._allowed(session, events)
+            words = self._allowed(session)
             if words is not None:
                 masks[row.place] = words
                 masks |= enumerate(session.allowed_after(words, row.drafts), start=row.place + 1)
         return masks
 
-    def apply(self, planned: PlannedStep, result: StepResult, events: list[Event]) -> None:
+    def apply(self, planned: PlannedStep, result: StepResult) -> None:
         """Hand every sampled token to its request, unless the request was intercepted or finished since the plan was made."""
         now = self.clock.now()
         for row, scores in zip(planned.scored, result.scores, strict=False):
             if row.sequence.epoch == row.epoch and (failure := self._sessions[row.sequence.id].note_scores(scores)):
-                self._fail(self._sessions[row.sequence.id], failure, events)
+                self._fail(self._sessions[row.sequence.id], failure)
         if result.experts is not None:
             for chunk in planned.noted:
                 session = self._sessions.get(chunk.sequence.id)
@@ -229,9 +229,9 @@ class RequestLifecycle:
             session = self._sessions[sequence.id]
             if drafts:
                 drawn = slice(place, place + 1 + len(drafts))
-                self._verify(session, drafts, result.tokens[drawn], reports[drawn], now, events)
+                self._verify(session, drafts, result.tokens[drawn], reports[drawn], now)
             else:
-                self._accept(session, result.tokens[place], reports[place], now, events)
+                self._accept(session, result.tokens[place], reports[place], now)
 
     def _verify(
         self,
@@ -240,7 +240,6 @@ class RequestLifecycle:
         drawn: tuple[int, ...],
         reports: tuple[TokenLogprobs | None, ...],
         now: float,
-        events: list[Event],
     ) -> None:
         """Hand the drawn tokens of a chunk with drafts to their request, one by one, as far as they count (`kept`).
 
@@ -249,37 +248,37 @@ class RequestLifecycle:
         sequence, accepted = session.sequence, 0
         epoch = sequence.epoch
         for index in range(kept(drafts, drawn)):
-            if index and session.constraint is not None and self._allowed(session, events) is None:
+            if index and session.constraint is not None and self._allowed(session) is None:
                 break
             computed = index < len(drafts) and drawn[index] == drafts[index]
             accepted += computed
-            self._accept(session, drawn[index], reports[index], now, events, computed)
+            self._accept(session, drawn[index], reports[index], now, computed)
             if sequence.epoch != epoch:
                 break
         self.scheduler.speculation.settle(sequence, len(drafts), accepted)
 
-    def _fail(self, session: Session, failure: str, events: list[Event]) -> None:
+    def _fail(self, session: Session, failure: str) -> None:
         """End a request whose logits are not finite. No other request gets its pages."""
         log.warning("request %s fails: %s", session.request.id, failure)
         self.scheduler.kv.forget(session.sequence.context)
-        self._finish(session, "error", failure, events)
+        self._finish(session, "error", failure)
 
-    def _fail_by_own_code(self, session: Session, error: BaseException, events: list[Event]) -> None:
+    def _fail_by_own_code(self, session: Session, error: BaseException) -> None:
         """End a request whose detector, grammar or renderer raised: whatever it was, it concerns no other request."""
         if is_users_interrupt(error):
             raise error
-        self._finish(session, "error", describe_failure(error), events)
+        self._finish(session, "error", describe_failure(error))
 
-    def _allowed(self, session: Session, events: list[Event]) -> Any | None:
+    def _allowed(self, session: Session) -> Any | None:
         """The words of a constrained request's mask; None if the request finished."""
         assert session.constraint is not None
         try:
             words = session.constraint.allowed()
         except BaseException as error:
-            self._fail_by_own_code(session, error, events)
+            self._fail_by_own_code(session, error)
             return None
         if session.complete:
-            self._end_text(session, events)
+            self._end_text(session)
             return None
         return words
 
@@ -289,7 +288,6 @@ class RequestLifecycle:
         token: int,
         report: TokenLogprobs | None,
         now: float,
-        events: list[Event],
         computed: bool = False,  # see `Scheduler.accept`
     ) -> None:
         sequence, text = session.sequence, session.text
@@ -298,7 +296,7 @@ class RequestLifecycle:
             if sequence.context.shared:  # perhaps only because of a page that another request computed
                 self.scheduler.isolate(sequence)
             else:
-                self._fail(session, failure, events)
+                self._fail(session, failure)
             return
         self.scheduler.accept(sequence, token, computed=computed)
         if session.first_token_s is None:
@@ -309,52 +307,52 @@ class RequestLifecycle:
             session.begin_version(version)
         shown = text.add(token) if text is not None else ""
         logprobs = None if report is None else session.note_report(token, report)
-        events.append(Token(sequence.id, token, shown, logprobs))
+        self.events.append(Token(sequence.id, token, shown, logprobs))
         calls: tuple[Call, ...] = ()
         if session.reads_tokens:
             try:
-                calls = session.read(session.num_written - 1, token, shown, events)
+                calls = session.read(session.num_written - 1, token, shown, self.events)
                 if session.constraint is not None:
                     session.constraint.accept(token)
                 if session.async_calls is not None:
-                    session.async_calls.accept(token, now, events)
+                    session.async_calls.accept(token, now)
             except BaseException as error:
-                self._fail_by_own_code(session, error, events)
+                self._fail_by_own_code(session, error)
                 return
         if token in session.stop_token_ids and (  # an end token ends no turn that calls, unless the request names it
             not calls or token in (session.request.params.stop_token_ids or ())
         ):
             if token in (session.request.params.stop_token_ids or ()):  # it ends the request
-                self._finish(session, "stop", None if token in self._eos_token_ids else token, events)
+                self._finish(session, "stop", None if token in self._eos_token_ids else token)
             else:
-                self._end_text(session, events)
+                self._end_text(session)
         elif text is not None and text.stopped is not None:
-            self._finish(session, "stop", text.stopped, events)
+            self._finish(session, "stop", text.stopped)
         elif session.constraint is not None and session.complete and not calls:
-            self._end_text(session, events)
+            self._end_text(session)
         elif sequence.generated >= sequence.max_tokens or len(sequence.tokens) >= self.scheduler.max_model_len:
-            self._finish(session, "length", None, events)
+            self._finish(session, "length", None)
         elif calls:
-            self._intercept(session, calls, now, events)
+            self._intercept(session, calls, now)
         elif (async_calls := session.async_calls) is not None:
-            self._try(session, events, lambda: async_calls.go_on(now, events))
+            self._try(session, lambda: async_calls.go_on(now))
 
-    def _end_text(self, session: Session, events: list[Event]) -> None:
+    def _end_text(self, session: Session) -> None:
         """The text has ended by itself: the request ends, unless it waits for asynchronous calls and reads their results."""
         async_calls = session.async_calls
         try:
-            waits = async_calls is not None and async_calls.wait_at_end(self.clock.now(), events)
+            waits = async_calls is not None and async_calls.wait_at_end(self.clock.now())
             if waits:
                 session.begin_next_turn()
         except BaseException as error:
-            self._fail_by_own_code(session, error, events)
+            self._fail_by_own_code(session, error)
             return
         if not waits:
-            self._finish(session, "stop", None, events)
+            self._finish(session, "stop", None)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def _intercept(self, session: Session, calls: tuple[Call, ...], now: float, events: list[Event]) -> None:
+    def _intercept(self, session: Session, calls: tuple[Call, ...], now: float) -> None:
         session.interceptions.append(Interception(calls, began_s=now))
         number = len(session.interceptions)
         pending = tuple(
@@ -364,16 +362,16 @@ class RequestLifecycle:
         self.scheduler.intercept(session.sequence, now, pending)
         session.begin_next_turn()
         self.dispatcher.call(session.request.id, calls, session.request.tools, session.request.tenant)
-        events.append(Intercepted(session.request.id, calls))
+        self.events.append(Intercepted(session.request.id, calls))
 
-    def poll(self, events: list[Event]) -> None:
+    def poll(self) -> None:
         """Take the results of calls that have returned."""
         for request_id, results in self.dispatcher.poll():
-            self._resume(request_id, results, events)
+            self._resume(request_id, results)
         if returned := self.dispatcher.poll_started():
-            self._receive(returned, events)
+            self._receive(returned)
 
-    def _resume(self, request_id: str, results: tuple[Result, ...], events: list[Event]) -> None:
+    def _resume(self, request_id: str, results: tuple[Result, ...]) -> None:
         """Append the results of an intercepted request's calls, cut to the model's length, and queue the request again."""
         session = self._sessions[request_id]
         sequence = session.sequence
@@ -386,7 +384,7 @@ class RequestLifecycle:
             else:
                 tokens, rendered = render_each(pause.calls, results, tools, room, self._vocab_size, self._encode)
         except BaseException as error:
-            self._fail_by_own_code(session, error, events)
+            self._fail_by_own_code(session, error)
             return
         start = session.num_written
         shown = session.read_external(tokens)
@@ -406,9 +404,9 @@ class RequestLifecycle:
             for result in results
         )
         self.scheduler.resume(sequence, tokens, ended)
-        events.append(Resumed(session.request.id, rendered, tuple(tokens), shown))
+        self.events.append(Resumed(session.request.id, rendered, tuple(tokens), shown))
 
-    def _receive(self, returned: list[tuple[str, Call, Result]], events: list[Event]) -> None:
+    def _receive(self, returned: list[tuple[str, Call, Result]]) -> None:
         """Take the results of asynchronous calls; those of one request are appended together."""
         sessions = {request_id: self._sessions[request_id] for request_id, _, _ in returned}
         for request_id, call, result in returned:
@@ -416,14 +414,14 @@ class RequestLifecycle:
                 async_calls.receive(call, result)
         for session in sessions.values():
             if (async_calls := session.async_calls) is not None:
-                self._try(session, events, lambda async_calls=async_calls: async_calls.deliver(events))
+                self._try(session, lambda async_calls=async_calls: async_calls.deliver())
 
-    def _try(self, session: Session, events: list[Event], change: Callable[[], None]) -> None:
+    def _try(self, session: Session, change: Callable[[], None]) -> None:
         """Change a request by code of its own, which ends it if it raises."""
         try:
             change()
         except BaseException as error:
-            self._fail_by_own_code(session, error, events)
+            self._fail_by_own_code(session, error)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -432,7 +430,6 @@ class RequestLifecycle:
         session: Session,
         reason: FinishReason,
         stop: str | int | None,
-        events: list[Event],
         failure: BaseException | None = None,
     ) -> None:
         request, sequence, now = session.request, session.sequence, self.clock.now()
@@ -448,8 +445,8 @@ class RequestLifecycle:
         self._release(request.id)
         rest = session.text.finish() if session.text else ""
         output = session.output(reason, stop, now, paused_s)
-        output = session.with_messages(output, rest, events)
-        events.append(Finished(request.id, output, rest, failure))
+        output = session.with_messages(output, rest, self.events)
+        self.events.append(Finished(request.id, output, rest, failure))
 
 
 def _prompt_name(session: Session) -> str:

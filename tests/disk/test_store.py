@@ -102,9 +102,12 @@ def test_a_damaged_byte_or_a_shorter_file_costs_pages_and_never_gives_wrong_ones
         store = DiskStore(Path(folder), SPACE)
         assert [write_pages(store, tokens) for tokens in texts] == [9, 5, 2]
         store.close()
-        path = data.draw(st.sampled_from(sorted(path for path in Path(folder).iterdir() if path.name != "lock")))
+        paths = sorted(
+            (path for path in Path(folder).iterdir() if path.name != "lock"), key=lambda path: path.stat().st_size
+        )
+        path = data.draw(st.sampled_from(paths))
         content = bytearray(path.read_bytes())
-        place = data.draw(st.integers(0, len(content) - 1))
+        place = int(data.draw(st.floats(0, 1, exclude_max=True)) * len(content))
         if data.draw(st.booleans()):
             content[place] ^= data.draw(st.integers(1, 255))
         else:
@@ -294,11 +297,11 @@ def test_a_smaller_space_at_the_next_start_gives_room_back(tmp_path: Path) -> No
     store.close()
 
 
-def test_what_an_index_of_another_format_says_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_files_of_another_format_say_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = DiskStore(tmp_path, SPACE)
     write_pages(store, tokens_of(range(4)))
     store.close()
-    monkeypatch.setattr("jinfercept.disk.index.FORMAT", 1)
+    monkeypatch.setattr("jinfercept.disk.files.FORMAT", 1)
     store = DiskStore(tmp_path, SPACE)
     assert read_pages(store, tokens_of(range(4))) == 0
     store.close()
