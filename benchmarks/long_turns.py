@@ -249,7 +249,7 @@ class Door:
         lifecycle = RequestLifecycle(scheduler, cast(Any, None), RealClock(), vocab_size=vocab)
         started = time.process_time()
         lifecycle.reserve(request)
-        lifecycle.open(request, [])
+        lifecycle.open(request)
         self.queue_s = time.process_time() - started
 
     def turn(self, protocol: str, work: Work) -> tuple[dict[str, float], Request]:

@@ -185,7 +185,7 @@ class RequestLifecycle:
 
     def close(self) -> None:
         """Abort every open request, and forget the ids of those that were never opened."""
-        self.end_all("abort", None, [])
+        self.end_all("abort", None)
         for request_id in [*self._ids]:
             self._release(request_id)
 
