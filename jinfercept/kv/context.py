@@ -529,21 +529,8 @@ class Context:
 
     def _split(self, num_pages: int) -> PageExtent:
         """The first pages of the tail, without references; the tail has the others."""
-        tail, size, page_bytes = self.tail, num_pages * self.page_size, num_pages * self.store.page_bytes
-        own = PageExtent(start=tail.start)
-        own.num_pages, own.tokens = num_pages, tail.tokens[:page_bytes]
-        del tail.tokens[:page_bytes]
-        if tail.device is not None:
-            own.device, own.filled = tail.device[:num_pages], size
-            del tail.device[:num_pages]
-            tail.filled -= size
-        if tail.host is not None:
-            own.host, own.host_filled = tail.host[:num_pages], size
-            del tail.host[:num_pages]
-            tail.host_filled -= size
-        own.fresh = tail.fresh if tail.fresh < tail.start + num_pages else NEVER
-        tail.start += num_pages
-        tail.num_pages -= num_pages
+        tail = self.tail
+        own = tail.split(num_pages, self.page_size)
         if not tail.num_pages:
             tail.device = tail.host = None
         self.store.update(tail)

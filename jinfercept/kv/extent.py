@@ -192,19 +192,11 @@ class PageExtent:
         """The tokens of the first page."""
         return bytes(self.tokens[:page_bytes])
 
-    def cut(self, num_pages: int, page_size: int) -> "PageExtent":
-        """Leave the first pages to a new parent, which is returned; this extent has the others."""
-        assert 0 < num_pages < self.num_pages
-        before, page_bytes = self.parent, page_size * TOKEN_BYTES
-        head = PageExtent(before, self.start, shareable=self.shareable)
-        head.num_pages = num_pages
-        head.refs, head.evictable_refs, head.last_use = self.refs, self.evictable_refs, self.last_use
-        head.contexts = self.contexts.copy()
-        head.fetching, head.offloading, head.fresh = self.fetching, self.offloading, self.fresh
-        if head.fresh >= self.start + num_pages:
-            head.fresh = NEVER
-        size = num_pages * page_size
-        head.tokens, self.tokens = _cut_bytes(self.tokens, num_pages * page_bytes)
+    def split(self, num_pages: int, page_size: int) -> "PageExtent":
+        """Leave the first pages to a new extent without contexts, which is returned; this extent has the others."""
+        head, size = PageExtent(start=self.start, shareable=self.shareable), num_pages * page_size
+        head.num_pages, head.fresh = num_pages, self.fresh if self.fresh < self.start + num_pages else NEVER
+        head.tokens, self.tokens = _cut_bytes(self.tokens, size * TOKEN_BYTES)
         if self.device is not None:
             head.device, self.device = _cut_slots(self.device, num_pages)
             head.filled = min(self.filled, size)
@@ -215,8 +207,18 @@ class PageExtent:
             self.host_filled -= size
         self.start += num_pages
         self.num_pages -= num_pages
-        head.checkpoints, self.checkpoints = _cut_checkpoints(self.checkpoints, self.start)
+        return head
+
+    def cut(self, num_pages: int, page_size: int) -> "PageExtent":
+        """Leave the first pages to a new parent, which is returned; this extent has the others."""
+        assert 0 < num_pages < self.num_pages
+        before, page_bytes = self.parent, page_size * TOKEN_BYTES
         assert before is not None
+        head = self.split(num_pages, page_size)
+        head.refs, head.evictable_refs, head.last_use = self.refs, self.evictable_refs, self.last_use
+        head.contexts = self.contexts.copy()
+        head.fetching, head.offloading = self.fetching, self.offloading
+        head.checkpoints, self.checkpoints = _cut_checkpoints(self.checkpoints, self.start)
         before.add_child(head, page_bytes)
         head.add_child(self, page_bytes)
         self.reshaped()
