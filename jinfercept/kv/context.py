@@ -190,8 +190,6 @@ class Context:
         root: bytes,
         tree: PageExtent,
         store: ExtentStore,
-        side: ContextWindow | ContextState | None = None,
-        side_cost: float = 0.0,
     ) -> None:
         self.root = root
         self.store, self.page_size = store, store.page_size
@@ -199,7 +197,8 @@ class Context:
         self.shared = False
         self.ready = 0
         self.uncommitted = 0
-        self.side, self.side_cost = side, side_cost
+        self.side: ContextWindow | ContextState | None = None
+        self.side_cost = 0.0
         self._num_stored = 0
         self._changed: set[Context] | None = None
         self.begin(tree)

@@ -35,7 +35,8 @@ class KVManager:
         windows: pages of layers with windows, if these have pages of their own.
 
     Attributes:
-        side_pool: what contexts have beside their pages: pages of layers with windows, states of recurrent layers, or nothing.
+        side_pools: what contexts have beside their pages: one pool for pages of layers with windows or for states of recurrent
+            layers; none where the model has neither.
     """
 
     def __init__(
@@ -53,14 +54,13 @@ class KVManager:
         self.page_size = page_size
         self.most_moved_pages = most_moved_pages
         assert not (windows.window and states.num_states), "a model has windows with pages of their own, or states"
-        self.side_pool = SidePool(page_size)
+        self.side_pools: list[SidePool] = []
         if windows.num_device_pages:
-            self.side_pool = WindowPool(windows, page_size, prefix_caching)
+            self.side_pools.append(WindowPool(windows, page_size, prefix_caching))
         if states.num_states:
-            self.side_pool = StatePool(states, page_size, prefix_caching)
-        self._store = ExtentStore(
-            num_device_pages, num_host_pages, page_size, prefix_caching, self.side_pool.forget_checkpoints
-        )
+            self.side_pools.append(StatePool(states, page_size, prefix_caching))
+        forget = [pool.forget_checkpoints for pool in self.side_pools]
+        self._store = ExtentStore(num_device_pages, num_host_pages, page_size, prefix_caching, forget)
         self._trees: WeakValueDictionary[bytes, PageExtent] = WeakValueDictionary()
         self._identity = identity
 
@@ -72,7 +72,10 @@ class KVManager:
 
     def open_in(self, root: bytes) -> Context:
         """A new, empty context that may share the pages of those with this `root`."""
-        return Context(root, self._tree(root), self._store, self.side_pool.new(), self.side_pool.slot_cost)
+        context = Context(root, self._tree(root), self._store)
+        for pool in self.side_pools:
+            context.side, context.side_cost = pool.new(), pool.slot_cost
+        return context
 
     def _tree(self, root: bytes) -> PageExtent:
         return self._trees.get(root) or self._trees.setdefault(root, PageExtent())
@@ -84,14 +87,18 @@ class KVManager:
         """
         assert not context.held
         context.publish()
-        self.side_pool.settle(context)
+        for pool in self.side_pools:
+            pool.settle(context)
         alike, present = context.following(tokens)
-        if present := self.side_pool.share(context, alike, present):
+        for pool in self.side_pools:
+            present = pool.share(context, alike)
+        if present:
             context.drop_tail()
             for extent, num_pages in alike[:present]:
                 context.enter(self._store.part(extent, extent.start, extent.start + num_pages))
             context.shared, context.tail.start = True, context.last.end
-            self.side_pool.go_on(context)
+            for pool in self.side_pools:
+                pool.go_on(context, context.last, context.last.end)
 
     def hold(self, context: Context) -> None:
         """The sequence starts to run: turn its evictable references into references."""
@@ -99,7 +106,8 @@ class KVManager:
         context.publish()
         if context.tail.num_pages and context.tail.residency is Residency.MISSING:
             context.drop_tail()
-        self.side_pool.settle(context)
+        for pool in self.side_pools:
+            pool.settle(context)
         context.held = True
         context.tail.refs, context.tail.evictable_refs = 1, 0
         context.tail.changed()
@@ -124,7 +132,8 @@ class KVManager:
         context.publish()
         if context.tail.num_pages > 1:
             context.shorten_tail(1)
-        self.side_pool.pause(context)
+        for pool in self.side_pools:
+            pool.pause(context)
 
     def close(self, context: Context) -> None:
         """The sequence is finished: give its references back, children before parents."""
@@ -136,7 +145,8 @@ class KVManager:
                 if extent is not context.tail:
                     self._store.count(extent, -1, 1)
         context.publish()
-        self.side_pool.end(context)
+        for pool in self.side_pools:
+            pool.end(context)
         context.drop_tail()
         use, tree = self._store.next_use(), context.last
         for extent in reversed(context.extents):
@@ -173,8 +183,10 @@ class KVManager:
         tail = context.tail
         if tail.start * self.page_size + max(tail.filled, tail.host_filled) > num_tokens:
             context.keep(num_tokens // self.page_size)
-        self.side_pool.cut(context, context.num_pages)
-        self.side_pool.settle(context)
+        for pool in self.side_pools:
+            pool.cut(context, context.num_pages)
+        for pool in self.side_pools:
+            pool.settle(context)
 
     def commit(self, context: Context, tokens: Sequence[int]) -> None:
         """Let other contexts share the pages that are full, computed and accepted.
@@ -189,7 +201,8 @@ class KVManager:
     def mark(self, context: Context, remaining_tokens: int) -> None:
         """Let other contexts go on behind the full pages of a running one, if layers have windows or states: see
         `SidePool.mark`."""
-        self.side_pool.mark(context, remaining_tokens)
+        for pool in self.side_pools:
+            pool.mark(context, remaining_tokens)
 
     # -- computing -------------------------------------------------------------------------------------------------
 
@@ -203,7 +216,11 @@ class KVManager:
             ready = end
             if extent.filled < extent.num_pages * size:
                 break
-        context.ready = ready if self.side_pool.is_there(context) else 0
+        context.ready = ready if self.is_there(context) else 0
+
+    def is_there(self, context: Context) -> bool:
+        """Whether what a context has beside its pages can be read now."""
+        return all([pool.is_there(context) for pool in self.side_pools])
 
     def gap_end(self, context: Context, limit: int) -> int:
         """End of the tokens to compute from `ready` on: the next page on the device or the host, or `limit`.
@@ -212,7 +229,7 @@ class KVManager:
             limit: tokens of the sequence.
         """
         size, index = self.page_size, context.ready // self.page_size
-        if not self.side_pool.is_there(context):
+        if not self.is_there(context):
             return context.ready
         for extent in context.extents_from(index):
             if extent.device is None and extent.host is None:
@@ -225,12 +242,18 @@ class KVManager:
 
     def chunk_end(self, context: Context, start: int, end: int, length: int) -> int:
         """Where a chunk of a sequence with so many tokens ends that starts at one and may reach up to another."""
-        return self.side_pool.chunk_end(context, start, end, length)
+        for pool in self.side_pools:
+            end = pool.chunk_end(context, start, end, length)
+        return end
 
     def step_back(self, context: Context, length: int) -> None:
         """Shorten a context that does not run where it cannot compute the last of so many tokens again, as a state cannot."""
-        if self.side_pool.has_seen(context, length):
+        if self.has_seen(context, length):
             self.cut(context, length - 1)
+
+    def has_seen(self, context: Context, length: int) -> bool:
+        """Whether a context cannot compute the last of so many tokens again."""
+        return any([pool.has_seen(context, length) for pool in self.side_pools])
 
     def fetches(self, context: Context, position: int) -> bool:
         """Whether the plan being built fetches the page of a token: only tokens that the host has of it may be computed."""
@@ -256,7 +279,7 @@ class KVManager:
         """
         if self._store.device.num_free <= 0 and self._store.evict(self._store.cached, 1) <= 0:
             return False
-        return self.side_pool.find_for(context, position)
+        return all([pool.find_for(context, position) for pool in self.side_pools])
 
     def place(self, context: Context, start: int, end: int) -> int:
         """Give the pages of the tokens `start … end - 1` of a held context device slots that are free or of finished prefixes.
@@ -268,9 +291,10 @@ class KVManager:
         if start >= end:
             return end
         size = self.page_size
-        end = min(end, self.side_pool.extend(context, (end - 1) // size + 1) * size)
-        if end <= start:
-            return start
+        for pool in self.side_pools:
+            end = min(end, pool.extend(context, (end - 1) // size + 1) * size)
+            if end <= start:
+                return start
         placed = context.place(start // size, (end - 1) // size + 1)
         return max(start, min(end, placed * size))
 
@@ -301,7 +325,8 @@ class KVManager:
     def computed(self, context: Context, start: int, end: int) -> None:
         """Note that the plan computes the tokens `start … end - 1`, and drop host copies that are now too short."""
         size = self.page_size
-        self.side_pool.computed(context, start, end)
+        for pool in self.side_pools:
+            pool.computed(context, start, end)
         for extent, _, stop in context.parts(start // size, (end - 1) // size + 1):
             assert extent.device is not None
             first = extent.start * size
@@ -325,7 +350,8 @@ class KVManager:
         num_filled = -(-tail.filled // self.page_size)
         if tail.device is not None and num_filled < tail.num_pages:
             context.shorten_tail(num_filled)
-            self.side_pool.cut(context, context.num_pages)
+            for pool in self.side_pools:
+                pool.cut(context, context.num_pages)
         return context.num_pages
 
     # -- moving ----------------------------------------------------------------------------------------------------
@@ -334,7 +360,9 @@ class KVManager:
     def num_fetchable(self, context: Context) -> int:
         """Pages of the context that can be fetched from the host now; its window counts as one."""
         pages = sum([extent.num_pages for extent in context.extents if extent.is_fetchable])
-        return pages + self.side_pool.is_fetchable(context)
+        for pool in self.side_pools:
+            pages += pool.is_fetchable(context)
+        return pages
 
     def fetchable(self, context: Context) -> list[tuple[int, int]]:
         """The first token, and the end, of each run of pages that can be fetched from the host now."""
@@ -372,7 +400,7 @@ class KVManager:
     def drop_fetchable(self, context: Context) -> None:
         """Drop what could be fetched from the host and what no other context refers to, so that it is recomputed; nothing of a
         context with a window, which could not go on."""
-        if context.side is not None:
+        if self.side_pools:
             return
         for extent in context.extents:
             if extent.is_fetchable and extent.num_contexts == 1:
@@ -414,11 +442,11 @@ class KVManager:
         A page in use stays. So does one of several contexts that would be missing then: `evict_paused` takes such pages last.
         A context with a window or a state loses all that it alone has.
         """
-        if context.side is not None and not context.held:
+        for pool in () if context.held else self.side_pools:
             if self._loses(context, pages, device=device, host=host):
-                return self.side_pool.lose(context)
+                return pool.lose(context)
             if device and context.num_pages - 1 in pages:
-                self.side_pool.drop_device(context)
+                pool.drop_device(context)
         freed = 0
         for extent, start, end in _within(context, pages):
             if extent.evictable_refs > 1 and (host or extent.host is None):
@@ -455,24 +483,28 @@ class KVManager:
     def evict_paused(self, most: int = 1) -> int:
         """Free up to `most` device slots of the pages that were paused first, those of whole contexts if they have states or
         windows; returns how many."""
-        if not self.side_pool.is_used:
+        if not self.side_pools:
             return self._store.evict(self._store.paused, most)
         freed, paused = 0, self._store.paused
         while freed < most and (extent := next((first for first in paused if not first.fetching), None)) is not None:
             if extent.residency is Residency.CLEAN:
                 freed += self._store.drop_device(extent)
                 continue
-            freed += sum([self.side_pool.lose(context) for context in list(extent.contexts)])
+            freed += sum([pool.lose(context) for pool in self.side_pools for context in list(extent.contexts)])
             freed += self._store.drop_device(extent)
         return freed
 
     def evict_side(self, running: Context | None, position: int) -> int:
         """Lose a paused context if a running one lacks slots for its side at a position (see `SidePool.find_for`); returns
         the device slots of pages that are free now, and 1 at least if there was a paused context."""
-        if running is None or self.side_pool.find_for(running, position):
-            return 0
-        context = self.side_pool.first_paused
-        return 0 if context is None else max(1, self.side_pool.lose(context))
+        for pool in self.side_pools:
+            if (
+                running is not None
+                and not pool.find_for(running, position)
+                and (paused := pool.first_paused) is not None
+            ):
+                return max(1, pool.lose(paused))
+        return 0
 
     def adopt(self, context: Context, tokens: Sequence[int], num_pages: int) -> list[int | None]:
         """Lengthen a context that does not run by full pages that come to the host from elsewhere.
@@ -543,12 +575,16 @@ class KVManager:
     def begin_plan(self) -> None:
         """Start a plan: pages that the last one fetched are readable, pages that it copied out can be fetched."""
         self._store.begin()
-        if self.side_pool.is_used:
-            self.side_pool.begin()
+        for pool in self.side_pools:
+            pool.begin()
 
     def take_dropped(self) -> tuple[int, ...]:
         """Host slots freed since the last call: the runner forgets their arrays."""
         return self._store.host.take_dropped()
+
+    def take_dropped_sides(self) -> tuple[int, ...]:
+        """The same of host slots for sides."""
+        return tuple([slot for pool in self.side_pools for slot in pool.take_dropped()])
 
     @property
     def num_available(self) -> int:
@@ -581,7 +617,8 @@ class KVManager:
         if apart:
             self._trees.clear()
         self._store.clear()
-        self.side_pool.forget_checkpoints()
+        for pool in self.side_pools:
+            pool.forget_checkpoints()
 
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
@@ -596,7 +633,8 @@ class KVManager:
             assert context.held or context.tail.num_pages <= 1, "the tail of a paused context"
             assert not context.tail.children
         self._store.check(refs, evictable_refs)
-        self.side_pool.check(contexts)
+        for pool in self.side_pools:
+            pool.check(contexts)
 
 
 def _within(context: Context, pages: range) -> Iterator[tuple[PageExtent, int, int]]:

@@ -1,5 +1,5 @@
 """What a context has beside its pages: its *side*, the pages of layers with windows (`windows.py`) or a state of recurrent
-layers (`states.py`). A model has one of the two at most. Without either, contexts have no sides, and `SidePool` has no slots.
+layers (`states.py`). A model has one of the two at most.
 
 What such layers keep of a context lets it go on at one place only: behind all of its tokens. So the context is kept *whole*,
 its pages and its side on the device or on the host, or not at all: what takes the only copy of one page takes all
@@ -7,6 +7,7 @@ that are its own. Other contexts share its pages up to a *checkpoint*: a place b
 which is kept until its slots are wanted. Contexts and checkpoints share device slots by counting references.
 """
 
+from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -63,7 +64,7 @@ class SharedSlots:
         self.pool.check(slot for slot, count in enumerate(refs) if count)
 
 
-class SidePool:
+class SidePool(ABC):
     """The slots of the sides of all contexts and checkpoints of one model.
 
     Args:
@@ -75,8 +76,6 @@ class SidePool:
         last_tokens: a prompt's last checkpoint has fewer tokens behind it.
         found_later: a checkpoint is not found before the next plan, since the one being built writes its slots.
 
-    Attributes:
-        is_used: whether contexts have sides; `has_windows` and `has_states` say which.
     """
 
     has_windows = has_states = False
@@ -84,16 +83,16 @@ class SidePool:
     def __init__(
         self,
         page_size: int,
-        num_slots: int = 0,
-        num_host_slots: int = 0,
-        slot_cost: float = 0.0,
+        num_slots: int,
+        num_host_slots: int,
+        slot_cost: float,
         *,
-        prefix_caching: bool = False,
-        last_tokens: int = 0,
-        found_later: bool = False,
+        prefix_caching: bool,
+        last_tokens: int,
+        found_later: bool,
     ) -> None:
         self._page_size, self._prefix_caching = page_size, prefix_caching
-        self.slot_cost, self._last_tokens, self.is_used = slot_cost, last_tokens, num_slots > 0
+        self.slot_cost, self._last_tokens = slot_cost, last_tokens
         self._slots, self._host = SharedSlots(num_slots), SlotPool(num_host_slots, notes_drops=True)
         self._contexts: dict[Context, None] = {}  # with device slots
         self._moving: list[ContextWindow | ContextState] = []
@@ -112,8 +111,7 @@ class SidePool:
         """The device slots by kind."""
         used, paused = set[int](), set[int]()
         for context in self._contexts:
-            if context.side is not None:
-                (used if context.held else paused).update(context.side.slots)
+            (used if context.held else paused).update(self._of(context).slots)
         num_used = self._slots.size - self.num_free
         return SlotOccupancy(self.num_free, len(used), len(paused - used), num_used - len(used | paused))
 
@@ -159,22 +157,27 @@ class SidePool:
 
     # -- the side of a context -------------------------------------------------------------------------------------
 
-    def new(self) -> ContextWindow | ContextState | None:
-        """The empty side of a new context; None if contexts have none."""
-        return None
+    @staticmethod
+    def _of(context: Context) -> ContextWindow | ContextState:
+        assert context.side is not None
+        return context.side
 
+    @abstractmethod
+    def new(self) -> ContextWindow | ContextState:
+        """The empty side of a new context."""
+
+    @abstractmethod
     def reaches(self, context: Context, num_tokens: int) -> bool:
         """Whether a context that has so many tokens can go on behind them, at once or when its side is fetched."""
-        return True
 
     def is_there(self, context: Context) -> bool:
-        """Whether a context's side is on the device and can be read now, or the context has no side or no page."""
-        side = context.side
-        return side is None or (bool(side.slots) and not side.fetching) or not context.num_pages
+        """Whether a context's side is on the device and can be read now, or the context has no page."""
+        side = self._of(context)
+        return (bool(side.slots) and not side.fetching) or not context.num_pages
 
+    @abstractmethod
     def is_copied(self, context: Context, num_tokens: int) -> bool:
         """Whether the host has a copy of the side with which a context of so many tokens goes on."""
-        return False
 
     def has_seen(self, context: Context, num_tokens: int) -> bool:
         """Whether a context cannot compute the last of so many tokens again."""
@@ -182,13 +185,13 @@ class SidePool:
 
     # -- computing -------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def find_for(self, context: Context, position: int) -> bool:
         """Make sure that the device slots are free without which a context that runs cannot go on; see `find`.
 
         Args:
             position: of the first token that is to be computed and has no page.
         """
-        return True
 
     def chunk_end(self, context: Context, start: int, end: int, length: int) -> int:
         """Where a chunk ends that may reach up to a token.
@@ -200,27 +203,29 @@ class SidePool:
         """
         return end
 
+    @abstractmethod
     def extend(self, context: Context, end: int) -> int:
         """Give a running context the slots of its side that the pages up to one need, as far as slots are free; returns the
         index behind the last page that can be computed."""
-        return end
 
+    @abstractmethod
     def computed(self, context: Context, start: int, end: int) -> None:
         """The plan being built computes these tokens of a context: the copies of slots that this changes are out of date."""
 
+    @abstractmethod
     def cut(self, context: Context, num_pages: int) -> None:
         """Shorten the side of a context that has only its first pages left."""
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
         """Copy the side of a paused context with so many tokens to the host, as far as the host lacks it; None: not now."""
-        return PageCopies()
 
     def fetch(self, context: Context) -> PageCopies | None:
         """Copy a context's side back to the device; None: no slot is free, or copies are still on their way out."""
-        side, copies = context.side, PageCopies()
-        if side is None or side.slots:
+        side, copies = self._of(context), PageCopies()
+        if side.slots:
             return copies
         if side.offloading or not self.find(len(side.host_slots)):
             return None
@@ -232,28 +237,31 @@ class SidePool:
     def _take(self, context: Context, most: int) -> Slots:
         """Give a context's side up to so many free device slots, which are returned."""
         slots = self._slots.take(most)
-        if slots and context.side is not None:
-            context.side.add(slots)
+        if slots:
+            self._of(context).add(slots)
             self._contexts[context] = None
         return slots
 
     def is_fetchable(self, context: Context) -> bool:
         """Whether a context's side is on the host only, and can be fetched as soon as slots are free."""
-        side = context.side
-        return side is not None and not side.slots and bool(side.host_slots) and not side.offloading
+        side = self._of(context)
+        return not side.slots and bool(side.host_slots) and not side.offloading
 
     def drop_device(self, context: Context) -> None:
         """Give the device slots of a paused context's side back if the host has a copy of all of it."""
-        side = context.side
-        if side is not None and side.slots and not side.fetching and self.is_copied(context, context.num_tokens):
+        side = self._of(context)
+        if side.slots and not side.fetching and self.is_copied(context, context.num_tokens):
             self._give(context)
 
+    @abstractmethod
     def _give(self, context: Context) -> None:
         """Give the device slots of a context's side back."""
 
+    @abstractmethod
     def free(self, context: Context) -> None:
         """Take a context's side from it, on the device and on the host."""
 
+    @abstractmethod
     def have_room(self, lengths: Iterable[int], chunk_tokens: int, *, beside_paused: bool) -> bool:
         """Whether contexts of so many tokens can run at once.
 
@@ -261,39 +269,36 @@ class SidePool:
             chunk_tokens: most tokens of a step.
             beside_paused: the sides of paused contexts stay on the device.
         """
-        return True
 
     # -- whole contexts ----------------------------------------------------------------------------------------------
 
     def settle(self, context: Context) -> None:
         """Shorten a context that does not run to what it can go on from: all that it has, or what is before its last
-        checkpoint. A context that has pages only stays as it is."""
-        if context.side is None or self._can_go_on(context):
+        checkpoint."""
+        if self._can_go_on(context):
             return
         last, index = self._last_checkpoint(context.extents)
         self.free(context)
         context.keep(index)
         if last is not None:
-            self._go_on(context, context.last, index)
+            self.go_on(context, context.last, index)
 
     def pause(self, context: Context) -> None:
         """A context pauses: it keeps the window or state that its next token needs, or loses all pages that it alone has."""
-        if context.side is None:
-            return
         self._pause(context)
         self._drop_last_copy(context)
         self._mark_end(context, likely=True)
         if not self._can_go_on(context):
             self.lose(context)
 
+    @abstractmethod
     def _pause(self, context: Context) -> None:
         """Give back the slots of a context's side that its next token does not need."""
 
     def end(self, context: Context) -> None:
         """A context ends: it leaves a checkpoint behind its last full page, and gives its window or state back."""
-        if context.side is not None:
-            self._mark_end(context, likely=True)
-            self.free(context)
+        self._mark_end(context, likely=True)
+        self.free(context)
 
     def lose(self, context: Context) -> int:
         """Drop the side of a context that does not run, and all pages that no other context has; returns the device slots of
@@ -313,9 +318,7 @@ class SidePool:
         Args:
             remaining_tokens: tokens of its sequence that are not computed yet.
         """
-        side = context.side
-        if side is None:
-            return
+        side = self._of(context)
         self._mark_end(context, likely=remaining_tokens < self._last_tokens)
         if self._prefix_caching and 0 < side.branch * self._page_size <= context.ready:
             extent = _twin(context, side.branch)
@@ -342,7 +345,7 @@ class SidePool:
         if not self.is_copied(context, context.num_tokens):
             context.store.drop_host(context.store.part(last, last.end - 1, last.end))
 
-    def share(self, context: Context, alike: list[tuple[PageExtent, int]], present: int) -> int:
+    def share(self, context: Context, alike: list[tuple[PageExtent, int]]) -> int:
         """Let a context go on behind pages that it is about to share, from their last checkpoint.
 
         Notes where others go on with the same pages and have no checkpoint.
@@ -350,14 +353,11 @@ class SidePool:
         Args:
             alike: the extents that follow its last one, with the number of their pages that are alike. Those behind the
                 checkpoint are taken away.
-            present: how many of them it shares if it has no side.
 
         Returns:
             How many of them it shares.
         """
-        side = context.side
-        if side is None:
-            return present
+        side = self._of(context)
         side.branch = 0
         if not alike:
             return 0
@@ -375,10 +375,11 @@ class SidePool:
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _border(self, context: Context) -> int:
         """Index behind the last page where a checkpoint could be made of a context now; 0: there is none."""
-        return 0
 
+    @abstractmethod
     def _mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> None:
         """Make a checkpoint of a context before a page, if its side is that of this place.
 
@@ -387,13 +388,9 @@ class SidePool:
             likely: contexts will go on from there; else it is the first to go.
         """
 
-    def _go_on(self, context: Context, extent: PageExtent, index: int) -> None:
+    @abstractmethod
+    def go_on(self, context: Context, extent: PageExtent, index: int) -> None:
         """Give a context that does not run the side of a checkpoint."""
-
-    def go_on(self, context: Context) -> None:
-        """Give a context that has just shared pages the side of the checkpoint behind them."""
-        if context.side is not None:
-            self._go_on(context, context.last, context.last.end)
 
     def _last_checkpoint(self, extents: Sequence[PageExtent], num_pages: int = NEVER) -> tuple[PageExtent | None, int]:
         """The last place in consecutive extents where a context can go on, by the extent that has the page before it and the
@@ -457,9 +454,9 @@ class SidePool:
     def check(self, contexts: Iterable[Context]) -> None:
         """Assert that references and slots agree; `contexts` are all open ones."""
         for context in contexts:
-            side = context.side
-            assert (context in self._contexts) == bool(side is not None and side.slots)
-            if not context.held and side is not None and (side.slots or side.host_slots):
+            side = self._of(context)
+            assert (context in self._contexts) == bool(side.slots)
+            if not context.held and (side.slots or side.host_slots):
                 assert self.reaches(context, context.num_tokens), "a side of other tokens"
                 assert context.is_whole, "a side without its pages"
 

@@ -195,13 +195,14 @@ class StatePool(SidePool):
             self._add_checkpoint(extent, index, index - 1, state.slots, likely=likely)
 
     @override
-    def _go_on(self, context: Context, extent: PageExtent, index: int) -> None:
+    def go_on(self, context: Context, extent: PageExtent, index: int) -> None:
         self.free(context)
         state = self._of(context)
         _, (state.source,) = self._use_checkpoint(extent.checkpoints[index])
         state.position = index * self._page_size
         self._contexts[context] = None
 
+    @override
     @staticmethod
     def _of(context: Context) -> ContextState:
         state = context.side

@@ -58,6 +58,7 @@ class WindowPool(SidePool):
             sizes.page_cost,
             prefix_caching=prefix_caching,
             last_tokens=page_size,
+            found_later=False,
         )
         self._sizes = sizes
         self._read: list[ContextWindow] = []
@@ -239,12 +240,13 @@ class WindowPool(SidePool):
             self._add_checkpoint(extent, index, first, slots, likely=likely)
 
     @override
-    def _go_on(self, context: Context, extent: PageExtent, index: int) -> None:
+    def go_on(self, context: Context, extent: PageExtent, index: int) -> None:
         window = self._of(context)
         self.free(context)
         window.first, window.slots = self._use_checkpoint(extent.checkpoints[index])
         self._contexts[context] = None
 
+    @override
     @staticmethod
     def _of(context: Context) -> ContextWindow:
         window = context.side

@@ -95,8 +95,9 @@ class Admission:
     def _has_room(self, sequence: Sequence, now: float, *, entitled: bool) -> bool:
         """Whether the device has slots for a sequence beside the running ones, and a page more for each of these."""
         lengths = (other.length for other in (sequence, *self._queues.running))
-        if not self._kv.side_pool.have_room(lengths, self._largest, beside_paused=self._policy.protects_paused):
-            return False
+        for pool in self._kv.side_pools:
+            if not pool.have_room(lengths, self._largest, beside_paused=self._policy.protects_paused):
+                return False
         num_free = self._kv.num_available - self._slots_needed(sequence)
         num_free -= sum([self._slots_needed(other) + 1 for other in self._queues.running])
         if num_free >= 0:

@@ -72,10 +72,10 @@ class ChunkPlanner:
             self._fetch(builder, sequence)
         if not sequence.wants_token or length >= self._max_model_len:
             return
-        if context.ready >= length and kv.side_pool.has_seen(context, length):
+        if context.ready >= length and kv.has_seen(context, length):
             self._restart(sequence)
         start = min(context.ready, length - 1)
-        is_last = start == length - 1 and kv.side_pool.is_there(context)
+        is_last = start == length - 1 and kv.is_there(context)
         end = length if is_last else kv.gap_end(context, length)
         end = min(end, start + min(most, self._chunk_tokens))
         if start >= end:

@@ -279,7 +279,7 @@ class Scheduler:
             self.counters.plans,
             self._budget.bucket(used),
             self.kv.take_dropped(),
-            self.kv.side_pool.take_dropped(),
+            self.kv.take_dropped_sides(),
         )
         self.counters.plans += bool(planned.plan)
         return planned

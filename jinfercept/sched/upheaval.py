@@ -36,7 +36,7 @@ class Upheaval:
             sequence.void_pending()
             self._eviction.set_aside(sequence, now)
         self._kv.begin_plan()
-        if self._kv.side_pool.is_used:
+        if self._kv.side_pools:
             self._renew([*self._queues.waiting, *self._queues.intercepted.values()])
         else:
             self._kv.leave_device()

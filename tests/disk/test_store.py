@@ -291,7 +291,7 @@ def test_a_smaller_space_at_the_next_start_gives_room_back(tmp_path: Path) -> No
         write_pages(store, tokens)
     store.close()
     store = DiskStore(tmp_path, 12 * PAGE_BYTES)
-    assert sum(path.stat().st_size for path in tmp_path.glob("data-*")) == 12 * PAGE_BYTES
+    assert len(list(tmp_path.glob("data-*"))) == 12
     assert [read_pages(store, tokens) for tokens in texts] == [0, 1, 11]
     store.check()
     store.close()

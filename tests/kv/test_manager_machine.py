@@ -100,7 +100,7 @@ class ManagerMachine(RuleBasedStateMachine):
             or self.fetched
             or self.copied
             or self.chunks
-            or self.manager.side_pool.is_used
+            or self.manager.side_pools
         ):
             return
         manager, context, size = self.manager, self.manager.open(twin.salt), self.size
@@ -145,8 +145,8 @@ class ManagerMachine(RuleBasedStateMachine):
                 free = self.manager._store.device.num_free
                 store = self.manager._store
                 freed = store.evict(store.cached, count) if which % 2 else self.manager.evict_paused(count)
-                assert freed <= count or self.manager.side_pool.is_used
-                if self.manager.side_pool.is_used:
+                assert freed <= count or self.manager.side_pools
+                if self.manager.side_pools:
                     continue
                 assert self.manager._store.device.num_free == free + freed
             elif what == "prefetch" and waiting:
@@ -158,11 +158,12 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def move(self, context: Context, pages: range, action: str) -> None:
         if action in ("copy", "swap"):
-            if self.manager.side_pool.is_used and context.num_pages - 1 in pages and not context.held:
-                window_copies = self.manager.side_pool.copy_out(context, context.num_tokens)
-                if window_copies is None:
-                    pages = pages[: pages.index(context.num_pages - 1)]
-                self.copied_windows += window_copies or ()
+            for pool in () if context.held else self.manager.side_pools:
+                if context.num_pages - 1 in pages:
+                    window_copies = pool.copy_out(context, context.num_tokens)
+                    if window_copies is None:
+                        pages = pages[: pages.index(context.num_pages - 1)]
+                    self.copied_windows += window_copies or ()
             copies, _ = self.manager.copy_out(context, pages, len(pages))
             assert len(copies) <= len(pages)
             self.copied += copies
@@ -173,7 +174,9 @@ class ManagerMachine(RuleBasedStateMachine):
             assert self.manager._store.device.num_free == free + freed
 
     def fetch(self, context: Context, most: int, pages: range | None = None) -> int:
-        copies = self.manager.side_pool.fetch(context) if self.manager.side_pool.is_fetchable(context) else ()
+        copies = ()
+        for pool in self.manager.side_pools:
+            copies = pool.fetch(context) if pool.is_fetchable(context) else ()
         if copies is None:
             return 0
         self.fetched_windows += copies
@@ -230,7 +233,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def execute(self) -> None:
         manager = self.manager
         landing = self.pages.begin(WindowCopies(self.copied, self.fetched, manager.take_dropped()))
-        copies = WindowCopies(self.copied_windows, self.fetched_windows, manager.side_pool.take_dropped())
+        copies = WindowCopies(self.copied_windows, self.fetched_windows, manager.take_dropped_sides())
         landing_windows = self.window_pages.begin(copies)
         for chunk in self.chunks:  # everybody writes before anybody reads
             for position in range(chunk.start, chunk.end):
@@ -285,7 +288,7 @@ class ManagerMachine(RuleBasedStateMachine):
             manager.step_back(context, length)
             manager.hold(context)
         start = min(context.ready, length - 1)
-        is_last = start == length - 1 and manager.side_pool.is_there(context)
+        is_last = start == length - 1 and manager.is_there(context)
         end = min(start + most, length if is_last else manager.gap_end(context, length))
         end = end if end <= start else manager.chunk_end(context, start, end, length)
         wanted, end = end, manager.place(context, start, end)
@@ -363,8 +366,9 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.check([])
         assert self.manager._store.device.num_free == occupancy.total
         assert self.manager.occupancy().host == 0
-        self.manager.side_pool.forget_checkpoints()
-        self.manager.side_pool.check([])
+        for pool in self.manager.side_pools:
+            pool.forget_checkpoints()
+            pool.check([])
 
 
 def explore(max_examples: int, steps: int) -> None:
