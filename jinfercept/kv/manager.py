@@ -220,7 +220,7 @@ class KVManager:
 
     def is_there(self, context: Context) -> bool:
         """Whether what a context has beside its pages can be read now."""
-        return all([pool.is_there(context) for pool in self.side_pools])
+        return all(pool.is_there(context) for pool in self.side_pools)
 
     def gap_end(self, context: Context, limit: int) -> int:
         """End of the tokens to compute from `ready` on: the next page on the device or the host, or `limit`.
@@ -253,7 +253,7 @@ class KVManager:
 
     def has_seen(self, context: Context, length: int) -> bool:
         """Whether a context cannot compute the last of so many tokens again."""
-        return any([pool.has_seen(context, length) for pool in self.side_pools])
+        return any(pool.has_seen(context, length) for pool in self.side_pools)
 
     def fetches(self, context: Context, position: int) -> bool:
         """Whether the plan being built fetches the page of a token: only tokens that the host has of it may be computed."""
@@ -279,7 +279,7 @@ class KVManager:
         """
         if self._store.device.num_free <= 0 and self._store.evict(self._store.cached, 1) <= 0:
             return False
-        return all([pool.find_for(context, position) for pool in self.side_pools])
+        return all(pool.find_for(context, position) for pool in self.side_pools)
 
     def place(self, context: Context, start: int, end: int) -> int:
         """Give the pages of the tokens `start … end - 1` of a held context device slots that are free or of finished prefixes.
