@@ -46,6 +46,7 @@ class Engine:
         disk: contexts on disk; None: there is no such tier.
 
     Attributes:
+        requests, scheduler, wake, request_log, disk: as given.
         failure: exception of a failed step from which the engine could not recover; None while it can serve.
         is_resting: no step is planned: calls that return and requests that arrive are taken in, and wait.
     """
@@ -64,7 +65,7 @@ class Engine:
         self.failure: BaseException | None = None
         self.is_resting = self._has_warned = False
         self.scheduler, self.wake, self.request_log, self.disk = requests.scheduler, wake, request_log, disk
-        self._requests, self._retained, self._clock = requests, requests.retained, requests.clock
+        self.requests, self._clock = requests, requests.clock
         self._runner, self._depth, self._check = runner, depth, check
         self._arrivals: deque[Request | str] = deque()  # submitted requests, and ids of aborted ones
         self._in_flight: deque[tuple[PlannedStep, object]] = deque()
@@ -74,19 +75,19 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `RequestError` if it can never be served."""
-        self._requests.reserve(request)
+        self.requests.reserve(request)
         self._arrivals.append(request)
         self.wake.set()
 
     def abort(self, request_id: str) -> None:
         """End a request in whatever state it is; an id that is not there is ignored."""
-        put = self._arrivals.appendleft if request_id in self._requests else self._arrivals.append
+        put = self._arrivals.appendleft if request_id in self.requests else self._arrivals.append
         put(request_id)  # its pages do not wait for many arrivals
         self.wake.set()
 
     @property
     def num_retained(self) -> int:
-        return len(self._retained)
+        return len(self.requests.retained)
 
     @property
     def num_waiting(self) -> int:
@@ -102,23 +103,23 @@ class Engine:
 
     def release(self, request_id: str) -> None:
         """Drop the retained context of a finished request; an id that has none is ignored."""
-        self._retained.drop(request_id, self._clock.now())
+        self.requests.retained.drop(request_id, self._clock.now())
 
     def reset_prefix_cache(self) -> bool:
         """Drop the pages of finished requests and their retained contexts; False if unfinished requests hold others."""
-        self._retained.clear(self._clock.now())
+        self.requests.retained.clear(self._clock.now())
         self.scheduler.kv.drop_prefixes()
         return not self.has_work
 
     @property
     def has_work(self) -> bool:
         """Whether any request is not finished."""
-        return bool(self._requests or self._arrivals)
+        return bool(self.requests or self._arrivals)
 
     @property
     def quiescent(self) -> bool:
         """Whether the last plan was empty and no request finished since: without new requests a step would move nothing."""
-        return self._quiescent_at == self._requests.num_finished and self._disk_is_settled
+        return self._quiescent_at == self.requests.num_finished and self._disk_is_settled
 
     def step(self) -> list[Event]:
         """One iteration. Returns its events in order; waits only if there is nothing to do before a call returns."""
@@ -127,8 +128,8 @@ class Engine:
                 self._collect_all()
             self._poll()
             if self.is_resting:
-                self._quiescent_at = self._requests.num_finished
-                if not self._requests.events and self._requests:
+                self._quiescent_at = self.requests.num_finished
+                if not self.requests.events and self.requests:
                     self._wait()
             else:
                 self._go_on()
@@ -138,8 +139,8 @@ class Engine:
                 raise
         if self._check:
             self.check_pages()
-        events = self._requests.events.copy()
-        self._requests.events.clear()
+        events = self.requests.events.copy()
+        self.requests.events.clear()
         if self.request_log is not None:
             self.request_log.passed(events)
         return events
@@ -159,20 +160,11 @@ class Engine:
             if first_end is not None:
                 while self._arrivals:
                     self._poll()
-                self._requests.end_all(*first_end)
+                self.requests.end_all(*first_end)
             change()
         except BaseException as error:
             self._recover(error)
             raise
-
-    @property
-    def weights_version(self) -> int:
-        """Of the weights that generate tokens now."""
-        return self._requests.weights_version
-
-    @weights_version.setter
-    def weights_version(self, version: int) -> None:
-        self._requests.weights_version = version
 
     def take_weights(self, version: int, *, recompute: bool) -> None:
         """The weights are others now, in `between_steps`. Retained contexts stay for requests that name them, if any do.
@@ -181,11 +173,11 @@ class Engine:
             recompute: no page that older weights computed stays, see `Upheaval.change_weights`.
         """
         if recompute:
-            self._retained.clear(self._clock.now())
+            self.requests.retained.clear(self._clock.now())
         else:
-            self._retained.keep_named()
+            self.requests.retained.keep_named()
         self.scheduler.upheaval.change_weights(recompute=recompute)
-        self.weights_version = version
+        self.requests.weights_version = version
 
     def leave_device(self) -> None:
         """Give all device pages back, in `between_steps`."""
@@ -193,13 +185,13 @@ class Engine:
 
     def close(self) -> None:
         """Abort every request, and wait for the plans in flight."""
-        self._requests.close()
+        self.requests.close()
         self._arrivals.clear()
         while self._in_flight:
             self._runner.collect(self._in_flight.popleft()[1])
         if self.disk is not None:
             self._save(self.disk)
-        self._retained.clear(self._clock.now())
+        self.requests.retained.clear(self._clock.now())
 
     def check_pages(self) -> None:
         """Assert that no page is lost or owned twice."""
@@ -211,20 +203,20 @@ class Engine:
     def _go_on(self) -> None:
         """Plan and dispatch the next iteration, and collect one."""
         now = self._clock.now()
-        self._retained.expire(now)
+        self.requests.retained.expire(now)
         if self.disk is not None:
             self.disk.read_ahead(now)
         planned = self.scheduler.plan(now)
         has_work = bool(planned.plan)
-        self._quiescent_at = None if has_work else self._requests.num_finished
+        self._quiescent_at = None if has_work else self.requests.num_finished
         if has_work:
             forward = self._runner.forward(planned.plan)
             if planned.plan.awaits_drafts:
                 planned = planned.with_drafts(self._runner.drafts(forward))
             masks: Masks = {}
-            if self._requests.awaits_masks(planned):
+            if self.requests.awaits_masks(planned):
                 self._collect_all()  # a mask depends on its row's last token; the device runs the forward pass
-                masks = self._requests.masks(planned)
+                masks = self.requests.masks(planned)
             self._in_flight.append((planned, self._runner.sample(forward, masks)))
         if self.disk is not None:
             self.disk.write_behind(has_moved=bool(planned.plan.offload))
@@ -232,7 +224,7 @@ class Engine:
             self._collect_all()
         elif self._in_flight and (len(self._in_flight) > self._depth or not has_work):
             self._collect()
-        elif not has_work and not self._requests.events and (self._requests or not self._disk_is_settled):
+        elif not has_work and not self.requests.events and (self.requests or not self._disk_is_settled):
             assert not self.scheduler.running or not self.has_work, "requests run and nothing can be planned"
             assert not self.scheduler.waiting or self.disk or self.scheduler.turns_away, (
                 "requests wait and nothing can be planned"
@@ -244,17 +236,17 @@ class Engine:
         for _ in range(min(_MOST_TAKEN_IN, len(self._arrivals))):
             item = self._arrivals.popleft()
             if not isinstance(item, Request):
-                self._requests.abort(item)
+                self.requests.abort(item)
             else:
                 if self.is_resting and not self._has_warned:
                     self._has_warned = True
                     log.warning(
                         "request %s waits: the LLM sleeps until wake(); later ones wait without a word", item.id
                     )
-                self._requests.open(item)
+                self.requests.open(item)
         if self._arrivals:
             self.wake.set()  # the rest is for the next step
-        self._requests.poll()
+        self.requests.poll()
 
     def _collect(self) -> None:
         """Wait for the oldest plan in flight, and apply its result."""
@@ -262,7 +254,7 @@ class Engine:
         result = self._runner.collect(ticket)
         if self.request_log is not None:
             self.request_log.stepped(planned, result)
-        self._requests.apply(planned, result)
+        self.requests.apply(planned, result)
 
     def _collect_all(self) -> None:
         while self._in_flight:
@@ -274,8 +266,8 @@ class Engine:
         self._in_flight.clear()
         if self.disk is not None:
             self.disk.end_reads()
-        self._requests.end_all("error", error)
-        self._retained.clear(self._clock.now())
+        self.requests.end_all("error", error)
+        self.requests.retained.clear(self._clock.now())
         self.scheduler.kv.drop_prefixes()
         self.scheduler.kv.take_dropped()
         self._runner.reset()
@@ -304,6 +296,6 @@ class Engine:
 
     def _wait(self) -> None:
         """Wait until a call returns or times out, a request arrives, or the disk has read or written; `MAX_IDLE_S` at most."""
-        times = self._requests.dispatcher.next_s(), None if self.disk is None else self.disk.next_s()
+        times = self.requests.dispatcher.next_s(), None if self.disk is None else self.disk.next_s()
         seconds = [at_s - self._clock.now() for at_s in times if at_s is not None]
         self._clock.wait(self.wake, max(0.0, min([MAX_IDLE_S, *seconds])))

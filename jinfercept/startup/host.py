@@ -79,7 +79,7 @@ class EngineHost:
 
     def _begin(self, parts: Assembled) -> None:
         self._engine, self._dispatcher, self._stats = parts
-        self._engine.weights_version = self.weights.version
+        self._engine.requests.weights_version = self.weights.version
         self._engine.is_resting = self.weights.level is not None
         self.thread = EngineThread(self._engine, self.setup.settings)
 
