@@ -108,13 +108,7 @@ class KVManager:
             context.drop_tail()
         for pool in self.side_pools:
             pool.settle(context)
-        context.held = True
-        context.tail.refs, context.tail.evictable_refs = 1, 0
-        context.tail.changed()
-        use = self._store.next_use()
-        for extent in context.extents:
-            extent.last_use = use
-            self._store.count(extent, *((0, 0) if extent is context.tail else (1, -1)))
+        self._pin(context, held=True)
         context.ready = 0
         self.advance(context)
 
@@ -122,28 +116,28 @@ class KVManager:
         """The sequence pauses: turn its references into evictable references. Pages for tokens that did not come are free."""
         self.trim(context)
         context.give_unfilled_back()
-        context.held = False
-        context.tail.refs, context.tail.evictable_refs = 0, 1
-        context.tail.changed()
-        use = self._store.next_use()
-        for extent in reversed(context.extents):
-            extent.last_use = use
-            self._store.count(extent, *((0, 0) if extent is context.tail else (-1, 1)))
+        self._pin(context, held=False)
         context.publish()
         if context.tail.num_pages > 1:
             context.shorten_tail(1)
         for pool in self.side_pools:
             pool.pause(context)
 
+    def _pin(self, context: Context, *, held: bool) -> None:
+        """Turn a context's evictable references into references, or these into evictable ones."""
+        tail, use, change = context.tail, self._store.next_use(), 1 if held else -1
+        context.held, tail.refs, tail.evictable_refs = held, int(held), int(not held)
+        tail.changed()
+        for extent in context.extents:
+            extent.last_use = use
+            self._store.count(extent, *((0, 0) if extent is tail else (change, -change)))
+
     def close(self, context: Context) -> None:
         """The sequence is finished: give its references back, children before parents."""
         if context.held:
             self.trim(context)
             context.give_unfilled_back()
-            context.held = False
-            for extent in context.extents:
-                if extent is not context.tail:
-                    self._store.count(extent, -1, 1)
+            self._pin(context, held=False)
         context.publish()
         for pool in self.side_pools:
             pool.end(context)
