@@ -101,6 +101,7 @@ class DiskStore:
         self._lock = threading.Lock()  # of the tree, the bytes and the records that are gone
         self._writing = threading.Lock()  # of the files and the budget
         self._gone: list[Record] = []  # whose files are to be deleted
+        self._is_full = False  # sooner than was said
         self._files = RecordFiles(self._folder.path)
         self._tree, self._used_bytes, self._space_bytes = Tree(), 0, space_bytes
         try:
@@ -235,11 +236,10 @@ class DiskStore:
                     return self._enter(record, match)
                 with self._lock:
                     self._space_bytes = self._used_bytes
-                log.error(
-                    "the disk of kv_disk is full: %s has %.2f GiB, and will not take more before the next start",
-                    self._folder.path,
-                    self._space_bytes / 2**30,
-                )
+                if not self._is_full:
+                    self._is_full, space_gib = True, self._space_bytes / 2**30
+                    text = "the disk of kv_disk is full: %s has %.2f GiB, and will not take more before the next start"
+                    log.error(text, self._folder.path, space_gib)
             return False
         finally:
             with self._lock:
