@@ -31,6 +31,7 @@ import jinfercept
 from jinfercept.chat import turn_tokens
 from jinfercept.chat.request_maker import RequestMaker
 from jinfercept.chat.template import ChatTemplate
+from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.protocols import RealClock
 from jinfercept.kv.manager import KVManager

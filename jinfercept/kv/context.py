@@ -572,18 +572,13 @@ class Context:
         """
         size, page_bytes = self.page_size, self.store.page_bytes
         start, num_full = self.tail.start, (len(tokens) - 1) // self.page_size
-        last, offset, present, alike = self.last, 0, 0, list[tuple[PageExtent, int]]()
-        if num_full <= start or token_bytes(tokens[start * size : (start + 1) * size]) not in last.children:
+        present, alike = 0, list[tuple[PageExtent, int]]()
+        if num_full <= start or token_bytes(tokens[start * size : (start + 1) * size]) not in self.last.children:
             return alike, 0
-        own_bytes = token_bytes(tokens[start * size : num_full * size])
-        while (child := last.children.get(own_bytes[offset : offset + page_bytes])) is not None:
-            num_pages = common_pages(child.tokens, own_bytes, offset, page_bytes)
-            alike.append((child, num_pages))
-            if child.residency is not Residency.MISSING:
+        for extent, num_pages in self.last.matches(token_bytes(tokens[start * size : num_full * size]), page_bytes):
+            alike.append((extent, num_pages))
+            if extent.residency is not Residency.MISSING:
                 present = len(alike)
-            last, offset = child, offset + num_pages * page_bytes
-            if num_pages < child.num_pages:
-                break
         return alike, present
 
 

@@ -5,7 +5,7 @@ extent makes a new parent with the first pages: contexts and children that point
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from jinfercept.kv.page import Residency, SlotPool, Slots
@@ -187,6 +187,16 @@ class PageExtent:
         """Put an extent behind this one."""
         child.parent = self
         self.children[bytes(child.tokens[:page_bytes])] = child
+
+    def matches(self, tokens: bytes, page_bytes: int) -> "Iterator[tuple[PageExtent, int]]":
+        """The extents behind this one that have these tokens, one behind the other, with the number of their pages that do."""
+        extent, offset = self, 0
+        while (child := extent.children.get(tokens[offset : offset + page_bytes])) is not None:
+            num_pages = common_pages(child.tokens, tokens, offset, page_bytes)
+            yield child, num_pages
+            if num_pages < child.num_pages:
+                return
+            extent, offset = child, offset + num_pages * page_bytes
 
     def key(self, page_bytes: int) -> bytes:
         """The tokens of the first page."""

@@ -12,7 +12,7 @@ from typing import final
 from weakref import WeakValueDictionary
 
 from jinfercept.kv.context import Context, bounds
-from jinfercept.kv.extent import PageExtent, common_pages, token_bytes
+from jinfercept.kv.extent import PageExtent, token_bytes
 from jinfercept.kv.page import Occupancy, PageCopies, Residency, root_digest
 from jinfercept.kv.side_pool import SidePool
 from jinfercept.kv.states import NO_STATES, StatePool, StateSizes
@@ -515,20 +515,21 @@ class KVManager:
         assert not context.held
         assert not context.tail.num_pages
         store, slots, first, size = self._store, list[int | None](), context.num_pages, self.page_size
-        new_bytes, offset = token_bytes(tokens[first * size : (first + num_pages) * size]), 0
-        while len(slots) < num_pages:
-            twin, most = self._twin(context, new_bytes, offset)
+        rest = token_bytes(tokens[first * size : (first + num_pages) * size])
+        while rest:
+            nothing = None, len(rest) // store.page_bytes
+            twin, most = next(context.last.matches(rest, store.page_bytes), nothing)
             host_slots = None
             if twin is None or twin.residency is Residency.MISSING:
                 host_slots = store.take_host(most)
-                twin, _ = self._twin(context, new_bytes, offset)  # to free slots may have cut it
+                twin, _ = next(context.last.matches(rest, store.page_bytes), nothing)  # to free slots may have cut it
                 if not host_slots:
                     break
                 most = len(host_slots)
             if twin is None:
                 twin = PageExtent(start=context.last.end, shareable=context.last.shareable)
                 twin.num_pages, twin.last_use = most, store.next_use()
-                twin.tokens += new_bytes[offset : offset + most * store.page_bytes]
+                twin.tokens += rest[: most * store.page_bytes]
                 context.last.add_child(twin, store.page_bytes)
             elif most < twin.num_pages:
                 twin = store.part(twin, twin.start, twin.start + most)
@@ -538,18 +539,9 @@ class KVManager:
             else:
                 store.adopt(twin, host_slots)
             slots += [None] * most if host_slots is None else host_slots
-            offset += most * store.page_bytes
+            rest = rest[most * store.page_bytes :]
             context.tail.start = context.last.end
         return slots
-
-    def _twin(self, context: Context, new_bytes: bytes, offset: int) -> tuple[PageExtent | None, int]:
-        """The extent behind a context's last one that has the wanted tokens, and how many of its pages have; None, and the
-        number of all wanted pages, where there is none."""
-        page_bytes = self._store.page_bytes
-        twin = context.last.children.get(new_bytes[offset : offset + page_bytes])
-        if twin is None:
-            return None, (len(new_bytes) - offset) // page_bytes
-        return twin, common_pages(twin.tokens, new_bytes, offset, page_bytes)
 
     def host_slots(self, context: Context, first: int, most: int) -> list[int]:
         """The host slots of consecutive full pages from number `first` on, as long as each has a copy that has arrived."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import final
 
 from jinfercept.kv.context import Context, ContextState, ContextWindow
-from jinfercept.kv.extent import NEVER, ContextCheckpoint, PageExtent, common_pages
+from jinfercept.kv.extent import NEVER, ContextCheckpoint, PageExtent
 from jinfercept.kv.page import PageCopies, Residency, SlotOccupancy, SlotPool, Slots
 
 
@@ -465,14 +465,5 @@ def _twin(context: Context, index: int) -> PageExtent | None:
     """The extent of the tree that has the page before this index with the context's tokens, perhaps another context's."""
     if index <= context.last.end:
         return next(extent for extent in context.extents if extent.end >= index)
-    tokens, extent, page_bytes = bytes(context.tail.tokens), context.last, context.store.page_bytes
-    while extent.end < index:
-        offset = (extent.end - context.last.end) * page_bytes
-        child = extent.children.get(tokens[offset : offset + page_bytes])
-        if child is None:
-            return None
-        num_pages = common_pages(child.tokens, tokens, offset, page_bytes)
-        if child.start + num_pages < min(index, child.end):
-            return None
-        extent = child
-    return extent
+    matches = context.last.matches(bytes(context.tail.tokens), context.store.page_bytes)
+    return next((extent for extent, num_pages in matches if extent.start + num_pages >= index), None)
