@@ -26,7 +26,7 @@ from jinfercept.request import Request
 from jinfercept.sched.plan import Masks, StepResult, TokenLogprobs
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.sched.sequence import CallDuration, FirstWait, Sequence, State
+from jinfercept.sched.sequence import CallDuration, FirstWait, State
 from jinfercept.sched.speculation import kept
 from jinfercept.tenants.quota import ExpiringEntries, Quota
 
@@ -87,7 +87,7 @@ class RequestLifecycle:
         self.num_finished = self.weights_version = 0
         self.events: list[Event] = []
         self._ids: dict[str, object] = {}  # of requests that are reserved or open
-        self._aborted: ExpiringEntries[FirstWait] | None = None
+        self._aborted = ExpiringEntries[FirstWait](Quota(_MOST_ABORTED), _ABORTED_S, clock.now)
         self._sessions: dict[str, Session] = {}
         self._with_grammar: dict[str, Session] = {}  # those of them whose tokens a grammar allows
 
@@ -117,8 +117,8 @@ class RequestLifecycle:
         self._adapters.release(request_id)
         self._ids.pop(request_id, None)
 
-    def open(self, request: Request) -> Sequence | None:
-        """Queue a request, on a retained context if it follows one; returns its sequence, None if it has ended."""
+    def open(self, request: Request) -> None:
+        """Queue a request, on a retained context if it follows one; it ends if it cannot be queued."""
         leader = self._sessions.get(request.leader) if request.leader else None
         try:
             key, now = request_key(request, self._seed, next(self._numbers)), self.clock.now()
@@ -127,10 +127,13 @@ class RequestLifecycle:
             self._release(request.id)
             if is_users_interrupt(error):
                 raise
-            return self._lose(request, error)
+            self.num_finished += 1
+            lost = lost_output(request, describe_failure(error), self.clock.now())
+            self.events.append(Finished(request.id, lost, ""))
+            return
         sequence = session.sequence
         self._sessions[request.id] = session
-        if self._aborted is not None and request.leader is None:
+        if self._aborted and request.leader is None:
             sequence.repeats = self._aborted.use(name := _prompt_name(session))
             self._aborted.remove(name)
         self.retained.drop(request.id, self.clock.now())  # one of the same name
@@ -146,13 +149,6 @@ class RequestLifecycle:
                 self._read_again(session, request.continues)
         except BaseException as error:
             self._fail_by_own_code(session, error)
-            return None
-        return sequence
-
-    def _lose(self, request: Request, error: BaseException) -> None:
-        self.num_finished += 1
-        lost = lost_output(request, describe_failure(error), self.clock.now())
-        self.events.append(Finished(request.id, lost, ""))
 
     def _read_again(self, session: Session, continues: CompletionOutput) -> None:
         calls, unread = session.read_again(continues)
@@ -172,8 +168,6 @@ class RequestLifecycle:
             sequence, tenant = session.sequence, session.request.tenant
             since_s = sequence.arrival_s if sequence.repeats is None else sequence.repeats.since_s
             if session.request.leader is None:
-                if self._aborted is None:
-                    self._aborted = ExpiringEntries(Quota(_MOST_ABORTED), _ABORTED_S, self.clock.now)
                 self._aborted.put(tenant, _prompt_name(session), FirstWait(sequence.order, since_s), 1)
             self._finish(session, "abort", None)
 
