@@ -142,13 +142,13 @@ class ManagerMachine(RuleBasedStateMachine):
             elif what == "abort" and idle:
                 self.close(idle)
             elif what == "evict":
-                free = self.manager._store.device.num_free
+                free = self.manager.occupancy().free
                 store = self.manager._store
                 freed = store.evict(store.cached, count) if which % 2 else self.manager.evict_paused(count)
                 assert freed <= count or self.manager.side_pools
                 if self.manager.side_pools:
                     continue
-                assert self.manager._store.device.num_free == free + freed
+                assert self.manager.occupancy().free == free + freed
             elif what == "prefetch" and waiting:
                 self.fetch(waiting.context, count, range(first, waiting.context.num_pages))
             elif waiting:
@@ -168,10 +168,10 @@ class ManagerMachine(RuleBasedStateMachine):
             assert len(copies) <= len(pages)
             self.copied += copies
         if action != "copy":
-            free = self.manager._store.device.num_free
+            free = self.manager.occupancy().free
             device, host = action != "drop host", action in ("lose", "drop host")
             freed = self.manager.drop(context, pages, device=device, host=host)
-            assert self.manager._store.device.num_free == free + freed
+            assert self.manager.occupancy().free == free + freed
 
     def fetch(self, context: Context, most: int, pages: range | None = None) -> int:
         copies = ()
@@ -362,9 +362,9 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.check([])
         occupancy = self.manager.occupancy()
         assert (occupancy.used, occupancy.paused) == (0, 0)
-        self.manager._store.clear()
+        self.manager.drop_prefixes()
         self.manager.check([])
-        assert self.manager._store.device.num_free == occupancy.total
+        assert self.manager.occupancy().free == occupancy.total
         assert self.manager.occupancy().host == 0
         for pool in self.manager.side_pools:
             pool.forget_checkpoints()
