@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
-from jinfercept.kv.context_side import ContextState
+from jinfercept.kv.context import ContextState
 from jinfercept.meter.ledger import Prices, StepSeconds, StepTimer
 from jinfercept.meter.request_log import Ended, LogEvent, Moved, Paused, Queued, RequestLog, Started, Stepped
 from jinfercept.sched.estimator import remaining_s

@@ -17,7 +17,7 @@ from starlette.requests import Request as HttpRequest
 from jinfercept.calls import Call, Result
 from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.requests import check_chars
-from jinfercept.engine.async_streaming import AsyncStream
+from jinfercept.engine.streaming import AsyncStream
 from jinfercept.errors import ConfigError, JinferceptError, PromptLengthError, RequestError
 from jinfercept.hooks import SharedLimit
 from jinfercept.llm import LLM

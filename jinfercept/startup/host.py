@@ -11,9 +11,9 @@ from typing import Any, Literal, NoReturn, final, get_args
 import jax
 
 from jinfercept.engine.adapter_table import AdapterTable
-from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.process_end import ending_at_exit, interrupts_held_back
 from jinfercept.engine.state import EngineState
+from jinfercept.engine.streaming import AsyncStream
 from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import ConfigError, EngineError, ModelError, RequestError, shown
 from jinfercept.meter.engine_stats import EngineStats
@@ -79,7 +79,7 @@ class EngineHost:
 
     def _begin(self, parts: Assembled) -> None:
         self._engine, self._dispatcher, self._stats = parts
-        self._engine.weights_version = self.weights.version
+        self._engine.requests.weights_version = self.weights.version
         self._engine.is_resting = self.weights.level is not None
         self.thread = EngineThread(self._engine, self.setup.settings)
 

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, final
 
-from jinfercept.engine.clock import Clock
 from jinfercept.engine.engine import Engine
-from jinfercept.engine.protocols import Runner
+from jinfercept.engine.lifecycle import RequestLifecycle
+from jinfercept.engine.protocols import Clock, Runner
 from jinfercept.meter.request_log import LogEvent, RequestLog, Stepped
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.scheduler import Scheduler
@@ -135,9 +135,8 @@ def play_batch(
         RequestLog(clock.now),
     )
     log.tell(steps)
-    engine = Engine(
-        scheduler, runner, dispatcher, clock, threading.Event(), depth=depth, vocab_size=vocab_size, request_log=log
-    )
+    lifecycle = RequestLifecycle(scheduler, dispatcher, clock, vocab_size=vocab_size)
+    engine = Engine(lifecycle, runner, threading.Event(), depth=depth, request_log=log)
     scripts = [Script("batch", request.prompt, (Segment(request.output, None, 0),)) for request in requests]
     coming = [(0.0, make_request(number, script, write)) for number, script in enumerate(scripts)]
     try:

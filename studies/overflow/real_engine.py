@@ -16,7 +16,7 @@ from typing import Any, Self, final
 
 import jax
 
-from jinfercept.engine.clock import RealClock
+from jinfercept.engine.protocols import RealClock
 from jinfercept.kv.manager import KVManager
 from jinfercept.meter.ledger import Prices
 from jinfercept.models.config import ModelConfig, RopeConfig

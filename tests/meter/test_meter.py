@@ -8,6 +8,7 @@ import pytest
 
 from jinfercept.calls import Call
 from jinfercept.engine.engine import Engine
+from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.session import MAX_NAME
 from jinfercept.events import Finished
 from jinfercept.intercept.detector import ScriptedDetector
@@ -79,7 +80,8 @@ def world(
     scheduler = Scheduler(kv, policy, COST, estimator, observer=log, **sizes)  # pyright: ignore[reportArgumentType]
     dispatcher = InstantDispatcher(clock, latency, lambda call: replace(tokens_in(call), duration_s=latency(call)))
     runner, wake = TimedRunner(SIZE, (4, 16)), threading.Event()
-    engine = Engine(scheduler, runner, dispatcher, clock, wake, depth=depth, vocab_size=97, request_log=log, check=True)
+    requests = RequestLifecycle(scheduler, dispatcher, clock, vocab_size=97)
+    engine = Engine(requests, runner, wake, depth=depth, request_log=log, check=True)
     return World(engine, meter, clock)
 
 

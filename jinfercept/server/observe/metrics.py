@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.utils import floatToGoString
 
-from jinfercept.disk.counters import DiskState
+from jinfercept.disk.store import DiskState
 from jinfercept.engine.state import EngineState
 from jinfercept.meter.counts import EngineCounts, Histogram, ToolCounts
 from jinfercept.server.observe.engine_snapshot import EngineSnapshot, SnapshotValue

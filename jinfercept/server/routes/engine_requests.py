@@ -9,8 +9,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from jinfercept.engine.admission import check_request
-from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.parallel_sampling import with_prompt_experts
+from jinfercept.engine.streaming import AsyncStream
 from jinfercept.errors import RequestError
 from jinfercept.events import Event, Finished
 from jinfercept.intercept.call_markup import AsyncCalls

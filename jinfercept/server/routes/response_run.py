@@ -7,7 +7,7 @@ from typing import Any, final
 
 from starlette.responses import Response
 
-from jinfercept.engine.async_streaming import AsyncStream
+from jinfercept.engine.streaming import AsyncStream
 from jinfercept.events import Finished
 from jinfercept.protocols.encoding import EncodedReply, LargeReply, Lazy, encode_event, encode_long_event
 from jinfercept.protocols.errors import ApiError

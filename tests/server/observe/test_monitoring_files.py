@@ -14,7 +14,7 @@ import yaml
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from jinfercept.disk.counters import DiskCounters, DiskOccupancy, DiskState
+from jinfercept.disk.store import DiskCounters, DiskOccupancy, DiskState
 from jinfercept.engine.state import EngineState
 from jinfercept.fleet.fan_out import front_metrics
 from jinfercept.fleet.routes import Totals
