@@ -11,12 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from llvmlite import ir
 from rich.console import Console
 from rich.table import Table
 
 from jinfercept.cpu_kernels import dense_product, native
-from jinfercept.cpu_kernels.code import F32, I64, Code
+from jinfercept.cpu_kernels.code import F32, Code, Value
 from jinfercept.layouts.packed_weights import Packed, pack
 from jinfercept.pallas.quantized_product import product
 
@@ -142,25 +141,18 @@ def _best(run: Callable[[], jax.Array]) -> float:
 class _Read:
     """Reads an array of float32 in items of 256 KiB; the result has a number of each."""
 
-    name: str = "read"
     numbers: int = 1 << 16
 
-    def num_items(self, code: Code) -> Any:
-        return code.builder.sdiv(code.dim(0, 0), I64(self.numbers))
+    def num_items(self, code: Code) -> Value:
+        return code.dim(0, 0) // self.numbers
 
-    def item(self, code: Code, index: Any) -> None:
-        lanes = native.lanes()
-        vector = ir.VectorType(F32, lanes)
-        sums = [code.variable(vector([0.0] * lanes)) for _ in range(8)]
-        start = code.builder.mul(index, I64(self.numbers))
-        with code.loop(start, code.builder.add(start, I64(self.numbers)), 8 * lanes) as place:
+    def item(self, code: Code, index: Value) -> None:
+        lanes, numbers = native.lanes(), code.arg(0, F32)
+        sums = code.sums(8, lanes)
+        with code.loop(index * self.numbers, (index + 1) * self.numbers, 8 * lanes) as place:
             for part, total in enumerate(sums):
-                numbers = code.load(code.arg(0), code.builder.add(place, I64(part * lanes)), vector, of=F32)
-                total.set(code.builder.fadd(total.get(), numbers))
-        whole = sums[0].get()
-        for total in sums[1:]:
-            whole = code.builder.fadd(whole, total.get())
-        code.store(code.builder.extract_element(whole, ir.Constant(ir.IntType(32), 0)), code.ret(0), index)
+                total.value = total.value + numbers.vector(place + part * lanes, lanes)
+        code.ret(0, F32)[index] = code.folded([total.value for total in sums], Value.__add__)
 
 
 def bandwidth() -> float:

@@ -36,8 +36,7 @@ from jinfercept.startup.start import EngineSetup
 from jinfercept.startup.weights import DEEPEST, ServedWeights
 from jinfercept.values.option_types import check_type
 from jinfercept.weights.in_memory import Replacement
-from jinfercept.weights.leaves import made
-from jinfercept.weights.named import NameFilter, WeightTree
+from jinfercept.weights.named import NameFilter, WeightTree, made
 
 UpdateMode = Literal["keep", "recompute", "abort"]
 """What becomes of unfinished requests when the weights change, see `LLM.update_weights`."""
