@@ -30,8 +30,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jinfercept.engine.clock import RealClock
 from jinfercept.engine.engine import Engine
+from jinfercept.engine.lifecycle import RequestLifecycle
+from jinfercept.engine.protocols import RealClock
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.models.model import Model, abstract_params
@@ -200,7 +201,8 @@ def decode(setup: EngineSetup, device: Device, batch: int, depth: int, options: 
     setup.runner.reset()
     wake = threading.Event()
     dispatcher, watch, vocab_size = Dispatcher(wake.set), Stopwatch(device), setup.model.config.vocab_size
-    engine = Engine(parts.engine.scheduler, watch, dispatcher, RealClock(), wake, depth=depth, vocab_size=vocab_size)
+    requests = RequestLifecycle(parts.engine.scheduler, dispatcher, RealClock(), vocab_size=vocab_size)
+    engine = Engine(requests, watch, wake, depth=depth)
     for number in range(batch):
         prompt = [(7 * number + index) % vocab_size for index in range(options.context)]
         engine.submit(Request(str(number), tuple(prompt), SamplingParams(max_tokens=1 << 20, ignore_eos=True)))

@@ -32,10 +32,8 @@ from jinfercept.chat import turn_tokens
 from jinfercept.chat.request_maker import RequestMaker
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.engine.adapter_table import AdapterTable
-from jinfercept.engine.admission import check_request
-from jinfercept.engine.clock import RealClock
 from jinfercept.engine.lifecycle import RequestLifecycle
-from jinfercept.engine.retained_contexts import RetainedContexts
+from jinfercept.engine.protocols import RealClock
 from jinfercept.kv.manager import KVManager
 from jinfercept.models import embedded
 from jinfercept.protocols.anthropic.chat import chat_body as anthropic_chat_body
@@ -248,13 +246,11 @@ class Door:
         kv = KVManager(1024, 0, PAGE_SIZE)
         limits: Any = {"buckets": (1, 512), "max_num_seqs": 8, "max_model_len": MAX_LEN, "chunk_tokens": 512}
         scheduler = Scheduler(kv, policy, profile, estimator, **limits)
-        retained, vocab = RetainedContexts(scheduler), self.tokenizer.ids_below
-        options: Any = {"vocab_size": vocab, "eos_token_ids": (), "open_text": None, "encode": None, "seed": 0}
-        options["adapters"] = AdapterTable()
-        lifecycle = RequestLifecycle(scheduler, cast(Any, None), RealClock(), retained, **options)
+        vocab = self.tokenizer.ids_below
+        lifecycle = RequestLifecycle(scheduler, cast(Any, None), RealClock(), vocab_size=vocab)
         started = time.process_time()
-        check_request(request, vocab, MAX_LEN)
-        lifecycle.open(request, [])
+        lifecycle.reserve(request)
+        lifecycle.open(request)
         self.queue_s = time.process_time() - started
 
     def turn(self, protocol: str, work: Work) -> tuple[dict[str, float], Request]:

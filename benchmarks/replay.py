@@ -9,10 +9,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, final
 
-from jinfercept.engine.clock import RealClock
 from jinfercept.engine.engine import Engine
-from jinfercept.meter.prices import Prices
-from jinfercept.meter.turns import LIMITS
+from jinfercept.engine.lifecycle import RequestLifecycle
+from jinfercept.engine.protocols import RealClock
+from jinfercept.meter.counts import LIMITS
+from jinfercept.meter.ledger import Prices
 from jinfercept.request import Request
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
@@ -98,17 +99,9 @@ def replay(
     accounts = RunStats(log, scheduler, prices, shape.buckets[-1], LIMITS)
     dispatcher = ScriptedDispatcher(clock, write)
     runner = TimedRunner(setup.runner)
-    engine = Engine(
-        scheduler,
-        runner,
-        dispatcher,
-        clock,
-        threading.Event(),
-        depth=config.advanced.pipeline_depth,
-        vocab_size=setup.model.config.vocab_size,
-        check=config.advanced.check_pages,
-        request_log=log,
-    )
+    lifecycle = RequestLifecycle(scheduler, dispatcher, clock, vocab_size=setup.model.config.vocab_size)
+    depth, check = config.advanced.pipeline_depth, config.advanced.check_pages
+    engine = Engine(lifecycle, runner, threading.Event(), depth=depth, check=check, request_log=log)
     started_s, turns = time.thread_time(), list[TurnRecord]()
     try:
         with setup.settings():

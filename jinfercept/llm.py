@@ -14,9 +14,8 @@ from jinfercept.chat.options import ChatArguments, VllmArguments, check_generate
 from jinfercept.chat.request_maker import RequestMaker
 from jinfercept.chat.requests import Prompt
 from jinfercept.config import EngineConfig, LLMOptions, RestartOptions
-from jinfercept.disk.counters import DiskState
-from jinfercept.engine.async_streaming import AsyncStream, aserve
-from jinfercept.engine.streaming import Stream, serve
+from jinfercept.disk.store import DiskState
+from jinfercept.engine.streaming import AsyncStream, Stream, aserve, serve
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.events import Event
 from jinfercept.grammar.grammar import Grammars

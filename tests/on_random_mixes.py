@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from jinfercept.calls import Call
-from jinfercept.engine.random_key import random_key
+from jinfercept.engine.session import random_key
 from jinfercept.engine.streaming import Stream, serve
 from jinfercept.events import Finished, Interrupted, Resumed, Token
 from jinfercept.intercept.detector import ScriptedDetector

@@ -10,6 +10,7 @@ import pytest
 
 from jinfercept.calls import Tool
 from jinfercept.engine.engine import Engine
+from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.streaming import serve
 from jinfercept.engine.text_stream import TextStream
 from jinfercept.errors import RequestError
@@ -144,17 +145,14 @@ def sweep(setup: EngineSetup, policy: str, spelling: str, depth: int, arrival: i
     assembled, clock = setup.changed(policy=policy).assemble(), ManualClock()
     assembled.dispatcher.close()
     dispatcher = ReturnsAtTokens(clock, returns, trapped_polls=9)
-    dispatcher.engine = engine = Engine(
+    requests = RequestLifecycle(
         assembled.engine.scheduler,
-        setup.runner,
         dispatcher,
         clock,
-        threading.Event(),
-        depth=depth,
         vocab_size=128,
         open_text=lambda request: TextStream(tokenizer, (), False, False),
-        check=True,
     )
+    dispatcher.engine = engine = Engine(requests, setup.runner, threading.Event(), depth=depth, check=True)
     others = [async_request(markup, tokenizer.encode("b" * 60), 0, name) for name in ("b", "c", "d")]
     outputs = run_all(engine, [async_request(markup, script, 0, logprobs=0), *others])
     setup.runner.reset()

@@ -49,7 +49,7 @@ def test_only_those_who_wait_for_others_use_asyncio() -> None:
         "cli",
     }
     others = [file for file in PACKAGE.rglob("*.py") if file.relative_to(PACKAGE).parts[0] not in waiting]
-    others.remove(PACKAGE / "engine" / "async_streaming.py")
+    others.remove(PACKAGE / "engine" / "streaming.py")
     named = [file for file in others if "asyncio" in file.read_text(encoding="utf-8")]
     assert [str(file) for file in named if "asyncio" in imported(file)] == []
 

@@ -16,7 +16,7 @@ from jinfercept.models.joined_weights import separate
 from jinfercept.models.model import untied
 from jinfercept.models.protocol import Params
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.weights.leaves import by_name
+from jinfercept.weights.named import by_name
 from tests.support.tiny_model import GOLDEN, tiny_llm
 
 sys.path.append(str(GOLDEN.parents[1] / "examples"))

@@ -68,17 +68,17 @@ def test_a_paused_context_keeps_the_pages_that_the_formula_says(small: LLM) -> N
     config, num_tokens, seen = read_config(GOLDEN / "gemma3"), 80, list[tuple[int, int]]()
     small.restart(policy="preserve", pipeline_depth=0)
     kv, runner, plan = small.engine._engine.scheduler.kv, small.engine.setup.runner, small.memory_plan  # pyright: ignore[reportPrivateUsage]
-    before = kv.side_pool.num_free
+    before = kv.side_pools[0].num_free
 
     def look(argument: str) -> list[int]:
-        kv.side_pool.checkpoints.clear()  # what is kept for others
-        seen.append((kv.occupancy().paused, before - kv.side_pool.num_free))
+        kv.side_pools[0].forget_checkpoints()  # what is kept for others
+        seen.append((kv.occupancy().paused, before - kv.side_pools[0].num_free))
         return []
 
     prompt, detector = {"prompt_token_ids": [*range(num_tokens)]}, ScriptedDetector({1: [Call("look", "")]})
     [output] = small.generate(prompt, GREEDY, tools=[Tool(look, name="look")], detector=detector)
     assert count_ties("gemma3", output) == 0
-    occupancy = kv.side_pool.occupancy()
+    occupancy = kv.side_pools[0].occupancy()
     assert (occupancy.used, occupancy.paused, sum(occupancy)) == (0, 0, plan.windows.num_device_pages)
     assert runner.second is not None
     assert sum(array.nbytes for array in runner.second.layers) == plan.window_bytes

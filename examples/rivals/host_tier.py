@@ -108,7 +108,7 @@ class HostTier(Policy):
     def _place(self, sequence: Sequence, now: float) -> Rank:
         if sequence.state is State.INTERCEPTED:
             return (0.0, *self.rank(sequence, now))
-        return (1.0, *(-value for value in sequence.place.rank), -sequence.order)
+        return (1.0, *(-value for value in sequence.rank), -sequence.order)
 
 
 def device_pages(sequence: Sequence) -> int:

@@ -8,7 +8,7 @@ with what is not ours has three parts:
   40 (dimensions); of an extension 8 (its type) and 24 (metadata). They stand in `code.py` and `threads.py`, and nowhere else.
 * Threads of Linux compute a call's items beside XLA's own (`threads.py`): one fewer than the process has cores, started at the
   first compilation, asleep when no call comes. The pool is a block of memory that machine code and Python lay out alike.
-* Machine code is kept on disk beside JAX's executables (`object_cache.py`), named after a digest of this folder's sources, of
+* Machine code is kept on disk beside JAX's executables, named after a digest of this folder's sources, of
   the CPU's features and of the versions of LLVM and llvmlite.
 
 `native.py` compiles, registers and calls a kernel; `code.py` says what a kernel is. Knows arrays and `layouts` only.

@@ -7,7 +7,6 @@ weights to bfloat16.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +14,9 @@ from jaxtyping import Array, Float
 from llvmlite import ir
 
 from jinfercept.cpu_kernels import native
-from jinfercept.cpu_kernels.code import BF16, F32, I32, I64, Code
-from jinfercept.cpu_kernels.decode import LOWEST, NUMBERS, BlockPlaces, Scores, sinks_of
-from jinfercept.cpu_kernels.tiles import PAIRS, add_products, has_pairs, zeros
+from jinfercept.cpu_kernels.code import BF16, F32, I32, I64, TYPES, Buffer, Code, Value, Variable, add_products
+from jinfercept.cpu_kernels.decode import LOWEST, BlockPlaces, Scores, sinks_of
+from jinfercept.cpu_kernels.tiles import has_pairs
 from jinfercept.layouts.pages import Batch, KVPages
 from jinfercept.layouts.scoring import PLAIN, Scoring
 
@@ -59,11 +58,6 @@ class _Chunks:
     scores: Scores
 
     @property
-    def name(self) -> str:
-        heads = f"{self.num_heads}_{self.num_kv_heads}_{self.head_dim}"
-        return f"chunks_{heads}_{self.dtype}_{self.lanes}{self.scores.name}"
-
-    @property
     def group(self) -> int:
         """Query heads of a KV head."""
         return self.num_heads // self.num_kv_heads
@@ -73,238 +67,205 @@ class _Chunks:
         """Queries of a tile."""
         return 2 * self.lanes
 
-    def num_items(self, code: Code) -> Any:
-        b, tiles = code.builder, code.variable(I64(0))
-        with code.loop(self.first_row(code), b.sub(code.dim(3, 0), I64(1))) as row:
-            tiles.set(b.add(tiles.get(), self.num_tiles(code, row)))
-        return b.mul(tiles.get(), I64(self.num_kv_heads))
+    def num_items(self, code: Code) -> Value:
+        tiles = code.variable(0)
+        with code.loop(self.first_row(code), code.dim(3, 0) - 1) as row:
+            tiles.value = tiles.value + self.num_tiles(code, row)
+        return tiles.value * self.num_kv_heads
 
-    def item(self, code: Code, index: Any) -> None:
-        b = code.builder
-        row, tile = code.variable(self.first_row(code)), code.variable(b.sdiv(index, I64(self.num_kv_heads)))
-        with code.loop_while(lambda: b.icmp_signed(">=", tile.get(), self.num_tiles(code, row.get()))):
-            tile.set(b.sub(tile.get(), self.num_tiles(code, row.get())))
-            row.set(b.add(row.get(), I64(1)))
-        _Tile(self, code, row.get(), b.mul(tile.get(), I64(self.width)), b.srem(index, I64(self.num_kv_heads))).attend()
+    def item(self, code: Code, index: Value) -> None:
+        row, tile = code.variable(self.first_row(code)), code.variable(index // self.num_kv_heads)
+        with code.loop_while(lambda: tile.value >= self.num_tiles(code, row.value)):
+            tile.value = tile.value - self.num_tiles(code, row.value)
+            row.value = row.value + 1
+        _Tile(self, code, row.value, tile.value * self.width, index % self.num_kv_heads).attend()
 
-    def first_row(self, code: Code) -> Any:
+    def first_row(self, code: Code) -> Value:
         """The first row that is a chunk."""
-        return code.builder.sext(code.load(code.arg(5), 0, I32), I64)
+        return code.arg(5, I32)[0].to(I64)
 
-    def start(self, code: Code, row: Any) -> Any:
+    def start(self, code: Code, row: Value) -> Value:
         """A row's first token."""
-        return code.builder.sext(code.load(code.arg(3), row, I32), I64)
+        return code.arg(3, I32)[row].to(I64)
 
-    def num_queries(self, code: Code, row: Any) -> Any:
+    def num_queries(self, code: Code, row: Value) -> Value:
         """Queries of a row that share a KV head: those of its first token come first."""
-        b = code.builder
-        length = b.sub(self.start(code, b.add(row, I64(1))), self.start(code, row))
-        return b.mul(length, I64(self.group))
+        return (self.start(code, row + 1) - self.start(code, row)) * self.group
 
-    def num_tiles(self, code: Code, row: Any) -> Any:
+    def num_tiles(self, code: Code, row: Value) -> Value:
         """Tiles of a row with one KV head."""
-        b = code.builder
-        return b.sdiv(b.add(self.num_queries(code, row), I64(self.width - 1)), I64(self.width))
+        return self.num_queries(code, row).tiles(self.width)
 
 
 class _Tile:
     """Emits attention of the queries from `first` on, of a row and a KV head."""
 
-    def __init__(self, kernel: _Chunks, code: Code, row: Any, first: Any, kv_head: Any) -> None:
-        b, width, depth = code.builder, kernel.width, kernel.head_dim
+    def __init__(self, kernel: _Chunks, code: Code, row: Value, first: Value, kv_head: Value) -> None:
+        width, depth = kernel.width, kernel.head_dim
         self.kernel, self.code, self.row, self.first, self.kv_head = kernel, code, row, first, kv_head
         self.lanes, self.width, self.depth = kernel.lanes, width, depth
-        self.vector, self.number = ir.VectorType(F32, self.lanes), NUMBERS[kernel.dtype]
-        self.step = 1 if self.number == F32 else 2  # numbers of a product's word, and tokens of a weight's
-        self.words = PAIRS if self.number == BF16 else self.vector
+        self.kind, self.halves = TYPES[kernel.dtype], range(0, width, kernel.lanes)
+        self.step = 1 if self.kind == F32 else 2  # numbers of a product's word, and tokens of a weight's
         self.at_once = self.lanes // 2  # rows of a product, two sums each: they stay in registers
-        with b.goto_entry_block():
-            self.queries, self.sums, self.scores, self.values, self.places, self.positions, self.tops, self.totals = (
-                self._buffer(number, size)
-                for number, size in (
-                    (I32, depth // self.step * width),  # [words of a head, width]
-                    (F32, depth * width),
-                    (F32, BLOCK * width),  # then weights
-                    (I32, BLOCK // self.step * depth),  # [words of tokens, numbers of a head]
-                    (I64, BLOCK),
-                    *[(F32, width)] * 3,
-                )
-            )
+
+        def buffer(kind: ir.Type, size: int) -> Buffer:
+            return code.buffer(kind, size, align=64)
+
+        self.queries = buffer(I32, depth // self.step * width)  # [words of a head, width]
+        self.sums = buffer(F32, depth * width)
+        self.scores = buffer(F32, BLOCK * width)  # then weights
+        self.values = buffer(I32, BLOCK // self.step * depth)  # [words of tokens, numbers of a head]
+        self.places = buffer(I64, BLOCK)
+        self.positions, self.tops, self.totals = (buffer(F32, width) for _ in range(3))
 
     def attend(self) -> None:
         """The mean of the values, weighted by the softmax of the scores."""
-        code, b = self.code, self.code.builder
+        code, lanes = self.code, self.lanes
         self._transpose_queries()
-        with code.loop(I64(0), I64(self.depth * self.width), self.lanes) as place:
-            code.store(self.vector([0.0] * self.lanes), self.sums, place, of=F32)
+        with code.loop(0, self.depth * self.width, lanes) as place:
+            self.sums[place] = code.full(lanes, 0.0)
         has_sinks = self.kernel.scores.has_sinks
-        for half in (0, self.lanes):
+        for half in self.halves:
             if not has_sinks:
-                code.store(self.vector([LOWEST] * self.lanes), self.tops, half, of=F32)
-            code.store(self.vector([1.0 if has_sinks else 0.0] * self.lanes), self.totals, half, of=F32)
-        first, last = (b.fptosi(code.load(self.positions, lane, F32), I64) for lane in (0, self.width - 1))
-        tokens, begin = b.add(last, I64(1)), self.kernel.scores.begin(code, first)
-        table = code.at(code.arg(4), b.mul(self.row, code.dim(4, 1)), I32)
+                self.tops[half] = code.full(lanes, LOWEST)
+            self.totals[half] = code.full(lanes, 1.0 if has_sinks else 0.0)
+        first, last = (self.positions[lane].to(I64) for lane in (0, self.width - 1))
+        tokens, begin = last + 1, self.kernel.scores.begin(code, first)
+        table = code.arg(4, I32) + self.row * code.dim(4, 1)
         numbers = 2 * self.kernel.num_kv_heads * self.depth
         context = BlockPlaces(code, table, code.dim(1, 1), numbers, tokens, begin)
         with code.loop(begin, tokens, BLOCK) as block:
-            num_tokens = b.sub(tokens, block)
-            whole = b.mul(b.sdiv(b.add(num_tokens, I64(self.at_once - 1)), I64(self.at_once)), I64(self.at_once))
-            count = b.select(b.icmp_signed("<", whole, I64(BLOCK)), whole, I64(BLOCK))
+            whole = (tokens - block).tiles(self.at_once) * self.at_once
+            count = code.least(whole, BLOCK)
             context.find(block, count, self.places)
             self._add_block(block, count)
         self._answer()
 
-    def _add_block(self, block: Any, count: Any) -> None:
-        code, b, lanes = self.code, self.code.builder, self.lanes
-        halves = range(0, self.width, lanes)
+    def _add_block(self, block: Value, count: Value) -> None:
+        code, lanes = self.code, self.lanes
         self._score(block, count)
-        before = [code.load(self.tops, half, self.vector, of=F32) for half in halves]
+        before = [self.tops.vector(half, lanes) for half in self.halves]
         tops = [code.variable(top) for top in before]
-        with code.loop(I64(0), count) as token:
-            for half, top in zip(halves, tops, strict=True):
-                score = code.load(self.scores, self._at(token, half), self.vector, of=F32)
-                top.set(b.select(b.fcmp_ordered(">", score, top.get()), score, top.get()))
-        fades = [code.exp(b.fsub(old, top.get())) for old, top in zip(before, tops, strict=True)]
+        with code.loop(0, count) as token:
+            for half, top in zip(self.halves, tops, strict=True):
+                score = self.scores.vector(token * self.width + half, lanes)
+                top.value = code.where(score > top.value, score, top.value)
+        fades = [code.exp(old - top.value) for old, top in zip(before, tops, strict=True)]
         totals = [
-            code.variable(b.fmul(code.load(self.totals, half, self.vector, of=F32), fade))
-            for half, fade in zip(halves, fades, strict=True)
+            code.variable(self.totals.vector(half, lanes) * fade) for half, fade in zip(self.halves, fades, strict=True)
         ]
-        with code.loop(I64(0), count, self.step) as token:
-            for half, top, total in zip(halves, tops, totals, strict=True):
-                weights = list[Any]()
+        with code.loop(0, count, self.step) as token:
+            for half, top, total in zip(self.halves, tops, totals, strict=True):
+                weights = list[Value]()
                 for more in range(self.step):
-                    score = code.load(self.scores, self._at(b.add(token, I64(more)), half), self.vector, of=F32)
-                    weights.append(code.exp(b.fsub(score, top.get())))
-                    total.set(b.fadd(total.get(), weights[-1]))
-                word = b.sdiv(token, I64(self.step))  # over scores that are read already
-                code.store(self._word(weights), self.scores, self._at(word, half), of=I32)
-        for half, top, total in zip(halves, tops, totals, strict=True):
-            code.store(top.get(), self.tops, half, of=F32)
-            code.store(total.get(), self.totals, half, of=F32)
+                    score = self.scores.vector((token + more) * self.width + half, lanes)
+                    weights.append(code.exp(score - top.value))
+                    total.value = total.value + weights[-1]
+                word = token // self.step  # over scores that are read already
+                self.scores[word * self.width + half] = self._word(weights)
+        for half, top, total in zip(self.halves, tops, totals, strict=True):
+            self.tops[half] = top.value
+            self.totals[half] = total.value
         self._copy_values(count)
-        with code.loop(I64(0), I64(self.depth), self.at_once) as first:
-            rows = [b.add(first, I64(row)) for row in range(self.at_once)]
-            sums = zeros(code, 2 * len(rows), lanes)
-            places = [self._at(row, half) for row in rows for half in halves]
+        with code.loop(0, self.depth, self.at_once) as first:
+            rows = [first + row for row in range(self.at_once)]
+            sums = code.sums(2 * len(rows), lanes)
+            places = [row * self.width + half for row in rows for half in self.halves]
             for index, (total, place) in enumerate(zip(sums, places, strict=True)):
-                total.set(b.fmul(code.load(self.sums, place, self.vector, of=F32), fades[index % 2]))
-            with code.loop(I64(0), b.sdiv(count, I64(self.step))) as word:
-                weights = [code.load(self.scores, self._at(word, half), self.words, of=I32) for half in halves]
-                start = b.mul(word, I64(self.depth))
-                self._multiply(sums, [(self.values, b.add(start, row)) for row in rows], weights)
+                total.value = self.sums.vector(place, lanes) * fades[index % 2]
+            with code.loop(0, count // self.step) as word:
+                weights = self._words(self.scores, word)
+                start = word * self.depth
+                self._multiply(sums, [(self.values, start + row) for row in rows], weights)
             for total, place in zip(sums, places, strict=True):
-                code.store(total.get(), self.sums, place, of=F32)
+                self.sums[place] = total.value
 
-    def _score(self, block: Any, count: Any) -> None:
+    def _score(self, block: Value, count: Value) -> None:
         """Scores of a block's tokens, scaled; the lowest number where a query does not see a token."""
-        code, b, lanes = self.code, self.code.builder, self.lanes
-        halves, scale = range(0, self.width, lanes), self.vector([self.depth**-0.5] * lanes)
-        key = b.mul(self.kv_head, I64(self.depth))
-        with code.loop(I64(0), count, self.at_once) as first:
-            tokens = [b.add(first, I64(token)) for token in range(self.at_once)]
-            keys = [
-                code.at(code.arg(1), b.add(code.load(self.places, token, I64), key), self.number) for token in tokens
-            ]
-            sums = zeros(code, 2 * len(tokens), lanes)
-            with code.loop(I64(0), I64(self.depth // self.step)) as word:
-                queries = [code.load(self.queries, self._at(word, half), self.words, of=I32) for half in halves]
-                self._multiply(sums, [(start, word) for start in keys], queries)
+        code, lanes, scores = self.code, self.lanes, self.kernel.scores
+        key = self.kv_head * self.depth
+        with code.loop(0, count, self.at_once) as first:
+            tokens = [first + token for token in range(self.at_once)]
+            keys = [code.arg(1, self.kind) + (self.places[token] + key) for token in tokens]
+            sums = code.sums(2 * len(tokens), lanes)
+            with code.loop(0, self.depth // self.step) as word:
+                queries = self._words(self.queries, word)
+                self._multiply(sums, [(start.of(I32), word) for start in keys], queries)
             for index, total in enumerate(sums):
-                token, half = tokens[index // 2], halves[index % 2]
-                place = code.splat(b.sitofp(b.add(block, token), F32), lanes)
-                position = code.load(self.positions, half, self.vector, of=F32)
-                seen = b.fcmp_ordered("<=", place, position)
-                if (window := self.kernel.scores.window) is not None:
-                    before = b.fsub(position, self.vector([float(window)] * lanes))
-                    seen = b.and_(seen, b.fcmp_ordered(">", place, before))
-                score = self.kernel.scores.capped(code, b.fmul(total.get(), scale))
-                score = b.select(seen, score, self.vector([LOWEST] * lanes))
-                code.store(score, self.scores, self._at(token, half), of=F32)
+                token, half = tokens[index // 2], self.halves[index % 2]
+                place = (block + token).to(F32).broadcast(lanes)
+                position = self.positions.vector(half, lanes)
+                seen = place <= position
+                if scores.window is not None:
+                    seen = seen & (place > position - float(scores.window))
+                score = scores.capped(code, total.value * self.depth**-0.5)
+                self.scores[token * self.width + half] = code.where(seen, score, LOWEST)
 
-    def _multiply(self, sums: list[Any], words: list[tuple[Any, Any]], halves: list[Any]) -> None:
+    def _words(self, buffer: Buffer, row: Value) -> list[Value]:
+        """Both halves of a row of a buffer that is as wide as the tile: numbers of float32, or pairs."""
+        words = [buffer.of(I32).vector(row * self.width + half, self.lanes) for half in self.halves]
+        return [word.bits(self.kind) for word in words]
+
+    def _multiply(self, sums: list[Variable], words: list[tuple[Buffer, Value]], halves: list[Value]) -> None:
         """Add the products of words, for all lanes the same, with both halves of a tile."""
         for index, (base, place) in enumerate(words):
-            word = self.code.load(base, place, I32 if self.step == 2 else F32)
-            word = self.code.splat(word, self.lanes)
-            for half, numbers in enumerate(halves):
-                add_products(self.code, sums[2 * index + half], word, numbers)
+            word = base[place].broadcast(self.lanes).bits(self.kind)
+            add_products(sums[2 * index : 2 * index + 2], word, halves)
 
     def _transpose_queries(self) -> None:
         """Give the buffers every lane's query, position and sink; lanes beyond the row's queries repeat the last one."""
-        code, b = self.code, self.code.builder
-        with code.loop(I64(0), I64(self.width)) as lane:
+        code = self.code
+        with code.loop(0, self.width) as lane:
             token, head, _ = self._query(lane)
-            position = b.sitofp(code.load(code.arg(2), token, I32), F32)
-            code.store(position, self.positions, lane)
+            self.positions[lane] = code.arg(2, I32)[token].to(F32)
             if self.kernel.scores.has_sinks:
-                code.store(code.load(code.arg(7), head, F32), self.tops, lane)
-            start = code.at(code.arg(0), self._numbers(token, head), self.number)
-            with code.loop(I64(0), I64(self.depth // self.step)) as word:
-                place = b.add(b.mul(word, I64(self.width)), lane)
-                code.store(code.load(start, word, I32), self.queries, place)
+                self.tops[lane] = code.arg(7, F32)[head]
+            start = (code.arg(0, self.kind) + self._start(token, head)).of(I32)
+            with code.loop(0, self.depth // self.step) as word:
+                self.queries[word * self.width + lane] = start[word]
 
-    def _copy_values(self, count: Any) -> None:
+    def _copy_values(self, count: Value) -> None:
         """Give the buffer a block's values, in words as `_word`."""
-        code, b = self.code, self.code.builder
-        value = b.mul(b.add(self.kv_head, I64(self.kernel.num_kv_heads)), I64(self.depth))
-        vector = ir.VectorType(self.number, self.lanes)
-        with code.loop(I64(0), count, self.step) as token:
-            starts = [b.add(code.load(self.places, b.add(token, I64(more)), I64), value) for more in range(self.step)]
+        code = self.code
+        value = (self.kv_head + self.kernel.num_kv_heads) * self.depth
+        with code.loop(0, count, self.step) as token:
+            starts = [self.places[token + more] + value for more in range(self.step)]
             for part in range(0, self.depth, self.lanes):
-                numbers = [code.load(code.arg(1), b.add(start, I64(part)), vector, of=self.number) for start in starts]
-                place = b.add(b.mul(b.sdiv(token, I64(self.step)), I64(self.depth)), I64(part))
-                code.store(self._word(numbers), self.values, place, of=I32)
+                numbers = [code.arg(1, self.kind).vector(start + part, self.lanes) for start in starts]
+                self.values[token // self.step * self.depth + part] = self._word(numbers)
 
-    def _word(self, vectors: list[Any]) -> Any:
+    def _word(self, vectors: list[Value]) -> Value:
         """A vector of float32, or two as pairs of bfloat16."""
         if len(vectors) == 1:
             return vectors[0]
-        narrow = ir.VectorType(BF16, self.lanes)
-        both = [v if v.type == narrow else self.code.narrow(v) for v in vectors]
-        order = [place for lane in range(self.lanes) for place in (lane, lane + self.lanes)]
-        return self.code.shuffle(both[0], both[1], order)
+        return self.code.interleaved(*(vector.to(BF16) for vector in vectors))
 
     def _answer(self) -> None:
         """Store the means in the result."""
-        code, b, lanes = self.code, self.code.builder, self.lanes
-        totals = [code.load(self.totals, half, self.vector, of=F32) for half in (0, lanes)]
-        with code.loop(I64(0), I64(self.depth)) as number:
-            for half, total in zip((0, lanes), totals, strict=True):
-                place = self._at(number, half)
-                code.store(b.fdiv(code.load(self.sums, place, self.vector, of=F32), total), self.sums, place, of=F32)
-        with code.loop(I64(0), I64(self.width)) as lane:
+        code, lanes = self.code, self.lanes
+        totals = [self.totals.vector(half, lanes) for half in self.halves]
+        with code.loop(0, self.depth) as number:
+            for half, total in zip(self.halves, totals, strict=True):
+                place = number * self.width + half
+                self.sums[place] = self.sums.vector(place, lanes) / total
+        with code.loop(0, self.width) as lane:
             token, head, is_there = self._query(lane)
-            with b.if_then(is_there):
-                with code.loop(I64(0), I64(self.depth)) as number:
-                    mean = code.load(self.sums, b.add(b.mul(number, I64(self.width)), lane), F32)
-                    code.store(mean, self.values, number, of=F32)
+            with code.when(is_there):
+                means = self.values.of(F32)
+                with code.loop(0, self.depth) as number:
+                    means[number] = self.sums[number * self.width + lane]
                 for part in range(0, self.depth, lanes):
-                    mean = code.load(self.values, part, self.vector, of=F32)
-                    if self.number == BF16:
-                        mean = code.narrow(mean)
-                    code.store(mean, code.ret(0), b.add(self._numbers(token, head), I64(part)), of=self.number)
+                    code.ret(0, self.kind).put(self._start(token, head) + part, [means.vector(part, lanes)])
 
-    def _query(self, lane: Any) -> tuple[Any, Any, Any]:
+    def _query(self, lane: Value) -> tuple[Value, Value, Value]:
         """A lane's token and query head, and whether it has a query of its own."""
-        code, b, kernel = self.code, self.code.builder, self.kernel
-        query, last = b.add(self.first, lane), b.sub(kernel.num_queries(code, self.row), I64(1))
-        is_there = b.icmp_signed("<=", query, last)
-        query, group = b.select(is_there, query, last), I64(kernel.group)
-        token = b.add(kernel.start(code, self.row), b.sdiv(query, group))
-        return token, b.add(b.mul(self.kv_head, group), b.srem(query, group)), is_there
+        code, kernel = self.code, self.kernel
+        query, last = self.first + lane, kernel.num_queries(code, self.row) - 1
+        is_there = query <= last
+        query = code.where(is_there, query, last)
+        token = kernel.start(code, self.row) + query // kernel.group
+        return token, self.kv_head * kernel.group + query % kernel.group, is_there
 
-    def _numbers(self, token: Any, head: Any) -> Any:
+    def _start(self, token: Value, head: Value) -> Value:
         """Where the numbers of a token's head begin, in queries and result."""
-        b = self.code.builder
-        return b.mul(b.add(b.mul(token, I64(self.kernel.num_heads)), head), I64(self.depth))
-
-    def _at(self, row: Any, half: int) -> Any:
-        """Place of a row of a buffer that is as wide as the tile, in one of its halves."""
-        b = self.code.builder
-        return b.add(b.mul(row, I64(self.width)), I64(half))
-
-    def _buffer(self, number: ir.Type, size: int) -> Any:
-        place = self.code.builder.alloca(ir.ArrayType(number, size))
-        place.align = 64
-        return place
+        return (token * self.kernel.num_heads + head) * self.depth

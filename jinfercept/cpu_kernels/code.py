@@ -1,21 +1,20 @@
-"""LLVM code of the CPU kernels, made with llvmlite: loops, vectors, and the frame in which XLA passes buffers.
+"""LLVM code of the CPU kernels, made with llvmlite: numbers and arrays with Python's operators, loops, and XLA's call frame.
 
 A kernel is a `Kernel`: independent items of work, each a call of `item`. `threads.handler` wraps it into a function of
 XLA's typed foreign function interface (`xla/ffi/api/c_api.h`, whose struct offsets stand here and there).
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from llvmlite import ir
 
 from jinfercept.cpu_kernels import native
 
-I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-POINTER = I8.as_pointer()
+I1, I8, I16, I32, I64 = map(ir.IntType, (1, 8, 16, 32, 64))
+F16, F32, POINTER, VOID = ir.HalfType(), ir.FloatType(), ir.PointerType(), ir.VoidType()
 _ARGS, _RETS = 72, 112  # in a call frame
 _DATA, _DIMS = 24, 40  # in a buffer
 _EXP = [1 / math.factorial(power) for power in range(6, -1, -1)]  # of the series, from the highest power
@@ -35,248 +34,413 @@ class _BFloat(ir.Type):
 
 
 BF16 = _BFloat()
+TYPES = {"float32": F32, "bfloat16": BF16, "float16": F16, "int8": I8}
+"""Types by the names that JAX has for them."""
+_SIZES = {I8: 1, F16: 2, BF16: 2, F32: 4, I16: 2, I32: 4, I64: 8, POINTER: 8}  # bytes
+type Operand = Value | float
 
 
 class Kernel(Protocol):
-    """Emits the code of a kernel."""
+    """Emits the code of a kernel. Its `repr` names the variant: kernels with equal ones have equal code."""
 
-    @property
-    def name(self) -> str:
-        """The name of its variant: equal names have equal code."""
-        ...
-
-    def num_items(self, code: "Code") -> Any:
+    def num_items(self, code: "Code") -> "Value":
         """The number of items, i64."""
         ...
 
-    def item(self, code: "Code", index: Any) -> None:
+    def item(self, code: "Code", index: "Value") -> None:
         """The work of one item."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
+def _operator(integer: str, real: str = "") -> Callable[["Value", Operand], "Value"]:
+    """The instruction of an operator for whole numbers, and that for others."""
+
+    def emit(self: "Value", other: Operand) -> "Value":
+        instruction = integer if isinstance(self.kind, ir.IntType) else real
+        return self.code.emit(instruction, self, self.code.number(other, self.type))
+
+    return emit
+
+
+def _comparison(operator: str) -> Callable[["Value", Operand], "Value"]:
+    def emit(self: "Value", other: Operand) -> "Value":
+        compare = self.code.builder.icmp_signed if isinstance(self.kind, ir.IntType) else self.code.builder.fcmp_ordered
+        return Value(self.code, compare(operator, self.llvm, self.code.number(other, self.type).llvm))
+
+    return emit
+
+
+class Value:
+    """A number or a vector of numbers in the emitted code. Operators emit the instructions that compute them.
+
+    A number of Python in an operation is a constant of the other operand's type, in every place of a vector. Whole numbers
+    have a sign; `//` rounds towards zero, `>>` fills up with zeros. No comparison with a NaN is true.
+    """
+
+    __slots__ = ("code", "llvm")
+
+    def __init__(self, code: "Code", llvm: Any) -> None:
+        self.code, self.llvm = code, llvm
+
+    @property
+    def type(self) -> Any:
+        return self.llvm.type
+
+    @property
+    def lanes(self) -> int:
+        """Numbers of a vector."""
+        return self.type.count
+
+    @property
+    def kind(self) -> ir.Type:
+        """The type of one number."""
+        return self.type.element if isinstance(self.type, ir.VectorType) else self.type
+
+    __add__ = __radd__ = _operator("add", "fadd")
+    __sub__ = _operator("sub", "fsub")
+    __mul__ = __rmul__ = _operator("mul", "fmul")
+    __floordiv__, __mod__, __truediv__ = _operator("sdiv"), _operator("srem"), _operator("", "fdiv")
+    __lshift__, __rshift__ = _operator("shl"), _operator("lshr")
+    __and__, __or__, __xor__ = _operator("and_"), _operator("or_"), _operator("xor")
+    __lt__, __le__, __gt__, __ge__ = map(_comparison, ("<", "<=", ">", ">="))
+    equals = _comparison("==")
+
+    def __neg__(self) -> "Value":
+        return self.code.emit("neg" if isinstance(self.kind, ir.IntType) else "fneg", self)
+
+    def __rtruediv__(self, other: float) -> "Value":
+        return self.code.number(other, self.type) / self
+
+    def tiles(self, size: Operand) -> "Value":
+        """How many tiles of a size cover so much; the last one may be smaller."""
+        return (self + (size - 1)) // size
+
+    def __getitem__(self, place: int) -> "Value":
+        """A number of a vector."""
+        return self.code.emit("extract_element", self, I32(place))
+
+    def to(self, kind: ir.Type) -> "Value":
+        """The same numbers in another type; bfloat16 is rounded to."""
+        if (own := self.kind) == kind:
+            return self
+        if kind == BF16:
+            return self._rounded()
+        match isinstance(own, ir.IntType), isinstance(kind, ir.IntType):
+            case True, True:
+                conversion = "sext" if _SIZES[kind] > _SIZES[own] else "trunc"
+            case True, False:
+                conversion = "sitofp"
+            case False, True:
+                conversion = "fptosi"
+            case _:
+                conversion = "fpext"
+        return self._as(conversion, kind)
+
+    def unsigned(self, kind: ir.Type) -> "Value":
+        """Whole numbers without a sign in a wider type."""
+        return self._as("zext", kind)
+
+    def bits(self, kind: ir.Type) -> "Value":
+        """The same bits as numbers of another type, more of them if these are smaller."""
+        if isinstance(self.type, ir.VectorType):
+            kind = ir.VectorType(kind, self.lanes * _SIZES[self.kind] // _SIZES[kind])
+        return self.code.emit("bitcast", self, kind)
+
+    def _as(self, conversion: str, kind: ir.Type) -> "Value":
+        if isinstance(self.type, ir.VectorType):
+            kind = ir.VectorType(kind, self.lanes)
+        return self.code.emit(conversion, self, kind)
+
+    def _rounded(self) -> "Value":
+        """A vector of float32 as bfloat16: the nearest number, of two the even one.
+
+        Without an instruction for it LLVM calls a function that not every process has.
+        """
+        if {"avx512bf16", "avxneconvert"} & native.features():
+            return self._as("fptrunc", BF16)
+        bits = self.bits(I32)
+        upper = bits >> 16
+        rounded = (bits + ((upper & 1) + 0x7FFF)) >> 16
+        is_nan = self.code.builder.fcmp_unordered("uno", self.llvm, self.llvm)
+        return self.code.where(Value(self.code, is_nan), upper | 0x40, rounded).to(I16).bits(BF16)
+
+    def broadcast(self, lanes: int) -> "Value":
+        """A vector of equal numbers."""
+        nothing = Value(self.code, ir.VectorType(self.type, lanes)(ir.Undefined))
+        lane = self.code.emit("insert_element", nothing, self, I32(0))
+        return self.code.shuffle(lane, lane, [0] * lanes)
+
+    def with_products(self, x: "Value", y: "Value") -> "Value":
+        """Sums with the products of two vectors' numbers added; or if `y` has pairs of bfloat16, with those of each pair."""
+        if y.kind == BF16:
+            return self.code.call("llvm.x86.avx512bf16.dpbf16ps.512", self.type, self, y, x.bits(BF16))
+        return self.code.math("fma", x, y, self)
+
+
 class Variable:
     """A local variable, which LLVM keeps in a register."""
 
-    builder: Any
-    place: Any
+    def __init__(self, code: "Code", initial: Value) -> None:
+        self._code = code
+        with code.builder.goto_entry_block():
+            self._place = code.builder.alloca(initial.type)
+        self.value = initial
 
-    def get(self) -> Any:
-        return self.builder.load(self.place)
+    @property
+    def value(self) -> Value:
+        """The number or the vector in it."""
+        return Value(self._code, self._code.builder.load(self._place, typ=self._place.allocated_type))
 
-    def set(self, value: Any) -> None:
-        self.builder.store(value, self.place)
+    @value.setter
+    def value(self, value: Value) -> None:
+        self._code.builder.store(value.llvm, self._place)
+
+
+def add_products(totals: list[Variable], x: Value, ys: Sequence[Value]) -> None:
+    """Add to each of the sums the products of `x` with one of `ys`."""
+    for total, y in zip(totals, ys, strict=True):
+        total.value = total.value.with_products(x, y)
+
+
+def results(variables: Sequence[Variable]) -> list[Value]:
+    return [variable.value for variable in variables]
+
+
+class Buffer:
+    """Numbers of one type in memory, one behind the other."""
+
+    __slots__ = ("address", "code", "kind")
+
+    def __init__(self, code: "Code", address: Value, kind: ir.Type) -> None:
+        self.code, self.address, self.kind = code, address, kind
+
+    def __getitem__(self, index: Operand) -> Value:
+        """One of the numbers."""
+        return self._load(index, self.kind)
+
+    def vector(self, index: Operand, lanes: int) -> Value:
+        """So many numbers from one on; the vector needs no alignment."""
+        return self._load(index, ir.VectorType(self.kind, lanes))
+
+    def __setitem__(self, index: Operand, value: Value) -> None:
+        """Store a number, or a vector from a number on."""
+        self.code.builder.store(value.llvm, (self + index).address.llvm, align=_SIZES[self.kind])
+
+    def put(self, index: Operand, vectors: Sequence[Value]) -> None:
+        """Store vectors of float32, one behind the other from a number on, in the array's type."""
+        for place, vector in enumerate(vectors):
+            self[self.code.number(index) + place * vector.lanes] = vector.to(self.kind)
+
+    def __add__(self, offset: Operand) -> "Buffer":
+        """What begins so many numbers later."""
+        offsets = [self.code.number(offset).llvm]
+        address = self.code.builder.gep(self.address.llvm, offsets, source_etype=self.kind)
+        return Buffer(self.code, Value(self.code, address), self.kind)
+
+    def of(self, kind: ir.Type) -> "Buffer":
+        """The same memory as numbers of another type."""
+        return Buffer(self.code, self.address, kind)
+
+    def prefetch(self) -> None:
+        """Ask for the cache line of the first number, which need not be one of an array.
+
+        It goes to the second-level cache: asked into the first, whose few open requests it would hold, it stops other loads.
+        """
+        self.code.call("llvm.prefetch.p0", VOID, self.address, *(self.code.number(how, I32) for how in (0, 2, 1)))
+
+    def _load(self, index: Operand, kind: ir.Type) -> Value:
+        place = (self + index).address.llvm
+        return Value(self.code, self.code.builder.load(place, align=_SIZES[self.kind], typ=kind))
 
 
 class Code:
     """Emits one function; `frame`, its first argument, is the call frame whose buffers it reads."""
 
     def __init__(self, function: ir.Function) -> None:
-        self.function, self.frame = function, function.args[0]
+        self.function = function
         self.builder: Any = ir.IRBuilder(function.append_basic_block("entry"))
+        self.frame = Buffer(self, Value(self, function.args[0]), I8)
 
-    def variable(self, initial: Any) -> Variable:
-        with self.builder.goto_entry_block():
-            place = self.builder.alloca(initial.type)
-        self.builder.store(initial, place)
-        return Variable(self.builder, place)
+    def emit(self, instruction: str, *operands: Any) -> Value:
+        """An instruction of llvmlite's builder with values, types or constants."""
+        parts = (operand.llvm if isinstance(operand, Value) else operand for operand in operands)
+        return Value(self, getattr(self.builder, instruction)(*parts))
+
+    def number(self, value: Operand, kind: Any = I64) -> Value:
+        """A number of Python as a constant of a type, in every place of a vector; a value stays what it is."""
+        if isinstance(value, Value):
+            return value
+        return Value(self, kind([value] * kind.count if isinstance(kind, ir.VectorType) else value))
+
+    def full(self, lanes: int, number: float, kind: ir.Type = F32) -> Value:
+        """A vector of equal numbers."""
+        return self.vector([number] * lanes, kind)
+
+    def vector(self, numbers: Sequence[float], kind: ir.Type = F32) -> Value:
+        """A vector of constants."""
+        return Value(self, ir.VectorType(kind, len(numbers))(numbers))
+
+    def variable(self, initial: Operand) -> Variable:
+        """A variable; of a number of Python an i64."""
+        return Variable(self, self.number(initial))
+
+    def sums(self, count: int, lanes: int) -> list[Variable]:
+        """Variables for sums, vectors of zeros."""
+        return [self.variable(self.full(lanes, 0.0)) for _ in range(count)]
+
+    def buffer(self, kind: ir.Type, size: Operand, align: int | None = None) -> Buffer:
+        """Memory of the function for so many numbers; `align`: bytes of which its address is a multiple."""
+        if isinstance(size, Value):
+            place = self.builder.alloca(kind, size.llvm)
+        else:
+            with self.builder.goto_entry_block():
+                place = self.builder.alloca(ir.ArrayType(kind, int(size)))
+        place.align, place.type = align, POINTER
+        return Buffer(self, Value(self, place), kind)
 
     @contextmanager
-    def loop(self, start: Any, stop: Any, step: int = 1) -> Iterator[Any]:
+    def loop(self, start: Operand, stop: Operand, step: int = 1) -> Iterator[Value]:
         """The body runs for every index from start to before stop, all i64."""
         index = self.variable(start)
-        with self.loop_while(lambda: self.builder.icmp_signed("<", index.get(), stop)):
-            now = index.get()
+        with self.loop_while(lambda: index.value < stop):
+            now = index.value
             yield now
-            index.set(self.builder.add(now, I64(step)))
+            index.value = now + step
 
     @contextmanager
-    def loop_while(self, condition: Callable[[], Any]) -> Iterator[None]:
+    def loop_while(self, condition: Callable[[], Value]) -> Iterator[None]:
         """The body runs as long as the condition, emitted before it, holds."""
         head, body, end = (self.builder.append_basic_block() for _ in range(3))
         self.builder.branch(head)
         self.builder.position_at_end(head)
-        self.builder.cbranch(condition(), body, end)
+        self.builder.cbranch(condition().llvm, body, end)
         self.builder.position_at_end(body)
         yield
         self.builder.branch(head)
         self.builder.position_at_end(end)
 
-    def at(self, base: Any, offset: Any, type: ir.Type = I8) -> Any:
-        """The address `offset` elements of `type` behind `base`, as a pointer to it."""
-        offset = I64(offset) if isinstance(offset, int) else offset
-        return self.builder.gep(self.builder.bitcast(base, type.as_pointer()), [offset])
+    def when(self, condition: Value, *, likely: bool | None = None) -> Any:
+        """A context whose body runs if the condition holds."""
+        return self.builder.if_then(condition.llvm, likely=likely)
 
-    def load(self, base: Any, offset: Any, type: ir.Type, *, of: ir.Type | None = None) -> Any:
-        """A value of `type`, `offset` elements of type `of` (default: `type`) behind `base`; vectors need no alignment."""
-        place = self.builder.bitcast(self.at(base, offset, of or type), type.as_pointer())
-        return self.builder.load(place, align=_align(type))
+    def where(self, condition: Value, x: Operand, y: Operand) -> Value:
+        """`x` where a condition holds, else `y`; one of them is no number of Python."""
+        kind = next(value for value in (x, y) if isinstance(value, Value)).type
+        return self.emit("select", condition, self.number(x, kind), self.number(y, kind))
 
-    def store(self, value: Any, base: Any, offset: Any, *, of: ir.Type | None = None) -> None:
-        """The inverse of `load`."""
-        place = self.builder.bitcast(self.at(base, offset, of or value.type), value.type.as_pointer())
-        self.builder.store(value, place, align=_align(value.type))
+    def least(self, x: Operand, y: Operand) -> Value:
+        """The smaller one of two whole numbers."""
+        x = self.number(x)
+        return self.where(x < y, x, y)
 
-    def call(self, name: str, result: ir.Type, *arguments: Any) -> Any:
+    def call(self, name: str, result: ir.Type, *arguments: Value) -> Value:
         """Call an external function or an intrinsic of LLVM."""
-        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        operands = [argument.llvm for argument in arguments]
         declared = self.function.module.globals.get(name)
-        return self.builder.call(declared or ir.Function(self.function.module, kind, name), arguments)
+        kind = ir.FunctionType(result, [operand.type for operand in operands])
+        return Value(self, self.builder.call(declared or ir.Function(self.function.module, kind, name), operands))
 
-    def prefetch(self, place: Any) -> None:
-        """Ask for the cache line of an address, which need not be one of an array.
+    def math(self, name: str, *values: Value) -> Value:
+        """A mathematical function of float32 numbers or vectors, of LLVM."""
+        kind = values[0].type
+        lanes = f"v{kind.count}" if isinstance(kind, ir.VectorType) else ""
+        return self.call(f"llvm.{name}.{lanes}f32", kind, *values)
 
-        It goes to the second-level cache: asked into the first, whose few open requests it would hold, it stops other loads.
-        """
-        self.call("llvm.prefetch.p0", ir.VoidType(), place, I32(0), I32(2), I32(1))
-
-    def splat(self, value: Any, lanes: int) -> Any:
-        """A vector of equal numbers."""
-        lane = self.builder.insert_element(ir.VectorType(value.type, lanes)(ir.Undefined), value, I32(0))
-        return self.builder.shuffle_vector(lane, lane, ir.VectorType(I32, lanes)([0] * lanes))
-
-    def fma(self, x: Any, y: Any, z: Any) -> Any:
-        """x · y + z."""
-        suffix = f"v{x.type.count}f32" if isinstance(x.type, ir.VectorType) else "f32"
-        return self.call(f"llvm.fma.{suffix}", x.type, x, y, z)
-
-    def shuffle(self, x: Any, y: Any, order: list[int]) -> Any:
+    def shuffle(self, x: Value, y: Value, order: list[int]) -> Value:
         """The numbers of two vectors at these places, those of `y` after those of `x`."""
-        return self.builder.shuffle_vector(x, y, ir.VectorType(I32, len(order))(order))
+        return self.emit("shuffle_vector", x, y, ir.VectorType(I32, len(order))(order))
 
-    def in_pairs(self, upper: Any, lower: Any) -> list[Any]:
+    def interleaved(self, x: Value, y: Value) -> Value:
+        """The numbers of two vectors, one of each in turn."""
+        return self.shuffle(x, y, [place for lane in range(x.lanes) for place in (lane, lane + x.lanes)])
+
+    def in_pairs(self, upper: Value, lower: Value) -> list[Value]:
         """Pairs of the same column of two rows of 32, half of the columns in each vector: one instruction leaves them so."""
         by_lane = [[8 * lane + place + 32 * row for place in range(4) for row in range(2)] for lane in range(4)]
         return [
             self.shuffle(upper, lower, [4 * half + place for lane in by_lane for place in lane]) for half in range(2)
         ]
 
-    def in_order(self, halves: list[Any]) -> list[Any]:
+    def in_order(self, halves: list[Value]) -> list[Value]:
         """The numbers of all columns, of those that belong to the vectors of `in_pairs`; of several of these."""
         columns = [8 * lane + 4 * side + place for side in range(2) for lane in range(4) for place in range(4)]
         orders = [[columns.index(16 * half + place) for place in range(16)] for half in range(2)]
         return [self.shuffle(*two, order) for two in zip(halves[::2], halves[1::2], strict=True) for order in orders]
 
-    def least(self, x: Any, y: Any) -> Any:
-        """The smaller one of two whole numbers."""
-        return self.builder.select(self.builder.icmp_signed("<", x, y), x, y)
-
-    def folded(self, vectors: list[Any], join: Callable[[Any, Any], Any]) -> Any:
+    def folded(self, vectors: list[Value], join: Callable[[Value, Value], Value]) -> Value:
         """One number of all numbers of some vectors; `join` makes one of two, of vectors too."""
         whole = vectors[0]
         for vector in vectors[1:]:
             whole = join(whole, vector)
-        while (half := whole.type.count // 2) > 1:
-            whole = join(*(self.shuffle(whole, whole, list(range(first, first + half))) for first in (0, half)))
-        return join(*(self.builder.extract_element(whole, I32(place)) for place in range(2)))
+        while (half := whole.lanes // 2) > 1:
+            whole = join(*(self.shuffle(whole, whole, [*range(first, first + half)]) for first in (0, half)))
+        return join(whole[0], whole[1])
 
-    def wide(self, base: Any, offset: Any, lanes: int, number: ir.Type) -> Any:
-        """A vector of float32, of numbers that are float32 or bfloat16."""
-        vector = self.load(base, offset, ir.VectorType(number, lanes), of=number)
-        return vector if number == F32 else self.builder.fpext(vector, ir.VectorType(F32, lanes))
-
-    def narrow(self, values: Any) -> Any:
-        """A vector of float32 rounded to bfloat16: to the nearest number, of two to the even one.
-
-        Without an instruction for it LLVM calls a function that not every process has.
-        """
-        b, count = self.builder, values.type.count
-        if {"avx512bf16", "avxneconvert"} & native.features():
-            return b.fptrunc(values, ir.VectorType(BF16, count))
-        words = ir.VectorType(I32, count)
-        bits, high = b.bitcast(values, words), words([16] * count)
-        upper = b.lshr(bits, high)
-        is_odd = b.and_(upper, words([1] * count))
-        rounded = b.lshr(b.add(bits, b.add(is_odd, words([0x7FFF] * count))), high)
-        quiet_nan = b.or_(upper, words([0x40] * count))
-        chosen = b.select(b.fcmp_unordered("uno", values, values), quiet_nan, rounded)
-        return b.bitcast(b.trunc(chosen, ir.VectorType(I16, count)), ir.VectorType(BF16, count))
-
-    def sums_of_four(self, vectors: list[Any]) -> Any:
+    def sums_of_four(self, vectors: list[Value]) -> Value:
         """The sums of each of four vectors' numbers, as one vector."""
         whole = self.parts_of_four(vectors)
-        while (lanes := whole.type.count // 2) >= 4:
-            parts = (self.shuffle(whole, whole, list(range(first, first + lanes))) for first in (0, lanes))
-            whole = self.builder.fadd(*parts)
+        while (lanes := whole.lanes // 2) >= 4:
+            lower, upper = (self.shuffle(whole, whole, [*range(first, first + lanes)]) for first in (0, lanes))
+            whole = lower + upper
         return whole
 
-    def parts_of_four(self, vectors: list[Any]) -> Any:
+    def parts_of_four(self, vectors: list[Value]) -> Value:
         """Four sums for every 128 bits of four vectors, whose sums are the four vectors'."""
         first, second, third, fourth = vectors
         low, high = [0, 4, 1, 5], [2, 6, 3, 7]
-        halves = self._folded(first, second, low, high), self._folded(third, fourth, low, high)
-        return self._folded(*halves, [0, 1, 4, 5], [2, 3, 6, 7])
+        halves = self._added(first, second, low, high), self._added(third, fourth, low, high)
+        return self._added(*halves, [0, 1, 4, 5], [2, 3, 6, 7])
 
-    def sums_of_parts(self, parts: list[Any]) -> Any:
+    def sums_of_parts(self, parts: list[Value]) -> Value:
         """One vector of the sums that the results of `parts_of_four` have, in their order; as many as a vector has 128 bits."""
         while len(parts) > 1:
-            numbers = range(2 * parts[0].type.count)
-            orders = [[number for number in numbers if number // 4 % 2 == half] for half in (0, 1)]
+            numbers = range(2 * parts[0].lanes)
+            low, high = ([number for number in numbers if number // 4 % 2 == half] for half in (0, 1))
             folds = zip(parts[::2], parts[1::2], strict=True)
-            parts = [self.builder.fadd(*(self.shuffle(x, y, order) for order in orders)) for x, y in folds]
+            parts = [self.shuffle(x, y, low) + self.shuffle(x, y, high) for x, y in folds]
         return parts[0]
 
-    def _folded(self, x: Any, y: Any, low: list[int], high: list[int]) -> Any:
+    def _added(self, x: Value, y: Value, low: list[int], high: list[int]) -> Value:
         """The sum of two choices of four numbers of every 128 bits; 4 to 7 are those of `y`."""
-        lanes = x.type.count
-        orders = [
-            [first + place % 4 + lanes * (place // 4) for first in range(0, lanes, 4) for place in places]
+        lower, upper = (
+            [first + place % 4 + x.lanes * (place // 4) for first in range(0, x.lanes, 4) for place in places]
             for places in (low, high)
-        ]
-        return self.builder.fadd(*(self.shuffle(x, y, order) for order in orders))
+        )
+        return self.shuffle(x, y, lower) + self.shuffle(x, y, upper)
 
-    def exp(self, x: Any) -> Any:
+    def exp(self, x: Value) -> Value:
         """e to the power of a vector's numbers, none above 0: within 2e-7 of the result; 0 for numbers below -87."""
-        b, kind = self.builder, x.type
-        vector = ir.VectorType(I32, kind.count)
-
-        def every(number: float) -> Any:
-            return kind([number] * kind.count)
-
-        scaled = b.fmul(x, every(math.log2(math.e)))
-        whole = self.call(f"llvm.rint.v{kind.count}f32", kind, scaled)
-        rest = b.fmul(b.fsub(scaled, whole), every(math.log(2)))
-        power = every(_EXP[0])
+        scaled = x * math.log2(math.e)
+        whole = self.math("rint", scaled)
+        rest = (scaled - whole) * math.log(2)
+        power = self.full(x.lanes, _EXP[0])
         for factor in _EXP[1:]:
-            power = self.fma(power, rest, every(factor))
-        exponent = b.shl(b.fptosi(whole, vector), vector([23] * kind.count))
-        result = b.bitcast(b.add(b.bitcast(power, vector), exponent), kind)
-        return b.select(b.fcmp_ordered(">", x, every(-87.0)), result, every(0.0))
+            power = self.full(x.lanes, factor).with_products(power, rest)
+        result = (power.bits(I32) + (whole.to(I32) << 23)).bits(F32)
+        return self.where(x > -87.0, result, 0.0)
 
-    def capped(self, x: Any, cap: float) -> Any:
+    def capped(self, x: Value, cap: float) -> Value:
         """`cap * tanh(x / cap)` of a vector's numbers."""
-        b, kind = self.builder, x.type
-        size = self.call(f"llvm.fabs.v{kind.count}f32", kind, x)
-        fade = self.exp(b.fmul(size, kind([-2 / cap] * kind.count)))
-        whole = kind([cap] * kind.count)
-        tanh = b.fdiv(self.fma(b.fneg(whole), fade, whole), b.fadd(fade, kind([1.0] * kind.count)))
-        return self.call(f"llvm.copysign.v{kind.count}f32", kind, tanh, x)
+        fade = self.exp(self.math("fabs", x) * (-2 / cap))
+        whole = self.full(x.lanes, cap)
+        return self.math("copysign", whole.with_products(-whole, fade) / (fade + 1.0), x)
 
-    def arg(self, index: int) -> Any:
-        """Address of an operand's numbers."""
-        return self.load(self._buffer(_ARGS, index), _DATA, POINTER, of=I8)
+    def arg(self, index: int, kind: ir.Type) -> Buffer:
+        """An operand's numbers."""
+        return self._buffer(_ARGS, index, _DATA).of(kind)
 
-    def ret(self, index: int) -> Any:
-        """Address of a result's numbers."""
-        return self.load(self._buffer(_RETS, index), _DATA, POINTER, of=I8)
+    def ret(self, index: int, kind: ir.Type) -> Buffer:
+        """A result's numbers."""
+        return self._buffer(_RETS, index, _DATA).of(kind)
 
-    def dim(self, index: int, axis: int) -> Any:
+    def dim(self, index: int, axis: int) -> Value:
         """Length of an operand's axis, i64."""
-        return self.load(self.load(self._buffer(_ARGS, index), _DIMS, POINTER, of=I8), axis, I64)
+        return self._buffer(_ARGS, index, _DIMS).of(I64)[axis]
 
-    def _buffer(self, offset: int, index: int) -> Any:
-        return self.load(self.load(self.frame, offset, POINTER, of=I8), index, POINTER)
+    def _buffer(self, buffers: int, index: int, field: int) -> Buffer:
+        buffer = self.pointer(self.pointer(self.frame, buffers), 8 * index)
+        return self.pointer(buffer, field)
 
-
-def _align(type: ir.Type) -> int:
-    """Bytes of one number."""
-    number = type.element if isinstance(type, ir.VectorType) else type
-    return (
-        2
-        if number == BF16 or number == ir.HalfType()
-        else 4
-        if number == F32
-        else number.width // 8
-        if isinstance(number, ir.IntType)
-        else 8
-    )
+    def pointer(self, struct: Buffer, offset: int) -> Buffer:
+        """The memory to which a struct has a pointer, so many bytes from its start."""
+        return Buffer(self, (struct + offset).of(POINTER)[0], I8)

@@ -5,17 +5,15 @@ others widen numbers to float32 first. A block is widened in registers for few r
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
-from llvmlite import ir
 
 from jinfercept.cpu_kernels import native
-from jinfercept.cpu_kernels.code import BF16, F32, I32, I64, Code, Variable
-from jinfercept.cpu_kernels.tiles import PAIRS, ManyRows, add_products, fits, has_pairs, store, tile_rows, zeros
+from jinfercept.cpu_kernels.code import BF16, F32, I8, I32, TYPES, Buffer, Code, Operand, Value, add_products, results
+from jinfercept.cpu_kernels.tiles import PAIRS, ManyRows, fits, has_pairs, tile_rows
 
 BLOCK = 32  # numbers in a cache line, and outputs of an item of few rows
 AHEAD = 32  # rows of the weight that are fetched before they are needed
@@ -60,8 +58,8 @@ def _most_few() -> int:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Code that kernels of products have in common.
+class FewRows:
+    """Products of few rows.
 
     Attributes:
         rows: of `x`.
@@ -75,118 +73,92 @@ class Rows:
     lanes: int
     pairs: bool
 
-    def _zeros(self, code: Code, count: int) -> list[Variable]:
-        return zeros(code, count, self.lanes)
+    def factors(self, numbers: Buffer, place: Operand) -> Value:
+        """A vector of pairs of bfloat16, or one of widened numbers."""
+        return numbers.vector(place, PAIRS) if self.pairs else numbers.vector(place, self.lanes).to(F32)
 
-    def _load(self, code: Code, base: Any, offset: Any) -> Any:
-        """A vector of pairs, or one of widened numbers."""
-        return code.load(base, offset, PAIRS, of=BF16) if self.pairs else code.wide(base, offset, self.lanes, BF16)
+    def factor(self, numbers: Buffer, place: Operand) -> Value:
+        """A vector of equal numbers in float32, or of equal pairs as words."""
+        number = (numbers + place).of(I32)[0] if self.pairs else numbers[place].to(F32)
+        return number.broadcast(self.lanes)
 
 
 @dataclass(frozen=True)
-class _ByColumns(Rows):
-    """`[T, K] @ [K, N]` of few rows: an item is a block of columns."""
+class _ByColumns(FewRows):
+    """`[T, K] @ [K, N]`: an item is a block of columns."""
 
-    @property
-    def name(self) -> str:
-        return f"product_by_columns_{self.rows}_{self.out}_{self.lanes}_{self.pairs}"
+    def num_items(self, code: Code) -> Value:
+        return code.dim(1, 1) // BLOCK
 
-    def num_items(self, code: Code) -> Any:
-        return code.builder.sdiv(code.dim(1, 1), I64(BLOCK))
-
-    def item(self, code: Code, index: Any) -> None:
-        b, depth, columns = code.builder, code.dim(0, 1), code.dim(1, 1)
-        x, weight, column = code.arg(0), code.arg(1), b.mul(index, I64(BLOCK))
-        sums = [self._zeros(code, BLOCK // self.lanes) for _ in range(self.rows)]
-        xs = [code.at(x, b.mul(I64(row), depth), BF16) for row in range(self.rows)]
+    def item(self, code: Code, index: Value) -> None:
+        depth, columns = code.dim(0, 1), code.dim(1, 1)
+        x, weight, column = code.arg(0, BF16), code.arg(1, BF16), index * BLOCK
+        sums = [code.sums(BLOCK // self.lanes, self.lanes) for _ in range(self.rows)]
+        xs = [x + depth * row for row in range(self.rows)]
         step = 2 if self.pairs else 1
-        with code.loop(I64(0), depth, step) as k:
-            place = b.add(b.mul(k, columns), column)
+        with code.loop(0, depth, step) as k:
+            place = k * columns + column
             for row in range(step):
-                far = code.at(weight, b.add(place, b.mul(columns, I64(AHEAD + row))), BF16)
-                code.prefetch(far)
+                (weight + (place + columns * (AHEAD + row))).prefetch()
             weights = self._weights(code, weight, place, columns)
             for totals, numbers in zip(sums, xs, strict=True):
-                if self.pairs:
-                    number = code.splat(code.load(numbers, k, I32, of=BF16), self.lanes)
-                else:
-                    number = code.splat(b.fpext(code.load(numbers, k, BF16), F32), self.lanes)
-                for total, part in zip(totals, weights, strict=True):
-                    add_products(code, total, number, part)
+                number = self.factor(numbers, k)
+                add_products(totals, number, weights)
         for row, totals in enumerate(sums):
-            vectors = [total.get() for total in totals]
-            if self.pairs:
-                vectors = code.in_order(vectors)
-            for part, vector in enumerate(vectors):
-                start = b.add(b.mul(I64(row), columns), I64(part * self.lanes))
-                store(code, vector, b.add(start, column), self.out)
+            vectors = results(totals)
+            code.ret(0, TYPES[self.out]).put(columns * row + column, code.in_order(vectors) if self.pairs else vectors)
 
-    def _weights(self, code: Code, weight: Any, place: Any, columns: Any) -> list[Any]:
+    def _weights(self, code: Code, weight: Buffer, place: Value, columns: Value) -> list[Value]:
         """The block's numbers of one row of the weight; of two rows as pairs, in another order."""
         if not self.pairs:
-            starts = range(0, BLOCK, self.lanes)
-            return [self._load(code, weight, code.builder.add(place, I64(start))) for start in starts]
-        upper, lower = (self._load(code, weight, row) for row in (place, code.builder.add(place, columns)))
-        return code.in_pairs(upper, lower)
+            return [self.factors(weight, place + start) for start in range(0, BLOCK, self.lanes)]
+        return code.in_pairs(self.factors(weight, place), self.factors(weight, place + columns))
 
 
 @dataclass(frozen=True)
-class _ByRows(Rows):
+class _ByRows(FewRows):
     """`[T, K] @ [N, K]ᵀ`: an item is a block of the weight's rows."""
 
-    @property
-    def name(self) -> str:
-        return f"product_by_rows_{self.rows}_{self.out}_{self.lanes}_{self.pairs}"
+    def num_items(self, code: Code) -> Value:
+        return code.dim(1, 0) // BLOCK
 
-    def num_items(self, code: Code) -> Any:
-        return code.builder.sdiv(code.dim(1, 0), I64(BLOCK))
+    def item(self, code: Code, index: Value) -> None:
+        start = index * BLOCK
+        most = 6 if self.lanes == 16 else 2
+        size = -(-self.rows // -(-self.rows // most))  # of tiles that are about equal
+        for first in range(0, self.rows, size):
+            with code.loop(start, start + BLOCK, 4) as n:
+                self._tile(code, n, first, min(size, self.rows - first))
 
-    def item(self, code: Code, index: Any) -> None:
-        start = code.builder.mul(index, I64(BLOCK))
-        for first, count in self._tiles(6 if self.lanes == 16 else 2):
-            with code.loop(start, code.builder.add(start, I64(BLOCK)), 4) as n:
-                self._tile(code, n, first, count)
-
-    def _tile(self, code: Code, n: Any, first: int, count: int) -> None:
-        b, depth, columns = code.builder, code.dim(0, 1), code.dim(1, 0)
-        x, weight = code.arg(0), code.arg(1)
-        xs = [code.at(x, b.mul(I64(first + row), depth), BF16) for row in range(count)]
-        ws = [code.at(weight, b.mul(b.add(n, I64(place)), depth), BF16) for place in range(4)]
-        sums = [self._zeros(code, 4) for _ in xs]
-        with code.loop(I64(0), depth, PAIRS.count if self.pairs else self.lanes) as k:
-            weights = [self._load(code, w, k) for w in ws]
+    def _tile(self, code: Code, n: Value, first: int, count: int) -> None:
+        depth, columns = code.dim(0, 1), code.dim(1, 0)
+        x, weight = code.arg(0, BF16), code.arg(1, BF16)
+        xs = [x + depth * (first + row) for row in range(count)]
+        ws = [weight + (n + place) * depth for place in range(4)]
+        sums = [code.sums(4, self.lanes) for _ in xs]
+        with code.loop(0, depth, PAIRS if self.pairs else self.lanes) as k:
+            weights = [self.factors(w, k) for w in ws]
             for totals, numbers in zip(sums, xs, strict=True):
-                row_part = self._load(code, numbers, k)
-                for total, w in zip(totals, weights, strict=True):
-                    add_products(code, total, row_part, w)
+                row_part = self.factors(numbers, k)
+                add_products(totals, row_part, weights)
         for row, totals in enumerate(sums):
-            start = b.add(b.mul(I64(first + row), columns), n)
-            store(code, code.sums_of_four([total.get() for total in totals]), start, self.out)
-
-    def _tiles(self, most: int) -> list[tuple[int, int]]:
-        """First row and number of rows of tiles that are about equal."""
-        size = -(-self.rows // -(-self.rows // most))
-        return [(first, min(size, self.rows - first)) for first in range(0, self.rows, size)]
+            four = code.sums_of_four(results(totals))
+            code.ret(0, TYPES[self.out]).put(columns * (first + row) + n, [four])
 
 
 @dataclass(frozen=True)
 class _ManyRowsByColumns(ManyRows):
     """`[T, K] @ [K, N]` of a weight in bfloat16."""
 
-    @property
-    def name(self) -> str:
-        return f"product_of_tiles_{self.tile}_{self.out}_{self.lanes}_{self.pairs}"
-
-    def columns(self, code: Code) -> Any:
+    def columns(self, code: Code) -> Value:
         return code.dim(1, 1)
 
-    def start(self, code: Code, block: Any) -> tuple[Any, Any]:
-        b = code.builder
-        return code.at(code.arg(1), b.mul(block, I64(4 * self.lanes))), b.mul(self.columns(code), I64(2))
+    def start(self, code: Code, block: Value) -> tuple[Buffer, Operand]:
+        return code.arg(1, I8) + block * (4 * self.lanes), self.columns(code) * 2
 
-    def widen(self, code: Code, block: Any, buffer: Any) -> None:
-        b, vector = code.builder, ir.VectorType(BF16, self.lanes)
+    def widen(self, code: Code, block: Value, buffer: Buffer) -> None:
         weight, line = self.start(code, block)
-        with code.loop(I64(0), code.dim(0, 1), 2) as k:
-            rows = [code.at(weight, b.mul(b.add(k, I64(row)), line)) for row in range(2)]
-            self.put(code, buffer, k, [[code.load(row, half, vector) for half in range(2)] for row in rows])
+        with code.loop(0, code.dim(0, 1), 2) as k:
+            rows = [(weight + (k + row) * line).of(BF16) for row in range(2)]
+            vectors = [[row.vector(half * self.lanes, self.lanes) for half in range(2)] for row in rows]
+            self.put(code, buffer, k, vectors)

@@ -6,7 +6,6 @@ matrix tiles (AMX) tiles of pairs where experts have several rows; others widen 
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +14,23 @@ from jaxtyping import Array, Float, Int
 from llvmlite import ir
 
 from jinfercept.cpu_kernels import native
-from jinfercept.cpu_kernels.code import BF16, F32, I8, I16, I32, I64, Code
-from jinfercept.cpu_kernels.tiles import BUFFER_BYTES, PAIRS, add_products, has_pairs, store, zeros
+from jinfercept.cpu_kernels.code import (
+    BF16,
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    TYPES,
+    VOID,
+    Buffer,
+    Code,
+    Value,
+    Variable,
+    add_products,
+    results,
+)
+from jinfercept.cpu_kernels.tiles import BUFFER_BYTES, PAIRS, has_pairs
 
 VECTORS = 4
 """Of a block's columns."""
@@ -45,7 +59,7 @@ def product(
     """
     pairs = x.dtype == jnp.bfloat16 and has_pairs()
     (_, depth, columns), has_many = stack.shape, len(places) // len(stack) >= FEWEST_TILED
-    fits = depth % PAIRS.count == 0 and depth * 2 * (_TILE_BYTES + _TILE_ROWS) <= BUFFER_BYTES
+    fits = depth % PAIRS == 0 and depth * 2 * (_TILE_BYTES + _TILE_ROWS) <= BUFFER_BYTES
     tiled = pairs and has_many and fits and native.has_matrix_tiles()
     kernel = _GroupedProduct(x.dtype.name, native.lanes(), pairs, tiled)
     result = jax.ShapeDtypeStruct((len(places), columns), x.dtype)
@@ -81,172 +95,157 @@ class _GroupedProduct:
     pairs: bool
     tiled: bool
 
-    @property
-    def name(self) -> str:
-        return f"grouped_product_{self.dtype}_{self.lanes}_{self.pairs}_{self.tiled}"
+    def num_items(self, code: Code) -> Value:
+        used = code.variable(0)
+        with code.loop(0, code.dim(1, 0)) as expert:
+            used.value = used.value + self._is_used(code, expert)
+        return used.value * self._blocks(code)
 
-    def num_items(self, code: Code) -> Any:
-        b, used = code.builder, code.variable(I64(0))
-        with code.loop(I64(0), code.dim(1, 0)) as expert:
-            used.set(b.add(used.get(), self._is_used(code, expert)))
-        return b.mul(used.get(), self._blocks(code))
-
-    def item(self, code: Code, index: Any) -> None:
-        b, blocks = code.builder, self._blocks(code)
-        countdown, expert, start = code.variable(b.sdiv(index, blocks)), code.variable(I64(0)), code.variable(I64(0))
-        with code.loop_while(lambda: b.icmp_signed(">=", countdown.get(), self._is_used(code, expert.get()))):
-            countdown.set(b.sub(countdown.get(), self._is_used(code, expert.get())))
-            start.set(b.add(start.get(), self._size(code, expert.get())))
-            expert.set(b.add(expert.get(), I64(1)))
-        column = b.mul(b.srem(index, blocks), I64(VECTORS * self.lanes))
-        first = b.mul(b.mul(expert.get(), code.dim(1, 1)), code.dim(1, 2))
-        weight = code.at(code.arg(1), b.add(first, column), self._number)
+    def item(self, code: Code, index: Value) -> None:
+        blocks = self._blocks(code)
+        countdown, expert, start = code.variable(index // blocks), code.variable(0), code.variable(0)
+        with code.loop_while(lambda: countdown.value >= self._is_used(code, expert.value)):
+            countdown.value = countdown.value - self._is_used(code, expert.value)
+            start.value = start.value + self._size(code, expert.value)
+            expert.value = expert.value + 1
+        column = index % blocks * (VECTORS * self.lanes)
+        weight = code.arg(1, self._number) + (expert.value * code.dim(1, 1) * code.dim(1, 2) + column)
         multiply = self._in_tiles if self.tiled else self._in_registers
-        multiply(code, start.get(), self._size(code, expert.get()), weight, column)
-
-    def _row(self, code: Code, number: Any) -> Any:
-        """Address of a row's numbers."""
-        source = self._whole(code, 3, number)
-        return code.at(code.arg(0), code.builder.mul(source, code.dim(1, 1)), self._number)
-
-    def _start(self, code: Code, number: Any, column: Any) -> Any:
-        """Where in the result a row's products with a block begin."""
-        place = self._whole(code, 4, number)
-        return code.builder.add(code.builder.mul(place, code.dim(1, 2)), column)
-
-    def _whole(self, code: Code, operand: int, index: Any) -> Any:
-        return code.builder.sext(code.load(code.arg(operand), index, I32), I64)
-
-    def _weights(self, code: Code, weight: Any, k: Any, vectors: int) -> list[Any]:
-        """So many vectors of a row's numbers; of two rows as pairs, in another order."""
-        b, columns = code.builder, code.dim(1, 2)
-        place = b.mul(k, columns)
-        if not self.pairs:
-            places = [b.add(place, I64(vector * self.lanes)) for vector in range(vectors)]
-            return [code.wide(weight, start, self.lanes, self._number) for start in places]
-        result = list[Any]()
-        for start in range(0, vectors * self.lanes, PAIRS.count):
-            rows = [b.add(row, I64(start)) for row in (place, b.add(place, columns))]
-            upper, lower = (code.load(weight, row, PAIRS, of=BF16) for row in rows)
-            result += code.in_pairs(upper, lower)
-        return result
-
-    def _fetch(self, code: Code, weight: Any, k: Any, vectors: int) -> None:
-        """Ask for the rows of a step that come later, or for those of the next columns."""
-        b, depth, columns = code.builder, code.dim(1, 1), code.dim(1, 2)
-        num_bytes = 4 if self._number == F32 else 2
-        later = b.add(k, I64(AHEAD))
-        is_left = b.icmp_signed("<", later, depth)
-        row = b.select(is_left, later, b.sub(later, depth))
-        beside = b.select(is_left, I64(0), I64(vectors * self.lanes))
-        for more in range(UNROLLED):
-            line = code.at(weight, b.add(b.mul(b.add(row, I64(more)), columns), beside), self._number)
-            for place in range(0, vectors * self.lanes * num_bytes, 64):
-                code.prefetch(code.at(line, place))
+        multiply(code, start.value, self._size(code, expert.value), weight, column)
 
     @property
     def _number(self) -> ir.Type:
-        return F32 if self.dtype == "float32" else BF16
+        return TYPES[self.dtype]
 
-    def _blocks(self, code: Code) -> Any:
-        return code.builder.sdiv(code.dim(1, 2), I64(VECTORS * self.lanes))
+    def _blocks(self, code: Code) -> Value:
+        return code.dim(1, 2) // (VECTORS * self.lanes)
 
-    def _size(self, code: Code, expert: Any) -> Any:
+    def _size(self, code: Code, expert: Value) -> Value:
         return self._whole(code, 2, expert)
 
-    def _is_used(self, code: Code, expert: Any) -> Any:
+    def _is_used(self, code: Code, expert: Value) -> Value:
         """1 or 0."""
-        b = code.builder
-        return b.zext(b.icmp_signed(">", self._size(code, expert), I64(0)), I64)
+        return (self._size(code, expert) > 0).unsigned(I64)
 
-    def _in_registers(self, code: Code, start: Any, size: Any, weight: Any, column: Any) -> None:
-        b = code.builder
-        num_tiles = b.sdiv(b.add(size, I64(self._most - 1)), I64(self._most))
-        rows = b.sdiv(b.add(size, b.sub(num_tiles, I64(1))), num_tiles)
+    def _row(self, code: Code, number: Value) -> Buffer:
+        """A row's numbers."""
+        return code.arg(0, self._number) + self._whole(code, 3, number) * code.dim(1, 1)
+
+    def _start(self, code: Code, number: Value, column: Value) -> Value:
+        """Where in the result a row's products with a block begin."""
+        return self._whole(code, 4, number) * code.dim(1, 2) + column
+
+    def _whole(self, code: Code, operand: int, index: Value) -> Value:
+        return code.arg(operand, I32)[index].to(I64)
+
+    def _weights(self, code: Code, weight: Buffer, k: Value, vectors: int) -> list[Value]:
+        """So many vectors of a row's numbers; of two rows as pairs, in another order."""
+        columns = code.dim(1, 2)
+        place = k * columns
+        if not self.pairs:
+            return [weight.vector(place + vector * self.lanes, self.lanes).to(F32) for vector in range(vectors)]
+        result = list[Value]()
+        for start in range(0, vectors * self.lanes, PAIRS):
+            upper, lower = (weight.vector(row + start, PAIRS) for row in (place, place + columns))
+            result += code.in_pairs(upper, lower)
+        return result
+
+    def _fetch(self, code: Code, weight: Buffer, k: Value, vectors: int) -> None:
+        """Ask for the rows of a step that come later, or for those of the next columns."""
+        depth, columns = code.dim(1, 1), code.dim(1, 2)
+        per_line = 16 if self._number == F32 else 32
+        later = k + AHEAD
+        is_left = later < depth
+        row = code.where(is_left, later, later - depth)
+        beside = code.where(is_left, code.number(0), vectors * self.lanes)
+        for more in range(UNROLLED):
+            line = weight + ((row + more) * columns + beside)
+            for place in range(0, vectors * self.lanes, per_line):
+                (line + place).prefetch()
+
+    def _in_registers(self, code: Code, start: Value, size: Value, weight: Buffer, column: Value) -> None:
+        num_tiles = size.tiles(self._most)
+        rows = size.tiles(num_tiles)
         for count in range(1, self._most + 1):
-            with b.if_then(b.icmp_signed("==", rows, I64(count))), code.loop(I64(0), num_tiles) as tile:
-                first = code.least(b.mul(tile, rows), b.sub(size, rows))  # the last one begins early
-                self._tile(code, b.add(start, first), count, weight, column)
+            with code.when(rows.equals(count)), code.loop(0, num_tiles) as tile:
+                first = code.least(tile * rows, size - rows)  # the last one begins early
+                self._tile(code, start + first, count, weight, column)
 
     @property
     def _most(self) -> int:
         """Rows of a tile, of which each has `VECTORS / 2` vectors of sums."""
         return 12 if self.lanes == 16 else 6
 
-    def _tile(self, code: Code, first: Any, count: int, weight: Any, column: Any) -> None:
+    def _tile(self, code: Code, first: Value, count: int, weight: Buffer, column: Value) -> None:
         """Multiply rows with a block, or many with one half of it after the other."""
-        b, depth = code.builder, code.dim(1, 1)
-        rows = [b.add(first, I64(row)) for row in range(count)]
+        depth, rows = code.dim(1, 1), [first + row for row in range(count)]
         xs = [self._row(code, row) for row in rows]
         starts = [self._start(code, row, column) for row in rows]
         vectors = VECTORS if count <= self._most // 2 else VECTORS // 2
-        with code.loop(I64(0), I64(VECTORS * self.lanes), vectors * self.lanes) as part:
-            sums = [zeros(code, vectors, self.lanes) for _ in xs]
-            with code.loop(I64(0), depth, UNROLLED) as k:
-                self._fetch(code, code.at(weight, part, self._number), k, vectors)
+        with code.loop(0, VECTORS * self.lanes, vectors * self.lanes) as part:
+            sums = [code.sums(vectors, self.lanes) for _ in xs]
+            with code.loop(0, depth, UNROLLED) as k:
+                self._fetch(code, weight + part, k, vectors)
                 for more in range(0, UNROLLED, 2 if self.pairs else 1):
-                    self._add(code, sums, xs, b.add(k, I64(more)), code.at(weight, part, self._number))
-            for totals, start in zip(sums, starts, strict=True):
-                vectors = [total.get() for total in totals]
-                for place, vector in enumerate(code.in_order(vectors) if self.pairs else vectors):
-                    store(code, vector, b.add(b.add(start, part), I64(place * self.lanes)), self.dtype)
+                    self._add(code, sums, xs, k + more, weight + part)
+            for start, totals in zip(starts, sums, strict=True):
+                products = results(totals)
+                code.ret(0, self._number).put(start + part, code.in_order(products) if self.pairs else products)
 
-    def _add(self, code: Code, sums: list[list[Any]], xs: list[Any], k: Any, weight: Any) -> None:
+    def _add(self, code: Code, sums: list[list[Variable]], xs: list[Buffer], k: Value, weight: Buffer) -> None:
         """Add the products with a row of the weight, or with two, to the sums."""
         weights = self._weights(code, weight, k, len(sums[0]))
         for totals, numbers in zip(sums, xs, strict=True):
-            x = code.load(numbers, k, I32 if self.pairs else self._number, of=self._number)
-            x = code.builder.fpext(x, F32) if x.type == BF16 else x
-            for total, part in zip(totals, weights, strict=True):
-                add_products(code, total, code.splat(x, self.lanes), part)
+            x = (numbers + k).of(I32)[0] if self.pairs else numbers[k].to(F32)
+            add_products(totals, x.broadcast(self.lanes), weights)
 
-    def _in_tiles(self, code: Code, start: Any, size: Any, weight: Any, column: Any) -> None:
-        b, depth, line = code.builder, code.dim(1, 1), VECTORS * _TILE_BYTES
-        sizes = (b.mul(depth, I64(line // 2)), b.mul(depth, I64(2 * _TILE_ROWS)), I64(_TILE_ROWS * line), I64(64))
-        block, xs, sums, config = buffers = [b.alloca(I8, num_bytes) for num_bytes in sizes]
-        for place in buffers:
-            place.align = _TILE_BYTES
-        with code.loop(I64(0), depth, UNROLLED) as k:
+    def _in_tiles(self, code: Code, start: Value, size: Value, weight: Buffer, column: Value) -> None:
+        depth, line = code.dim(1, 1), VECTORS * _TILE_BYTES
+        sizes = depth * (line // 2), depth * (2 * _TILE_ROWS), code.number(_TILE_ROWS * line), code.number(64)
+        block, xs, sums, config = (code.buffer(I8, num_bytes, align=_TILE_BYTES) for num_bytes in sizes)
+        with code.loop(0, depth, UNROLLED) as k:
             self._fetch(code, weight, k, VECTORS)
-            for row in (b.add(k, I64(more)) for more in range(0, UNROLLED, 2)):
-                pairs = code.at(block, b.mul(row, I64(line // 2)))
+            for row in (k + more for more in range(0, UNROLLED, 2)):
+                pairs = block + row * (line // 2)
                 for vector, numbers in enumerate(self._weights(code, weight, row, VECTORS)):
-                    code.store(numbers, pairs, vector * _TILE_BYTES, of=I8)
-        with code.loop(I64(0), size, _TILE_ROWS) as tile:
-            count, first = code.least(b.sub(size, tile), I64(_TILE_ROWS)), b.add(start, tile)
-            with code.loop(I64(0), count) as row:
-                source, copy = self._row(code, b.add(first, row)), code.at(xs, b.mul(row, depth), BF16)
-                with code.loop(I64(0), depth, PAIRS.count) as k:
-                    code.store(code.load(source, k, PAIRS, of=BF16), copy, k, of=BF16)
+                    (pairs + vector * _TILE_BYTES).of(BF16)[0] = numbers
+        with code.loop(0, size, _TILE_ROWS) as tile:
+            count, first = code.least(size - tile, _TILE_ROWS), start + tile
+            with code.loop(0, count) as row:
+                source, copy = self._row(code, first + row), xs.of(BF16) + row * depth
+                with code.loop(0, depth, PAIRS) as k:
+                    copy[k] = source.vector(k, PAIRS)
             self._configure(code, config, count)
             self._multiply_tiles(code, block, xs, sums)
-            with code.loop(I64(0), count) as row:
-                own, place = code.at(sums, b.mul(row, I64(line))), self._start(code, b.add(first, row), column)
-                kind = ir.VectorType(F32, self.lanes)
-                vectors = [code.load(own, vector * _TILE_BYTES, kind, of=I8) for vector in range(VECTORS)]
-                for part, vector in enumerate(code.in_order(vectors)):
-                    store(code, vector, b.add(place, I64(part * self.lanes)), self.dtype)
-        code.call("llvm.x86.tilerelease", ir.VoidType())
+            with code.loop(0, count) as row:
+                own, place = sums + row * line, self._start(code, first + row, column)
+                vectors = [(own + vector * _TILE_BYTES).of(F32).vector(0, self.lanes) for vector in range(VECTORS)]
+                code.ret(0, self._number).put(place, code.in_order(vectors))
+        code.call("llvm.x86.tilerelease", VOID)
 
-    def _multiply_tiles(self, code: Code, block: Any, xs: Any, sums: Any) -> None:
-        b, line, nothing = code.builder, I64(VECTORS * _TILE_BYTES), ir.VoidType()
-        row_bytes = b.mul(code.dim(1, 1), I64(2))
-        for tile in range(VECTORS):
-            code.call("llvm.x86.tilezero", nothing, I8(tile))
-        with code.loop(I64(0), row_bytes, _TILE_BYTES) as place:
-            code.call("llvm.x86.tileloadd64", nothing, I8(4), code.at(xs, place), row_bytes)
-            pairs = code.at(block, b.mul(place, I64(VECTORS * _TILE_ROWS)))
-            for tile in range(VECTORS):
-                weights = I8(5 + tile % 3)
-                code.call("llvm.x86.tileloadd64", nothing, weights, code.at(pairs, tile * _TILE_BYTES), line)
-                code.call("llvm.x86.tdpbf16ps", nothing, I8(tile), I8(4), weights)
-        for tile in range(VECTORS):
-            code.call("llvm.x86.tilestored64", nothing, I8(tile), code.at(sums, tile * _TILE_BYTES), line)
+    def _multiply_tiles(self, code: Code, block: Buffer, xs: Buffer, sums: Buffer) -> None:
+        row_bytes = code.dim(1, 1) * 2
 
-    def _configure(self, code: Code, config: Any, rows: Any) -> None:
+        def tile(instruction: str, *operands: Value | int) -> None:
+            numbers = (code.number(operand, I8) for operand in operands)
+            code.call(f"llvm.x86.{instruction}", VOID, *numbers)
+
+        for number in range(VECTORS):
+            tile("tilezero", number)
+        line = code.number(VECTORS * _TILE_BYTES)
+        with code.loop(0, row_bytes, _TILE_BYTES) as place:
+            tile("tileloadd64", 4, (xs + place).address, row_bytes)
+            pairs = block + place * (VECTORS * _TILE_ROWS)
+            for number in range(VECTORS):
+                tile("tileloadd64", 5 + number % 3, (pairs + number * _TILE_BYTES).address, line)
+                tile("tdpbf16ps", number, 4, 5 + number % 3)
+        for number in range(VECTORS):
+            tile("tilestored64", number, (sums + number * _TILE_BYTES).address, line)
+
+    def _configure(self, code: Code, config: Buffer, rows: Value) -> None:
         """Tell the CPU the sizes of the tiles: those of sums and of the rows have so many rows."""
-        code.store(ir.VectorType(I8, 64)([1] + [0] * 63), config, 0, of=I8)
+        config[0] = code.vector([1] + [0] * 63, I8)
         for tile in range(8):
-            code.store(I16(_TILE_BYTES), config, 8 + tile)
-            code.store(code.builder.trunc(rows, I8) if tile < 5 else I8(_TILE_ROWS), config, 48 + tile)
-        code.call("llvm.x86.ldtilecfg", ir.VoidType(), config)
+            config.of(I16)[8 + tile] = code.number(_TILE_BYTES, I16)
+            config[48 + tile] = rows.to(I8) if tile < 5 else code.number(_TILE_ROWS, I8)
+        code.call("llvm.x86.ldtilecfg", VOID, config.address)

@@ -1,12 +1,12 @@
 """Products of rows that are rounded to int8 with weights of 4 or 8 bits, by instructions that multiply bytes.
 
-Products of a group, the neighbours in a row that have one scale, are summed as whole numbers; groups in float32, and always in
-the same order: the product of a row has the same bits whatever other rows are beside it.
+Neighbouring numbers of a row, a group, have one scale, by which the largest of them is 127. A first kernel rounds the rows, and
+computes them too if a norm or a gate is before them. Products of a group are summed as whole numbers; groups in float32, and
+always in the same order: the product of a row has the same bits whatever other rows are beside it.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,22 @@ from jaxtyping import Array, Float
 from llvmlite import ir
 
 from jinfercept.cpu_kernels import native
-from jinfercept.cpu_kernels.code import F32, I8, I32, I64, Code
+from jinfercept.cpu_kernels.code import F32, I8, I32, TYPES, Buffer, Code, Value, Variable, results
 from jinfercept.cpu_kernels.packed_product import AHEAD_BYTES, STEP, PackedNumbers
-from jinfercept.cpu_kernels.rounding import FACTOR_BYTES, Rounding
-from jinfercept.cpu_kernels.tiles import row_parts, store, zeros
-from jinfercept.layouts.packed_weights import WIDTH, Packed, row_group
+from jinfercept.cpu_kernels.tiles import row_parts, row_tiles
+from jinfercept.layouts.packed_weights import ORDER, WIDTH, Packed, row_group
 from jinfercept.layouts.rows import Gated, Normed, Rows, dense
 
+FACTOR_BYTES = 12
+"""Behind the bytes of a group: its scale, the sum of its rounded numbers times the scale, and that sum, as int32."""
+ROWS_AT_ONCE = 16
+"""Rows that an item rounds."""
+_SMALLEST = 1e-30
+"""A group whose numbers are all smaller is rounded to zeros."""
+_ROUNDER, _ROUNDER_BITS = 1.5 * 2**23, 0x4B400000
+"""A float32 to which a smaller number is added as a whole one, in its lowest bits; and its bits."""
+_BYTES_OF_WORDS = [ORDER[2 * byte + half] for half in range(2) for byte in range(4)]
+"""Inputs of the bytes of a word's lower, and then of its upper numbers."""
 _SIGN = 128
 """Added to 8-bit weights, which the instruction takes without a sign."""
 
@@ -42,7 +51,7 @@ def product(rows: Rows, packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
     weight_group = depth // scales.shape[1]
     group = row_group(weight_group)
     eps = rows.eps if isinstance(rows, Normed) else None
-    rounding = Rounding(x.dtype.name, group, lanes, in_words=bits == 4, gated=isinstance(rows, Gated), eps=eps)
+    rounding = _Rounding(x.dtype.name, group, lanes, in_words=bits == 4, gated=isinstance(rows, Gated), eps=eps)
     most = 8 if lanes == 16 else 2
     tile = -(-num_rows // -(-num_rows // most))
     num_bytes = depth // group * (group + FACTOR_BYTES)
@@ -51,6 +60,86 @@ def product(rows: Rows, packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
     kernel = _Int8Product(tile, num_rows == tile, jnp.dtype(out).name, group, weight_group // group, stored)
     operands = (near, values, scales, *(() if offsets is None else (offsets,)))
     return native.call(kernel, jax.ShapeDtypeStruct((num_rows, len(values) * WIDTH), out), *operands)
+
+
+@dataclass(frozen=True)
+class _Rounding:
+    """Rounds rows: for each group its bytes, and the factors behind them. Operands: what the rows are computed from.
+
+    Attributes:
+        dtype: name of the type of the operands.
+        group: neighbouring numbers with one scale.
+        lanes: numbers of float32 in a vector.
+        in_words: whether the bytes have the order in which words of eight 4-bit numbers are taken apart.
+        gated: whether they are `Gated`: each row has its gates in front.
+        eps: of rows that are `Normed`, for which there is a second operand; None: they are not.
+    """
+
+    dtype: str
+    group: int
+    lanes: int
+    in_words: bool
+    gated: bool
+    eps: float | None
+
+    def num_items(self, code: Code) -> Value:
+        return code.dim(0, 0).tiles(ROWS_AT_ONCE)
+
+    def item(self, code: Code, index: Value) -> None:
+        columns = code.dim(0, 1)
+        depth = columns // (1 + self.gated)
+        groups = depth // self.group
+        first, end = (index + more for more in (0, 1))
+        with code.loop(first * ROWS_AT_ONCE, code.least(end * ROWS_AT_ONCE, code.dim(0, 0))) as row:
+            start = row * columns
+            factor = None if self.eps is None else self._norm(code, self.eps, start, groups)
+            with code.loop(0, groups) as nth:
+                place = nth * self.group
+                parts = self._parts(code, 0, start + place)
+                if self.gated:
+                    ups = self._parts(code, 0, start + depth + place)
+                    parts = [_silu(code, gate) * up for gate, up in zip(parts, ups, strict=True)]
+                if factor is not None:
+                    scales = self._parts(code, 1, place)
+                    parts = [x * factor * scale for x, scale in zip(parts, scales, strict=True)]
+                self._round(code, parts, code.ret(0, I8) + (row * groups + nth) * (self.group + FACTOR_BYTES))
+
+    def _parts(self, code: Code, operand: int, place: Value) -> list[Value]:
+        """The vectors of a group of an operand."""
+        x = code.arg(operand, TYPES[self.dtype]) + place
+        return [x.vector(start, self.lanes).to(F32) for start in range(0, self.group, self.lanes)]
+
+    def _norm(self, code: Code, eps: float, start: Value, groups: Value) -> Value:
+        """The factor of the numbers of a row, which begins at `start`, as a vector of equal numbers."""
+        sums = code.sums(self.group // self.lanes, self.lanes)
+        with code.loop(0, groups) as nth:
+            for total, x in zip(sums, self._parts(code, 0, start + nth * self.group), strict=True):
+                total.value = total.value.with_products(x, x)
+        mean = code.folded(results(sums), Value.__add__) / (groups * self.group).to(F32)
+        return (1.0 / code.math("sqrt", mean + eps)).broadcast(self.lanes)
+
+    def _round(self, code: Code, parts: list[Value], to: Buffer) -> None:
+        sizes = [part.bits(I32) & 0x7FFFFFFF for part in parts]
+        most = code.folded(sizes, lambda x, y: code.where(x > y, x, y)).bits(F32)
+        inverse = code.where(most > _SMALLEST, 127.0 / most, 0.0).broadcast(self.lanes)
+        near = [(part * inverse + _ROUNDER).bits(I32) for part in parts]
+        total = code.folded([part - _ROUNDER_BITS for part in near], Value.__add__)
+        joined = [part.to(I8) for part in near]
+        while len(joined) > 1:
+            pairs = zip(joined[::2], joined[1::2], strict=True)
+            joined = [code.shuffle(x, y, [*range(2 * x.lanes)]) for x, y in pairs]
+        if self.in_words:
+            order = [8 * word + row for word in range(self.group // 8) for row in _BYTES_OF_WORDS]
+            joined = [code.shuffle(joined[0], joined[0], order)]
+        to[0] = joined[0]
+        scale, factors = most * (1 / 127), (to + self.group).of(F32)
+        factors[0], factors[1], factors.of(I32)[2] = scale, scale * total.to(F32), total
+
+
+def _silu(code: Code, x: Value) -> Value:
+    """x times its logistic function, of a vector's numbers."""
+    power = code.exp(-code.math("fabs", x))
+    return x * code.where(x >= 0.0, 1.0, power) / (power + 1.0)
 
 
 @dataclass(frozen=True)
@@ -73,96 +162,90 @@ class _Int8Product:
     ratio: int
     stored: PackedNumbers
 
-    @property
-    def name(self) -> str:
-        return f"int8_product_{self.tile}_{self.is_all}_{self.out}_{self.group}_{self.ratio}_{self.stored}"
+    def num_items(self, code: Code) -> Value:
+        return code.dim(1, 0) * row_parts(code)
 
-    def num_items(self, code: Code) -> Any:
-        return code.builder.mul(code.dim(1, 0), row_parts(code))
-
-    def item(self, code: Code, index: Any) -> None:
-        b, num_rows, blocks = code.builder, code.dim(0, 0), code.dim(1, 0)
-        part, block = b.sdiv(index, blocks), b.srem(index, blocks)
+    def item(self, code: Code, index: Value) -> None:
+        blocks = code.dim(1, 0)
+        part, block = index // blocks, index % blocks
         if self.is_all:
-            self._tile(code, block, I64(0))
+            self._tile(code, block, code.number(0))
             return
-        num_tiles, parts = b.sdiv(b.add(num_rows, I64(self.tile - 1)), I64(self.tile)), row_parts(code)
-        first, end = (b.sdiv(b.mul(num_tiles, number), parts) for number in (part, b.add(part, I64(1))))
-        with code.loop(first, end) as tile:  # the last one begins early
-            self._tile(code, block, code.least(b.mul(tile, I64(self.tile)), b.sub(num_rows, I64(self.tile))))
+        with row_tiles(code, part, self.tile) as (_, row):
+            self._tile(code, block, row)
 
-    def _tile(self, code: Code, block: Any, row: Any) -> None:
+    @property
+    def _parts(self) -> int:
+        """Vectors of a block's columns."""
+        return WIDTH // self.stored.lanes
+
+    def _tile(self, code: Code, block: Value, row: Value) -> None:
         """Multiply the rows of a tile, from `row` on."""
-        b, lanes, groups, line = code.builder, self.stored.lanes, code.dim(2, 1), code.dim(0, 1)
-        xs = [code.at(code.arg(0), b.mul(b.add(row, I64(more)), line)) for more in range(self.tile)]
+        groups, line = code.dim(2, 1), code.dim(0, 1)
+        xs = [code.arg(0, I8) + (row + more) * line for more in range(self.tile)]
         group_bytes = self.group * WIDTH * self.stored.bits // 8
-        values = code.at(code.arg(1), b.mul(b.mul(block, groups), I64(self.ratio * group_bytes)))
-        totals = [zeros(code, WIDTH // lanes, lanes) for _ in xs]
-        with code.loop(I64(0), groups) as number, code.loop(I64(0), I64(self.ratio)) as part:
-            nth = b.add(b.mul(number, I64(self.ratio)), part)
-            parts = [code.at(x, b.mul(nth, I64(self.group + FACTOR_BYTES))) for x in xs]
-            sums = self._sums(code, parts, code.at(values, b.mul(nth, I64(group_bytes))))
-            self._add(code, totals, sums, parts, b.mul(b.add(b.mul(block, groups), number), I64(WIDTH)))
-        columns = b.mul(code.dim(1, 0), I64(WIDTH))
+        values = code.arg(1, I8) + block * groups * (self.ratio * group_bytes)
+        totals = [code.sums(self._parts, self.stored.lanes) for _ in xs]
+        with code.loop(0, groups) as number, code.loop(0, self.ratio) as part:
+            nth = number * self.ratio + part
+            parts = [x + nth * (self.group + FACTOR_BYTES) for x in xs]
+            sums = self._sums(code, parts, values + nth * group_bytes)
+            self._add(code, totals, sums, parts, (block * groups + number) * WIDTH)
+        columns = code.dim(1, 0) * WIDTH
         for more, vectors in enumerate(totals):
-            place = b.add(b.mul(b.add(row, I64(more)), columns), b.mul(block, I64(WIDTH)))
-            for part, total in enumerate(vectors):
-                store(code, total.get(), b.add(place, I64(part * lanes)), self.out)
+            place = (row + more) * columns + block * WIDTH
+            code.ret(0, TYPES[self.out]).put(place, results(vectors))
 
-    def _sums(self, code: Code, xs: list[Any], values: Any) -> list[list[Any]]:
+    def _sums(self, code: Code, xs: list[Buffer], values: Buffer) -> list[list[Value]]:
         """For every row and vector of columns, the sum over a group."""
-        b, lanes = code.builder, self.stored.lanes
+        lanes, words = self.stored.lanes, ir.VectorType(I32, self.stored.lanes)
         bias = self.stored.zero + (_SIGN if self.stored.bits == 8 else 0)
-        width, words = 32 * lanes, ir.VectorType(I32, lanes)
 
-        def start(x: Any) -> list[Any]:
+        def start(x: Buffer) -> Value:
             if not bias:
-                return [words([0] * lanes)] * (WIDTH // lanes)
-            total = b.mul(code.load(x, self.group + 8, I32, of=I8), I32(-bias))
-            return [code.splat(total, lanes)] * (WIDTH // lanes)
+                return code.full(lanes, 0, I32)
+            return ((x + (self.group + 8)).of(I32)[0] * -bias).broadcast(lanes)
 
         if self.is_all:
             for ahead in range(0, self.group * WIDTH * self.stored.bits // 8, 64):
-                code.prefetch(code.at(values, AHEAD_BYTES + ahead))
-        sums = [start(x) for x in xs]
+                (values + (AHEAD_BYTES + ahead)).prefetch()
+        sums = [[start(x)] * self._parts for x in xs]
         for place, weights in enumerate(self._weights(code, values)):
             for row, x in enumerate(xs):
-                four = code.splat(code.load(x, 4 * place, I32, of=I8), lanes)
+                four = x.of(I32)[place].broadcast(lanes)
                 sums[row] = [
-                    code.call(f"llvm.x86.avx512.vpdpbusd.{width}", words, total, weight, four)
+                    code.call(f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", words, total, weight, four)
                     for total, weight in zip(sums[row], weights, strict=True)
                 ]
         return sums
 
-    def _weights(self, code: Code, values: Any) -> Iterator[list[Any]]:
+    def _weights(self, code: Code, values: Buffer) -> Iterator[list[Value]]:
         """For every four bytes of a row, their weights in vectors of columns: unsigned bytes, four in a word."""
-        b, lanes, parts = code.builder, self.stored.lanes, range(WIDTH // self.stored.lanes)
-        words = ir.VectorType(I32, lanes)
+        lanes = self.stored.lanes
         if self.stored.bits == 4:
-            low, four = words([0x0F0F0F0F] * lanes), words([4] * lanes)
             for k in range(0, self.group, STEP):
-                packed = self.stored.words(code, values, I64(k), len(parts))
-                yield [b.and_(word, low) for word in packed]
-                yield [b.and_(b.lshr(word, four), low) for word in packed]
+                packed = self.stored.words(values, k, self._parts)
+                yield [word & 0x0F0F0F0F for word in packed]
+                yield [word >> 4 & 0x0F0F0F0F for word in packed]
             return
-        two_rows, columns = ir.VectorType(I8, 2 * WIDTH), range(lanes)
         for k in range(0, self.group, 4):
-            upper, lower = (code.load(values, (k + more) * WIDTH, two_rows, of=I8) for more in (0, 2))
-            for_parts = list[Any]()
-            for part in parts:
-                order = [row * WIDTH + part * lanes + column for column in columns for row in range(4)]
-                signed = code.shuffle(upper, lower, order)
-                for_parts.append(b.bitcast(b.xor(signed, signed.type([_SIGN] * signed.type.count)), words))
+            upper, lower = (values.vector((k + more) * WIDTH, 2 * WIDTH) for more in (0, 2))
+            for_parts = list[Value]()
+            for first in range(0, WIDTH, lanes):
+                order = [row * WIDTH + first + column for column in range(lanes) for row in range(4)]
+                for_parts.append((code.shuffle(upper, lower, order) ^ _SIGN).bits(I32))
             yield for_parts
 
-    def _add(self, code: Code, totals: Any, sums: list[list[Any]], xs: list[Any], place: Any) -> None:
+    def _add(
+        self, code: Code, totals: list[list[Variable]], sums: list[list[Value]], xs: list[Buffer], place: Value
+    ) -> None:
         """Add the sums of a group, times the scales of weight and row, and the offsets times the sum of the row."""
-        b, lanes, parts = code.builder, self.stored.lanes, WIDTH // self.stored.lanes
-        scales = self.stored.factors(code, 2, place, parts)
-        offsets = self.stored.factors(code, 3, place, parts) if self.stored.has_offsets else None
+        lanes = self.stored.lanes
+        scales = self.stored.factors(code, 2, place, self._parts)
+        offsets = self.stored.factors(code, 3, place, self._parts) if self.stored.has_offsets else None
         for row, x in enumerate(xs):
-            scale, total = (code.splat(code.load(x, self.group + at, F32, of=I8), lanes) for at in (0, 4))
-            for part in range(parts):
-                wide = b.sitofp(sums[row][part], ir.VectorType(F32, lanes))
-                result = code.fma(b.fmul(wide, scales[part]), scale, totals[row][part].get())
-                totals[row][part].set(result if offsets is None else code.fma(offsets[part], total, result))
+            scale, total = ((x + self.group).of(F32)[at].broadcast(lanes) for at in (0, 1))
+            for part, variable in enumerate(totals[row]):
+                wide = sums[row][part].to(F32) * scales[part]
+                result = variable.value.with_products(wide, scale)
+                variable.value = result if offsets is None else result.with_products(offsets[part], total)

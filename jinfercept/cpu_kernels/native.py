@@ -2,15 +2,22 @@
 
 They need the optional package llvmlite (`jinfercept[cpu]`) and Linux on an x86 CPU with AVX2; without, XLA computes everything.
 A kernel is compiled, or read from the disk, when the first function that calls it is traced, and stays until the process ends.
+Its machine code is kept on disk, beside the executables that JAX keeps there: to compile it takes LLVM seconds.
 """
 
+import contextlib
 import ctypes
+import hashlib
 import logging
+import os
 import platform
+import re
 import sys
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -60,12 +67,12 @@ def target(kernel: "Kernel") -> str:
     """The name of the FFI target that runs the kernel; compiled and registered at the first call."""
     from jinfercept.cpu_kernels.threads import POOL, handler
 
-    name = f"jinfercept_{kernel.name}"
+    name = f"jinfercept{re.sub(r'[^a-zA-Z0-9-]+', '_', repr(kernel))}"
     with _LOCK:
         if name not in _COMPILED:
-            engine = _COMPILED[name] = _compile(kernel.name, lambda: handler(kernel))
+            engine = _COMPILED[name] = _compile(name, lambda: handler(name, kernel))
             ctypes.c_void_p.from_address(engine.get_global_value_address(POOL)).value = _pool()
-            function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(engine.get_function_address(kernel.name))
+            function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(engine.get_function_address(name))
             jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(function), platform="cpu", api_version=1)
     return name
 
@@ -94,8 +101,6 @@ def _compile(name: str, module: Callable[[], Any]) -> Any:
     """The engine that owns the machine code of a module."""
     import llvmlite
     import llvmlite.binding as llvm
-
-    from jinfercept.cpu_kernels.object_cache import cached
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -127,3 +132,66 @@ def _emit(module: Any, machine: Any) -> bytes:
 def num_threads() -> int:
     """The threads that compute a kernel: the cores that this process may use."""
     return num_processors()
+
+
+_DIGEST_BYTES = 32
+
+
+def cached(name: str, depends_on: Iterable[str], emit: Callable[[], bytes]) -> bytes:
+    """The kernel's object file: from the disk, or emitted and written there.
+
+    Without a compilation cache of JAX in a local directory that can be written, it is emitted every time. Several processes may
+    ask at once. A damaged entry is replaced.
+
+    Args:
+        depends_on: what tells one object file of the kernel from another, beside the source code of the kernels.
+        emit: makes the object file.
+    """
+    folder = _folder()
+    if folder is None:
+        return emit()
+    digest = hashlib.sha256("\n".join((_sources(), name, *depends_on)).encode()).hexdigest()
+    path = folder / f"{name}-{digest[:32]}"
+    code = _read(path)
+    if code is None:
+        code = emit()
+        _write(path, code)
+    return code
+
+
+def _folder() -> Path | None:
+    directory = jax.config.jax_compilation_cache_dir if jax.config.jax_enable_compilation_cache else None
+    return None if not directory or "://" in directory else Path(directory) / "kernels"
+
+
+@cache
+def _sources() -> str:
+    """A digest of the modules from which kernels are emitted, and of those of the layouts that they read."""
+    package = Path(__file__).parents[1]
+    files = sorted(file for room in ("cpu_kernels", "layouts") for file in (package / room).glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        entry = path.read_bytes()
+    except OSError:
+        return None
+    digest, code = entry[:_DIGEST_BYTES], entry[_DIGEST_BYTES:]
+    if hashlib.sha256(code).digest() == digest:
+        return code
+    log.warning("the cached kernel %s is damaged, it is compiled again", path)
+    return None
+
+
+def _write(path: Path, code: bytes) -> None:
+    """Under its name at once, so that no process reads a part of it. A directory that cannot be written is no error."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(hashlib.sha256(code).digest() + code)
+            Path(name).replace(path)
+        except OSError:
+            Path(name).unlink(missing_ok=True)

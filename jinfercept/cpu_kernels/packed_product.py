@@ -6,7 +6,6 @@ afterwards; its offset has the sum of the part of a row. For many rows a block i
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +14,29 @@ from jaxtyping import Array, Float, Shaped
 from llvmlite import ir
 
 from jinfercept.cpu_kernels import native
-from jinfercept.cpu_kernels.code import BF16, F32, I8, I32, I64, Code
-from jinfercept.cpu_kernels.dense_product import Rows
-from jinfercept.cpu_kernels.tiles import PAIRS, ManyRows, add_products, fits, has_pairs, store, tile_rows
+from jinfercept.cpu_kernels.code import (
+    BF16,
+    F32,
+    I8,
+    I16,
+    I32,
+    TYPES,
+    Buffer,
+    Code,
+    Operand,
+    Value,
+    Variable,
+    add_products,
+    results,
+)
+from jinfercept.cpu_kernels.dense_product import FewRows
+from jinfercept.cpu_kernels.tiles import ManyRows, fits, has_pairs, tile_rows
 from jinfercept.layouts.packed_weights import DOUBLED_E2M1, E2M1, ORDER, WIDTH
 
 STEP = 8
 """Inputs of a word of 4-bit numbers, and of a step of the loop."""
 AHEAD_BYTES = 2048
 """Of the weight, fetched before they are needed: the next block is mostly the same thread's."""
-_FACTORS = {"float32": F32, "bfloat16": BF16}
 
 
 def product(
@@ -79,90 +91,58 @@ class PackedNumbers:
     zero: int
     lanes: int
 
-    def __str__(self) -> str:
-        return "_".join(str(field) for field in vars(self).values()).replace("-", "m")
-
-    def rows(self, code: Code, values: Any, k: Any, count: int) -> list[list[Any]]:
-        """So many vectors of each of the `STEP` rows of a block from row `k` on; `values`: the block's first number."""
-        b, vector = code.builder, ir.VectorType(I32, self.lanes)
+    def rows(self, code: Code, values: Buffer, k: Value, count: int) -> list[list[Value]]:
+        """So many vectors of each of the `STEP` rows of a block from row `k` on; `values`: the block's bytes."""
         if self.bits == 4:
-            words = self.words(code, values, k, count)
-            shifts = [4 * ORDER.index(row) for row in range(STEP)]
-            numbers = [
-                [b.and_(b.lshr(word, vector([shift] * self.lanes)), vector([15] * self.lanes)) for word in words]
-                for shift in shifts
-            ]
+            words = self.words(values, k, count)
+            numbers = [[word >> 4 * ORDER.index(row) & 15 for word in words] for row in range(STEP)]
         else:
-            byte = ir.VectorType(I8, self.lanes)
-            places = [b.mul(b.add(k, I64(row)), I64(WIDTH)) for row in range(STEP)]
-            numbers = [
-                [
-                    b.sext(code.load(values, b.add(place, I64(part * self.lanes)), byte, of=I8), vector)
-                    for part in range(count)
-                ]
-                for place in places
-            ]
-        zero = vector([self.zero] * self.lanes)
-        wide = ir.VectorType(F32, self.lanes)
+            parts = range(0, count * self.lanes, self.lanes)
+            places = [(k + row) * WIDTH for row in range(STEP)]
+            numbers = [[values.vector(place + part, self.lanes).to(I32) for part in parts] for place in places]
         if self.is_e2m1:
             numbers = [[self._doubled(code, q) for q in row] for row in numbers]
-        return [[b.sitofp(b.sub(q, zero) if self.zero else q, wide) for q in row] for row in numbers]
+        return [[(q - self.zero if self.zero else q).to(F32) for q in row] for row in numbers]
 
     @property
     def is_e2m1(self) -> bool:
         """Whether the numbers are those of MXFP4: all that are read here are doubled."""
         return self.scales == "uint8"
 
-    def _doubled(self, code: Code, bits: Any) -> Any:
+    def _doubled(self, code: Code, bits: Value) -> Value:
         """A vector of whole numbers, twice those of 4 bits that are e2m1."""
-        b, vector = code.builder, ir.VectorType(I32, self.lanes)
+        table = code.full(self.lanes, int(DOUBLED_E2M1), I32)
+        size = table >> ((bits & 7) << 2) & 15
+        return code.where(bits > 7, -size, size)
 
-        def every(number: int) -> Any:
-            return vector([number] * self.lanes)
-
-        size = b.shl(b.and_(bits, every(7)), every(2))
-        size = b.and_(b.lshr(every(int(DOUBLED_E2M1)), size), every(15))
-        return b.select(b.icmp_unsigned(">", bits, every(7)), b.neg(size), size)
-
-    def pairs(self, code: Code, values: Any, k: Any, count: int) -> Iterator[list[Any]]:
+    def pairs(self, code: Code, values: Buffer, k: Value, count: int) -> Iterator[list[Value]]:
         """As `rows`, of 4-bit numbers and looked up: so many vectors of bfloat16 pairs of each two rows."""
-        b, vector, words = code.builder, ir.VectorType(I32, self.lanes), ir.VectorType(ir.IntType(16), 2 * self.lanes)
         if self.is_e2m1:
             numbers = [2 * number for number in (*E2M1, *(-number for number in E2M1))]
         else:
             numbers = [float(n - self.zero) for n in range(16)]
-        table = b.bitcast(PAIRS(2 * numbers), words)
-        packed = self.words(code, values, k, count)
+        table = code.vector(2 * numbers, BF16).bits(I16)
+        packed = self.words(values, k, count)
         for i in range(4):
-            places = [b.lshr(word, vector([4 * i] * self.lanes)) if i else word for word in packed]
-            looked_up = (
-                code.call("llvm.x86.avx512.permvar.hi.512", words, table, b.bitcast(place, words)) for place in places
-            )
-            yield [b.bitcast(pair, PAIRS) for pair in looked_up]
+            places = [(word >> 4 * i if i else word).bits(I16) for word in packed]
+            yield [code.call("llvm.x86.avx512.permvar.hi.512", table.type, table, place).bits(BF16) for place in places]
 
-    def words(self, code: Code, values: Any, k: Any, count: int) -> list[Any]:
+    def words(self, values: Buffer, k: Operand, count: int) -> list[Value]:
         """So many vectors of words of 4-bit numbers, of row `k` and those after it."""
-        b, vector = code.builder, ir.VectorType(I32, self.lanes)
-        place = b.mul(b.sdiv(k, I64(STEP)), I64(WIDTH))
-        return [code.load(values, b.add(place, I64(part * self.lanes)), vector, of=I32) for part in range(count)]
+        place = k // STEP * WIDTH
+        return [values.of(I32).vector(place + part * self.lanes, self.lanes) for part in range(count)]
 
-    def factors(self, code: Code, operand: int, place: Any, count: int) -> list[Any]:
+    def factors(self, code: Code, operand: int, place: Value, count: int) -> list[Value]:
         """So many vectors of scales or offsets, from a place on."""
-        kind = ir.HalfType() if self.scales == "float16" else F32
-        places = [code.builder.add(place, I64(part * self.lanes)) for part in range(count)]
+        places = [place + part * self.lanes for part in range(count)]
         if self.is_e2m1:
-            return [self._power(code, operand, place) for place in places]
-        return [code.wide(code.arg(operand), place, self.lanes, kind) for place in places]
+            return [self._powers(code, code.arg(operand, I8).vector(place, self.lanes)) for place in places]
+        return [code.arg(operand, TYPES[self.scales]).vector(place, self.lanes).to(F32) for place in places]
 
-    def _power(self, code: Code, operand: int, place: Any) -> Any:
+    def _powers(self, code: Code, stored: Value) -> Value:
         """A vector of the scales of `packed_weights.wide_scales`."""
-        b, vector = code.builder, ir.VectorType(I32, self.lanes)
-        stored = code.load(code.arg(operand), place, ir.VectorType(I8, self.lanes), of=I8)
-        exponents = b.sub(b.zext(stored, vector), vector([1] * self.lanes))
-        exponents = b.select(
-            b.icmp_signed("<", exponents, vector([0] * self.lanes)), vector([0] * self.lanes), exponents
-        )
-        return b.bitcast(b.shl(exponents, vector([23] * self.lanes)), ir.VectorType(F32, self.lanes))
+        exponents = stored.unsigned(I32) - 1
+        return (code.where(exponents < 0, 0, exponents) << 23).bits(F32)
 
 
 @dataclass(frozen=True)
@@ -171,134 +151,115 @@ class _QuantizedManyRows(ManyRows):
 
     stored: PackedNumbers
 
-    @property
-    def name(self) -> str:
-        return f"quantized_tiles_{self.tile}_{self.out}_{self.pairs}_{self.stored}"
+    def columns(self, code: Code) -> Value:
+        return code.dim(1, 0) * WIDTH
 
-    def columns(self, code: Code) -> Any:
-        return code.builder.mul(code.dim(1, 0), I64(WIDTH))
-
-    def start(self, code: Code, block: Any) -> tuple[Any, Any]:
-        b, bits = code.builder, self.stored.bits
-        stored, first = self._first(code, block)
+    def start(self, code: Code, block: Value) -> tuple[Buffer, Operand]:
+        bits = self.stored.bits
+        stored, first = self._first(block)
         line = WIDTH * bits // 8
-        place = b.add(b.mul(stored, b.mul(code.dim(0, 1), I64(line))), b.mul(first, I64(4 if bits == 4 else 1)))
-        return code.at(code.arg(1), place), I64(line)
+        place = stored * (code.dim(0, 1) * line) + first * (4 if bits == 4 else 1)
+        return code.arg(1, I8) + place, line
 
-    def widen(self, code: Code, block: Any, buffer: Any) -> None:
-        b, depth, groups = code.builder, code.dim(0, 1), code.dim(2, 1)
-        group, (values, _), (stored, first) = b.sdiv(depth, groups), self.start(code, block), self._first(code, block)
-        with code.loop(I64(0), groups) as number:
-            place = b.add(b.mul(b.add(b.mul(stored, groups), number), I64(WIDTH)), first)
+    def widen(self, code: Code, block: Value, buffer: Buffer) -> None:
+        depth, groups = code.dim(0, 1), code.dim(2, 1)
+        group, (values, _), (stored, first) = depth // groups, self.start(code, block), self._first(block)
+        with code.loop(0, groups) as number:
+            place = (stored * groups + number) * WIDTH + first
             scales = self.stored.factors(code, 2, place, 2)
             offsets = self.stored.factors(code, 3, place, 2) if self.stored.has_offsets else None
-            start = b.mul(number, group)
-            with code.loop(start, b.add(start, group), STEP) as k:
+            start = number * group
+            with code.loop(start, start + group, STEP) as k:
                 if self.pairs and self.stored.bits == 4:
-                    self.put_pairs(code, buffer, k, self._wide_pairs(code, values, k, scales, offsets))
+                    self.put_pairs(buffer, k, self._wide_pairs(code, values, k, scales, offsets))
                 else:
                     rows = [self._scaled(code, row, scales, offsets) for row in self.stored.rows(code, values, k, 2)]
                     self.put(code, buffer, k, rows)
 
-    def _wide_pairs(self, code: Code, values: Any, k: Any, scales: Any, offsets: Any) -> list[list[Any]]:
+    def _wide_pairs(
+        self, code: Code, values: Buffer, k: Value, scales: list[Value], offsets: list[Value] | None
+    ) -> list[list[Value]]:
         """Two vectors of pairs of each two rows, from row `k` on."""
-        b, bits, wide = code.builder, ir.VectorType(I32, self.lanes), ir.VectorType(F32, self.lanes)
-        order = [place for column in range(self.lanes) for place in (column, column + self.lanes)]
-
-        def rounded(lower: Any, upper: Any) -> Any:
-            near = code.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", PAIRS, upper, lower)
-            return code.shuffle(near, near, order)
-
-        result = list[list[Any]]()
+        result = list[list[Value]]()
         for pairs in self.stored.pairs(code, values, k, 2):
-            words = [b.bitcast(pair, bits) for pair in pairs]
-            lower = [b.bitcast(b.shl(word, bits([16] * self.lanes)), wide) for word in words]
-            upper = [b.bitcast(b.and_(word, bits([-1 << 16] * self.lanes)), wide) for word in words]
+            words = [pair.bits(I32) for pair in pairs]
+            lower = [(word << 16).bits(F32) for word in words]
+            upper = [(word & -1 << 16).bits(F32) for word in words]
             rows = [self._scaled(code, row, scales, offsets) for row in (lower, upper)]
-            result.append([rounded(*two) for two in zip(*rows, strict=True)])
+            result.append([self._rounded(code, *two) for two in zip(*rows, strict=True)])
         return result
 
-    def _scaled(self, code: Code, row: list[Any], scales: list[Any], offsets: list[Any] | None) -> list[Any]:
-        if offsets is None:
-            return [code.builder.fmul(number, scale) for number, scale in zip(row, scales, strict=True)]
-        return [code.fma(*three) for three in zip(row, scales, offsets, strict=True)]
+    def _rounded(self, code: Code, lower: Value, upper: Value) -> Value:
+        pairs = ir.VectorType(BF16, 2 * self.lanes)
+        near = code.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", pairs, upper, lower)
+        order = [place for column in range(self.lanes) for place in (column, column + self.lanes)]
+        return code.shuffle(near, near, order)
 
-    def _first(self, code: Code, block: Any) -> tuple[Any, Any]:
+    def _scaled(self, code: Code, row: list[Value], scales: list[Value], offsets: list[Value] | None) -> list[Value]:
+        if offsets is None:
+            return [number * scale for number, scale in zip(row, scales, strict=True)]
+        return [offset.with_products(number, scale) for number, scale, offset in zip(row, scales, offsets, strict=True)]
+
+    def _first(self, block: Value) -> tuple[Value, Value]:
         """The stored block in which a block lies, and its first column there."""
         share = WIDTH // (2 * self.lanes)
-        b = code.builder
-        return b.sdiv(block, I64(share)), b.mul(b.srem(block, I64(share)), I64(2 * self.lanes))
+        return block // share, block % share * (2 * self.lanes)
 
 
 @dataclass(frozen=True)
-class _Quantized(Rows):
-    """Few rows. Operands: rows, values, scales, and offsets if there are any."""
+class _Quantized(FewRows):
+    """Operands: rows, values, scales, and offsets if there are any."""
 
-    factors: str
+    dtype: str
     stored: PackedNumbers
 
-    @property
-    def name(self) -> str:
-        return f"quantized_{self.rows}_{self.out}_{self.pairs}_{self.factors}_{self.stored}"
-
-    def num_items(self, code: Code) -> Any:
+    def num_items(self, code: Code) -> Value:
         return code.dim(1, 0)
 
-    def item(self, code: Code, index: Any) -> None:
-        b, depth, groups = code.builder, code.dim(0, 1), code.dim(2, 1)
-        group = b.sdiv(depth, groups)
-        values = code.at(code.arg(1), b.mul(index, b.mul(depth, I64(WIDTH * self.stored.bits // 8))))
-        xs = [code.at(code.arg(0), b.mul(I64(row), depth), _FACTORS[self.factors]) for row in range(self.rows)]
-        totals = [self._zeros(code, self._parts) for _ in xs]
-        with code.loop(I64(0), groups) as number:
-            start = b.mul(number, group)
-            end = b.add(start, group)
+    def item(self, code: Code, index: Value) -> None:
+        depth, groups = code.dim(0, 1), code.dim(2, 1)
+        group = depth // groups
+        values = code.arg(1, I8) + index * (depth * (WIDTH * self.stored.bits // 8))
+        xs = [code.arg(0, TYPES[self.dtype]) + depth * row for row in range(self.rows)]
+        totals = [code.sums(self._parts, self.lanes) for _ in xs]
+        with code.loop(0, groups) as number:
+            start = number * group
+            end = start + group
             sums = self._sums(code, values, xs, start, end)
-            place = b.mul(b.add(b.mul(index, groups), number), I64(WIDTH))
+            place = (index * groups + number) * WIDTH
             self._scale(code, totals, sums, 2, place)
             if self.stored.has_offsets:
                 self._scale(code, totals, self._row_sums(code, xs, start, end), 3, place)
         for row, vectors in enumerate(totals):
-            columns = b.mul(code.dim(1, 0), I64(WIDTH))
-            place = b.add(b.mul(I64(row), columns), b.mul(index, I64(WIDTH)))
-            for part, vector in enumerate(vectors):
-                store(code, vector.get(), b.add(place, I64(part * self.lanes)), self.out)
+            place = code.dim(1, 0) * WIDTH * row + index * WIDTH
+            code.ret(0, TYPES[self.out]).put(place, results(vectors))
 
     @property
     def _parts(self) -> int:
         """Vectors of a block's columns."""
         return WIDTH // self.lanes
 
-    def _sums(self, code: Code, values: Any, xs: list[Any], start: Any, end: Any) -> list[list[Any]]:
+    def _sums(self, code: Code, values: Buffer, xs: list[Buffer], start: Value, end: Value) -> list[list[Value]]:
         """For every row and vector of columns, the sum over a group."""
-        b, parts = code.builder, self._parts
-        chains = max(1, min(4, 8 // (parts * len(xs))))
-        sums = [[self._zeros(code, parts) for _ in xs] for _ in range(chains)]
+        chains = max(1, min(4, 8 // (self._parts * len(xs))))
+        sums = [[code.sums(self._parts, self.lanes) for _ in xs] for _ in range(chains)]
         with code.loop(start, end, STEP) as k:
             line = WIDTH * self.stored.bits // 8
             for ahead in range(0, STEP * line, 64):
-                code.prefetch(code.at(values, b.add(b.mul(k, I64(line)), I64(AHEAD_BYTES + ahead))))
+                (values + (k * line + (AHEAD_BYTES + ahead))).prefetch()
             for turn, (place, weights) in enumerate(self._weights(code, values, k)):
                 for totals, numbers in zip(sums[turn % chains], xs, strict=True):
-                    x = self._factor(code, numbers, b.add(k, I64(place)))
-                    for total, weight in zip(totals, weights, strict=True):
-                        add_products(code, total, x, weight)
-        result = [[total.get() for total in totals] for totals in sums[0]]
+                    x = self.factor(numbers, k + place)
+                    add_products(totals, x, weights)
+        result = [results(totals) for totals in sums[0]]
         for chain in sums[1:]:
             result = [
-                [b.fadd(x, y.get()) for x, y in zip(ours, theirs, strict=True)]
+                [x + y.value for x, y in zip(ours, theirs, strict=True)]
                 for ours, theirs in zip(result, chain, strict=True)
             ]
         return result
 
-    def _factor(self, code: Code, numbers: Any, place: Any) -> Any:
-        """One number of a row, or two, for all columns."""
-        if self.pairs:
-            return code.splat(code.load(numbers, place, I32, of=BF16), self.lanes)
-        number = code.load(numbers, place, _FACTORS[self.factors])
-        return code.splat(number if self.factors == "float32" else code.builder.fpext(number, F32), self.lanes)
-
-    def _weights(self, code: Code, values: Any, k: Any) -> Iterator[tuple[int, list[Any]]]:
+    def _weights(self, code: Code, values: Buffer, k: Value) -> Iterator[tuple[int, list[Value]]]:
         """Inputs of a step, with their numbers of all columns."""
         stored = self.stored
         if self.pairs and stored.bits == 4:
@@ -306,36 +267,32 @@ class _Quantized(Rows):
                 yield 2 * i, pairs
             return
         rows = stored.rows(code, values, k, self._parts)
-        if self.pairs:
+        if self.pairs:  # a small whole number in float32 has the bits of bfloat16 in its upper half
             for row in range(0, STEP, 2):
                 pairs = zip(rows[row], rows[row + 1], strict=True)
-                yield row, [self._pair(code, low, high) for low, high in pairs]
+                yield row, [(low.bits(I32) >> 16 | high.bits(I32)).bits(BF16) for low, high in pairs]
         else:
             yield from enumerate(rows)
 
-    def _pair(self, code: Code, low: Any, high: Any) -> Any:
-        b, vector = code.builder, ir.VectorType(I32, self.lanes)
-        low, high = b.bitcast(low, vector), b.bitcast(high, vector)
-        return b.bitcast(b.or_(b.lshr(low, vector([16] * self.lanes)), high), PAIRS)
-
-    def _row_sums(self, code: Code, xs: list[Any], start: Any, end: Any) -> list[list[Any]]:
+    def _row_sums(self, code: Code, xs: list[Buffer], start: Value, end: Value) -> list[list[Value]]:
         """For every row, its sum over a group, once for each vector of columns."""
-        b, result = code.builder, list[list[Any]]()
+        result = list[list[Value]]()
         for first in range(0, len(xs), 4):
             rows = xs[first : first + 4]
-            sums = self._zeros(code, len(rows))
+            sums = code.sums(len(rows), self.lanes)
             with code.loop(start, end, self.lanes) as k:
                 for total, numbers in zip(sums, rows, strict=True):
-                    total.set(b.fadd(total.get(), code.wide(numbers, k, self.lanes, _FACTORS[self.factors])))
-            four = code.sums_of_four([sums[min(row, len(rows) - 1)].get() for row in range(4)])
+                    total.value = total.value + numbers.vector(k, self.lanes).to(F32)
+            four = code.sums_of_four([sums[min(row, len(rows) - 1)].value for row in range(4)])
             for row in range(len(rows)):
-                whole = code.splat(b.extract_element(four, I32(row)), self.lanes)
-                result.append([whole] * self._parts)
+                result.append([four[row].broadcast(self.lanes)] * self._parts)
         return result
 
-    def _scale(self, code: Code, totals: Any, sums: list[list[Any]], operand: int, place: Any) -> None:
+    def _scale(
+        self, code: Code, totals: list[list[Variable]], sums: list[list[Value]], operand: int, place: Value
+    ) -> None:
         """Add sums times the scales, or times the offsets, of a group."""
         scales = self.stored.factors(code, operand, place, self._parts)
         for row, vectors in zip(totals, sums, strict=True):
             for total, vector, scale in zip(row, vectors, scales, strict=True):
-                total.set(code.fma(vector, scale, total.get()))
+                total.value = total.value.with_products(vector, scale)

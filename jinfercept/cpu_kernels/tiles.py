@@ -4,15 +4,15 @@ Sums are in float32. CPUs with bfloat16 dot products multiply pairs of numbers, 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-from llvmlite import ir
 
 from jinfercept.cpu_kernels import native
-from jinfercept.cpu_kernels.code import BF16, F32, I32, I64, Code, Variable
+from jinfercept.cpu_kernels.code import BF16, F32, I8, I32, TYPES, Buffer, Code, Operand, Value, add_products, results
 
-PAIRS = ir.VectorType(BF16, 32)  # 16 pairs
+PAIRS = 32
+"""Numbers of a vector of 16 pairs of bfloat16."""
 PART_ROWS = 256
 """Most rows that are multiplied with one block after the other: they stay in a cache."""
 BUFFER_BYTES = 1 << 20
@@ -21,7 +21,7 @@ BUFFER_BYTES = 1 << 20
 
 def has_pairs() -> bool:
     """Whether this CPU multiplies pairs of bfloat16."""
-    return "avx512bf16" in native.features() and PAIRS.count == 2 * native.lanes()
+    return "avx512bf16" in native.features() and 2 * native.lanes() == PAIRS
 
 
 def tile_rows(num_rows: int) -> int:
@@ -53,130 +53,89 @@ class ManyRows(ABC):
     lanes: int
     pairs: bool
 
-    @property
     @abstractmethod
-    def name(self) -> str:
-        """See `Kernel`."""
-
-    @abstractmethod
-    def columns(self, code: Code) -> Any:
+    def columns(self, code: Code) -> Value:
         """Columns of the weight, i64."""
 
     @abstractmethod
-    def start(self, code: Code, block: Any) -> tuple[Any, Any]:
-        """Address of the first number of a block, and bytes from a row of the block to the next."""
+    def start(self, code: Code, block: Value) -> tuple[Buffer, Operand]:
+        """A block's numbers from the first one on, as bytes, and bytes from a row of the block to the next."""
 
     @abstractmethod
-    def widen(self, code: Code, block: Any, buffer: Any) -> None:
+    def widen(self, code: Code, block: Value, buffer: Buffer) -> None:
         """Give the buffer all rows of a block, with `put`."""
 
-    def put(self, code: Code, buffer: Any, first: Any, rows: list[list[Any]]) -> None:
+    def put(self, code: Code, buffer: Buffer, first: Value, rows: list[list[Value]]) -> None:
         """Write neighbouring rows into the buffer, an even number of them.
 
         Args:
-            buffer: address of the widened block.
+            buffer: the widened block.
             first: number of the first row, i64.
             rows: two vectors of each, of bfloat16 or float32.
         """
-        number = BF16 if self.pairs else F32
-        rows = [[_converted(code, vector, number) for vector in row] for row in rows]
+        rows = [[vector.to(BF16 if self.pairs else F32) for vector in row] for row in rows]
         if self.pairs:
-            order = [place for column in range(self.lanes) for place in (column, column + self.lanes)]
-            rows = [
-                [code.shuffle(upper, lower, order) for upper, lower in zip(*two, strict=True)]
-                for two in zip(rows[::2], rows[1::2], strict=True)
-            ]
-        self.put_pairs(code, buffer, first, rows)
+            pairs = zip(rows[::2], rows[1::2], strict=True)
+            rows = [[code.interleaved(*halves) for halves in zip(*two, strict=True)] for two in pairs]
+        self.put_pairs(buffer, first, rows)
 
-    def put_pairs(self, code: Code, buffer: Any, first: Any, rows: list[list[Any]]) -> None:
+    def put_pairs(self, buffer: Buffer, first: Value, rows: list[list[Value]]) -> None:
         """As `put`, what the buffer has: vectors of float32 rows, or of the pairs of two rows of bfloat16."""
-        b = code.builder
-        place = b.mul(first, I64(2 * self.lanes // self._step))
+        place = first * (2 * self.lanes // self._step)
         for index, vector in enumerate(vector for row in rows for vector in row):
-            code.store(vector, buffer, b.add(place, I64(index * self.lanes)), of=I32)
+            buffer[place + index * self.lanes] = vector
 
-    def num_items(self, code: Code) -> Any:
-        return code.builder.mul(row_parts(code), self._blocks(code))
+    def num_items(self, code: Code) -> Value:
+        return row_parts(code) * self._blocks(code)
 
-    def item(self, code: Code, index: Any) -> None:
-        b, depth, blocks = code.builder, code.dim(0, 1), self._blocks(code)
-        steps = b.sdiv(depth, I64(self._step))
-        buffer = b.alloca(I32, b.mul(steps, I64(2 * self.lanes)))
-        buffer.align = 64
-        part, block = b.sdiv(index, blocks), b.srem(index, blocks)
+    def item(self, code: Code, index: Value) -> None:
+        depth, blocks = code.dim(0, 1), self._blocks(code)
+        steps = depth // self._step
+        buffer = code.buffer(I32, steps * (2 * self.lanes), align=64)
+        part, block = index // blocks, index % blocks
         self.widen(code, block, buffer)
-        next_block, line = self.start(code, b.add(block, I64(1)))
-        first, end = (self._first_tile(code, number) for number in (part, b.add(part, I64(1))))
-        with code.loop(first, end) as tile:
-            row = b.mul(b.sub(tile, first), steps)  # of the next block, from which on this tile fetches rows
-            is_left = b.icmp_signed("<", row, depth)
-            ahead = b.select(is_left, code.at(next_block, b.mul(row, line)), code.at(buffer, 0))
-            self._tile(code, buffer, tile, b.mul(block, I64(2 * self.lanes)), ahead, b.select(is_left, line, I64(0)))
+        next_block, line = self.start(code, block + 1)
+        with row_tiles(code, part, self.tile) as (tile, first):
+            row = tile * steps  # of the next block, from which on this tile fetches rows
+            is_left = row < depth
+            ahead = Buffer(code, code.where(is_left, (next_block + row * line).address, buffer.address), I8)
+            self._tile(code, buffer, first, block * (2 * self.lanes), ahead, code.where(is_left, code.number(line), 0))
 
-    def _tile(self, code: Code, buffer: Any, tile: Any, column: Any, ahead: Any, line: Any) -> None:
-        """Multiply the rows of a tile; in every step, fetch the next line from `ahead` on. The last tile begins early."""
-        b, depth, num_rows = code.builder, code.dim(0, 1), code.dim(0, 0)
-        number, kind = (BF16, PAIRS) if self.pairs else (F32, ir.VectorType(F32, self.lanes))
-        start, last = b.mul(tile, I64(self.tile)), b.sub(num_rows, I64(self.tile))
-        start = b.select(b.icmp_signed("<", start, last), start, last)
-        xs = [code.at(code.arg(0), b.mul(b.add(start, I64(row)), depth), number) for row in range(self.tile)]
-        sums = [zeros(code, 2, self.lanes) for _ in xs]
-        with code.loop(I64(0), b.sdiv(depth, I64(self._step))) as step:
-            code.prefetch(code.at(ahead, b.mul(step, line)))
-            place = b.mul(step, I64(2 * self.lanes))
-            weights = [code.load(buffer, b.add(place, I64(half * self.lanes)), kind, of=I32) for half in range(2)]
+    def _tile(self, code: Code, buffer: Buffer, start: Value, column: Value, ahead: Buffer, line: Value) -> None:
+        """Multiply the rows of a tile, from `start` on; in every step, fetch the next line from `ahead` on."""
+        depth, lanes, number = code.dim(0, 1), self.lanes, BF16 if self.pairs else F32
+        x = code.arg(0, number)
+        xs = [(x + (start + row) * depth).of(I32 if self.pairs else F32) for row in range(self.tile)]
+        sums = [code.sums(2, lanes) for _ in xs]
+        with code.loop(0, depth // self._step) as step:
+            (ahead + step * line).prefetch()
+            place = step * (2 * lanes)
+            weights = [buffer.vector(place + half * lanes, lanes).bits(number) for half in range(2)]
             for totals, numbers in zip(sums, xs, strict=True):
-                x = code.splat(code.load(numbers, step, I32 if self.pairs else F32), self.lanes)
-                for total, weight in zip(totals, weights, strict=True):
-                    add_products(code, total, x, weight)
+                x = numbers[step].broadcast(lanes)
+                add_products(totals, x, weights)
+        result = code.ret(0, TYPES[self.out])
         for row, totals in enumerate(sums):
-            place = b.add(b.mul(b.add(start, I64(row)), self.columns(code)), column)
-            for half, total in enumerate(totals):
-                store(code, total.get(), b.add(place, I64(half * self.lanes)), self.out)
+            result.put((start + row) * self.columns(code) + column, results(totals))
 
     @property
     def _step(self) -> int:
         """Rows of the weight that are multiplied at once."""
         return 2 if self.pairs else 1
 
-    def _blocks(self, code: Code) -> Any:
-        return code.builder.sdiv(self.columns(code), I64(2 * self.lanes))
-
-    def _first_tile(self, code: Code, part: Any) -> Any:
-        b = code.builder
-        num_tiles = b.sdiv(b.add(code.dim(0, 0), I64(self.tile - 1)), I64(self.tile))
-        return b.sdiv(b.mul(num_tiles, part), row_parts(code))
+    def _blocks(self, code: Code) -> Value:
+        return self.columns(code) // (2 * self.lanes)
 
 
-def _converted(code: Code, vector: Any, number: ir.Type) -> Any:
-    kind = ir.VectorType(number, vector.type.count)
-    if vector.type == kind:
-        return vector
-    return code.narrow(vector) if number == BF16 else code.builder.fpext(vector, kind)
-
-
-def row_parts(code: Code) -> Any:
+def row_parts(code: Code) -> Value:
     """The number of parts of the rows; a part stays in a cache while the blocks change."""
-    return code.builder.sdiv(code.builder.add(code.dim(0, 0), I64(PART_ROWS - 1)), I64(PART_ROWS))
+    return code.dim(0, 0).tiles(PART_ROWS)
 
 
-def zeros(code: Code, count: int, lanes: int) -> list[Variable]:
-    """Vectors for sums."""
-    return [code.variable(ir.VectorType(F32, lanes)([0.0] * lanes)) for _ in range(count)]
-
-
-def add_products(code: Code, total: Variable, x: Any, y: Any) -> None:
-    """Add the products of two vectors' numbers, or of their pairs if `y` has these."""
-    if y.type == PAIRS:
-        name = "llvm.x86.avx512bf16.dpbf16ps.512"
-        total.set(code.call(name, total.get().type, total.get(), y, code.builder.bitcast(x, PAIRS)))
-    else:
-        total.set(code.fma(x, y, total.get()))
-
-
-def store(code: Code, values: Any, offset: Any, out: str) -> None:
-    """Write a vector of sums to the result, whose type has the name `out`."""
-    number = BF16 if out == "bfloat16" else F32
-    if number == BF16:
-        values = code.narrow(values)
-    code.store(values, code.ret(0), offset, of=number)
+@contextmanager
+def row_tiles(code: Code, part: Value, size: int) -> Iterator[tuple[Value, Value]]:
+    """The body runs for every tile of a part of the rows: its number, and its first row. The last tile begins early."""
+    num_rows = code.dim(0, 0)
+    first, end = (num_rows.tiles(size) * number // row_parts(code) for number in (part, part + 1))
+    with code.loop(first, end) as tile:
+        yield tile - first, code.least(tile * size, num_rows - size)

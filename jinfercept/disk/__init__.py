@@ -1,4 +1,4 @@
-"""Disk tier: the KV of page runs in large files, found by their tokens, across restarts.
+"""Disk tier: the KV of page runs in files, one for each run, found by their tokens, across restarts.
 
 Knows tokens and KV as bytes; knows no arrays, no contexts and no policy.
 """

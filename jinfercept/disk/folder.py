@@ -12,7 +12,6 @@ from jinfercept.errors import ConfigError
 log = logging.getLogger(__name__)
 
 LOCK_NAME = "lock"
-INDEX_NAME = "index.sqlite"
 MOUNTS = Path("/proc/self/mountinfo")
 _NETWORK = {"9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs"}
 _MEMORY = {"ramfs", "tmpfs"}
@@ -68,7 +67,7 @@ class Folder:
 
     def _check_use(self) -> None:
         names = {entry.name for entry in os.scandir(self.path)} - _OTHERS_ALLOWED
-        if names and LOCK_NAME not in names and INDEX_NAME not in names:
+        if names and LOCK_NAME not in names:
             got, fix = f"{self.path} with {len(names)} entries", "give a new or an empty folder, such as one inside it"
             raise ConfigError("the folder of kv_disk holds files of another program", got=got, fix=fix)
 

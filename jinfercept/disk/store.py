@@ -1,30 +1,23 @@
 """The store: pages of KV on disk, written once, found by their tokens, and checked as they are read.
 
-A page that is damaged, or of which the power took a part, is missing: every page has a checksum, into which a random stamp of
-its write goes. A record's data is written before its row, and its row is deleted before its blocks are used again, so that a
-process that is killed loses what it was writing. What fails is logged; a caller sees fewer pages.
+A page that is damaged, or of which the power took a part, is missing: every page has a checksum. A process that is killed loses
+what it was writing. What fails is logged; a caller sees fewer pages.
 """
 
+import json
 import logging
-import sqlite3
 import threading
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from secrets import token_bytes
-from typing import final
+from typing import Any, NamedTuple, final
 
-from jinfercept.disk.blocks import BLOCK_BYTES, BlockPool, BlockRuns, Buffers
-from jinfercept.disk.counters import DiskCounters, DiskOccupancy, DiskState
-from jinfercept.disk.folder import INDEX_NAME, Folder
-from jinfercept.disk.index import Index, is_damage
-from jinfercept.disk.page_io import PageIO, RecordPages, StoredPrefix
-from jinfercept.disk.record import Match, Record, RecordData, Root
+from jinfercept.disk.files import Buffers, RecordFiles, new_data
+from jinfercept.disk.folder import Folder
+from jinfercept.disk.record import Match, Record, Root, Tree
 from jinfercept.disk.speed import DRIVE_WRITES_PER_DAY, MEASURED_BYTES, DiskSpeed, WriteBudget, measure_speed
-from jinfercept.disk.tree import Tree, continue_match
 from jinfercept.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -33,6 +26,51 @@ RECORD_BYTES = 256 << 20
 """Most bytes of a record: a kill loses at most the record being written, and an eviction frees whole records."""
 _SHARE = 32
 """A record takes at most this part of the space."""
+_LEAST_BYTES = 4096
+_MEMORY_NAME = "memory.json"
+"""File of what is remembered between starts: the disk's speed, and what may be written."""
+
+
+@dataclass(slots=True)
+class DiskCounters:
+    """What a store has done since the process started.
+
+    Attributes:
+        read_bytes, written_bytes: of pages.
+        refused_bytes: that the write budget did not allow.
+        evicted_pages: for whose blocks others were written.
+        damaged_pages: that did not have their checksum, or could not be read.
+        failures: of writes.
+    """
+
+    read_bytes: int = 0
+    written_bytes: int = 0
+    refused_bytes: int = 0
+    evicted_pages: int = 0
+    damaged_pages: int = 0
+    failures: int = 0
+
+
+class DiskOccupancy(NamedTuple):
+    """Space in bytes, and records."""
+
+    used_bytes: int
+    total_bytes: int
+    num_records: int
+
+
+class DiskState(NamedTuple):
+    """What metrics show of a store.
+
+    Attributes:
+        writes_left_bytes: that may be written now.
+        works: whether contexts are still stored.
+    """
+
+    counters: DiskCounters
+    occupancy: DiskOccupancy
+    writes_left_bytes: float
+    works: bool
 
 
 @final
@@ -55,18 +93,17 @@ class DiskStore:
     def __init__(
         self, path: Path, space_bytes: int, *, daily_bytes: float | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        if space_bytes < BLOCK_BYTES:
+        if space_bytes < _LEAST_BYTES:
             raise ConfigError("kv_disk_space is too small", got=f"{space_bytes} bytes", fix="give at least some GiB")
         self._clock = clock
         self._folder = Folder(path, space_bytes)
         self.counters, self.problem, self._failure = DiskCounters(), "", ""
-        self._lock = threading.Lock()  # of the tree, the pool and the records that are gone
-        self._writing = threading.Lock()  # of the index and the budget
-        self._gone: list[Record] = []  # whose rows are to be deleted
-        self._unused: list[Record] = []  # whose blocks are to be freed
-        self._io = PageIO(self._folder.path, space_bytes // BLOCK_BYTES)
-        self._pool = BlockPool(space_bytes // BLOCK_BYTES)
-        self._tree = Tree()
+        self._lock = threading.Lock()  # of the tree, the bytes and the records that are gone
+        self._writing = threading.Lock()  # of the files and the budget
+        self._gone: list[Record] = []  # whose files are to be deleted
+        self._is_full = False  # sooner than was said
+        self._files = RecordFiles(self._folder.path)
+        self._tree, self._used_bytes, self._space_bytes = Tree(), 0, space_bytes
         try:
             self._open(self._folder.drive_bytes * DRIVE_WRITES_PER_DAY if daily_bytes is None else daily_bytes)
         except BaseException:
@@ -76,18 +113,17 @@ class DiskStore:
     def occupancy(self) -> DiskOccupancy:
         """How full it is."""
         with self._lock:
-            total, free = self._pool.num_blocks, self._pool.num_free
-            return DiskOccupancy((total - free) * BLOCK_BYTES, total * BLOCK_BYTES, len(self._tree.records))
+            return DiskOccupancy(self._used_bytes, self._space_bytes, len(self._tree.records))
 
     def speed(self) -> DiskSpeed:
         """Of the disk: as it was measured when the folder was first used. Raises `OSError`."""
         with self._writing:
             try:
-                return DiskSpeed(*map(float, self._index.remembered("speed")))
-            except (TypeError, ValueError):
-                num_bytes = min(MEASURED_BYTES, self._pool.num_blocks * BLOCK_BYTES)
-                speed = measure_speed(self._folder.path, self._io.readers, self._io.writers, num_bytes)
-                self._index.remember("speed", speed)
+                return DiskSpeed(*map(float, self._memory["speed"]))
+            except (KeyError, TypeError, ValueError):
+                num_bytes, files = min(MEASURED_BYTES, self._space_bytes), self._files
+                speed = measure_speed(self._folder.path, files.readers, files.writers, num_bytes)
+                self._remember("speed", speed)
                 return speed
 
     def state(self) -> DiskState:
@@ -102,18 +138,17 @@ class DiskStore:
         with self._lock:
             return self._tree.match(root, tokens).num_pages
 
-    def find(self, root: Root, tokens: bytes) -> StoredPrefix:
+    def find(self, root: Root, tokens: bytes) -> Match:
         """The longest stored prefix of these tokens, to be read and then released."""
         with self._lock:
             match = self._tree.match(root, tokens)
-            self._tree.use(match.path, self._clock())
-            parts = [RecordPages(record, record.extent, record.num_pages) for record in match.path[1:]]
-            if parts:
-                parts[-1] = parts[-1]._replace(num_pages=match.last_pages)
-            _pin(match.path, 1)
-        return StoredPrefix(match.num_pages, tuple(parts))
+            self._tree.use(match)
+            match.pin(1)
+        for record, _ in match.parts:
+            self._files.touch(record.data.file)
+        return match
 
-    def read(self, prefix: StoredPrefix, first: int, into: Sequence[Buffers]) -> int:
+    def read(self, prefix: Match, first: int, into: Sequence[Buffers]) -> int:
         """Fill buffers with the pages of a prefix, in several threads; waits for them.
 
         Args:
@@ -123,18 +158,17 @@ class DiskStore:
         Returns:
             How many of them are right, up to the first that is not, which is missing from now on.
         """
-        pages = [*prefix.locate(first, len(into))]
-        wrong = self._io.read(pages, into)
-        num_right = min(wrong, default=len(pages))
+        wrong = self._files.read(prefix.spans(first, len(into)), into)
+        num_right = min([number for number, _ in wrong], default=min(len(into), max(0, prefix.num_pages - first)))
         self.counters.read_bytes += sum(len(piece) for page in into[:num_right] for piece in page)
         if wrong:
-            self._discard([pages[number][0].record for number in wrong])
+            self._discard([record for _, record in wrong])
         return num_right
 
-    def release(self, prefix: StoredPrefix) -> None:
+    def release(self, prefix: Match) -> None:
         """The pages of a prefix are no longer read."""
         with self._lock:
-            _pin([part.record for part in prefix.parts], -1)
+            prefix.pin(-1)
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -155,20 +189,20 @@ class DiskStore:
                 return 0
             try:
                 return self._write(root, tokens, first, pages)
-            except (OSError, sqlite3.Error) as error:
-                self._failed(error)
+            except OSError as error:
+                self.counters.failures += 1
+                if str(error) != self._failure:
+                    self._failure = str(error)
+                    log.error("writing to kv_disk %s failed: %s", self._folder.path, error)
                 return 0
 
     def close(self) -> None:
         """End reading and writing. What is stored stays."""
         with self._writing:
             if not self.problem:
-                with suppress(OSError, sqlite3.Error):
-                    self._settle()
-                    self._index.write([], [], self._tree.take_times(), 0.0)
-                    self._remember_budget()
-                with suppress(sqlite3.Error):
-                    self._index.close()
+                with suppress(OSError):
+                    self._delete_gone()
+                    self._remember("writes", (self.budget.left, self.budget.updated_s))
             self._end()
 
     def _write(self, root: Root, tokens: bytes, first: int, pages: Sequence[Buffers]) -> int:
@@ -176,8 +210,7 @@ class DiskStore:
         if stored < first:
             return 0
         num_written = min(stored - first, len(pages))
-        most_bytes = min(RECORD_BYTES, self._pool.num_blocks * BLOCK_BYTES // _SHARE)
-        most_pages = max(1, most_bytes // (root.page_blocks * BLOCK_BYTES))
+        most_pages = max(1, min(RECORD_BYTES, self._space_bytes // _SHARE) // root.kv_bytes)
         while num_written < len(pages):
             end = min(num_written + most_pages, len(pages))
             if not self._add(root, tokens[: (first + end) * root.token_bytes], pages[num_written:end]):
@@ -187,92 +220,66 @@ class DiskStore:
 
     def _add(self, root: Root, tokens: bytes, pages: Sequence[Buffers]) -> bool:
         """Store a record that continues what is stored; False if there is no room or no budget."""
-        num_bytes = len(pages) * root.page_blocks * BLOCK_BYTES
+        num_bytes = len(pages) * root.kv_bytes
         if not self.budget.grant(num_bytes, self._clock()):
             self.counters.refused_bytes += num_bytes
             return False
-        self._remember_budget()
+        self._remember("writes", (self.budget.left, self.budget.updated_s))
         with self._lock:
             match = self._tree.match(root, tokens)
-            _pin(match.path, 1)
+            match.pin(1)
         try:
-            runs = self._take(len(pages) * root.page_blocks)
-            if runs is None:
-                return False
-            extent = RecordData(runs, array("I", bytes(4 * len(pages))), token_bytes(16), 0)
-            try:
-                self._io.write(root, extent, pages)
-                self.counters.written_bytes += len(pages) * root.kv_bytes
-                return self._commit(match, tokens, extent)
-            except BaseException:
+            while self._make_room(num_bytes):
+                record = match.continued(tokens, new_data(len(pages)))
+                if self._files.write(record, pages):
+                    self.counters.written_bytes += num_bytes
+                    return self._enter(record, match)
                 with self._lock:
-                    self._pool.give(runs)
-                raise
+                    self._space_bytes = self._used_bytes
+                if not self._is_full:
+                    self._is_full, space_gib = True, self._space_bytes / 2**30
+                    text = "the disk of kv_disk is full: %s has %.2f GiB, and will not take more before the next start"
+                    log.error(text, self._folder.path, space_gib)
+            return False
         finally:
             with self._lock:
-                _pin(match.path, -1)
+                match.pin(-1)
 
-    def _take(self, count: int) -> BlockRuns | None:
-        """Free blocks with room on the disk, if need be those of the least used records; None if there are not as many."""
-        while True:
-            with self._lock:
-                lacking = count - self._pool.num_free
-                while lacking > 0 and (record := self._tree.least_used()) is not None:
-                    lacking -= record.num_pages * record.root.page_blocks
-                    self.counters.evicted_pages += record.num_pages
-                    self._gone += self._tree.remove(record)
-            if lacking > 0:
-                return None
-            self._settle()
-            with self._lock:
-                if count > self._pool.num_free:
-                    return None
-                runs = self._pool.take(count)
-            full_at = self._io.files.prepare(runs)
-            if full_at is None:
-                return runs
-            with self._lock:
-                self._pool.give(runs)
-                self._pool.shrink(full_at)
-            log.error(
-                "the disk of kv_disk is full: %s has %.2f GiB, and will not take more before the next start",
-                self._folder.path,
-                full_at * BLOCK_BYTES / 2**30,
-            )
+    def _make_room(self, num_bytes: int) -> bool:
+        """Make sure that so many bytes are free, if need be those of the least used records; False if there are not as many."""
+        with self._lock:
+            lacking = self._used_bytes + num_bytes - self._space_bytes
+            while lacking > 0 and (record := self._tree.least_used()) is not None:
+                lacking -= record.num_bytes
+                self.counters.evicted_pages += record.num_pages
+                self._gone += self._tree.remove(record)
+        if lacking > 0:
+            return False
+        self._delete_gone()
+        return self._used_bytes + num_bytes <= self._space_bytes
 
-    def _commit(self, match: Match, tokens: bytes, extent: RecordData) -> bool:
-        """Enter a record whose data is written into the index, then into the tree; False if what it continues is gone."""
-        insertion, now_s = continue_match(match, tokens, extent), self._clock()
+    def _enter(self, record: Record, match: Match) -> bool:
+        """Enter a record that is written; False if what it continues is gone."""
         with self._lock:
-            times = self._tree.take_times()
-        self._index.write(insertion.added, insertion.changed, times, now_s)
-        with self._lock:
-            is_cut_off = any(ancestor.is_gone for ancestor in match.path)
-            if is_cut_off:
-                self._gone.append(insertion.record)
+            self._used_bytes += record.num_bytes
+            record.is_gone = any(ancestor.is_gone for ancestor, _ in match.parts)
+            if record.is_gone:
+                self._gone.append(record)
             else:
-                self._tree.insert(insertion, now_s)
-        return not is_cut_off
+                self._tree.insert(record, match)
+            return not record.is_gone
 
-    def _settle(self) -> None:
-        """Delete the rows of records that are gone, then free the blocks of those that are not read."""
+    def _delete_gone(self) -> None:
+        """Delete the files of records that are gone and not read."""
         with self._lock:
-            gone, self._gone = self._gone, []
-        try:
-            if gone:
-                self._index.delete(record.id for record in gone)
-        except BaseException:
-            with self._lock:
-                self._gone += gone
-            raise
-        with self._lock:
-            self._unused += gone
-            for record in [record for record in self._unused if not record.pins]:
-                self._unused.remove(record)
-                self._pool.give(record.extent.runs)
+            unread = [record for record in self._gone if not record.pins]
+            self._gone = [record for record in self._gone if record.pins]
+            self._used_bytes -= sum([record.num_bytes for record in unread])
+        for record in unread:
+            self._files.delete(record.data.file)
 
     def _discard(self, records: Sequence[Record]) -> None:
-        """Take damaged records and what continues them out of the tree; their rows are deleted by the next write."""
+        """Take damaged records and what continues them out of the tree; their files are deleted by the next write."""
         with self._lock:
             removed = [gone for record in records for gone in self._tree.remove(record)]
             self._gone += removed
@@ -282,84 +289,54 @@ class DiskStore:
             log.warning("kv_disk: %d pages are damaged or cannot be read, and count as missing", pages)
 
     def check(self) -> None:
-        """Assert that every block is free, of one record, or of one that is gone and still read."""
+        """Assert that every file is of one record, which is in the tree, or gone and still read."""
         with self._lock:
             self._tree.check()
-            records = [*self._tree.records, *self._gone, *self._unused]
-            blocks = [block for record in records for run in record.extent.runs for block in range(run.start, sum(run))]
-            assert len(set(blocks)) == len(blocks), "a block of two records"
-            assert len(blocks) + self._pool.num_free == self._pool.num_blocks, "a block is lost"
+            records = [*self._tree.records, *self._gone]
+            assert len({record.data.file for record in records}) == len(records), "a file of two records"
+            assert sum([record.num_bytes for record in records]) == self._used_bytes <= self._space_bytes
 
     # -- beginning and end -----------------------------------------------------------------------------------------
 
     def _open(self, daily_bytes: float) -> None:
-        path = self._folder.path / INDEX_NAME
         try:
-            if not path.exists():
-                self._io.files.clear()
-            try:
-                self._load(path, daily_bytes)
-            except sqlite3.Error as error:
-                if not is_damage(error):
-                    raise
-                log.warning("the index of kv_disk cannot be used (%s): %s begins anew", error, self._folder.path)
-                self._remove_index()
-                self._io.files.clear()
-                self._pool, self._tree = BlockPool(self._pool.num_blocks), Tree()
-                self._load(path, daily_bytes)
-        except (OSError, sqlite3.Error) as error:
+            stored = [*self._files.records()]
+            self._tree.load(stored)
+            kept = {record.data.file for record in self._tree.records}
+            for record in stored:
+                if record.data.file not in kept:
+                    self._files.delete(record.data.file)
+            self._used_bytes = sum([record.num_bytes for record in self._tree.records])
+            self._make_room(0)
+            self._memory = self._remembered()
+        except OSError as error:
             got, fix = f"{self._folder.path}: {error}", "give a folder on a disk that works and has room"
             raise ConfigError("kv_disk cannot be opened", got=got, fix=fix) from None
-
-    def _load(self, path: Path, daily_bytes: float) -> None:
-        self._index = Index(path)
         try:
-            self._io.files.open()
-
-            def claim(root: Root, extent: RecordData, num_pages: int) -> bool:
-                fits = sum(run.size for run in extent.runs) == num_pages * root.page_blocks
-                return fits and self._io.files.have(extent.runs) and self._pool.reserve(extent.runs)
-
-            self._index.delete(self._tree.load(self._index.rows(), claim))
-            self.budget = self._remembered_budget(daily_bytes)
-        except BaseException:
-            self._index.close()
-            raise
-
-    def _remembered_budget(self, daily_bytes: float) -> WriteBudget:
-        try:
-            left_bytes, updated_s = map(float, self._index.remembered("writes"))
-        except (TypeError, ValueError):
+            left_bytes, updated_s = map(float, self._memory["writes"])
+        except (KeyError, TypeError, ValueError):
             left_bytes, updated_s = daily_bytes, self._clock()
-        return WriteBudget(daily_bytes, min(max(0.0, left_bytes), daily_bytes), updated_s)
+        self.budget = WriteBudget(daily_bytes, min(max(0.0, left_bytes), daily_bytes), updated_s)
 
-    def _remember_budget(self) -> None:
-        self._index.remember("writes", (self.budget.left, self.budget.updated_s))
+    def _remembered(self) -> dict[str, Any]:
+        try:
+            memory = json.loads((self._folder.path / _MEMORY_NAME).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return memory if isinstance(memory, dict) else {}
 
-    def _failed(self, error: OSError | sqlite3.Error) -> None:
-        self.counters.failures += 1
-        if isinstance(error, sqlite3.Error) and is_damage(error):
-            self._remove_index()
-            self._stop(f"its index is damaged ({error})")
-        elif str(error) != self._failure:
-            log.error("writing to kv_disk %s failed: %s", self._folder.path, error)
-        self._failure = str(error)
+    def _remember(self, key: str, value: Any) -> None:
+        """Keep a JSON value for later starts."""
+        self._memory[key] = value
+        path, new = self._folder.path / _MEMORY_NAME, self._folder.path / f"new-{_MEMORY_NAME}"
+        new.touch(0o600)
+        new.write_text(json.dumps(self._memory), encoding="utf-8")
+        new.replace(path)
 
     def _stop(self, problem: str) -> None:
         self.problem = problem
         log.error("kv_disk stores no more contexts before the next start: %s", problem)
-        with suppress(sqlite3.Error):
-            self._index.close()
-
-    def _remove_index(self) -> None:
-        for path in self._folder.path.glob(f"{INDEX_NAME}*"):
-            path.unlink()
 
     def _end(self) -> None:
-        self._io.close()
+        self._files.close()
         self._folder.close()
-
-
-def _pin(records: Sequence[Record], count: int) -> None:
-    for record in records:
-        record.pins += count

@@ -8,226 +8,241 @@ together. A request with pending calls runs; only its trap, or an end of text th
 """
 
 from collections.abc import Iterable, Set
-from typing import final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 from jinfercept.calls import Call, Result
-from jinfercept.engine.calls_in_flight import CallsInFlight, PendingAsyncCall
-from jinfercept.engine.clock import Clock
-from jinfercept.engine.protocols import CallDispatcher
 from jinfercept.engine.session import Session
-from jinfercept.events import Called, Event, Intercepted, Interrupted, Resumed
-from jinfercept.hooks import BadFrame, TrapFrame
+from jinfercept.events import Called, Intercepted, Interrupted, Resumed
+from jinfercept.hooks import BadFrame, CallMarkup, TrapFrame
 from jinfercept.outputs import Interception, Interrupt
-from jinfercept.sched.scheduler import Scheduler
-from jinfercept.sched.sequence import CallDuration, State
+from jinfercept.sched.sequence import CallDuration, PendingCall, State
+
+if TYPE_CHECKING:
+    from jinfercept.engine.lifecycle import RequestLifecycle
 
 type Frame = Call | TrapFrame | BadFrame
 
 
-@final
-class AsyncCallQueue:
-    """Starts the asynchronous calls of one engine's requests, and appends their results. Used by the engine's thread.
+class PendingAsyncCall(NamedTuple):
+    """An asynchronous call that runs.
 
-    Args:
-        scheduler: has the requests' sequences.
+    Attributes:
+        began_s: when it was started, in seconds of the engine's clock.
     """
 
-    def __init__(self, scheduler: Scheduler, dispatcher: CallDispatcher, clock: Clock) -> None:
-        self._scheduler, self._dispatcher, self._clock = scheduler, dispatcher, clock
+    call: Call
+    pending: PendingCall
+    began_s: float
 
-    def accept(self, session: Session, token: int, now: float, events: list[Event]) -> None:
+
+@final
+class AsyncCallQueue:
+    """The asynchronous calls of one request: starts them, and appends their results. Used by the engine's thread."""
+
+    def __init__(self, session: Session, markup: CallMarkup, requests: "RequestLifecycle") -> None:
+        self._session, self._markup = session, markup
+        self._watch = markup.watch(session.request.prompt, session.request.prompt_token_ids)
+        self._scheduler, self._dispatcher = requests.scheduler, requests.dispatcher
+        self._clock, self._events = requests.clock, requests.events
+        self._pending: dict[str, PendingAsyncCall] = {}  # by id
+        self._postponed: list[Call] = []  # they start at the next trap
+        self._queue: list[tuple[Call, Result]] = []  # results that the request has not read, as they arrived
+        self._wanted: set[str] | None = (
+            set()
+        )  # ids to wait for at the next clean place; None: all pending ones, after a trap
+        self._awaited: dict[str, Result | None] = {}  # the trap's calls, each with its result once that has come
+
+    def accept(self, token: int, now: float) -> None:
         """Start the calls that are complete with the newest token, and note traps and mistakes."""
-        flight = session.flight
-        assert flight is not None
-        text = session.text.last_raw if session.text else ""
-        for frame in flight.watch.feed(len(session.stream) - 1, token, text):
-            self._take(session, flight, frame, now, events)
+        for frame in self._watch.feed(self._session.num_written - 1, token, self._session.last_raw):
+            self._take(frame, now)
 
-    def begin_again(
-        self, session: Session, frames: Iterable[Frame], awaited: Set[str], now: float, events: list[Event]
-    ) -> None:
+    def read_again(self, index: int, token: int) -> list[Call | BadFrame]:
+        """What is complete with a token that was generated before; see `Session.read_again`."""
+        self._wanted = set() if self._watch.clean else self._wanted  # a trap that waited for nothing
+        frames = list[Call | BadFrame]()
+        for frame in self._watch.feed(index, token, self._session.last_raw):
+            if isinstance(frame, TrapFrame):
+                self._wanted = None
+            else:
+                frames.append(frame)
+        return frames
+
+    def end_text(self) -> None:
+        """Results follow what was read again; calls that are not complete are forgotten."""
+        self._watch.end()
+        self._wanted = set()
+
+    def begin_again(self, frames: Iterable[Frame], awaited: Set[str], now: float) -> None:
         """Make calls of a request that was aborted again, and wait for those that it waited for then, by id."""
-        flight = session.flight
-        assert flight is not None
         for frame in frames:
-            self._take(session, flight, frame, now, events)
-        for call in [call for call in flight.postponed if call.id in awaited]:
-            flight.postponed.remove(call)
-            self._start(session, flight, call, now)
+            self._take(frame, now)
+        for call in [call for call in self._postponed if call.id in awaited]:
+            self._postponed.remove(call)
+            self._start(call, now)
         if awaited:
-            self._wait(session, flight, awaited & flight.pending.keys(), now, events)
+            self._wait(awaited, now)
 
-    def go_on(self, session: Session, now: float, events: list[Event]) -> None:
+    def go_on(self, now: float) -> None:
         """Append what is queued, or begin the trap that was found, if the markup is clean behind the newest token."""
-        flight = session.flight
-        assert flight is not None
-        if (not flight.queue and flight.wanted == set()) or not _is_clean(session, flight):
+        if (not self._queue and self._wanted == set()) or not self._is_clean:
             return
-        self._inject(session, flight, events)
-        if flight.wanted is None:
-            self._trap(session, flight, now, events)
-        elif flight.wanted:
-            self._wait(session, flight, flight.wanted & flight.pending.keys(), now, events)
+        self._inject()
+        if self._wanted is None:
+            self._trap(now)
+        elif self._wanted:
+            self._wait(self._wanted, now)
 
-    def wait_at_end(self, session: Session, now: float, events: list[Event]) -> bool:
+    def wait_at_end(self, now: float) -> bool:
         """The text has ended: wait for what is pending, if there is any and the request says so; False if it ends."""
-        flight, sequence = session.flight, session.sequence
-        if (
-            flight is None
-            or flight.markup.on_end == "cancel"
-            or not (flight.pending or flight.postponed or flight.queue)
-        ):
+        sequence = self._session.sequence
+        if self._markup.on_end == "cancel" or not (self._pending or self._postponed or self._queue):
             return False
         if sequence.generated >= sequence.max_tokens or len(sequence.tokens) >= self._scheduler.max_model_len:
             return False
-        for frame in flight.watch.end():
-            _refuse(flight, Call("", "", frame.span, id=frame.id), frame.problem)
-        self._inject(session, flight, events)
-        self._trap(session, flight, now, events)
+        for frame in self._watch.end():
+            self._refuse(Call("", "", frame.span, id=frame.id), frame.problem)
+        self._inject()
+        self._trap(now)
         return True
 
-    def receive(self, session: Session, call: Call, result: Result) -> None:
+    def receive(self, call: Call, result: Result) -> None:
         """Queue the result of a call; `deliver` appends it."""
-        flight = session.flight
-        assert flight is not None
-        pending_call = flight.pending.pop(call.id).pending
+        pending = self._pending.pop(call.id).pending
         end = CallDuration(result.duration_s, result.status not in ("timeout", "unknown_tool"))
-        self._scheduler.end_call(session.sequence, pending_call, end)
-        _release(flight, 1)
-        result = flight.markup.kept(call, result)
-        flight.queue.append((call, result))
-        if call.id in flight.awaited:
-            flight.awaited[call.id] = result
+        self._scheduler.end_call(self._session.sequence, pending, end)
+        self._release(1)
+        result = self._markup.kept(call, result)
+        self._queue.append((call, result))
+        if call.id in self._awaited:
+            self._awaited[call.id] = result
 
-    def deliver(self, session: Session, events: list[Event]) -> None:
+    def deliver(self) -> None:
         """Append what is queued, if the last token is known and the request waits for no other call."""
-        flight, sequence = session.flight, session.sequence
-        assert flight is not None
+        sequence = self._session.sequence
         if sequence.state is State.INTERCEPTED:
-            if flight.awaited and not flight.is_trapped:
-                self._resume(session, flight, events)
-        elif not sequence.pending and _is_clean(session, flight):
-            self._inject(session, flight, events)
+            if self._awaited and all(result is not None for result in self._awaited.values()):
+                self._resume()
+        elif not sequence.pending and self._is_clean:
+            self._inject()
 
-    def cancel(self, session: Session, now: float) -> None:
+    def cancel(self, now: float) -> None:
         """The request has ended: what it has not read it never reads."""
-        flight = session.flight
-        if flight is None:
-            return
-        for pending in flight.pending.values():
+        session = self._session
+        for pending in self._pending.values():
             end = CallDuration(now - pending.began_s, clean=False)
             self._scheduler.end_call(session.sequence, pending.pending, end)
-        _release(flight, len(flight.pending) + len(flight.postponed))
-        unread = [call for call, _ in flight.queue]
-        session.cancelled += [*unread, *(pending.call for pending in flight.pending.values()), *flight.postponed]
-        session.cancelled += [Call("", "", frame.span, id=frame.id) for frame in flight.watch.end()]
-        session.flight = None
+        self._release(len(self._pending) + len(self._postponed))
+        unread = [call for call, _ in self._queue]
+        session.cancelled += [*unread, *(pending.call for pending in self._pending.values()), *self._postponed]
+        session.cancelled += [Call("", "", frame.span, id=frame.id) for frame in self._watch.end()]
 
-    def _take(self, session: Session, flight: CallsInFlight, frame: Frame, now: float, events: list[Event]) -> None:
+    def _take(self, frame: Frame, now: float) -> None:
         if isinstance(frame, TrapFrame):
-            flight.wanted = None
+            self._wanted = None
         elif isinstance(frame, BadFrame):
-            _refuse(flight, Call("", "", frame.span, id=frame.id), frame.problem)
-        elif problem := _reached_limit(flight):
-            _refuse(flight, frame, problem)
+            self._refuse(Call("", "", frame.span, id=frame.id), frame.problem)
+        elif problem := self._reached_limit():
+            self._refuse(frame, problem)
         else:
-            self._call(session, flight, frame, now, events)
+            self._call(frame, now)
 
-    def _call(self, session: Session, flight: CallsInFlight, call: Call, now: float, events: list[Event]) -> None:
+    def _call(self, call: Call, now: float) -> None:
         """A call is complete: start it, unless it starts at the next trap."""
-        events.append(Called(session.request.id, call))
-        mode = flight.markup.mode(call)
+        self._events.append(Called(self._session.request.id, call))
+        mode = self._markup.mode(call)
         if mode == "parallel":
-            flight.postponed.append(call)
+            self._postponed.append(call)
             return
-        if mode == "sync" and flight.wanted is not None:
-            flight.wanted.add(call.id)
-        self._start(session, flight, call, now)
+        if mode == "sync" and self._wanted is not None:
+            self._wanted.add(call.id)
+        self._start(call, now)
 
-    def _start(self, session: Session, flight: CallsInFlight, call: Call, now: float) -> None:
-        request = session.request
-        pending_call = session.pending(call, (request.id, "async", call.id), call.expected_s)
-        flight.pending[call.id] = PendingAsyncCall(call, pending_call, now)
+    def _start(self, call: Call, now: float) -> None:
+        request = self._session.request
+        pending_call = self._session.pending(call, (request.id, "async", call.id), call.expected_s)
+        self._pending[call.id] = PendingAsyncCall(call, pending_call, now)
         self._scheduler.begin_call(pending_call, now)
         self._dispatcher.start(request.id, call, request.tools, request.tenant)
 
-    def _trap(self, session: Session, flight: CallsInFlight, now: float, events: list[Event]) -> None:
+    def _trap(self, now: float) -> None:
         """Start the calls that wait for a trap, and wait for every pending call."""
-        for call in flight.postponed:
-            self._start(session, flight, call, now)
-        flight.postponed.clear()
-        self._wait(session, flight, flight.pending.keys(), now, events)
+        for call in self._postponed:
+            self._start(call, now)
+        self._postponed.clear()
+        self._wait(self._pending.keys(), now)
 
-    def _wait(self, session: Session, flight: CallsInFlight, ids: Set[str], now: float, events: list[Event]) -> None:
-        """Pause the request until these calls have returned; nothing happens if there are none."""
-        awaited = [pending for call_id, pending in flight.pending.items() if call_id in ids]
-        flight.wanted = set()
+    def _wait(self, ids: Set[str], now: float) -> None:
+        """Pause the request until those of these calls that are pending have returned; nothing happens if there are none."""
+        session = self._session
+        awaited = [pending for call_id, pending in self._pending.items() if call_id in ids]
+        self._wanted = set()
         if not awaited:
             return
         calls = tuple(pending.call for pending in awaited)
-        flight.awaited = {call.id: None for call in calls}
+        self._awaited = {call.id: None for call in calls}
         pending_calls = tuple(pending.pending._replace(head_start_s=now - pending.began_s) for pending in awaited)
         self._scheduler.intercept(session.sequence, now, pending_calls, begun=True)
         session.interceptions.append(Interception(calls, began_s=now))
-        events.append(Intercepted(session.request.id, calls))
+        self._events.append(Intercepted(session.request.id, calls))
 
-    def _resume(self, session: Session, flight: CallsInFlight, events: list[Event]) -> None:
+    def _resume(self) -> None:
         """Every call of the trap has returned: append all results, and queue the request again."""
-        sequence, pause = session.sequence, session.interceptions[-1]
-        results = tuple(result for result in flight.awaited.values() if result is not None)
-        flight.awaited = {}
+        session, sequence = self._session, self._session.sequence
+        pause, start, number = session.interceptions[-1], session.num_written, len(session.interrupts)
+        results = tuple(result for result in self._awaited.values() if result is not None)
+        self._awaited = {}
         began = [call.head_start_s for call in sequence.calls]
         lasted_s = max(result.duration_s - start_s for result, start_s in zip(results, began, strict=True))
-        waited_s, number = self._clock.now() - sequence.paused_s, len(session.interrupts)
-        tokens, shown = self._read_queue(session, flight)
-        span = (len(session.stream) - len(tokens), len(session.stream))
+        waited_s = self._clock.now() - sequence.paused_s
+        tokens, shown = self._read_queue()
         session.resumed_s = self._clock.now()
-        duration_s = min(waited_s, max(0.0, lasted_s))
+        duration_s, span = min(waited_s, max(0.0, lasted_s)), (start, start + len(tokens))
         session.interceptions[-1] = Interception(pause.calls, results, span, duration_s, began_s=pause.began_s)
         self._scheduler.resume(sequence, tokens)
         interrupts = tuple(session.interrupts[number:])
-        events.append(Resumed(session.request.id, results, tuple(tokens), shown, interrupts))
+        self._events.append(Resumed(session.request.id, results, tuple(tokens), shown, interrupts))
 
-    def _inject(self, session: Session, flight: CallsInFlight, events: list[Event]) -> None:
+    def _inject(self) -> None:
         """Append all queued results to a request that goes on."""
-        if flight.queue:
-            number = len(session.interrupts)
-            tokens, shown = self._read_queue(session, flight)
+        if self._queue:
+            session, number = self._session, len(self._session.interrupts)
+            tokens, shown = self._read_queue()
             self._scheduler.inject(session.sequence, tokens)
             interrupts = tuple(session.interrupts[number:])
-            events.append(Interrupted(session.request.id, interrupts, tuple(tokens), shown))
+            self._events.append(Interrupted(session.request.id, interrupts, tuple(tokens), shown))
 
-    def _read_queue(self, session: Session, flight: CallsInFlight) -> tuple[list[int], str]:
-        """The queued results as tokens, cut to the model's length, and their text; they are in the request's stream now."""
-        tokens: list[int] = []
+    def _read_queue(self) -> tuple[list[int], str]:
+        """The queued results as tokens, cut to the model's length, and their text: for the sequence, which follows."""
+        session, tokens = self._session, list[int]()
         room = self._scheduler.max_model_len - len(session.sequence.tokens) - 1
-        for call, result in flight.queue:
-            frame, used = flight.markup.interrupt(call, result, room - len(tokens))
-            start = len(session.stream) + len(tokens)
+        for call, result in self._queue:
+            frame, used = self._markup.interrupt(call, result, room - len(tokens))
+            start = session.num_written + len(tokens)
             tokens += frame
             session.interrupts.append(Interrupt(call, used, (start, start + len(frame))))
-        flight.queue.clear()
-        return tokens, session.append_external(tokens)
+        self._queue.clear()
+        return tokens, session.read_external(tokens)
 
+    def _reached_limit(self) -> str:
+        """Why one more call may not begin; "" if it may, and then it is counted."""
+        most, shared = self._markup.max_pending, self._markup.shared_limit
+        if len(self._pending) + len(self._postponed) >= most:
+            return f"{most} calls are pending, wait for them first"
+        if shared is None or shared.take():
+            return ""
+        return "too many calls of other requests are pending, call again later"
 
-def _reached_limit(flight: CallsInFlight) -> str:
-    """Why one more call may not begin; "" if it may, and then it is counted."""
-    most, shared = flight.markup.max_pending, flight.markup.shared_limit
-    if len(flight.pending) + len(flight.postponed) >= most:
-        return f"{most} calls are pending, wait for them first"
-    return "" if shared is None or shared.take() else "too many calls of other requests are pending, call again later"
+    def _release(self, number: int) -> None:
+        """Uncount calls that are pending no more."""
+        if self._markup.shared_limit is not None:
+            self._markup.shared_limit.release(number)
 
+    def _refuse(self, call: Call, problem: str) -> None:
+        """Answer markup that calls nothing."""
+        self._queue.append((call, Result(f"error: {problem}", "error")))
 
-def _release(flight: CallsInFlight, number: int) -> None:
-    """Uncount calls that are pending no more."""
-    if flight.markup.shared_limit is not None:
-        flight.markup.shared_limit.release(number)
-
-
-def _refuse(flight: CallsInFlight, call: Call, problem: str) -> None:
-    """Answer markup that calls nothing."""
-    flight.queue.append((call, Result(f"error: {problem}", "error")))
-
-
-def _is_clean(session: Session, flight: CallsInFlight) -> bool:
-    return flight.watch.clean and not (session.text and session.text.half_character)
+    @property
+    def _is_clean(self) -> bool:
+        text = self._session.text
+        return self._watch.clean and not (text is not None and text.half_character)

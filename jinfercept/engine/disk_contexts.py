@@ -46,27 +46,17 @@ class PageDisk(Protocol):
     def close(self, longest_s: float) -> None: ...
 
 
-class _Gap(NamedTuple):
-    """Pages of a context that are on disk and in no memory: `first … end - 1`."""
-
-    first: int
-    end: int
-
-
-class _Read:
-    """Gaps of a waiting sequence that are read one after the other.
+class _Read(NamedTuple):
+    """Pages of a waiting sequence that are read: those that are on disk and in no memory.
 
     Attributes:
-        context: shares the pages of the sequence that are in a memory, and those that have arrived.
-        gaps: still to be read; the first of them is being read.
-        num_left: pages of the first one that have not arrived.
+        context: shares the pages of the sequence that are in a memory, up to those that are read, and what has arrived.
+        end: index behind the last page that is read.
     """
 
-    __slots__ = ("context", "gaps", "num_left", "sequence")
-
-    def __init__(self, sequence: RequestSequence, context: Context, gaps: list[_Gap]) -> None:
-        self.sequence, self.context, self.gaps = sequence, context, gaps
-        self.num_left = 0
+    sequence: RequestSequence
+    context: Context
+    end: int
 
 
 @final
@@ -92,8 +82,8 @@ class DiskContexts:
         self._next_key = 0
         self._looked_at: set[RequestSequence] = set()  # of the waiting ones
         self._busy: set[Context] = set()  # paused contexts that are being counted or written
-        self._counted: set[Context] = set()  # paused contexts whose stored pages are counted
-        self._refused: dict[Context, int] = {}  # pages up to which a write was tried in vain
+        # Paused contexts whose stored pages are counted; with each the pages up to which it was tried to write it.
+        self._tried: dict[Context, int] = {}
         self._round: list[RequestSequence] = []
         self._num_idle = 0  # contexts since the last one of which something was written
         self.read_tokens = 0
@@ -121,7 +111,7 @@ class DiskContexts:
             for sequence in waiting:
                 if sequence not in self._looked_at and not (sequence.waits_for_leader or sequence.pending):
                     self._looked_at.add(sequence)
-                    sequence.reads_disk = bool(self._lacks(sequence))
+                    sequence.reads_disk = self._lacks(sequence) is not None
         self._begin_first(waiting, now)
 
     def _begin_first(self, waiting: Sequence[RequestSequence], now: float) -> None:
@@ -136,10 +126,10 @@ class DiskContexts:
             first[sequence.tenant] += 1
             readers.add(sequence)
             if sequence.reads_disk and sequence not in reading:
-                gaps = self._lacks(sequence)
-                sequence.reads_disk = bool(gaps)
-                if gaps:
-                    self._read_next(_Read(sequence, self._kv.open_in(sequence.context.root), gaps))
+                gap = self._lacks(sequence)
+                sequence.reads_disk = gap is not None
+                if gap is not None:
+                    self._read(sequence, self._kv.open_in(sequence.context.root), gap)
         for sequence in [ready for ready in self._ready if ready not in readers]:
             self._kv.close(self._ready.pop(sequence))
 
@@ -162,69 +152,64 @@ class DiskContexts:
         """Those that share the pages that have been read."""
         return [*(read.context for read in self._reads.values()), *self._ready.values()]
 
-    def _lacks(self, sequence: RequestSequence) -> list[_Gap]:
-        """What a sequence lacks and the disk has, where reading is worth it."""
+    def _lacks(self, sequence: RequestSequence) -> range | None:
+        """The first pages that a sequence lacks and the disk has, where reading is worth it; None if there are none."""
         if sequence.wants_computation:
-            return []
+            return None
         tokens, kv = sequence.tokens, self._kv
         num_stored = min((len(tokens) - 1) // kv.page_size, self._disk.num_stored(sequence.context.root, tokens))
         if not num_stored:
-            return []
+            return None
         context = kv.open_in(sequence.context.root)
         kv.refresh(context, tokens)
-        missing = [
-            (run.start, run.start + run.num_pages) for run in context.runs() if run.residency is Residency.MISSING
-        ]
-        missing.append((context.num_pages, num_stored))
+        missing = [run.pages for run in context.runs() if run.residency is Residency.MISSING]
+        missing.append(range(context.num_pages, num_stored))
         kv.close(context)
-        gaps = [_Gap(first, min(end, num_stored)) for first, end in missing if first < num_stored]
-        return [gap for gap in gaps if self._is_worth(gap)]
+        gaps = (range(pages.start, min(pages.stop, num_stored)) for pages in missing)
+        return next((gap for gap in gaps if gap and self._is_worth(gap)), None)
 
-    def _read_next(self, read: _Read) -> None:
-        """Begin to read the first gap."""
+    def _read(self, sequence: RequestSequence, context: Context, gap: range) -> None:
+        """Begin to read pages; `context` as of `_Read`."""
         self._next_key += 1
-        self._reads[self._next_key] = read
-        first, end = read.gaps[0]
-        kv, sequence, read.num_left = self._kv, read.sequence, end - first
-        kv.refresh(read.context, sequence.tokens)
-        kv.cut(read.context, first * kv.page_size)
-        if read.context.num_pages < first:
+        self._reads[self._next_key] = _Read(sequence, context, gap.stop)
+        self._kv.refresh(context, sequence.tokens)
+        self._kv.cut(context, gap.start * self._kv.page_size)
+        if context.num_pages < gap.start:
             self._end(self._next_key)
         else:
-            self._disk.read(self._next_key, sequence.context.root, sequence.tokens, first, end - first)
+            self._disk.read(self._next_key, context.root, sequence.tokens, gap.start, len(gap))
 
     def _arrive(self, piece: Any, read: _Read, now: float) -> None:
-        kv = self._kv
+        kv, context = self._kv, read.context
         if kv.num_host_free < piece.num_pages:
-            self._scheduler.free_host(read.sequence, read.num_left, now)
-        slots = kv.copies.adopt(read.context, read.sequence.tokens, piece.num_pages)
+            self._scheduler.free_host(read.sequence, read.end - context.num_pages, now)
+        slots = kv.adopt(context, read.sequence.tokens, piece.num_pages)
         self._disk.place(piece, slots, kv.take_dropped())
         self.read_tokens += kv.page_size * len(slots)
-        read.num_left -= len(slots)
-        if len(slots) < piece.num_pages or (piece.is_last and (read.num_left or len(read.gaps) == 1)):
-            self._end(piece.key)
-        elif piece.is_last:
+        is_cut_short = len(slots) < piece.num_pages or (piece.is_last and context.num_pages < read.end)
+        gap = self._lacks(read.sequence) if piece.is_last and not is_cut_short else None
+        if gap is not None:
             del self._reads[piece.key]
-            del read.gaps[0]
-            self._read_next(read)
+            self._read(read.sequence, context, gap)
+        elif is_cut_short or piece.is_last:
+            self._end(piece.key)
 
     def _end(self, key: int) -> None:
         """Let a sequence start with the pages that have been read."""
         self._disk.cancel(key)
-        read = self._reads.pop(key)
-        sequence = read.sequence
+        sequence, context, _ = self._reads.pop(key)
         sequence.reads_disk = False
         if sequence.state is State.WAITING:
             self._kv.refresh(sequence.context, sequence.tokens)
             num_tokens = sequence.context.num_pages * self._kv.page_size
             sequence.max_computed = max(sequence.max_computed, min(num_tokens, len(sequence.tokens) - 1))
-        self._ready[sequence] = read.context
+        self._ready[sequence] = context
 
-    def _is_worth(self, gap: _Gap) -> bool:
+    def _is_worth(self, gap: range) -> bool:
         """Whether to read pages takes less time than to recompute them."""
         price, chunk, size = self._price, self._chunk_tokens, self._kv.page_size
-        recompute_s = price.recompute_s(gap.end * size, chunk) - price.recompute_s(gap.first * size, chunk)
-        num_tokens = (gap.end - gap.first) * size
+        recompute_s = price.recompute_s(gap.stop * size, chunk) - price.recompute_s(gap.start * size, chunk)
+        num_tokens = len(gap) * size
         return return_s(recompute_s, price.disk_s(num_tokens), price.swap_s(num_tokens)) < recompute_s
 
     # -- writing ---------------------------------------------------------------------------------------------------
@@ -255,8 +240,7 @@ class DiskContexts:
                 if not self._round:
                     return
                 paused = {sequence.context for sequence in self._round}
-                self._counted &= paused
-                self._refused = {context: tried for context, tried in self._refused.items() if context in paused}
+                self._tried = {context: tried for context, tried in self._tried.items() if context in paused}
             sequence = self._round.pop()
             if sequence.state in (State.INTERCEPTED, State.WAITING):
                 self._num_idle += 1
@@ -271,17 +255,17 @@ class DiskContexts:
         num_full = len(sequence.tokens) // size
         if context in self._busy:
             return
-        if context not in self._counted:
+        if context not in self._tried:
             self._busy.add(context)
-            self._counted.add(context)
+            self._tried[context] = 0
             self._disk.count(context, context.root, sequence.tokens[: num_full * size])
             return
         first = context.num_stored
         if first >= num_full:
             return
-        slots = self._kv.copies.host_slots(context, first, _WRITTEN_PIECES * self._disk.piece_pages)
+        slots = self._kv.host_slots(context, first, _WRITTEN_PIECES * self._disk.piece_pages)
         end = first + len(slots)
-        if slots and self._refused.get(context) != end:
+        if slots and self._tried[context] != end:
             self._busy.add(context)
-            self._refused[context] = end
+            self._tried[context] = end
             self._disk.write(context, context.root, sequence.tokens[: end * size], first, slots)

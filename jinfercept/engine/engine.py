@@ -15,21 +15,15 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
-from jinfercept.engine.adapter_table import AdapterTable
-from jinfercept.engine.admission import check_request
-from jinfercept.engine.clock import Clock
 from jinfercept.engine.disk_contexts import CLOSE_S, DiskContexts
 from jinfercept.engine.lifecycle import RequestLifecycle
-from jinfercept.engine.protocols import CallDispatcher, Runner
-from jinfercept.engine.retained_contexts import RetainedContexts
+from jinfercept.engine.protocols import Runner
 from jinfercept.events import Event
-from jinfercept.hooks import Text
 from jinfercept.meter.request_log import RequestLog
 from jinfercept.outputs import FinishReason
 from jinfercept.request import Request
 from jinfercept.sched.plan import Masks
 from jinfercept.sched.plan_builder import PlannedStep
-from jinfercept.sched.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -43,96 +37,57 @@ class Engine:
     """Serves requests on one runner. One thread calls `step`; `submit` and `abort` may be called from any.
 
     Args:
-        scheduler: makes the plans.
-        clock: monotonic seconds; a simulator's is virtual.
-        wake: event that `dispatcher` sets when a result arrives, which ends an idle wait.
+        requests: the requests, which brings its scheduler, its dispatcher and its clock.
+        runner: executes the scheduler's plans.
+        wake: event that the dispatcher sets when a result arrives, which ends an idle wait.
         depth: plans in flight while the next one is made, 0 or 1.
-        vocab_size: token ids are below it.
-        eos_token_ids: end-of-text tokens.
-        open_text: makes a request's text; None for a model without a tokenizer.
-        encode: text of a result to token ids; None without a tokenizer.
-        seed: of requests that have none, each of which draws apart.
         check: assert the conservation of pages after every step.
         request_log: gets every plan's result and every step's events; the `Observer` of the scheduler too.
-        retained: contexts of finished requests; with the default limits if not given.
         disk: contexts on disk; None: there is no such tier.
-        adapters: that requests may have; None: there are none.
 
     Attributes:
+        requests, scheduler, wake, request_log, disk: as given.
         failure: exception of a failed step from which the engine could not recover; None while it can serve.
         is_resting: no step is planned: calls that return and requests that arrive are taken in, and wait.
     """
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        requests: RequestLifecycle,
         runner: Runner,
-        dispatcher: CallDispatcher,
-        clock: Clock,
         wake: threading.Event,
         *,
         depth: int,
-        vocab_size: int,
-        eos_token_ids: tuple[int, ...] = (),
-        open_text: Callable[[Request], Text] | None = None,
-        encode: Callable[[str], list[int]] | None = None,
-        seed: int = 0,
         check: bool = False,
         request_log: RequestLog | None = None,
-        retained: RetainedContexts | None = None,
         disk: DiskContexts | None = None,
-        returns_experts: bool = False,
-        adapters: AdapterTable | None = None,
     ) -> None:
         self.failure: BaseException | None = None
         self.is_resting = self._has_warned = False
-        self.scheduler = scheduler
-        self.wake = wake
-        self.request_log = request_log
-        self.disk = disk
-        self._runner = runner
-        self._dispatcher = dispatcher
-        self._clock = clock
-        self._depth = depth
-        self._vocab_size, self._returns_experts = vocab_size, returns_experts
-        self._check = check
-        self._retained = RetainedContexts(scheduler) if retained is None else retained
-        self._requests = RequestLifecycle(
-            scheduler,
-            dispatcher,
-            clock,
-            self._retained,
-            vocab_size=vocab_size,
-            eos_token_ids=eos_token_ids,
-            open_text=open_text,
-            encode=encode,
-            seed=seed,
-            adapters=adapters or AdapterTable(),
-        )
+        self.scheduler, self.wake, self.request_log, self.disk = requests.scheduler, wake, request_log, disk
+        self.requests, self._clock = requests, requests.clock
+        self._runner, self._depth, self._check = runner, depth, check
         self._arrivals: deque[Request | str] = deque()  # submitted requests, and ids of aborted ones
         self._in_flight: deque[tuple[PlannedStep, object]] = deque()
-        self._early: list[Event] = []  # of the next step: what happened before it
         self._quiescent_at: int | None = 0  # finished requests when the last plan was made, if that was empty
 
     # -- from any thread -------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `RequestError` if it can never be served."""
-        limits = self._vocab_size, self.scheduler.max_model_len
-        check_request(request, *limits, returns_experts=self._returns_experts)
-        self._requests.reserve(request)
+        self.requests.reserve(request)
         self._arrivals.append(request)
         self.wake.set()
 
     def abort(self, request_id: str) -> None:
         """End a request in whatever state it is; an id that is not there is ignored."""
-        put = self._arrivals.appendleft if request_id in self._requests else self._arrivals.append
+        put = self._arrivals.appendleft if request_id in self.requests else self._arrivals.append
         put(request_id)  # its pages do not wait for many arrivals
         self.wake.set()
 
     @property
     def num_retained(self) -> int:
-        return len(self._retained)
+        return len(self.requests.retained)
 
     @property
     def num_waiting(self) -> int:
@@ -148,43 +103,44 @@ class Engine:
 
     def release(self, request_id: str) -> None:
         """Drop the retained context of a finished request; an id that has none is ignored."""
-        self._retained.drop(request_id, self._clock.now())
+        self.requests.retained.drop(request_id, self._clock.now())
 
     def reset_prefix_cache(self) -> bool:
         """Drop the pages of finished requests and their retained contexts; False if unfinished requests hold others."""
-        self._retained.clear(self._clock.now())
+        self.requests.retained.clear(self._clock.now())
         self.scheduler.kv.drop_prefixes()
         return not self.has_work
 
     @property
     def has_work(self) -> bool:
         """Whether any request is not finished."""
-        return bool(self._requests or self._arrivals)
+        return bool(self.requests or self._arrivals)
 
     @property
     def quiescent(self) -> bool:
         """Whether the last plan was empty and no request finished since: without new requests a step would move nothing."""
-        return self._quiescent_at == self._requests.num_finished and (self.disk is None or self.disk.is_settled)
+        return self._quiescent_at == self.requests.num_finished and self._disk_is_settled
 
     def step(self) -> list[Event]:
         """One iteration. Returns its events in order; waits only if there is nothing to do before a call returns."""
-        events, self._early = self._early, []
         try:
             if self._in_flight and self.scheduler.waits:
-                self._collect_all(events)
-            self._poll(events)
+                self._collect_all()
+            self._poll()
             if self.is_resting:
-                self._quiescent_at = self._requests.num_finished
-                if not events and self._requests:
-                    self._clock.wait(self.wake, self._idle_s(self._dispatcher.next_s()))
+                self._quiescent_at = self.requests.num_finished
+                if not self.requests.events and self.requests:
+                    self._wait()
             else:
-                self._go_on(events)
+                self._go_on()
         except BaseException as error:  # an interrupt too may leave pages that were planned and never computed
-            self._recover(error, events)
+            self._recover(error)
             if isinstance(error, KeyboardInterrupt):
                 raise
         if self._check:
             self.check_pages()
+        events = self.requests.events.copy()
+        self.requests.events.clear()
         if self.request_log is not None:
             self.request_log.passed(events)
         return events
@@ -199,26 +155,16 @@ class Engine:
         Args:
             first_end: end every request before, with what it has: the reason, and the failure that lost it, if one did.
         """
-        events = self._early
         try:
-            self._collect_all(events)
+            self._collect_all()
             if first_end is not None:
                 while self._arrivals:
-                    self._poll(events)
-                self._requests.end_all(*first_end, events)
+                    self._poll()
+                self.requests.end_all(*first_end)
             change()
         except BaseException as error:
-            self._recover(error, events)
+            self._recover(error)
             raise
-
-    @property
-    def weights_version(self) -> int:
-        """Of the weights that generate tokens now."""
-        return self._requests.weights_version
-
-    @weights_version.setter
-    def weights_version(self, version: int) -> None:
-        self._requests.weights_version = version
 
     def take_weights(self, version: int, *, recompute: bool) -> None:
         """The weights are others now, in `between_steps`. Retained contexts stay for requests that name them, if any do.
@@ -227,11 +173,11 @@ class Engine:
             recompute: no page that older weights computed stays, see `Upheaval.change_weights`.
         """
         if recompute:
-            self._retained.clear(self._clock.now())
+            self.requests.retained.clear(self._clock.now())
         else:
-            self._retained.keep_named()
+            self.requests.retained.keep_named()
         self.scheduler.upheaval.change_weights(recompute=recompute)
-        self.weights_version = version
+        self.requests.weights_version = version
 
     def leave_device(self) -> None:
         """Give all device pages back, in `between_steps`."""
@@ -239,13 +185,13 @@ class Engine:
 
     def close(self) -> None:
         """Abort every request, and wait for the plans in flight."""
-        self._requests.close()
+        self.requests.close()
         self._arrivals.clear()
         while self._in_flight:
             self._runner.collect(self._in_flight.popleft()[1])
         if self.disk is not None:
             self._save(self.disk)
-        self._retained.clear(self._clock.now())
+        self.requests.retained.clear(self._clock.now())
 
     def check_pages(self) -> None:
         """Assert that no page is lost or owned twice."""
@@ -254,93 +200,84 @@ class Engine:
 
     # -- the parts of a step ---------------------------------------------------------------------------------------
 
-    def _go_on(self, events: list[Event]) -> None:
+    def _go_on(self) -> None:
         """Plan and dispatch the next iteration, and collect one."""
         now = self._clock.now()
-        self._retained.expire(now)
+        self.requests.retained.expire(now)
         if self.disk is not None:
             self.disk.read_ahead(now)
         planned = self.scheduler.plan(now)
         has_work = bool(planned.plan)
-        self._quiescent_at = None if has_work else self._requests.num_finished
+        self._quiescent_at = None if has_work else self.requests.num_finished
         if has_work:
             forward = self._runner.forward(planned.plan)
             if planned.plan.awaits_drafts:
                 planned = planned.with_drafts(self._runner.drafts(forward))
-            masks = self._masks(planned, events)
+            masks: Masks = {}
+            if self.requests.awaits_masks(planned):
+                self._collect_all()  # a mask depends on its row's last token; the device runs the forward pass
+                masks = self.requests.masks(planned)
             self._in_flight.append((planned, self._runner.sample(forward, masks)))
         if self.disk is not None:
             self.disk.write_behind(has_moved=bool(planned.plan.offload))
         if planned.has_drafts:
-            self._collect_all(events)
+            self._collect_all()
         elif self._in_flight and (len(self._in_flight) > self._depth or not has_work):
-            self._collect(events)
-        elif not has_work and not events and (self._requests or self._awaits_disk):
-            self._idle()
+            self._collect()
+        elif not has_work and not self.requests.events and (self.requests or not self._disk_is_settled):
+            assert not self.scheduler.running or not self.has_work, "requests run and nothing can be planned"
+            assert not self.scheduler.waiting or self.disk or self.scheduler.turns_away, (
+                "requests wait and nothing can be planned"
+            )
+            self._wait()
 
-    def _poll(self, events: list[Event]) -> None:
+    def _poll(self) -> None:
         """Take in the next arrivals, and the results of calls."""
         for _ in range(min(_MOST_TAKEN_IN, len(self._arrivals))):
             item = self._arrivals.popleft()
             if not isinstance(item, Request):
-                self._requests.abort(item, events)
+                self.requests.abort(item)
             else:
                 if self.is_resting and not self._has_warned:
                     self._has_warned = True
                     log.warning(
                         "request %s waits: the LLM sleeps until wake(); later ones wait without a word", item.id
                     )
-                self._requests.open(item, events)
+                self.requests.open(item)
         if self._arrivals:
             self.wake.set()  # the rest is for the next step
-        for request_id, results in self._dispatcher.poll():
-            self._requests.resume(request_id, results, events)
-        if returned := self._dispatcher.poll_started():
-            self._requests.receive(returned, events)
+        self.requests.poll()
 
-    def _masks(self, planned: PlannedStep, events: list[Event]) -> Masks:
-        """The masks of the plan's constrained rows, computed while the device runs its forward pass.
-
-        A mask depends on its row's last token, so the plans before this one are collected first, if there is such a row.
-        """
-        if not self._requests.constraints.concern(planned):
-            return {}
-        self._collect_all(events)
-        return self._requests.masks(planned, events)
-
-    def _collect(self, events: list[Event]) -> None:
+    def _collect(self) -> None:
         """Wait for the oldest plan in flight, and apply its result."""
         planned, ticket = self._in_flight.popleft()
         result = self._runner.collect(ticket)
         if self.request_log is not None:
             self.request_log.stepped(planned, result)
-        self._requests.apply(planned, result, events)
+        self.requests.apply(planned, result)
 
-    def _collect_all(self, events: list[Event]) -> None:
+    def _collect_all(self) -> None:
         while self._in_flight:
-            self._collect(events)
+            self._collect()
 
-    def _recover(self, error: BaseException, events: list[Event]) -> None:
+    def _recover(self, error: BaseException) -> None:
         """Recover from a failed step: end every request with the error, and forget all KV."""
-        self.failure = error
-        self._fail(error, events)  # if this raises, the engine is not usable any more
+        self.failure = error  # if what follows raises, the engine is not usable any more
+        self._in_flight.clear()
+        if self.disk is not None:
+            self.disk.end_reads()
+        self.requests.end_all("error", error)
+        self.requests.retained.clear(self._clock.now())
+        self.scheduler.kv.drop_prefixes()
+        self.scheduler.kv.take_dropped()
+        self._runner.reset()
         self.failure = None
         if not isinstance(error, KeyboardInterrupt):
             log.error("a step failed; all requests in the engine are lost", exc_info=error)
 
-    def _fail(self, error: BaseException, events: list[Event]) -> None:
-        self._in_flight.clear()
-        if self.disk is not None:
-            self.disk.end_reads()
-        self._requests.end_all("error", error, events)
-        self._retained.clear(self._clock.now())
-        self.scheduler.kv.drop_prefixes()
-        self.scheduler.kv.take_dropped()
-        self._runner.reset()
-
     @property
-    def _awaits_disk(self) -> bool:
-        return self.disk is not None and not self.disk.is_settled
+    def _disk_is_settled(self) -> bool:
+        return self.disk is None or self.disk.is_settled
 
     def _save(self, disk: DiskContexts) -> None:
         """Copy retained contexts to the host and to the disk, as far as the policy and time allow."""
@@ -354,18 +291,11 @@ class Engine:
             if not planned.plan:
                 if disk.is_settled:
                     break
-                self._clock.wait(self.wake, self._idle_s(None))
+                self._wait()
         disk.close()
 
-    def _idle(self) -> None:
-        """Wait until a call returns, a request arrives, or the disk has read or written."""
-        assert not self.scheduler.running or not self.has_work, "requests run and nothing can be planned"
-        assert not self.scheduler.waiting or self.disk or self.scheduler.turns_away, (
-            "requests wait and nothing can be planned"
-        )
-        self._clock.wait(self.wake, self._idle_s(self._dispatcher.next_s()))
-
-    def _idle_s(self, deadline_s: float | None) -> float:
-        """Seconds until a deadline or the disk, at most `MAX_IDLE_S`."""
-        times = [deadline_s, None if self.disk is None else self.disk.next_s()]
-        return max(0.0, min([MAX_IDLE_S, *(at_s - self._clock.now() for at_s in times if at_s is not None)]))
+    def _wait(self) -> None:
+        """Wait until a call returns or times out, a request arrives, or the disk has read or written; `MAX_IDLE_S` at most."""
+        times = self.requests.dispatcher.next_s(), None if self.disk is None else self.disk.next_s()
+        seconds = [at_s - self._clock.now() for at_s in times if at_s is not None]
+        self._clock.wait(self.wake, max(0.0, min([MAX_IDLE_S, *seconds])))

@@ -1,25 +1,22 @@
 """Takes every request through its states: open, sampled token by token, intercepted, resumed, finished.
 
-Knows requests, tokens and results of calls; no order of plans and no runner. Every change appends its events, in order, to the
-list that the caller passes.
+Knows requests, tokens and results of calls; no order of plans and no runner. Every change appends its events, in order, to
+`RequestLifecycle.events`.
 """
 
 import logging
 from collections.abc import Callable
+from itertools import count
 from typing import Any, final
 
 from jinfercept.calls import Call, Result
-from jinfercept.engine.adapter_table import AdapterTable, Reservations
+from jinfercept.engine.adapter_table import AdapterTable
+from jinfercept.engine.admission import check_request
 from jinfercept.engine.async_calls import AsyncCallQueue
-from jinfercept.engine.clock import Clock
-from jinfercept.engine.constraints import Constraints
-from jinfercept.engine.continuation import read_again
-from jinfercept.engine.draw_failures import draw_failure
-from jinfercept.engine.protocols import CallDispatcher
-from jinfercept.engine.random_key import RandomKeys
+from jinfercept.engine.protocols import CallDispatcher, Clock
 from jinfercept.engine.retained_contexts import RetainedContexts
-from jinfercept.engine.session import Session, lost_output, new_session
-from jinfercept.errors import describe_failure, is_users_interrupt
+from jinfercept.engine.session import Session, draw_failure, lost_output, new_session, request_key
+from jinfercept.errors import RequestError, describe_failure, is_users_interrupt
 from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
 from jinfercept.hooks import Text
 from jinfercept.intercept.dispatcher import lasted_s
@@ -29,7 +26,7 @@ from jinfercept.request import Request
 from jinfercept.sched.plan import Masks, StepResult, TokenLogprobs
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.sched.sequence import CallDuration, FirstWait, Sequence, State
+from jinfercept.sched.sequence import CallDuration, FirstWait, State
 from jinfercept.sched.speculation import kept
 from jinfercept.tenants.quota import ExpiringEntries, Quota
 
@@ -41,20 +38,26 @@ _MOST_ABORTED, _ABORTED_S = 4096, 60.0
 
 @final
 class RequestLifecycle:
-    """The unfinished requests of one engine. Used by the engine's thread, except `reserve`.
+    """The unfinished requests of one engine, and the retained contexts of finished ones. Used by the engine's thread, except
+    `reserve`.
 
     What a user's detector, grammar or renderer raises, and a failed draw, end their request with the reason "error", no other.
 
     Args:
         scheduler: receives the requests' sequences.
+        clock: monotonic seconds; a simulator's is virtual.
         vocab_size: token ids are below it.
         eos_token_ids: end-of-text tokens.
         open_text: makes a request's text; None for a model without a tokenizer.
         encode: text of a result to token ids; None without a tokenizer.
         seed: of requests that have none, each of which draws apart.
-        adapters: that requests hold while they are not finished.
+        retained: contexts of finished requests; with the default limits if not given.
+        adapters: that requests may have, and hold while they are not finished; None: there are none.
+        returns_experts: whether the runner returns the experts of tokens.
 
     Attributes:
+        scheduler, dispatcher, clock, retained: as given.
+        events: what has happened since they were last taken; the list stays the same.
         num_finished: requests that have finished, since the engine was made.
         weights_version: of the weights that generate tokens now; changed where no plan is in flight.
     """
@@ -64,30 +67,29 @@ class RequestLifecycle:
         scheduler: Scheduler,
         dispatcher: CallDispatcher,
         clock: Clock,
-        retained: RetainedContexts,
         *,
         vocab_size: int,
-        eos_token_ids: tuple[int, ...],
-        open_text: Callable[[Request], Text] | None,
-        encode: Callable[[str], list[int]] | None,
-        seed: int,
-        adapters: AdapterTable,
+        eos_token_ids: tuple[int, ...] = (),
+        open_text: Callable[[Request], Text] | None = None,
+        encode: Callable[[str], list[int]] | None = None,
+        seed: int = 0,
+        retained: RetainedContexts | None = None,
+        adapters: AdapterTable | None = None,
+        returns_experts: bool = False,
     ) -> None:
-        self._scheduler = scheduler
-        self._dispatcher = dispatcher
-        self._clock = clock
-        self._retained = retained
-        self._async = AsyncCallQueue(scheduler, dispatcher, clock)
-        self._vocab_size = vocab_size
+        self.scheduler, self.dispatcher, self.clock = scheduler, dispatcher, clock
+        self.retained = RetainedContexts(scheduler) if retained is None else retained
+        self._adapters = AdapterTable() if adapters is None else adapters
+        self._vocab_size, self._returns_experts = vocab_size, returns_experts
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._open_text = open_text
-        self._encode = encode
-        self._random_keys = RandomKeys(seed)
+        self._open_text, self._encode = open_text, encode
+        self._seed, self._numbers = seed, count()
         self.num_finished = self.weights_version = 0
-        self._reserved = Reservations(adapters)
-        self._aborted: ExpiringEntries[FirstWait] | None = None
+        self.events: list[Event] = []
+        self._ids: dict[str, object] = {}  # of requests that are reserved or open
+        self._aborted = ExpiringEntries[FirstWait](Quota(_MOST_ABORTED), _ABORTED_S, clock.now)
         self._sessions: dict[str, Session] = {}
-        self.constraints = Constraints()
+        self._with_grammar: dict[str, Session] = {}  # those of them whose tokens a grammar allows
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -96,51 +98,66 @@ class RequestLifecycle:
         return request_id in self._sessions
 
     def reserve(self, request: Request) -> None:
-        """Take a request's id and its adapter until it finishes, see `Reservations.take`. From any thread."""
-        self._reserved.take(request)
+        """Take a request's id and its adapter until it finishes. From any thread.
 
-    def open(self, request: Request, events: list[Event]) -> Sequence | None:
-        """Queue a request, on a retained context if it follows one; returns its sequence, None if it has ended."""
+        Raises:
+            RequestError: it can never be served, the id is taken, or the adapter is not there any more.
+        """
+        check_request(request, self._vocab_size, self.scheduler.max_model_len, returns_experts=self._returns_experts)
+        mark = object()
+        if self._ids.setdefault(request.id, mark) is not mark:  # atomic: two threads may submit one id
+            raise RequestError("an unfinished request already has this id", got=request.id, fix="use another id")
+        try:
+            self._adapters.hold(request)
+        except RequestError:
+            del self._ids[request.id]
+            raise
+
+    def _release(self, request_id: str) -> None:
+        self._adapters.release(request_id)
+        self._ids.pop(request_id, None)
+
+    def open(self, request: Request) -> None:
+        """Queue a request, on a retained context if it follows one; it ends if it cannot be queued."""
         leader = self._sessions.get(request.leader) if request.leader else None
         try:
-            key, now = self._random_keys.of_next(request), self._clock.now()
-            session = new_session(request, self._scheduler, key, now, self._eos_token_ids, leader)
+            key, now = request_key(request, self._seed, next(self._numbers)), self.clock.now()
+            session = new_session(request, self.scheduler, key, now, self._eos_token_ids, leader)
         except BaseException as error:
-            self._reserved.release(request.id)
+            self._release(request.id)
             if is_users_interrupt(error):
                 raise
-            return self._lose(request, error, events)
+            self.num_finished += 1
+            lost = lost_output(request, describe_failure(error), self.clock.now())
+            self.events.append(Finished(request.id, lost, ""))
+            return
         sequence = session.sequence
         self._sessions[request.id] = session
-        if self._aborted is not None and request.leader is None:
-            sequence.place.repeats = self._aborted.use(name := _prompt_name(session))
+        if self._aborted and request.leader is None:
+            sequence.repeats = self._aborted.use(name := _prompt_name(session))
             self._aborted.remove(name)
-        self._retained.drop(request.id, self._clock.now())  # one of the same name
-        if not self._retained.extend(request, sequence, self._clock.now()):
-            self._scheduler.add(sequence)
+        self.retained.drop(request.id, self.clock.now())  # one of the same name
+        if not self.retained.extend(request, sequence, self.clock.now()):
+            self.scheduler.add(sequence)
         try:
             session.open_readers(self._open_text)
-            self.constraints.begin_turn(session)
+            if session.constraint is not None:
+                self._with_grammar[request.id] = session
+            if request.markup is not None:
+                session.async_calls = AsyncCallQueue(session, request.markup, self)
             if request.continues is not None:
-                self._read_again(session, request.continues, events)
+                self._read_again(session, request.continues)
         except BaseException as error:
-            self._fail_by_own_code(session, error, events)
-            return None
-        return sequence
+            self._fail_by_own_code(session, error)
 
-    def _lose(self, request: Request, error: BaseException, events: list[Event]) -> None:
-        self.num_finished += 1
-        lost = lost_output(request, describe_failure(error), self._clock.now())
-        events.append(Finished(request.id, lost, ""))
-
-    def _read_again(self, session: Session, continues: CompletionOutput, events: list[Event]) -> None:
-        calls, unread = read_again(session, continues, self.constraints)
-        if unread:
-            self._async.begin_again(session, unread, {call.id for call in calls}, self._clock.now(), events)
+    def _read_again(self, session: Session, continues: CompletionOutput) -> None:
+        calls, unread = session.read_again(continues)
+        if unread and session.async_calls is not None:
+            session.async_calls.begin_again(unread, {call.id for call in calls}, self.clock.now())
         elif calls:
-            self._intercept(session, calls, self._clock.now(), events)
+            self._intercept(session, calls, self.clock.now())
 
-    def abort(self, request_id: str, events: list[Event]) -> None:
+    def abort(self, request_id: str) -> None:
         """End a request in whatever state it is; an id that is not open is ignored.
 
         A client that sends the prompt again goes on waiting where it was. Else the prompts of impatient clients, half computed
@@ -148,40 +165,52 @@ class RequestLifecycle:
         """
         session = self._sessions.get(request_id)
         if session is not None:
-            place, tenant = session.sequence.place, session.request.tenant
-            since_s = session.sequence.arrival_s if place.repeats is None else place.repeats.since_s
+            sequence, tenant = session.sequence, session.request.tenant
+            since_s = sequence.arrival_s if sequence.repeats is None else sequence.repeats.since_s
             if session.request.leader is None:
-                if self._aborted is None:
-                    self._aborted = ExpiringEntries(Quota(_MOST_ABORTED), _ABORTED_S, self._clock.now)
-                self._aborted.put(tenant, _prompt_name(session), FirstWait(place.order, since_s), 1)
-            self._finish(session, "abort", None, events)
+                self._aborted.put(tenant, _prompt_name(session), FirstWait(sequence.order, since_s), 1)
+            self._finish(session, "abort", None)
 
-    def end_all(self, reason: FinishReason, failure: BaseException | None, events: list[Event]) -> None:
+    def end_all(self, reason: FinishReason, failure: BaseException | None) -> None:
         """End every open request."""
         stop = describe_failure(failure) if failure is not None else None
         for session in list(self._sessions.values()):
-            self._finish(session, reason, stop, events, failure)
+            self._finish(session, reason, stop, failure)
 
     def close(self) -> None:
         """Abort every open request, and forget the ids of those that were never opened."""
-        self.end_all("abort", None, [])
-        self._reserved.clear()
+        self.end_all("abort", None)
+        for request_id in [*self._ids]:
+            self._release(request_id)
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
-    def masks(self, planned: PlannedStep, events: list[Event]) -> Masks:
+    def awaits_masks(self, planned: PlannedStep) -> bool:
+        """Whether a plan samples for a request whose tokens a grammar allows."""
+        return bool(self._with_grammar) and any(row.sequence.id in self._with_grammar for row in planned.sampled)
+
+    def masks(self, planned: PlannedStep) -> Masks:
         """The masks of the plan's constrained rows. Every token sampled before must have been applied.
 
         A request whose constraint raises or allows nothing more finishes here; its row is not masked, and its sample is void.
         """
-        return self.constraints.masks(planned, lambda session: self._allowed(session, events))
+        masks = {}
+        for row in planned.sampled:
+            session = self._with_grammar.get(row.sequence.id)
+            if session is None or session.constraint is None or row.sequence.epoch != row.epoch:
+                continue
+            words = self._allowed(session)
+            if words is not None:
+                masks[row.place] = words
+                masks |= enumerate(session.allowed_after(words, row.drafts), start=row.place + 1)
+        return masks
 
-    def apply(self, planned: PlannedStep, result: StepResult, events: list[Event]) -> None:
+    def apply(self, planned: PlannedStep, result: StepResult) -> None:
         """Hand every sampled token to its request, unless the request was intercepted or finished since the plan was made."""
-        now = self._clock.now()
+        now = self.clock.now()
         for row, scores in zip(planned.scored, result.scores, strict=False):
             if row.sequence.epoch == row.epoch and (failure := self._sessions[row.sequence.id].note_scores(scores)):
-                self._fail(self._sessions[row.sequence.id], failure, events)
+                self._fail(self._sessions[row.sequence.id], failure)
         if result.experts is not None:
             for chunk in planned.noted:
                 session = self._sessions.get(chunk.sequence.id)
@@ -194,9 +223,9 @@ class RequestLifecycle:
             session = self._sessions[sequence.id]
             if drafts:
                 drawn = slice(place, place + 1 + len(drafts))
-                self._verify(session, drafts, result.tokens[drawn], reports[drawn], now, events)
+                self._verify(session, drafts, result.tokens[drawn], reports[drawn], now)
             else:
-                self._accept(session, result.tokens[place], reports[place], now, events)
+                self._accept(session, result.tokens[place], reports[place], now)
 
     def _verify(
         self,
@@ -205,7 +234,6 @@ class RequestLifecycle:
         drawn: tuple[int, ...],
         reports: tuple[TokenLogprobs | None, ...],
         now: float,
-        events: list[Event],
     ) -> None:
         """Hand the drawn tokens of a chunk with drafts to their request, one by one, as far as they count (`kept`).
 
@@ -214,37 +242,37 @@ class RequestLifecycle:
         sequence, accepted = session.sequence, 0
         epoch = sequence.epoch
         for index in range(kept(drafts, drawn)):
-            if index and session.constraint is not None and self._allowed(session, events) is None:
+            if index and session.constraint is not None and self._allowed(session) is None:
                 break
             computed = index < len(drafts) and drawn[index] == drafts[index]
             accepted += computed
-            self._accept(session, drawn[index], reports[index], now, events, computed)
+            self._accept(session, drawn[index], reports[index], now, computed)
             if sequence.epoch != epoch:
                 break
-        self._scheduler.speculation.settle(sequence, len(drafts), accepted)
+        self.scheduler.speculation.settle(sequence, len(drafts), accepted)
 
-    def _fail(self, session: Session, failure: str, events: list[Event]) -> None:
+    def _fail(self, session: Session, failure: str) -> None:
         """End a request whose logits are not finite. No other request gets its pages."""
         log.warning("request %s fails: %s", session.request.id, failure)
-        self._scheduler.kv.forget(session.sequence.context)
-        self._finish(session, "error", failure, events)
+        self.scheduler.kv.forget(session.sequence.context)
+        self._finish(session, "error", failure)
 
-    def _fail_by_own_code(self, session: Session, error: BaseException, events: list[Event]) -> None:
+    def _fail_by_own_code(self, session: Session, error: BaseException) -> None:
         """End a request whose detector, grammar or renderer raised: whatever it was, it concerns no other request."""
         if is_users_interrupt(error):
             raise error
-        self._finish(session, "error", describe_failure(error), events)
+        self._finish(session, "error", describe_failure(error))
 
-    def _allowed(self, session: Session, events: list[Event]) -> Any | None:
+    def _allowed(self, session: Session) -> Any | None:
         """The words of a constrained request's mask; None if the request finished."""
         assert session.constraint is not None
         try:
             words = session.constraint.allowed()
         except BaseException as error:
-            self._fail_by_own_code(session, error, events)
+            self._fail_by_own_code(session, error)
             return None
         if session.complete:
-            self._end_text(session, events)
+            self._end_text(session)
             return None
         return words
 
@@ -254,87 +282,95 @@ class RequestLifecycle:
         token: int,
         report: TokenLogprobs | None,
         now: float,
-        events: list[Event],
         computed: bool = False,  # see `Scheduler.accept`
     ) -> None:
         sequence, text = session.sequence, session.text
         adapter = session.request.adapter
         if (token < 0 or report is not None) and (failure := draw_failure(token, report, adapter)) is not None:
             if sequence.context.shared:  # perhaps only because of a page that another request computed
-                self._scheduler.isolate(sequence)
+                self.scheduler.isolate(sequence)
             else:
-                self._fail(session, failure, events)
+                self._fail(session, failure)
             return
-        self._scheduler.accept(sequence, token, computed=computed)
+        self.scheduler.accept(sequence, token, computed=computed)
         if session.first_token_s is None:
             session.first_token_s = now
         if session.resumed_s is not None:
             session.note_context(now)
         if session.version != (version := self.weights_version + (0 if adapter is None else adapter.version)):
             session.begin_version(version)
-        session.stream.append(token)
         shown = text.add(token) if text is not None else ""
         logprobs = None if report is None else session.note_report(token, report)
-        events.append(Token(sequence.id, token, shown, logprobs))
+        self.events.append(Token(sequence.id, token, shown, logprobs))
         calls: tuple[Call, ...] = ()
         if session.reads_tokens:
             try:
-                calls = session.read(token, shown, events)
+                calls = session.read(session.num_written - 1, token, shown, self.events)
                 if session.constraint is not None:
                     session.constraint.accept(token)
-                if session.flight is not None:
-                    self._async.accept(session, token, now, events)
+                if session.async_calls is not None:
+                    session.async_calls.accept(token, now)
             except BaseException as error:
-                self._fail_by_own_code(session, error, events)
+                self._fail_by_own_code(session, error)
                 return
         if token in session.stop_token_ids and (  # an end token ends no turn that calls, unless the request names it
             not calls or token in (session.request.params.stop_token_ids or ())
         ):
             if token in (session.request.params.stop_token_ids or ()):  # it ends the request
-                self._finish(session, "stop", None if token in self._eos_token_ids else token, events)
+                self._finish(session, "stop", None if token in self._eos_token_ids else token)
             else:
-                self._end_text(session, events)
+                self._end_text(session)
         elif text is not None and text.stopped is not None:
-            self._finish(session, "stop", text.stopped, events)
+            self._finish(session, "stop", text.stopped)
         elif session.constraint is not None and session.complete and not calls:
-            self._end_text(session, events)
-        elif sequence.generated >= sequence.max_tokens or len(sequence.tokens) >= self._scheduler.max_model_len:
-            self._finish(session, "length", None, events)
+            self._end_text(session)
+        elif sequence.generated >= sequence.max_tokens or len(sequence.tokens) >= self.scheduler.max_model_len:
+            self._finish(session, "length", None)
         elif calls:
-            self._intercept(session, calls, now, events)
-        elif session.flight is not None:
-            self._try(session, events, lambda: self._async.go_on(session, now, events))
+            self._intercept(session, calls, now)
+        elif (async_calls := session.async_calls) is not None:
+            self._try(session, lambda: async_calls.go_on(now))
 
-    def _end_text(self, session: Session, events: list[Event]) -> None:
+    def _end_text(self, session: Session) -> None:
         """The text has ended by itself: the request ends, unless it waits for asynchronous calls and reads their results."""
-        waits: list[bool] = []
-        self._try(session, events, lambda: waits.append(self._async.wait_at_end(session, self._clock.now(), events)))
-        if waits == [False]:
-            self._finish(session, "stop", None, events)
-        elif waits and session.constraint is not None and session.constraint.ended:
-            self.constraints.begin_turn(session)
+        async_calls = session.async_calls
+        try:
+            waits = async_calls is not None and async_calls.wait_at_end(self.clock.now())
+            if waits:
+                session.begin_next_turn()
+        except BaseException as error:
+            self._fail_by_own_code(session, error)
+            return
+        if not waits:
+            self._finish(session, "stop", None)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def _intercept(self, session: Session, calls: tuple[Call, ...], now: float, events: list[Event]) -> None:
+    def _intercept(self, session: Session, calls: tuple[Call, ...], now: float) -> None:
         session.interceptions.append(Interception(calls, began_s=now))
         number = len(session.interceptions)
         pending = tuple(
             session.pending(call, (session.request.id, number, index), call.expected_s)
             for index, call in enumerate(calls)
         )
-        self._scheduler.intercept(session.sequence, now, pending)
-        if session.constraint is not None and session.constraint.ended:
-            self.constraints.begin_turn(session)
-        self._dispatcher.call(session.request.id, calls, session.request.tools, session.request.tenant)
-        events.append(Intercepted(session.request.id, calls))
+        self.scheduler.intercept(session.sequence, now, pending)
+        session.begin_next_turn()
+        self.dispatcher.call(session.request.id, calls, session.request.tools, session.request.tenant)
+        self.events.append(Intercepted(session.request.id, calls))
 
-    def resume(self, request_id: str, results: tuple[Result, ...], events: list[Event]) -> None:
+    def poll(self) -> None:
+        """Take the results of calls that have returned."""
+        for request_id, results in self.dispatcher.poll():
+            self._resume(request_id, results)
+        if returned := self.dispatcher.poll_started():
+            self._receive(returned)
+
+    def _resume(self, request_id: str, results: tuple[Result, ...]) -> None:
         """Append the results of an intercepted request's calls, cut to the model's length, and queue the request again."""
         session = self._sessions[request_id]
         sequence = session.sequence
         pause = session.interceptions[-1]
-        room = self._scheduler.max_model_len - len(sequence.tokens) - 1
+        room = self.scheduler.max_model_len - len(sequence.tokens) - 1
         renderer, tools = session.request.render, session.request.tools
         try:
             if renderer is not None:
@@ -342,11 +378,11 @@ class RequestLifecycle:
             else:
                 tokens, rendered = render_each(pause.calls, results, tools, room, self._vocab_size, self._encode)
         except BaseException as error:
-            self._fail_by_own_code(session, error, events)
+            self._fail_by_own_code(session, error)
             return
-        start = len(session.stream)
-        shown = session.append_external(tokens)
-        session.resumed_s = self._clock.now()
+        start = session.num_written
+        shown = session.read_external(tokens)
+        session.resumed_s = self.clock.now()
         waited_s = session.resumed_s - sequence.paused_s
         if session.transcript is not None:
             session.transcript.resumed(pause.calls, rendered)
@@ -361,23 +397,25 @@ class RequestLifecycle:
             CallDuration(result.duration_s, result.status not in ("timeout", "unknown_tool", "started"))
             for result in results
         )
-        self._scheduler.resume(sequence, tokens, ended)
-        events.append(Resumed(session.request.id, rendered, tuple(tokens), shown))
+        self.scheduler.resume(sequence, tokens, ended)
+        self.events.append(Resumed(session.request.id, rendered, tuple(tokens), shown))
 
-    def receive(self, returned: list[tuple[str, Call, Result]], events: list[Event]) -> None:
+    def _receive(self, returned: list[tuple[str, Call, Result]]) -> None:
         """Take the results of asynchronous calls; those of one request are appended together."""
         sessions = {request_id: self._sessions[request_id] for request_id, _, _ in returned}
         for request_id, call, result in returned:
-            self._async.receive(sessions[request_id], call, result)
+            if (async_calls := sessions[request_id].async_calls) is not None:
+                async_calls.receive(call, result)
         for session in sessions.values():
-            self._try(session, events, lambda session=session: self._async.deliver(session, events))
+            if (async_calls := session.async_calls) is not None:
+                self._try(session, lambda async_calls=async_calls: async_calls.deliver())
 
-    def _try(self, session: Session, events: list[Event], change: Callable[[], None]) -> None:
+    def _try(self, session: Session, change: Callable[[], None]) -> None:
         """Change a request by code of its own, which ends it if it raises."""
         try:
             change()
         except BaseException as error:
-            self._fail_by_own_code(session, error, events)
+            self._fail_by_own_code(session, error)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -386,23 +424,23 @@ class RequestLifecycle:
         session: Session,
         reason: FinishReason,
         stop: str | int | None,
-        events: list[Event],
         failure: BaseException | None = None,
     ) -> None:
-        request, sequence, now = session.request, session.sequence, self._clock.now()
+        request, sequence, now = session.request, session.sequence, self.clock.now()
         paused_s = now - sequence.paused_s if sequence.state is State.INTERCEPTED else 0.0
-        self._dispatcher.cancel(request.id)
-        self._async.cancel(session, now)
-        if reason not in ("stop", "length") or not self._retained.keep(session, now):
-            self._scheduler.finish(sequence, now)
+        self.dispatcher.cancel(request.id)
+        if session.async_calls is not None:
+            session.async_calls.cancel(now)
+        if reason not in ("stop", "length") or not self.retained.keep(session, now):
+            self.scheduler.finish(sequence, now)
         self.num_finished += 1
         del self._sessions[request.id]
-        self.constraints.forget(request.id)
-        self._reserved.release(request.id)
+        self._with_grammar.pop(request.id, None)
+        self._release(request.id)
         rest = session.text.finish() if session.text else ""
         output = session.output(reason, stop, now, paused_s)
-        output = session.with_messages(output, rest, events)
-        events.append(Finished(request.id, output, rest, failure))
+        output = session.with_messages(output, rest, self.events)
+        self.events.append(Finished(request.id, output, rest, failure))
 
 
 def _prompt_name(session: Session) -> str:

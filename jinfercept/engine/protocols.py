@@ -1,11 +1,37 @@
-"""What the engine needs of its runner, which executes plans, of its dispatcher, which has calls answered, and of markup."""
+"""What the engine needs of its clock, of its runner, which executes plans, of its dispatcher, which has calls answered, and of
+grammars.
+"""
 
+import time
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from threading import Event
+from typing import Protocol, final, runtime_checkable
 
 from jinfercept.calls import Call, Result, Tool
 from jinfercept.hooks import Constraint
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
+
+
+class Clock(Protocol):
+    """Monotonic seconds since an arbitrary start, and a wait that an event ends."""
+
+    def now(self) -> float: ...
+
+    def wait(self, wake: Event, timeout_s: float) -> None:
+        """Return when `wake` is set, or after `timeout_s` seconds; clears `wake`."""
+        ...
+
+
+@final
+class RealClock:
+    """The machine's monotonic clock."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wait(self, wake: Event, timeout_s: float) -> None:
+        wake.wait(timeout_s)
+        wake.clear()
 
 
 class Runner[Forward, Ticket](Protocol):

@@ -6,7 +6,6 @@ retained contexts is shared fairly between tenants (`Quota`), and no tenant find
 """
 
 from array import array
-from collections import Counter
 from typing import NamedTuple, final
 
 from jinfercept.engine.session import Session
@@ -23,28 +22,19 @@ MAX_AGE_S = 3600.0
 """Seconds after which a retained context is dropped."""
 
 
-class _PromptPages(NamedTuple):
-    """The full pages of a prompt: its tenant, the name of their tree, how many tokens they have, and those of the last page."""
-
-    tenant: str
-    root: bytes
-    num_tokens: int
-    last_page: bytes
-
-
 class _Retained(NamedTuple):
     """A retained context.
 
     Attributes:
         sequence: the finished request's, intercepted.
-        prompt: its full pages; None if it has none.
-        session: the tenant, the name of the tree of the pages, so that no two salts share a session, and the session's name.
+        prompt_tokens: tokens on the full pages of its prompt; 0: requests with this prompt do not follow it.
+        session: name of the session; "" if it has none.
         ends_in_calls: whether the request's last turn ended in calls.
     """
 
     sequence: Sequence
-    prompt: _PromptPages | None
-    session: tuple[str, bytes, str] | None
+    prompt_tokens: int
+    session: str
     ends_in_calls: bool
 
 
@@ -69,14 +59,13 @@ class RetainedContexts:
         self._scheduler = scheduler
         self._max_age_s = max_age_s
         self._quota = Quota(max_contexts, most_of_tenant=max_per_tenant)
-        self._contexts: dict[str, _Retained] = {}  # by request id, oldest first
-        self._by_session: dict[tuple[str, bytes, str], str] = {}
-        self._by_prompt: dict[_PromptPages, dict[str, None]] = {}
-        self._prompt_lengths: dict[tuple[str, bytes], Counter[int]] = {}  # of those prompts, by tenant and tree
+        self._sequences: dict[str, Sequence] = {}  # by request id
+        # Their contexts, by the tenant and the name of the tree of the pages, so that no two tenants or salts share any.
+        self._groups: dict[tuple[str, bytes], dict[str, _Retained]] = {}
         self._unchecked: list[str] = []  # request ids that this round of `expire` has not come to
 
     def __len__(self) -> int:
-        return len(self._contexts)
+        return len(self._sequences)
 
     def keep(self, session: Session, now: float) -> bool:
         """Retain the context of a finished request, if the request asks for it; False if the context is not retained.
@@ -93,25 +82,16 @@ class RetainedContexts:
             PendingCall(follow_up.reader, (sequence.id, "returns", 0), follow_up.expected_s, sequence.tenant, "reader"),
         )
         self._scheduler.intercept(sequence, now, pending)
-        root, tenant, size = sequence.context.root, sequence.tenant, self._scheduler.kv.page_size
+        size = self._scheduler.kv.page_size
         num_full = len(session.request.prompt_token_ids) // size * size
-        retained = _Retained(
-            sequence,
-            _PromptPages(tenant, root, num_full, token_bytes(sequence.tokens[num_full - size : num_full]))
-            if num_full
-            else None,
-            (tenant, root, follow_up.session) if follow_up.session else None,
-            bool(session.client_calls),
-        )
-        if retained.session is not None:
-            self.drop(self._by_session.get(retained.session), now)
-            self._by_session[retained.session] = sequence.id
-        if retained.prompt is not None:
-            self._by_prompt.setdefault(retained.prompt, {})[sequence.id] = None
-            self._prompt_lengths.setdefault((tenant, root), Counter())[num_full] += 1
-        self._contexts[sequence.id] = retained
-        self._quota.add(tenant, sequence.id)
-        while (name := self._quota.victim(tenant)) is not None:
+        group = self._groups.setdefault(_group_of(sequence), {})
+        if follow_up.session and (before := _of_session(group, follow_up.session)) is not None:
+            self.drop(before.sequence.id, now)
+        retained = _Retained(sequence, num_full, follow_up.session or "", bool(session.client_calls))
+        self._sequences[sequence.id] = sequence
+        self._groups.setdefault(_group_of(sequence), group)[sequence.id] = retained
+        self._quota.add(sequence.tenant, sequence.id)
+        while (name := self._quota.victim(sequence.tenant)) is not None:
             self.drop(name, now)
         return True
 
@@ -123,90 +103,80 @@ class RetainedContexts:
         Args:
             sequence: of the request, not added to the scheduler yet.
         """
-        retained, num_tokens = self._followed(request, sequence)
+        retained = self._followed(request, sequence)
         if retained is None:
             return False
+        num_tokens = _shared(retained.sequence, sequence.tokens)
         if num_tokens < self._scheduler.kv.page_size or sequence.wants_computation:
             self.drop(retained.sequence.id, now)
             return False
-        self._forget(retained)
+        self._forget(retained.sequence)
         self._scheduler.extend(retained.sequence, sequence, num_tokens, now, in_place=retained.ends_in_calls)
         return True
 
-    def drop(self, request_id: str | None, now: float) -> bool:
+    def drop(self, request_id: str, now: float) -> bool:
         """Drop a request's retained context: its private pages are free, its shareable ones cached. False if it has none."""
-        retained = self._contexts.get(request_id) if request_id is not None else None
-        if retained is None:
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
             return False
-        self._forget(retained)
-        self._scheduler.finish(retained.sequence, now)
+        self._forget(sequence)
+        self._scheduler.finish(sequence, now)
         return True
 
     def expire(self, now: float) -> None:
         """Check one retained context, the next in turn: drop it if it is too old or has lost every page."""
         if not self._unchecked:
-            self._unchecked = list(self._contexts)
+            self._unchecked = list(self._sequences)
         while self._unchecked:
-            retained = self._contexts.get(self._unchecked.pop())
-            if retained is not None:
-                too_old = now - retained.sequence.paused_s > self._max_age_s
-                if too_old or retained.sequence.context.is_lost:
-                    self.drop(retained.sequence.id, now)
+            sequence = self._sequences.get(self._unchecked.pop())
+            if sequence is not None:
+                if now - sequence.paused_s > self._max_age_s or sequence.context.is_lost:
+                    self.drop(sequence.id, now)
                 return
 
     def clear(self, now: float) -> None:
-        for request_id in list(self._contexts):
+        for request_id in list(self._sequences):
             self.drop(request_id, now)
 
     def keep_named(self) -> None:
         """From now on, only requests that name them follow the present contexts, by the finished request or by the session."""
-        self._contexts = {name: retained._replace(prompt=None) for name, retained in self._contexts.items()}
-        self._by_prompt, self._prompt_lengths = {}, {}
+        for group in self._groups.values():
+            group.update({name: retained._replace(prompt_tokens=0) for name, retained in group.items()})
 
-    def _followed(self, request: Request, sequence: Sequence) -> tuple[_Retained | None, int]:
-        """The retained context that a request follows, and the number of leading tokens that they share."""
-        tokens, context, tenant = sequence.tokens, sequence.context, sequence.tenant
-        for name in (request.follows, self._session_of(request, sequence)):
-            retained = self._contexts.get(name) if name is not None else None
-            if retained is not None and (retained.sequence.tenant, retained.sequence.context.root) == (
-                tenant,
-                context.root,
-            ):
-                return retained, self._shared(retained.sequence, tokens)
-        size = self._scheduler.kv.page_size
-        for length in sorted(self._prompt_lengths.get((tenant, context.root), ()), reverse=True):
-            page = token_bytes(tokens[length - size : length])
-            if length < len(tokens) and (
-                alike := self._by_prompt.get(_PromptPages(tenant, context.root, length, page))
-            ):
-                num_tokens, name = max((self._shared(self._contexts[name].sequence, tokens), name) for name in alike)
-                if num_tokens >= length:
-                    return self._contexts[name], num_tokens
-        return None, 0
-
-    def _session_of(self, request: Request, sequence: Sequence) -> str | None:
+    def _followed(self, request: Request, sequence: Sequence) -> _Retained | None:
+        """The retained context that a request names, or its session; else the one whose prompt the request goes on from, the
+        longest of these prompts, and where several have it the one that shares most tokens."""
+        group, tokens, size = self._groups.get(_group_of(sequence), {}), sequence.tokens, self._scheduler.kv.page_size
+        if request.follows is not None and (named := group.get(request.follows)) is not None:
+            return named
         follow_up = request.follow_up
-        if follow_up is None or not follow_up.session:
-            return None
-        return self._by_session.get((sequence.tenant, sequence.context.root, follow_up.session))
+        if follow_up is not None and follow_up.session and (of_session := _of_session(group, follow_up.session)):
+            return of_session
+        best, best_key = None, (0, 0, "")
+        for name, retained in group.items():
+            end, before = retained.prompt_tokens, retained.sequence.tokens
+            if best_key[0] <= end < len(tokens) and end and tokens[end - size : end] == before[end - size : end]:
+                key = end, _shared(retained.sequence, tokens), name
+                if key[1] >= end and key > best_key:
+                    best, best_key = retained, key
+        return best
 
-    def _shared(self, retained: Sequence, tokens: array[int]) -> int:
-        """Leading tokens that a retained sequence and a new one share, without the new one's last, which must be computed."""
-        return common_pages(token_bytes(retained.tokens), token_bytes(tokens[:-1]), 0, TOKEN_BYTES)
+    def _forget(self, sequence: Sequence) -> None:
+        group = self._groups[_group_of(sequence)]
+        del self._sequences[sequence.id], group[sequence.id]
+        if not group:
+            del self._groups[_group_of(sequence)]
+        self._quota.remove(sequence.tenant, sequence.id)
 
-    def _forget(self, retained: _Retained) -> None:
-        name = retained.sequence.id
-        del self._contexts[name]
-        self._quota.remove(retained.sequence.tenant, name)
-        if retained.session is not None and self._by_session.get(retained.session) == name:
-            del self._by_session[retained.session]
-        if retained.prompt is not None:
-            names = self._by_prompt[retained.prompt]
-            del names[name]
-            if not names:
-                del self._by_prompt[retained.prompt]
-            lengths = self._prompt_lengths[retained.prompt[:2]]
-            lengths[retained.prompt.num_tokens] -= 1
-            lengths += Counter()  # without those that none has
-            if not lengths:
-                del self._prompt_lengths[retained.prompt[:2]]
+
+def _group_of(sequence: Sequence) -> tuple[str, bytes]:
+    return sequence.tenant, sequence.context.root
+
+
+def _of_session(group: dict[str, _Retained], name: str) -> _Retained | None:
+    return next((retained for retained in group.values() if retained.session == name), None)
+
+
+def _shared(retained: Sequence, tokens: array[int]) -> int:
+    """Leading tokens that a retained sequence and a new one share, without the new one's last, which must be computed."""
+    return common_pages(token_bytes(retained.tokens), token_bytes(tokens[:-1]), 0, TOKEN_BYTES)

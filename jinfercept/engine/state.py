@@ -67,6 +67,6 @@ class EngineState:
             num_retained=engine.num_retained,
             has_work=engine.has_work,
             quiescent=engine.quiescent,
-            window_pages=kv.side_pool.occupancy() if kv.side_pool.has_windows else None,
-            state_slots=kv.side_pool.occupancy() if kv.side_pool.has_states else None,
+            window_pages=next((pool.occupancy() for pool in kv.side_pools if pool.has_windows), None),
+            state_slots=next((pool.occupancy() for pool in kv.side_pools if pool.has_states), None),
         )

@@ -1,13 +1,14 @@
-"""Waits for requests that the engine's thread serves, to the end or event by event; for event loops see `async_streaming`.
+"""Streams of events for requests that the engine's thread serves, for threads and for event loops.
 
 A stream submits its requests when it is made, and aborts the unfinished ones when it is closed or garbage-collected. It knows
 no event but `Finished`. If a step of the engine fails, each lost request still has its
 `Finished`, with finish reason "error", and the iteration ends with `EngineError`.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from queue import SimpleQueue
 from typing import Any, Self, final
 
@@ -39,81 +40,96 @@ def serve(
         return joined(requests, stream.outputs)
 
 
-class Received:
-    """The received events and outputs of a stream's requests.
+async def aserve(thread: EngineThread, requests: Sequence[Request]) -> list[RequestOutput]:
+    """Serve requests to the end, in an event loop."""
+    async with AsyncStream(thread, requests, ends_only=True) as stream:
+        async for _ in stream:
+            pass
+        return joined(requests, stream.outputs)
 
-    Attributes:
-        open: ids of the requests that are not finished.
-        outputs: of the finished requests, by id.
-        ready: events that were not yielded yet.
+
+class ReceivedEvents:
+    """What a stream has received.
+
+    Args:
+        thread: serves the requests.
+        requests: submitted at once.
+        sink: called on the engine's thread with their events.
+        ends_only: yield `Finished` events only.
+
+    Raises:
+        RequestError: a request can never be served; none is started then.
     """
 
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self._requests = requests
+    def __init__(self, thread: EngineThread, requests: Sequence[Request], sink: Sink, *, ends_only: bool) -> None:
+        self._thread, self._requests = thread, requests
+        self._outputs: dict[str, RequestOutput] = {}
         self._lost: set[str] = set()
         self._failure: BaseException | None = None
-        self.open = {request.id for request in requests}
-        self.outputs: dict[str, RequestOutput] = {}
-        self.ready: deque[Event] = deque()
-
-    def submit(self, thread: EngineThread, requests: Sequence[Request], sink: Sink) -> None:
-        """Submit the requests; none stays open if that raises."""
+        self._ready: deque[Event] = deque()  # that were not yielded yet
+        self._open = {request.id for request in requests}  # that are not finished
         try:
-            thread.submit(requests, sink)
+            thread.submit(requests, _ends_only(sink) if ends_only else sink)
         except RequestError:
-            self.open.clear()
+            self._open.clear()
             raise
 
-    def take(self, news: Sequence[Event] | BaseException) -> None:
+    @property
+    def outputs(self) -> Mapping[str, RequestOutput]:
+        """The outputs of the finished requests, by id; complete even if an interrupt kept a `Finished` from being yielded."""
+        return self._outputs
+
+    def abort(self) -> None:
+        """End the unfinished requests; their remaining events can still be read, `Finished` last."""
+        self._thread.abort(self._open)
+
+    def __del__(self) -> None:
+        if self._open:
+            self._thread.discard(self._open)
+
+    def _take(self, news: Sequence[Event] | BaseException) -> None:
         """Take events, or an error, which ends all open requests; a `KeyboardInterrupt` is raised at once."""
         if isinstance(news, BaseException):
-            self._lost |= self.open
-            self.open.clear()
+            self._lost |= self._open
+            self._open.clear()
             if isinstance(news, KeyboardInterrupt):
                 raise news
             self._failure = news
             return
-        self.ready.extend(news)
+        self._ready.extend(news)
         for event in news:
             if isinstance(event, Finished):
                 if event.failure is not None:
                     self._failure = event.failure
                     self._lost.add(event.request_id)
-                self.outputs[event.request_id] = event.output
-                self.open.discard(event.request_id)
+                self._outputs[event.request_id] = event.output
+                self._open.discard(event.request_id)
 
-    def check(self) -> None:
-        """Raise `EngineError` if the engine lost requests. For the end of the iteration."""
-        if self._failure is not None:
-            raise self._error(self._failure)
-
-    def _error(self, cause: BaseException) -> EngineError:
-        outputs = {name: output for name, output in self.outputs.items() if name not in self._lost}
+    def _ended(self) -> bool:
+        """Whether no event will follow. Raises `EngineError` then if the engine lost requests."""
+        if self._open:
+            return False
+        cause = self._failure
+        if cause is None:
+            return True
+        outputs = {name: output for name, output in self._outputs.items() if name not in self._lost}
         failure, fix = describe_failure(cause), "send the lost requests again; `restart()` begins with a new engine"
         if isinstance(cause, EngineError):
             failure, fix = cause.failure, cause.fix
-        error = EngineError(failure, complete(self._requests, outputs), fix=fix)
-        error.__cause__ = cause
-        return error
+        raise EngineError(failure, complete(self._requests, outputs), fix=fix) from cause
 
 
 @final
-class Stream(AbstractContextManager["Stream"]):
+class Stream(ReceivedEvents, AbstractContextManager["Stream"]):
     """Iterates over the events of requests, in order, until all are finished. Not for two threads at once.
 
-    Args:
-        thread: serves the requests.
-        requests: submitted at once.
-        ends_only: yield `Finished` events only.
+    Args and what is raised are those of `ReceivedEvents`, and at the end of the iteration:
 
     Raises:
-        RequestError: a request can never be served; none is started then.
-        EngineError: at the end of the iteration, if a step of the engine failed.
+        EngineError: a step of the engine failed.
     """
 
     def __init__(self, thread: EngineThread, requests: Sequence[Request], *, ends_only: bool = False) -> None:
-        self._received = Received(requests)
-        self._thread = thread
         self._events: deque[Event | BaseException] = deque()
         self._arrived: SimpleQueue[None] = SimpleQueue()
         put, wake = self._events.extend, self._arrived.put
@@ -122,24 +138,17 @@ class Stream(AbstractContextManager["Stream"]):
             put([news] if isinstance(news, BaseException) else news)
             wake(None)
 
-        self._received.submit(thread, requests, ends_only_sink(sink) if ends_only else sink)
-
-    @property
-    def outputs(self) -> Mapping[str, RequestOutput]:
-        """The outputs of the finished requests, by id; complete even if an interrupt kept a `Finished` from being yielded."""
-        return self._received.outputs
+        super().__init__(thread, requests, sink, ends_only=ends_only)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Event:
-        received = self._received
-        while not received.ready:
-            if not received.open:
-                received.check()
+        while not self._ready:
+            if self._ended():
                 raise StopIteration
             self._take_next()
-        return received.ready.popleft()
+        return self._ready.popleft()
 
     def _take_next(self) -> None:
         """Wait for an event and take it. An interrupt at any point of this loses no event."""
@@ -147,31 +156,93 @@ class Stream(AbstractContextManager["Stream"]):
             self._thread.check_process()
             self._arrived.get()
         first = self._events[0]
-        self._received.take(first if isinstance(first, BaseException) else (first,))
+        self._take(first if isinstance(first, BaseException) else (first,))
         self._events.popleft()
-
-    def abort(self) -> None:
-        """End the unfinished requests; their remaining events can still be read, `Finished` last."""
-        self._thread.abort(self._received.open)
 
     def close(self) -> None:
         """Abort the unfinished requests; their pages are free when this returns."""
-        received = self._received
-        received.ready.clear()
-        self._thread.abort(received.open)
-        while received.open:
+        self._ready.clear()
+        self.abort()
+        while self._open:
             self._take_next()
-        received.ready.clear()
+        self._ready.clear()
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if self._received.open:
-            self._thread.discard(self._received.open)
+
+@final
+class AsyncStream(ReceivedEvents, AbstractAsyncContextManager["AsyncStream"]):
+    """As `Stream`, in an event loop. Cancelling the task that iterates aborts the requests.
+
+    Args:
+        post: called on the engine's thread with a function and what to call it with on the loop; `call_soon_threadsafe` by
+            default.
+
+    Raises:
+        RequestError: as `Stream`, or if no event loop runs.
+    """
+
+    def __init__(
+        self,
+        thread: EngineThread,
+        requests: Sequence[Request],
+        *,
+        ends_only: bool = False,
+        post: Callable[[Callable[[Any], None], Any], object] | None = None,
+    ) -> None:
+        self._open = set[str]()
+        self._events: asyncio.Queue[list[Event] | BaseException] = asyncio.Queue()
+        self._listener: asyncio.Task[object] | None = None
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise RequestError("no event loop is running", got="an async stream", fix="use stream()") from None
+        put, later = self._events.put_nowait, post or loop.call_soon_threadsafe
+
+        def sink(news: list[Event] | BaseException) -> None:
+            later(put, news)
+
+        super().__init__(thread, requests, sink, ends_only=ends_only)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        if (task := asyncio.current_task()) is not self._listener:
+            self._watch(task)
+        while not self._ready:
+            if self._ended():
+                raise StopAsyncIteration
+            self._take(await self._events.get())
+        return self._ready.popleft()
+
+    async def aclose(self) -> None:
+        """Abort the unfinished requests; their pages are free when this returns."""
+        self._ready.clear()
+        self.abort()
+        while self._open:
+            self._take(await self._events.get())
+        self._ready.clear()
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+    def _watch(self, task: "asyncio.Task[object] | None") -> None:
+        """Abort the requests if the iterating task is cancelled, even while it does not wait for this stream."""
+        self._listener = task
+        if task is None:
+            return
+        thread, is_open = self._thread, self._open
+
+        def ended(task: "asyncio.Task[object]") -> None:
+            if task.cancelled() and is_open:
+                thread.abort(is_open)
+
+        task.add_done_callback(ended)
 
 
-def ends_only_sink(sink: Sink) -> Sink:
+def _ends_only(sink: Sink) -> Sink:
     """A sink that passes on `Finished` events and errors only."""
 
     def filtered(news: list[Event] | BaseException) -> None:

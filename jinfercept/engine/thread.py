@@ -205,12 +205,12 @@ class EngineThread:
 
     def _end(self, error: BaseException) -> None:
         """The thread cannot go on: fail what waits for it. It calls nothing that is not the engine's own before it has."""
+        sinks = self._lose_all(error)
         with self._lock:
-            self._failure, self._thread = error, None
-            lost, self._sinks = self._sinks, {}
+            self._thread = None
             questions, self._questions = self._questions, []
         failure = EngineError(describe_failure(error), fix="`restart()` begins with a new engine")
-        for sink in {id(sink): sink for sink in lost.values()}.values():
+        for sink in sinks:
             with suppress(BaseException):
                 sink(error)
         for _, answer in questions:
@@ -257,12 +257,20 @@ class EngineThread:
         """A step raised: all requests are lost. The thread goes on only if the engine has recovered from an interrupt."""
         worse = self._close_engine()
         cause = self._engine.failure or (worse if isinstance(error, KeyboardInterrupt) else error)
-        with self._lock:
-            self._failure = cause
-            lost, self._sinks = self._sinks, {}
-        for sink in {id(sink): sink for sink in lost.values()}.values():
+        for sink in self._lose_all(cause):
             self._call_sink(sink, cause or error)
         log.error("the engine failed; its requests are lost", exc_info=error)
+
+    def _lose_all(self, failure: BaseException | None) -> Iterable[Sink]:
+        """All requests are lost; returns their sinks, each once.
+
+        Args:
+            failure: from which the engine cannot recover; None: it has recovered.
+        """
+        with self._lock:
+            self._failure = failure
+            lost, self._sinks = self._sinks, {}
+        return {id(sink): sink for sink in lost.values()}.values()
 
     def _call_sink(self, sink: Sink, news: list[Event] | BaseException) -> None:
         """Pass events to a sink; if the sink raises, as one of a closed event loop does, its requests are aborted."""

@@ -1,14 +1,16 @@
-"""A request's KV as a path of extents, and what can be asked of it in counts and runs of pages."""
+"""A request's KV as a path of extents: what can be asked of it in counts and runs of pages, and how its pages enter the tree of
+extents, where it shares those of others, and how they are given back.
+"""
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, final
 
-from jinfercept.kv.context_side import ContextState, ContextWindow
-from jinfercept.kv.extent import PageExtent
-from jinfercept.kv.page import Residency
-from jinfercept.kv.pool import Slots
+from jinfercept.kv.extent import NEVER, PageExtent, common_pages, token_bytes
+from jinfercept.kv.page import Residency, Slots
+from jinfercept.kv.store import ExtentStore
 
 _START = attrgetter("start")
 
@@ -54,17 +56,109 @@ class PageRun(NamedTuple):
         return range(self.start, self.start + self.num_pages)
 
 
+NOT_READ = 1 << 60
+"""A position that no plan computes."""
+
+
+@final
+class ContextWindow:
+    """The pages of one context in the layers with windows; mutable, written by the `WindowPool` alone.
+
+    Attributes:
+        first: index of the first page that has a device slot.
+        slots: device slots of that page and the pages behind it, as many as there are.
+        host_first, host_slots: likewise the slots of host copies.
+        fetching: the plan being built brings the pages to the device: they are readable from the next plan on.
+        offloading: the plan being built copies pages to the host.
+        read_from: least position whose query the plan being built computes.
+        branch: index behind the last page that others have too, where they have no checkpoint; 0: there is none.
+    """
+
+    __slots__ = ("branch", "fetching", "first", "host_first", "host_slots", "offloading", "read_from", "slots")
+
+    def __init__(self) -> None:
+        self.first = self.host_first = self.branch = 0
+        self.slots: Slots = array("i")
+        self.host_slots: Slots = array("i")
+        self.fetching = self.offloading = False
+        self.read_from = NOT_READ
+
+    @property
+    def end(self) -> int:
+        """Index behind the last page that has a device slot."""
+        return self.first + len(self.slots)
+
+    @property
+    def host_end(self) -> int:
+        """Index behind the last page that has a host copy."""
+        return self.host_first + len(self.host_slots)
+
+    def add(self, slots: Slots) -> None:
+        """Use device slots for the next pages; without any, for those that have host copies, if there are some."""
+        if self.host_slots and not self.slots:
+            self.first = self.host_first
+        self.slots.extend(slots)
+
+    def append(self, index: int) -> bool:
+        """Whether the next token goes to the page of an index that has a device slot and no copy."""
+        return self.host_first + len(self.host_slots) <= index < self.first + len(self.slots)
+
+
+@final
+class ContextState:
+    """The state of one context in the recurrent layers; mutable, written by the `StatePool` alone.
+
+    Attributes:
+        slot: device slot that the context alone has, in which its state is and which its next chunk writes; 0: there is none.
+        source: device slot that others have, too, from which its next chunk begins; 0: there is none.
+        host: slot of the host copy; -1: there is none.
+        position: leading tokens that the state and its copy have seen, behind the plan being built.
+        fetching: the plan being built brings the state to the device: it is readable from the next plan on.
+        offloading: the plan being built copies the state to the host.
+        branch: index behind the last page that others have too, where they have no checkpoint; 0: there is none.
+    """
+
+    __slots__ = ("branch", "fetching", "host", "offloading", "position", "slot", "source")
+
+    def __init__(self) -> None:
+        self.slot = self.source = self.position = self.branch = 0
+        self.host = -1
+        self.fetching = self.offloading = False
+
+    @property
+    def slots(self) -> Slots:
+        """The device slot where the state is; none if it is not on the device."""
+        slot = self.source or self.slot
+        return array("i", (slot,) if slot else ())
+
+    @property
+    def host_slots(self) -> Slots:
+        """The slot of the host copy, if there is one."""
+        return array("i", (self.host,) if self.host >= 0 else ())
+
+    def add(self, slots: Slots) -> None:
+        """Use a device slot, from the next chunk on or for what is fetched."""
+        (self.slot,) = slots
+
+    def append(self, index: int) -> bool:
+        """Note that the plan being built computes the next token; False if that takes another slot or ends a copy."""
+        if not self.slot or self.source or self.host >= 0:
+            return False
+        self.position += 1  # its slot is not noted as written: a sequence that a plan computes is not preempted in it
+        return True
+
+
 class Context:
-    """The pages of one sequence, first token first; mutable, written by the `KVManager` alone.
+    """The pages of one sequence, first token first; mutable, changed by the `KVManager` alone.
 
     The pages are those of the extents from the root of a tree down to `last`, and behind them those of a private `tail`: the
     page that is not full yet, pages whose last token is not accepted yet, and pages that another context computed, too.
 
     `held` says whether the references on its pages pin them (the sequence runs) or are evictable (it does not). `ready` is
     the number of leading tokens whose KV is on the device and readable now; it is valid only while the context is held.
-    `root` is the name of its tree, and `page_size` the tokens of a page. `shared`: pages of other contexts are or were among
-    the pages. `uncommitted` is the least number of accepted tokens with which one more page may be full.
-    `num_stored` is the number of leading pages that a disk had when it was last asked; written by the disk tier.
+    `root` is the name of its tree, `store` has its extents, and a page has `page_size` tokens. `shared`: pages of other
+    contexts are or were among the pages. `uncommitted` is the least number of accepted tokens with which one more page may be
+    full. `num_stored` is the number of leading pages that a disk had when it was last asked; written by the disk tier.
     `side` are its pages in layers with windows that have pages of their own, or its state of recurrent layers; None where the
     model has neither. `side_cost` is the memory of one such page, or of a state, in tokens of KV.
 
@@ -86,6 +180,7 @@ class Context:
         "shared",
         "side",
         "side_cost",
+        "store",
         "tail",
         "uncommitted",
     )
@@ -94,17 +189,16 @@ class Context:
         self,
         root: bytes,
         tree: PageExtent,
-        page_size: int,
-        side: ContextWindow | ContextState | None = None,
-        side_cost: float = 0.0,
+        store: ExtentStore,
     ) -> None:
         self.root = root
-        self.page_size = page_size
+        self.store, self.page_size = store, store.page_size
         self.held = False
         self.shared = False
         self.ready = 0
         self.uncommitted = 0
-        self.side, self.side_cost = side, side_cost
+        self.side: ContextWindow | ContextState | None = None
+        self.side_cost = 0.0
         self._num_stored = 0
         self._changed: set[Context] | None = None
         self.begin(tree)
@@ -307,6 +401,185 @@ class Context:
             slots.extend(extent.device[first - extent.start : last - extent.start])
         assert len(slots) == max(0, end - start)
         return slots
+
+    # -- its pages and the tree: for the manager --------------------------------------------------------------------
+
+    def enter(self, extent: PageExtent) -> None:
+        """Have the pages of an extent behind the last one, too."""
+        extent.contexts.add(self)
+        self.store.count(extent, int(self.held), int(not self.held))
+        self.last = extent
+        self.forget_extents()
+
+    def drop_tail(self) -> None:
+        """Give the pages of the tail back."""
+        tail = self.tail
+        tail.refs = tail.evictable_refs = 0
+        self.store.update(tail)
+        self.begin(self.last)
+        self.uncommitted = 0
+
+    def shorten_tail(self, num_pages: int) -> None:
+        """Give the last pages of the tail back, which have no host copy."""
+        tail = self.tail
+        assert tail.device is not None
+        self.store.device.give(tail.device[num_pages:])
+        del tail.device[num_pages:]
+        tail.num_pages, tail.filled = num_pages, min(tail.filled, num_pages * self.page_size)
+        if not num_pages:
+            tail.device = None
+        self.store.update(tail)
+        self.forget_extents()
+
+    def give_unfilled_back(self) -> None:
+        """Give the slots back that the context was about to fill alone, with the tokens of a page that is not full."""
+        for extent in self.extents:
+            if extent is self.tail or extent.device is None or extent.refs > 1:
+                continue
+            num_filled = extent.filled // self.page_size
+            if num_filled < extent.num_pages:
+                rest = self.store.part(extent, extent.start + num_filled, extent.end)
+                assert rest.device is not None
+                self.store.device.give(rest.device)
+                rest.device, rest.filled = None, 0
+                self.store.update(rest, is_alike=True)
+
+    def keep(self, num_pages: int) -> None:
+        """Shorten a context that does not run to its first pages, and drop its tail."""
+        self.drop_tail()
+        while (extent := self.last).end > num_pages:
+            if extent.start < num_pages:
+                self.store.part(extent, num_pages, extent.end)
+            assert extent.parent is not None
+            self.last = extent.parent
+            self.forget_extents()
+            extent.contexts.discard(self)
+            self.store.count(extent, evictable_refs=-1)
+            self.store.changed(self.last)
+        self.tail.start = self.last.end
+        self.uncommitted = 0
+        self.num_stored = min(self.num_stored, num_pages)
+
+    def place(self, first: int, last: int) -> int:
+        """Give the pages `first … last - 1` of a context that runs device slots; returns the first one without, or `last`."""
+        store = self.store
+        if first < self.num_pages:
+            for extent, begin, end in self.parts(first, last):
+                if extent.device is None:
+                    slots = store.take(end - begin)
+                    if slots:
+                        store.place(store.part(extent, begin, begin + len(slots)), slots)
+                    if len(slots) < end - begin:
+                        return begin + len(slots)
+        lacking = last - self.num_pages
+        if lacking <= 0:
+            return last
+        tail, slots = self.tail, store.take(lacking)
+        if slots:
+            assert tail.device is not None or not tail.num_pages
+            if tail.host is not None:
+                store.drop_host(tail)  # it is too short as soon as the tail grows
+            if tail.device is None:
+                tail.device = slots
+            else:
+                tail.device.extend(slots)
+            tail.num_pages += len(slots)
+            tail.changed()
+            self.forget_extents()
+        return self.num_pages
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Publish the pages that are full, computed and accepted; see `KVManager.commit`."""
+        tail, size = self.tail, self.page_size
+        first = tail.start + len(tail.tokens) // self.store.page_bytes
+        num_full = min(len(tokens) // size, tail.start + max(tail.filled, tail.host_filled) // size)
+        if first < num_full:
+            tail.tokens += token_bytes(tokens[first * size : num_full * size])
+            self.publish()
+        self.uncommitted = (max(first, num_full) + 1) * size
+
+    def publish(self) -> None:
+        """Put the leading pages of the tail into the tree that are full, computed and accepted.
+
+        Where the tree has such pages, a context that does not run has these instead of its own. One that runs keeps its own
+        until it pauses, since the runner knows their slots.
+        """
+        store, tail = self.store, self.tail
+        while tail.tokens and not tail.fetching and not tail.offloading:
+            twin = self.last.children.get(tail.key(store.page_bytes))
+            if twin is None:
+                self._plant(len(tail.tokens) // store.page_bytes)
+                return
+            if self.held and twin.device is not None:
+                return
+            num_pages = common_pages(twin.tokens, bytes(tail.tokens), 0, store.page_bytes)
+            twin, own = store.part(twin, twin.start, twin.start + num_pages), self._split(num_pages)
+            self.enter(twin)
+            self.shared = True
+            if twin.device is None and own.device is not None:
+                store.place(twin, own.device)
+                twin.filled, own.device = num_pages * self.page_size, None
+                if own.fresh != NEVER:
+                    store.freshen(twin, own.fresh)
+            if twin.host is None and own.host is not None:
+                twin.host, twin.host_filled, own.host = own.host, own.host_filled, None
+                store.update(twin)
+            store.update(own)
+
+    def _split(self, num_pages: int) -> PageExtent:
+        """The first pages of the tail, without references; the tail has the others."""
+        tail = self.tail
+        own = tail.split(num_pages, self.page_size)
+        if not tail.num_pages:
+            tail.device = tail.host = None
+        self.store.update(tail)
+        self.forget_extents()
+        return own
+
+    def _plant(self, num_pages: int) -> None:
+        """Put so many pages of the tail into the tree, where no other context has such pages."""
+        store, last, own = self.store, self.last, self._split(num_pages)
+        own.shareable = last.shareable
+        extends = (
+            last.parent is not None
+            and not last.children
+            and last.num_contexts == 1
+            and last.residency is own.residency is Residency.DIRTY
+            and not last.fetching
+            and last.filled == last.num_pages * self.page_size
+        )
+        if extends and last.device is not None and own.device is not None:
+            last.tokens += own.tokens
+            last.device.extend(own.device)
+            last.num_pages += num_pages
+            last.filled += own.filled
+            if own.fresh != NEVER:
+                store.freshen(last, own.fresh)
+            store.update(last)
+            return
+        last.add_child(own, store.page_bytes)
+        own.last_use = max(last.last_use, self.tail.last_use)
+        if own.fresh != NEVER:
+            store.freshen(own, own.fresh)
+        self.enter(own)
+        store.changed(own)
+
+    def following(self, tokens: Sequence[int]) -> tuple[list[tuple[PageExtent, int]], int]:
+        """The extents behind the last one that have these tokens, but for the page of the last token.
+
+        Returns:
+            Each with the number of its pages that are alike; and how many of them there are up to the last that is not missing.
+        """
+        size, page_bytes = self.page_size, self.store.page_bytes
+        start, num_full = self.tail.start, (len(tokens) - 1) // self.page_size
+        present, alike = 0, list[tuple[PageExtent, int]]()
+        if num_full <= start or token_bytes(tokens[start * size : (start + 1) * size]) not in self.last.children:
+            return alike, 0
+        for extent, num_pages in self.last.matches(token_bytes(tokens[start * size : num_full * size]), page_bytes):
+            alike.append((extent, num_pages))
+            if extent.residency is not Residency.MISSING:
+                present = len(alike)
+        return alike, present
 
 
 def bounds(pages: range) -> tuple[int, int]:

@@ -5,12 +5,10 @@ extent makes a new parent with the first pages: contexts and children that point
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from jinfercept.kv.checkpoints import ContextCheckpoint
-from jinfercept.kv.page import Residency
-from jinfercept.kv.pool import SlotPool, Slots
+from jinfercept.kv.page import Residency, SlotPool, Slots
 
 if TYPE_CHECKING:
     from jinfercept.kv.context import Context
@@ -49,6 +47,20 @@ def common_pages(tokens: bytes | bytearray, other_bytes: bytes, offset: int, pag
                 differ = middle
             part.release()
     return alike
+
+
+class ContextCheckpoint:
+    """A place from which contexts with the same tokens can go on that have more than pages (`SidePool`).
+
+    Attributes:
+        first: index of the first page of the window before it, or of the page before the state.
+        slots: of that window or state; none once the checkpoint is lost.
+    """
+
+    __slots__ = ("first", "slots")
+
+    def __init__(self, first: int, slots: Slots) -> None:
+        self.first, self.slots = first, slots
 
 
 class PageExtent:
@@ -176,23 +188,25 @@ class PageExtent:
         child.parent = self
         self.children[bytes(child.tokens[:page_bytes])] = child
 
+    def matches(self, tokens: bytes, page_bytes: int) -> "Iterator[tuple[PageExtent, int]]":
+        """The extents behind this one that have these tokens, one behind the other, with the number of their pages that do."""
+        extent, offset = self, 0
+        while (child := extent.children.get(tokens[offset : offset + page_bytes])) is not None:
+            num_pages = common_pages(child.tokens, tokens, offset, page_bytes)
+            yield child, num_pages
+            if num_pages < child.num_pages:
+                return
+            extent, offset = child, offset + num_pages * page_bytes
+
     def key(self, page_bytes: int) -> bytes:
         """The tokens of the first page."""
         return bytes(self.tokens[:page_bytes])
 
-    def cut(self, num_pages: int, page_size: int) -> "PageExtent":
-        """Leave the first pages to a new parent, which is returned; this extent has the others."""
-        assert 0 < num_pages < self.num_pages
-        before, page_bytes = self.parent, page_size * TOKEN_BYTES
-        head = PageExtent(before, self.start, shareable=self.shareable)
-        head.num_pages = num_pages
-        head.refs, head.evictable_refs, head.last_use = self.refs, self.evictable_refs, self.last_use
-        head.contexts = self.contexts.copy()
-        head.fetching, head.offloading, head.fresh = self.fetching, self.offloading, self.fresh
-        if head.fresh >= self.start + num_pages:
-            head.fresh = NEVER
-        size = num_pages * page_size
-        head.tokens, self.tokens = _cut_bytes(self.tokens, num_pages * page_bytes)
+    def split(self, num_pages: int, page_size: int) -> "PageExtent":
+        """Leave the first pages to a new extent without contexts, which is returned; this extent has the others."""
+        head, size = PageExtent(start=self.start, shareable=self.shareable), num_pages * page_size
+        head.num_pages, head.fresh = num_pages, self.fresh if self.fresh < self.start + num_pages else NEVER
+        head.tokens, self.tokens = _cut_bytes(self.tokens, size * TOKEN_BYTES)
         if self.device is not None:
             head.device, self.device = _cut_slots(self.device, num_pages)
             head.filled = min(self.filled, size)
@@ -203,8 +217,18 @@ class PageExtent:
             self.host_filled -= size
         self.start += num_pages
         self.num_pages -= num_pages
-        head.checkpoints, self.checkpoints = _cut_checkpoints(self.checkpoints, self.start)
+        return head
+
+    def cut(self, num_pages: int, page_size: int) -> "PageExtent":
+        """Leave the first pages to a new parent, which is returned; this extent has the others."""
+        assert 0 < num_pages < self.num_pages
+        before, page_bytes = self.parent, page_size * TOKEN_BYTES
         assert before is not None
+        head = self.split(num_pages, page_size)
+        head.refs, head.evictable_refs, head.last_use = self.refs, self.evictable_refs, self.last_use
+        head.contexts = self.contexts.copy()
+        head.fetching, head.offloading = self.fetching, self.offloading
+        head.checkpoints, self.checkpoints = _cut_checkpoints(self.checkpoints, self.start)
         before.add_child(head, page_bytes)
         head.add_child(self, page_bytes)
         self.reshaped()

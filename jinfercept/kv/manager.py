@@ -6,19 +6,17 @@ that it changes, and the pages that it moves, but not as much as a context has p
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from secrets import token_bytes as random_bytes
 from typing import final
 from weakref import WeakValueDictionary
 
-from jinfercept.kv.context import Context
-from jinfercept.kv.copies import ContextCopies
-from jinfercept.kv.extent import PageExtent
-from jinfercept.kv.page import Occupancy, Residency, root_digest
+from jinfercept.kv.context import Context, bounds
+from jinfercept.kv.extent import PageExtent, token_bytes
+from jinfercept.kv.page import Occupancy, PageCopies, Residency, root_digest
 from jinfercept.kv.side_pool import SidePool
 from jinfercept.kv.states import NO_STATES, StatePool, StateSizes
 from jinfercept.kv.store import ExtentStore
-from jinfercept.kv.tails import ContextTails
 from jinfercept.kv.windows import NO_WINDOWS, WindowPool, WindowSizes
 
 
@@ -37,8 +35,8 @@ class KVManager:
         windows: pages of layers with windows, if these have pages of their own.
 
     Attributes:
-        copies: moves pages between the memories.
-        side_pool: the pages of layers with windows, or the states of recurrent layers.
+        side_pools: what contexts have beside their pages: one pool for pages of layers with windows or for states of recurrent
+            layers; none where the model has neither.
     """
 
     def __init__(
@@ -56,12 +54,13 @@ class KVManager:
         self.page_size = page_size
         self.most_moved_pages = most_moved_pages
         assert not (windows.window and states.num_states), "a model has windows with pages of their own, or states"
-        self.side_pool: SidePool = WindowPool(windows, page_size)
+        self.side_pools: list[SidePool] = []
+        if windows.num_device_pages:
+            self.side_pools.append(WindowPool(windows, page_size, prefix_caching))
         if states.num_states:
-            self.side_pool = StatePool(states, page_size, prefix_caching)
-        self._store = ExtentStore(num_device_pages, num_host_pages, page_size, prefix_caching, self.side_pool)
-        self._tails = ContextTails(self._store, self.side_pool)
-        self.copies = ContextCopies(self._store, self._tails, self.side_pool, prefix_caching)
+            self.side_pools.append(StatePool(states, page_size, prefix_caching))
+        forget = [pool.forget_checkpoints for pool in self.side_pools]
+        self._store = ExtentStore(num_device_pages, num_host_pages, page_size, prefix_caching, forget)
         self._trees: WeakValueDictionary[bytes, PageExtent] = WeakValueDictionary()
         self._identity = identity
 
@@ -73,7 +72,10 @@ class KVManager:
 
     def open_in(self, root: bytes) -> Context:
         """A new, empty context that may share the pages of those with this `root`."""
-        return Context(root, self._tree(root), self.page_size, self.side_pool.new(), self.side_pool.slot_cost)
+        context = Context(root, self._tree(root), self._store)
+        for pool in self.side_pools:
+            context.side, context.side_cost = pool.new(), pool.slot_cost
+        return context
 
     def _tree(self, root: bytes) -> PageExtent:
         return self._trees.get(root) or self._trees.setdefault(root, PageExtent())
@@ -84,57 +86,62 @@ class KVManager:
         The page that ends with the last token is left out: the logits of that token have to be computed.
         """
         assert not context.held
-        self._tails.publish(context)
-        self.copies.settle(context)
-        self._tails.share(context, tokens)
+        context.publish()
+        for pool in self.side_pools:
+            pool.settle(context)
+        alike, present = context.following(tokens)
+        for pool in self.side_pools:
+            present = pool.share(context, alike)
+        if present:
+            context.drop_tail()
+            for extent, num_pages in alike[:present]:
+                context.enter(self._store.part(extent, extent.start, extent.start + num_pages))
+            context.shared, context.tail.start = True, context.last.end
+            for pool in self.side_pools:
+                pool.go_on(context, context.last, context.last.end)
 
     def hold(self, context: Context) -> None:
         """The sequence starts to run: turn its evictable references into references."""
         assert not context.held
-        self._tails.publish(context)
+        context.publish()
         if context.tail.num_pages and context.tail.residency is Residency.MISSING:
-            self._tails.drop(context)
-        self.copies.settle(context)
-        context.held = True
-        context.tail.refs, context.tail.evictable_refs = 1, 0
-        context.tail.changed()
-        use = self._store.next_use()
-        for extent in context.extents:
-            extent.last_use = use
-            self._store.count(extent, *((0, 0) if extent is context.tail else (1, -1)))
+            context.drop_tail()
+        for pool in self.side_pools:
+            pool.settle(context)
+        self._pin(context, held=True)
         context.ready = 0
         self.advance(context)
 
     def release(self, context: Context) -> None:
         """The sequence pauses: turn its references into evictable references. Pages for tokens that did not come are free."""
         self.trim(context)
-        self._tails.give_unfilled_back(context)
-        context.held = False
-        context.tail.refs, context.tail.evictable_refs = 0, 1
-        context.tail.changed()
-        use = self._store.next_use()
-        for extent in reversed(context.extents):
-            extent.last_use = use
-            self._store.count(extent, *((0, 0) if extent is context.tail else (-1, 1)))
-        self._tails.publish(context)
+        context.give_unfilled_back()
+        self._pin(context, held=False)
+        context.publish()
         if context.tail.num_pages > 1:
-            self._tails.shorten(context, 1)
-        if context.side is not None:
-            self.copies.pause(context)
+            context.shorten_tail(1)
+        for pool in self.side_pools:
+            pool.pause(context)
+
+    def _pin(self, context: Context, *, held: bool) -> None:
+        """Turn a context's evictable references into references, or these into evictable ones."""
+        tail, use, change = context.tail, self._store.next_use(), 1 if held else -1
+        context.held, tail.refs, tail.evictable_refs = held, int(held), int(not held)
+        tail.changed()
+        for extent in context.extents:
+            extent.last_use = use
+            self._store.count(extent, *((0, 0) if extent is tail else (change, -change)))
 
     def close(self, context: Context) -> None:
         """The sequence is finished: give its references back, children before parents."""
         if context.held:
             self.trim(context)
-            self._tails.give_unfilled_back(context)
-            context.held = False
-            for extent in context.extents:
-                if extent is not context.tail:
-                    self._store.count(extent, -1, 1)
-        self._tails.publish(context)
-        if context.side is not None:
-            self.copies.end(context)
-        self._tails.drop(context)
+            context.give_unfilled_back()
+            self._pin(context, held=False)
+        context.publish()
+        for pool in self.side_pools:
+            pool.end(context)
+        context.drop_tail()
         use, tree = self._store.next_use(), context.last
         for extent in reversed(context.extents):
             tree = extent.parent
@@ -166,13 +173,14 @@ class KVManager:
     def cut(self, context: Context, num_tokens: int) -> None:
         """Shorten a context to the pages whose tokens are all among the first `num_tokens`, and give the others back."""
         assert not context.held
-        self._tails.publish(context)
+        context.publish()
         tail = context.tail
         if tail.start * self.page_size + max(tail.filled, tail.host_filled) > num_tokens:
-            self._tails.keep(context, num_tokens // self.page_size)
-        if context.side is not None:
-            self.side_pool.cut(context, context.num_pages)
-        self.copies.settle(context)
+            context.keep(num_tokens // self.page_size)
+        for pool in self.side_pools:
+            pool.cut(context, context.num_pages)
+        for pool in self.side_pools:
+            pool.settle(context)
 
     def commit(self, context: Context, tokens: Sequence[int]) -> None:
         """Let other contexts share the pages that are full, computed and accepted.
@@ -182,13 +190,13 @@ class KVManager:
         """
         if len(tokens) < context.uncommitted:  # almost always
             return
-        self._tails.commit(context, tokens)
+        context.commit(tokens)
 
     def mark(self, context: Context, remaining_tokens: int) -> None:
         """Let other contexts go on behind the full pages of a running one, if layers have windows or states: see
-        `ContextCopies.mark`."""
-        if context.side is not None:
-            self.copies.mark(context, remaining_tokens)
+        `SidePool.mark`."""
+        for pool in self.side_pools:
+            pool.mark(context, remaining_tokens)
 
     # -- computing -------------------------------------------------------------------------------------------------
 
@@ -202,7 +210,11 @@ class KVManager:
             ready = end
             if extent.filled < extent.num_pages * size:
                 break
-        context.ready = ready if self.side_pool.is_there(context) else 0
+        context.ready = ready if self.is_there(context) else 0
+
+    def is_there(self, context: Context) -> bool:
+        """Whether what a context has beside its pages can be read now."""
+        return all(pool.is_there(context) for pool in self.side_pools)
 
     def gap_end(self, context: Context, limit: int) -> int:
         """End of the tokens to compute from `ready` on: the next page on the device or the host, or `limit`.
@@ -211,7 +223,7 @@ class KVManager:
             limit: tokens of the sequence.
         """
         size, index = self.page_size, context.ready // self.page_size
-        if not self.side_pool.is_there(context):
+        if not self.is_there(context):
             return context.ready
         for extent in context.extents_from(index):
             if extent.device is None and extent.host is None:
@@ -224,12 +236,18 @@ class KVManager:
 
     def chunk_end(self, context: Context, start: int, end: int, length: int) -> int:
         """Where a chunk of a sequence with so many tokens ends that starts at one and may reach up to another."""
-        return end if context.side is None else self.side_pool.chunk_end(context, start, end, length)
+        for pool in self.side_pools:
+            end = pool.chunk_end(context, start, end, length)
+        return end
 
     def step_back(self, context: Context, length: int) -> None:
         """Shorten a context that does not run where it cannot compute the last of so many tokens again, as a state cannot."""
-        if context.side is not None and self.side_pool.has_seen(context, length):
+        if self.has_seen(context, length):
             self.cut(context, length - 1)
+
+    def has_seen(self, context: Context, length: int) -> bool:
+        """Whether a context cannot compute the last of so many tokens again."""
+        return any(pool.has_seen(context, length) for pool in self.side_pools)
 
     def fetches(self, context: Context, position: int) -> bool:
         """Whether the plan being built fetches the page of a token: only tokens that the host has of it may be computed."""
@@ -253,9 +271,9 @@ class KVManager:
         Args:
             position: of the first token that is to be computed and has no page.
         """
-        if self._store.num_free <= 0 and self._store.evict_cached(1) <= 0:
+        if self._store.device.num_free <= 0 and self._store.evict(self._store.cached, 1) <= 0:
             return False
-        return context.side is None or self.side_pool.find_for(context, position)
+        return all(pool.find_for(context, position) for pool in self.side_pools)
 
     def place(self, context: Context, start: int, end: int) -> int:
         """Give the pages of the tokens `start … end - 1` of a held context device slots that are free or of finished prefixes.
@@ -267,11 +285,11 @@ class KVManager:
         if start >= end:
             return end
         size = self.page_size
-        if context.side is not None:
-            end = min(end, self.side_pool.extend(context, (end - 1) // size + 1) * size)
+        for pool in self.side_pools:
+            end = min(end, pool.extend(context, (end - 1) // size + 1) * size)
             if end <= start:
                 return start
-        placed = self._tails.place(context, start // size, (end - 1) // size + 1)
+        placed = context.place(start // size, (end - 1) // size + 1)
         return max(start, min(end, placed * size))
 
     def append(self, context: Context, num_placed: int) -> bool:
@@ -301,8 +319,8 @@ class KVManager:
     def computed(self, context: Context, start: int, end: int) -> None:
         """Note that the plan computes the tokens `start … end - 1`, and drop host copies that are now too short."""
         size = self.page_size
-        if context.side is not None:
-            self.side_pool.computed(context, start, end)
+        for pool in self.side_pools:
+            pool.computed(context, start, end)
         for extent, _, stop in context.parts(start // size, (end - 1) // size + 1):
             assert extent.device is not None
             first = extent.start * size
@@ -325,34 +343,244 @@ class KVManager:
         tail = context.tail
         num_filled = -(-tail.filled // self.page_size)
         if tail.device is not None and num_filled < tail.num_pages:
-            self._tails.shorten(context, num_filled)
-            if context.side is not None:
-                self.side_pool.cut(context, context.num_pages)
+            context.shorten_tail(num_filled)
+            for pool in self.side_pools:
+                pool.cut(context, context.num_pages)
         return context.num_pages
+
+    # -- moving ----------------------------------------------------------------------------------------------------
+    # Pages are named by a range of their indexes in the context, whose order is that of the copies.
+
+    def num_fetchable(self, context: Context) -> int:
+        """Pages of the context that can be fetched from the host now; its window counts as one."""
+        pages = sum([extent.num_pages for extent in context.extents if extent.is_fetchable])
+        for pool in self.side_pools:
+            pages += pool.is_fetchable(context)
+        return pages
+
+    def fetchable(self, context: Context) -> list[tuple[int, int]]:
+        """The first token, and the end, of each run of pages that can be fetched from the host now."""
+        size = self.page_size
+        return [(extent.start * size, extent.end * size) for extent in context.extents if extent.is_fetchable]
+
+    def fetch(self, context: Context, most: int, pages: range | None = None) -> tuple[PageCopies, int]:
+        """Fetch up to `most` pages of a context to slots that are free or of finished prefixes.
+
+        They are readable from the next plan on.
+
+        Args:
+            pages: indexes of some of them, in the order in which they are fetched; None: all, first token first.
+
+        Returns:
+            The copies to make, and the tokens whose KV they move.
+        """
+        copies, num_tokens = PageCopies(), 0
+        if pages is None:
+            pages = range(context.num_pages)
+        for extent, start, end in _within(context, pages):
+            if extent.is_fetchable:
+                slots = self._store.take(min(end - start, most - len(copies)))
+                if not slots:
+                    break
+                if pages.step > 0:
+                    end = start + len(slots)
+                part = self._store.part(extent, end - len(slots), end)
+                num_tokens += part.host_filled
+                self._store.fetch(part, slots)
+                assert part.host is not None
+                copies.add(slots[:: pages.step], part.host[:: pages.step])
+        return copies, num_tokens
+
+    def drop_fetchable(self, context: Context) -> None:
+        """Drop what could be fetched from the host and what no other context refers to, so that it is recomputed; nothing of a
+        context with a window, which could not go on."""
+        if self.side_pools:
+            return
+        for extent in context.extents:
+            if extent.is_fetchable and extent.num_contexts == 1:
+                self._store.drop_host(extent)
+        if context.tail.num_pages and context.tail.residency is Residency.MISSING:
+            context.drop_tail()
+
+    def copy_out(self, context: Context, pages: range, most: int) -> tuple[PageCopies, int]:
+        """Copy pages to the host in this order, until one cannot be copied or `most` are.
+
+        A page can be copied if it is dirty, no plan in flight changes it, and `num_host_free` is not 0.
+
+        Returns:
+            The copies to make, and the tokens whose KV they move.
+        """
+        store, copies, num_tokens = self._store, PageCopies(), 0
+        for extent, start, end in _within(context, pages):
+            last, num_pages = store.offloadable(extent), end - start
+            room = min(num_pages, most - len(copies), store.num_host_free)
+            if pages.step > 0:
+                end = min(last, start + room)
+            else:
+                start = end - room if end <= last else end
+            if start >= end:
+                break
+            part = store.part(extent, start, end)
+            num_tokens += part.filled
+            store.offload(part)
+            assert part.device is not None
+            assert part.host is not None
+            copies.add(part.device[:: pages.step], part.host[:: pages.step])
+            if end - start < num_pages:
+                break
+        return copies, num_tokens
+
+    def drop(self, context: Context, pages: range, *, device: bool, host: bool) -> int:
+        """Drop pages from the device, from the host, or from both; returns how many device slots are free now.
+
+        A page in use stays. So does one of several contexts that would be missing then: `evict_paused` takes such pages last.
+        A context with a window or a state loses all that it alone has.
+        """
+        for pool in () if context.held else self.side_pools:
+            if self._loses(context, pages, device=device, host=host):
+                return pool.lose(context)
+            if device and context.num_pages - 1 in pages:
+                pool.drop_device(context)
+        freed = 0
+        for extent, start, end in _within(context, pages):
+            if extent.evictable_refs > 1 and (host or extent.host is None):
+                continue
+            drops_device = device and extent.is_evictable
+            drops_host = host and extent.host is not None and not extent.refs
+            is_end = extent.start < start < end == extent.end
+            if is_end and drops_device and not drops_host and self._store.recede(extent, start):
+                freed += end - start
+            elif drops_device or drops_host:
+                part = self._store.part(extent, start, end)
+                freed += self._store.drop_device(part) if drops_device else 0
+                if drops_host:
+                    self._store.drop_host(part)
+        return freed
+
+    @staticmethod
+    def _loses(context: Context, pages: range, *, device: bool, host: bool) -> bool:
+        """Whether a page that is dropped would be missing."""
+        for extent, _, _ in context.parts(*bounds(pages)):
+            if extent.num_contexts > 1 or extent.residency is Residency.MISSING:
+                continue
+            stays_on_device = extent.device is not None and not (device and extent.is_evictable)
+            if not stays_on_device and (host or extent.host is None):
+                return True
+        return False
+
+    def leave_device(self) -> None:
+        """Free all device slots, with no context that runs and no copy in flight; what has no host copy is missing."""
+        for extent in [*self._store.paused, *self._store.cached]:
+            if extent.num_pages:
+                self._store.drop_device(extent)
+
+    def evict_paused(self, most: int = 1) -> int:
+        """Free up to `most` device slots of the pages that were paused first, those of whole contexts if they have states or
+        windows; returns how many."""
+        if not self.side_pools:
+            return self._store.evict(self._store.paused, most)
+        freed, paused = 0, self._store.paused
+        while freed < most and (extent := next((first for first in paused if not first.fetching), None)) is not None:
+            if extent.residency is Residency.CLEAN:
+                freed += self._store.drop_device(extent)
+                continue
+            freed += sum([pool.lose(context) for pool in self.side_pools for context in list(extent.contexts)])
+            freed += self._store.drop_device(extent)
+        return freed
+
+    def evict_side(self, running: Context | None, position: int) -> int:
+        """Lose a paused context if a running one lacks slots for its side at a position (see `SidePool.find_for`); returns
+        the device slots of pages that are free now, and 1 at least if there was a paused context."""
+        for pool in self.side_pools:
+            if (
+                running is not None
+                and not pool.find_for(running, position)
+                and (paused := pool.first_paused) is not None
+            ):
+                return max(1, pool.lose(paused))
+        return 0
+
+    def adopt(self, context: Context, tokens: Sequence[int], num_pages: int) -> list[int | None]:
+        """Lengthen a context that does not run by full pages that come to the host from elsewhere.
+
+        Args:
+            context: without a tail. Pages of other contexts that it lacks are shared instead.
+            tokens: of the context and the new pages, at least.
+            num_pages: new pages.
+
+        Returns:
+            The host slot of every new page; None for a shared one. They are fewer where the host has no more room. The runner
+            forgets the slots of `take_dropped` before it gets the copies.
+        """
+        assert not context.held
+        assert not context.tail.num_pages
+        store, slots, first, size = self._store, list[int | None](), context.num_pages, self.page_size
+        rest = token_bytes(tokens[first * size : (first + num_pages) * size])
+        while rest:
+            nothing = None, len(rest) // store.page_bytes
+            twin, most = next(context.last.matches(rest, store.page_bytes), nothing)
+            host_slots = None
+            if twin is None or twin.residency is Residency.MISSING:
+                host_slots = store.take_host(most)
+                twin, _ = next(context.last.matches(rest, store.page_bytes), nothing)  # to free slots may have cut it
+                if not host_slots:
+                    break
+                most = len(host_slots)
+            if twin is None:
+                twin = PageExtent(start=context.last.end, shareable=context.last.shareable)
+                twin.num_pages, twin.last_use = most, store.next_use()
+                twin.tokens += rest[: most * store.page_bytes]
+                context.last.add_child(twin, store.page_bytes)
+            elif most < twin.num_pages:
+                twin = store.part(twin, twin.start, twin.start + most)
+            context.enter(twin)
+            if host_slots is None:
+                context.shared = True
+            else:
+                store.adopt(twin, host_slots)
+            slots += [None] * most if host_slots is None else host_slots
+            rest = rest[most * store.page_bytes :]
+            context.tail.start = context.last.end
+        return slots
+
+    def host_slots(self, context: Context, first: int, most: int) -> list[int]:
+        """The host slots of consecutive full pages from number `first` on, as long as each has a copy that has arrived."""
+        slots: list[int] = []
+        for extent in context.extents:
+            if extent is context.tail or len(slots) == most:
+                break
+            if extent.end <= first:
+                continue
+            if extent.host is None or extent.offloading:
+                break
+            slots += extent.host[max(0, first - extent.start) :][: most - len(slots)]
+        return slots
 
     # -- plans and pools -------------------------------------------------------------------------------------------
 
     def begin_plan(self) -> None:
         """Start a plan: pages that the last one fetched are readable, pages that it copied out can be fetched."""
         self._store.begin()
-        if self.side_pool.is_used:
-            self.side_pool.begin()
+        for pool in self.side_pools:
+            pool.begin()
 
     def take_dropped(self) -> tuple[int, ...]:
         """Host slots freed since the last call: the runner forgets their arrays."""
-        dropped = tuple(self._store.dropped)
-        del self._store.dropped[:]
-        return dropped
+        return self._store.host.take_dropped()
+
+    def take_dropped_sides(self) -> tuple[int, ...]:
+        """The same of host slots for sides."""
+        return tuple([slot for pool in self.side_pools for slot in pool.take_dropped()])
 
     @property
     def num_available(self) -> int:
         """Device slots that are free or hold a finished prefix."""
-        return self._store.num_available
+        return self._store.device.num_free + self._store.cached.num_pages
 
     @property
     def num_paused(self) -> int:
         """Device slots of paused contexts, which the policy evicts."""
-        return self._store.queues.paused.num_pages
+        return self._store.paused.num_pages
 
     @property
     def num_host_free(self) -> int:
@@ -362,7 +590,7 @@ class KVManager:
     @property
     def has_host(self) -> bool:
         """Whether there are host slots at all."""
-        return self._store.num_host > 0
+        return self._store.host.size > 0
 
     def occupancy(self) -> Occupancy:
         """Both pools by kind."""
@@ -375,7 +603,8 @@ class KVManager:
         if apart:
             self._trees.clear()
         self._store.clear()
-        self.side_pool.checkpoints.clear()
+        for pool in self.side_pools:
+            pool.forget_checkpoints()
 
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
@@ -390,4 +619,15 @@ class KVManager:
             assert context.held or context.tail.num_pages <= 1, "the tail of a paused context"
             assert not context.tail.children
         self._store.check(refs, evictable_refs)
-        self.side_pool.check(contexts)
+        for pool in self.side_pools:
+            pool.check(contexts)
+
+
+def _within(context: Context, pages: range) -> Iterator[tuple[PageExtent, int, int]]:
+    """The extents of pages in their order, with the first and the last but one index of those pages that are theirs."""
+    first, last = bounds(pages)
+    parts = context.parts(first, last)
+    for extent, _, _ in parts if pages.step > 0 else reversed(parts):
+        start, end = max(first, extent.start), min(last, extent.end)  # to free slots for one may have cut another
+        if start < end:
+            yield extent, start, end

@@ -142,6 +142,82 @@ class Occupancy(NamedTuple):
     host_total: int = 0
 
 
+Slots = array[int]
+"""Numbers of slots: an `array("i")`."""
+
+
+class SlotPool:
+    """The free slots `first … first + size - 1` of one memory, by number. Slots that were never taken are only counted, so that
+    a large pool costs nothing.
+
+    Args:
+        size: number of slots; may be 0.
+        first: number of the first slot (1 on the device, where slot 0 is scratch).
+        notes_drops: note in `dropped` which slots are freed.
+
+    Attributes:
+        dropped: slots freed since the list was last taken, whose arrays the runner still has.
+    """
+
+    def __init__(self, size: int, first: int = 0, *, notes_drops: bool = False) -> None:
+        self.size = size
+        self._first, self._notes_drops = first, notes_drops
+        self._untouched = first  # this slot and all above were never taken
+        self._returned: Slots = array("i")
+        self._late: Slots = array("i")
+        self.dropped: Slots = array("i")
+
+    @property
+    def num_free(self) -> int:
+        return self._first + self.size - self._untouched + len(self._returned)
+
+    @property
+    def num_late(self) -> int:
+        """Slots that are free from the next plan on."""
+        return len(self._late)
+
+    def begin(self) -> None:
+        """Start a plan: what was given back late is free."""
+        if self._late:
+            late, self._late = self._late, array("i")
+            self.give(late)
+
+    def take(self, most: int) -> Slots:
+        """Take up to so many free slots."""
+        from_returned = max(0, len(self._returned) - most)
+        slots = self._returned[from_returned:]
+        del self._returned[from_returned:]
+        rest = min(most - len(slots), self._first + self.size - self._untouched)
+        if rest:
+            slots.extend(range(self._untouched, self._untouched + rest))
+            self._untouched += rest
+        return slots
+
+    def give(self, slots: Slots, *, late: bool = False) -> None:
+        """Free slots.
+
+        Args:
+            late: the plan being built still fills or writes them: they are free from the next plan on.
+        """
+        if late:
+            self._late.extend(slots)
+            return
+        self._returned.extend(slots)
+        if self._notes_drops:
+            self.dropped.extend(slots)
+
+    def take_dropped(self) -> tuple[int, ...]:
+        """Slots freed since the last call: the runner forgets their arrays."""
+        dropped = tuple(self.dropped)
+        del self.dropped[:]
+        return dropped
+
+    def check(self, used: Iterable[int]) -> None:
+        """Every slot is free, used or given back late, once. Raises AssertionError otherwise."""
+        slots = sorted([*self._returned, *self._late, *used])
+        assert slots == list(range(self._first, self._untouched)), "a slot is lost or owned twice"
+
+
 def root_digest(*parts: object) -> bytes:
     """The name of a tree of extents: contexts share pages only under equal roots (model, dtype, page size, isolation salt)."""
     return hashlib.sha256("\0".join(map(str, parts)).encode(errors="surrogatepass")).digest()

@@ -1,65 +1,117 @@
-"""The pool for what a context has beside its pages: pages of layers with windows (`windows.py`), or a state of recurrent layers
-(`states.py`). A model has one of the two at most, and without either the pool for windows, which is not used then.
+"""What a context has beside its pages: its *side*, the pages of layers with windows (`windows.py`) or a state of recurrent
+layers (`states.py`). A model has one of the two at most.
 
 What such layers keep of a context lets it go on at one place only: behind all of its tokens. So the context is kept *whole*,
-its pages and what it has here on the device or on the host, or not at all: what takes the only copy of one page takes all that
-are its own. Other contexts share its pages up to a *checkpoint*: a place between two pages with what the next token needs,
+its pages and its side on the device or on the host, or not at all: what takes the only copy of one page takes all
+that are its own. Other contexts share its pages up to a *checkpoint*: a place between two pages with what the next token needs,
 which is kept until its slots are wanted. Contexts and checkpoints share device slots by counting references.
 """
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import final
 
-from jinfercept.kv.checkpoints import Checkpoints
-from jinfercept.kv.context import Context
-from jinfercept.kv.context_side import ContextState, ContextWindow
-from jinfercept.kv.extent import PageExtent
-from jinfercept.kv.page import PageCopies, SlotOccupancy
-from jinfercept.kv.pool import SharedSlots, SlotPool, Slots
+from jinfercept.kv.context import Context, ContextState, ContextWindow
+from jinfercept.kv.extent import NEVER, ContextCheckpoint, PageExtent
+from jinfercept.kv.page import PageCopies, Residency, SlotOccupancy, SlotPool, Slots
+
+
+@final
+class SharedSlots:
+    """Device slots that several owners may have, by counting references.
+
+    Args:
+        size: number of slots, numbered from 1 (0 is scratch).
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.pool = SlotPool(size, first=1)
+        self._refs = array("i", bytes(4 * (size + 1)))
+
+    def take(self, most: int) -> Slots:
+        """Take up to so many free slots."""
+        return self.share(self.pool.take(most))
+
+    def share(self, slots: Slots) -> Slots:
+        """Let one more owner have slots; returns them."""
+        for slot in slots:
+            self._refs[slot] += 1
+        return slots
+
+    def num_owners(self, slot: int) -> int:
+        """Owners of a slot."""
+        return self._refs[slot]
+
+    def give(self, slots: Slots, *, late: bool = False) -> None:
+        """Give slots back that one owner has; `late` as of `SlotPool.give`."""
+        refs, free = self._refs, array("i")
+        for slot in slots:
+            refs[slot] -= 1
+            if not refs[slot]:
+                free.append(slot)
+        self.pool.give(free, late=late)
+
+    def check(self, owned: Iterable[Slots]) -> None:
+        """Assert that every slot has as many references as owners, and is free or late without any."""
+        refs = array("i", bytes(4 * len(self._refs)))
+        for slots in owned:
+            for slot in slots:
+                refs[slot] += 1
+        assert refs == self._refs, "a slot's references are not its owners"
+        self.pool.check(slot for slot, count in enumerate(refs) if count)
 
 
 class SidePool(ABC):
-    """The slots of the sides of all contexts and checkpoints of one model: a context's *side* is its window or its state.
+    """The slots of the sides of all contexts and checkpoints of one model.
 
     Args:
+        page_size: tokens per page.
         num_slots: device slots, numbered from 1 (0 is scratch).
         num_host_slots: host slots.
         slot_cost: memory of a slot, in tokens of KV.
+        prefix_caching: contexts leave checkpoints for others.
         last_tokens: a prompt's last checkpoint has fewer tokens behind it.
-        found_later: see `Checkpoints`.
+        found_later: a checkpoint is not found before the next plan, since the one being built writes its slots.
 
-    Attributes:
-        slot_cost, last_tokens: as given.
-        is_used: whether contexts have sides; `has_windows` and `has_states` say which.
-        checkpoints: all of them.
     """
 
     has_windows = has_states = False
 
     def __init__(
-        self, num_slots: int, num_host_slots: int, slot_cost: float, last_tokens: int, *, found_later: bool
+        self,
+        page_size: int,
+        num_slots: int,
+        num_host_slots: int,
+        slot_cost: float,
+        *,
+        prefix_caching: bool,
+        last_tokens: int,
+        found_later: bool,
     ) -> None:
-        self.slot_cost, self.last_tokens, self.is_used = slot_cost, last_tokens, num_slots > 0
-        self._slots, self._host = SharedSlots(num_slots), SlotPool(num_host_slots)
-        self.checkpoints = Checkpoints(self._slots, found_later=found_later)
+        self._page_size, self._prefix_caching = page_size, prefix_caching
+        self.slot_cost, self._last_tokens = slot_cost, last_tokens
+        self._slots, self._host = SharedSlots(num_slots), SlotPool(num_host_slots, notes_drops=True)
         self._contexts: dict[Context, None] = {}  # with device slots
         self._moving: list[ContextWindow | ContextState] = []
         self._fresh: set[int] = set()  # device slots that the plan being built writes
-        self._late_drops: Slots = array("i")  # the plan being built still fills them
-        self._dropped: Slots = array("i")  # free, and the runner still has their arrays
+        self._found_later = found_later
+        self._new: set[ContextCheckpoint] = set()  # that are not found yet
+        # In the order in which they are lost: those that no context is likely to use, then by last use.
+        self._checkpoints: OrderedDict[ContextCheckpoint, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
         """Free device slots."""
-        return self._slots.num_free
+        return self._slots.pool.num_free
 
     def occupancy(self) -> SlotOccupancy:
         """The device slots by kind."""
         used, paused = set[int](), set[int]()
         for context in self._contexts:
-            if context.side is not None:
-                (used if context.held else paused).update(context.side.slots)
+            (used if context.held else paused).update(self._of(context).slots)
         num_used = self._slots.size - self.num_free
         return SlotOccupancy(self.num_free, len(used), len(paused - used), num_used - len(used | paused))
 
@@ -73,17 +125,13 @@ class SidePool(ABC):
             side.fetching = side.offloading = False
         self._moving = []
         self._fresh.clear()
-        self._slots.begin()
-        self.checkpoints.begin()
-        self._host.give(self._late_drops)
-        self._dropped.extend(self._late_drops)
-        self._late_drops = array("i")
+        self._new.clear()
+        self._slots.pool.begin()
+        self._host.begin()
 
     def take_dropped(self) -> tuple[int, ...]:
         """Host slots freed since the last call: the runner forgets their arrays."""
-        dropped = tuple(self._dropped)
-        del self._dropped[:]
-        return dropped
+        return self._host.take_dropped()
 
     @property
     def first_paused(self) -> Context | None:
@@ -93,41 +141,39 @@ class SidePool(ABC):
     def find(self, num_slots: int) -> bool:
         """Make sure that so many device slots are free: checkpoints lose theirs first, then contexts those that they can do
         without. False if fewer are free then."""
-        while self._slots.num_free < num_slots and self.checkpoints.lose_first():
+        while self.num_free < num_slots and self._lose_checkpoint():
             pass
-        if self._slots.num_free < num_slots:
+        if self.num_free < num_slots:
             for context in [*self._contexts]:
-                if self._slots.num_free >= num_slots:
+                if self.num_free >= num_slots:
                     break
                 self._spare(context)
-        return self._slots.num_free >= num_slots
+        return self.num_free >= num_slots
 
     def _spare(self, context: Context) -> None:
         """Give back the device slots that a context can do without: all of a paused one whose side the host has."""
         if not context.held:
             self.drop_device(context)
 
-    def _give_host(self, side: ContextWindow | ContextState, slots: Slots) -> None:
-        if side.offloading:
-            self._late_drops.extend(slots)
-        else:
-            self._dropped.extend(slots)
-            self._host.give(slots)
-
     # -- the side of a context -------------------------------------------------------------------------------------
 
+    @staticmethod
+    def _of(context: Context) -> ContextWindow | ContextState:
+        assert context.side is not None
+        return context.side
+
     @abstractmethod
-    def new(self) -> ContextWindow | ContextState | None:
-        """The empty side of a new context; None if the pool is not used."""
+    def new(self) -> ContextWindow | ContextState:
+        """The empty side of a new context."""
 
     @abstractmethod
     def reaches(self, context: Context, num_tokens: int) -> bool:
         """Whether a context that has so many tokens can go on behind them, at once or when its side is fetched."""
 
     def is_there(self, context: Context) -> bool:
-        """Whether a context's side is on the device and can be read now, or the context has no side or no page."""
-        side = context.side
-        return side is None or (bool(side.slots) and not side.fetching) or not context.num_pages
+        """Whether a context's side is on the device and can be read now, or the context has no page."""
+        side = self._of(context)
+        return (bool(side.slots) and not side.fetching) or not context.num_pages
 
     @abstractmethod
     def is_copied(self, context: Context, num_tokens: int) -> bool:
@@ -167,10 +213,6 @@ class SidePool(ABC):
         """The plan being built computes these tokens of a context: the copies of slots that this changes are out of date."""
 
     @abstractmethod
-    def pause(self, context: Context) -> None:
-        """A context pauses: give back the slots of its side that its next token does not need."""
-
-    @abstractmethod
     def cut(self, context: Context, num_pages: int) -> None:
         """Shorten the side of a context that has only its first pages left."""
 
@@ -180,18 +222,40 @@ class SidePool(ABC):
     def copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
         """Copy the side of a paused context with so many tokens to the host, as far as the host lacks it; None: not now."""
 
-    @abstractmethod
     def fetch(self, context: Context) -> PageCopies | None:
         """Copy a context's side back to the device; None: no slot is free, or copies are still on their way out."""
+        side, copies = self._of(context), PageCopies()
+        if side.slots:
+            return copies
+        if side.offloading or not self.find(len(side.host_slots)):
+            return None
+        copies.add(self._take(context, len(side.host_slots)), side.host_slots)
+        side.fetching = True
+        self._moving.append(side)
+        return copies
+
+    def _take(self, context: Context, most: int) -> Slots:
+        """Give a context's side up to so many free device slots, which are returned."""
+        slots = self._slots.take(most)
+        if slots:
+            self._of(context).add(slots)
+            self._contexts[context] = None
+        return slots
 
     def is_fetchable(self, context: Context) -> bool:
         """Whether a context's side is on the host only, and can be fetched as soon as slots are free."""
-        side = context.side
-        return side is not None and not side.slots and side.has_host and not side.offloading
+        side = self._of(context)
+        return not side.slots and bool(side.host_slots) and not side.offloading
 
-    @abstractmethod
     def drop_device(self, context: Context) -> None:
         """Give the device slots of a paused context's side back if the host has a copy of all of it."""
+        side = self._of(context)
+        if side.slots and not side.fetching and self.is_copied(context, context.num_tokens):
+            self._give(context)
+
+    @abstractmethod
+    def _give(self, context: Context) -> None:
+        """Give the device slots of a context's side back."""
 
     @abstractmethod
     def free(self, context: Context) -> None:
@@ -206,14 +270,117 @@ class SidePool(ABC):
             beside_paused: the sides of paused contexts stay on the device.
         """
 
+    # -- whole contexts ----------------------------------------------------------------------------------------------
+
+    def settle(self, context: Context) -> None:
+        """Shorten a context that does not run to what it can go on from: all that it has, or what is before its last
+        checkpoint."""
+        if self._can_go_on(context):
+            return
+        last, index = self._last_checkpoint(context.extents)
+        self.free(context)
+        context.keep(index)
+        if last is not None:
+            self.go_on(context, context.last, index)
+
+    def pause(self, context: Context) -> None:
+        """A context pauses: it keeps the window or state that its next token needs, or loses all pages that it alone has."""
+        self._pause(context)
+        self._drop_last_copy(context)
+        self._mark_end(context, likely=True)
+        if not self._can_go_on(context):
+            self.lose(context)
+
+    @abstractmethod
+    def _pause(self, context: Context) -> None:
+        """Give back the slots of a context's side that its next token does not need."""
+
+    def end(self, context: Context) -> None:
+        """A context ends: it leaves a checkpoint behind its last full page, and gives its window or state back."""
+        self._mark_end(context, likely=True)
+        self.free(context)
+
+    def lose(self, context: Context) -> int:
+        """Drop the side of a context that does not run, and all pages that no other context has; returns the device slots of
+        pages that are free now."""
+        self.free(context)
+        freed = 0
+        for extent in list(context.extents):
+            if extent.num_contexts == 1:
+                freed += context.store.drop_device(extent)
+                if extent.host is not None and not extent.fetching:
+                    context.store.drop_host(extent)
+        return freed
+
+    def mark(self, context: Context, remaining_tokens: int) -> None:
+        """Make checkpoints behind the full pages of a running context, and where others part from it.
+
+        Args:
+            remaining_tokens: tokens of its sequence that are not computed yet.
+        """
+        side = self._of(context)
+        self._mark_end(context, likely=remaining_tokens < self._last_tokens)
+        if self._prefix_caching and 0 < side.branch * self._page_size <= context.ready:
+            extent = _twin(context, side.branch)
+            if extent is not None:
+                self._mark(context, extent, side.branch, likely=True)
+            side.branch = 0
+
+    def _can_go_on(self, context: Context) -> bool:
+        return context.is_whole and self.reaches(context, context.num_tokens)
+
+    def _mark_end(self, context: Context, *, likely: bool) -> None:
+        """Make a checkpoint behind the last page that other contexts can find."""
+        index = self._border(context)
+        if self._prefix_caching and index and context.last.shareable:
+            extent = context.last if index == context.last.end else _twin(context, index)
+            if extent is not None:
+                self._mark(context, extent, index, likely=likely)
+
+    def _drop_last_copy(self, context: Context) -> None:
+        """The last page of a paused context counts as copied only with its window or state, which is copied with it."""
+        last = context.extents[-1] if context.extents else None
+        if last is None or last.host is None or last.device is None or last.num_contexts > 1:
+            return
+        if not self.is_copied(context, context.num_tokens):
+            context.store.drop_host(context.store.part(last, last.end - 1, last.end))
+
+    def share(self, context: Context, alike: list[tuple[PageExtent, int]]) -> int:
+        """Let a context go on behind pages that it is about to share, from their last checkpoint.
+
+        Notes where others go on with the same pages and have no checkpoint.
+
+        Args:
+            alike: the extents that follow its last one, with the number of their pages that are alike. Those behind the
+                checkpoint are taken away.
+
+        Returns:
+            How many of them it shares.
+        """
+        side = self._of(context)
+        side.branch = 0
+        if not alike:
+            return 0
+        last, index = self._last_checkpoint([extent for extent, _ in alike], sum([pages for _, pages in alike]))
+        end = next(
+            (extent.start for extent, _ in alike if extent.residency is Residency.MISSING),
+            alike[-1][0].start + alike[-1][1],
+        )
+        side.branch = end if end > index else 0
+        if last is None:
+            return 0
+        count = [extent for extent, _ in alike].index(last) + 1
+        alike[count - 1 :] = [(last, index - last.start)]
+        return count
+
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def border(self, context: Context) -> int:
+    def _border(self, context: Context) -> int:
         """Index behind the last page where a checkpoint could be made of a context now; 0: there is none."""
 
     @abstractmethod
-    def mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> None:
+    def _mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> None:
         """Make a checkpoint of a context before a page, if its side is that of this place.
 
         Args:
@@ -225,6 +392,78 @@ class SidePool(ABC):
     def go_on(self, context: Context, extent: PageExtent, index: int) -> None:
         """Give a context that does not run the side of a checkpoint."""
 
-    @abstractmethod
+    def _last_checkpoint(self, extents: Sequence[PageExtent], num_pages: int = NEVER) -> tuple[PageExtent | None, int]:
+        """The last place in consecutive extents where a context can go on, by the extent that has the page before it and the
+        index behind that page; (None, 0) if there is none.
+
+        Args:
+            num_pages: of the extents that count, the first ones.
+        """
+        last, place = None, 0
+        end = extents[0].start + num_pages if extents else 0
+        for extent in extents:
+            full = extent.start + extent.num_tokens // self._page_size
+            for index, checkpoint in extent.checkpoints.items():
+                if place < index <= min(full, end) and checkpoint.slots and checkpoint not in self._new:
+                    last, place = extent, index
+            if full < extent.end:
+                break
+        return last, place
+
+    def _add_checkpoint(self, extent: PageExtent, index: int, first: int, slots: Slots, *, likely: bool) -> None:
+        """Make a checkpoint, unless there is one.
+
+        Args:
+            index: behind the page before it.
+            first: index of the window's first page.
+            likely: see `_mark`.
+        """
+        checkpoint = extent.checkpoints.get(index)
+        if checkpoint is None or not checkpoint.slots:
+            checkpoint = extent.checkpoints[index] = ContextCheckpoint(first, self._slots.share(slots))
+            self._checkpoints[checkpoint] = None
+            if self._found_later:
+                self._new.add(checkpoint)
+            if not likely:
+                self._checkpoints.move_to_end(checkpoint, last=False)
+        if likely:
+            self._checkpoints.move_to_end(checkpoint)
+
+    def _use_checkpoint(self, checkpoint: ContextCheckpoint) -> tuple[int, Slots]:
+        """Share a checkpoint's window or state: the index of its first page, and its slots."""
+        self._checkpoints.move_to_end(checkpoint)
+        return checkpoint.first, self._slots.share(checkpoint.slots[:])
+
+    def _lose_checkpoint(self) -> bool:
+        """Lose the first checkpoint of which a slot has no other owner, or else the first; False if there is none to lose."""
+        owners = self._slots.num_owners
+        alone = (at for at in self._checkpoints if any(owners(slot) == 1 for slot in at.slots))
+        checkpoint = next(alone, None) or next(iter(self._checkpoints), None)
+        if checkpoint is not None:
+            self.forget_checkpoints([checkpoint])
+        return checkpoint is not None
+
+    def forget_checkpoints(self, checkpoints: Iterable[ContextCheckpoint] | None = None) -> None:
+        """Lose checkpoints; None: all of them."""
+        for checkpoint in [*self._checkpoints] if checkpoints is None else checkpoints:
+            if checkpoint.slots:
+                del self._checkpoints[checkpoint]
+                self._slots.give(checkpoint.slots)
+                checkpoint.slots = array("i")
+
     def check(self, contexts: Iterable[Context]) -> None:
         """Assert that references and slots agree; `contexts` are all open ones."""
+        for context in contexts:
+            side = self._of(context)
+            assert (context in self._contexts) == bool(side.slots)
+            if not context.held and (side.slots or side.host_slots):
+                assert self.reaches(context, context.num_tokens), "a side of other tokens"
+                assert context.is_whole, "a side without its pages"
+
+
+def _twin(context: Context, index: int) -> PageExtent | None:
+    """The extent of the tree that has the page before this index with the context's tokens, perhaps another context's."""
+    if index <= context.last.end:
+        return next(extent for extent in context.extents if extent.end >= index)
+    matches = context.last.matches(bytes(context.tail.tokens), context.store.page_bytes)
+    return next((extent for extent, num_pages in matches if extent.start + num_pages >= index), None)

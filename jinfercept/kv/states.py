@@ -9,11 +9,9 @@ from array import array
 from collections.abc import Iterable
 from typing import NamedTuple, final, override
 
-from jinfercept.kv.context import Context
-from jinfercept.kv.context_side import ContextState
+from jinfercept.kv.context import Context, ContextState
 from jinfercept.kv.extent import PageExtent
-from jinfercept.kv.page import PageCopies
-from jinfercept.kv.pool import Slots
+from jinfercept.kv.page import PageCopies, Slots
 from jinfercept.kv.side_pool import SidePool
 
 LEAST_MARKED_PAGES = 4
@@ -51,9 +49,15 @@ class StatePool(SidePool):
     has_states = True
 
     def __init__(self, sizes: StateSizes, page_size: int, prefix_caching: bool) -> None:
-        last = LEAST_MARKED_PAGES * page_size
-        super().__init__(sizes.num_states, sizes.num_host_states, sizes.state_size, last, found_later=True)
-        self._page_size, self._prefix_caching = page_size, prefix_caching
+        super().__init__(
+            page_size,
+            sizes.num_states,
+            sizes.num_host_states,
+            sizes.state_size,
+            prefix_caching=prefix_caching,
+            last_tokens=LEAST_MARKED_PAGES * page_size,
+            found_later=True,
+        )
         self._read: Slots = array("i")  # device slots that the plan being built reads, one reference each
 
     @override
@@ -97,7 +101,7 @@ class StatePool(SidePool):
         if start < branch < end:
             return branch
         border = end // size * size
-        return border if border > start and (end < length or border - start >= self.last_tokens) else end
+        return border if border > start and (end < length or border - start >= self._last_tokens) else end
 
     @override
     def extend(self, context: Context, end: int) -> int:
@@ -108,9 +112,8 @@ class StatePool(SidePool):
         if not state.slot:
             if self._is_own(state.source):
                 state.slot, state.source = state.source, 0
-            elif slots := self._slots.take(1):
-                (state.slot,) = slots
-                self._contexts[context] = None
+            else:
+                self._take(context, 1)
         return end if state.slot else 0
 
     def _is_own(self, source: int) -> bool:
@@ -130,7 +133,7 @@ class StatePool(SidePool):
         self._drop_host(state)
 
     @override
-    def pause(self, context: Context) -> None:
+    def _pause(self, context: Context) -> None:
         state = self._of(context)
         if state.slot and (state.source or not state.position) and not state.fetching:
             self._slots.give(array("i", (state.slot,)))
@@ -164,30 +167,9 @@ class StatePool(SidePool):
         return copies
 
     @override
-    def fetch(self, context: Context) -> PageCopies | None:
-        state, copies = self._of(context), PageCopies()
-        if state.slots:
-            return copies
-        if state.offloading or not self.find(1):
-            return None
-        slots = self._slots.take(1)
-        (state.slot,) = slots
-        self._contexts[context] = None
-        state.fetching = True
-        self._moving.append(state)
-        copies.add(slots, array("i", (state.host,)))
-        return copies
-
-    @override
-    def drop_device(self, context: Context) -> None:
-        state = self._of(context)
-        if state.slots and not state.fetching and self.is_copied(context, context.num_tokens):
-            self._give(context, state)
-
-    @override
     def free(self, context: Context) -> None:
         state = self._of(context)
-        self._give(context, state)
+        self._give(context)
         self._drop_host(state)
         state.position, state.fetching = 0, False
 
@@ -199,37 +181,37 @@ class StatePool(SidePool):
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     @override
-    def border(self, context: Context) -> int:
+    def _border(self, context: Context) -> int:
         position = self._of(context).position
         return 0 if position % self._page_size else position // self._page_size
 
     @override
-    def mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> None:
+    def _mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> None:
         state = self._of(context)
-        if index and index == self.border(context) and state.slots and not state.fetching:
+        if index and index == self._border(context) and state.slots and not state.fetching:
             assert extent.start < index <= extent.end
             if state.slot and not state.source:
                 state.slot, state.source = 0, state.slot
-            self.checkpoints.add(extent.checkpoints, index, index - 1, state.slots, likely=likely)
+            self._add_checkpoint(extent, index, index - 1, state.slots, likely=likely)
 
     @override
     def go_on(self, context: Context, extent: PageExtent, index: int) -> None:
         self.free(context)
         state = self._of(context)
-        _, (state.source,) = self.checkpoints.use(extent.checkpoints[index])
+        _, (state.source,) = self._use_checkpoint(extent.checkpoints[index])
         state.position = index * self._page_size
         self._contexts[context] = None
 
-    # -- slots -----------------------------------------------------------------------------------------------------
-
+    @override
     @staticmethod
     def _of(context: Context) -> ContextState:
         state = context.side
         assert isinstance(state, ContextState)
         return state
 
-    def _give(self, context: Context, state: ContextState) -> None:
-        """Give the device slots of a context's state back."""
+    @override
+    def _give(self, context: Context) -> None:
+        state = self._of(context)
         for slot in (state.slot, state.source):
             if slot:
                 late = state.fetching or slot in self._fresh
@@ -240,21 +222,16 @@ class StatePool(SidePool):
     def _drop_host(self, state: ContextState) -> None:
         if state.host < 0:
             return
-        slots = array("i", (state.host,))
+        self._host.give(state.host_slots, late=state.offloading)
         state.host = -1
-        self._give_host(state, slots)
 
     @override
     def check(self, contexts: Iterable[Context]) -> None:
         states = [self._of(context) for context in contexts]
         owned = [array("i", (slot,)) for state in states for slot in (state.slot, state.source) if slot]
-        self._slots.check([*owned, *(checkpoint.slots for checkpoint in self.checkpoints), self._read])
-        self._host.check([*(state.host for state in states if state.host >= 0), *self._late_drops])
+        self._slots.check([*owned, *(checkpoint.slots for checkpoint in self._checkpoints), self._read])
+        self._host.check(slot for state in states for slot in state.host_slots)
         own = [state.slot for state in states if state.slot]
         assert len(set(own)) == len(own), "two contexts write one state"
         assert all(self._slots.num_owners(slot) == 1 for slot in own), "a context writes a checkpoint"
-        for context, state in zip(contexts, states, strict=True):
-            assert (context in self._contexts) == bool(state.slots)
-            if not context.held and (state.slots or state.host >= 0):
-                assert self.reaches(context, context.num_tokens), "a state of other tokens"
-                assert context.is_whole, "a state without its pages"
+        super().check(contexts)

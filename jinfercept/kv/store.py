@@ -15,15 +15,60 @@ All changes are made while a plan is built, between `begin` and the end of the p
 fetch, drop, offload, compute, scatter, which is what allows a device slot to be reused inside the plan that offloads it.
 """
 
-from array import array
-from collections.abc import Mapping
-from typing import final
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple, final
 
-from jinfercept.kv.extent import NEVER, TOKEN_BYTES, PageExtent
-from jinfercept.kv.page import Occupancy, Residency
-from jinfercept.kv.pool import SlotPool, Slots
-from jinfercept.kv.queue import ExtentQueue, ExtentQueues
-from jinfercept.kv.side_pool import SidePool
+from jinfercept.kv.extent import NEVER, TOKEN_BYTES, ContextCheckpoint, PageExtent
+from jinfercept.kv.page import Occupancy, Residency, SlotPool, Slots
+
+
+class _ExtentPlace(NamedTuple):
+    """Sorts extents by their last use, and those of one use from the last page on."""
+
+    last_use: int
+    minus_start: int
+    identity: int
+    num_pages: int
+
+
+@final
+class ExtentQueue:
+    """A set of extents, least recently used first, of one use children before parents.
+
+    Attributes:
+        num_pages: of all members.
+        places: of the members.
+    """
+
+    def __init__(self) -> None:
+        self.num_pages = 0
+        self._order: list[tuple[_ExtentPlace, PageExtent]] = []
+        self.places: dict[PageExtent, _ExtentPlace] = {}
+
+    def sort(self, extent: PageExtent, is_member: bool) -> None:
+        """Add an extent, sort it in anew as it is now, or remove it."""
+        if not is_member:
+            if extent in self.places:
+                self.discard(extent)
+            return
+        place = _ExtentPlace(extent.last_use, -extent.start, id(extent), extent.num_pages)
+        if self.places.get(extent) != place:
+            self.discard(extent)
+            insort(self._order, (place, extent))
+            self.places[extent] = place
+            self.num_pages += place.num_pages
+
+    def discard(self, extent: PageExtent) -> None:
+        """Remove an extent if it is a member."""
+        place = self.places.pop(extent, None)
+        if place is not None:
+            del self._order[bisect_left(self._order, (place,))]
+            self.num_pages -= place.num_pages
+
+    def __iter__(self) -> Iterator[PageExtent]:
+        """The members in order, which must not change meanwhile."""
+        return (extent for _, extent in self._order)
 
 
 @final
@@ -35,57 +80,47 @@ class ExtentStore:
         num_host_pages: host slots; 0 turns the host tier off.
         page_size: tokens per page.
         prefix_caching: keep full pages without references until their slots are needed.
-        side_pool: loses the checkpoints of pages that are gone.
+        forget_checkpoints: each is called with the checkpoints of pages that are gone.
 
     Attributes:
-        queues: the extents that may be evicted.
-        dropped: free host slots whose arrays the runner still has.
+        device, host: the slots of both memories.
+        paused: extents on the device, of paused contexts only.
+        paused_clean: those of them that have a host copy.
+        cached: extents on the device, of no context.
+        reclaimable: extents with a host copy on which no paused context depends.
     """
 
     def __init__(
-        self, num_device_pages: int, num_host_pages: int, page_size: int, prefix_caching: bool, side_pool: SidePool
+        self,
+        num_device_pages: int,
+        num_host_pages: int,
+        page_size: int,
+        prefix_caching: bool,
+        forget_checkpoints: Iterable[Callable[[Iterable[ContextCheckpoint]], None]] = (),
     ) -> None:
         self.page_size, self.page_bytes = page_size, page_size * TOKEN_BYTES
-        self._prefix_caching, self._side_pool = prefix_caching, side_pool
-        self._device = SlotPool(num_device_pages, first=1)
-        self._host = SlotPool(num_host_pages)
-        self.queues = ExtentQueues()
+        self._prefix_caching, self._forget_checkpoints = prefix_caching, forget_checkpoints
+        self.device = SlotPool(num_device_pages, first=1)
+        self.host = SlotPool(num_host_pages, notes_drops=True)
+        self.paused, self.paused_clean = ExtentQueue(), ExtentQueue()
+        self.cached, self.reclaimable = ExtentQueue(), ExtentQueue()
+        self._queues = self.paused, self.paused_clean, self.cached, self.reclaimable
         self._moving: list[PageExtent] = []  # in flight
         self._changed: list[PageExtent] = []  # perhaps alike with a neighbour now
         self._uses = 0
-        self.dropped: Slots = array("i")
-        self._late_drops: Slots = array("i")  # host slots that this plan still fills: free from the next plan on
-        self._late_slots: Slots = array("i")  # device slots, likewise
-
-    # -- numbers of slots ------------------------------------------------------------------------------------------
-
-    @property
-    def num_free(self) -> int:
-        """Free device slots."""
-        return self._device.num_free
-
-    @property
-    def num_available(self) -> int:
-        """Device slots that are free or hold a finished prefix, which `evict_cached` frees."""
-        return self._device.num_free + self.queues.cached.num_pages
 
     @property
     def num_host_free(self) -> int:
         """Host slots that are free or hold a reclaimable copy."""
-        return self._host.num_free + self.queues.reclaimable.num_pages
-
-    @property
-    def num_host(self) -> int:
-        """Host slots."""
-        return self._host.size
+        return self.host.num_free + self.reclaimable.num_pages
 
     def occupancy(self) -> Occupancy:
         """Both pools by kind."""
-        free, paused, total = self._device.num_free, self.queues.paused.num_pages, self._device.size
-        cached, paused_clean = self.queues.cached.num_pages, self.queues.paused_clean.num_pages
-        host = self._host.size - self._host.num_free
+        free, paused, total = self.device.num_free, self.paused.num_pages, self.device.size
+        cached, paused_clean = self.cached.num_pages, self.paused_clean.num_pages
+        host = self.host.size - self.host.num_free
         used = total - free - paused - cached
-        return Occupancy(free, used, paused, cached, total, paused_clean, host, self._host.size)
+        return Occupancy(free, used, paused, cached, total, paused_clean, host, self.host.size)
 
     # -- a plan begins ---------------------------------------------------------------------------------------------
 
@@ -102,13 +137,8 @@ class ExtentStore:
                 self._sort(extent)
         for extent in (*moving, *changed):
             self._join(extent)
-        if self._late_drops:
-            self.dropped.extend(self._late_drops)
-            self._host.give(self._late_drops)
-            self._late_drops = array("i")
-        if self._late_slots:
-            self._device.give(self._late_slots)
-            self._late_slots = array("i")
+        self.host.begin()
+        self.device.begin()
 
     def _join(self, extent: PageExtent) -> None:
         """Join an extent with its neighbours in the tree, as far as they are alike."""
@@ -121,7 +151,8 @@ class ExtentStore:
             self._absorb(extent.parent, extent)
 
     def _absorb(self, parent: PageExtent, child: PageExtent) -> None:
-        self.queues.discard(parent)
+        for queue in self._queues:
+            queue.discard(parent)
         parent.join(child, self.page_bytes)
         self.update(child)
 
@@ -172,21 +203,16 @@ class ExtentStore:
 
     def take(self, most: int) -> Slots:
         """Take up to so many device slots; those of finished prefixes go where too few are free."""
-        if self._device.num_free < most:
-            self.evict_cached(most - self._device.num_free)
-        return self._device.take(most)
-
-    def give(self, slots: Slots) -> None:
-        """Free device slots of pages that no extent has any more."""
-        self._device.give(slots)
+        if self.device.num_free < most:
+            self.evict(self.cached, most - self.device.num_free)
+        return self.device.take(most)
 
     def place(self, extent: PageExtent, slots: Slots) -> None:
         """Give an extent that is not on the device these slots, which hold nothing yet."""
         assert extent.device is None
         assert len(slots) == extent.num_pages
         extent.device, extent.filled = slots, 0
-        self.changed(extent)
-        self.update(extent)
+        self.update(extent, is_alike=True)
 
     def fetch(self, extent: PageExtent, slots: Slots) -> None:
         """Copy host pages to these device slots. The pages are readable from the next plan on."""
@@ -218,26 +244,24 @@ class ExtentStore:
 
     def take_host(self, most: int) -> Slots:
         """Take up to so many host slots; those of reclaimable copies go where too few are free."""
-        while (lacking := most - self._host.num_free) > 0 and (spare := self.queues.reclaimable.first()) is not None:
+        while (lacking := most - self.host.num_free) > 0 and (spare := next(iter(self.reclaimable), None)) is not None:
             self.drop_host(self.part(spare, max(spare.start, spare.end - lacking), spare.end))
-        return self._host.take(most)
+        return self.host.take(most)
 
     def adopt(self, extent: PageExtent, slots: Slots) -> None:
         """Give an extent that is nowhere host copies that come from elsewhere."""
         assert extent.residency is Residency.MISSING
         extent.host, extent.host_filled = slots, extent.num_pages * self.page_size
-        self.changed(extent)
-        self.update(extent)
+        self.update(extent, is_alike=True)
 
     def drop_device(self, extent: PageExtent) -> int:
         """Free the device slots of an extent; none if it is used, being fetched, or not on the device."""
         if not extent.is_evictable:
             return 0
         assert extent.device is not None
-        self._device.give(extent.device)
+        self.device.give(extent.device)
         extent.device, extent.filled = None, 0
-        self.changed(extent)
-        self.update(extent)
+        self.update(extent, is_alike=True)
         return extent.num_pages
 
     def recede(self, extent: PageExtent, index: int) -> bool:
@@ -255,7 +279,7 @@ class ExtentStore:
             or (behind.refs, behind.evictable_refs) != (extent.refs, extent.evictable_refs)
         ):
             return False
-        extent.hand_over(behind, index - extent.start, self.page_size, self._device)
+        extent.hand_over(behind, index - extent.start, self.page_size, self.device)
         self.update(extent)
         self.update(behind)
         return True
@@ -263,23 +287,12 @@ class ExtentStore:
     def drop_host(self, extent: PageExtent) -> None:
         """Free the host copies of an extent."""
         self._free_host(extent)
-        self.changed(extent)
-        self.update(extent)
+        self.update(extent, is_alike=True)
 
-    def evict_cached(self, most: int) -> int:
-        """Free up to `most` device slots of the least recently used finished prefixes, last pages first; returns how many."""
-        return self._evict(self.queues.cached, most)
-
-    def evict_paused(self, most: int) -> int:
-        """Free up to `most` device slots of the extents that were paused first; returns how many."""
-        return self._evict(self.queues.paused, most)
-
-    def _evict(self, queue: ExtentQueue, most: int) -> int:
+    def evict(self, queue: ExtentQueue, most: int) -> int:
+        """Free up to `most` device slots of the first extents of a queue, last pages first; returns how many."""
         freed = 0
-        while freed < most:
-            extent = next((extent for extent in queue if not extent.fetching), None)
-            if extent is None:
-                break
+        while freed < most and (extent := next((first for first in queue if not first.fetching), None)) is not None:
             num_pages = min(extent.num_pages, most - freed)
             freed += num_pages
             self.drop_device(self.part(extent, extent.end - num_pages, extent.end))
@@ -302,14 +315,20 @@ class ExtentStore:
 
     def clear(self) -> None:
         """Drop every finished prefix, on the device and on the host, since the weights changed or the arrays were lost."""
-        for extent in [*self.queues.cached, *self.queues.reclaimable]:
+        for extent in [*self.cached, *self.reclaimable]:
             if not extent.num_contexts and extent.num_pages:
                 self.drop_device(extent)
                 if extent.host is not None:
                     self.drop_host(extent)
 
-    def update(self, extent: PageExtent) -> None:
-        """Update what depends on an extent that has changed."""
+    def update(self, extent: PageExtent, *, is_alike: bool = False) -> None:
+        """Update what depends on an extent that has changed.
+
+        Args:
+            is_alike: it may be alike with a neighbour now, see `changed`.
+        """
+        if is_alike:
+            self._changed.append(extent)
         extent.changed()
         self._sort(extent)
 
@@ -317,7 +336,8 @@ class ExtentStore:
         """Update the queues after a change of the extent, and free it if it has no reference and is not worth caching."""
         if not extent.refs and not extent.evictable_refs and not self._is_cacheable(extent):
             self._free(extent)
-        self.queues.sort(extent)
+        for queue, is_member in zip(self._queues, _memberships(extent), strict=True):
+            queue.sort(extent, is_member)
 
     def _is_cacheable(self, extent: PageExtent) -> bool:
         return (
@@ -329,12 +349,8 @@ class ExtentStore:
 
     def _free(self, extent: PageExtent) -> None:
         if extent.device is not None:
-            if extent.fetching:
-                extent.fetching = False
-                self._late_slots.extend(extent.device)
-            else:
-                self._device.give(extent.device)
-            extent.device, extent.filled = None, 0
+            self.device.give(extent.device, late=extent.fetching)
+            extent.device, extent.filled, extent.fetching = None, 0, False
         if extent.host is not None:
             self._free_host(extent)
         self._remove(extent)
@@ -346,27 +362,21 @@ class ExtentStore:
             parent = extent.parent
             del parent.children[extent.key(self.page_bytes)]
             extent.parent, extent.num_pages = None, 0
-            if extent.checkpoints:
-                self._side_pool.checkpoints.forget(extent.checkpoints.values())
+            for forget in self._forget_checkpoints:
+                forget(extent.checkpoints.values())
             self._changed.append(parent)
             if parent.num_contexts or parent.residency is not Residency.MISSING:
                 return
             extent = parent
 
     def _free_host(self, extent: PageExtent) -> None:
-        """Free the host slots: at once, or after this plan if this plan fills them."""
         assert extent.host is not None
-        if extent.offloading:
-            extent.offloading = False
-            self._late_drops.extend(extent.host)
-        else:
-            self.dropped.extend(extent.host)
-            self._host.give(extent.host)
-        extent.host, extent.host_filled = None, 0
+        self.host.give(extent.host, late=extent.offloading)
+        extent.host, extent.host_filled, extent.offloading = None, 0, False
 
     def check(self, refs: Mapping[PageExtent, int], evictable_refs: Mapping[PageExtent, int]) -> None:
         """Assert that counts, slots, queues and trees agree with the references of the contexts."""
-        extents = {*refs, *evictable_refs, *self.queues}
+        extents = {*refs, *evictable_refs, *(extent for queue in self._queues for extent in queue)}
         extents |= {extent for extent in self._moving if extent.parent is not None}
         roots = {_root(extent) for extent in extents if extent.parent is not None}
         below = list(roots)
@@ -378,13 +388,26 @@ class ExtentStore:
             assert extent.evictable_refs == evictable_refs.get(extent, 0), f"evictable references of {extent}"
             assert len(extent.contexts) in (extent.num_contexts, int(extent.parent is None)), f"contexts of {extent}"
             extent.check(self.page_size)
-        self.queues.check(extents)
-        self._device.check([*(slot for extent in extents for slot in extent.device or ()), *self._late_slots])
-        self._host.check([*(slot for extent in extents for slot in extent.host or ()), *self._late_drops])
+            are_members = tuple(extent in queue.places for queue in self._queues)
+            assert are_members == _memberships(extent), f"queues of {extent}"
+        for queue in self._queues:
+            assert queue.num_pages == sum([extent.num_pages for extent in queue]), "pages of a queue"
+        self.device.check(slot for extent in extents for slot in extent.device or ())
+        self.host.check(slot for extent in extents for slot in extent.host or ())
         occupancy = self.occupancy()
         used = sum([extent.num_pages for extent in extents if extent.device is not None and extent.refs])
-        assert occupancy.used == used + len(self._late_slots)
+        assert occupancy.used == used + self.device.num_late
         assert sum(occupancy[:4]) == occupancy.total
+
+
+def _memberships(extent: PageExtent) -> tuple[bool, bool, bool, bool]:
+    """Whether an extent is paused, paused and clean, cached, and reclaimable; see `ExtentStore`."""
+    on_device = extent.device is not None and not extent.refs and extent.num_pages > 0
+    is_paused, has_copy = on_device and extent.evictable_refs > 0, extent.host is not None
+    is_reclaimable = (
+        has_copy and not extent.offloading and (extent.device is not None if extent.refs else not extent.evictable_refs)
+    )
+    return is_paused, is_paused and has_copy, on_device and not is_paused, is_reclaimable
 
 
 def _root(extent: PageExtent) -> PageExtent:

@@ -10,8 +10,7 @@ from array import array
 from collections.abc import Iterable
 from typing import NamedTuple, final, override
 
-from jinfercept.kv.context import Context
-from jinfercept.kv.context_side import NOT_READ, ContextWindow
+from jinfercept.kv.context import NOT_READ, Context, ContextWindow
 from jinfercept.kv.extent import PageExtent
 from jinfercept.kv.page import PageCopies
 from jinfercept.kv.side_pool import SidePool
@@ -45,13 +44,23 @@ class WindowPool(SidePool):
     Args:
         sizes: of the pool.
         page_size: tokens per page.
+        prefix_caching: contexts leave checkpoints for others.
     """
 
-    def __init__(self, sizes: WindowSizes, page_size: int) -> None:
+    has_windows = True
+
+    def __init__(self, sizes: WindowSizes, page_size: int, prefix_caching: bool) -> None:
         num_slots, num_host_slots = sizes.num_device_pages, sizes.num_host_pages
-        super().__init__(num_slots, num_host_slots, sizes.page_cost, page_size, found_later=False)
-        self._sizes, self._page_size = sizes, page_size
-        self.has_windows = self.is_used
+        super().__init__(
+            page_size,
+            num_slots,
+            num_host_slots,
+            sizes.page_cost,
+            prefix_caching=prefix_caching,
+            last_tokens=page_size,
+            found_later=False,
+        )
+        self._sizes = sizes
         self._read: list[ContextWindow] = []
 
     @property
@@ -60,8 +69,8 @@ class WindowPool(SidePool):
         return (self._sizes.window + self._sizes.slack) // self._page_size + 2
 
     @override
-    def new(self) -> ContextWindow | None:
-        return ContextWindow() if self.is_used else None
+    def new(self) -> ContextWindow:
+        return ContextWindow()
 
     @override
     def begin(self) -> None:
@@ -74,12 +83,12 @@ class WindowPool(SidePool):
     def _spare(self, context: Context) -> None:
         """Of a running context also what lies behind its window."""
         if context.held and context.ready:
-            self.trim(context, context.ready)
+            self._trim(context, context.ready)
         super()._spare(context)
 
     # -- what a context has ----------------------------------------------------------------------------------------
 
-    def start(self, num_tokens: int) -> int:
+    def _start(self, num_tokens: int) -> int:
         """Index of the first page that the token behind so many sees."""
         return max(0, num_tokens - self._sizes.window + 1) // self._page_size
 
@@ -97,33 +106,33 @@ class WindowPool(SidePool):
 
     def _needed(self, num_tokens: int) -> tuple[int, int]:
         """The first page that the last of so many tokens sees, which may be computed again, and the index behind its own."""
-        return self.start(num_tokens - 1), (num_tokens - 1) // self._page_size + 1
+        return self._start(num_tokens - 1), (num_tokens - 1) // self._page_size + 1
 
     # -- computing -------------------------------------------------------------------------------------------------
 
     @override
     def find_for(self, context: Context, position: int) -> bool:
         window = self._of(context)
-        if not window.slots and window.host:
-            return self.find(len(window.host))
+        if not window.slots and window.host_slots:
+            return self.find(len(window.host_slots))
         return self.find(int(window.end * self._page_size <= position))
 
     @override
     def extend(self, context: Context, end: int) -> int:
         window = self._of(context)
-        assert window.slots or not window.host, "a window is fetched before its context goes on"
+        assert window.slots or not window.host_slots, "a window is fetched before its context goes on"
         lacking = end - window.end
         if lacking > 0:
             if context.ready:
-                self.trim(context, context.ready)
+                self._trim(context, context.ready)
             self.find(lacking)
             self._take(context, lacking)
         return window.end
 
-    def trim(self, context: Context, num_tokens: int) -> None:
+    def _trim(self, context: Context, num_tokens: int) -> None:
         """Give back the pages behind the window of a context that has so many tokens."""
         window = self._of(context)
-        first = self.start(min(num_tokens, window.read_from) - self._sizes.slack)
+        first = self._start(min(num_tokens, window.read_from) - self._sizes.slack)
         if (behind := min(first, window.end) - window.first) > 0 and not window.fetching:
             self._slots.give(window.slots[:behind])
             del window.slots[:behind]
@@ -131,15 +140,15 @@ class WindowPool(SidePool):
             if not window.slots:
                 del self._contexts[context]
         if (behind := min(first, window.host_end) - window.host_first) > 0:
-            self._give_host(window, window.host[:behind])
-            del window.host[:behind]
+            self._host.give(window.host_slots[:behind], late=window.offloading)
+            del window.host_slots[:behind]
             window.host_first += behind
 
     @override
-    def pause(self, context: Context) -> None:
+    def _pause(self, context: Context) -> None:
         self._of(context).read_from = NOT_READ
         self.cut(context, context.num_pages)
-        self.trim(context, context.num_tokens)
+        self._trim(context, context.num_tokens)
 
     @override
     def cut(self, context: Context, num_pages: int) -> None:
@@ -164,8 +173,8 @@ class WindowPool(SidePool):
     def _cut_host(self, window: ContextWindow, index: int) -> None:
         if window.host_end > index:
             num_kept = max(0, index - window.host_first)
-            self._give_host(window, window.host[num_kept:])
-            del window.host[num_kept:]
+            self._host.give(window.host_slots[num_kept:], late=window.offloading)
+            del window.host_slots[num_kept:]
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
@@ -181,102 +190,76 @@ class WindowPool(SidePool):
             return None
         if window.host_first > first or window.host_end < first:
             self._cut_host(window, 0)
-        if not window.host:
+        if not window.host_slots:
             window.host_first = first
         start = window.host_end
         if self._host.num_free < end - start:
             return None
         slots = self._host.take(end - start)
-        window.host.extend(slots)
+        window.host_slots.extend(slots)
         window.offloading = True
         self._moving.append(window)
         copies.add(window.slots[start - window.first : end - window.first], slots)
         return copies
 
     @override
-    def fetch(self, context: Context) -> PageCopies | None:
-        window, copies = self._of(context), PageCopies()
-        if window.slots:
-            return copies
-        if window.offloading or not self.find(len(window.host)):
-            return None
-        window.first = window.host_first
-        self._take(context, len(window.host))
-        window.fetching = True
-        self._moving.append(window)
-        copies.add(window.slots, window.host)
-        return copies
-
-    @override
-    def drop_device(self, context: Context) -> None:
+    def _give(self, context: Context) -> None:
         window = self._of(context)
-        if window.slots and not window.fetching and self.is_copied(context, context.num_tokens):
-            self._slots.give(window.slots)
-            window.slots = array("i")
-            del self._contexts[context]
+        self._slots.give(window.slots, late=window.fetching)
+        window.slots = array("i")
+        self._contexts.pop(context, None)
 
     @override
     def free(self, context: Context) -> None:
         window = self._of(context)
-        self.cut(context, 0)
+        self._give(context)
+        self._cut_host(window, 0)
         window.first = window.host_first = 0
         window.fetching = False
 
     @override
     def have_room(self, lengths: Iterable[int], chunk_tokens: int, *, beside_paused: bool) -> bool:
         num_pages = sum([min(self.most_pages, length // self._page_size + 2) for length in lengths])
-        paused = [context.side for context in self._contexts if beside_paused and not context.held]
-        paused_pages = sum([len(window.slots) for window in paused if window is not None])
+        paused = [self._of(context) for context in self._contexts if beside_paused and not context.held]
+        paused_pages = sum([len(window.slots) for window in paused])
         return num_pages + chunk_tokens // self._page_size + 1 <= self._sizes.num_device_pages - paused_pages
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     @override
-    def border(self, context: Context) -> int:
+    def _border(self, context: Context) -> int:
         return context.last.end
 
     @override
-    def mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> None:
+    def _mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> None:
         window = self._of(context)
         first, _ = self._needed(index * self._page_size)
         if index and window.slots and not window.fetching and window.first <= first and window.end >= index:
             assert extent.start < index <= extent.end
             slots = window.slots[first - window.first : index - window.first]
-            self.checkpoints.add(extent.checkpoints, index, first, slots, likely=likely)
+            self._add_checkpoint(extent, index, first, slots, likely=likely)
 
     @override
     def go_on(self, context: Context, extent: PageExtent, index: int) -> None:
         window = self._of(context)
         self.free(context)
-        window.first, window.slots = self.checkpoints.use(extent.checkpoints[index])
+        window.first, window.slots = self._use_checkpoint(extent.checkpoints[index])
         self._contexts[context] = None
 
-    # -- slots -----------------------------------------------------------------------------------------------------
-
+    @override
     @staticmethod
     def _of(context: Context) -> ContextWindow:
         window = context.side
         assert isinstance(window, ContextWindow)
         return window
 
-    def _take(self, context: Context, most: int) -> None:
-        """Append up to so many free device slots to a context's window."""
-        slots = self._slots.take(most)
-        if slots:
-            self._of(context).slots.extend(slots)
-            self._contexts[context] = None
-
     @override
     def check(self, contexts: Iterable[Context]) -> None:
-        windows = [self._of(context) for context in contexts if context.side is not None]
-        self._slots.check([owner.slots for owner in (*windows, *self.checkpoints)])
-        self._host.check([*(slot for window in windows for slot in window.host), *self._late_drops])
-        for context in contexts:
-            assert (context in self._contexts) == bool(context.side is not None and context.side.slots)
-            if not context.held and context.side is not None and (context.side.slots or context.side.host):
-                assert self.reaches(context, context.num_tokens), "a window of other tokens"
-                assert context.is_whole, "a window without its pages"
+        windows = [self._of(context) for context in contexts]
+        self._slots.check([owner.slots for owner in (*windows, *self._checkpoints)])
+        self._host.check(slot for window in windows for slot in window.host_slots)
+        super().check(contexts)
 
 
 def _is_copied(window: ContextWindow, first: int, end: int) -> bool:
-    return bool(window.host) and window.host_first <= first and window.host_end >= end
+    return bool(window.host_slots) and window.host_first <= first and window.host_end >= end

@@ -4,7 +4,7 @@ All adapters have the same room: so many columns for their rank in each of the w
 changes nothing. So a step's executables are the same whichever adapters are there.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,7 +21,8 @@ from jinfercept.models.mesh import ModelMesh, mesh_of, place
 from jinfercept.models.model import Model, abstract_params
 from jinfercept.models.protocol import Params, Weights
 from jinfercept.models.quantized import weights_of
-from jinfercept.models.sharding import MESH_AXES, WEIGHT_AXES, fit
+from jinfercept.models.sharding import fit, mesh_axes
+from jinfercept.models.weight_axes import NUM_INPUTS
 
 WEIGHTS = ("q", "k", "v", "o", "gate", "up", "down", "shared_gate", "shared_up", "shared_down", "delta_o")
 """Names of the weights, apart, that adapters may change."""
@@ -67,11 +68,6 @@ class AdapterRoom:
         return f"{self.slots} of rank {self.rank} for {names}"
 
 
-def num_inputs(name: str) -> int:
-    """Axes of a weight, apart, over which products sum."""
-    return 2 if name in ("o", "delta_o") else 1
-
-
 def with_room(model: Model, params: Params, room: AdapterRoom) -> Params:
     """The weights as a model serves them, with room for adapters, all of which are zeros."""
     mesh, dtype = mesh_of(weights_of(params.embed)[0]), weights_of(params.layers[0])[0].dtype
@@ -83,7 +79,7 @@ def with_room(model: Model, params: Params, room: AdapterRoom) -> Params:
         if not present:
             return weight
         columns, first = room.slots * room.rank, apart[present[0]]
-        inputs = num_inputs(present[0])
+        inputs = NUM_INPUTS[present[0]]
         a_shape = (*first.shape[:inputs], len(present), columns)
         a = jnp.zeros(a_shape, dtype, device=mesh.sharding(_a_spec(present[0])))
         b = tuple(
@@ -173,8 +169,8 @@ def _padded(
         if (factors := own.get(part)) is not None:
             own_rank = factors.a.shape[-1]
             a[..., present.index(part), :own_rank] = factors.a
-            served = (own_rank, *apart[part].shape[num_inputs(part) :])
-            fitting = factors.b if num_inputs(part) > 1 else fit(part, factors.b, served)
+            served = (own_rank, *apart[part].shape[NUM_INPUTS[part] :])
+            fitting = factors.b if NUM_INPUTS[part] > 1 else fit(part, factors.b, served)
             outer[:own_rank] = fitting.reshape(own_rank, *shape)
         b.append(place(_rounded(outer, dtype), mesh.sharding(_b_spec(part, len(parts)))))
     return place(_rounded(a, dtype), mesh.sharding(_a_spec(present[0]))), tuple(b)
@@ -200,7 +196,7 @@ def _served_shapes(model: Model) -> Params:
 
 def _part_shape(name: str, apart: Weights, num_parts: int) -> tuple[int, ...]:
     """The outputs of a part of a weight: of several parts, with an axis before the last along which they are joined."""
-    outputs = apart[name].shape[num_inputs(name) :]
+    outputs = apart[name].shape[NUM_INPUTS[name] :]
     if num_parts == 1:
         return outputs
     if num_parts == 2:
@@ -211,17 +207,13 @@ def _part_shape(name: str, apart: Weights, num_parts: int) -> tuple[int, ...]:
 
 def _a_spec(name: str) -> PartitionSpec:
     """How devices cut an adapter's first matrix: as the weight's inputs."""
-    return PartitionSpec(*_axes(name)[: num_inputs(name)])
+    return PartitionSpec(*mesh_axes(name)[: NUM_INPUTS[name]])
 
 
 def _b_spec(name: str, num_parts: int) -> PartitionSpec:
     """How devices cut an adapter's second matrix: as the weight's outputs."""
-    outputs = _axes(name)[num_inputs(name) :]
+    outputs = mesh_axes(name)[NUM_INPUTS[name] :]
     return PartitionSpec(None, *((None,) if num_parts == 2 else ()), *outputs)
-
-
-def _axes(name: str) -> Sequence[str | None]:
-    return [MESH_AXES.get(axis) for axis in WEIGHT_AXES[name]]
 
 
 def room_for(adapters: Iterable[AdapterWeights], slots: int | None, rank: int | None) -> AdapterRoom:

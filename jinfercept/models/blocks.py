@@ -1,6 +1,6 @@
 """Parts that the model families share: the token embedding, the norms, and the one product that applies every weight."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -19,6 +19,7 @@ from jinfercept.models.adapted import AdaptedTensor
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.parallel import look_up, num_devices, sum_of_devices
 from jinfercept.models.quantized import QuantizedTensor
+from jinfercept.models.weight_axes import WEIGHT_AXES, weight_shape
 from jinfercept.pallas.rotation import Rotation
 
 FEWEST_ROWS = 4
@@ -65,16 +66,31 @@ class NotesExperts(Protocol):
         ...
 
 
-class Embed(nnx.Module):
+class Block(nnx.Module):
+    """A module with weights of `weight_axes.py` as its attributes, each an `nnx.Param`; None for those that it has not."""
+
+    def make_weights(self, names: Iterable[str], config: ModelConfig, dtype: DTypeLike) -> None:
+        """Zeros for the weights of these names."""
+        for name in names:
+            setattr(self, name, nnx.Param(jnp.zeros(weight_shape(name, config), dtype)))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in WEIGHT_AXES:
+            return None
+        raise AttributeError(name)
+
+
+class Embed(Block):
     """Token ids to vectors."""
 
     def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
-        self.multiplier = config.embedding_multiplier
-        self.embedding = nnx.Param(jnp.zeros((config.vocab_size, config.hidden_size), dtype))
+        # Gemma's is the root of their width
+        self.multiplier = config.hidden_size**0.5 if config.family == "gemma" else config.embedding_multiplier
+        self.make_weights(("embedding",), config, dtype)
 
     def __call__(self, tokens: Int[Array, "T"]) -> Float[Array, "T E"]:
         x = look_up(self.embedding.get_value(), tokens)
-        return x if self.multiplier == 1.0 else x * self.multiplier
+        return x if self.multiplier == 1.0 else x * jnp.asarray(self.multiplier, x.dtype)
 
 
 def project(

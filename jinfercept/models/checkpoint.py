@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -10,6 +10,7 @@ from jaxtyping import Shaped
 
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.packed_rows import PackedRows, Packing
+from jinfercept.models.weight_axes import NUM_INPUTS, WEIGHT_AXES
 
 
 class StoredTensor(NamedTuple):
@@ -85,6 +86,29 @@ class TensorNames:
     layer: Mapping[str, StoredTensor | StoredExperts]
     head: Mapping[str, StoredTensor]
     ignored: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        embedding: str,
+        layer: Mapping[str, str | StoredExperts],
+        head: Mapping[str, str],
+        ignored: tuple[str, ...] = (),
+    ) -> "TensorNames":
+        """Of tensors with these names, in the layouts of PyTorch."""
+        embed = {"embedding": _of_torch("embedding", embedding)}
+        in_head = {ours: _of_torch(ours, name) for ours, name in head.items()}
+        return cls(embed, {}, in_head, ignored).with_layer(layer)
+
+    def with_layer(self, names: Mapping[str, str | StoredExperts]) -> "TensorNames":
+        """The same with these names of a layer's weights beside or in place of others."""
+        new = {ours: _of_torch(ours, name) if isinstance(name, str) else name for ours, name in names.items()}
+        return replace(self, layer={**self.layer, **new})
+
+
+def _of_torch(ours: str, name: str) -> StoredTensor:
+    num_inputs = NUM_INPUTS[ours]
+    return StoredTensor(name, num_inputs, flat=not num_inputs and "vocab" not in WEIGHT_AXES[ours])
 
 
 @runtime_checkable

@@ -1,7 +1,7 @@
 """`ModelConfig`: the shape of a model. `hf_config.py` and `gguf_config.py` read it from files."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -33,7 +33,8 @@ class Architecture(NamedTuple):
     keys: frozenset[str] = frozenset()
 
 
-_ALL_BIASES = frozenset(("attention_bias", "mlp_bias"))
+_ATTENTION_BIAS, _ALL_BIASES = frozenset(("attention_bias",)), frozenset(("attention_bias", "mlp_bias"))
+_GATED = {"qk_norm": True, "attention_gate": True}
 _MULTIPLIERS = frozenset(("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"))
 _NORMED_OUTPUTS = {"pre_norms": False, "post_norms": True, "qk_row_norm": True}
 _EXPERTS = frozenset(("num_experts", "num_local_experts", "num_experts_per_tok"))
@@ -44,33 +45,36 @@ ARCHITECTURES = {
     "mistral": Architecture("llama", always_windowed=True),
     "ministral3": Architecture("llama", always_windowed=True),
     "qwen2": Architecture("llama", {"qkv_bias": True}),
-    "qwen3": Architecture("llama", {"qk_norm": True}, frozenset(("attention_bias",)), keys=frozenset(("use_qk_norm",))),
-    "olmo2": Architecture("llama", _NORMED_OUTPUTS, frozenset(("attention_bias",))),
-    "olmo3": Architecture("llama", _NORMED_OUTPUTS, frozenset(("attention_bias",))),
+    "qwen3": Architecture("llama", {"qk_norm": True}, _ATTENTION_BIAS, keys=frozenset(("use_qk_norm",))),
+    "olmo2": Architecture("llama", _NORMED_OUTPUTS, _ATTENTION_BIAS),
+    "olmo3": Architecture("llama", _NORMED_OUTPUTS, _ATTENTION_BIAS),
     "phi3": Architecture("llama", always_windowed=True, turns_partly=True, fused=True),
     "granite": Architecture("llama", biases=_ALL_BIASES, keys=_MULTIPLIERS),
     "smollm3": Architecture("llama", biases=_ALL_BIASES, keys=frozenset(("no_rope_layers", "no_rope_layer_interval"))),
-    "gemma": Architecture("gemma"),
+    "gemma": Architecture("gemma", biases=_ATTENTION_BIAS),
     "mixtral": Architecture("llama", always_windowed=True, keys=_EXPERTS),
     "qwen3_moe": Architecture(
         "llama",
         {"qk_norm": True},
-        frozenset(("attention_bias",)),
+        _ATTENTION_BIAS,
+        always_windowed=True,
         keys=_EXPERTS
         | {"moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "use_qk_norm"},
     ),
     "gpt_oss": Architecture(
-        "llama", {"sinks": True}, frozenset(("attention_bias",)), keys=_EXPERTS | {"swiglu_alpha", "swiglu_limit"}
+        "llama", {"sinks": True}, _ATTENTION_BIAS, keys=_EXPERTS | {"swiglu_alpha", "swiglu_limit"}
     ),
     "qwen3_next": Architecture(
         "qwen3_next",
+        _GATED,
+        _ATTENTION_BIAS,
         turns_partly=True,
         keys=_SHARED_EXPERT | {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"},
     ),
-    "qwen3_5_text": Architecture("qwen3_next", turns_partly=True),
-    "qwen3_5_moe_text": Architecture("qwen3_next", turns_partly=True, keys=_SHARED_EXPERT),
-    "gemma2": Architecture("gemma", {"post_norms": True}),
-    "gemma3_text": Architecture("gemma", {"qk_norm": True, "post_norms": True}),
+    "qwen3_5_text": Architecture("qwen3_next", _GATED, _ATTENTION_BIAS, turns_partly=True),
+    "qwen3_5_moe_text": Architecture("qwen3_next", _GATED, _ATTENTION_BIAS, turns_partly=True, keys=_SHARED_EXPERT),
+    "gemma2": Architecture("gemma", {"post_norms": True}, _ATTENTION_BIAS),
+    "gemma3_text": Architecture("gemma", {"qk_norm": True, "post_norms": True}, _ATTENTION_BIAS),
     "gptj": Architecture("gptj"),
 }
 """By `model_type`."""
@@ -81,14 +85,22 @@ _BELOW = {
     "num_heads": 1 << 16,
     "num_kv_heads": 1 << 16,
     "head_dim": 1 << 16,
-    "ffn_size": 1 << 24,
     "max_position": 1 << 31,
+    "ffn_size": 1 << 24,
+    "shared_ffn_size": 1 << 24,
+    **dict.fromkeys(("num_experts", "per_token", "parts"), 1 << 12),
+    **dict.fromkeys(("num_key_heads", "num_value_heads", "key_dim", "value_dim"), 1 << 16),
+    "num_taps": 1 << 10,
 }
 """No model has such sizes: a damaged config does."""
-_FLAGS = (
-    *("tie_embeddings", "qkv_bias", "qk_norm", "o_bias", "mlp_bias"),
-    *("qk_row_norm", "pre_norms", "post_norms", "sinks", "attention_gate"),
-)
+_DIMENSIONS = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "max_position")
+_LEAST = {
+    **dict.fromkeys(
+        ("shared_ffn_size", "original_max_position", "turning_pairs", "long_max_position", "query_growth"), 0
+    ),
+    "num_taps": 2,
+}
+"""Of numbers that need not be above 0, or have to be more than 1."""
 
 
 @dataclass(frozen=True)
@@ -171,14 +183,9 @@ class ExpertsConfig:
     shared_ffn_size: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("num_experts", "per_token", "parts"):
-            _check_number(name, getattr(self, name), whole=True, most=1 << 12)
-        _check_number("ffn_size", self.ffn_size, whole=True, most=_BELOW["ffn_size"])
-        _check_number("shared_ffn_size", self.shared_ffn_size, whole=True, least=0, most=_BELOW["ffn_size"])
+        _check_fields(self)
         for number in self.swiglu or ():
             _check_number("a number of swiglu", number, whole=False)
-        if not isinstance(self.normalised, bool):
-            raise ModelError("norm_topk_prob is true or false", got=shown(self.normalised), fix="correct the config")
         if self.per_token > self.num_experts:
             raise ModelError(
                 "a token cannot use more experts than there are",
@@ -205,9 +212,7 @@ class DeltaNetConfig:
     num_taps: int
 
     def __post_init__(self) -> None:
-        for name in ("num_key_heads", "num_value_heads", "key_dim", "value_dim"):
-            _check_number(name, getattr(self, name), whole=True, most=1 << 16)
-        _check_number("num_taps", self.num_taps, whole=True, least=2, most=1 << 10)
+        _check_fields(self)
         if self.num_value_heads % self.num_key_heads:
             raise ModelError(
                 "value heads of recurrent layers must divide evenly among key heads",
@@ -285,6 +290,11 @@ class ModelConfig:
     attention_gate: bool = False
     delta_net: DeltaNetConfig | None = None
 
+    @property
+    def norms_plus_one(self) -> bool:
+        """Norms multiply by one plus their weight, in float32 (Gemma, Qwen3-Next)."""
+        return self.family in ("gemma", "qwen3_next")
+
     def kind(self, layer: int) -> LayerKind:
         """The kind of a layer."""
         return self.kinds[layer] if self.kinds else PLAIN_KIND
@@ -306,11 +316,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_dimensions(self)
-        for name in ("norm_eps", "embedding_multiplier", "residual_multiplier", "logits_divisor"):
-            _check_number(name, getattr(self, name), whole=False)
-        for name in _FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                raise ModelError(f"{name} is true or false", got=shown(getattr(self, name)), fix="correct the config")
+        _check_fields(self)
         self._check_kinds()
         self._check_rope(self.rope)
 
@@ -332,9 +338,6 @@ class ModelConfig:
                 got=shown(self.delta_net),
                 fix="correct layer_types of the config",
             )
-        for name in ("query_scale", "soft_cap", "logit_cap"):
-            if getattr(self, name) is not None:
-                _check_number(name, getattr(self, name), whole=False)
 
     def _check_rope(self, rope: RopeConfig) -> None:
         if type(rope.rotary_dim) is not int or not 0 < rope.rotary_dim <= self.head_dim or rope.rotary_dim % 2:
@@ -343,27 +346,15 @@ class ModelConfig:
                 got=f"{rope.rotary_dim!r}"[:80] + f" of {self.head_dim}",
                 fix="correct the model's config",
             )
-        for name in ("original_max_position", "turning_pairs", "long_max_position"):
-            _check_number(name, getattr(rope, name), whole=True, least=0)
-        for name in (
-            "theta",
-            "factor",
-            "low_freq_factor",
-            "high_freq_factor",
-            "beta_fast",
-            "beta_slow",
-            "attention_factor",
-        ):
-            _check_number(name, getattr(rope, name), whole=False)
+        _check_fields(rope)
         for factor in (*rope.factors, *rope.long_factors):
             _check_number("a rotary factor", factor, whole=False)
 
 
 def check_dimensions(config: Any) -> None:
     """Raise `ModelError` for a size, or a token that ends texts, that no model can have; of a config with these attributes."""
-    for name, most in _BELOW.items():
-        if name != "ffn_size" or isinstance(config, ModelConfig):
-            _check_number(name, getattr(config, name), whole=True, most=most)
+    for name in _DIMENSIONS:
+        _check_number(name, getattr(config, name), whole=True)
     for token_id in config.eos_token_ids:
         _check_number("eos_token_id", token_id, whole=True, least=-1)  # none, of some
     if config.num_heads % config.num_kv_heads:
@@ -376,11 +367,22 @@ def check_dimensions(config: Any) -> None:
 
 def check_num_layers(count: Any) -> None:
     """Raise `ModelError` unless a model can have so many layers: before there is something for each of them."""
-    _check_number("num_layers", count, whole=True, most=_BELOW["num_layers"])
+    _check_number("num_layers", count, whole=True)
 
 
-def _check_number(name: str, value: Any, *, whole: bool, least: int | None = None, most: int = 1 << 31) -> None:
-    """Raise `ModelError` unless this is a number above 0, or from `least` on, and below `most`."""
+def _check_fields(config: Any) -> None:
+    """Raise `ModelError` for a number of a config that is none, or too small or large, or a flag that is none."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.type is bool and not isinstance(value, bool):
+            raise ModelError(f"{field.name} is true or false", got=shown(value), fix="correct the config")
+        if field.type in (int, float) or (field.type == float | None and value is not None):
+            _check_number(field.name, value, whole=field.type is int)
+
+
+def _check_number(name: str, value: Any, *, whole: bool, least: int | None = None) -> None:
+    """Raise `ModelError` unless this is a number above 0, or from `least` on, and below what is usual."""
+    least, most = _LEAST.get(name, least), _BELOW.get(name, 1 << 31)
     right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if not right or not (value > 0 if least is None else value >= least) or not value < most:
         kind = "whole number" if whole else "number"

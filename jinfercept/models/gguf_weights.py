@@ -4,28 +4,133 @@ Qwen3-MoE, gpt-oss, OLMo 2, Phi-3, Granite, SmolLM3 and Gemma.
 A model may be split into several files (`llama-gguf-split`), of which the first has the metadata.
 
 The converter permutes the rows of Q and K of a Llama, Granite or SmolLM3 so that rotary pairs are neighbours; reading puts them
-half a head apart. Quantised weights of the types in `gguf_blocks.py` can be read as they are; the `gguf` package dequantises
-all types.
+half a head apart. Types in `_FORMATS` can be read as they are: their blocks of bytes, whose layouts are those of llama.cpp's
+`ggml-common.h`, become `PackedRows`, number for number; 5 and 6 bits are stored in 8. The `gguf` package dequantises all types.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
-from jaxtyping import Float, Shaped, UInt8
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from jaxtyping import Float, Float32, Shaped, UInt8
 
 from jinfercept.errors import ModelError
-from jinfercept.models.checkpoint import StoredExperts, StoredTensor, TensorNames
+from jinfercept.layouts.packed_weights import from_e2m1
+from jinfercept.models.checkpoint import StoredExperts, TensorNames
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.fused_weights import Fused, Part, fused_parts, split_shapes, stored_rows
-from jinfercept.models.gguf_blocks import PACKINGS, packed_rows
 from jinfercept.models.gguf_config import RopeFactors, config_from_gguf
 from jinfercept.models.gguf_header import TensorInfo, read_header
 from jinfercept.models.packed_rows import PackedRows, Packing
+from jinfercept.models.stored_rows import Fused, StoredRows, rows_in, shapes_with
+
+type Blocks = UInt8[np.ndarray, "R B bytes"]
+"""Rows of blocks as they lie in the file."""
+
+
+def packed_rows(rows: UInt8[np.ndarray, "R bytes"], kind: int) -> PackedRows:
+    """Rows of a tensor, of one of the types in `PACKINGS`."""
+    of_type = GGMLQuantizationType(kind)
+    return _FORMATS[of_type.name].read(rows.reshape(len(rows), -1, GGML_QUANT_SIZES[of_type][1]))
+
+
+def _q4_0(blocks: Blocks) -> PackedRows:
+    return PackedRows.of_4_bits(_nibbles(blocks[..., 2:], 16), _halves(blocks, 0))
+
+
+def _q4_1(blocks: Blocks) -> PackedRows:
+    return PackedRows.of_4_bits(_nibbles(blocks[..., 4:], 16), _halves(blocks, 0), _halves(blocks, 2))
+
+
+def _q8_0(blocks: Blocks) -> PackedRows:
+    return PackedRows(_flat(blocks[..., 2:]).view(np.int8), _halves(blocks, 0))
+
+
+def _q5_0(blocks: Blocks) -> PackedRows:
+    return PackedRows(_five_bits(blocks[..., 2:6], blocks[..., 6:]), _halves(blocks, 0))
+
+
+def _q5_1(blocks: Blocks) -> PackedRows:
+    return PackedRows(_five_bits(blocks[..., 4:8], blocks[..., 8:]), _halves(blocks, 0), _halves(blocks, 2))
+
+
+def _q4_k(blocks: Blocks) -> PackedRows:
+    return PackedRows.of_4_bits(_nibbles(blocks[..., 16:], 32), *_scales_and_offsets(blocks))
+
+
+def _q5_k(blocks: Blocks) -> PackedRows:
+    high = blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1  # [R, B, 8, 32]
+    numbers = _nibbles(blocks[..., 48:], 32) | _flat(high) << np.uint8(4)
+    return PackedRows(numbers.view(np.int8), *_scales_and_offsets(blocks))
+
+
+def _q6_k(blocks: Blocks) -> PackedRows:
+    high = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32)
+    high = high >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+    numbers = _nibbles(blocks[..., :128], 64) | _flat(high) << np.uint8(4)
+    scales = _halves(blocks, 208)[..., None].astype(np.float32) * blocks[..., 192:208].view(np.int8)
+    return PackedRows(numbers.view(np.int8), _flat(scales))
+
+
+def _mxfp4(blocks: Blocks) -> PackedRows:
+    return PackedRows.of_4_bits(from_e2m1(_nibbles(blocks[..., 1:], 16)), np.ascontiguousarray(blocks[..., 0]))
+
+
+class _Format(NamedTuple):
+    packing: Packing
+    read: Callable[[Blocks], PackedRows]
+
+
+_FORMATS: Mapping[str, _Format] = {
+    "Q4_0": _Format(Packing("uint32", 32, zero=8), _q4_0),
+    "Q4_1": _Format(Packing("uint32", 32, offset=True), _q4_1),
+    "Q5_0": _Format(Packing("int8", 32, zero=16), _q5_0),
+    "Q5_1": _Format(Packing("int8", 32, offset=True), _q5_1),
+    "Q8_0": _Format(Packing("int8", 32), _q8_0),
+    "Q4_K": _Format(Packing("uint32", 32, "float32", offset=True), _q4_k),
+    "Q5_K": _Format(Packing("int8", 32, "float32", offset=True), _q5_k),
+    "MXFP4": _Format(Packing("uint32", 32, "uint8"), _mxfp4),
+    "Q6_K": _Format(Packing("int8", 16, "float32", zero=32), _q6_k),
+}
+PACKINGS = {name: layout.packing for name, layout in _FORMATS.items()}
+"""How the types are stored, by their names."""
+
+
+def _flat(blocks: Shaped[np.ndarray, "R ..."]) -> Shaped[np.ndarray, "R _"]:
+    return np.ascontiguousarray(blocks).reshape(len(blocks), -1)
+
+
+def _halves(blocks: Blocks, start: int) -> Shaped[np.ndarray, "R B"]:
+    """The float16 numbers at a byte of all blocks."""
+    return np.ascontiguousarray(blocks[..., start : start + 2]).view(np.float16)[..., 0]
+
+
+def _nibbles(packed: Blocks, run: int) -> Shaped[np.ndarray, "R K"]:
+    """Numbers of 4 bits: of every run of bytes the low ones, then the high ones."""
+    runs = packed.reshape(*packed.shape[:2], -1, run)
+    numbers = np.empty((*runs.shape[:3], 2, run), np.uint8)
+    np.bitwise_and(runs, 15, out=numbers[..., 0, :])
+    np.right_shift(runs, 4, out=numbers[..., 1, :])
+    return numbers.reshape(len(packed), -1)
+
+
+def _five_bits(high: UInt8[np.ndarray, "R B 4"], low: UInt8[np.ndarray, "R B 16"]) -> Shaped[np.ndarray, "R K"]:
+    bits = np.unpackbits(np.ascontiguousarray(high), axis=-1, bitorder="little")
+    return (_nibbles(low, 16) | _flat(bits) << np.uint8(4)).view(np.int8)
+
+
+def _scales_and_offsets(blocks: Blocks) -> tuple[Float32[np.ndarray, "R G"], Float32[np.ndarray, "R G"]]:
+    """Scales and offsets of 256 numbers with eight scales and eight minima of 6 bits, packed into 12 bytes."""
+    low, middle, top = (blocks[..., start : start + 4] for start in (4, 8, 12))
+    scales = np.concatenate([low & 63, (top & 15) | (low >> 2 & 48)], axis=-1)
+    minima = np.concatenate([middle & 63, (top >> 4) | (middle >> 2 & 48)], axis=-1)
+    wide = _halves(blocks, 0)[..., None].astype(np.float32) * scales
+    return _flat(wide), -_flat(_halves(blocks, 2)[..., None].astype(np.float32) * minima)
+
 
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 _PERMUTING = ("llama", "granite", "smollm3")
@@ -34,45 +139,43 @@ _FUSED: Fused = {
     "attn_qkv.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
     "ffn_up.weight": ("ffn_gate.weight", "ffn_up.weight"),
 }
-_NAMES = TensorNames(
-    embed={"embedding": StoredTensor("token_embd.weight")},
+_NAMES = TensorNames.of(
+    "token_embd.weight",
     layer={
-        "attn_norm": StoredTensor("blk.{i}.attn_norm.weight"),
-        "q": StoredTensor("blk.{i}.attn_q.weight", inputs=1),
-        "k": StoredTensor("blk.{i}.attn_k.weight", inputs=1),
-        "v": StoredTensor("blk.{i}.attn_v.weight", inputs=1),
-        "o": StoredTensor("blk.{i}.attn_output.weight", inputs=2),
-        "q_bias": StoredTensor("blk.{i}.attn_q.bias", flat=True),
-        "k_bias": StoredTensor("blk.{i}.attn_k.bias", flat=True),
-        "v_bias": StoredTensor("blk.{i}.attn_v.bias", flat=True),
-        "o_bias": StoredTensor("blk.{i}.attn_output.bias"),
-        "gate_bias": StoredTensor("blk.{i}.ffn_gate.bias"),
-        "up_bias": StoredTensor("blk.{i}.ffn_up.bias"),
-        "down_bias": StoredTensor("blk.{i}.ffn_down.bias"),
-        "q_norm": StoredTensor("blk.{i}.attn_q_norm.weight"),
-        "k_norm": StoredTensor("blk.{i}.attn_k_norm.weight"),
-        "q_row_norm": StoredTensor("blk.{i}.attn_q_norm.weight", flat=True),
-        "k_row_norm": StoredTensor("blk.{i}.attn_k_norm.weight", flat=True),
-        "attn_post_norm": StoredTensor("blk.{i}.post_attention_norm.weight"),
-        "ffn_post_norm": StoredTensor("blk.{i}.post_ffw_norm.weight"),
-        "ffn_norm": StoredTensor("blk.{i}.ffn_norm.weight"),
-        "gate": StoredTensor("blk.{i}.ffn_gate.weight", inputs=1),
-        "up": StoredTensor("blk.{i}.ffn_up.weight", inputs=1),
-        "down": StoredTensor("blk.{i}.ffn_down.weight", inputs=1),
-        "router": StoredTensor("blk.{i}.ffn_gate_inp.weight", inputs=1),
+        "attn_norm": "blk.{i}.attn_norm.weight",
+        "q": "blk.{i}.attn_q.weight",
+        "k": "blk.{i}.attn_k.weight",
+        "v": "blk.{i}.attn_v.weight",
+        "o": "blk.{i}.attn_output.weight",
+        "q_bias": "blk.{i}.attn_q.bias",
+        "k_bias": "blk.{i}.attn_k.bias",
+        "v_bias": "blk.{i}.attn_v.bias",
+        "o_bias": "blk.{i}.attn_output.bias",
+        "gate_bias": "blk.{i}.ffn_gate.bias",
+        "up_bias": "blk.{i}.ffn_up.bias",
+        "down_bias": "blk.{i}.ffn_down.bias",
+        "q_norm": "blk.{i}.attn_q_norm.weight",
+        "k_norm": "blk.{i}.attn_k_norm.weight",
+        "q_row_norm": "blk.{i}.attn_q_norm.weight",
+        "k_row_norm": "blk.{i}.attn_k_norm.weight",
+        "attn_post_norm": "blk.{i}.post_attention_norm.weight",
+        "ffn_post_norm": "blk.{i}.post_ffw_norm.weight",
+        "ffn_norm": "blk.{i}.ffn_norm.weight",
+        "gate": "blk.{i}.ffn_gate.weight",
+        "up": "blk.{i}.ffn_up.weight",
+        "down": "blk.{i}.ffn_down.weight",
+        "router": "blk.{i}.ffn_gate_inp.weight",
         "experts_gate_up": StoredExperts(("blk.{i}.ffn_gate_exps.weight", "blk.{i}.ffn_up_exps.weight")),
         "experts_down": StoredExperts(("blk.{i}.ffn_down_exps.weight",)),
     },
-    head={"norm": StoredTensor("output_norm.weight"), "unembed": StoredTensor("output.weight")},
+    head={"norm": "output_norm.weight", "unembed": "output.weight"},
     ignored=_FACTORS,
 )
-_GPT_OSS = replace(
-    _NAMES,
-    layer={
-        **_NAMES.layer,
-        "ffn_norm": StoredTensor("blk.{i}.post_attention_norm.weight"),
-        "sinks": StoredTensor("blk.{i}.attn_sinks.weight"),
-        "router_bias": StoredTensor("blk.{i}.ffn_gate_inp.bias"),
+_GPT_OSS = _NAMES.with_layer(
+    {
+        "ffn_norm": "blk.{i}.post_attention_norm.weight",
+        "sinks": "blk.{i}.attn_sinks.weight",
+        "router_bias": "blk.{i}.ffn_gate_inp.bias",
         "experts_gate_up_bias": StoredExperts(("blk.{i}.ffn_gate_exps.bias", "blk.{i}.ffn_up_exps.bias"), "ours"),
         "experts_down_bias": StoredExperts(("blk.{i}.ffn_down_exps.bias",), "ours"),
     },
@@ -96,7 +199,7 @@ class GGUFCheckpoint:
     permuted: bool
     _files: Mapping[str, Path]
     _tensors: Mapping[str, TensorInfo]
-    _parts: Mapping[str, Part]
+    _rows: Mapping[str, StoredRows]
 
     @classmethod
     def open(cls, file: Path) -> "GGUFCheckpoint":
@@ -128,8 +231,8 @@ class GGUFCheckpoint:
         config = config_from_gguf(header, RopeFactors(*factors))
         shapes = {name: info.shape for name, info in header.tensors.items()}
         architecture = header.metadata["general.architecture"]
-        parts = fused_parts(shapes, _FUSED, config) if architecture == "phi3" else {}
-        return cls(config, split_shapes(shapes, parts), architecture in _PERMUTING, files, header.tensors, parts)
+        rows = rows_in(shapes, config, _FUSED if architecture == "phi3" else {})
+        return cls(config, shapes_with(shapes, rows), architecture in _PERMUTING, files, header.tensors, rows)
 
     @property
     def names(self) -> TensorNames:
@@ -143,11 +246,11 @@ class GGUFCheckpoint:
 
     def packing(self, name: str) -> Packing | None:
         """See `PackedCheckpoint`."""
-        tensor = self._tensors[stored_rows(self._parts, name, slice(None))[0]]
+        tensor = self._tensors[self._span(name, slice(1))[0]]
         return PACKINGS.get(_type_name(tensor.kind)) if len(tensor.shape) in (2, 3) else None
 
     def read(self, name: str, rows: slice) -> Float[np.ndarray, "..."]:
-        tensor, rows = stored_rows(self._parts, name, rows)
+        tensor, rows = self._span(name, rows)
         values = _values(self._files[tensor], self._tensors[tensor], rows)
         if self.config.family == "gemma" and name.endswith("norm.weight"):
             return values - 1  # of the converter, so that llama.cpp need not know
@@ -155,13 +258,17 @@ class GGUFCheckpoint:
 
     def read_packed(self, name: str, rows: slice) -> PackedRows:
         """See `PackedCheckpoint`."""
-        stored, rows = stored_rows(self._parts, name, rows)
+        stored, rows = self._span(name, rows)
         tensor = self._tensors[stored]
         data = _bytes(self._files[stored], tensor)[rows]
         packed = packed_rows(data.reshape(-1, data.shape[-1]), tensor.kind)
         if not self._is_permuted(name):
             return packed
         return packed.changed(lambda rows: halves_apart(rows, self.config.head_dim))
+
+    def _span(self, name: str, rows: slice) -> tuple[str, slice]:
+        """The tensor that has rows of a weight, and the rows there."""
+        return self._rows[name].spans(rows)[0] if name in self._rows else (name, rows)
 
     def _is_permuted(self, name: str) -> bool:
         return self.permuted and name.endswith(_PERMUTED)

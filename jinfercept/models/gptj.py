@@ -5,36 +5,25 @@ Weights lie `[in, out]`, queries, keys and values joined (`joined_weights.py`).
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.models.blocks import Attend, AttendJoined, layer_norm, project, separate_heads
+from jinfercept.models.blocks import Attend, AttendJoined, Block, layer_norm, project
 from jinfercept.models.config import PLAIN_KIND, LayerKind, ModelConfig
+from jinfercept.models.llama import LlamaHead, heads_of
 from jinfercept.models.parallel import add_partial_sums, gather_columns, on_first_device
 from jinfercept.models.rope import rotate, rotation
 
 
-class GPTJLayer(nnx.Module):
+class GPTJLayer(Block):
     """Attention and feed-forward network side by side, both added to the stream."""
 
     def __init__(self, config: ModelConfig, dtype: DTypeLike, *, kind: LayerKind, joined: bool) -> None:
         assert kind == PLAIN_KIND, "layers of GPT-J are alike"
         self.config, self.joined = config, joined
-        e, h, d, f = config.hidden_size, config.num_heads, config.head_dim, config.ffn_size
-        self.norm = nnx.Param(jnp.zeros(e, dtype))
-        self.norm_bias = nnx.Param(jnp.zeros(e, dtype))
-        if joined:
-            self.qkv = nnx.Param(jnp.zeros((e, h, 3, d), dtype))
-        else:
-            self.q = nnx.Param(jnp.zeros((e, h, d), dtype))
-            self.k = nnx.Param(jnp.zeros((e, h, d), dtype))
-            self.v = nnx.Param(jnp.zeros((e, h, d), dtype))
-        self.o = nnx.Param(jnp.zeros((h, d, e), dtype))
-        self.up = nnx.Param(jnp.zeros((e, f), dtype))
-        self.up_bias = nnx.Param(jnp.zeros(f, dtype))
-        self.down = nnx.Param(jnp.zeros((f, e), dtype))
-        self.down_bias = nnx.Param(jnp.zeros(e, dtype))
+        heads = ("qkv",) if joined else ("q", "k", "v")
+        names = ("norm", "norm_bias", *heads, "o", "up", "up_bias", "down", "down_bias")
+        self.make_weights(names, config, dtype)
 
     def __call__[KV](
         self, x: Float[Array, "T E"], positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
@@ -46,33 +35,18 @@ class GPTJLayer(nnx.Module):
             qkv = project("te,ekgd->tkgd", y, self.qkv)
             attended, kv = attend.joined(qkv, rotation(positions, rope), kv)
         else:
-            q, k, v = self._heads(y)
+            q, k, v = heads_of(self, y)
             attended, kv = attend(rotate(q, positions, rope), rotate(k, positions, rope), v, kv)
 
         inner = jax.nn.gelu(project("te,ef->tf", y, self.up, self.up_bias), approximate=True)
         outer = project("tf,fe->te", inner, self.down) + on_first_device(self.down_bias[...])[None]
         return add_partial_sums(x, project("thd,hde->te", attended, self.o), outer), kv
 
-    def _heads(
-        self, y: Float[Array, "T E"]
-    ) -> tuple[Float[Array, "T H D"], Float[Array, "T H D"], Float[Array, "T H D"]]:
-        """Queries, keys and values."""
-        if self.joined:
-            return separate_heads(project("te,ekgd->tkgd", y, self.qkv))
-        q, k, v = (project("te,ehd->thd", y, weight) for weight in (self.q, self.k, self.v))
-        return q, k, v
 
+class GPTJHead(LlamaHead):
+    """The final norm and the logits, with biases."""
 
-class GPTJHead(nnx.Module):
-    """The final norm and the logits, with a bias."""
-
-    def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
-        self.config = config
-        e, v = config.hidden_size, config.vocab_size
-        self.norm = nnx.Param(jnp.zeros(e, dtype))
-        self.norm_bias = nnx.Param(jnp.zeros(e, dtype))
-        self.unembed = nnx.Param(jnp.zeros((v, e), dtype))
-        self.unembed_bias = nnx.Param(jnp.zeros(v, dtype))
+    names = ("norm", "norm_bias", "unembed", "unembed_bias")
 
     def __call__(self, x: Float[Array, "R E"]) -> Float[Array, "R V"]:
         y = layer_norm(x, self.norm, self.norm_bias, self.config.norm_eps)

@@ -1,10 +1,13 @@
 """Reads a `ModelConfig` from a Hugging Face `config.json`.
 
-Values that are not there are those of transformers 5. A config that this package would run wrongly (another architecture,
-another activation, a key that is not understood and could change the numbers) is refused here, before any weight is read.
+Values that are not there are those of transformers, which also says which layers have a window or are recurrent. A config that
+this package would run wrongly (another architecture, another activation, a key that is not understood and could change the
+numbers) is refused here, before any weight is read.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Set
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -12,28 +15,24 @@ from jinfercept.errors import ModelError, shown
 from jinfercept.models.config import (
     ARCHITECTURES,
     PLAIN_KIND,
+    DeltaNetConfig,
     ExpertsConfig,
     Family,
     LayerKind,
     ModelConfig,
     RopeConfig,
+    check_num_layers,
 )
-from jinfercept.models.hf_gemma import gemma_fields
 from jinfercept.models.hf_keys import (
-    LLAMA_KEYS,
     check_factors,
     check_keys,
-    check_layer_types,
     check_numbers,
-    check_sizes,
     flag,
-    layer_fields,
     refuse_unless,
     require,
     text_config,
 )
-from jinfercept.models.hf_qwen import QWEN3_NEXT_KEYS, QWEN_HYBRIDS, are_dense, qwen3_next_fields
-from jinfercept.models.hf_rope import Rope, rope_from_hf, ropes_by_layer_type
+from jinfercept.models.hf_rope import check_rope_objects, ropes_from_hf
 
 _CLASSES = {
     "LlamaForCausalLM": "llama",
@@ -64,17 +63,38 @@ _OTHER_CLASSES = {
         for name, kind in _CLASSES.items()
     },
 }
-_GPTJ_KEYS = ("vocab_size", "n_embd", "n_layer", "n_head", "rotary_dim", "layer_norm_epsilon", "n_positions")
 _GPTJ_ALIASES = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
     "num_attention_heads": "n_head",
     "max_position_embeddings": "n_positions",
 }
+_GPTJ_KEYS = ("vocab_size", "n_embd", "n_layer", "n_head", "rotary_dim", "layer_norm_epsilon", "n_positions")
+_SAME = {**_GPTJ_ALIASES, "num_local_experts": "num_experts"}
+_LLAMA_KEYS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+_LLAMA_KEYS += ("rms_norm_eps", "max_position_embeddings")
+_DELTA_KEYS = {
+    "linear_num_key_heads": "num_key_heads",
+    "linear_num_value_heads": "num_value_heads",
+    "linear_key_head_dim": "key_dim",
+    "linear_value_head_dim": "value_dim",
+    "linear_conv_kernel_dim": "num_taps",
+}
+_SIZES = ("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts", "num_experts_per_tok")
+_OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window", "max_window_layers", "n_inner")
+_OPTIONAL += ("sliding_window_pattern", "_sliding_window_pattern")
+_INTERVALS = ("full_attention_interval", "no_rope_layer_interval")
+_LEFT_OUT = frozenset(("rms_norm_eps", "layer_norm_epsilon", "rotary_dim", "n_positions"))
+_LEFT_OUT_BY = {
+    **dict.fromkeys(("gemma", "gemma2"), _LEFT_OUT | {"max_position_embeddings"}),
+    "gemma3_text": _LEFT_OUT | {"max_position_embeddings", "vocab_size", "num_attention_heads"},
+    "qwen3_5_moe_text": _LEFT_OUT | {"intermediate_size"},  # all layers have experts
+}
+"""Required keys that published configs leave out, because transformers has values for them."""
 _COMMON_KEYS = frozenset(("architectures", "model_type", "vocab_size", "tie_word_embeddings", "quantization_config"))
 _LAYER_KEYS = (
     _COMMON_KEYS
-    | {*LLAMA_KEYS, "num_key_value_heads", "head_dim", "hidden_act", "attention_bias", "sliding_window", "layer_types"}
+    | {*_LLAMA_KEYS, "num_key_value_heads", "head_dim", "hidden_act", "attention_bias", "sliding_window", "layer_types"}
     | {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
 )
 _UNDERSTOOD: dict[Family, frozenset[str]] = {
@@ -82,60 +102,22 @@ _UNDERSTOOD: dict[Family, frozenset[str]] = {
     "gemma": _LAYER_KEYS
     | {"hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping"}
     | {"rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"},
-    "qwen3_next": _LAYER_KEYS | QWEN3_NEXT_KEYS,
+    "qwen3_next": _LAYER_KEYS
+    | {*_DELTA_KEYS, "full_attention_interval", "attn_output_gate", "mamba_ssm_dtype"}  # states are float32
+    | {"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"},  # a draft, which transformers leaves out
     "gptj": _COMMON_KEYS | {*_GPTJ_KEYS, *_GPTJ_ALIASES, "n_inner", "activation_function"},
 }
-_CHOOSE_WINDOWS = ("qwen2", "qwen3", "qwen3_moe", "smollm3")
-"""Architectures that have windows if `use_sliding_window` says so."""
-_WINDOWED_EVERY = {"gpt_oss": 2, "olmo3": 4}
-"""Architectures that have windows whatever the config says: by default in all layers but each of that number."""
+_WINDOWED_BY_LAYER = ("qwen2", "qwen3", "smollm3", "gpt_oss", "olmo3", "gemma2", "gemma3_text")
+"""Architectures of whose layers some have windows, if a size is stated."""
 _GRANITE_FACTORS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
-_MINISTRAL_3_ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384}
-_MINISTRAL_3_ROPE |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
-_GEMMA = {"rms_norm_eps": 1e-6, "head_dim": 256, "tie_word_embeddings": True}
-_GEMMA_2 = {**_GEMMA, "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096}
-_QWEN_2 = {"rms_norm_eps": 1e-6, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {"rms_norm_eps": 1e-6},
-    "mistral": {"rms_norm_eps": 1e-6, "num_key_value_heads": 8, "sliding_window": 4096},
-    "ministral3": {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "head_dim": 128}
-    | {"rope_parameters": _MINISTRAL_3_ROPE},
-    "qwen2": _QWEN_2,
-    "qwen3": {**_QWEN_2, "head_dim": 128},
-    "olmo2": {"rms_norm_eps": 1e-5},
-    "olmo3": {"rms_norm_eps": 1e-5, "sliding_window": 4096},
-    "granite": {"rms_norm_eps": 1e-6, **dict.fromkeys(_GRANITE_FACTORS, 1.0)},
-    "smollm3": {
-        "rms_norm_eps": 1e-6,
-        "num_key_value_heads": 4,
-        "rope_theta": 2_000_000.0,
-        "tie_word_embeddings": True,
-        "no_rope_layer_interval": 4,
-    },
-    "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
-    "gemma": {**_GEMMA, "num_key_value_heads": 16, "max_position_embeddings": 8192},
-    "gemma2": {**_GEMMA_2, "max_position_embeddings": 8192}
-    | {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
-    "gemma3_text": {**_GEMMA_2, "vocab_size": 262_208, "num_attention_heads": 8, "max_position_embeddings": 131_072},
-    "mixtral": {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "num_experts_per_tok": 2, "rope_theta": 1e6},
-    "qwen3_moe": {"rms_norm_eps": 1e-6, "num_key_value_heads": 4, "sliding_window": 4096}
-    | {"num_experts_per_tok": 8, "moe_intermediate_size": 768},
-    **QWEN_HYBRIDS,
-    "gpt_oss": {
-        "rms_norm_eps": 1e-5,
-        "head_dim": 64,
-        "num_key_value_heads": 8,
-        "sliding_window": 128,
-        "rope_theta": 150_000.0,
-        "num_experts_per_tok": 4,
-        "swiglu_alpha": 1.702,
-        "swiglu_limit": 7.0,
-        "attention_bias": True,
-    },
-    "gptj": {"layer_norm_epsilon": 1e-5, "rotary_dim": 64, "n_positions": 2048},
+_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
+_ACTIVATIONS: dict[str, dict[str, tuple[str | None, ...]]] = {
+    "gemma": {"hidden_act": (*_TANH, "gelu"), "hidden_activation": (*_TANH, None)},
+    "gemma2": {"hidden_activation": _TANH},
+    "gemma3_text": {"hidden_activation": _TANH},
+    "gptj": {"activation_function": _TANH},
 }
-"""Values of transformers for keys that are not there."""
-_GPT_OSS_ROPE = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
+"""Keys of activations and what they may be, of architectures that have others than Llama's."""
 
 
 def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -154,30 +136,59 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     config = text_config(config)
     name = architecture_name(config)
     architecture = ARCHITECTURES[name]
-    check_keys(config, _UNDERSTOOD[architecture.family] | architecture.keys, where="config.json")
-    config = _DEFAULTS[name] | {
-        key: value for key, value in config.items() if (key, value) != ("rope_parameters", None)
-    }
-    if name == "gpt_oss" and config.get("rope_parameters") is None and not config.get("rope_scaling"):
-        config["rope_parameters"] = _GPT_OSS_ROPE
+    understood = _UNDERSTOOD[architecture.family] | architecture.keys
+    check_keys(config, understood, where="config.json")
+    _check_sizes(config, name, understood)
     try:
+        stated = {key: value for key, value in config.items() if key in understood}
+        filled = _filled(stated, name)
+        refuse_unless(filled, **_ACTIVATIONS.get(name, {"hidden_act": ("silu", "swish")}))
         eos = _ids(config.get("eos_token_id")) + _ids((generation or {}).get("eos_token_id"))
-        match architecture.family:
-            case "llama":
-                fields = _llama_fields(config, name)
-            case "gemma":
-                fields = gemma_fields(config, name)
-            case "qwen3_next":
-                fields = qwen3_next_fields(config, name)
-            case "gptj":
-                fields = _gptj_fields(config)
+        fields = _gptj_fields(filled) if architecture.family == "gptj" else _fields(filled, name)
         return ModelConfig(family=architecture.family, eos_token_ids=tuple(dict.fromkeys(eos)), **fields)
-    except (TypeError, ArithmeticError) as error:
+    except (TypeError, ArithmeticError, LookupError) as error:
         raise ModelError(
             "config.json has values of other types than it should",
             got=str(error)[:200],
             fix="correct the file or download it again",
         ) from error
+
+
+def _check_sizes(config: Mapping[str, Any], name: str, understood: Set[str]) -> None:
+    """Raise `ModelError` unless the sizes that have to be there are, and all are right; optional ones may be null or 0."""
+    required = _GPTJ_KEYS if name == "gptj" else _LLAMA_KEYS
+    for key, other in _SAME.items():
+        if None not in (config.get(key), config.get(other)) and config[key] != config[other]:
+            got = f"{key} {config[key]} and {other} {config[other]}"
+            raise ModelError("config.json says a size twice, in two ways", got=got[:200], fix="correct the file")
+    if name == "gptj":
+        config = {_GPTJ_ALIASES.get(key, key): value for key, value in config.items()}
+    left_out = _LEFT_OUT_BY.get(name, _LEFT_OUT) - config.keys()
+    require(config, tuple(key for key in required if key not in left_out), where="config.json")
+    check_numbers(config, [key for key in (*required, *_DELTA_KEYS, *_SIZES) if key in config and key in understood])
+    check_numbers(config, [key for key in _OPTIONAL if config.get(key) and key in understood])
+    check_numbers(config, [key for key in _INTERVALS if config.get(key) is not None and key in understood])
+    check_num_layers(config["n_layer" if name == "gptj" else "num_hidden_layers"])
+
+
+def _filled(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The config with what transformers puts in place of keys that are not there. A kind of model that it does not know yet is
+    to it a Llama, and has to have all keys."""
+    from transformers import CONFIG_MAPPING  # a second to import
+
+    check_rope_objects(config)
+    config = {key: value for key, value in config.items() if value is not None or not key.endswith("_pattern")}
+    config |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}  # its own may be beyond the vocabulary
+    log = logging.getLogger("transformers")  # whose warnings are of what is checked here
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        full = CONFIG_MAPPING[name if name in CONFIG_MAPPING else "llama"].from_dict(deepcopy(config))
+        return {**config, **full.to_dict()}
+    except Exception as error:  # of transformers' validation
+        raise ModelError("transformers refuses config.json", got=str(error)[:300], fix="correct the file") from error
+    finally:
+        log.setLevel(level)
 
 
 def architecture_name(config: Mapping[str, Any]) -> str:
@@ -199,120 +210,141 @@ def architecture_name(config: Mapping[str, Any]) -> str:
     return str(agreed.pop())
 
 
-def _llama_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    architecture = ARCHITECTURES[name]
-    check_sizes(config, (), ("num_key_value_heads", "head_dim", "sliding_window", "max_window_layers"))
-    refuse_unless(config, hidden_act=("silu", "swish"))
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    rope, near = _ropes(config, head_dim, name)
-    attention_bias, mlp_bias = (
-        flag(config, key) and key in architecture.biases for key in ("attention_bias", "mlp_bias")
+def _fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The fields of a `ModelConfig` with layers like Llama's."""
+    architecture, num_heads = ARCHITECTURES[name], config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
+    rope, near = ropes_from_hf(config, head_dim, name)
+    qkv_bias, mlp_bias = (
+        key in architecture.biases and flag(config, key, default=False) for key in ("attention_bias", "mlp_bias")
     )
-    dense = are_dense(config) if name == "qwen3_moe" else (False,) * config["num_hidden_layers"]
     fields = {
-        **layer_fields(config, rope, head_dim, bias=attention_bias),
-        "activation": "silu",
+        "vocab_size": config["vocab_size"],
+        "hidden_size": config["hidden_size"],
+        "num_layers": config["num_hidden_layers"],
+        "num_heads": num_heads,
+        "num_kv_heads": config.get("num_key_value_heads") or num_heads,
+        "head_dim": head_dim,
+        "ffn_size": config["moe_intermediate_size" if name == "qwen3_5_moe_text" else "intermediate_size"],
+        "norm_eps": config["rms_norm_eps"],
+        "rope": rope.config,
+        "tie_embeddings": config.get("tie_word_embeddings", False),
+        "max_position": rope.max_position,
+        "activation": "gelu_new" if architecture.family == "gemma" else "silu",
+        "qkv_bias": qkv_bias,
+        "o_bias": qkv_bias,
         "mlp_bias": mlp_bias,
-        "kinds": _kinds(_windows(config, name), dense, near),
+        "kinds": _kinds(config, name, near),
         "experts": _experts(config, name) if "num_experts" in architecture.keys else None,
+        **architecture.parts,
     }
-    own = {"granite": _granite_fields, "smollm3": _smollm3_fields}.get(name)
-    return {**fields, **architecture.parts, **({} if own is None else own(config, rope.config))}
+    match architecture.family, name:
+        case "llama", "granite":
+            check_factors(config, _GRANITE_FACTORS)
+            fields["rope"] = rope.config.scoring(config["attention_multiplier"])
+            fields["embedding_multiplier"] = config["embedding_multiplier"]
+            fields["residual_multiplier"] = config["residual_multiplier"]
+            fields["logits_divisor"] = config["logits_scaling"]
+        case "llama", "smollm3":
+            fields["kinds"] = _with_still_layers(config, fields["kinds"], rope.config)
+        case "gemma", "gemma2" | "gemma3_text":
+            scalar = config.get("query_pre_attn_scalar")
+            fields["query_scale"] = None if scalar is None else scalar**-0.5
+            fields["soft_cap"] = config.get("attn_logit_softcapping") if name == "gemma2" else None
+            fields["logit_cap"] = config.get("final_logit_softcapping")
+        case "qwen3_next", _:
+            if not flag(config, "attn_output_gate", default=True):
+                raise ModelError(
+                    "attention of this family has gates", got="attn_output_gate false", fix="use another model"
+                )
+            fields["delta_net"] = DeltaNetConfig(**{ours: config[theirs] for theirs, ours in _DELTA_KEYS.items()})
+    return fields
 
 
-def _ropes(config: Mapping[str, Any], head_dim: int, name: str) -> tuple[Rope, RopeConfig | None]:
-    """The rotation, and that of windowed layers if it is another one."""
-    if name != "olmo3":
-        return rope_from_hf(config, head_dim, config["max_position_embeddings"], name), None
-    theta = 500_000.0  # of windowed layers too, whatever `rope_theta` says: transformers takes it for the others alone
-    full, near = ropes_by_layer_type(config, head_dim, (config.get("rope_theta", theta), theta), name)
-    return full, None if near.config == full.config else near.config
+def _kinds(config: Mapping[str, Any], name: str, near: RopeConfig | None) -> tuple[LayerKind, ...]:
+    """The kind of every layer; () if all are plain. Layers with a window turn by `near`, if that is not None."""
+    architecture, size = ARCHITECTURES[name], config.get("sliding_window") or None
+    count, types = config["num_hidden_layers"], config.get("layer_types")
+    if architecture.family == "qwen3_next":
+        served = ["full_attention", "linear_attention"]
+    else:
+        by_layer = name in _WINDOWED_BY_LAYER and (size is not None or architecture.family == "gemma")
+        served = (
+            ["full_attention", "sliding_attention"] if architecture.always_windowed or by_layer else ["full_attention"]
+        )
+    if types is None:
+        types = ["full_attention"] * count
+    if not isinstance(types, list) or len(types) != count or any(kind not in served for kind in types):
+        raise ModelError(
+            f"layer_types of config.json has {' or '.join(served)} for each of {count} layers",
+            got=shown(types),
+            fix="use another model, or set sliding_window and use_sliding_window",
+        )
+    if "linear_attention" in served and len(set(types)) < 2:
+        raise ModelError(
+            "a model of this family has layers with attention and recurrent ones",
+            got=shown(types),
+            fix="use another model",
+        )
+    dense = _are_dense(config) if "decoder_sparse_step" in architecture.keys else (False,) * count
+    kinds = tuple(
+        LayerKind(
+            size if architecture.always_windowed or kind == "sliding_attention" else None,
+            near if kind == "sliding_attention" else None,
+            is_dense,
+            kind == "linear_attention",
+        )
+        for kind, is_dense in zip(types, dense, strict=True)
+    )
+    return kinds if set(kinds) != {PLAIN_KIND} else ()
 
 
-def _granite_fields(config: Mapping[str, Any], rope: RopeConfig) -> dict[str, Any]:
-    check_factors(config, _GRANITE_FACTORS)
-    return {
-        "rope": rope.scoring(config["attention_multiplier"]),
-        "embedding_multiplier": config["embedding_multiplier"],
-        "residual_multiplier": config["residual_multiplier"],
-        "logits_divisor": config["logits_scaling"],
-    }
+def _are_dense(config: Mapping[str, Any]) -> tuple[bool, ...]:
+    """By layer, whether it has no experts though the model has."""
+    without, step = config.get("mlp_only_layers") or [], config.get("decoder_sparse_step", 1)
+    if not isinstance(without, list) or not isinstance(step, int) or step < 1:
+        raise ModelError(
+            "mlp_only_layers and decoder_sparse_step of config.json are numbers of layers and a whole number above 0",
+            got=f"{shown(without)} and {shown(step)}",
+            fix="correct the file",
+        )
+    return tuple(index in without or (index + 1) % step > 0 for index in range(config["num_hidden_layers"]))
 
 
-def _smollm3_fields(config: Mapping[str, Any], rope: RopeConfig) -> dict[str, Any]:
-    """Some layers turn nothing; these are the windowed ones, if any are."""
-    count, interval, turns = config["num_hidden_layers"], config["no_rope_layer_interval"], config.get("no_rope_layers")
-    if turns is None:
-        check_numbers(config, ("no_rope_layer_interval",), ())
-        turns = [int((index + 1) % interval != 0) for index in range(count)]
+def _with_still_layers(
+    config: Mapping[str, Any], kinds: tuple[LayerKind, ...], rope: RopeConfig
+) -> tuple[LayerKind, ...]:
+    """The kinds of SmolLM3's layers, of which some turn nothing."""
+    count, turns = config["num_hidden_layers"], config["no_rope_layers"]
     if not isinstance(turns, list) or len(turns) < count or any(turn not in (0, 1) for turn in turns):
         raise ModelError(
             f"no_rope_layers of config.json has 1 or 0 for each of {count} layers",
             got=shown(turns),
             fix="correct the file",
         )
-    windows = _windows(config, "smollm3")
-    if config.get("layer_types") is None:
-        windows = [None if turn else window for window, turn in zip(windows, turns, strict=False)]
     still = replace(rope, scaling="proportional", turning_pairs=0, attention_factor=1.0)
-    return {
-        "kinds": tuple(LayerKind(window, None if turn else still) for window, turn in zip(windows, turns, strict=False))
-    }
-
-
-def _kinds(
-    windows: tuple[int | None, ...], are_dense: tuple[bool, ...], near: RopeConfig | None
-) -> tuple[LayerKind, ...]:
-    """The layers' kinds; () if all are plain. Layers with a window turn by `near`."""
-    kinds = tuple(
-        LayerKind(window, None if window is None else near, is_dense)
-        for window, is_dense in zip(windows, are_dense, strict=True)
-    )
-    return kinds if set(kinds) != {PLAIN_KIND} else ()
+    kinds = kinds or (PLAIN_KIND,) * count
+    return tuple(kind._replace(rope=None if turn else still) for kind, turn in zip(kinds, turns, strict=False))
 
 
 def _experts(config: Mapping[str, Any], name: str) -> ExpertsConfig:
-    """The experts of the layers that have some. Raises `ModelError` for sizes that do not agree."""
-    counts = [config[key] for key in ("num_local_experts", "num_experts") if config.get(key) is not None]
-    if len(set(map(shown, counts))) > 1:
-        raise ModelError("config.json says a size twice, in two ways", got=shown(counts), fix="correct the file")
-    count = counts[0] if counts else {"mixtral": 8}.get(name, 128)
-    per_token = config["num_experts_per_tok"]
-    if name == "qwen3_moe":
-        normalised = flag(config, "norm_topk_prob")
-        return ExpertsConfig(count, per_token, config["moe_intermediate_size"], normalised=normalised)
-    experts = ExpertsConfig(count, per_token, config["intermediate_size"], normalised=True)
-    if name == "mixtral":
+    """The experts of the layers that have some."""
+    count = next(config[key] for key in ("num_local_experts", "num_experts") if config.get(key) is not None)
+    ffn_size = config["moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"]
+    experts = ExpertsConfig(
+        count,
+        config["num_experts_per_tok"],
+        ffn_size,
+        normalised=flag(config, "norm_topk_prob") if name in ("qwen3_moe", "qwen3_next") else True,
+        shared_ffn_size=config.get("shared_expert_intermediate_size", 0),
+    )
+    if name != "gpt_oss":
         return experts
     check_factors(config, ("swiglu_limit", "swiglu_alpha"))
     return replace(experts, swiglu=(config["swiglu_limit"], config["swiglu_alpha"]), biased=True)
 
 
-def _windows(config: Mapping[str, Any], name: str) -> tuple[int | None, ...]:
-    """By layer the tokens that a query sees, itself included; None: all before it."""
-    kinds, size = config.get("layer_types"), config.get("sliding_window") or None
-    count, chosen = config["num_hidden_layers"], name in _CHOOSE_WINDOWS and flag(config, "use_sliding_window")
-    always = ARCHITECTURES[name].always_windowed or (chosen and name == "qwen3_moe")  # in all layers
-    windowed = always or chosen or name in _WINDOWED_EVERY
-    if kinds is None and (every := _WINDOWED_EVERY.get(name)):
-        kinds = ["sliding_attention" if (index + 1) % every else "full_attention" for index in range(count)]
-    if kinds is None:
-        first = 0 if always else config.get("max_window_layers", 0)
-        return tuple(size if windowed and index >= first else None for index in range(count))
-    served = ("full_attention", "sliding_attention") if windowed and size else ("full_attention",)
-    check_layer_types(kinds, served, count)
-    return tuple(size if windowed and (always or kind == "sliding_attention") else None for kind in kinds)
-
-
 def _gptj_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    for alias, key in _GPTJ_ALIASES.items():
-        if alias in config and config.get(key, config[alias]) != config[alias]:
-            got = f"{alias} {config[alias]} and {key} {config[key]}"
-            raise ModelError("config.json says a size twice, in two ways", got=got[:200], fix="correct the file")
-    config = {key: config[alias] for alias, key in _GPTJ_ALIASES.items() if alias in config} | dict(config)
-    require(config, _GPTJ_KEYS, where="config.json")
-    check_numbers(config, _GPTJ_KEYS, ("n_inner",))
-    refuse_unless(config, activation_function=("gelu_new", "gelu_fast", "gelu_pytorch_tanh"))
     return {
         "vocab_size": config["vocab_size"],
         "hidden_size": config["n_embd"],

@@ -7,22 +7,11 @@ is refused if its name has a word that fields of transformers' model families ha
 
 import math
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from jinfercept.errors import ModelError, shown
-from jinfercept.models.config import RopeConfig, check_num_layers
 
-LLAMA_KEYS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "rms_norm_eps",
-    "max_position_embeddings",
-)
-"""Keys of Llama and its relatives that have to be there."""
 _WORDS = frozenset(  # those of the fields of `configuration_*.py` that shape a text model's output
     """
     act activation alibi altup attend attention attn bidirectional cap capping causal chunk clamp clip compress compressed
@@ -95,7 +84,7 @@ def refuse_keys(wrong: Mapping[str, Any], *, where: str) -> None:
         )
 
 
-def require(config: Mapping[str, Any], keys: tuple[str, ...], *, where: str) -> None:
+def require(config: Mapping[str, Any], keys: Iterable[str], *, where: str) -> None:
     """Raise `ModelError` for keys that are missing or null."""
     missing = [key for key in keys if config.get(key) is None]
     if missing:
@@ -113,9 +102,9 @@ def _changes(key: str, value: Any) -> bool:
     return not (isinstance(value, int | float) and value is not True and value == 1 and words & _FACTORS)
 
 
-def check_numbers(config: Mapping[str, Any], keys: tuple[str, ...], optional: tuple[str, ...]) -> None:
-    """Raise `ModelError` unless sizes and epsilons are above 0 and sizes are whole; optional ones may be null or 0."""
-    for key in (*keys, *(key for key in optional if config.get(key))):
+def check_numbers(config: Mapping[str, Any], keys: Iterable[str]) -> None:
+    """Raise `ModelError` unless sizes and epsilons are above 0 and sizes are whole."""
+    for key in keys:
         value, kinds = config[key], (int, float) if key.endswith(("eps", "epsilon")) else (int,)
         if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
             kind = "number" if float in kinds else "whole number"
@@ -126,41 +115,7 @@ def check_numbers(config: Mapping[str, Any], keys: tuple[str, ...], optional: tu
             )
 
 
-def check_sizes(config: Mapping[str, Any], own: tuple[str, ...], optional: tuple[str, ...]) -> None:
-    """Raise `ModelError` unless the sizes of layers like Llama's, and those of a family's own, are there and right."""
-    require(config, LLAMA_KEYS, where="config.json")
-    check_numbers(config, (*LLAMA_KEYS, *own), optional)
-    check_num_layers(config["num_hidden_layers"])
-
-
-def layer_fields(
-    config: Mapping[str, Any], rope: tuple[RopeConfig, int], head_dim: int, *, bias: bool
-) -> dict[str, Any]:
-    """Fields of a `ModelConfig` that families with layers like Llama's have under the same keys.
-
-    Args:
-        rope: of the layers, and the tokens of the longest sequence that it is right for.
-        bias: whether attention has biases.
-    """
-    num_heads = config["num_attention_heads"]
-    return {
-        "vocab_size": config["vocab_size"],
-        "hidden_size": config["hidden_size"],
-        "num_layers": config["num_hidden_layers"],
-        "num_heads": num_heads,
-        "num_kv_heads": config.get("num_key_value_heads") or num_heads,
-        "head_dim": head_dim,
-        "ffn_size": config["intermediate_size"],
-        "norm_eps": config["rms_norm_eps"],
-        "rope": rope[0],
-        "tie_embeddings": config.get("tie_word_embeddings", False),
-        "max_position": rope[1],
-        "qkv_bias": bias,
-        "o_bias": bias,
-    }
-
-
-def check_factors(config: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+def check_factors(config: Mapping[str, Any], keys: Iterable[str]) -> None:
     """Raise `ModelError` unless these are numbers above 0."""
     for key in keys:
         value = config[key]
@@ -182,13 +137,3 @@ def refuse_unless(config: Mapping[str, Any], **implemented: tuple[str | None, ..
             raise ModelError(
                 f"{key} of config.json is not supported", got=shown(config[key]), fix=f"use a model with {values[0]}"
             )
-
-
-def check_layer_types(kinds: Any, served: tuple[str, ...], count: int) -> None:
-    """Raise `ModelError` unless `layer_types` has a kind that is served for every layer."""
-    if not isinstance(kinds, list) or len(kinds) != count or any(kind not in served for kind in kinds):
-        raise ModelError(
-            f"layer_types of config.json has {' or '.join(served)} for each of {count} layers",
-            got=shown(kinds),
-            fix="use another model, or set sliding_window and use_sliding_window",
-        )

@@ -1,12 +1,8 @@
-"""Reads the rotary embedding of a Llama or a relative of it from a parsed `config.json`, by the rules of transformers 5.
+"""Reads the rotary embedding of a Llama or a relative of it from `rope_parameters`, as transformers makes them of any config.
 
-* `rope_scaling`, if it is there and not empty, replaces `rope_parameters` as a whole.
-* `rope_theta` in that object comes before the one beside it, then 10,000.
-* `original_max_position_embeddings` beside the object comes before the one in it, then `max_position_embeddings`.
-* `longrope` is its short factors up to the original length, and `dynamic` no scaling up to `max_position_embeddings`. Longer
-  sequences turn by other numbers from their beginning: those of an engine do if its `max_model_len` is above that length, and
-  are no longer otherwise. `dynamic` then has the numbers of its longest sequence.
-* Phi-3 calls longrope `su` or `yarn`, too.
+`longrope` is its short factors up to the original length, and `dynamic` no scaling up to `max_position_embeddings`. Longer
+sequences turn by other numbers from their beginning: those of an engine do if its `max_model_len` is above that length, and
+are no longer otherwise. `dynamic` then has the numbers of its longest sequence.
 """
 
 import logging
@@ -17,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jinfercept.errors import ModelError, shown
 from jinfercept.models.config import ARCHITECTURES, RopeConfig
-from jinfercept.models.hf_keys import check_keys, require
+from jinfercept.models.hf_keys import check_factors, check_keys, require
 
 log = logging.getLogger("jinfercept")
 
@@ -29,7 +25,9 @@ _KEYS = {
     *(*_NUMBERS, "rope_type", "type", "partial_rotary_factor", "mscale", "mscale_all_dim", "truncate"),
     *("short_factor", "long_factor", "finetuned"),
 }
-_GROWTH = "llama_4_scaling_beta"
+_GROWTH, _ORIGINAL = "llama_4_scaling_beta", "original_max_position_embeddings"
+_BY_LAYER_TYPE = ("gemma3_text", "olmo3")
+"""Architectures whose layers with a window may turn in another way than the others."""
 _OF_IMAGES = frozenset(
     ("mrope_section", "mrope_interleaved")
 )  # pairs that turn by places in images, which text has none of
@@ -38,7 +36,16 @@ _OWN_KEYS = {
     "ministral3": frozenset((_GROWTH, "max_position_embeddings")),  # the model's length again
 }
 """Further keys of some architectures that are read or change nothing."""
-_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": (),
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "proportional": (),
+}
+"""Keys that have to be there, by the types that are served."""
 
 
 class Rope(NamedTuple):
@@ -48,102 +55,76 @@ class Rope(NamedTuple):
     max_position: int
 
 
-def rope_from_hf(config: Mapping[str, Any], head_dim: int, max_position: int, architecture: str) -> Rope:
-    """The rotary embedding.
+def ropes_from_hf(config: Mapping[str, Any], head_dim: int, architecture: str) -> tuple[Rope, RopeConfig | None]:
+    """The rotary embedding, and that of layers with a window if it is another one.
 
     Args:
-        config: the parsed `config.json`.
-        max_position: its `max_position_embeddings`.
+        config: the parsed `config.json`, filled up by transformers.
         architecture: a name in `ARCHITECTURES`.
 
     Raises:
         ModelError: the scaling is not supported, or something in it is missing, wrong or not understood.
     """
-    rope = _stated(config)
+    stated, longest = config.get("rope_parameters") or {}, config["max_position_embeddings"]
+    if architecture not in _BY_LAYER_TYPE:
+        original = config.get("original_max_position_embeddings")  # comes before that in the object
+        return _rope({**stated, **({_ORIGINAL: original} if original else {})}, head_dim, longest, architecture), None
+    full, near = (
+        _rope(stated.get(kind) or {}, head_dim, longest, architecture)
+        for kind in ("full_attention", "sliding_attention")
+    )
+    return full, None if near.config == full.config else near.config
+
+
+def _rope(rope: Mapping[str, Any], head_dim: int, max_position: int, architecture: str) -> Rope:
     check_keys(
         rope, _KEYS | _OWN_KEYS.get(architecture, frozenset()), where="the rotary embedding in config.json", every=True
     )
-    for key in (*_NUMBERS, _GROWTH):
-        value = rope.get(key)
-        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or value <= 0):
-            problem = f"{key} of rope_parameters is a number above 0"
-            raise ModelError(problem, got=shown(value), fix="correct config.json")
-    share, kind = _rotary_share(config, rope), _kind(rope)
-    kind = "longrope" if architecture == "phi3" and kind in ("su", "yarn") else kind
+    check_factors(rope, [key for key in (*_NUMBERS, _GROWTH) if rope.get(key) is not None])
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in _NEEDED:
+        raise ModelError("the rope scaling is not supported", got=shown(kind), fix=f"use one of {', '.join(_NEEDED)}")
+    needed = [*_NEEDED[kind], *[_ORIGINAL] * bool(rope.get(_GROWTH))]
+    require(rope, needed, where=f"the rotary embedding of type {kind} in config.json")
+    share = _rotary_share(rope)
     rotary_dim = head_dim if kind == "proportional" else _rotary_dim(share, head_dim, architecture)
-    theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
-    original = config.get("original_max_position_embeddings") or rope.get(
-        "original_max_position_embeddings", max_position
-    )
+    plain, original = RopeConfig(rope.get("rope_theta") or 10_000.0, rotary_dim), rope.get(_ORIGINAL) or max_position
     match kind:
-        case "default":
-            scaled = RopeConfig(theta, rotary_dim)
         case "linear":
-            _require(rope, ("factor",))
-            scaled = RopeConfig(theta, rotary_dim, scaling="linear", factor=rope["factor"])
+            plain = replace(plain, scaling="linear", factor=rope["factor"])
         case "dynamic":
-            _require(rope, ("factor",))
-            scaled = _dynamic(theta, rotary_dim, rope["factor"], max_position)
+            plain = _dynamic(plain, rope["factor"], max_position)
         case "proportional":
-            pairs, factor = int(share * head_dim // 2), rope.get("factor", 1.0)
-            scaled = RopeConfig(theta, head_dim, scaling="proportional", factor=factor, turning_pairs=pairs)
+            pairs = int(share * head_dim // 2)
+            plain = replace(plain, scaling="proportional", factor=rope.get("factor", 1.0), turning_pairs=pairs)
         case "llama3":
-            scaled = _llama3(rope, theta, rotary_dim, original)
+            plain = _llama3(plain, rope, original)
         case "yarn":
-            scaled = _yarn(rope, theta, rotary_dim, original, max_position)
+            plain = _yarn(plain, rope, original, max_position)
         case "longrope":
-            return Rope(_longrope(rope, theta, rotary_dim, original, max_position), min(max_position, original))
-        case _:
-            raise ModelError(
-                "the rope scaling is not supported", got=shown(kind), fix=f"use one of {', '.join(_TYPES)}"
-            )
+            return Rope(_longrope(plain, rope, original, max_position), min(max_position, original))
     if rope.get(_GROWTH):
-        _require(rope, ("original_max_position_embeddings",))
-        scaled = replace(scaled, original_max_position=original, query_growth=rope[_GROWTH])
-    return Rope(scaled, max_position)
+        plain = replace(plain, original_max_position=original, query_growth=rope[_GROWTH])
+    return Rope(plain, max_position)
 
 
-def ropes_by_layer_type(
-    config: Mapping[str, Any], head_dim: int, thetas: tuple[float, float], architecture: str
-) -> tuple[Rope, Rope]:
-    """The rotations of full layers and of windowed ones. `rope_scaling`, transformers 4's, is of full layers.
-
-    Args:
-        config: as for `rope_from_hf`.
-        thetas: of both, where the rotations have none.
-    """
-    stated = config.get("rope_parameters") or {}
-    kinds = [stated.get("full_attention") or {}, stated.get("sliding_attention") or {}]
-    if scaling := config.get("rope_scaling"):
-        kinds[0] = {**kinds[0], **scaling}
-    longest = config["max_position_embeddings"]
-    full, near = (
-        rope_from_hf({"rope_theta": theta, "rope_parameters": kind}, head_dim, longest, architecture)
-        for theta, kind in zip(thetas, kinds, strict=True)
-    )
-    return full, near
-
-
-def _stated(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The object that counts."""
+def check_rope_objects(config: Mapping[str, Any]) -> None:
+    """Raise `ModelError` for a rotary embedding that is no object, and warn of two, of which transformers takes one."""
     stated = {key: config[key] for key in ("rope_scaling", "rope_parameters") if config.get(key) not in (None, {})}
     for key, rope in stated.items():
         if not isinstance(rope, Mapping):
             raise ModelError(f"{key} of config.json is an object", got=shown(rope), fix="correct the file")
     if len(stated) == 2 and stated["rope_scaling"] != stated["rope_parameters"]:
-        log.warning(
-            "config.json has rope_scaling and rope_parameters: rope_scaling counts, as in transformers, with rope_theta %s",
-            stated["rope_scaling"].get("rope_theta", config.get("rope_theta", 10_000.0)),
-        )
-    return next(iter(stated.values()), {})
+        log.warning("config.json has rope_scaling and rope_parameters: rope_scaling counts, as in transformers")
 
 
-def _rotary_share(config: Mapping[str, Any], rope: Mapping[str, Any]) -> float:
+def _rotary_share(rope: Mapping[str, Any]) -> float:
     """`partial_rotary_factor`. Raises `ModelError` if it is no part of a head."""
-    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    share = rope.get("partial_rotary_factor")
     if share is None:
         return 1.0
-    if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
+    check_factors(rope, ("partial_rotary_factor",))
+    if share > 1:
         raise ModelError(
             "partial_rotary_factor is a number above 0, at most 1", got=shown(share), fix="correct config.json"
         )
@@ -163,43 +144,32 @@ def _rotary_dim(share: float, head_dim: int, architecture: str) -> int:
     return int(head_dim * share)
 
 
-def _dynamic(theta: float, rotary_dim: int, factor: float, max_position: int) -> RopeConfig:
+def _dynamic(plain: RopeConfig, factor: float, max_position: int) -> RopeConfig:
     """No scaling, and for `ModelConfig.for_length` the base of sequences that are longer by the factor."""
-    half, longest = rotary_dim // 2, int(max_position * factor)
-    scaled = RopeConfig(theta, rotary_dim)
+    half, longest = plain.rotary_dim // 2, int(max_position * factor)
     if longest <= max_position:
-        return scaled
+        return plain
     growth = factor * longest / max_position - (factor - 1)
-    exponents = [2 * pair / (rotary_dim - 2) for pair in range(half)]
-    long = tuple(growth**exponent for exponent in exponents)
-    return replace(scaled, scaling="factors", factors=(1.0,) * half, long_factors=long, long_max_position=longest)
+    long = tuple(growth ** (2 * pair / (plain.rotary_dim - 2)) for pair in range(half))
+    return replace(plain, scaling="factors", factors=(1.0,) * half, long_factors=long, long_max_position=longest)
 
 
-def _llama3(rope: Mapping[str, Any], theta: float, rotary_dim: int, original: int) -> RopeConfig:
-    _require(rope, ("factor", "low_freq_factor", "high_freq_factor"))
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    if low >= high:
-        raise ModelError(
-            "high_freq_factor is above low_freq_factor", got=f"{high} and {low}", fix="correct config.json"
-        )
-    return RopeConfig(
-        theta,
-        rotary_dim,
-        scaling="llama3",
-        factor=rope["factor"],
-        original_max_position=original,
-        low_freq_factor=low,
-        high_freq_factor=high,
+def _llama3(plain: RopeConfig, rope: Mapping[str, Any], original: int) -> RopeConfig:
+    scaled = replace(
+        plain, scaling="llama3", original_max_position=original, **{key: rope[key] for key in _NEEDED["llama3"]}
     )
+    if scaled.low_freq_factor >= scaled.high_freq_factor:
+        got = f"{scaled.high_freq_factor} and {scaled.low_freq_factor}"
+        raise ModelError("high_freq_factor is above low_freq_factor", got=got, fix="correct config.json")
+    return scaled
 
 
-def _yarn(rope: Mapping[str, Any], theta: float, rotary_dim: int, original: int, max_position: int) -> RopeConfig:
+def _yarn(plain: RopeConfig, rope: Mapping[str, Any], original: int, max_position: int) -> RopeConfig:
     if "factor" not in rope:
-        _require(rope, ("factor",))
+        require(rope, ("factor",), where="the rotary embedding of type yarn in config.json")
     factor = max_position / original if rope["factor"] is None else rope["factor"]
-    return RopeConfig(
-        theta,
-        rotary_dim,
+    return replace(
+        plain,
         scaling="yarn",
         factor=factor,
         original_max_position=original,
@@ -223,26 +193,17 @@ def _yarn_attention_factor(rope: Mapping[str, Any], factor: float) -> float:
     return magnitude(1.0)
 
 
-def _longrope(rope: Mapping[str, Any], theta: float, rotary_dim: int, original: int, max_position: int) -> RopeConfig:
+def _longrope(plain: RopeConfig, rope: Mapping[str, Any], original: int, max_position: int) -> RopeConfig:
     """LongRoPE (arXiv 2402.13753): the short factors, and the long ones for `ModelConfig.for_length`."""
-    _require(rope, ("short_factor", "long_factor"))
-    for name in ("short_factor", "long_factor"):
-        if not isinstance(rope[name], list) or len(rope[name]) != rotary_dim // 2:
-            raise ModelError(
-                f"{name} of longrope has {rotary_dim // 2} numbers", got=shown(rope[name]), fix="correct config.json"
-            )
+    half = plain.rotary_dim // 2
+    for name in _NEEDED["longrope"]:
+        if not isinstance(rope[name], list) or len(rope[name]) != half:
+            raise ModelError(f"{name} of longrope has {half} numbers", got=shown(rope[name]), fix="correct config.json")
     factor, attention = rope.get("factor"), rope.get("attention_factor")
     factor = max_position / original if factor is None else factor
     if attention is None:
         attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    short, long = tuple(rope["short_factor"]), tuple(rope["long_factor"])
-    scaled = RopeConfig(theta, rotary_dim, scaling="factors", factors=short, attention_factor=attention)
-    return replace(scaled, long_factors=long, long_max_position=max_position) if max_position > original else scaled
-
-
-def _require(rope: Mapping[str, Any], keys: tuple[str, ...]) -> None:
-    require(rope, keys, where=f"the rotary embedding of type {_kind(rope)} in config.json")
-
-
-def _kind(rope: Mapping[str, Any]) -> Any:
-    return rope.get("rope_type", rope.get("type", "default"))
+    scaled = replace(plain, scaling="factors", factors=tuple(rope["short_factor"]), attention_factor=attention)
+    if max_position <= original:
+        return scaled
+    return replace(scaled, long_factors=tuple(rope["long_factor"]), long_max_position=max_position)

@@ -14,17 +14,14 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jinfercept.errors import ModelError, shown
-from jinfercept.models.checkpoint import StoredExperts, StoredTensor, TensorNames
+from jinfercept.models.checkpoint import StoredExperts, TensorNames
 from jinfercept.models.config import ARCHITECTURES, Family, ModelConfig
-from jinfercept.models.fp8_weights import Float8Format
-from jinfercept.models.fused_weights import Fused, Part, fused_parts, split_shapes, stored_rows
-from jinfercept.models.gptq_weights import StoredType, WordFormat, is_named
 from jinfercept.models.hf_config import architecture_name, config_from_hf
 from jinfercept.models.hf_keys import text_config
 from jinfercept.models.model_directory import read_json
-from jinfercept.models.mxfp4_weights import MXFP4Format
 from jinfercept.models.packed_rows import PackedRows, Packing
-from jinfercept.models.reordered_rows import QWEN3_NEXT_NAMES, ReorderedRows, reordered_rows
+from jinfercept.models.quantized_formats import MXFP4Format, QuantizedFormat, StoredType, format_of, is_named
+from jinfercept.models.stored_rows import Fused, StoredRows, rows_in, shapes_with
 from jinfercept.models.weight_files import Placed, placed_tensors, text_tensors
 
 log = logging.getLogger("jinfercept")
@@ -33,74 +30,88 @@ BASES: dict[Family, str] = {"llama": "model.", "gemma": "model.", "qwen3_next": 
 """How the names of tensors begin."""
 _COMPARED_ROWS = 4096
 
-_LLAMA = TensorNames(
-    embed={"embedding": StoredTensor("model.embed_tokens.weight")},
+_LLAMA = TensorNames.of(
+    "model.embed_tokens.weight",
     layer={
-        "attn_norm": StoredTensor("model.layers.{i}.input_layernorm.weight"),
-        "q": StoredTensor("model.layers.{i}.self_attn.q_proj.weight", inputs=1),
-        "k": StoredTensor("model.layers.{i}.self_attn.k_proj.weight", inputs=1),
-        "v": StoredTensor("model.layers.{i}.self_attn.v_proj.weight", inputs=1),
-        "o": StoredTensor("model.layers.{i}.self_attn.o_proj.weight", inputs=2),
-        "q_bias": StoredTensor("model.layers.{i}.self_attn.q_proj.bias", flat=True),
-        "k_bias": StoredTensor("model.layers.{i}.self_attn.k_proj.bias", flat=True),
-        "v_bias": StoredTensor("model.layers.{i}.self_attn.v_proj.bias", flat=True),
-        "q_norm": StoredTensor("model.layers.{i}.self_attn.q_norm.weight"),
-        "k_norm": StoredTensor("model.layers.{i}.self_attn.k_norm.weight"),
-        "q_row_norm": StoredTensor("model.layers.{i}.self_attn.q_norm.weight", flat=True),
-        "k_row_norm": StoredTensor("model.layers.{i}.self_attn.k_norm.weight", flat=True),
-        "ffn_norm": StoredTensor("model.layers.{i}.post_attention_layernorm.weight"),
-        "gate": StoredTensor("model.layers.{i}.mlp.gate_proj.weight", inputs=1),
-        "up": StoredTensor("model.layers.{i}.mlp.up_proj.weight", inputs=1),
-        "down": StoredTensor("model.layers.{i}.mlp.down_proj.weight", inputs=1),
-        "router": StoredTensor("model.layers.{i}.mlp.gate.weight", inputs=1),
+        "attn_norm": "model.layers.{i}.input_layernorm.weight",
+        "q": "model.layers.{i}.self_attn.q_proj.weight",
+        "k": "model.layers.{i}.self_attn.k_proj.weight",
+        "v": "model.layers.{i}.self_attn.v_proj.weight",
+        "o": "model.layers.{i}.self_attn.o_proj.weight",
+        "q_bias": "model.layers.{i}.self_attn.q_proj.bias",
+        "k_bias": "model.layers.{i}.self_attn.k_proj.bias",
+        "v_bias": "model.layers.{i}.self_attn.v_proj.bias",
+        "q_norm": "model.layers.{i}.self_attn.q_norm.weight",
+        "k_norm": "model.layers.{i}.self_attn.k_norm.weight",
+        "q_row_norm": "model.layers.{i}.self_attn.q_norm.weight",
+        "k_row_norm": "model.layers.{i}.self_attn.k_norm.weight",
+        "ffn_norm": "model.layers.{i}.post_attention_layernorm.weight",
+        "gate": "model.layers.{i}.mlp.gate_proj.weight",
+        "up": "model.layers.{i}.mlp.up_proj.weight",
+        "down": "model.layers.{i}.mlp.down_proj.weight",
+        "router": "model.layers.{i}.mlp.gate.weight",
         "experts_gate_up": StoredExperts(
             ("model.layers.{i}.mlp.experts.{x}.gate_proj.weight", "model.layers.{i}.mlp.experts.{x}.up_proj.weight")
         ),
         "experts_down": StoredExperts(("model.layers.{i}.mlp.experts.{x}.down_proj.weight",)),
-        "o_bias": StoredTensor("model.layers.{i}.self_attn.o_proj.bias"),
-        "gate_bias": StoredTensor("model.layers.{i}.mlp.gate_proj.bias"),
-        "up_bias": StoredTensor("model.layers.{i}.mlp.up_proj.bias"),
-        "down_bias": StoredTensor("model.layers.{i}.mlp.down_proj.bias"),
+        "o_bias": "model.layers.{i}.self_attn.o_proj.bias",
+        "gate_bias": "model.layers.{i}.mlp.gate_proj.bias",
+        "up_bias": "model.layers.{i}.mlp.up_proj.bias",
+        "down_bias": "model.layers.{i}.mlp.down_proj.bias",
     },
-    head={"norm": StoredTensor("model.norm.weight"), "unembed": StoredTensor("lm_head.weight")},
+    head={"norm": "model.norm.weight", "unembed": "lm_head.weight"},
     ignored=(".rotary_emb.inv_freq",),
 )
+_QWEN3_NEXT_NAMES = {
+    "delta_qkvz": "model.layers.{i}.linear_attn.in_proj_qkvz.weight",
+    "delta_ba": "model.layers.{i}.linear_attn.in_proj_ba.weight",
+    "delta_taps": "model.layers.{i}.linear_attn.conv1d.weight",
+    "delta_decay": "model.layers.{i}.linear_attn.A_log",
+    "delta_step_bias": "model.layers.{i}.linear_attn.dt_bias",
+    "delta_norm": "model.layers.{i}.linear_attn.norm.weight",
+    "delta_o": "model.layers.{i}.linear_attn.out_proj.weight",
+    "shared_gate": "model.layers.{i}.mlp.shared_expert.gate_proj.weight",
+    "shared_up": "model.layers.{i}.mlp.shared_expert.up_proj.weight",
+    "shared_down": "model.layers.{i}.mlp.shared_expert.down_proj.weight",
+    "shared_factor": "model.layers.{i}.mlp.shared_expert_gate.weight",
+}
+"""Where Qwen3-Next's weights are that others do not have."""
 _NAMES: dict[Family, TensorNames] = {
     "llama": _LLAMA,
     "gemma": _LLAMA,
-    "qwen3_next": replace(_LLAMA, layer={**_LLAMA.layer, **QWEN3_NEXT_NAMES}),
-    "gptj": TensorNames(
-        embed={"embedding": StoredTensor("transformer.wte.weight")},
+    "qwen3_next": _LLAMA.with_layer(_QWEN3_NEXT_NAMES),
+    "gptj": TensorNames.of(
+        "transformer.wte.weight",
         layer={
-            "norm": StoredTensor("transformer.h.{i}.ln_1.weight"),
-            "norm_bias": StoredTensor("transformer.h.{i}.ln_1.bias"),
-            "q": StoredTensor("transformer.h.{i}.attn.q_proj.weight", inputs=1),
-            "k": StoredTensor("transformer.h.{i}.attn.k_proj.weight", inputs=1),
-            "v": StoredTensor("transformer.h.{i}.attn.v_proj.weight", inputs=1),
-            "o": StoredTensor("transformer.h.{i}.attn.out_proj.weight", inputs=2),
-            "up": StoredTensor("transformer.h.{i}.mlp.fc_in.weight", inputs=1),
-            "up_bias": StoredTensor("transformer.h.{i}.mlp.fc_in.bias"),
-            "down": StoredTensor("transformer.h.{i}.mlp.fc_out.weight", inputs=1),
-            "down_bias": StoredTensor("transformer.h.{i}.mlp.fc_out.bias"),
+            "norm": "transformer.h.{i}.ln_1.weight",
+            "norm_bias": "transformer.h.{i}.ln_1.bias",
+            "q": "transformer.h.{i}.attn.q_proj.weight",
+            "k": "transformer.h.{i}.attn.k_proj.weight",
+            "v": "transformer.h.{i}.attn.v_proj.weight",
+            "o": "transformer.h.{i}.attn.out_proj.weight",
+            "up": "transformer.h.{i}.mlp.fc_in.weight",
+            "up_bias": "transformer.h.{i}.mlp.fc_in.bias",
+            "down": "transformer.h.{i}.mlp.fc_out.weight",
+            "down_bias": "transformer.h.{i}.mlp.fc_out.bias",
         },
         head={
-            "norm": StoredTensor("transformer.ln_f.weight"),
-            "norm_bias": StoredTensor("transformer.ln_f.bias"),
-            "unembed": StoredTensor("lm_head.weight"),
-            "unembed_bias": StoredTensor("lm_head.bias"),
+            "norm": "transformer.ln_f.weight",
+            "norm_bias": "transformer.ln_f.bias",
+            "unembed": "lm_head.weight",
+            "unembed_bias": "lm_head.bias",
         },
         ignored=(".attn.bias", ".attn.masked_bias"),
     ),
 }
 
 _POST_NORMS = {
-    "attn_post_norm": StoredTensor("model.layers.{i}.post_attention_layernorm.weight"),
-    "ffn_norm": StoredTensor("model.layers.{i}.pre_feedforward_layernorm.weight"),
-    "ffn_post_norm": StoredTensor("model.layers.{i}.post_feedforward_layernorm.weight"),
+    "attn_post_norm": "model.layers.{i}.post_attention_layernorm.weight",
+    "ffn_norm": "model.layers.{i}.pre_feedforward_layernorm.weight",
+    "ffn_post_norm": "model.layers.{i}.post_feedforward_layernorm.weight",
 }
 """Norms of the layers that norm their outputs."""
 _MIXTRAL_NAMES = {
-    "router": StoredTensor("model.layers.{i}.block_sparse_moe.gate.weight", inputs=1),
+    "router": "model.layers.{i}.block_sparse_moe.gate.weight",
     "experts_gate_up": StoredExperts(
         (
             "model.layers.{i}.block_sparse_moe.experts.{x}.w1.weight",
@@ -114,13 +125,13 @@ _STACKED_NAMES = {
     "experts_down": StoredExperts(("model.layers.{i}.mlp.experts.down_proj",)),
 }
 _BIASED_NAMES = {
-    "router": StoredTensor("model.layers.{i}.mlp.router.weight", inputs=1),
-    "router_bias": StoredTensor("model.layers.{i}.mlp.router.bias"),
+    "router": "model.layers.{i}.mlp.router.weight",
+    "router_bias": "model.layers.{i}.mlp.router.bias",
     "experts_gate_up": StoredExperts(("model.layers.{i}.mlp.experts.gate_up_proj",), "interleaved"),
     "experts_gate_up_bias": StoredExperts(("model.layers.{i}.mlp.experts.gate_up_proj_bias",), "interleaved"),
     "experts_down": StoredExperts(("model.layers.{i}.mlp.experts.down_proj",), "ours"),
     "experts_down_bias": StoredExperts(("model.layers.{i}.mlp.experts.down_proj_bias",), "ours"),
-    "sinks": StoredTensor("model.layers.{i}.self_attn.sinks"),
+    "sinks": "model.layers.{i}.self_attn.sinks",
 }
 """Of gpt-oss."""
 _EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
@@ -139,10 +150,9 @@ class HFCheckpoint:
     names: TensorNames
     shapes: Mapping[str, tuple[int, ...]]
     _placed: Mapping[str, Placed] = field(repr=False)
-    _words: WordFormat | Float8Format | MXFP4Format | None
+    _words: QuantizedFormat | None
     _packed: frozenset[str] = field(repr=False)
-    _parts: Mapping[str, Part] = field(repr=False)
-    _reordered: Mapping[str, ReorderedRows] = field(repr=False)
+    _rows: Mapping[str, StoredRows] = field(repr=False)
 
     @classmethod
     def open(cls, directory: Path, *, weights: bool = True) -> "HFCheckpoint":
@@ -164,7 +174,7 @@ class HFCheckpoint:
         in_words = next((name for name in stored if name.endswith(".qweight")), None)
         if parsed.get("quantization_config") is None and (in_words or not stored):
             parsed = _stated_apart(directory)
-        if (words := _word_format(parsed)) is not None:
+        if (words := format_of(parsed.get("quantization_config"))) is not None:
             packed = words.packed(stored)
             shapes = words.shapes(shapes, packed)
         elif in_words is not None:
@@ -173,13 +183,9 @@ class HFCheckpoint:
                 got=in_words[:200],
                 fix="put quantization_config into config.json, or quantize_config.json beside it",
             )
-        parts = fused_parts(shapes, FUSED, config) if architecture.fused else {}
-        shapes = split_shapes(shapes, parts)
-        reordered = {} if config.delta_net is None else reordered_rows(shapes, config.delta_net)
-        reordered_names = {tensor for weight in reordered.values() for tensor, _ in weight.tensors}
-        shapes = {name: shape for name, shape in shapes.items() if name not in reordered_names}
-        shapes |= {name: weight.shape for name, weight in reordered.items()}
-        return cls(config, names_of(config, shapes), shapes, placed, words, packed, parts, reordered)._tied_as_stored()
+        rows = rows_in(shapes, config, FUSED if architecture.fused else {})
+        shapes = shapes_with(shapes, rows)
+        return cls(config, names_of(config, shapes), shapes, placed, words, packed, rows)._tied_as_stored()
 
     def _tied_as_stored(self) -> "HFCheckpoint":
         """The config with embedding and head tied as the stored tensors allow."""
@@ -214,7 +220,7 @@ class HFCheckpoint:
         if self._words is None:
             return None
         if self.shapes:
-            stored = self._parts[name].tensor if name in self._parts else name
+            stored = self._rows[name].tensors[0][0] if name in self._rows else name
             return self._words.packing(self.shapes[name][1]) if stored in self._packed else None
         if isinstance(self._words, MXFP4Format):
             return self._words.packing(0) if name.endswith(_EXPERTS) else None
@@ -227,34 +233,29 @@ class HFCheckpoint:
         return self._words.packing(inputs)
 
     def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:
-        if (reordered := self._reordered.get(name)) is not None:
-            return reordered.read(
-                rows, lambda tensor, part: self._placed[tensor].file.read(self._placed[tensor].name, part)
-            )
-        packing = self.packing(name)
-        if packing is None:
-            tensor, rows = stored_rows(self._parts, name, rows)
-            file, stored = self._placed[tensor]
-            return file.read(stored, rows)
+        if (packing := self.packing(name)) is None:
+            return self._rows[name].read(rows, self._read) if name in self._rows else self._read(name, rows)
         dense, shape = self.read_packed(name, rows).dense(packing.zero), self.shapes[name]
         return dense if len(shape) == 2 else dense.reshape(-1, *shape[:0:-1]).swapaxes(1, 2)
 
     def read_packed(self, name: str, rows: slice) -> PackedRows:
         """See `PackedCheckpoint`."""
         assert self._words is not None
-        tensor, rows = stored_rows(self._parts, name, slice(*rows.indices(self.shapes[name][0])[:2]))
+        tensor, rows = name, slice(*rows.indices(self.shapes[name][0])[:2])
+        if name in self._rows:
+            [(tensor, rows)] = self._rows[name].spans(rows)
+        layer = tensor.removesuffix("weight")
+        return self._words.rows(lambda part, index: self._read(f"{layer}{part}", index), rows)
 
-        def read(part: str, index: tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
-            file, stored = self._placed[f"{tensor.removesuffix('weight')}{part}"]
-            return file.read(stored, index)
-
-        return self._words.rows(read, rows)
+    def _read(self, tensor: str, rows: slice | tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
+        file, stored = self._placed[tensor]
+        return file.read(stored, rows)
 
 
 def names_of(config: ModelConfig, shapes: Iterable[str] = ()) -> TensorNames:
     """Where the weights of a model are, in a checkpoint of tensors with these names. Mixtral's experts have names of their own;
     experts as transformers 5 has them in memory are stacked."""
-    layer_names = dict[str, StoredTensor | StoredExperts]()
+    layer_names = dict[str, str | StoredExperts]()
     if config.post_norms:
         layer_names |= _POST_NORMS
     if config.experts is not None and config.experts.biased:
@@ -263,8 +264,7 @@ def names_of(config: ModelConfig, shapes: Iterable[str] = ()) -> TensorNames:
         layer_names |= _MIXTRAL_NAMES
     elif any(name.endswith(".experts.down_proj") for name in shapes):
         layer_names |= _STACKED_NAMES
-    names = _NAMES[config.family]
-    return replace(names, layer={**names.layer, **layer_names})
+    return _NAMES[config.family].with_layer(layer_names)
 
 
 def _stated_apart(directory: Path) -> Mapping[str, Any]:
@@ -279,28 +279,6 @@ def _stated_apart(directory: Path) -> Mapping[str, Any]:
                 stated = {"quant_method": "awq"} | {names.get(key, key): value for key, value in stated.items()}
             return {"quantization_config": {"quant_method": "gptq"} | stated}
     return {}
-
-
-def _word_format(config: Mapping[str, Any]) -> WordFormat | Float8Format | MXFP4Format | None:
-    """How linear layers are quantised, by `config.json`; None: they are not. Raises `ModelError` for other quantisations."""
-    stated = config.get("quantization_config")
-    if stated is None:
-        return None
-    if not isinstance(stated, Mapping):
-        raise ModelError("quantization_config is an object", got=shown(stated), fix="correct config.json")
-    match stated.get("quant_method"):
-        case "gptq" | "awq":
-            return WordFormat.from_config(stated)
-        case "fp8" | "compressed-tensors":
-            return Float8Format.from_config(stated)
-        case "mxfp4":
-            return MXFP4Format()
-        case other:
-            raise ModelError(
-                "the checkpoint's quantisation is not supported",
-                got=shown(other),
-                fix="use a checkpoint of gptq, awq, fp8 or mxfp4, a GGUF file, or one that is not quantised",
-            )
 
 
 def read_config(directory: Path) -> ModelConfig:

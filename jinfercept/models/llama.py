@@ -5,7 +5,13 @@ projections of attention (arXiv 2407.10671), Qwen3 norms of queries and keys (ar
 biases too. OLMo 2 norms outputs in place of inputs, and queries and keys over all heads (arXiv 2501.00656); Granite multiplies
 what is added to the stream. Mixtral (arXiv 2401.04088) and Qwen3-MoE have experts in place of the one feed-forward network
 (`experts.py`). Some layers of SmolLM3 turn nothing, and OLMo 3's with a window turn in another way than the others: their kind
-says so. Weights lie `[in, out]`, those of the same rows joined (`joined_weights.py`).
+says so.
+
+Gemma 1, 2 and 3 (arXiv 2403.08295, 2408.00118, 2503.19786) have norms around attention and feed-forward, GELU gates and scaled
+embeddings; their norms multiply by one plus their weight, in float32. Gemma 2 caps scores and logits; in Gemma 2 and 3 some
+layers are windowed. Qwen3-Next has the same norms, and gates for the results of attention.
+
+Weights lie `[in, out]`, those of the same rows joined (`joined_weights.py`).
 """
 
 import jax
@@ -19,6 +25,7 @@ from jinfercept.layouts.scoring import Scoring
 from jinfercept.models.blocks import (
     Attend,
     AttendJoined,
+    Block,
     NotesExperts,
     project,
     project_gated,
@@ -31,69 +38,35 @@ from jinfercept.models.parallel import add_partial_sums, gather_columns, on_firs
 from jinfercept.models.rope import grown, rotate, rotation
 
 
-class LlamaLayer(nnx.Module):
+class LlamaLayer(Block):
     """Attention, then the gated feed-forward network, each between its norms and added to the stream."""
 
     def __init__(self, config: ModelConfig, dtype: DTypeLike, *, kind: LayerKind, joined: bool) -> None:
         self.config, self.joined = config, joined
         self.rope, self.scoring = kind.rope or config.rope, Scoring(kind.window, config.soft_cap)
         self.experts = None if kind.is_dense else config.experts
-        e = config.hidden_size
-        self.attn_norm = nnx.Param(jnp.zeros(e, dtype)) if config.pre_norms else None
-        self._make_attention(dtype)
-        self.attn_post_norm = nnx.Param(jnp.zeros(e, dtype)) if config.post_norms else None
-        self.ffn_norm = nnx.Param(jnp.zeros(e, dtype)) if config.pre_norms else None
-        self.ffn_post_norm = nnx.Param(jnp.zeros(e, dtype)) if config.post_norms else None
-        self._make_feed_forward(dtype)
+        norms = ("attn_norm", "ffn_norm") if config.pre_norms else ()
+        post_norms = ("attn_post_norm", "ffn_post_norm") if config.post_norms else ()
+        self.make_weights((*norms, *post_norms, *self._attention_weights(), *self._ffn_weights()), config, dtype)
 
-    def _make_attention(self, dtype: DTypeLike) -> None:
-        config = self.config
-        e, k, d = config.hidden_size, config.num_kv_heads, config.head_dim
-        h = config.num_heads * (2 if config.attention_gate else 1)  # every head's gates behind its queries
-        if self.joined:
-            self.qkv = nnx.Param(jnp.zeros((e, k, h // k + 2, d), dtype))
-            self.qkv_bias = nnx.Param(jnp.zeros((k, h // k + 2, d), dtype)) if config.qkv_bias else None
-        else:
-            self.q = nnx.Param(jnp.zeros((e, h, d), dtype))
-            self.k = nnx.Param(jnp.zeros((e, k, d), dtype))
-            self.v = nnx.Param(jnp.zeros((e, k, d), dtype))
-            self.q_bias = nnx.Param(jnp.zeros((h, d), dtype)) if config.qkv_bias else None
-            self.k_bias = nnx.Param(jnp.zeros((k, d), dtype)) if config.qkv_bias else None
-            self.v_bias = nnx.Param(jnp.zeros((k, d), dtype)) if config.qkv_bias else None
-        self.q_norm = nnx.Param(jnp.zeros(d, dtype)) if config.qk_norm else None
-        self.k_norm = nnx.Param(jnp.zeros(d, dtype)) if config.qk_norm else None
-        self.q_row_norm = nnx.Param(jnp.zeros((h, d), dtype)) if config.qk_row_norm else None
-        self.k_row_norm = nnx.Param(jnp.zeros((k, d), dtype)) if config.qk_row_norm else None
-        self.sinks = nnx.Param(jnp.zeros(h, dtype)) if config.sinks else None
-        self.o = nnx.Param(jnp.zeros((config.num_heads, d, e), dtype))
-        self.o_bias = nnx.Param(jnp.zeros(e, dtype)) if config.o_bias else None
+    def _attention_weights(self) -> list[str]:
+        config, names = self.config, ["qkv"] if self.joined else ["q", "k", "v"]
+        if config.qkv_bias:
+            names += [f"{name}_bias" for name in names]
+        if config.qk_norm:
+            names += ["q_norm", "k_norm"]
+        if config.qk_row_norm:
+            names += ["q_row_norm", "k_row_norm"]
+        return [*names, *["sinks"] * config.sinks, "o", *["o_bias"] * config.o_bias]
 
-    def _make_feed_forward(self, dtype: DTypeLike) -> None:
-        config, e, f = self.config, self.config.hidden_size, self.config.ffn_size
+    def _ffn_weights(self) -> list[str]:
         if (experts := self.experts) is not None:
-            count, columns = experts.num_experts * experts.parts, experts.ffn_size // experts.parts
-            self.router = nnx.Param(jnp.zeros((e, experts.num_experts), dtype))
-            self.experts_gate_up = nnx.Param(jnp.zeros((count, e, 2, columns), dtype))
-            self.experts_down = nnx.Param(jnp.zeros((count, columns, e), dtype))
-            self.router_bias = nnx.Param(jnp.zeros(experts.num_experts, dtype)) if experts.biased else None
-            self.experts_gate_up_bias = nnx.Param(jnp.zeros((count, 2, columns), dtype)) if experts.biased else None
-            self.experts_down_bias = nnx.Param(jnp.zeros((count, e), dtype)) if experts.biased else None
-            if f := experts.shared_ffn_size:
-                self.shared_gate = nnx.Param(jnp.zeros((e, f), dtype))
-                self.shared_up = nnx.Param(jnp.zeros((e, f), dtype))
-                self.shared_down = nnx.Param(jnp.zeros((f, e), dtype))
-                self.shared_factor = nnx.Param(jnp.zeros((e, 1), dtype))
-            return
-        if self.joined:
-            self.gate_up = nnx.Param(jnp.zeros((2, e, f), dtype))
-            self.gate_up_bias = nnx.Param(jnp.zeros((2, f), dtype)) if config.mlp_bias else None
+            names, biased = ["router", "experts_gate_up", "experts_down"], experts.biased
+            if experts.shared_ffn_size:
+                names += ["shared_gate", "shared_up", "shared_down", "shared_factor"]
         else:
-            self.gate = nnx.Param(jnp.zeros((e, f), dtype))
-            self.up = nnx.Param(jnp.zeros((e, f), dtype))
-            self.gate_bias = nnx.Param(jnp.zeros(f, dtype)) if config.mlp_bias else None
-            self.up_bias = nnx.Param(jnp.zeros(f, dtype)) if config.mlp_bias else None
-        self.down = nnx.Param(jnp.zeros((f, e), dtype))
-        self.down_bias = nnx.Param(jnp.zeros(e, dtype)) if config.mlp_bias else None
+            names, biased = ["gate_up", "down"] if self.joined else ["gate", "up", "down"], self.config.mlp_bias
+        return [*names, *(f"{name}_bias" for name in names if biased)]
 
     def __call__[KV](
         self, x: Float[Array, "T E"], positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
@@ -138,28 +111,31 @@ class LlamaLayer(nnx.Module):
         self, y: Rows, positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
     ) -> tuple[Float[Array, "T H D"], KV]:
         """The result of attention for the normed rows."""
-        eps, rope = self.config.norm_eps, self.rope
+        config, eps, rope = self.config, self.config.norm_eps, self.rope
         scoring = self.scoring if self.sinks is None else self.scoring._replace(sinks=self.sinks[...])
-        fused = scoring.is_plain and not self.config.qk_row_norm and not rope.query_growth
+        fused = scoring.is_plain and not (config.qk_row_norm or config.norms_plus_one or rope.query_growth)
         if self.joined and fused and isinstance(attend, AttendJoined):
             turn = rotation(positions, rope)
-            if self.q_norm is not None and self.k_norm is not None:
+            if self.q_norm is not None:
                 turn = turn._replace(q_norm=self.q_norm[...], k_norm=self.k_norm[...], eps=eps)
             return attend.joined(project("te,ekgd->tkgd", y, self.qkv, self.qkv_bias), turn, kv)
-        q, k, v = self._heads(y)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
-        if self.q_row_norm is not None and self.k_row_norm is not None:
+        (q, k, v), gates = heads_of(self, y), None
+        if config.attention_gate:
+            q = q.reshape(len(q), -1, 2, q.shape[-1])
+            q, gates = q[:, :, 0], q[:, :, 1]
+        if self.q_norm is not None:
+            q, k = normed(q, self.q_norm, config), normed(k, self.k_norm, config)
+        if self.q_row_norm is not None:
             q, k = rms_norms_of_all_heads(q, k, self.q_row_norm, self.k_row_norm, eps)
         q, k = rotate(grown(q, positions, rope), positions, rope), rotate(k, positions, rope)
-        return attend(q, k, v, kv) if scoring.is_plain else attend(q, k, v, kv, scoring)
+        if config.query_scale is not None:  # attention divides by the root of D
+            q = q * jnp.asarray(config.query_scale * q.shape[-1] ** 0.5, q.dtype)
+        attended, kv = attend(q, k, v, kv) if scoring.is_plain else attend(q, k, v, kv, scoring)
+        return attended if gates is None else attended * jax.nn.sigmoid(gates), kv
 
     def _rows(self, x: Float[Array, "T E"], norm: nnx.Param[Float[Array, "E"]] | None) -> Rows:
         """What goes into a product, normed in models that do so."""
-        return x if norm is None else Normed(x, norm[...], self.config.norm_eps)
-
-    def _normed(self, x: Float[Array, "... E"], norm: nnx.Param[Float[Array, "E"]]) -> Float[Array, "... E"]:
-        return rms_normed(x, norm[...], self.config.norm_eps)
+        return x if norm is None else normed_rows(x, norm, self.config)
 
     def _added(
         self, x: Float[Array, "T E"], y: Float[Array, "T E"], norm: nnx.Param[Float[Array, "E"]] | None
@@ -167,14 +143,29 @@ class LlamaLayer(nnx.Module):
         """The stream with a partial sum, which is multiplied or whose sum is normed first in models that do so."""
         if self.config.residual_multiplier != 1.0:
             y = y * self.config.residual_multiplier
-        return add_partial_sums(x, y) if norm is None else x + self._normed(sum_of_devices(y), norm)
+        return add_partial_sums(x, y) if norm is None else x + normed(sum_of_devices(y), norm, self.config)
 
-    def _heads(self, y: Rows) -> tuple[Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"]]:
-        """Queries, keys and values."""
-        if self.joined:
-            return separate_heads(project("te,ekgd->tkgd", y, self.qkv, self.qkv_bias))
-        k, v = project("te,ekd->tkd", y, self.k, self.k_bias), project("te,ekd->tkd", y, self.v, self.v_bias)
-        return project("te,ehd->thd", y, self.q, self.q_bias), k, v
+
+def heads_of(layer: Block, y: Rows) -> tuple[Float[Array, "T H D"], Float[Array, "T K D"], Float[Array, "T K D"]]:
+    """Queries, keys and values of a layer, whose weights for them are joined or apart."""
+    if layer.qkv is not None:
+        return separate_heads(project("te,ekgd->tkgd", y, layer.qkv, layer.qkv_bias))
+    k, v = project("te,ekd->tkd", y, layer.k, layer.k_bias), project("te,ekd->tkd", y, layer.v, layer.v_bias)
+    return project("te,ehd->thd", y, layer.q, layer.q_bias), k, v
+
+
+def normed_rows(x: Float[Array, "T E"], norm: nnx.Param[Float[Array, "E"]], config: ModelConfig) -> Rows:
+    """Rows behind a norm as the model has it; a product may compute the usual one."""
+    return normed(x, norm, config) if config.norms_plus_one else Normed(x, norm[...], config.norm_eps)
+
+
+def normed(x: Float[Array, "... E"], norm: nnx.Param[Float[Array, "E"]], config: ModelConfig) -> Float[Array, "... E"]:
+    """The last axis behind a norm as the model has it."""
+    if not config.norms_plus_one:
+        return rms_normed(x, norm[...], config.norm_eps)
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + config.norm_eps)
+    return (wide * jnp.expand_dims(1.0 + norm[...].astype(jnp.float32), range(x.ndim - 1))).astype(x.dtype)
 
 
 def biased_once(y: Float[Array, "T E"], bias: nnx.Param[Float[Array, "E"]] | None) -> Float[Array, "T E"]:
@@ -182,18 +173,18 @@ def biased_once(y: Float[Array, "T E"], bias: nnx.Param[Float[Array, "E"]] | Non
     return y if bias is None else y + on_first_device(bias[...])[None]
 
 
-class LlamaHead(nnx.Module):
-    """The final norm and the logits."""
+class LlamaHead(Block):
+    """The final norm and the logits, which Gemma 2 caps."""
+
+    names = ("norm", "unembed")
 
     def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
         self.config = config
-        e, v = config.hidden_size, config.vocab_size
-        self.norm = nnx.Param(jnp.zeros(e, dtype))
-        self.unembed = nnx.Param(jnp.zeros((v, e), dtype))
+        self.make_weights(self.names, config, dtype)
 
     def __call__(self, x: Float[Array, "R E"]) -> Float[Array, "R V"]:
-        y = Normed(x, self.norm[...], self.config.norm_eps)
-        logits = project("re,ve->rv", y, self.unembed, out=jnp.float32)
+        logits = project("re,ve->rv", normed_rows(x, self.norm, self.config), self.unembed, out=jnp.float32)
         if self.config.logits_divisor != 1.0:
             logits = logits / self.config.logits_divisor
-        return gather_columns(logits, self.config.vocab_size)
+        logits, cap = gather_columns(logits, self.config.vocab_size), self.config.logit_cap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)

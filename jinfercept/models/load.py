@@ -23,12 +23,11 @@ from jinfercept.models.converted import read_config as read_converted
 from jinfercept.models.dummy import random_params
 from jinfercept.models.hf_weights import HFCheckpoint
 from jinfercept.models.hf_weights import read_config as read_hf
-from jinfercept.models.hub import fetch_repository, is_hub_id
 from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.joined_weights import is_joined, serve_layer
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model, abstract_params, param_bytes, tied, untied
-from jinfercept.models.model_directory import check_model_directory
+from jinfercept.models.model_directory import check_model_directory, fetch_repository, is_hub_id
 from jinfercept.models.protocol import Params, ServedModel, Weights
 from jinfercept.models.quantized import QuantizedTensor, is_quantized, weights_of
 from jinfercept.models.quantized_weights import keep_quantized, read_quantized, weight_bytes

@@ -22,7 +22,6 @@ from jinfercept.layouts.kv_rows import row_width
 from jinfercept.layouts.states import StateArray
 from jinfercept.models.blocks import Attend, Embed
 from jinfercept.models.config import PLAIN_KIND, LayerKind, ModelConfig
-from jinfercept.models.gemma import GemmaEmbed, GemmaHead, GemmaLayer
 from jinfercept.models.gptj import GPTJHead, GPTJLayer
 from jinfercept.models.llama import LlamaHead, LlamaLayer
 from jinfercept.models.protocol import ModelDimensions, Params, Weights, num_kv_layers
@@ -34,8 +33,8 @@ EXPERT_SIDES = "experts_gate_up"
 _BLOCKS = {
     "llama": (Embed, LlamaLayer, LlamaHead),
     "gptj": (Embed, GPTJLayer, GPTJHead),
-    "gemma": (GemmaEmbed, GemmaLayer, GemmaHead),
-    "qwen3_next": (Embed, qwen3_next_layer, GemmaHead),
+    "gemma": (Embed, LlamaLayer, LlamaHead),
+    "qwen3_next": (Embed, qwen3_next_layer, LlamaHead),
 }
 
 

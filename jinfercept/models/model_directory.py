@@ -1,6 +1,10 @@
-"""The files in a model's directory: they are regular files, and the JSON among them is whole."""
+"""A model's files: regular ones in its directory, the JSON among them whole, or a repository of the Hugging Face hub.
+
+A repository's needed files are downloaded into the hub's own cache; without a connection, the cached ones are used.
+"""
 
 import json
+import re
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any
@@ -47,3 +51,44 @@ def check_regular(path: Path) -> None:
     if not S_ISREG(mode):
         kind = "a directory" if S_ISDIR(mode) else "a pipe, a socket or a device"
         raise ModelError("this is not a regular file", got=f"{path.name[:200]} is {kind}", fix="put the file there")
+
+
+_NOT_LOADED = ("*/*", "consolidated*", "model.*.safetensors")
+"""Folders, Mistral's own format beside the converted one, and variants such as `model.fp16.safetensors`."""
+_SETTINGS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether `name` has the form `owner/name` or `owner/name@revision`."""
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", name) is not None
+
+
+def fetch_repository(name: str, *, weights: bool) -> Path:
+    """A directory with the repository's config and tokenizer, and with its weights if asked for.
+
+    Torch's own files are only downloaded where there are no `.safetensors`.
+
+    Raises:
+        ModelError: the repository is not in the cache and cannot be downloaded.
+    """
+    directory = _download(name, (*_SETTINGS, "*.safetensors") if weights else _SETTINGS)
+    if weights and not any(directory.glob("*.safetensors")):
+        directory = _download(name, (*_SETTINGS, "pytorch_model*.bin"))
+    return directory
+
+
+def _download(name: str, patterns: tuple[str, ...]) -> Path:
+    from huggingface_hub import snapshot_download  # half a second to import
+
+    repository, _, revision = name.partition("@")
+    try:
+        directory = snapshot_download(
+            repository, revision=revision or None, allow_patterns=list(patterns), ignore_patterns=list(_NOT_LOADED)
+        )
+    except Exception as error:  # of the connection, the hub, the file system
+        raise ModelError(
+            "there is no such directory, and the model cannot be downloaded from the Hugging Face hub",
+            got=f"{name}: {str(error).strip().splitlines()[0]}",
+            fix="check the name and the connection (gated models: `hf auth login`), or download it elsewhere and give its path",
+        ) from error
+    return Path(directory)

@@ -1,6 +1,6 @@
 """`PackedRows`: rows of a quantised weight as a checkpoint has them, an output each, before devices get them in blocks.
 
-`gguf_blocks.py`, `gptq_weights.py`, `fp8_weights.py` and `mxfp4_weights.py` make such rows.
+`gguf_weights.py` and `quantized_formats.py` make such rows.
 """
 
 from collections.abc import Callable

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jinfercept.errors import ModelError
-from jinfercept.models.adapters import WEIGHTS, AdapterWeights, Factors, num_inputs
+from jinfercept.models.adapters import WEIGHTS, AdapterWeights, Factors
 from jinfercept.models.checkpoint import StoredTensor
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.hf_weights import FUSED, names_of
@@ -23,6 +23,7 @@ from jinfercept.models.model import abstract_params
 from jinfercept.models.model_directory import check_regular, read_json
 from jinfercept.models.protocol import Weights
 from jinfercept.models.safetensors_weights import SafetensorsFile
+from jinfercept.models.weight_axes import NUM_INPUTS
 from jinfercept.models.weight_files import text_name
 from jinfercept.values.peft_config import PeftConfig
 
@@ -105,7 +106,7 @@ def adapter_of(
                 fix="train it again, for modules of this model",
             )
         for name, shape in shapes.items():
-            inputs, outputs = shape[: num_inputs(name)], shape[num_inputs(name) :]
+            inputs, outputs = shape[: NUM_INPUTS[name]], shape[NUM_INPUTS[name] :]
             rows = b[start : start + math.prod(outputs)]
             start += len(rows)
             layers[place.layer][name] = Factors(a.T.reshape(*inputs, -1), rows.T.reshape(-1, *outputs))
@@ -191,8 +192,8 @@ def _check_shapes(
     most_rank: int | None,
 ) -> None:
     first = next(iter(shapes))
-    depth = math.prod(shapes[first][: num_inputs(first)])
-    width = sum(math.prod(shape[num_inputs(name) :]) for name, shape in shapes.items())
+    depth = math.prod(shapes[first][: NUM_INPUTS[first]])
+    width = sum(math.prod(shape[NUM_INPUTS[name] :]) for name, shape in shapes.items())
     have = {side: file.shapes[sides[side]] for side in "AB"}
     if have != {"A": (rank, depth), "B": (width, rank)}:
         raise ModelError(

@@ -13,11 +13,11 @@ from jaxtyping import Shaped
 from jinfercept.errors import ConfigError
 from jinfercept.layouts.packed_weights import WIDTH
 from jinfercept.models.checkpoint import PackedCheckpoint, StoredExperts, StoredTensor
-from jinfercept.models.fp8_weights import E4M3
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.packed_rows import PackedRows, Packing, common
 from jinfercept.models.protocol import Params, Weights
 from jinfercept.models.quantized import QuantizedTensor
+from jinfercept.models.quantized_formats import E4M3
 from jinfercept.models.sharding import cut_axis, partition_spec
 from jinfercept.models.stored_weights import StoredWeight, rows_of
 

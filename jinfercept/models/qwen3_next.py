@@ -18,29 +18,13 @@ from jinfercept.layouts.states import StateArray, StateRows, causal_convolution
 from jinfercept.models.blocks import Attend, project
 from jinfercept.models.config import DeltaNetConfig, LayerKind, ModelConfig
 from jinfercept.models.delta_rule import DeltaInputs, gated_delta_rule
-from jinfercept.models.gemma import GemmaLayer
-from jinfercept.models.rope import rotate
+from jinfercept.models.llama import LlamaLayer
 
 _EPS = 1e-6
 """Added to the squares of a query or a key before it is normed."""
 
 
-class GatedAttentionLayer(GemmaLayer):
-    """Attention whose results have gates, then the feed-forward network."""
-
-    def _attended[KV](
-        self, y: Rows, positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
-    ) -> tuple[Float[Array, "T H D"], KV]:
-        both, k, v = self._heads(y)
-        both = both.reshape(len(both), -1, 2, both.shape[-1])
-        q, gates = both[:, :, 0], both[:, :, 1]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
-        attended, kv = attend(rotate(q, positions, self.rope), rotate(k, positions, self.rope), v, kv)
-        return attended * jax.nn.sigmoid(gates), kv
-
-
-class DeltaNetLayer(GemmaLayer):
+class DeltaNetLayer(LlamaLayer):
     """A convolution and a gated delta rule in place of attention, then the feed-forward network."""
 
     @property
@@ -48,16 +32,8 @@ class DeltaNetLayer(GemmaLayer):
         assert self.config.delta_net is not None
         return self.config.delta_net
 
-    def _make_attention(self, dtype: DTypeLike) -> None:
-        e, sizes = self.config.hidden_size, self._sizes
-        heads, values = sizes.num_key_heads, sizes.group * sizes.value_dim
-        self.delta_qkvz = nnx.Param(jnp.zeros((e, heads, sizes.channels + values), dtype))
-        self.delta_ba = nnx.Param(jnp.zeros((e, heads, 2 * sizes.group), dtype))
-        self.delta_taps = nnx.Param(jnp.zeros((sizes.num_taps, heads, sizes.channels), dtype))
-        self.delta_decay = nnx.Param(jnp.zeros((heads, sizes.group), dtype))
-        self.delta_step_bias = nnx.Param(jnp.zeros((heads, sizes.group), dtype))
-        self.delta_norm = nnx.Param(jnp.zeros(sizes.value_dim, dtype))
-        self.delta_o = nnx.Param(jnp.zeros((heads, values, e), dtype))
+    def _attention_weights(self) -> list[str]:
+        return [f"delta_{name}" for name in ("qkvz", "ba", "taps", "decay", "step_bias", "norm", "o")]
 
     def _attended[KV](
         self, y: Rows, positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
@@ -95,7 +71,7 @@ class DeltaNetLayer(GemmaLayer):
 
 def qwen3_next_layer(config: ModelConfig, dtype: DTypeLike, *, kind: LayerKind, joined: bool) -> nnx.Module:
     """A layer of a kind."""
-    return (DeltaNetLayer if kind.is_recurrent else GatedAttentionLayer)(config, dtype, kind=kind, joined=joined)
+    return (DeltaNetLayer if kind.is_recurrent else LlamaLayer)(config, dtype, kind=kind, joined=joined)
 
 
 def state_arrays(sizes: DeltaNetConfig) -> tuple[StateArray, ...]:

@@ -1,4 +1,4 @@
-"""How weights are cut among devices: the axes of every weight by name, and the axis of the mesh that cuts them.
+"""How weights are cut among devices: which of their axes the axis of the mesh cuts.
 
 Queries, keys and values are cut by head, the feed-forward by its inner axis or by expert, embedding and head by vocabulary: a
 layer adds partial sums twice (a parallel block once), and the squares of a norm over all heads; nothing else is exchanged. What
@@ -26,48 +26,11 @@ from jinfercept.models.config import ExpertsConfig, ModelConfig
 from jinfercept.models.parallel import AXIS
 from jinfercept.models.protocol import Params, Weights
 from jinfercept.models.quantized import QuantizedTensor
+from jinfercept.models.weight_axes import WEIGHT_AXES
 
-MESH_AXES = {"vocab": AXIS, "heads": AXIS, "kv_heads": AXIS, "key_heads": AXIS, "ffn": AXIS, "experts": AXIS}
+_CUT = ("vocab", "heads", "query_heads", "kv_heads", "key_heads", "ffn", "shared_ffn", "experts")
+MESH_AXES: Mapping[str, str] = dict.fromkeys(_CUT, AXIS)
 """The mesh axis that cuts an axis of the weights; no other axis is cut."""
-
-WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
-    "embedding": ("vocab", "embed"),
-    "q": ("embed", "heads", "head_dim"),
-    "k": ("embed", "kv_heads", "head_dim"),
-    "v": ("embed", "kv_heads", "head_dim"),
-    "qkv": ("embed", "kv_heads", "group", "head_dim"),
-    "q_bias": ("heads", "head_dim"),
-    "k_bias": ("kv_heads", "head_dim"),
-    "v_bias": ("kv_heads", "head_dim"),
-    "qkv_bias": ("kv_heads", "group", "head_dim"),
-    "q_row_norm": ("heads", "head_dim"),
-    "k_row_norm": ("kv_heads", "head_dim"),
-    "o": ("heads", "head_dim", "embed"),
-    "gate": ("embed", "ffn"),
-    "up": ("embed", "ffn"),
-    "gate_up": ("side", "embed", "ffn"),
-    "gate_bias": ("ffn",),
-    "up_bias": ("ffn",),
-    "gate_up_bias": ("side", "ffn"),
-    "down": ("ffn", "embed"),
-    "experts_gate_up": ("experts", "embed", "side", "expert_ffn"),
-    "experts_down": ("experts", "expert_ffn", "embed"),
-    "experts_gate_up_bias": ("experts", "side", "expert_ffn"),
-    "experts_down_bias": ("experts", "embed"),
-    "shared_gate": ("embed", "ffn"),
-    "shared_up": ("embed", "ffn"),
-    "shared_down": ("ffn", "embed"),
-    "delta_qkvz": ("embed", "key_heads", "channels"),
-    "delta_ba": ("embed", "key_heads", "group"),
-    "delta_taps": ("taps", "key_heads", "channels"),
-    "delta_decay": ("key_heads", "group"),
-    "delta_step_bias": ("key_heads", "group"),
-    "delta_o": ("key_heads", "values", "embed"),
-    "sinks": ("heads",),
-    "unembed": ("vocab", "embed"),
-    "unembed_bias": ("vocab",),
-}
-"""Axes of the weights of all families; those of other names, the other norms and biases, are whole on every device."""
 
 
 def partition_spec(name: str, weight: Any = None) -> PartitionSpec:
@@ -86,8 +49,15 @@ def partition_spec(name: str, weight: Any = None) -> PartitionSpec:
         num_inputs = 1 + len(weight.inputs)
         by_output = axis == 0 if weight.outputs_first else axis - stacked >= num_inputs
         return PartitionSpec(*(None,) * stacked, *((AXIS,) if by_output else (None, AXIS)))
-    axes = [MESH_AXES.get(axis) for axis in WEIGHT_AXES.get(name, ())]
+    axes = mesh_axes(name)
+    if AXIS not in axes:
+        return PartitionSpec()
     return PartitionSpec(axes[0]) if isinstance(weight, ExpertSides) else PartitionSpec(*axes)
+
+
+def mesh_axes(name: str) -> list[str | None]:
+    """The axis of the mesh that cuts each axis of a weight; None: it is not cut."""
+    return [MESH_AXES.get(axis) for axis in WEIGHT_AXES.get(name, ())]
 
 
 def partition_specs(params: Params) -> Params:
@@ -101,7 +71,7 @@ def partition_specs(params: Params) -> Params:
 
 def cut_axis(name: str) -> int | None:
     """The axis of a weight that is cut; None if every device has all of it."""
-    axes = [MESH_AXES.get(axis) for axis in WEIGHT_AXES.get(name, ())]
+    axes = mesh_axes(name)
     return axes.index(AXIS) if AXIS in axes else None
 
 

@@ -13,8 +13,9 @@ from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.packed_rows import PackedRows
 from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.models.quantized_weights import arrays_of, fill, placed
-from jinfercept.models.sharding import WEIGHT_AXES, expert_parts, partition_spec
+from jinfercept.models.sharding import expert_parts, partition_spec
 from jinfercept.models.stored_weights import read_floats
+from jinfercept.models.weight_axes import WEIGHT_AXES
 
 
 def read_experts(

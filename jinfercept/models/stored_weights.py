@@ -19,7 +19,8 @@ from jinfercept.errors import ModelError
 from jinfercept.models.checkpoint import Checkpoint, StoredTensor
 from jinfercept.models.mesh import EVERYWHERE, ModelMesh
 from jinfercept.models.parallel import AXIS
-from jinfercept.models.sharding import WEIGHT_AXES, cut_axis, partition_spec
+from jinfercept.models.sharding import cut_axis, partition_spec
+from jinfercept.models.weight_axes import WEIGHT_AXES
 
 type Rows = Shaped[np.ndarray, "rows ..."]
 

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import NamedTuple, Self, final
 
-from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.parallel_sampling import with_prompt_experts
-from jinfercept.engine.streaming import Stream
+from jinfercept.engine.streaming import AsyncStream, Stream
 from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import RequestError, shown
 from jinfercept.outputs import RequestOutput

@@ -14,8 +14,7 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from jinfercept.disk.page_io import StoredPrefix
-from jinfercept.disk.record import Root
+from jinfercept.disk.record import Match, Root
 from jinfercept.disk.store import DiskStore
 from jinfercept.kv.context import Context
 from jinfercept.kv.extent import TOKEN_BYTES, token_bytes
@@ -138,7 +137,7 @@ class DiskPages:
             if first != end:
                 self._arrive(ReadPiece(key, 0, True, ()))
 
-    def _read_piece(self, key: int, prefix: StoredPrefix, first: int, end: int, last: int) -> ReadPiece:
+    def _read_piece(self, key: int, prefix: Match, first: int, end: int, last: int) -> ReadPiece:
         self._room.acquire()
         most, copies, buffers = self._kv.staging_pages, list[list[np.ndarray]](), list[list[memoryview]]()
         for start in range(first, end, most):

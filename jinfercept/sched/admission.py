@@ -74,7 +74,7 @@ class Admission:
     def _drop_late(self, builder: PlanBuilder, sequence: Sequence) -> None:
         """Drop the host copies of a sequence that runs again if to recompute them takes less time, at their positions, and
         wastes less than to wait for the link."""
-        num_tokens = self._kv.copies.num_fetchable(sequence.context) * self._page_size
+        num_tokens = self._kv.num_fetchable(sequence.context) * self._page_size
         before = sum([self._fetched_first(other) for other in self._queues.running if other is not sequence])
         link_tokens_per_s = max(1, self._cost.link_tokens(1.0))
         wait_s = (before + num_tokens) / link_tokens_per_s
@@ -83,20 +83,20 @@ class Admission:
         other_tokens = builder.context_tokens - sequence.length
         forward_s = partial(self._cost.step_s, context_tokens=0)
         if chunked_discard_waste(num_tokens, other_tokens, chunk, forward_s) < waiting:
-            fetchable = self._kv.copies.fetchable(sequence.context)
+            fetchable = self._kv.fetchable(sequence.context)
             if sum([self._price.between_s(start, end) for start, end in fetchable]) < wait_s:
-                self._kv.copies.drop_fetchable(sequence.context)
+                self._kv.drop_fetchable(sequence.context)
 
     def _fetched_first(self, sequence: Sequence) -> int:
         """Tokens of a running sequence that the link has still to bring."""
         context = sequence.context
-        return 0 if context.ready >= sequence.length - 1 else self._kv.copies.num_fetchable(context) * self._page_size
+        return 0 if context.ready >= sequence.length - 1 else self._kv.num_fetchable(context) * self._page_size
 
     def _has_room(self, sequence: Sequence, now: float, *, entitled: bool) -> bool:
         """Whether the device has slots for a sequence beside the running ones, and a page more for each of these."""
-        if self._kv.side_pool.is_used:
-            lengths = [other.length for other in (sequence, *self._queues.running)]
-            if not self._kv.side_pool.have_room(lengths, self._largest, beside_paused=self._policy.protects_paused):
+        lengths = (other.length for other in (sequence, *self._queues.running))
+        for pool in self._kv.side_pools:
+            if not pool.have_room(lengths, self._largest, beside_paused=self._policy.protects_paused):
                 return False
         num_free = self._kv.num_available - self._slots_needed(sequence)
         num_free -= sum([self._slots_needed(other) + 1 for other in self._queues.running])

@@ -72,10 +72,10 @@ class ChunkPlanner:
             self._fetch(builder, sequence)
         if not sequence.wants_token or length >= self._max_model_len:
             return
-        if context.ready >= length and context.side is not None and kv.side_pool.has_seen(context, length):
+        if context.ready >= length and kv.has_seen(context, length):
             self._restart(sequence)
         start = min(context.ready, length - 1)
-        is_last = start == length - 1 and kv.side_pool.is_there(context)
+        is_last = start == length - 1 and kv.is_there(context)
         end = length if is_last else kv.gap_end(context, length)
         end = min(end, start + min(most, self._chunk_tokens))
         if start >= end:
@@ -135,7 +135,7 @@ class ChunkPlanner:
     def _fetch(self, builder: PlanBuilder, sequence: Sequence) -> None:
         """Plan the fetches of the sequence's host pages, first token first, as far as the link's budget and the slots go."""
         transfers = self._transfers
-        num_fetchable = self._kv.copies.num_fetchable(sequence.context) if transfers.room(builder) else 0
+        num_fetchable = self._kv.num_fetchable(sequence.context) if transfers.room(builder) else 0
         while (
             num_fetchable
             and (room := transfers.room(builder))

@@ -102,7 +102,7 @@ class Eviction:
     def _evict(self, builder: PlanBuilder, most: int, context: Context | None = None, position: int = 0) -> bool:
         """Take up to `most` slots for a context, and one at least, from the paused contexts, in the policy's order."""
         if not self._kv.num_paused:
-            return self._kv.copies.evict_side(context, position) > 0
+            return self._kv.evict_side(context, position) > 0
         if self._take(builder, most):
             return True
         builder.victims = MoveOrder(self._policy.victims(builder.now))
@@ -111,7 +111,7 @@ class Eviction:
         for victim in self._preempted.victims():
             if self._transfers.force(builder, victim.move, max(most, victim.together)).freed:
                 return True
-        return self._kv.copies.evict_paused(most) > 0 or self._kv.copies.evict_side(context, position) > 0
+        return self._kv.evict_paused(most) > 0 or self._kv.evict_side(context, position) > 0
 
     def _take(self, builder: PlanBuilder, most: int) -> int:
         """Take up to `most` slots by what is left of the policy's order; returns how many."""

@@ -30,7 +30,7 @@ class LastExpectedFirst:
     """A set of paused sequences: the one whose return takes the most seconds of holding (`seconds_per_return`) first, those
     that are to run next at the end. For calls that return for certain, that is the one expected back last.
 
-    A sequence that waits to run is needed after the delay that its order expects (`QueuePlace.delay_s`): where that lets others
+    A sequence that waits to run is needed after the delay that its order expects (`Sequence.delay_s`): where that lets others
     overtake it since most of its pages are gone, the rest of them are of no use for as long. Without a delay it is to run next.
 
     A sequence's estimate is taken when it is added, and then in turn, `REFRESHED` estimates per plan: a plan costs the same
@@ -80,7 +80,7 @@ class LastExpectedFirst:
         if sequence.state is State.INTERCEPTED:
             delay_s = seconds_per_return(self._estimator, sequence, now - sequence.paused_s)
         else:
-            delay_s = sequence.place.delay_s
+            delay_s = sequence.delay_s
         is_next = sequence.state is not State.INTERCEPTED and not delay_s
         self._serial += 1
         rank = _Rank(is_next, -sequence.order if is_next else -(now + delay_s), self._serial)

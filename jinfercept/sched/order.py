@@ -29,7 +29,7 @@ class Order(Protocol):
             tenant starts that first come first served would start later. It is overtaken at most so often between two
             interceptions. Constant.
         in_seconds: keys are seconds of the scheduler's clock: a sequence starts about as much later than another one as its key
-            is larger. Policies then know when the pages of waiting sequences are needed (`QueuePlace.delay_s`). Constant.
+            is larger. Policies then know when the pages of waiting sequences are needed (`Sequence.delay_s`). Constant.
     """
 
     patience: int = 1024

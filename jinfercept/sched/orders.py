@@ -39,7 +39,7 @@ class MissingWork(Order):
 
     def key(self, sequence: Sequence, now: float) -> float:
         """Seconds; see the class."""
-        repeats = sequence.place.repeats
+        repeats = sequence.repeats
         since_s = self._since_s.setdefault(sequence.id, now if repeats is None else repeats.since_s)
         return since_s + LONGER * self.missing_s(sequence)
 

@@ -11,10 +11,10 @@ from jinfercept.sched.ranking import Rank, Ranking
 from jinfercept.sched.sequence import Sequence, State
 
 _PRIORITY = 1 << 40
-"""Distance in `QueuePlace.order` between two priorities: more than all sequences that ever arrive."""
+"""Distance in `Sequence.order` between two priorities: more than all sequences that ever arrive."""
 
-_ORDER = attrgetter("place.order")
-_RANK = attrgetter("place.rank")
+_ORDER = attrgetter("order")
+_RANK = attrgetter("rank")
 
 
 @dataclass(slots=True)
@@ -35,8 +35,8 @@ class Queues:
         order: of the waiting sequences; None: first come first served.
 
     Attributes:
-        running: by `QueuePlace.order`, oldest first.
-        waiting: likewise; or by `QueuePlace.rank`, if there is an `order`.
+        running: by `Sequence.order`, oldest first.
+        waiting: likewise; or by `Sequence.rank`, if there is an `order`.
         by_tenant: the same running and waiting sequences by tenant; a tenant that has neither is absent.
     """
 
@@ -60,9 +60,9 @@ class Queues:
         """The sequence waits, behind all of its priority that were put last before it, or before the one that it repeats."""
         self.leave(sequence)
         self._next_order += 1
-        repeats = sequence.place.repeats
+        repeats = sequence.repeats
         number = self._next_order if repeats is None else repeats.order % _PRIORITY
-        sequence.place.order = sequence.priority * _PRIORITY + number
+        sequence.order = sequence.priority * _PRIORITY + number
         self._queue(sequence)
 
     def wait(self, sequence: Sequence) -> None:
@@ -84,13 +84,13 @@ class Queues:
     def succeed(self, sequence: Sequence, retained: Sequence) -> None:
         """The sequence waits for the calls of another one, which is finished, in its place."""
         self.intercept(sequence)
-        sequence.place.order = retained.place.order
+        sequence.order = retained.order
 
     def intercept(self, sequence: Sequence) -> None:
         """The sequence waits for its calls."""
         if self._ranking is not None:
             self._ranking.order.intercepted(sequence)
-            sequence.place.overtaken = 0
+            sequence.overtaken = 0
         self.leave(sequence)
         self.intercepted[sequence.id] = sequence
         self._enter(sequence, State.INTERCEPTED)
@@ -126,7 +126,7 @@ class Queues:
             for sequence in self._ranking.due(self.waiting):
                 self._rerank(sequence, self._ranking.rank(sequence, now))
                 if self._ranking.order.in_seconds:
-                    sequence.place.delay_s = self._ranking.delay_s(sequence, self.waiting[0])
+                    sequence.delay_s = self._ranking.delay_s(sequence, self.waiting[0])
 
     def rank_of(self, sequence: Sequence, now: float) -> Rank:
         """The rank of a running sequence among those that wait."""
@@ -139,19 +139,19 @@ class Queues:
         return self._ranking is not None
 
     def _rerank(self, sequence: Sequence, rank: Rank) -> None:
-        if rank == sequence.place.rank:
+        if rank == sequence.rank:
             return
         queues = (self.waiting, self._tenant_queue(sequence).waiting)
         for queue in queues:
-            del queue[bisect_left(queue, sequence.place.rank, key=_RANK)]
-        sequence.place.rank = rank
+            del queue[bisect_left(queue, sequence.rank, key=_RANK)]
+        sequence.rank = rank
         for queue in queues:
             insort(queue, sequence, key=_RANK)
 
     def _queue(self, sequence: Sequence) -> None:
         if self._ranking is not None:
-            sequence.place.rank = self._ranking.begin(sequence)
-        sequence.place.delay_s = 0.0
+            sequence.rank = self._ranking.begin(sequence)
+        sequence.delay_s = 0.0
         insort(self.waiting, sequence, key=self._place)
         insort(self._tenant_queue(sequence).waiting, sequence, key=self._place)
         self._enter(sequence, State.WAITING)

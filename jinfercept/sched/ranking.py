@@ -54,7 +54,7 @@ class Ranking:
     @staticmethod
     def delay_s(sequence: Sequence, first: Sequence) -> float:
         """Seconds by which a waiting sequence is expected to start later than the first one, where keys are seconds."""
-        key, first_key = sequence.place.rank[1], first.place.rank[1]
+        key, first_key = sequence.rank[1], first.rank[1]
         return max(0.0, key - first_key) if math.isfinite(first_key) and math.isfinite(key) else 0.0
 
     def first(self, sequence: Sequence) -> Rank:
@@ -66,10 +66,10 @@ class Ranking:
         overdue = []
         for sequence in waiting:
             if sequence.order < started.order:
-                sequence.place.overtaken += 1
-                if sequence.place.overtaken == self.order.patience:
+                sequence.overtaken += 1
+                if sequence.overtaken == self.order.patience:
                     overdue.append(sequence)
         return overdue
 
     def _overdue(self, sequence: Sequence) -> bool:
-        return sequence.place.overtaken >= self.order.patience
+        return sequence.overtaken >= self.order.patience

@@ -22,7 +22,7 @@ from jinfercept.sched.policy import Policy
 from jinfercept.sched.preemption import PreemptedSequences, Preemption
 from jinfercept.sched.queues import Queues
 from jinfercept.sched.ranking import Rank
-from jinfercept.sched.sequence import CallDuration, Pause, PendingCall, Sequence, State
+from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
 from jinfercept.sched.speculation import NO_DRAFTS, Speculation, SpeculationLimits
 from jinfercept.sched.step_budget import StepBudget
 from jinfercept.sched.transfers import Transfers
@@ -119,7 +119,7 @@ class Scheduler:
         """
         assert sequence.state in (State.RUNNING, State.WAITING)
         was_running = sequence.state is State.RUNNING
-        sequence.pause = Pause(now, calls, calls)
+        sequence.paused_s, sequence.calls, sequence.awaited = now, calls, calls
         sequence.void_pending()
         if was_running:
             self.kv.release(sequence.context)
@@ -146,7 +146,7 @@ class Scheduler:
         assert sequence.state is State.INTERCEPTED
         for call, end in zip(sequence.awaited, ended, strict=True):
             self._estimator.observe(call, end.duration_s, end.clean)
-        sequence.pause = sequence.pause._replace(awaited=())
+        sequence.awaited = ()
         residency = sequence.context.residency(sequence.max_computed)
         self.counters.returned += sequence.max_computed
         self.counters.kept += residency.device + residency.host
@@ -162,8 +162,7 @@ class Scheduler:
     def end_call(self, sequence: Sequence, call: PendingCall, end: CallDuration) -> None:
         """An asynchronous call of a sequence has ended, whether the sequence waits for it or not."""
         self._estimator.observe(call, end.duration_s, end.clean)
-        awaited = tuple([awaited for awaited in sequence.awaited if awaited.key != call.key])
-        sequence.pause = sequence.pause._replace(awaited=awaited)
+        sequence.awaited = tuple([awaited for awaited in sequence.awaited if awaited.key != call.key])
 
     def inject(self, sequence: Sequence, tokens: list[int]) -> None:
         """Append the results of asynchronous calls to a sequence that runs or waits to run; its samples in flight are void."""
@@ -191,7 +190,7 @@ class Scheduler:
         if sequence.session == sequence.id:
             sequence.session = retained.session
         self._queues.succeed(sequence, retained)  # for the policy, which sees a pause that goes on and then ends
-        sequence.pause = retained.pause
+        sequence.paused_s, sequence.calls, sequence.awaited = retained.paused_s, retained.calls, retained.awaited
         self._policy.pause(sequence, retained.paused_s)
         for call in retained.calls:  # behind the policy, which has estimates made of calls that go on
             self._estimator.observe(call, now - retained.paused_s)
@@ -280,7 +279,7 @@ class Scheduler:
             self.counters.plans,
             self._budget.bucket(used),
             self.kv.take_dropped(),
-            self.kv.side_pool.take_dropped() if self.kv.side_pool.is_used else (),
+            self.kv.take_dropped_sides(),
         )
         self.counters.plans += bool(planned.plan)
         return planned
@@ -328,7 +327,7 @@ class Scheduler:
         """
         while self.waiting and self._queues.has_slot and builder.query_tokens > 0 and not builder.stalled:
             sequence = self._fair.next_waiting() if builder.tenants_compete else self._next_waiting(builder.now)
-            if sequence is None or (before is not None and sequence.place.rank >= before):
+            if sequence is None or (before is not None and sequence.rank >= before):
                 return
             lacks = sequence.context.residency(sequence.length).missing if self._whole_prompts and builder.chunks else 0
             if lacks > builder.query_tokens:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from jinfercept.kv.context import Context, ContextResidency
-from jinfercept.kv.context_side import ContextState, ContextWindow
+from jinfercept.kv.context import Context, ContextResidency, ContextState, ContextWindow
 from jinfercept.sched.draft_state import DraftState
 from jinfercept.sched.plan import NewPages, Sample, Score, WindowEntries
 from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
@@ -54,47 +53,11 @@ class CallDuration(NamedTuple):
     clean: bool = True
 
 
-class Pause(NamedTuple):
-    """Why and since when a sequence is paused; replaced by the `Scheduler`, never changed.
-
-    Attributes:
-        since_s: when it was intercepted last.
-        calls: that intercepted it.
-        awaited: those of them that have not returned.
-    """
-
-    since_s: float = 0.0
-    calls: tuple[PendingCall, ...] = ()
-    awaited: tuple[PendingCall, ...] = ()
-
-
 class FirstWait(NamedTuple):
-    """The `QueuePlace.order` of an aborted request, and since when its client waits, in seconds."""
+    """The `Sequence.order` of an aborted request, and since when its client waits, in seconds."""
 
     order: int
     since_s: float
-
-
-class QueuePlace:
-    """A sequence's place in the queues; written by `Queues` and its `Ranking`.
-
-    Attributes:
-        order: by arrival; smaller is served first. 0: it was in no queue yet.
-        repeats: the first wait of an aborted request with the same prompt, whose place this one takes; None: there is none.
-        rank: in the waiting queue under an `Order`: a `ranking.Rank`.
-        delay_s: seconds by which it is expected to start later than the first of those that wait, where the order's keys are
-            `in_seconds`; else 0. Of the last rank.
-        overtaken: by how many later sequences that started, since it was last intercepted.
-    """
-
-    __slots__ = ("delay_s", "order", "overtaken", "rank", "repeats")
-
-    def __init__(self) -> None:
-        self.order = 0
-        self.repeats: FirstWait | None = None
-        self.rank: tuple[int, float, int] = (0, 0.0, 0)
-        self.delay_s = 0.0
-        self.overtaken = 0
 
 
 class RunnerRow:
@@ -184,14 +147,26 @@ class Sequence:
     else its own id. `may_draft` says whether its tokens may be drafted: what a draw depends on is known to the host, or to be
     had for a draft. `reads_disk` says that pages of it are being read from a disk, or will be; written by the disk tier.
 
-    The parts: `context` has the pages (`KVManager`), `place` is in the queues, `row` is the runner's, `pause` has the calls,
-    `usage` counts, `drafting` has the drafts of its next tokens (`Speculation`). `state` is written by `Queues`.
+    `paused_s` is when it was intercepted last, `calls` those that intercepted it then, and `awaited` those of them that have
+    not returned.
+
+    Its place in the queues, written by `Queues` and its `Ranking`, as `state` is: `order` by arrival, where smaller is served
+    first and 0 has been in no queue yet. `repeats` is the first wait of an aborted request with the same prompt, whose place
+    this one takes. `rank` is in the waiting queue under an `Order`: a `ranking.Rank`. `delay_s` are the seconds by which it is
+    expected to start later than the first of those that wait, where the order's keys are `in_seconds`, as of the last rank;
+    else 0. `overtaken` counts the later sequences that started since it was last intercepted.
+
+    The parts: `context` has the pages (`KVManager`), `row` is the runner's, `usage` counts, `drafting` has the drafts of its
+    next tokens (`Speculation`).
     """
 
     __slots__ = (
         "adapter",
         "arrival_s",
+        "awaited",
+        "calls",
         "context",
+        "delay_s",
         "drafting",
         "epoch",
         "external_spans",
@@ -204,13 +179,16 @@ class Sequence:
         "noted_from",
         "num_best",
         "options",
-        "pause",
+        "order",
+        "overtaken",
+        "paused_s",
         "pending",
-        "place",
         "planned",
         "priority",
         "random_key",
+        "rank",
         "reads_disk",
+        "repeats",
         "row",
         "scored",
         "session",
@@ -276,7 +254,15 @@ class Sequence:
         self.weight = weight
         self.session = session or sequence_id
         self.adapter = adapter
-        self.place, self.row, self.pause, self.usage = QueuePlace(), RunnerRow(), Pause(), SequenceUsage()
+        self.row, self.usage = RunnerRow(), SequenceUsage()
+        self.order = 0
+        self.repeats: FirstWait | None = None
+        self.rank: tuple[int, float, int] = (0, 0.0, 0)
+        self.delay_s = 0.0
+        self.overtaken = 0
+        self.paused_s = 0.0
+        self.calls: tuple[PendingCall, ...] = ()
+        self.awaited: tuple[PendingCall, ...] = ()
         self.drafting: DraftState | None = None
         self.may_draft = options is None or not (options.remembered or options.params.forced_output_ids)
         self.state = State.WAITING
@@ -287,26 +273,6 @@ class Sequence:
         self.epoch = 0
         self.max_computed = 0  # tokens whose KV was ever computed
         self.scored = 0  # tokens of the prompt whose successors' scores were planned
-
-    @property
-    def order(self) -> int:
-        """Place in the queues by arrival; smaller is served first."""
-        return self.place.order
-
-    @property
-    def paused_s(self) -> float:
-        """When it was intercepted last."""
-        return self.pause.since_s
-
-    @property
-    def calls(self) -> tuple[PendingCall, ...]:
-        """The calls that intercepted it last."""
-        return self.pause.calls
-
-    @property
-    def awaited(self) -> tuple[PendingCall, ...]:
-        """Those of `calls` that have not returned."""
-        return self.pause.awaited
 
     @property
     def preemptions(self) -> int:

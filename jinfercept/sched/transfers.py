@@ -50,15 +50,16 @@ class Transfers:
         Args:
             pages: indexes of some pages of a sequence that is paused; None: all of one that runs.
         """
-        context, windows = sequence.context, self._kv.side_pool
-        num_windows = int(windows.is_fetchable(context))
-        if num_windows:
-            window_copies = windows.fetch(context)
-            if window_copies is None:
-                return 0
-            builder.add_window_fetch(window_copies)
-            builder.link_tokens -= windows.cost(len(window_copies))
-        copies, num_tokens = self._kv.copies.fetch(context, min(most - num_windows, self.room(builder)), pages)
+        context, num_windows = sequence.context, 0
+        for pool in self._kv.side_pools:
+            if pool.is_fetchable(context):
+                window_copies = pool.fetch(context)
+                if window_copies is None:
+                    return 0
+                num_windows += 1
+                builder.add_window_fetch(window_copies)
+                builder.link_tokens -= pool.cost(len(window_copies))
+        copies, num_tokens = self._kv.fetch(context, min(most - num_windows, self.room(builder)), pages)
         builder.add_fetch(copies)
         builder.link_tokens -= len(copies) * self._kv.page_size
         self._counters.copy_in(sequence, num_tokens)
@@ -127,7 +128,7 @@ class Transfers:
         action, context = move.action, move.sequence.context
         if not move.pages:
             return 0
-        freed = self._kv.copies.drop(
+        freed = self._kv.drop(
             context,
             move.pages,
             device=action is not Action.UNCOPY,
@@ -156,7 +157,7 @@ class Transfers:
         kv, num_pages = self._kv, min(self._offloadable(builder, move), self.room(builder))
         if num_pages and kv.num_host_free < num_pages:
             self._free_host(builder, move.sequence, num_pages)
-        copies, num_tokens = kv.copies.copy_out(move.sequence.context, move.pages, min(num_pages, kv.num_host_free))
+        copies, num_tokens = kv.copy_out(move.sequence.context, move.pages, min(num_pages, kv.num_host_free))
         builder.add_offload(move.sequence, copies)
         builder.link_tokens -= len(copies) * kv.page_size
         self._counters.copy_out(move.sequence, num_tokens)
@@ -164,20 +165,22 @@ class Transfers:
 
     def _offloadable(self, builder: PlanBuilder, move: Move) -> int:
         """How many first pages of a move can be offloaded as far as a window goes: it leaves with its context's last page."""
-        context, windows = move.sequence.context, self._kv.side_pool
-        if context.side is None or context.held or context.num_pages - 1 not in move.pages or not self.room(builder):
-            return len(move.pages)
-        copies = windows.copy_out(context, context.num_tokens)
-        if copies is None:
-            return move.pages.index(context.num_pages - 1)
-        builder.add_window_offload(copies)
-        builder.link_tokens -= windows.cost(len(copies))
+        context = move.sequence.context
+        for pool in self._kv.side_pools:
+            if not context.held and context.num_pages - 1 in move.pages and self.room(builder):
+                copies = pool.copy_out(context, context.num_tokens)
+                if copies is None:
+                    return move.pages.index(context.num_pages - 1)
+                builder.add_window_offload(copies)
+                builder.link_tokens -= pool.cost(len(copies))
         return len(move.pages)
 
     def _num_moved(self, builder: PlanBuilder) -> int:
         """Pages that the plan moves, both ways; those of windows as many as have their memory."""
         moved = builder.num_copies
-        return moved + -(-self._kv.side_pool.cost(builder.num_window_copies) // self._kv.page_size)
+        for pool in self._kv.side_pools:
+            moved += -(-pool.cost(builder.num_window_copies) // self._kv.page_size)
+        return moved
 
     def _free_host(self, builder: PlanBuilder, sequence: Sequence, num_slots: int) -> None:
         """Free host slots for the sequence's copies, so many if the policy evicts as many other copies for them."""

@@ -36,10 +36,10 @@ class Upheaval:
             sequence.void_pending()
             self._eviction.set_aside(sequence, now)
         self._kv.begin_plan()
-        if self._kv.side_pool.is_used:
+        if self._kv.side_pools:
             self._renew([*self._queues.waiting, *self._queues.intercepted.values()])
         else:
-            self._kv.copies.leave_device()
+            self._kv.leave_device()
 
     def _renew(self, sequences: list[Sequence]) -> None:
         """Empty the contexts of sequences. The first of those that wait with the same prompt computes it for the others."""

@@ -3,11 +3,9 @@
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from itertools import count
 from typing import NamedTuple, final
 
-from jinfercept.disk.record import RecordData, Root
-from jinfercept.disk.tree import Tree, continue_match
+from jinfercept.disk.record import NO_DATA, Root, Tree
 from jinfercept.kv.context import Context
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.simulator import VirtualClock
@@ -47,7 +45,7 @@ class SimulatedDisk:
 
     def __init__(self, profile: Profile, num_pages: int, page_size: int, clock: VirtualClock) -> None:
         self._profile, self._page_size, self._clock = profile, page_size, clock
-        self._tree, self._num_free, self._ids = Tree(), num_pages, count(1)
+        self._tree, self._num_free = Tree(), num_pages
         self.piece_pages = max(1, _PIECE_BYTES // (profile.kv_bytes_per_token * page_size))
         self._pieces: deque[SimulatedPiece] = deque()
         self._writes: deque[_Write] = deque()
@@ -64,7 +62,7 @@ class SimulatedDisk:
 
     def read(self, key: int, root: bytes, tokens: Sequence[int], first: int, num_pages: int) -> None:
         match = self._tree.match(self._root(root), _token_bytes(tokens))
-        self._tree.use(match.path, self._clock.now())
+        self._tree.use(match)
         self._read_free_s = max(self._read_free_s, self._clock.now()) + self._profile.disk_latency_s
         for start in range(0, num_pages, self.piece_pages):
             size = min(self.piece_pages, num_pages - start)
@@ -119,11 +117,7 @@ class SimulatedDisk:
             match = self._tree.match(write.root, write.tokens)
             num_new = write.first + write.num_pages - match.num_pages
             if match.num_pages >= write.first and num_new <= self._num_free:
-                insertion = continue_match(match, write.tokens, RecordData((), array("I", bytes(4 * num_new)), b"", 0))
-                for record in insertion.added:
-                    record.id = next(self._ids)
-                self._tree.insert(insertion, self._clock.now())
-                self._tree.take_times()
+                self._tree.insert(match.continued(write.tokens, NO_DATA), match)
                 self._num_free -= num_new
                 return write.key, write.first + write.num_pages
         return write.key, match.num_pages

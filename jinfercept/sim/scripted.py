@@ -14,8 +14,8 @@ from threading import Event
 from typing import NamedTuple, Protocol, final
 
 from jinfercept.calls import Call, Result, Tool
-from jinfercept.engine.clock import Clock
 from jinfercept.engine.engine import Engine
+from jinfercept.engine.protocols import Clock
 from jinfercept.engine.text_stream import TextStream
 from jinfercept.errors import ConfigError
 from jinfercept.events import Finished

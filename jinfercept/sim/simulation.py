@@ -8,13 +8,14 @@ from typing import NamedTuple, final
 
 from jinfercept.engine.disk_contexts import DiskContexts
 from jinfercept.engine.engine import Engine
+from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.protocols import CallDispatcher
 from jinfercept.errors import ConfigError
 from jinfercept.hooks import Text
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.prices import Prices
+from jinfercept.meter.counts import LIMITS, LatencyLimits
+from jinfercept.meter.ledger import Prices
 from jinfercept.meter.request_log import RequestLog
-from jinfercept.meter.turns import LIMITS, LatencyLimits
 from jinfercept.request import Request
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ESTIMATORS, Estimator
@@ -288,18 +289,9 @@ class Simulation:
             pages = SimulatedDisk(self.profile, self.disk_tokens // self.page_size, self.page_size, clock)
             disk = DiskContexts(scheduler, pages, believed, buckets[-1])
         accounts = RunStats(log, scheduler, prices, buckets[-1], self.limits)
-        engine = Engine(
-            scheduler,
-            PricedRunner(prices, clock),
-            dispatcher,
-            clock,
-            threading.Event(),
-            depth=self.depth,
-            vocab_size=1 << 31,
-            open_text=open_text,
-            request_log=log,
-            disk=disk,
-        )
+        requests = RequestLifecycle(scheduler, dispatcher, clock, vocab_size=1 << 31, open_text=open_text)
+        runner, wake = PricedRunner(prices, clock), threading.Event()
+        engine = Engine(requests, runner, wake, depth=self.depth, request_log=log, disk=disk)
         return SimulatedEngine(engine, accounts, buckets)
 
     def _request(self, number: int, arrival: Arrival | RequestArrival) -> Request:

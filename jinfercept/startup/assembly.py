@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, Self
 
 from jinfercept.config import EngineConfig, RestartOptions
 from jinfercept.engine.adapter_table import AdapterTable
-from jinfercept.engine.clock import RealClock
 from jinfercept.engine.disk_contexts import DiskContexts
 from jinfercept.engine.engine import Engine
+from jinfercept.engine.lifecycle import RequestLifecycle
+from jinfercept.engine.protocols import RealClock
 from jinfercept.engine.text_stream import TextStream
 from jinfercept.errors import ConfigError
 from jinfercept.hosts.leading import LeadingRunner
@@ -254,23 +255,27 @@ class EngineSetup:
             store, identity = self.disk
             pages = DiskPages(store, self.runner.kv, identity, page_size, self.settings, wake.set)
             disk = DiskContexts(scheduler, pages, self.profile, shape.buckets[-1])
-        engine = Engine(
+        requests = RequestLifecycle(
             scheduler,
-            self.executor,
             dispatcher,
             clock,
-            wake,
-            depth=config.advanced.pipeline_depth,
             vocab_size=model_config.vocab_size,
             eos_token_ids=end_token_ids(model_config, tokenizer),
             open_text=_text_opener(tokenizer) if tokenizer else None,
             encode=partial(tokenizer.encode, plain=True) if tokenizer else None,
             seed=config.model.seed,
-            check=config.advanced.check_pages,
-            request_log=log,
-            disk=disk,
             returns_experts=shape.routed_experts > 0,
             adapters=self.adapters,
+        )
+        options = config.advanced
+        engine = Engine(
+            requests,
+            self.executor,
+            wake,
+            depth=options.pipeline_depth,
+            check=options.check_pages,
+            request_log=log,
+            disk=disk,
         )
         return Assembled(engine, dispatcher, meter)
 

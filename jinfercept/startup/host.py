@@ -11,9 +11,9 @@ from typing import Any, Literal, NoReturn, final, get_args
 import jax
 
 from jinfercept.engine.adapter_table import AdapterTable
-from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.process_end import ending_at_exit, interrupts_held_back
 from jinfercept.engine.state import EngineState
+from jinfercept.engine.streaming import AsyncStream
 from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import ConfigError, EngineError, ModelError, RequestError, shown
 from jinfercept.meter.engine_stats import EngineStats
@@ -36,8 +36,7 @@ from jinfercept.startup.start import EngineSetup
 from jinfercept.startup.weights import DEEPEST, ServedWeights
 from jinfercept.values.option_types import check_type
 from jinfercept.weights.in_memory import Replacement
-from jinfercept.weights.leaves import made
-from jinfercept.weights.named import NameFilter, WeightTree
+from jinfercept.weights.named import NameFilter, WeightTree, made
 
 UpdateMode = Literal["keep", "recompute", "abort"]
 """What becomes of unfinished requests when the weights change, see `LLM.update_weights`."""
@@ -79,7 +78,7 @@ class EngineHost:
 
     def _begin(self, parts: Assembled) -> None:
         self._engine, self._dispatcher, self._stats = parts
-        self._engine.weights_version = self.weights.version
+        self._engine.requests.weights_version = self.weights.version
         self._engine.is_resting = self.weights.level is not None
         self.thread = EngineThread(self._engine, self.setup.settings)
 

@@ -23,7 +23,7 @@ from jinfercept.hosts.handshake import meet
 from jinfercept.hosts.leading import HostRunner
 from jinfercept.hosts.placement import TOKEN_VARIABLE, Placement, place
 from jinfercept.hosts.wire import VERSION
-from jinfercept.models.hub import is_hub_id
+from jinfercept.models.model_directory import is_hub_id
 from jinfercept.version import __version__
 
 log = logging.getLogger("jinfercept")

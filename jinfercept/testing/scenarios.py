@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jinfercept.engine.engine import Engine
+from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.events import Finished
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.states import NO_STATES, StateSizes
 from jinfercept.kv.windows import NO_WINDOWS, WindowSizes
-from jinfercept.meter.prices import Prices
+from jinfercept.meter.ledger import Prices
 from jinfercept.meter.request_log import LogEvent, RequestLog, Stepped
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
@@ -201,17 +202,9 @@ class ScenarioRun:
         checked = CheckedRunner(device, priced, lambda plan: planned(self, plan))
         log = RequestLog(self.clock.now)
         log.tell(self._note)
-        self.engine = Engine(
-            self.scheduler,
-            checked if fake else priced,
-            self._dispatcher,
-            self.clock,
-            threading.Event(),
-            depth=scenario.depth,
-            vocab_size=VOCAB,
-            check=fake,
-            request_log=log,
-        )
+        requests = RequestLifecycle(self.scheduler, self._dispatcher, self.clock, vocab_size=VOCAB)
+        runner, wake = checked if fake else priced, threading.Event()
+        self.engine = Engine(requests, runner, wake, depth=scenario.depth, check=fake, request_log=log)
 
     def _note(self, event: LogEvent) -> None:
         if isinstance(event, Stepped):

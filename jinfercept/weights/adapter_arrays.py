@@ -8,12 +8,12 @@ import numpy as np
 from jaxtyping import Float
 
 from jinfercept.errors import ModelError
-from jinfercept.models.adapters import AdapterWeights, num_inputs
+from jinfercept.models.adapters import AdapterWeights
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.peft_adapter import PREFIX, adapter_of, modules_of
+from jinfercept.models.weight_axes import NUM_INPUTS
 from jinfercept.values.plain import plain
-from jinfercept.weights.leaves import check_leaf
-from jinfercept.weights.named import WeightTree, arrays_by_name
+from jinfercept.weights.named import WeightTree, arrays_by_name, check_leaf
 
 _OURS = re.compile(r"layers\.(?P<layer>[0-9]+)\.(?P<weight>[a-z_]+)\.(?P<side>[ab])")
 
@@ -57,7 +57,7 @@ def _named_by_peft(modules: Mapping[str, str], name: str, matrix: Any) -> tuple[
     if weight not in modules or array.ndim < 2 or not array.size:
         fix = f"matrices of {', '.join(modules)}"
         raise ModelError("this is not a matrix of an adapter", got=f"{name} {[*array.shape]}", fix=fix)
-    inputs = num_inputs(weight) if is_a else 1
+    inputs = NUM_INPUTS[weight] if is_a else 1
     array = array.reshape(int(np.prod(array.shape[:inputs])), -1).T
     return f"{PREFIX}{modules[weight].format(i=match['layer'])}.lora_{match['side'].upper()}.weight", array
 

@@ -11,10 +11,9 @@ from jaxtyping import Shaped
 from jinfercept.errors import ModelError, nearest
 from jinfercept.models.checkpoint import StoredExperts, StoredTensor
 from jinfercept.models.config import ModelConfig
-from jinfercept.models.fused_weights import Part, fused_parts, split_shapes
 from jinfercept.models.hf_weights import BASES, FUSED, names_of
 from jinfercept.models.protocol import Params
-from jinfercept.models.reordered_rows import ReorderedRows, reordered_rows
+from jinfercept.models.stored_rows import StoredRows, rows_in, shapes_with
 from jinfercept.models.stored_weights import LazyWeight
 from jinfercept.models.weight_files import plain_names, text_tensors
 
@@ -93,25 +92,20 @@ class _StoredArrays:
 
     arrays: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
-    parts: Mapping[str, Part]
-    reordered: Mapping[str, ReorderedRows]
+    rows: Mapping[str, StoredRows]
 
     @classmethod
     def of(cls, config: ModelConfig, arrays: Mapping[str, Any]) -> "_StoredArrays":
         shapes = {name: tuple(array.shape) for name, array in arrays.items()}
-        parts = fused_parts(shapes, FUSED, config)
-        shapes = split_shapes(shapes, parts)
-        reordered = {} if config.delta_net is None else reordered_rows(shapes, config.delta_net)
-        rows = {tensor for weight in reordered.values() for tensor, _ in weight.tensors}
-        shapes = {name: shape for name, shape in shapes.items() if name not in rows}
-        return cls(arrays, shapes | {name: weight.shape for name, weight in reordered.items()}, parts, reordered)
+        rows = rows_in(shapes, config, FUSED)
+        return cls(arrays, shapes_with(shapes, rows), rows)
 
     def weight(self, place: StoredTensor | StoredExperts, i: int, shape: tuple[int, ...]) -> Any:
         """Layer i's weight, in our shape: an array that is stored so, or a `LazyWeight`."""
         if isinstance(place, StoredExperts):
             return LazyWeight(shape, lambda: self._experts(place, i, shape))
         name = place.name.format(i=i)
-        if name in self.arrays and name not in self.reordered and self.shapes[name] == shape and not place.inputs:
+        if name in self.arrays and name not in self.rows and self.shapes[name] == shape and not place.inputs:
             return self.arrays[name]
 
         def make() -> Any:
@@ -121,12 +115,13 @@ class _StoredArrays:
         return LazyWeight(shape, make)
 
     def _read(self, name: str) -> Any:
-        if (rows := self.reordered.get(name)) is not None:
-            tensors = [self.arrays[tensor].reshape(size, -1) for tensor, size in rows.tensors if size]
-            return _numpy_or_jax(tensors).concatenate(tensors)[rows.order]
-        if (part := self.parts.get(name)) is not None:
-            return self.arrays[part.tensor][part.rows(slice(None))]
-        return self.arrays[name]
+        if (rows := self.rows.get(name)) is None:
+            return self.arrays[name]
+        if len(spans := rows.spans(slice(None))) == 1:
+            [(tensor, span)] = spans
+            return self.arrays[tensor][span].reshape(rows.shape)
+        tensors = [self.arrays[tensor].reshape(size, -1) for tensor, size in rows.tensors if size]
+        return _numpy_or_jax(tensors).concatenate(tensors)[rows.order]
 
     def _experts(self, place: StoredExperts, i: int, shape: tuple[int, ...]) -> Shaped[Any, "X ..."]:
         apart = ["{x}" in name for name in place.names]

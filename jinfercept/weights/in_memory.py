@@ -19,7 +19,7 @@ from jinfercept.models.protocol import CutModel, Params, ServedModel, Weights
 from jinfercept.models.quantized import is_quantized, weights_of
 from jinfercept.models.sharding import fit, partition_spec, partition_specs
 from jinfercept.models.stored_weights import LazyWeight
-from jinfercept.weights.leaves import KEPT, by_name, check_leaf, dotted, made
+from jinfercept.weights.named import KEPT, by_name, check_leaf, dotted, made
 
 _LAYOUT = "Params(embed, layers, head) of models/protocol.py"
 PIECE_BYTES = 16 << 20

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple, final
 
-from jinfercept.engine.clock import Clock
 from jinfercept.engine.engine import Engine
-from jinfercept.engine.protocols import Runner
+from jinfercept.engine.lifecycle import RequestLifecycle
+from jinfercept.engine.protocols import Clock, Runner
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.prices import Prices
+from jinfercept.meter.ledger import Prices
 from jinfercept.meter.request_log import LogEvent, RequestLog, Stepped
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ElapsedEstimator
@@ -147,9 +147,8 @@ def play_batch(
         RequestLog(clock.now),
     )
     log.tell(steps)
-    engine = Engine(
-        scheduler, runner, dispatcher, clock, threading.Event(), depth=depth, vocab_size=vocab_size, request_log=log
-    )
+    lifecycle = RequestLifecycle(scheduler, dispatcher, clock, vocab_size=vocab_size)
+    engine = Engine(lifecycle, runner, threading.Event(), depth=depth, request_log=log)
     scripts = [Script("batch", request.prompt, (Segment(request.output, None, 0),)) for request in requests]
     coming = [(0.0, make_request(number, script, write)) for number, script in enumerate(scripts)]
     try:

@@ -11,6 +11,7 @@ from jinfercept.chat.function_tools import chat_tools
 from jinfercept.chat.futures import future_of
 from jinfercept.errors import RequestError
 from jinfercept.events import Intercepted
+from jinfercept.hooks import SharedLimit
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.intercept.current_call import CURRENT_CALL
 from tests.chat.test_chats import CALL, END, GREEDY, QUESTION, ask, price, result
@@ -191,15 +192,16 @@ def test_options_of_asynchronous_calls_reach_a_stream_of_either_kind(make_script
         scripted.llm.chat(QUESTION, async_calls="yes")  # pyright: ignore
 
 
-class Full:
+class Full(SharedLimit):
     """A limit that is reached, by calls of other requests. Counts refusals."""
 
     def __init__(self) -> None:
+        super().__init__(0)
         self.refused = 0
 
     def take(self) -> bool:
         self.refused += 1
-        return False
+        return super().take()
 
     def release(self, number: int = 1) -> None:
         raise AssertionError("nothing was taken")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -37,24 +38,17 @@ print(native.num_threads(), jnp.unique(y))
 """
 
 
+@dataclass(frozen=True)
 class Narrowing:
     """A kernel that rounds float32 to bfloat16, eight numbers at a time."""
 
-    name = "narrowing"
-
     def num_items(self, code: Any) -> Any:
-        from jinfercept.cpu_kernels.code import I64
-
-        return code.builder.sdiv(code.dim(0, 0), I64(8))
+        return code.dim(0, 0) // 8
 
     def item(self, code: Any, index: Any) -> None:
-        from llvmlite import ir
+        from jinfercept.cpu_kernels.code import BF16, F32
 
-        from jinfercept.cpu_kernels.code import BF16, F32, I64
-
-        place = code.builder.mul(index, I64(8))
-        numbers = code.load(code.arg(0), place, ir.VectorType(F32, 8), of=F32)
-        code.store(code.narrow(numbers), code.ret(0), place, of=BF16)
+        code.ret(0, BF16).put(index * 8, [code.arg(0, F32).vector(index * 8, 8)])
 
 
 def operands(rows: int, depth: int, columns: int, seed: int = 0) -> tuple[jax.Array, jax.Array]:

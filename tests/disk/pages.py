@@ -41,5 +41,4 @@ def read_pages(store: DiskStore, tokens: bytes, root: Root = ROOT) -> int:
 def abandon(store: DiskStore) -> None:
     """End a store as a kill does: what it has not written stays unwritten."""
     store.problem = "killed"
-    store._index.close()
     store._end()

@@ -85,7 +85,7 @@ def test_a_request_whose_call_returns_reads_the_pages_that_it_has_lost_and_no_ot
     [sequence] = engine.scheduler.intercepted.values()
     while sequence.context.num_stored < 75:
         engine.step()
-    engine.scheduler.kv.copies.drop(sequence.context, lost, device=True, host=True)
+    engine.scheduler.kv.drop(sequence.context, lost, device=True, host=True)
     [output] = [event.output for event in run(engine) if isinstance(event, Finished)]
     assert engine.disk is not None
     assert engine.disk.read_tokens == 16 * len(lost)
@@ -129,7 +129,7 @@ def test_a_host_without_room_takes_the_leading_pages() -> None:
     forgets(engine)
     kv = engine.scheduler.kv
     others = kv.open("others")
-    num_taken = len(kv.copies.adopt(others, list(range(3200)), 195))
+    num_taken = len(kv.adopt(others, list(range(3200)), 195))
     [output] = served(engine, ask("again", [*PROMPT, 7, 8]))
     assert num_taken == 195
     assert output.num_cached_tokens == 80

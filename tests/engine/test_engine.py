@@ -10,7 +10,7 @@ import pytest
 from jinfercept.calls import Call, Result, Tool
 from jinfercept.engine.admission import check_request
 from jinfercept.engine.engine import Engine
-from jinfercept.engine.random_key import random_key
+from jinfercept.engine.session import random_key
 from jinfercept.errors import RequestError
 from jinfercept.events import Finished, Intercepted, Resumed, Token
 from jinfercept.intercept.detector import ScriptedDetector, StopStringDetector

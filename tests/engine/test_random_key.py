@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from jinfercept.engine.random_key import RandomKeys, random_key
+from jinfercept.engine.session import random_key, request_key
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 
@@ -41,9 +41,8 @@ def test_a_random_key_has_64_bits_and_stays_what_it_is() -> None:
 
 def test_requests_without_seeds_have_keys_of_their_own_and_greedy_ones_need_none() -> None:
     def keys(engine_seed: int) -> list[int]:
-        of = RandomKeys(engine_seed).of_next
         params = [SamplingParams(), SamplingParams(temperature=0.0, seed=3), SamplingParams(seed=0), SamplingParams()]
-        return [of(Request("a", PROMPT, each)) for each in params]
+        return [request_key(Request("a", PROMPT, each), engine_seed, number) for number, each in enumerate(params)]
 
     first, greedy, seeded, last = keys(0)
     assert (greedy, seeded) == (0, random_key(0, PROMPT, 0))

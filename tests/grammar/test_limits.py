@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from jinfercept.errors import RequestError
-from jinfercept.grammar.compiler import Vocabulary
-from jinfercept.grammar.grammar import MAX_COMPILED_BYTES, Grammars, GrammarSource
+from jinfercept.grammar.grammar import MAX_COMPILED_BYTES, Grammars, GrammarSource, Vocabulary
 from jinfercept.grammar.limits import MAX_CHARS, MAX_GBNF_CHARS, MAX_LIST_CHARS, MAX_REPETITIONS, MAX_RULES
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.grammars import END, FromTools, ids

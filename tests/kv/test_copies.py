@@ -26,7 +26,7 @@ def test_residency_follows_the_two_places() -> None:
     assert residencies(context) == [DIRTY, DIRTY]
     assert offload(manager, context, 0) is None, "a page in use is not copied"
     manager.release(context)
-    copies, num_tokens = manager.copies.copy_out(context, range(2), 99)
+    copies, num_tokens = manager.copy_out(context, range(2), 99)
     assert copies == list(map(PageCopy, context.slots(0, 2), host_slots(context)))
     assert num_tokens == 6
     assert residencies(context) == [CLEAN, CLEAN]
@@ -43,14 +43,14 @@ def test_what_is_copied_out_can_be_fetched_from_the_next_plan_on_and_read_from_t
     manager = make()
     context = run(manager, [1] * 8)
     manager.release(context)
-    manager.copies.copy_out(context, range(2), 2)
-    manager.copies.drop(context, range(2), device=True, host=False)
+    manager.copy_out(context, range(2), 2)
+    manager.drop(context, range(2), device=True, host=False)
     manager.hold(context)
-    assert manager.copies.fetch(context, 9) == (PageCopies(), 0)
+    assert manager.fetch(context, 9) == (PageCopies(), 0)
     assert manager.gap_end(context, 8) == 0, "it waits for the page"
     manager.begin_plan()
-    assert manager.copies.num_fetchable(context) == 2
-    copies, num_tokens = manager.copies.fetch(context, 9)
+    assert manager.num_fetchable(context) == 2
+    copies, num_tokens = manager.fetch(context, 9)
     assert copies == list(map(PageCopy, context.slots(0, 2), host_slots(context)))
     assert num_tokens == 8
     manager.advance(context)
@@ -95,25 +95,25 @@ def test_pages_that_come_to_the_host_from_elsewhere_are_shared_and_fetched() -> 
     manager, tokens = make(host_pages=4), list(range(22))
     finish(manager, tokens[:9])
     context = manager.open()
-    slots = manager.copies.adopt(context, tokens, 5)
+    slots = manager.adopt(context, tokens, 5)
     assert slots[:2] == [None, None]
-    assert manager.copies.host_slots(context, 2, 9) == slots[2:]
+    assert manager.host_slots(context, 2, 9) == slots[2:]
     assert [(run.num_pages, run.residency) for run in context.runs()] == [(2, DIRTY), (3, HOST)]
     follower = manager.open()
     manager.refresh(follower, tokens)
     assert follower.num_pages == 5
     manager.hold(follower)
-    assert [copy.host_slot for copy in manager.copies.fetch(follower, 9)[0]] == slots[2:]
+    assert [copy.host_slot for copy in manager.fetch(follower, 9)[0]] == slots[2:]
     manager.check([context, follower])
 
 
 def test_pages_from_elsewhere_are_as_many_as_the_host_has_room_for() -> None:
     manager = make(host_pages=4)
     contexts = [manager.open() for _ in range(2)]
-    assert len(manager.copies.adopt(contexts[0], list(range(20)), 3)) == 3
-    assert len(manager.copies.adopt(contexts[1], list(range(50, 70)), 3)) == 1
+    assert len(manager.adopt(contexts[0], list(range(20)), 3)) == 3
+    assert len(manager.adopt(contexts[1], list(range(50, 70)), 3)) == 1
     manager.close(contexts[0])
-    assert len(manager.copies.adopt(contexts[1], list(range(50, 70)), 3)) == 3
+    assert len(manager.adopt(contexts[1], list(range(50, 70)), 3)) == 3
     assert len(manager.take_dropped()) == 3
     manager.check(contexts[1:])
 

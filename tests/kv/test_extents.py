@@ -40,18 +40,18 @@ def test_what_was_computed_copied_evicted_and_fetched_piece_by_piece_is_one_exte
     assert kinds(context) == [(range(50), DIRTY)]
     manager.release(context)
     for start in range(0, 50, 5):
-        manager.copies.copy_out(context, range(start, start + 5), 9)
+        manager.copy_out(context, range(start, start + 5), 9)
         manager.begin_plan()
         assert len(context.extents) <= 2
     assert kinds(context) == [(range(50), CLEAN)]
     for end in range(50, 0, -5):
-        assert manager.copies.drop(context, range(end - 1, end - 6, -1), device=True, host=False) == 5
+        assert manager.drop(context, range(end - 1, end - 6, -1), device=True, host=False) == 5
         manager.begin_plan()
         assert len(context.extents) <= 2
     assert kinds(context) == [(range(50), HOST)]
     manager.hold(context)
-    while manager.copies.num_fetchable(context):
-        manager.copies.fetch(context, 8)
+    while manager.num_fetchable(context):
+        manager.fetch(context, 8)
         manager.begin_plan()
     assert kinds(context) == [(range(50), CLEAN)]
     manager.check([context])
@@ -77,7 +77,7 @@ def test_a_new_context_gets_the_tail_of_a_prefix_whose_head_is_gone_and_computes
     tokens = array("i", range(20 * SIZE))
     paused = computed(manager, tokens)
     manager.release(paused)
-    assert manager.copies.drop(paused, range(8), device=True, host=False) == 8
+    assert manager.drop(paused, range(8), device=True, host=False) == 8
     manager.begin_plan()
     context = manager.open()
     manager.refresh(context, tokens + array("i", [0]))

@@ -69,7 +69,7 @@ def test_two_who_computed_the_same_page_keep_their_own_while_they_run() -> None:
     manager.check([first, second])
     manager.close(second)
     manager.close(first)
-    assert (manager.occupancy().cached, manager._store.num_free) == (1, 9)
+    assert (manager.occupancy().cached, manager.occupancy().free) == (1, 9)
 
 
 def test_finished_prefixes_go_least_recently_used_first_and_children_before_parents() -> None:
@@ -78,7 +78,7 @@ def test_finished_prefixes_go_least_recently_used_first_and_children_before_pare
         manager.close(run(manager, tokens))
     adopted(manager, [1] * 9)  # used again
     left = list[tuple[int, int]]()
-    while manager._store.evict_cached(1):
+    while manager._store.evict(manager._store.cached, 1):
         left.append((adopted(manager, [1] * 9), adopted(manager, [2] * 9)))
         adopted(manager, [1] * 9)
     assert left == [(2, 1), (2, 0), (1, 0), (0, 0)]
@@ -88,11 +88,11 @@ def test_a_finished_prefix_with_a_host_copy_survives_on_the_host() -> None:
     manager = make()
     context = run(manager, [1] * 8)
     manager.release(context)
-    manager.copies.copy_out(context, range(2), 2)
+    manager.copy_out(context, range(2), 2)
     manager.begin_plan()
     manager.close(context)
-    assert manager._store.evict_cached(9) == 2
-    assert manager._store.num_free == 10
+    assert manager._store.evict(manager._store.cached, 9) == 2
+    assert manager.occupancy().free == 10
     assert adopted(manager, [1] * 9) == 2
     assert manager.occupancy().host == 2
 
@@ -103,14 +103,14 @@ def test_without_prefix_caching_nothing_is_kept_but_living_requests_share() -> N
     assert adopted(manager, [1] * 9) == 2
     manager.close(first)
     assert adopted(manager, [1] * 9) == 0
-    assert (manager.occupancy().cached, manager._store.num_free) == (0, 10)
+    assert (manager.occupancy().cached, manager.occupancy().free) == (0, 10)
 
 
 def test_a_returning_context_adopts_what_others_have_computed_meanwhile() -> None:
     manager = make()
     context = run(manager, [1] * 8)
     manager.release(context)
-    manager.copies.drop(context, range(2), device=True, host=False)
+    manager.drop(context, range(2), device=True, host=False)
     other = run(manager, [1] * 6)
     manager.refresh(context, [1] * 9)
     assert context.extents[0] is other.extents[0]
@@ -140,8 +140,8 @@ def test_clearing_forgets_finished_prefixes_in_both_places_and_leaves_paused_con
     manager.close(context)
     paused = run(manager, [2] * 9)
     manager.release(paused)
-    manager._store.clear()
-    assert (manager.occupancy().cached, manager._store.num_free, manager.occupancy().host) == (0, 7, 0)
+    manager.drop_prefixes()
+    assert (manager.occupancy().cached, manager.occupancy().free, manager.occupancy().host) == (0, 7, 0)
     assert adopted(manager, [1] * 9) == 0
     assert residencies(paused) == [DIRTY] * 3
     manager.check([paused])

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from jinfercept.kv.context import Context
-from jinfercept.kv.context_side import ContextState, ContextWindow
+from jinfercept.kv.context import Context, ContextState, ContextWindow
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import PageCopy, Residency
 from jinfercept.kv.states import StateSizes
@@ -101,7 +100,7 @@ class ManagerMachine(RuleBasedStateMachine):
             or self.fetched
             or self.copied
             or self.chunks
-            or self.manager.side_pool.is_used
+            or self.manager.side_pools
         ):
             return
         manager, context, size = self.manager, self.manager.open(twin.salt), self.size
@@ -111,7 +110,7 @@ class ManagerMachine(RuleBasedStateMachine):
         first = min([context.num_pages, *missing])
         manager.cut(context, first * size)
         count = min(count, (len(owner.tokens) - 1) // size - first)
-        slots = manager.copies.adopt(context, owner.tokens, count)
+        slots = manager.adopt(context, owner.tokens, count)
         assert context.num_pages == first + len(slots)
         for slot in manager.take_dropped():
             del self.pages.host[slot]
@@ -119,7 +118,7 @@ class ManagerMachine(RuleBasedStateMachine):
             if slot is not None:
                 assert slot not in self.pages.host
                 self.pages.host[slot] = {offset: owner.kv(index * size + offset) for offset in range(size)}
-        copies = manager.copies.host_slots(context, first, count)
+        copies = manager.host_slots(context, first, count)
         assert len(copies) <= len(slots)
         for index, slot in enumerate(copies, first):
             assert self.pages.host[slot][size - 1] == owner.kv((index + 1) * size - 1)
@@ -143,13 +142,13 @@ class ManagerMachine(RuleBasedStateMachine):
             elif what == "abort" and idle:
                 self.close(idle)
             elif what == "evict":
-                free = self.manager._store.num_free
+                free = self.manager.occupancy().free
                 store = self.manager._store
-                freed = store.evict_cached(count) if which % 2 else self.manager.copies.evict_paused(count)
-                assert freed <= count or self.manager.side_pool.is_used
-                if self.manager.side_pool.is_used:
+                freed = store.evict(store.cached, count) if which % 2 else self.manager.evict_paused(count)
+                assert freed <= count or self.manager.side_pools
+                if self.manager.side_pools:
                     continue
-                assert self.manager._store.num_free == free + freed
+                assert self.manager.occupancy().free == free + freed
             elif what == "prefetch" and waiting:
                 self.fetch(waiting.context, count, range(first, waiting.context.num_pages))
             elif waiting:
@@ -159,26 +158,29 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def move(self, context: Context, pages: range, action: str) -> None:
         if action in ("copy", "swap"):
-            if self.manager.side_pool.is_used and context.num_pages - 1 in pages and not context.held:
-                window_copies = self.manager.side_pool.copy_out(context, context.num_tokens)
-                if window_copies is None:
-                    pages = pages[: pages.index(context.num_pages - 1)]
-                self.copied_windows += window_copies or ()
-            copies, _ = self.manager.copies.copy_out(context, pages, len(pages))
+            for pool in () if context.held else self.manager.side_pools:
+                if context.num_pages - 1 in pages:
+                    window_copies = pool.copy_out(context, context.num_tokens)
+                    if window_copies is None:
+                        pages = pages[: pages.index(context.num_pages - 1)]
+                    self.copied_windows += window_copies or ()
+            copies, _ = self.manager.copy_out(context, pages, len(pages))
             assert len(copies) <= len(pages)
             self.copied += copies
         if action != "copy":
-            free = self.manager._store.num_free
+            free = self.manager.occupancy().free
             device, host = action != "drop host", action in ("lose", "drop host")
-            freed = self.manager.copies.drop(context, pages, device=device, host=host)
-            assert self.manager._store.num_free == free + freed
+            freed = self.manager.drop(context, pages, device=device, host=host)
+            assert self.manager.occupancy().free == free + freed
 
     def fetch(self, context: Context, most: int, pages: range | None = None) -> int:
-        copies = self.manager.side_pool.fetch(context) if self.manager.side_pool.is_fetchable(context) else ()
+        copies = ()
+        for pool in self.manager.side_pools:
+            copies = pool.fetch(context) if pool.is_fetchable(context) else ()
         if copies is None:
             return 0
         self.fetched_windows += copies
-        page_copies, _ = self.manager.copies.fetch(context, most, pages)
+        page_copies, _ = self.manager.fetch(context, most, pages)
         self.fetched += page_copies
         return len(page_copies) + bool(copies)
 
@@ -231,7 +233,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def execute(self) -> None:
         manager = self.manager
         landing = self.pages.begin(WindowCopies(self.copied, self.fetched, manager.take_dropped()))
-        copies = WindowCopies(self.copied_windows, self.fetched_windows, manager.side_pool.take_dropped())
+        copies = WindowCopies(self.copied_windows, self.fetched_windows, manager.take_dropped_sides())
         landing_windows = self.window_pages.begin(copies)
         for chunk in self.chunks:  # everybody writes before anybody reads
             for position in range(chunk.start, chunk.end):
@@ -272,7 +274,7 @@ class ManagerMachine(RuleBasedStateMachine):
             return
         manager, context = self.manager, owner.context
         manager.advance(context)
-        left = manager.copies.num_fetchable(context)
+        left = manager.num_fetchable(context)
         while left and self.slot_free(owner, context.ready):
             fetched = self.fetch(context, left)
             if not fetched:
@@ -286,7 +288,7 @@ class ManagerMachine(RuleBasedStateMachine):
             manager.step_back(context, length)
             manager.hold(context)
         start = min(context.ready, length - 1)
-        is_last = start == length - 1 and manager.side_pool.is_there(context)
+        is_last = start == length - 1 and manager.is_there(context)
         end = min(start + most, length if is_last else manager.gap_end(context, length))
         end = end if end <= start else manager.chunk_end(context, start, end, length)
         wanted, end = end, manager.place(context, start, end)
@@ -311,7 +313,7 @@ class ManagerMachine(RuleBasedStateMachine):
                     self.move(paused.context, range(index, index + 1), self.evict)
                     if self.manager.free_slot(owner.context, position):
                         return True
-            if self.manager.copies.evict_paused(2) or self.manager.copies.evict_side(owner.context, position):
+            if self.manager.evict_paused(2) or self.manager.evict_side(owner.context, position):
                 return True
             idle = [other for other in self.held() if other is not owner and not other.planned]
             if not idle:
@@ -360,12 +362,13 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.check([])
         occupancy = self.manager.occupancy()
         assert (occupancy.used, occupancy.paused) == (0, 0)
-        self.manager._store.clear()
+        self.manager.drop_prefixes()
         self.manager.check([])
-        assert self.manager._store.num_free == occupancy.total
+        assert self.manager.occupancy().free == occupancy.total
         assert self.manager.occupancy().host == 0
-        self.manager.side_pool.checkpoints.clear()
-        self.manager.side_pool.check([])
+        for pool in self.manager.side_pools:
+            pool.forget_checkpoints()
+            pool.check([])
 
 
 def explore(max_examples: int, steps: int) -> None:

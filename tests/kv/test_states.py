@@ -2,8 +2,7 @@
 
 import pytest
 
-from jinfercept.kv.context import Context
-from jinfercept.kv.context_side import ContextState
+from jinfercept.kv.context import Context, ContextState
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.states import StateSizes
 
@@ -31,7 +30,7 @@ def state(context: Context) -> ContextState:
 
 
 def num_free(manager: KVManager) -> int:
-    return manager.side_pool.num_free
+    return manager.side_pools[0].num_free
 
 
 def test_a_paused_context_keeps_its_state_and_goes_on_behind_it() -> None:
@@ -52,7 +51,7 @@ def test_a_context_that_loses_a_page_loses_all_and_its_state(page: int) -> None:
     context = manager.open()
     run(manager, context, list(range(9)))
     manager.release(context)
-    assert manager.copies.drop(context, range(page, page + 1), device=True, host=False) == 3
+    assert manager.drop(context, range(page, page + 1), device=True, host=False) == 3
     assert not state(context).slots
     assert context.is_lost
     manager.begin_plan()
@@ -104,30 +103,30 @@ def test_a_state_goes_to_the_host_with_its_last_page_and_comes_back() -> None:
     run(manager, context, tokens)
     manager.release(context)
     manager.begin_plan()
-    copies = manager.side_pool.copy_out(context, 9)
+    copies = manager.side_pools[0].copy_out(context, 9)
     assert copies is not None
     [copy] = copies
-    assert manager.side_pool.is_copied(context, 9)
-    pages, _ = manager.copies.copy_out(context, range(3), 3)
+    assert manager.side_pools[0].is_copied(context, 9)
+    pages, _ = manager.copy_out(context, range(3), 3)
     assert len(pages) == 3
-    assert not manager.side_pool.is_fetchable(context), "it is still on the device"
-    assert manager.copies.drop(context, range(3), device=True, host=False) == 3
+    assert not manager.side_pools[0].is_fetchable(context), "it is still on the device"
+    assert manager.drop(context, range(3), device=True, host=False) == 3
     assert not state(context).slots
     manager.begin_plan()
     manager.hold(context)
     assert (context.ready, manager.gap_end(context, 12)) == (0, 0), "nothing can be computed before the state is there"
-    assert manager.copies.num_fetchable(context) == 4
-    back = manager.side_pool.fetch(context)
+    assert manager.num_fetchable(context) == 4
+    back = manager.side_pools[0].fetch(context)
     assert back is not None
     assert [other.host_slot for other in back] == [copy.host_slot]
-    manager.copies.fetch(context, 3)
+    manager.fetch(context, 3)
     manager.begin_plan()
     manager.advance(context)
     assert context.ready == 9
     tokens.append(9)
     assert manager.place(context, 9, 10) == 10
     manager.computed(context, 9, 10)
-    assert manager.side_pool.take_dropped() == (copy.host_slot,), "the copy is of fewer tokens now"
+    assert manager.side_pools[0].take_dropped() == (copy.host_slot,), "the copy is of fewer tokens now"
     manager.check([context])
 
 
@@ -139,9 +138,9 @@ def test_no_more_states_leave_the_device_than_slots_are_wanted() -> None:
         manager.release(context)
     manager.begin_plan()
     for context in contexts:
-        assert manager.side_pool.copy_out(context, 6) is not None
+        assert manager.side_pools[0].copy_out(context, 6) is not None
     manager.begin_plan()
-    assert manager.side_pool.find(1)
+    assert manager.side_pools[0].find(1)
     assert num_free(manager) == 1
     assert [bool(state(context).slots) for context in contexts] == [False, True, True]
     manager.check(contexts)

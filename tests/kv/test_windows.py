@@ -2,8 +2,7 @@
 
 import pytest
 
-from jinfercept.kv.context import Context
-from jinfercept.kv.context_side import ContextWindow
+from jinfercept.kv.context import Context, ContextWindow
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.windows import WindowSizes
 
@@ -16,9 +15,9 @@ def run(manager: KVManager, context: Context, tokens: list[int], chunk: int = 99
     manager.begin_plan()
     manager.refresh(context, tokens)
     manager.hold(context)
-    if manager.side_pool.is_fetchable(context):
-        manager.side_pool.fetch(context)
-        manager.copies.fetch(context, context.num_pages)
+    if manager.side_pools[0].is_fetchable(context):
+        manager.side_pools[0].fetch(context)
+        manager.fetch(context, context.num_pages)
         manager.begin_plan()
         manager.advance(context)
     first = start = context.ready
@@ -41,7 +40,7 @@ def test_a_paused_context_keeps_what_the_next_token_sees() -> None:
     window = context.side
     assert isinstance(window, ContextWindow)
     assert (window.first, window.end) == ((30 - WINDOW + 1 - SIZE) // SIZE, 8)
-    assert manager.side_pool.num_free == 16 - len(window.slots)
+    assert manager.side_pools[0].num_free == 16 - len(window.slots)
     assert context.state_tokens == round(len(window.slots) * 0.5)
     assert run(manager, context, [*tokens, 1, 2]) == 2
 
@@ -52,9 +51,9 @@ def test_a_context_that_loses_a_page_loses_all(page: int) -> None:
     context = manager.open()
     run(manager, context, tokens)
     manager.release(context)
-    assert manager.copies.drop(context, range(page, page + 1), device=True, host=False) == 8
+    assert manager.drop(context, range(page, page + 1), device=True, host=False) == 8
     assert context.is_lost
-    assert manager.side_pool.num_free == 16
+    assert manager.side_pools[0].num_free == 16
     manager.check([context])
     assert run(manager, context, tokens) == 30
 
@@ -64,12 +63,12 @@ def test_a_copied_context_goes_and_comes_with_its_window() -> None:
     context = manager.open()
     run(manager, context, tokens)
     manager.release(context)
-    window = manager.side_pool.copy_out(context, context.num_tokens)
-    copies, num_tokens = manager.copies.copy_out(context, range(8), 8)
+    window = manager.side_pools[0].copy_out(context, context.num_tokens)
+    copies, num_tokens = manager.copy_out(context, range(8), 8)
     assert window is not None
     assert (len(window), len(copies), num_tokens) == (2, 8, 30)
-    assert manager.copies.drop(context, range(8), device=True, host=False) == 8
-    assert manager.side_pool.num_free == 16
+    assert manager.drop(context, range(8), device=True, host=False) == 8
+    assert manager.side_pools[0].num_free == 16
     manager.check([context])
     assert run(manager, context, [*tokens, 1]) == 1
     manager.check([context])
@@ -120,7 +119,7 @@ def test_a_chunk_for_which_the_pool_has_too_few_slots_lacks_one() -> None:
     assert manager.free_slot(second, 4)
     assert not manager.free_slot(second, placed)
     manager.release(first)
-    assert manager.copies.evict_side(second, placed) > 0
+    assert manager.evict_side(second, placed) > 0
     assert manager.place(second, placed, 16) == 16
 
 
@@ -131,5 +130,5 @@ def test_drafts_that_are_given_back_leave_the_window_whole() -> None:
     assert manager.place(context, 19, 24) == 24
     manager.trim(context)
     manager.release(context)
-    assert manager.side_pool.reaches(context, 19)
+    assert manager.side_pools[0].reaches(context, 19)
     manager.check([context])

@@ -4,8 +4,7 @@ import pytest
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import PageCopy
-from jinfercept.meter.ledger import Ledger, StepSeconds, StepTimer
-from jinfercept.meter.prices import Prices
+from jinfercept.meter.ledger import Ledger, Prices, StepSeconds, StepTimer
 from jinfercept.sched.plan import Chunk, StepPlan, StepResult
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.sequence import PendingCall, Sequence
@@ -52,7 +51,7 @@ def test_paused_contexts_hold_their_pages_until_the_plan_that_drops_them_in_idle
     sequence = desk.prefilled("one", 11)  # three pages
     desk.scheduler.intercept(sequence, 1.0, (PendingCall("tool", "one"),))
     ledger.settle(0.0)
-    desk.kv.copies.drop(sequence.context, range(1, 3), device=True, host=False)
+    desk.kv.drop(sequence.context, range(1, 3), device=True, host=False)
     ledger.step(planned(1), StepResult((), 2.0), 7.0)  # five idle seconds, then a step on one page
     assert ledger.waste.preserve == pytest.approx((3 * 5.0 + 1 * 2.0) * SIZE)
     ledger.settle(8.0)

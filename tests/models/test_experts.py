@@ -151,8 +151,8 @@ def test_layers_without_experts_are_a_kind(change: dict, dense: list[bool]) -> N
         ("qwen3_moe", {"norm_topk_prob": 1}, "norm_topk_prob"),
         ("qwen3_moe", {"num_experts_per_tok": 9}, "9 of 8"),
         ("qwen3_moe", {"shared_expert_intermediate_size": 8}, "shared_expert_intermediate_size"),
-        ("mixtral", {"num_local_experts": "six"}, "num_experts"),
-        ("mixtral", {"num_experts_per_tok": 0}, "per_token"),
+        ("mixtral", {"num_local_experts": "six"}, "num_local_experts"),
+        ("mixtral", {"num_experts_per_tok": 0}, "num_experts_per_tok"),
         ("llama_gqa", {"num_local_experts": 4}, "num_local_experts"),
     ],
 )

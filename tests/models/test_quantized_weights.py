@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.layouts.packed_weights import pack
-from jinfercept.models.gguf_blocks import PACKINGS
+from jinfercept.models.gguf_weights import PACKINGS
 from jinfercept.models.joined_weights import join_layer, joinable, separate
 from jinfercept.models.load import bytes_to_load, load
 from jinfercept.models.mesh import ModelMesh

@@ -87,9 +87,7 @@ def test_fetches_use_what_the_link_moves_beside_a_step_with_a_chunk() -> None:
     )
     back = bench.paused("back", 38)
     bench.steps(12)
-    assert (
-        bench.kv.copies.drop(back.context, back.context.tail_first, device=True, host=False) == back.context.num_pages
-    )
+    assert bench.kv.drop(back.context, back.context.tail_first, device=True, host=False) == back.context.num_pages
     bench.scheduler.resume(back, [1])
     bench.add("new", 60)
     assert [len(plan.fetch) for plan in bench.steps(2)] == [8, 2]
@@ -113,9 +111,7 @@ def test_host_pages_that_the_link_would_bring_too_late_are_recomputed(
     bench.prefilled("runs", 4, max_tokens=60)
     back = paused(bench, 38)
     bench.steps(12)
-    assert (
-        bench.kv.copies.drop(back.context, back.context.tail_first, device=True, host=False) == back.context.num_pages
-    )
+    assert bench.kv.drop(back.context, back.context.tail_first, device=True, host=False) == back.context.num_pages
     tokens = back.tokens[:]
     bench.scheduler.resume(back, [1], (CallDuration(12.0),))
     bench.steps(12)

@@ -81,7 +81,7 @@ def test_a_request_that_others_may_overtake_for_long_gives_way_before_one_that_r
     order = LastExpectedFirst(estimator)
     for sequence in (waiting, following):
         bench.scheduler.resume(sequence, [1], (CallDuration(1.0),))
-    waiting.place.delay_s = 200.0
+    waiting.delay_s = 200.0
     for sequence in (following, soon, waiting):
         order.add(sequence, bench.now_s)
     assert list(order) == [waiting, soon, following]

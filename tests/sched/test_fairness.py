@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from jinfercept.engine.admission import check_request
 from jinfercept.engine.engine import Engine
+from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.errors import RequestError
 from jinfercept.events import Finished, Token
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.prices import Prices
+from jinfercept.meter.ledger import Prices
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimator import ElapsedEstimator
@@ -76,7 +77,8 @@ def waits_of_the_lone(others: Several[Client], until_s: float) -> list[float]:
     )
     dispatcher = ScriptedDispatcher(clock, lambda number, place, count: ())
     priced = PricedRunner(Prices(profile, PAGE, synchronous=policy.synchronous), clock)
-    engine = Engine(scheduler, priced, dispatcher, clock, threading.Event(), depth=1, vocab_size=50_000)
+    requests = RequestLifecycle(scheduler, dispatcher, clock, vocab_size=50_000)
+    engine = Engine(requests, priced, threading.Event(), depth=1)
     due = [(0.0, client) for client in clients for _ in range(client.number)]
     came: dict[str, tuple[Client, float]] = {}
     waits: list[float] = []

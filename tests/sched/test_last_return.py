@@ -6,13 +6,13 @@ import pytest
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.estimator import HistoryEstimator, remaining_s, survival
-from jinfercept.sched.sequence import Pause, PendingCall, Sequence
+from jinfercept.sched.sequence import PendingCall, Sequence
 from jinfercept.sim.simulation import OracleEstimator
 
 
 def waiting(*calls: PendingCall) -> Sequence:
     sequence = Sequence("s", [1], KVManager(4, 0, 4).open(), max_tokens=1)
-    sequence.pause = Pause(0.0, calls, calls)
+    sequence.calls = sequence.awaited = calls
     return sequence
 
 
@@ -52,6 +52,6 @@ def test_a_call_that_has_returned_is_waited_for_no_more() -> None:
         oracle.started(call, 0.0)
     sequence = waiting(*calls)
     assert remaining_s(oracle, sequence, 0.5) == pytest.approx(7.5)
-    sequence.pause = sequence.pause._replace(awaited=(calls[0],))
+    sequence.awaited = (calls[0],)
     assert remaining_s(oracle, sequence, 0.5) == 1.5
     assert [survival(oracle, sequence, 0.5, horizon_s) for horizon_s in (1.4, 1.6)] == [1.0, 0.0]

@@ -3,7 +3,7 @@
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.copy_ahead import LeastWorth, PageBlock
 from jinfercept.sched.expected import LastExpectedFirst
-from jinfercept.sched.sequence import Pause, PendingCall, Sequence, State
+from jinfercept.sched.sequence import PendingCall, Sequence, State
 from jinfercept.sim.simulation import OracleEstimator
 
 
@@ -17,7 +17,7 @@ class Paused:
         self.least = LeastWorth(self.order, self.block)
         for sequence, call_s in zip(self.sequences, calls_s, strict=True):
             sequence.state, call = State.INTERCEPTED, PendingCall("tool", sequence.id, call_s)
-            sequence.pause = Pause(0.0, (call,), (call,))
+            sequence.calls = sequence.awaited = (call,)
             estimator.started(call, 0.0)
             self.order.add(sequence, 0.0)
             self.least.put(sequence, 0.0)

@@ -154,7 +154,7 @@ def test_missing_work_is_what_is_computed_at_its_place_and_what_is_fetched() -> 
     assert order.missing_s(bench.add("longer", 30)) > order.missing_s(bench.add("new", 12)) > 0.0
     bench.scheduler.resume(paused, [1, 2])
     returned_s = order.missing_s(paused)
-    bench.kv.copies.drop(paused.context, range(2), device=True, host=True)
+    bench.kv.drop(paused.context, range(2), device=True, host=True)
     assert returned_s < order.missing_s(paused)
 
 
@@ -172,13 +172,13 @@ def test_where_keys_are_seconds_a_waiting_request_has_its_delay_behind_the_first
     bench.prefilled("running", 8, max_tokens=50)
     long, short = bench.add("long", 40), bench.add("short", 8)
     bench.step()
-    assert short.place.delay_s == 0.0
-    assert long.place.delay_s == pytest.approx(long.place.rank[1] - short.place.rank[1])
+    assert short.delay_s == 0.0
+    assert long.delay_s == pytest.approx(long.rank[1] - short.rank[1])
     other = SchedulerBench(preserve(), max_num_seqs=1, order=ShortestFirst())
     other.prefilled("running", 8, max_tokens=50)
     waiting = [other.add(f"{length}", length) for length in (8, 40)]
     other.step()
-    assert [sequence.place.delay_s for sequence in waiting] == [0.0, 0.0]
+    assert [sequence.delay_s for sequence in waiting] == [0.0, 0.0]
 
 
 # -- starvation --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from jinfercept.sched.policy import Action
 from jinfercept.sched.preemption import PreemptedSequences, cheaper, pages_per_copy
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.roofline import LLAMA_2_7B, roofline
-from jinfercept.sched.sequence import Pause, Sequence
+from jinfercept.sched.sequence import Sequence
 from tests.support.scheduler_bench import SIZE, SchedulerBench
 
 A100 = roofline(LLAMA_2_7B, "A100-40GB", attention=True)
@@ -66,7 +66,7 @@ def sequence(name: str, order: int, num_pages: int) -> Sequence:
     kv.commit(context, tokens)
     kv.release(context)
     made = Sequence(name, tokens, context, max_tokens=1)
-    made.place.order = order
+    made.order = order
     return made
 
 
@@ -87,7 +87,7 @@ def test_a_sequence_that_has_run_or_paused_since_keeps_its_pages() -> None:
     victim = sequence("one", 1, 2)
     preempted.add(victim)
     assert next(preempted.victims()).move.action is Action.LOSE  # there is no host to swap to
-    victim.pause = Pause(3.0)
+    victim.paused_s = 3.0
     assert not list(preempted.victims())
 
 

@@ -113,7 +113,7 @@ def test_fetches_take_the_link_first_and_copies_what_is_left() -> None:
     returning = bench.paused("returning", 16)
     bench.steps(2)
     assert residencies(returning) == [Residency.CLEAN] * 4
-    assert bench.kv.copies.drop(returning.context, range(4), device=True, host=False) == 4
+    assert bench.kv.drop(returning.context, range(4), device=True, host=False) == 4
     bench.paused("other", 16)
     bench.scheduler.resume(returning, [5])
     moved = [(len(plan.fetch), len(plan.offload)) for plan in bench.steps(4)]

@@ -5,8 +5,8 @@ from functools import cache
 from typing import NamedTuple
 
 from jinfercept.calls import Call, Result, Tool
-from jinfercept.engine.clock import Clock
 from jinfercept.engine.engine import Engine
+from jinfercept.engine.protocols import Clock
 from jinfercept.engine.text_stream import TextStream
 from jinfercept.hooks import TrapFrame
 from jinfercept.intercept.call_markup import AsyncCalls, ContextMarkup

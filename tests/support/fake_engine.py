@@ -6,9 +6,9 @@ from threading import Event
 from typing import Any
 
 from jinfercept.calls import Call, Result, Tool
-from jinfercept.engine.clock import Clock, RealClock
 from jinfercept.engine.engine import Engine
-from jinfercept.engine.protocols import CallDispatcher, Runner
+from jinfercept.engine.lifecycle import RequestLifecycle
+from jinfercept.engine.protocols import CallDispatcher, Clock, RealClock, Runner
 from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.errors import RequestError
 from jinfercept.events import Finished as FinishedEvent
@@ -175,20 +175,18 @@ def make_engine(
         order=order,
     )
     wake = Event()
-    return Engine(
+    requests = RequestLifecycle(
         scheduler,
-        runner or FakeRunner(page_size, buckets),
         dispatcher or Dispatcher(wake.set),
         clock or (ManualClock() if dispatcher else RealClock()),
-        wake,
-        depth=depth,
         vocab_size=vocab_size,
         eos_token_ids=eos_token_ids,
         open_text=open_text,
         encode=encode,
-        check=True,
         retained=retain(scheduler),
+        returns_experts=False,
     )
+    return Engine(requests, runner or FakeRunner(page_size, buckets), wake, depth=depth, check=True)
 
 
 def run_all(engine: Engine, requests: list[Request], max_steps: int = 20_000) -> dict[str, RequestOutput]:

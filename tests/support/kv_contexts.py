@@ -47,22 +47,22 @@ def adopted(manager: KVManager, tokens: list[int], salt: str = "") -> int:
 
 def offload(manager: KVManager, context: Context, index: int) -> PageCopy | None:
     """The copy to make of a page; None if it cannot be copied."""
-    copies, _ = manager.copies.copy_out(context, range(index, index + 1), 1)
+    copies, _ = manager.copy_out(context, range(index, index + 1), 1)
     return copies[0] if copies else None
 
 
 def drop_device(manager: KVManager, context: Context, index: int) -> int:
-    return manager.copies.drop(context, range(index, index + 1), device=True, host=False)
+    return manager.drop(context, range(index, index + 1), device=True, host=False)
 
 
 def drop_host(manager: KVManager, context: Context, index: int) -> None:
-    manager.copies.drop(context, range(index, index + 1), device=False, host=True)
+    manager.drop(context, range(index, index + 1), device=False, host=True)
 
 
 def swap_out(manager: KVManager, context: Context) -> None:
-    copies, _ = manager.copies.copy_out(context, range(context.num_pages), 99)
+    copies, _ = manager.copy_out(context, range(context.num_pages), 99)
     assert len(copies) == context.num_pages
-    assert manager.copies.drop(context, context.tail_first, device=True, host=False) == context.num_pages
+    assert manager.drop(context, context.tail_first, device=True, host=False) == context.num_pages
     manager.begin_plan()
 
 

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from jinfercept.kv.context import Context
-from jinfercept.kv.context_side import ContextState, ContextWindow
+from jinfercept.kv.context import Context, ContextState, ContextWindow
 from jinfercept.kv.extent import token_bytes
 from jinfercept.testing.fake_runner import FakeMemories
 
@@ -93,7 +92,7 @@ def check_owner(owner: Owner, pages: FakeMemories[bytes], window_pages: FakeMemo
         if not isinstance(window, ContextWindow)
         else (
             (window.first, window.slots, window_pages.device),
-            (window.host_first, window.host, window_pages.host),
+            (window.host_first, window.host_slots, window_pages.host),
         )
     ):
         for position in range(first * size, min((first + len(slots)) * size, num_tokens)):

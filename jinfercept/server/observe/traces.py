@@ -23,7 +23,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from jinfercept.chat.function_tools import ChatTool
-from jinfercept.engine.async_streaming import AsyncStream
+from jinfercept.engine.streaming import AsyncStream
 from jinfercept.intercept.current_call import CURRENT_CALL, around
 from jinfercept.outputs import Interception, RequestOutput
 from jinfercept.request import Request

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jinfercept.disk.counters import DiskCounters, DiskOccupancy, DiskState
+from jinfercept.disk.store import DiskCounters, DiskOccupancy, DiskState
 from jinfercept.llm import LLM
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.tools.inbox import Inbox

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from jinfercept.errors import ModelError
-from jinfercept.models.hub import is_hub_id
 from jinfercept.models.load import bytes_to_load, load, quantization_of, read_config
 from jinfercept.models.model import param_bytes
+from jinfercept.models.model_directory import is_hub_id
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from jinfercept.cpu_kernels import native, object_cache
-from jinfercept.cpu_kernels.object_cache import cached
+from jinfercept.cpu_kernels import native
+from jinfercept.cpu_kernels.native import cached
 
 PRODUCTS = """
 import os, sys
@@ -37,7 +37,7 @@ for _ in range(2):  # JAX is imported once, and begins in the children
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that gets entries."""
-    monkeypatch.setattr(object_cache, "_folder", lambda: tmp_path / "kernels")
+    monkeypatch.setattr(native, "_folder", lambda: tmp_path / "kernels")
     return tmp_path / "kernels"
 
 

@@ -1,19 +1,26 @@
-"""Weights of GPTQ (arXiv 2210.17323) and AWQ (arXiv 2306.00978) checkpoints: words of 4- or 8-bit numbers, zeros and scales.
+"""How safetensors checkpoints store quantised weights: in words (GPTQ, AWQ), in float8, and experts in MXFP4.
 
-A linear layer `name` has `name.qweight`, `name.qzeros` and `name.scales` in place of `name.weight`; groups of inputs share a
-scale and a zero. GPTQ joins neighbouring inputs of a column in a word, AWQ neighbouring columns in an order of its own. Layouts
-as AutoGPTQ's `qlinear_cuda.py` and AutoAWQ's `gemm.py` write them.
+* GPTQ (arXiv 2210.17323) and AWQ (arXiv 2306.00978): a linear layer `name` has `name.qweight`, `name.qzeros` and `name.scales`,
+  words of 4- or 8-bit numbers, in place of `name.weight`; groups of inputs share a scale and a zero. GPTQ joins neighbouring
+  inputs of a column in a word, AWQ neighbouring columns in an order of its own. Layouts as AutoGPTQ's `qlinear_cuda.py` and
+  AutoAWQ's `gemm.py` write them.
+* Float8 (e4m3): a layer has its `weight` in float8, and `weight_scale` (compressed-tensors, vLLM's fp8), which multiplies all
+  of it or each output, or `weight_scale_inv` for blocks of `weight_block_size`, which multiplies too. Scales of inputs and of
+  KV are not used: products are of 16-bit numbers.
+* MXFP4 (gpt-oss): a stack of matrices `name` has `name_blocks [X, out, in / 32, 16]`, two numbers of e2m1 in a byte, and
+  `name_scales [X, out, in / 32]`, exponents of powers of two with 127 added, both uint8, in place of `name [X, in, out]`.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Int32, Shaped, UInt8
 
 from jinfercept.errors import ModelError, shown
+from jinfercept.layouts.packed_weights import from_e2m1
 from jinfercept.models.packed_rows import PackedRows, Packing
 
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
@@ -219,3 +226,195 @@ def _matches(pattern: str, layer: str) -> bool:
             got=f"{pattern[:80]}: {error}",
             fix="correct config.json",
         ) from error
+
+
+E4M3 = "float8_e4m3fn"
+SCALES = ("weight_scale", "weight_scale_inv")
+"""Last parts of the name of a weight's scales, of which it has one."""
+_FLOAT8 = ("float8", "F8_")
+
+
+@dataclass(frozen=True)
+class Float8Format:
+    """How a checkpoint's linear layers are stored.
+
+    Attributes:
+        block: outputs and inputs of a block with one scale; None: a scale for all or for every output.
+        unquantised: patterns of the names of layers that are stored as usual, see `is_named`.
+    """
+
+    block: tuple[int, int] | None
+    unquantised: tuple[str, ...] = ()
+    method: ClassVar[str] = "fp8"
+    parts: ClassVar[tuple[str, ...]] = (*SCALES, "input_scale", "activation_scale", "k_scale", "v_scale")
+    head: ClassVar[bool] = False
+
+    @classmethod
+    def from_config(cls, stated: Mapping[str, Any]) -> Self:
+        """Of `quantization_config` in `config.json`. Raises `ModelError` for another quantisation of compressed-tensors."""
+        if stated.get("quant_method") == "compressed-tensors" and stated.get("format") != "float-quantized":
+            raise ModelError(
+                "compressed tensors are in float8", got=shown(stated.get("format")), fix="use a checkpoint in FP8"
+            )
+        if stated.get("transform_config"):
+            got = repr(stated["transform_config"])[:80]
+            raise ModelError(
+                "transforms of compressed tensors are not supported", got=got, fix="use another checkpoint"
+            )
+        block = stated.get("weight_block_size") or _block_of_groups(stated)
+        if block is not None and not (
+            isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)
+        ):
+            raise ModelError("weight_block_size is two sizes", got=shown(block), fix="correct config.json")
+        without = stated.get("ignore") or stated.get("ignored_layers") or stated.get("modules_to_not_convert") or ()
+        return cls(None if block is None else (block[0], block[1]), tuple(map(str, without)))
+
+    def packed(self, stored: Mapping[str, StoredType]) -> frozenset[str]:
+        """Names of the weights in float8, of all tensors. Raises `ModelError` for one without scales, or in another float8."""
+        weights = {name: of for name, of in stored.items() if name.endswith(".weight") and of.dtype.startswith(_FLOAT8)}
+        for name, of in weights.items():
+            if of.dtype != E4M3 or len(of.shape) != 2:
+                got = f"{name} {list(of.shape)} of {of.dtype}"
+                raise ModelError("numbers of 8 bits are matrices in e4m3", got=got[:200], fix="use another checkpoint")
+            self._check_scales(name, of.shape, stored)
+        return frozenset(weights)
+
+    def _check_scales(self, name: str, shape: tuple[int, ...], stored: Mapping[str, StoredType]) -> None:
+        layer, (outputs, inputs) = name.removesuffix("weight"), shape
+        scales = {layer + part: stored[layer + part].shape for part in SCALES if layer + part in stored}
+        right: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (outputs,), (outputs, 1))
+        if self.block is not None:
+            right = ((-(-outputs // self.block[0]), -(-inputs // self.block[1])),)
+        if len(scales) != 1 or not set(scales.values()) <= set(right) or inputs % (self.group_size or inputs):
+            how = "a tensor or an output" if self.block is None else f"blocks of {list(self.block)}"
+            have = ", ".join(f"{scale} {list(size)}" for scale, size in scales.items()) or f"no {layer}{SCALES[0]}"
+            raise ModelError(
+                f"a weight in float8 has scales for {how}",
+                got=f"{name} {list(shape)}, {have}"[:300],
+                fix="download the checkpoint again, or use another one",
+            )
+
+    def shapes(self, stored: Mapping[str, tuple[int, ...]], packed: frozenset[str]) -> dict[str, tuple[int, ...]]:
+        """The shapes of the weights, of those of all tensors."""
+        return {
+            name: shape for name, shape in stored.items() if not name.endswith(tuple(f".{part}" for part in self.parts))
+        }
+
+    @property
+    def group_size(self) -> int | None:
+        """Inputs with the same scale; None: all inputs."""
+        return None if self.block is None else self.block[1]
+
+    def packing(self, num_inputs: int) -> Packing:
+        """How a layer with so many inputs is kept."""
+        return Packing(E4M3, self.group_size or num_inputs, "float32")
+
+    def rows(self, read: Read, rows: slice) -> PackedRows:
+        """The outputs of a layer from one to another."""
+        values, num_rows = read("weight", (rows,)), rows.stop - rows.start
+        if self.block is not None:
+            outputs = np.arange(rows.start, rows.stop) // self.block[0]
+            scales = _scales(read, (slice(outputs[0], outputs[-1] + 1),))[outputs - outputs[0]]
+        else:
+            scales = _scales(read, ()).reshape(-1, 1)
+            scales = np.broadcast_to(scales, (num_rows, 1)) if len(scales) == 1 else scales[rows]
+        return PackedRows(values, np.ascontiguousarray(scales, np.float32))
+
+
+def _scales(read: Read, index: tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:
+    try:
+        return read(SCALES[0], index)
+    except KeyError:
+        return read(SCALES[1], index)
+
+
+def _block_of_groups(stated: Mapping[str, Any]) -> Any:
+    """`block_structure` of compressed-tensors, the same in all groups of layers; None without one."""
+    groups = stated.get("config_groups")
+    weights = (
+        [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
+        if isinstance(groups, Mapping)
+        else []
+    )
+    blocks = [how.get("block_structure") for how in weights if isinstance(how, Mapping)]
+    if any(block != blocks[0] for block in blocks):
+        raise ModelError(
+            "groups of layers have blocks of the same size", got=shown(blocks), fix="use another checkpoint"
+        )
+    return blocks[0] if blocks else None
+
+
+GROUP = 32
+PACKING = Packing("uint32", GROUP, "uint8")
+_BLOCKS, _SCALES = "_blocks", "_scales"
+
+
+@dataclass(frozen=True)
+class MXFP4Format:
+    """How a checkpoint's experts are stored."""
+
+    method: ClassVar[str] = "mxfp4"
+    head: ClassVar[bool] = False
+    unquantised: ClassVar[tuple[str, ...]] = ()
+    group_size: ClassVar[int] = GROUP
+
+    def packed(self, stored: Mapping[str, StoredType]) -> frozenset[str]:
+        """Names of the stacks in MXFP4, of all tensors. Raises `ModelError` for blocks without scales, or of other sizes."""
+        names = [name.removesuffix(_BLOCKS) for name in stored if name.endswith(_BLOCKS)]
+        for name in names:
+            blocks, scales = stored[name + _BLOCKS], stored.get(name + _SCALES)
+            right = len(blocks.shape) == 4 and blocks.dtype == "uint8" and blocks.shape[3] == GROUP // 2
+            if not right or scales != StoredType(blocks.shape[:3], "uint8"):
+                raise ModelError(
+                    "experts in MXFP4 have blocks of 16 bytes, and a scale of one byte for each",
+                    got=f"{name}{_BLOCKS} {list(blocks.shape)} of {blocks.dtype}, "
+                    f"scales {'missing' if scales is None else f'{list(scales.shape)} of {scales.dtype}'}"[:300],
+                    fix="download the checkpoint again, or use another one",
+                )
+        return frozenset(names)
+
+    def shapes(self, stored: Mapping[str, tuple[int, ...]], packed: frozenset[str]) -> dict[str, tuple[int, ...]]:
+        """The shapes of the weights, of those of all tensors: stacks of matrices in place of their blocks."""
+        parts = {name + part for name in packed for part in (_BLOCKS, _SCALES)}
+        rest = {name: shape for name, shape in stored.items() if name not in parts}
+
+        def whole(num_matrices: int, outputs: int, groups: int, _: int) -> tuple[int, ...]:
+            return num_matrices, groups * GROUP, outputs
+
+        return rest | {name: whole(*stored[name + _BLOCKS]) for name in packed}
+
+    def packing(self, num_inputs: int) -> Packing:
+        """How a matrix with so many inputs is kept."""
+        return PACKING
+
+    def rows(self, read: Read, rows: slice) -> PackedRows:
+        """The rows of the matrices from one to another."""
+        blocks, scales = read(_BLOCKS, (rows,)), read(_SCALES, (rows,))
+        numbers = from_e2m1(np.stack([blocks & 15, blocks >> 4], axis=-1))
+        num_rows = scales.shape[0] * scales.shape[1]
+        return PackedRows.of_4_bits(numbers.reshape(num_rows, -1), np.ascontiguousarray(scales.reshape(num_rows, -1)))
+
+
+type QuantizedFormat = WordFormat | Float8Format | MXFP4Format
+
+
+def format_of(stated: Any) -> QuantizedFormat | None:
+    """How weights are quantised, by `quantization_config` in `config.json`; None: they are not. Raises `ModelError` for other
+    quantisations."""
+    if stated is None:
+        return None
+    if not isinstance(stated, Mapping):
+        raise ModelError("quantization_config is an object", got=shown(stated), fix="correct config.json")
+    match stated.get("quant_method"):
+        case "gptq" | "awq":
+            return WordFormat.from_config(stated)
+        case "fp8" | "compressed-tensors":
+            return Float8Format.from_config(stated)
+        case "mxfp4":
+            return MXFP4Format()
+        case other:
+            raise ModelError(
+                "the checkpoint's quantisation is not supported",
+                got=shown(other),
+                fix="use a checkpoint of gptq, awq, fp8 or mxfp4, a GGUF file, or one that is not quantised",
+            )

@@ -1,0 +1,119 @@
+"""Weights that are rows of other tensors in a checkpoint: of fused ones (Phi-3), or in another order (Qwen3-Next)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64, Shaped
+
+from jinfercept.errors import ModelError
+from jinfercept.models.config import DeltaNetConfig, ModelConfig
+
+_TOGETHER = {
+    "in_proj_qkvz.weight": ("in_proj_qkv.weight", "in_proj_z.weight"),
+    "in_proj_ba.weight": ("in_proj_b.weight", "in_proj_a.weight"),
+    "conv1d.weight": ("conv1d.weight",),
+}
+"""Tensors whose rows, one behind the other, are those of a weight with all heads' queries first, then all keys, and so on."""
+
+type Fused = Mapping[str, Sequence[str]]
+"""The last parts of the names of a layer's fused tensors, and of their parts' names in order."""
+type Read = Callable[[str, slice], Shaped[np.ndarray, "rows ..."]]
+
+
+class StoredRows(NamedTuple):
+    """A weight of rows of tensors.
+
+    Attributes:
+        tensors: that the rows are in, and how many each has.
+        order: of every row of the weight, its place in the tensors one behind the other.
+        shape: of the weight.
+    """
+
+    tensors: tuple[tuple[str, int], ...]
+    order: Int64[np.ndarray, "rows"]
+    shape: tuple[int, ...]
+
+    def spans(self, rows: slice) -> list[tuple[str, slice]]:
+        """Where some of the rows are; consecutive ones together."""
+        places = self.order[rows]
+        pieces = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+        return [self._span(int(piece[0]), len(piece)) for piece in pieces if len(piece)]
+
+    def read(self, rows: slice, read: Read) -> Shaped[np.ndarray, "rows columns"]:
+        """Rows of the weight. Raises `ModelError` for tensors of several types."""
+        spans = self.spans(rows)
+        parts = [read(tensor, span).reshape(-1, *self.shape[1:]) for tensor, span in spans]
+        if len(types := {str(part.dtype) for part in parts}) > 1:
+            got = f"{', '.join(sorted(types))} in {', '.join(name for name, _ in self.tensors)}"
+            raise ModelError("parts of one weight have one type of numbers", got=got, fix="use another checkpoint")
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _span(self, place: int, count: int) -> tuple[str, slice]:
+        for tensor, size in self.tensors:
+            if place < size:
+                return tensor, slice(place, place + count)
+            place -= size
+        raise AssertionError("no tensor has the row")
+
+
+def rows_in(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, fused: Fused) -> dict[str, StoredRows]:
+    """The weights, by name, that are rows of tensors of these shapes; a tensor with other rows than they need is left whole.
+
+    Args:
+        fused: names that end with the name of a projection, as our weights' names say: those of three parts are queries, keys
+            and values, those of two a gate and its up.
+    """
+    return _of_fused(shapes, config, fused) | _by_heads(shapes, config.delta_net)
+
+
+def shapes_with(shapes: Mapping[str, tuple[int, ...]], rows: Mapping[str, StoredRows]) -> dict[str, tuple[int, ...]]:
+    """The shapes with the weights in place of the tensors whose rows they are."""
+    used = {tensor for weight in rows.values() for tensor, _ in weight.tensors}
+    rest = {name: shape for name, shape in shapes.items() if name not in used}
+    return rest | {name: weight.shape for name, weight in rows.items()}
+
+
+def _of_fused(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, fused: Fused) -> dict[str, StoredRows]:
+    queries, keys = (count * config.head_dim for count in (config.num_heads, config.num_kv_heads))
+    sizes = {3: (queries, keys, keys), 2: (config.ffn_size,) * 2}
+    found = dict[str, StoredRows]()
+    for tensor, shape in shapes.items():
+        end = next((end for end in fused if tensor.endswith(end)), None)
+        if end is None or shape[:1] != (sum(sizes[len(fused[end])]),):
+            continue
+        start = 0
+        for name, size in zip(fused[end], sizes[len(fused[end])], strict=True):
+            order = np.arange(start, start + size)
+            found[tensor.removesuffix(end) + name] = StoredRows(((tensor, shape[0]),), order, (size, *shape[1:]))
+            start += size
+    return found
+
+
+def _by_heads(shapes: Mapping[str, tuple[int, ...]], sizes: DeltaNetConfig | None) -> dict[str, StoredRows]:
+    """The weights of recurrent layers, which are stored head by head with us and part by part in a checkpoint."""
+    if sizes is None:
+        return {}
+    keys, values = (sizes.key_dim,) * 2, (sizes.group * sizes.value_dim,)
+    parts = {
+        "in_proj_qkvz.weight": (*keys, *values * 2),
+        "in_proj_ba.weight": (sizes.group,) * 2,
+        "conv1d.weight": (*keys, *values),
+    }
+    found = dict[str, StoredRows]()
+    for end, tensors in _TOGETHER.items():
+        order = _by_head(parts[end], sizes.num_key_heads)
+        for name in [name for name in shapes if name.endswith(f".linear_attn.{tensors[0]}")]:
+            base = name.removesuffix(tensors[0])
+            stored = {base + tensor: shapes.get(base + tensor) or (0,) for tensor in tensors}
+            num_rows = tuple((tensor, shape[0]) for tensor, shape in stored.items())
+            if sum(count for _, count in num_rows) == len(order) and len({shape[1:] for shape in stored.values()}) == 1:
+                found[base + end] = StoredRows(num_rows, order, (len(order), int(np.prod(shapes[name][1:]))))
+    return found
+
+
+def _by_head(widths: tuple[int, ...], num_heads: int) -> Int64[np.ndarray, "rows"]:
+    """The places of rows that are stored part by part, in the order head by head; a head has so many rows of each part."""
+    ends = np.cumsum([width * num_heads for width in widths])
+    parts = np.split(np.arange(ends[-1]), ends[:-1])
+    return np.concatenate([part.reshape(num_heads, -1) for part in parts], axis=1).reshape(-1)

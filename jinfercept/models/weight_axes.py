@@ -1,0 +1,105 @@
+"""What the weights of all families are, by name: the axes of each, and over which of them its product sums."""
+
+from collections.abc import Mapping
+
+from jinfercept.models.config import ModelConfig
+
+_WEIGHTS = {
+    "embedding": "vocab embed",
+    "attn_norm": "embed",
+    "q": "embed -> query_heads head_dim",
+    "k": "embed -> kv_heads head_dim",
+    "v": "embed -> kv_heads head_dim",
+    "qkv": "embed -> kv_heads query_key_value head_dim",
+    "q_bias": "query_heads head_dim",
+    "k_bias": "kv_heads head_dim",
+    "v_bias": "kv_heads head_dim",
+    "qkv_bias": "kv_heads query_key_value head_dim",
+    "q_norm": "head_dim",
+    "k_norm": "head_dim",
+    "q_row_norm": "query_heads head_dim",
+    "k_row_norm": "kv_heads head_dim",
+    "sinks": "query_heads",
+    "o": "heads head_dim -> embed",
+    "o_bias": "embed",
+    "attn_post_norm": "embed",
+    "ffn_norm": "embed",
+    "gate": "embed -> ffn",
+    "up": "embed -> ffn",
+    "gate_up": "side embed ffn",
+    "gate_bias": "ffn",
+    "up_bias": "ffn",
+    "gate_up_bias": "side ffn",
+    "down": "ffn -> embed",
+    "down_bias": "embed",
+    "ffn_post_norm": "embed",
+    "router": "embed -> choices",
+    "router_bias": "choices",
+    "experts_gate_up": "experts embed side expert_ffn",
+    "experts_down": "experts expert_ffn embed",
+    "experts_gate_up_bias": "experts side expert_ffn",
+    "experts_down_bias": "experts embed",
+    "shared_gate": "embed -> shared_ffn",
+    "shared_up": "embed -> shared_ffn",
+    "shared_down": "shared_ffn -> embed",
+    "shared_factor": "embed -> one",
+    "delta_qkvz": "embed -> key_heads channels_gates",
+    "delta_ba": "embed -> key_heads betas_steps",
+    "delta_taps": "taps -> key_heads channels",
+    "delta_decay": "key_heads value_group",
+    "delta_step_bias": "key_heads value_group",
+    "delta_norm": "value_dim",
+    "delta_o": "key_heads values -> embed",
+    "norm": "embed",
+    "norm_bias": "embed",
+    "unembed": "vocab embed",
+    "unembed_bias": "vocab",
+}
+"""The axes before an arrow are those over which a product sums."""
+WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
+    name: tuple(axes.replace("->", "").split()) for name, axes in _WEIGHTS.items()
+}
+NUM_INPUTS = {name: len(axes.split("->")[0].split()) if "->" in axes else 0 for name, axes in _WEIGHTS.items()}
+"""How many axes there are before the arrow; 0 of norms, biases, tables and stacks."""
+
+
+def weight_shape(name: str, config: ModelConfig) -> tuple[int, ...]:
+    """The shape of a weight of this name in a model."""
+    sizes = _sizes(config)
+    return tuple(sizes[axis] for axis in WEIGHT_AXES[name])
+
+
+def _sizes(config: ModelConfig) -> dict[str, int]:
+    query_heads = config.num_heads * (2 if config.attention_gate else 1)  # every head's gates behind its queries
+    sizes = {
+        "vocab": config.vocab_size,
+        "embed": config.hidden_size,
+        "heads": config.num_heads,
+        "query_heads": query_heads,
+        "kv_heads": config.num_kv_heads,
+        "query_key_value": query_heads // config.num_kv_heads + 2,
+        "head_dim": config.head_dim,
+        "ffn": config.ffn_size,
+        "side": 2,
+        "one": 1,
+    }
+    if (experts := config.experts) is not None:
+        sizes |= {
+            "choices": experts.num_experts,
+            "experts": experts.num_experts * experts.parts,
+            "expert_ffn": experts.ffn_size // experts.parts,
+            "shared_ffn": experts.shared_ffn_size,
+        }
+    if (delta := config.delta_net) is not None:
+        values = delta.group * delta.value_dim
+        sizes |= {
+            "key_heads": delta.num_key_heads,
+            "channels": delta.channels,
+            "channels_gates": delta.channels + values,
+            "betas_steps": 2 * delta.group,
+            "taps": delta.num_taps,
+            "value_group": delta.group,
+            "value_dim": delta.value_dim,
+            "values": values,
+        }
+    return sizes
