@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from benchmarks.ahead_of_time.compiler import TARGETS, CaseCompiler, Compiler, Facts, add_runner, compile_order, gpus
 from benchmarks.gpu_bill.cases import NUM_PAGES, PAGE_SIZE, Case
 from benchmarks.gpu_bill.machine_code import read_kernels
-from benchmarks.gpu_bill.program import Program
-from benchmarks.gpu_bill.thunks import Thunk, read_thunks
+from benchmarks.gpu_bill.program import Program, Thunk, read_thunks
 from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import available_attention
 from jinfercept.runner.packing import CommonShape
@@ -24,7 +23,7 @@ from jinfercept.runner.page_transfers import add_transfers, transfer_sizes
 from jinfercept.runner.shape import RunnerShape
 
 HERE = Path(__file__).parent
-SOURCE = "".join((HERE / f"{name}.py").read_text() for name in ("child", "machine_code", "program", "thunks"))
+SOURCE = "".join((HERE / f"{name}.py").read_text() for name in ("child", "machine_code", "program"))
 DUMPED = {"xla_dump_emitter_re": "ptx"}
 OURS = "paged_"
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks.gpu_bill.assumptions import Assumptions
 from benchmarks.gpu_bill.machine_code import Kernel
+from benchmarks.gpu_bill.program import COLLECTIVES, MATRIX_LIBRARIES
 from benchmarks.gpu_bill.reading import Launch
-from benchmarks.gpu_bill.thunks import COLLECTIVES, MATRIX_LIBRARIES
 from jinfercept.pallas.work_schedule import WorkCut, split_contexts
 
 TARGETS = Path(__file__).parents[1] / "ahead_of_time" / "targets"

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from benchmarks.gpu_bill.kernel_time import DecodeWork, Device
+from benchmarks.gpu_bill.program import COLLECTIVES
 from benchmarks.gpu_bill.reading import Launch, Reading
-from benchmarks.gpu_bill.thunks import COLLECTIVES
 
 OURS = "paged_"
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from benchmarks.gpu_bill.cases import Case
 from benchmarks.gpu_bill.machine_code import Kernel
-from benchmarks.gpu_bill.program import NO_TRAFFIC, Traffic
-from benchmarks.gpu_bill.thunks import Thunk
+from benchmarks.gpu_bill.program import NO_TRAFFIC, Thunk, Traffic
 
 SILENT = ("kSequential", "kCommandBuffer", "kConditional", "kWhile", "kCopyDone", "kWaitForStreams")
 """Thunks that launch nothing themselves."""

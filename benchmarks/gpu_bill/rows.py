@@ -13,8 +13,8 @@ from rich.table import Table
 from benchmarks.gpu_bill.assumptions import MIB, Assumptions
 from benchmarks.gpu_bill.cases import Case
 from benchmarks.gpu_bill.kernel_time import Device
+from benchmarks.gpu_bill.program import COLLECTIVES
 from benchmarks.gpu_bill.reading import SILENT, Launch, Reading
-from benchmarks.gpu_bill.thunks import COLLECTIVES
 from jinfercept.models.model import abstract_params
 
 type Row = dict[str, Any]

@@ -1,8 +1,8 @@
 """What kernels reach by themselves on a GPU, against the ceilings of this device: paged attention, and products with the
 weights of experts.
 
-Attention by every kernel of ours (rows: `attention_timing`); FlashInfer's beside it: `flashinfer_peer`. Products by the
-grouped Triton kernel, XLA's `ragged_dot`, and JAX's own Mosaic kernel (rows: `expert_timing`). The Mosaic kernel
+Attention by every kernel of ours (rows: `kernel_timing`); FlashInfer's beside it: `flashinfer_peer`. Products by the
+grouped Triton kernel, XLA's `ragged_dot`, and JAX's own Mosaic kernel (rows: `kernel_timing`). The Mosaic kernel
 (`jax.experimental.pallas.ops.gpu.ragged_dot_mgpu`, Hopper) reads experts without rows, too.
 """
 
@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.gpu_suite.products import random_weight
-from benchmarks.suite.attention_timing import Measure, attention_rows, time_paged
-from benchmarks.suite.expert_timing import Candidate, expert_rows
+from benchmarks.suite.kernel_timing import Candidate, Measure, attention_rows, expert_rows, time_paged
 from benchmarks.suite.sizes import AttentionCase, ExpertsCase, Row, Sizes
 from jinfercept.layouts.pages import KVPages
 from jinfercept.layouts.scoring import Scoring

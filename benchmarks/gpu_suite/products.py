@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.gpu_suite import fragment_product
-from benchmarks.suite.expert_timing import DTYPE, ERROR_CHARACTERS, MOST_OFF
+from benchmarks.suite.kernel_timing import DTYPE, ERROR_CHARACTERS, MOST_OFF
 from benchmarks.suite.sizes import Row, Sizes
 from benchmarks.suite.timing import copy_rate, timed
 from jinfercept.models.packed_rows import Packing

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.replay import Replayed, different, replay
-from benchmarks.suite.attention_timing import interleaved, make_batch, random_queries
+from benchmarks.suite.kernel_timing import interleaved, make_batch, random_queries
 from benchmarks.suite.sizes import Checked, HeadSizes, Row, Sizes
 from jinfercept.layouts.interleaved import with_padded_heads
 from jinfercept.layouts.kv_rows import is_quantised, stored_dtype

@@ -1,10 +1,10 @@
 """What kernels reach by themselves on a TPU, against the ceilings of this device: paged attention, and products with the
 weights of experts. No TPU has run them.
 
-Attention by jax's kernel with our blocks and with those of jax's own table (rows: `attention_timing`). A block is named by
+Attention by jax's kernel with our blocks and with those of jax's own table (rows: `kernel_timing`). A block is named by
 its pages' tokens and its query tokens (`tpu 1024 x 64`). On a CPU, for which jax's kernel has no interpreter, the reference
 stands for it. Products by jax's grouped kernel (`gmm`) with our tiles and with others, beside XLA's `ragged_dot` (rows:
-`expert_timing`). On a CPU Pallas interprets the kernel.
+`kernel_timing`). On a CPU Pallas interprets the kernel.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,8 +13,7 @@ from functools import partial
 import jax
 from jaxtyping import Array
 
-from benchmarks.suite.attention_timing import Measure, attention_rows, time_paged
-from benchmarks.suite.expert_timing import Candidate, expert_rows
+from benchmarks.suite.kernel_timing import Candidate, Measure, attention_rows, expert_rows, time_paged
 from benchmarks.suite.sizes import AttentionCase, ExpertsCase, Row, Sizes
 from jinfercept.layouts.interleaved import with_padded_heads
 from jinfercept.layouts.pages import Batch, KVPages

@@ -14,9 +14,8 @@ from benchmarks.gpu_bill.cases import Case, long_case, sample_case
 from benchmarks.gpu_bill.kernel_time import DecodeWork, Device, multiprocessor
 from benchmarks.gpu_bill.machine_code import Kernel
 from benchmarks.gpu_bill.prediction import ModelBytes, Step, predict
-from benchmarks.gpu_bill.program import NO_TRAFFIC, Program
+from benchmarks.gpu_bill.program import NO_TRAFFIC, Program, Thunk, parse_thunks
 from benchmarks.gpu_bill.reading import Launch, Reading
-from benchmarks.gpu_bill.thunks import Thunk, parse_thunks
 from tests.support.kept_results import kept_lines
 
 DUMP = """\
