@@ -212,9 +212,6 @@ class AdvancedOptions:
         "layers per executable; default: as chosen by `jinfercept profile`, else 1 on a CPU, all of them on a GPU",
         least=1,
     )
-    transfer_parts: int = option(
-        1, "pieces in which a page crosses the host link, each beside the compute of its own layers; 1: whole", least=1
-    )
     staging_pages: int | None = option(
         None, "most pages of a context that cross the host link as one array, a power of two; default: 16, on a CPU 1"
     )
@@ -295,7 +292,6 @@ class LLMOptions(RestartOptions, total=False):
     max_num_seqs: int
     max_num_batched_tokens: int
     layers_per_step: int | None
-    transfer_parts: int
     staging_pages: int | None
     pinned_memory: bool
     attention: AttentionChoice

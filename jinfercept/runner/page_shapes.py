@@ -17,7 +17,7 @@ from jinfercept.models.mesh import Placed, beside
 from jinfercept.models.parallel import AXIS
 
 HostPages = Num[Array, "k l B *sides heads W"]
-"""One part of the layers of several pages."""
+"""Several pages of all layers."""
 KeptPages = Num[Array | np.ndarray, "k l B *sides heads W"] | tuple[Num[Array | np.ndarray, "_"], ...]
 """The same, or a sequence's states, an array for each dtype; NumPy has those that are in pageable memory."""
 type States = tuple[tuple[StateArray, ...], ...]

@@ -150,11 +150,11 @@ def on_link(layer: Any) -> Sharding:
 def add_transfers(
     run: Executables, layers: tuple[Any, ...], sizes: Sequence[int], staging_pages: int, common_shape: CommonShape
 ) -> None:
-    """Add the transfers' executables for a part of the layers.
+    """Add the transfers' executables.
 
     Args:
         run: to which they are added.
-        layers: pages of consecutive layers, or the states of all: arrays or shapes with shardings.
+        layers: pages or states of the layers: arrays or shapes with shardings.
         sizes: `transfer_sizes`; of states (1,).
         staging_pages: most pages of an array.
         common_shape: of the steps' uploads.
@@ -179,8 +179,8 @@ def add_transfers(
             arrays = (struct((pages, len(layers), *layers[0].shape[1:]), layers[0].dtype),) * (size // pages)
         scatter: Any = partial(_scatter_states, shape) if is_states else partial(_scatter, shape, size)
         scatter = over_devices(scatter, (layers, *reads, arrays), specs_of(layers))
-        run.add(("gather", size, len(layers)), gather, layers, *reads)
-        run.add(("scatter", size, len(layers)), scatter, layers, *reads, arrays, donate=(0,))
+        run.add(("gather", size), gather, layers, *reads)
+        run.add(("scatter", size), scatter, layers, *reads, arrays, donate=(0,))
         for fewer in (fewer for fewer in sizes if fewer < size <= staging_pages):
             select = over_devices(partial(_select, shape, fewer), (arrays[0], *reads), out)
-            run.add(("select", fewer, size, len(layers)), select, arrays[0], *reads)
+            run.add(("select", fewer, size), select, arrays[0], *reads)

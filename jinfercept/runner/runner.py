@@ -10,7 +10,7 @@ while the device runs the forward pass. Nothing waits for the device but `collec
 
 import time
 from collections.abc import Hashable, Iterable
-from itertools import batched, chain
+from itertools import batched
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import jax
@@ -77,7 +77,7 @@ class ModelRunner:
 
     Args:
         model, params: the model and its weights; every layer has the same shapes. Where they lie on several devices, these cut
-            the pages by KV head. A model with recurrent layers has one part of a transfer.
+            the pages by KV head.
         shape: the static sizes.
         attention: implementation of attention, see `pallas.attention`.
         executables: to which its own are added.
@@ -105,7 +105,7 @@ class ModelRunner:
         config = model.config
         self._model, self._shape = model, shape
         self._homes = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("device"), params)
-        self._parts, self._kinds = shape.parts(config.num_layers), kinds_of(model)
+        self._groups, self._kinds = shape.groups(config.num_layers), kinds_of(model)
         self.use(params)  # committed, as the executables expect
         self.owns_params, self.weight_shapes = False, shapes_of(self.params)
         leaf = weights_of(self.params.embed)[0]
@@ -121,9 +121,8 @@ class ModelRunner:
         num_second, windows = sum(self._in_second), shape.num_window_pages
         pages: dict[str, Any] = {"sizes": sizes, "staging_pages": shape.staging_pages}
         pages |= {"pinned": shape.pinned_memory, "moved_pages": shape.moved_pages}
-        parts = None if num_second else [(groups[0][0], groups[-1][1]) for groups in self._parts]
         own = page_shapes(shape.num_pages, len(self._in_second) - num_second)
-        self.kv = Pool(own, self._common_shape, parts=parts, **pages)
+        self.kv = Pool(own, self._common_shape, **pages)
         self.second: Pool | None = None
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
         self._window_tables = np.zeros_like(self._tables) if windows else None
@@ -143,7 +142,7 @@ class ModelRunner:
         steps = [
             (
                 (size, alone),
-                {(embed, size), *[layers_key(name, size, group, self._kinds) for group in chain(*self._parts)]},
+                {(embed, size), *[layers_key(name, size, group, self._kinds) for group in self._groups]},
             )
             for size, alone in sorted(self._buckets, key=lambda step: (step[0], not step[1]))
             for embed, name in [step_names(alone)]
@@ -200,10 +199,9 @@ class ModelRunner:
         uploaded = place(commons, self._home)
         for kv in self._pools:
             kv.commons = uploaded
-            for part in range(len(self._parts)):
-                kv.fetch(part)
-                kv.offload(part)
-                kv.scatter(part)
+            kv.fetch()
+            kv.offload()
+            kv.scatter()
         for kv in self._pools:
             kv.wait()
         return ForwardTicket(None, submitted_s)
@@ -232,16 +230,11 @@ class ModelRunner:
         experts = RowExperts(np.concatenate(ticket.experts, axis=1)) if ticket.experts else None
         return StepResult(tokens, time.monotonic() - ticket.submitted_s, logprobs, scores, experts)
 
-    def update(self, params: Params) -> None:
-        """Replace the weights by others of the same structure, shapes and dtypes, and forget all KV."""
-        self.use(params)
-        self.reset()
-
     def use(self, params: Params) -> None:
         """Use other weights of the same structure, shapes and dtypes from the next plan on. All KV stay."""
         self.params = jax.device_put(params, self._homes)
-        groups = chain(*self._parts)  # flattened once, not at every step
-        self._leaves = {group: tuple(jax.tree.leaves(self.params.layers[slice(*group)])) for group in groups}
+        # flattened once, not at every step
+        self._leaves = {group: tuple(jax.tree.leaves(self.params.layers[slice(*group)])) for group in self._groups}
 
     def take_params(self) -> Params:
         """The weights, which are the caller's now: the runner has none."""
@@ -348,15 +341,6 @@ class ModelRunner:
         if self.drafter is not None:
             self.drafter.runner.allocate()
 
-    @property
-    def layers_compile_s(self) -> list[float]:
-        """Seconds that each executable of layers took to compile."""
-        return [
-            seconds
-            for key, seconds in self.executables.compile_s.items()
-            if isinstance(key, tuple) and key[0] in ("layers", "decode layers")
-        ]
-
     def _forward(
         self, plan: StepPlan, last_tokens: Int[Array, "slots"], samples: Samples, commons: list[np.ndarray]
     ) -> tuple[Hidden, tuple[Array, ...]]:
@@ -373,26 +357,22 @@ class ModelRunner:
         embed, layers_of = step_names(decode_only)
         x, batch, common = self.executables[embed, size](self.params.embed, last_tokens, upload)
         for kv in self._pools:
-            kv.fetch(0)
             kv.commons = (common, *further)
-        experts = list[Array]()
-        second = self.second
-        for part, groups in enumerate(self._parts):
-            for kv in self._pools:
-                if part:
-                    kv.fetch(part)
-                kv.offload(part)
-            layers = list(self.kv.layers if second is None else joined(self.kv.layers, second.layers, self._in_second))
-            for group in groups:
-                step, own = self.executables[layers_key(layers_of, size, group, self._kinds)], slice(*group)
-                x, layers[own], *noted = step(self._leaves[group], x, tuple(layers[own]), batch)
-                for array in noted:
-                    array.copy_to_host_async()
-                    experts.append(array)
-            if second is None:
-                self.kv.layers = tuple(layers)
-            else:
-                self.kv.layers, second.layers = by_pool(layers, self._in_second)
-            for kv in self._pools:
-                kv.scatter(part)
+            kv.fetch()
+        for kv in self._pools:
+            kv.offload()
+        experts, second = list[Array](), self.second
+        layers = list(self.kv.layers if second is None else joined(self.kv.layers, second.layers, self._in_second))
+        for group in self._groups:
+            step, own = self.executables[layers_key(layers_of, size, group, self._kinds)], slice(*group)
+            x, layers[own], *noted = step(self._leaves[group], x, tuple(layers[own]), batch)
+            for array in noted:
+                array.copy_to_host_async()
+                experts.append(array)
+        if second is None:
+            self.kv.layers = tuple(layers)
+        else:
+            self.kv.layers, second.layers = by_pool(layers, self._in_second)
+        for kv in self._pools:
+            kv.scatter()
         return self._sampler.head(x, plan.chunks, samples, common, self.params.head), tuple(experts)

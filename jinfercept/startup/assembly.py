@@ -55,7 +55,6 @@ class StartTimes:
         load_s: for the weights, `tokenizer_s` for the tokenizer, `pages_s` for the pools, `compile_s` for the executables.
         num_executables: executables that were compiled, of which `num_cached` were found on disk.
         num_pending: executables that a lazy start left to be compiled behind the first requests.
-        grouping: layers per executable, and where the number comes from.
     """
 
     load_s: float
@@ -67,14 +66,13 @@ class StartTimes:
     num_pending: int
     profile_s: float
     profile: str
-    grouping: str
 
     def __str__(self) -> str:
         loaded_s = self.load_s + self.tokenizer_s + self.pages_s
         pending_note = f", {self.num_pending} more behind the first requests" if self.num_pending else ""
         return (
             f"start: loaded in {loaded_s:.1f} s; {self.num_executables} executables in {self.compile_s:.1f} s, "
-            f"{self.num_cached} of them from the cache{pending_note}, {self.grouping}; "
+            f"{self.num_cached} of them from the cache{pending_note}; "
             f"profile {self.profile} in {self.profile_s:.1f} s"
         )
 

@@ -59,7 +59,6 @@ class Effort(NamedTuple):
         every_bucket: whether every bucket is measured with all contexts and with deep chunks, or only the widest one with all
             contexts, and `deep_bucket` with a deep chunk.
         pages: sizes of transfers.
-        groups: whether numbers of layers per executable are compared first, where the user names none.
         tiles: whether steps are measured too whose attention has tiles with little in them.
     """
 
@@ -69,13 +68,12 @@ class Effort(NamedTuple):
     contexts: tuple[float, ...]
     every_bucket: bool
     pages: tuple[int, ...]
-    groups: bool
     tiles: bool
 
 
 EFFORTS: Mapping[str, Effort] = {
-    "measure": Effort(5, 1.2, math.inf, (0.0, 0.4, 1.0), True, (1, 2, 4, 8, 16, 32, 64), True, True),
-    "quick": Effort(2, 0.1, 1.5, (0.0, 1.0), False, (16, 128), False, False),
+    "measure": Effort(5, 1.2, math.inf, (0.0, 0.4, 1.0), True, (1, 2, 4, 8, 16, 32, 64), True),
+    "quick": Effort(2, 0.1, 1.5, (0.0, 1.0), False, (16, 128), False),
 }
 """By the name that selects them as an engine's profile."""
 

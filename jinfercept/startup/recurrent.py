@@ -4,7 +4,6 @@ A state is of all tokens of a context up to one place, so that no draft is taken
 """
 
 import logging
-from dataclasses import replace
 from typing import NamedTuple, Self
 
 from jinfercept.config import EngineConfig
@@ -87,7 +86,7 @@ def as_served(config: EngineConfig, model: ServedModel, draft: ServedModel | Non
         if is_asked:
             raise ConfigError("models with recurrent layers cannot be served with this option", got=got, fix=fix)
     log.info("recurrent layers: contexts are kept whole, or computed again from a state behind their first tokens on")
-    return replace(config, advanced=replace(config.advanced, transfer_parts=1))
+    return config
 
 
 def plan_states(model: ServedModel, dtype: str, num_devices: int, config: EngineConfig, free_bytes: int) -> StatePlan:

@@ -49,7 +49,7 @@ from jinfercept.startup.profiler import EFFORTS
 from jinfercept.startup.recurrent import as_served
 from jinfercept.startup.served_adapters import add_adapters, with_tool_adapter
 from jinfercept.startup.several_hosts import follow_to_the_end, join_hosts, model_facts, placement_of
-from jinfercept.startup.sizing import group_layers, measured_profile, plan_pools, remembered_profile
+from jinfercept.startup.sizing import measured_profile, plan_pools, remembered_profile
 from jinfercept.tokenizer.load import load_tokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from jinfercept.values.vllm_names import own_options
@@ -176,13 +176,9 @@ class _Start:
         """
         loaded, group, draft, progress = self._loaded, self._group, self._draft, self._progress
         config, model, params = self._config, loaded.model, loaded.params
-        with self._timed("profile_s"):
-            grouping = group_layers(model, params, config, effort if group is None else None, progress, draft)
-            if group is not None:
-                grouping = grouping._replace(**group.least({"layers_per_step": grouping.layers_per_step}))
         with closing(CompileCounter()) as compilations:
             with self._timed("pages_s"):
-                self._plan(grouping.layers_per_step)
+                self._plan()
                 config, shape = self._config, self._shape
                 runner, drafter = ModelRunner(model, params, shape, attention=config.advanced.attention), None
                 runner.owns_params = self._owns_params
@@ -209,15 +205,13 @@ class _Start:
         with self._timed("profile_s"):
             if profile is None:
                 self._how, runs = "measured", (self._leader or runner, drafter)
-                measured = (effort or "quick", grouping.tried, progress)
-                profile = measured_profile(model, params, draft, *runs, shape, config, *measured)
-        self._profile = profile
-        self._compilations, self._grouping = compilations, grouping
+                profile = measured_profile(model, params, draft, *runs, shape, config, effort or "quick", progress)
+        self._profile, self._compilations = profile, compilations
 
-    def _plan(self, layers_per_step: int) -> None:
+    def _plan(self) -> None:
         """The sizes of the pools, for which there is memory on every host."""
         loaded, group, flags = self._loaded, self._group, self._flags
-        memory_plan, shape = plan_pools(loaded.model, loaded.params, self._config, layers_per_step, self._draft)
+        memory_plan, shape = plan_pools(loaded.model, loaded.params, self._config, self._draft)
         cache = fit_host(memory_plan, self._config.cache, is_given="swap_space" in flags)
         if group is not None:
             memory_plan, shape = _alike(memory_plan, shape, group)
@@ -241,7 +235,6 @@ class _Start:
             num_cached=self._compilations.cached,
             num_pending=self._runner.executables.num_pending,
             profile=self._how,
-            grouping=str(self._grouping),
         )
         log.info("%s", times)
         disk = None

@@ -79,7 +79,6 @@ def plan_windows(model: ServedModel, config: EngineConfig, longest: int) -> Wind
                 ("all layers have a window", len(windows) == model.config.num_layers),
                 ("the model has recurrent layers", bool(states_of(model))),
                 ("pages on a disk have all layers (kv_disk)", config.cache.kv_disk is not None),
-                ("pages cross the link in parts (transfer_parts)", config.advanced.transfer_parts > 1),
             )
             if holds
         ),

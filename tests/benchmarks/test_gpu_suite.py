@@ -134,7 +134,7 @@ def test_a_start_works_and_moved_contexts_are_right(rows: dict[str, list[Row]]) 
 
 def check_transfers(rows: Sequence[Row], ways: Sequence[TransferWay]) -> None:
     """All ways in their order and all directions are there, held against one rate of the link."""
-    kinds = dict.fromkeys((row["transfer_parts"], row["staging_pages"], row["way"]) for row in rows)
+    kinds = dict.fromkeys((row["staging_pages"], row["way"]) for row in rows)
     assert list(kinds) == [(*way, direction) for way in ways for direction in ("none", "out", "in", "both")]
     assert all(row["bytes_per_s"] > 0 for row in rows if row["way"] != "none")
     assert len({row["link_bytes_per_s"] for row in rows if row["way"] == "in"}) == 1  # of one large array
