@@ -195,12 +195,12 @@ def pack_plan(plan: StepPlan, tables: np.ndarray, shape: RunnerShape) -> None:
 
 def decode(setup: EngineSetup, device: Device, batch: int, depth: int, options: argparse.Namespace) -> dict[str, float]:
     """Median microseconds of the parts of a step in which every sequence decodes."""
-    parts = setup.changed(pipeline_depth=depth).assemble()
-    parts.dispatcher.close()
+    serving = setup.changed(pipeline_depth=depth).serve()
+    serving.dispatcher.close()
     setup.runner.reset()
     wake = threading.Event()
     dispatcher, watch, vocab_size = Dispatcher(wake.set), Stopwatch(device), setup.model.config.vocab_size
-    engine = Engine(parts.engine.scheduler, watch, dispatcher, RealClock(), wake, depth=depth, vocab_size=vocab_size)
+    engine = Engine(serving.engine.scheduler, watch, dispatcher, RealClock(), wake, depth=depth, vocab_size=vocab_size)
     for number in range(batch):
         prompt = [(7 * number + index) % vocab_size for index in range(options.context)]
         engine.submit(Request(str(number), tuple(prompt), SamplingParams(max_tokens=1 << 20, ignore_eos=True)))

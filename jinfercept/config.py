@@ -401,6 +401,8 @@ class EngineConfig:
                 raise ConfigError("kv_disk cannot be combined with this option", got=got, fix=fix)
 
 
+CHOICES = ("policy", "estimator", "order")
+"""Options that `LLM` also takes as classes, functions or objects."""
 GROUPS: dict[str, type] = get_type_hints(EngineConfig)
 """The groups by their names in `EngineConfig`."""
 OPTIONS = {f.name: f for group in GROUPS.values() for f in fields(group)}
@@ -412,5 +414,6 @@ def _group[G](group: type[G], options: Mapping[str, Any]) -> G:
     """One group of the flat options, its types and choices checked."""
     section = group(**{f.name: plain(options[f.name]) for f in fields(group) if f.name in options})  # pyright: ignore[reportArgumentType]
     for name, hint in get_type_hints(group).items():
-        check_type(name, getattr(section, name), hint)
+        if name not in CHOICES:  # these may be classes and objects, which are checked where they are made
+            check_type(name, getattr(section, name), hint)
     return section

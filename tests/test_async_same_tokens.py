@@ -141,11 +141,11 @@ def sweep(setup: EngineSetup, policy: str, spelling: str, depth: int, arrival: i
     script, tokenizer = scripted(SWEPT, spelling), ascii_tokenizer(True)
     markup = make_markup(True, delimiters=SPELLINGS[spelling].delimiters)
     returns = {"1": Returns(arrival, "x" * length), "2": Returns(arrival + arrival % 2, "y")}
-    assembled, clock = setup.changed(policy=policy).assemble(), ManualClock()
-    assembled.dispatcher.close()
+    serving, clock = setup.changed(policy=policy).serve(), ManualClock()
+    serving.dispatcher.close()
     dispatcher = ReturnsAtTokens(clock, returns, trapped_polls=9)
     dispatcher.engine = engine = Engine(
-        assembled.engine.scheduler,
+        serving.engine.scheduler,
         setup.runner,
         dispatcher,
         clock,

@@ -25,8 +25,6 @@ from jinfercept.sched.fit import MeasuredStep, fit_link, fit_steps
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.tiled_price import AttentionTiles
-from jinfercept.startup.attention_tiles import fit_tiles
 from jinfercept.startup.probes import PlanRunner, full_rows, longest, probe, settled, widest
 
 MOST_DEPTH = 2048
@@ -37,9 +35,6 @@ SHORT_S = 0.1
 """A shorter step runs twice, and the first run does not count: it sets up the page tables."""
 PIPELINED_STEPS = 4
 """Most steps of one pipelined run that are timed: as many as take `SHORT_S` together, one at least."""
-
-SPARSE_CHUNKS = 4
-"""Chunks of a step that has several."""
 
 
 class ProfiledRunner(PlanRunner, Protocol):
@@ -59,7 +54,6 @@ class Effort(NamedTuple):
         every_bucket: whether every bucket is measured with all contexts and with deep chunks, or only the widest one with all
             contexts, and `deep_bucket` with a deep chunk.
         pages: sizes of transfers.
-        tiles: whether steps are measured too whose attention has tiles with little in them.
     """
 
     rounds: int
@@ -68,12 +62,11 @@ class Effort(NamedTuple):
     contexts: tuple[float, ...]
     every_bucket: bool
     pages: tuple[int, ...]
-    tiles: bool
 
 
 EFFORTS: Mapping[str, Effort] = {
-    "measure": Effort(5, 1.2, math.inf, (0.0, 0.4, 1.0), True, (1, 2, 4, 8, 16, 32, 64), True),
-    "quick": Effort(2, 0.1, 1.5, (0.0, 1.0), False, (16, 128), False),
+    "measure": Effort(5, 1.2, math.inf, (0.0, 0.4, 1.0), True, (1, 2, 4, 8, 16, 32, 64)),
+    "quick": Effort(2, 0.1, 1.5, (0.0, 1.0), False, (16, 128)),
 }
 """By the name that selects them as an engine's profile."""
 
@@ -106,7 +99,6 @@ def measure(
     kv_bytes_per_token: int,
     effort: Effort,
     settings: Mapping[str, Any],
-    tiles: AttentionTiles | None = None,
     drafter: PlanRunner | None = None,
     asynchronous: bool = False,
     progress: Progress = silent,
@@ -120,7 +112,6 @@ def measure(
         name: name of the profile: model and machine.
         kv_bytes_per_token: bytes of one token's keys and values.
         settings: everything that the costs depend on; they are written to the profile's tables.
-        tiles: of the runner's attention, if it works in such; the effort says whether they are priced.
         drafter: runs the draft model alone, if there is one; the runner's steps have its steps in them.
         asynchronous: the device computes while the host goes on, as a GPU does: steps are timed as they follow each other, and
             chunks are deeper. The first run of an executable never counts: a GPU loads its kernels and records its graph in
@@ -132,22 +123,19 @@ def measure(
         A profile with buckets. Under `tables` are the settings, `steps` (a dict for every plan that was timed: its
         `PlanTiming`, and what the profile and the line through the buckets say), and `links` (seconds of every transfer).
     """
-    started_s, tiles = clock(), tiles if effort.tiles else None
+    started_s = clock()
     run_step = partial(_run_often if asynchronous else _run_alone, clock=clock)
-    usual = list(_steps(shape, effort, asynchronous))
-    sparse = list(_sparse_steps(shape)) if tiles is not None else []
+    plans = list(_steps(shape, effort, asynchronous))
     try:
-        for _, plan in [*usual, *sparse] if asynchronous else ():
+        for _, plan in plans if asynchronous else ():
             runner.collect(runner.submit(plan))
-        every = _time_steps(runner, [*usual, *sparse], effort, run_step, progress, clock)
+        timed = _time_steps(runner, plans, effort, run_step, progress, clock)
         draft_share = 0.0 if drafter is None else _draft_share(runner, drafter, shape, effort, run_step)
         half = max(1, shape.num_pages // 2)  # of the pool
         sizes = [pages for pages in effort.pages if pages <= half] or [half]
         links = [_time_link(runner, shape, pages, effort, clock) for pages in sizes]
     finally:
         runner.reset()
-    plans = {id(plan) for _, plan in usual}
-    timed = [measured for measured in every if id(measured[1]) in plans]
     fit = fit_steps(step for step, _, _ in timed)
     ways = {
         way: fit_link([(num_ways * link["pages"] * shape.page_size, link[f"{way}_s"]) for link in links])
@@ -172,9 +160,8 @@ def measure(
         bucket_tokens=fit.bucket_tokens,
         bucket_s=fit.bucket_s,
         draft_share=draft_share,
-        tiled=None if tiles is None else fit_tiles(tiles, [(plan, timing.seconds) for _, plan, timing in every]),
     )
-    straight = replace(profile, bucket_tokens=(), bucket_s=(), tiled=None)
+    straight = replace(profile, bucket_tokens=(), bucket_s=())
     steps = [
         step._asdict() | timing._asdict() | {"profile_s": profile.plan_s(plan), "line_s": straight.plan_s(plan)}
         for step, plan, timing in timed
@@ -242,18 +229,6 @@ def _steps(shape: RunnerShape, effort: Effort, asynchronous: bool) -> Iterator[t
         deepest = reach - bucket
         for depth in (0, deepest) if bucket in with_chunks and bucket > 1 and deepest > 0 else ():
             yield MeasuredStep(bucket, depth + bucket, depth, 0.0), probe(shape, bucket, [(depth, bucket)])
-
-
-def _sparse_steps(shape: RunnerShape) -> Iterator[tuple[MeasuredStep, StepPlan]]:
-    """Steps whose tiles of attention hold one long row only, or short chunks."""
-    most, pool = min(longest(shape), MOST_DEPTH), shape.num_pages * shape.page_size
-    for bucket in shape.buckets[1:]:
-        count = min(SPARSE_CHUNKS, shape.max_num_seqs, bucket // 2)
-        size = min(bucket // count, most)
-        deep = min(most - size, pool // count - size - shape.page_size)
-        for rows in ([(most - 1, 1)], [(0, size)] * count, [(max(0, deep), size)] * count):
-            plan = probe(shape, bucket, rows)
-            yield MeasuredStep(bucket, sum(map(sum, rows)), rows[0][0], 0.0), plan
 
 
 def _draft_share(

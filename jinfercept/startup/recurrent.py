@@ -58,12 +58,8 @@ class StatePlan(NamedTuple):
 NO_STATES = StatePlan()
 
 
-def as_served(config: EngineConfig, model: ServedModel, draft: ServedModel | None = None) -> EngineConfig:
-    """The options with which a model is served: pages of one with recurrent layers cross the link whole.
-
-    Raises:
-        ConfigError: it cannot be served with what is asked for, or other models have no states.
-    """
+def check_recurrent(config: EngineConfig, model: ServedModel, draft: ServedModel | None = None) -> None:
+    """Raise `ConfigError` if a model with recurrent layers is not served with these options, or one without has states to set."""
     if not states_of(model):
         if draft is not None and states_of(draft):
             raise ConfigError(
@@ -77,7 +73,7 @@ def as_served(config: EngineConfig, model: ServedModel, draft: ServedModel | Non
                 got=f"num_states={config.cache.num_states}",
                 fix="leave num_states out",
             )
-        return config
+        return
     speculation = config.scheduling.speculation
     for is_asked, got, fix in (
         (draft is not None or speculation.num_speculative_tokens > 0, "speculative_config", "no drafts"),
@@ -86,7 +82,6 @@ def as_served(config: EngineConfig, model: ServedModel, draft: ServedModel | Non
         if is_asked:
             raise ConfigError("models with recurrent layers cannot be served with this option", got=got, fix=fix)
     log.info("recurrent layers: contexts are kept whole, or computed again from a state behind their first tokens on")
-    return config
 
 
 def plan_states(model: ServedModel, dtype: str, num_devices: int, config: EngineConfig, free_bytes: int) -> StatePlan:

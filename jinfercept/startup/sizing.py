@@ -24,7 +24,6 @@ from jinfercept.pallas.tpu_attention import tables_fit
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import step_bytes
 from jinfercept.sched.profile import Profile
-from jinfercept.startup.attention_tiles import attention_tiles
 from jinfercept.startup.memory import (
     FreeMemory,
     MemoryPlan,
@@ -41,7 +40,7 @@ from jinfercept.startup.windows import NO_WINDOW_PLAN, plan_windows
 STAGING_PAGES = 16
 """Most pages of an array that crosses a link, unless the user says otherwise: a full link costs the host few arrays a step."""
 
-MEASUREMENT = 2
+MEASUREMENT = 3
 """Version of what a profile measures and how: those of another one are not remembered."""
 
 
@@ -191,7 +190,6 @@ def measured_profile(
         kv_bytes_per_token=token_kv_bytes(model.config, params, config.cache, draft, windows),
         effort=EFFORTS[effort],
         settings=settings,
-        tiles=attention_tiles(config.advanced.attention, shape.page_size),
         drafter=drafter,
         asynchronous=jax.default_backend() != "cpu",
         progress=progress,

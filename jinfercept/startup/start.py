@@ -29,12 +29,9 @@ from jinfercept.models.protocol import ModelDimensions, Params, ServedModel
 from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
-from jinfercept.sched.estimators import EstimatorChoice
 from jinfercept.sched.named_profiles import load_profile
-from jinfercept.sched.orders import OrderChoice
-from jinfercept.sched.policies import PolicyChoice
 from jinfercept.sched.profile import Profile
-from jinfercept.startup.assembly import EngineSetup, OwnParts, StartTimes, chunks
+from jinfercept.startup.assembly import EngineSetup, StartTimes, check_choices, chunks, without_objects
 from jinfercept.startup.backend import prepare_backend, start_backend
 from jinfercept.startup.chosen_tokenizer import TokenizerChoice, as_tokenizer
 from jinfercept.startup.compile_counter import CompileCounter
@@ -46,7 +43,7 @@ from jinfercept.startup.invariant import as_invariant
 from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights, fit_host, most_at_once
 from jinfercept.startup.own_model import check_config, check_functions, to_serve
 from jinfercept.startup.profiler import EFFORTS
-from jinfercept.startup.recurrent import as_served
+from jinfercept.startup.recurrent import check_recurrent
 from jinfercept.startup.served_adapters import add_adapters, with_tool_adapter
 from jinfercept.startup.several_hosts import follow_to_the_end, join_hosts, model_facts, placement_of
 from jinfercept.startup.sizing import measured_profile, plan_pools, remembered_profile
@@ -63,9 +60,6 @@ def set_up(
     *,
     params: Params | None = None,
     tokenizer: TokenizerChoice | None = None,
-    policy: PolicyChoice | None = None,
-    estimator: EstimatorChoice | None = None,
-    order: OrderChoice | None = None,
     profile: Profile | str | Path | None = None,
     mesh: Mesh | None = None,
     lazy: bool = False,
@@ -76,7 +70,6 @@ def set_up(
 
     Args, and what is raised: as `LLM`; but by default everything is compiled, and nothing shown.
     """
-    own = OwnParts.take(flags, policy=policy, estimator=estimator, order=order)
     if isinstance(profile, str | Path):
         profile, flags["profile"] = None, str(profile)
     elif profile is not None and not isinstance(profile, Profile):
@@ -88,7 +81,7 @@ def set_up(
     config = EngineConfig.from_options(flags)
     if config.adapters.choice.call_bias and config.adapters.tool_lora is None:
         raise ConfigError("tool_call_bias needs tool_lora", got="no tool_lora", fix="give tool_lora too")
-    own.check(config)
+    check_choices(config)
     effort = None
     if profile is None and (named := config.scheduling.profile) is not None:
         effort, profile = (named, None) if named in EFFORTS else (None, load_profile(named))
@@ -107,7 +100,7 @@ def set_up(
         store = open_store(config.cache)
         try:
             with own_settings(devices.local_devices[0]):
-                start = _Start(config, flags, own, devices, group, progress)
+                start = _Start(config, without_objects(flags), devices, group, progress)
                 start.load(model, params, read)
                 # all hosts alike; nothing is compiled among exact measurements
                 start.compile(profile, effort, lazy=lazy and group is None and effort is None)
@@ -125,12 +118,11 @@ class _Start:
         self,
         config: EngineConfig,
         flags: Mapping[str, Any],
-        own: OwnParts,
         devices: ModelMesh,
         group: HostGroup | None,
         progress: Progress,
     ) -> None:
-        self._config, self._flags, self._own = config, flags, own
+        self._config, self._flags = config, flags
         self._devices, self._group, self._progress = devices, group, progress
         self._seconds = dict[str, float]()
 
@@ -163,7 +155,7 @@ class _Start:
             self._tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
             across_hosts = self._group is not None
             self._draft = load_draft_model(config, self._devices, self._tokenizer, across_hosts=across_hosts)
-            config = as_served(config, loaded.model, None if self._draft is None else self._draft.model)
+            check_recurrent(config, loaded.model, None if self._draft is None else self._draft.model)
             self._config = as_invariant(config, loaded.model, loaded.params)
         self._progress("loading", 1, 1)
 
@@ -220,7 +212,7 @@ class _Start:
         self._config, self._flags = replace(self._config, cache=cache), {**flags, "swap_space": cache.swap_space}
         self._memory_plan, self._shape = memory_plan.with_host(cache), shape
         log.info("%s", self._memory_plan)
-        chunks(self._config, shape, self._own)
+        chunks(self._config, shape)
 
     def served(self, store: DiskStore | None, name: str | None) -> EngineSetup:
         """What engines run on.
@@ -253,7 +245,6 @@ class _Start:
             self._room,
             self._flags,
             config,
-            self._own,
             self._memory_plan,
             times,
             self._defaults,

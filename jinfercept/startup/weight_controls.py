@@ -1,17 +1,33 @@
 """The part of `LLM` that changes its weights: updates, sleep, and adapters."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Literal, get_args
 
+import jax
+
+from jinfercept.engine.engine import Engine
+from jinfercept.errors import ConfigError, ModelError, RequestError, shown
+from jinfercept.models.adapters import AdapterWeights
+from jinfercept.models.load import dtype_name, lazy_params
+from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.protocol import Params
-from jinfercept.startup.host import EngineHost, UpdateMode
+from jinfercept.request import Adapter
+from jinfercept.startup.served_adapters import ServedAdapters
+from jinfercept.startup.served_engine import ServedEngine
+from jinfercept.startup.weights import DEEPEST
+from jinfercept.values.option_types import check_type
+from jinfercept.weights.leaves import made
 from jinfercept.weights.named import NameFilter, WeightTree
+
+UpdateMode = Literal["keep", "recompute", "abort"]
+"""What becomes of unfinished requests when the weights change, see `LLM.update_weights`."""
 
 
 class WeightControls:
     """What a trainer asks of an `LLM`."""
 
-    engine: EngineHost
+    engine: ServedEngine
 
     @property
     def params(self) -> Params:
@@ -53,7 +69,25 @@ class WeightControls:
             RequestError: requests are not finished, or there are several hosts.
             ConfigError: the mode is none of these, or there is a `kv_disk`, whose pages are of one version.
         """
-        return self.engine.update_weights(params, mode, names, only)
+        if mode not in (modes := (*get_args(UpdateMode), None)):
+            raise ConfigError("no such mode of an update", got=mode, fix=f"one of {', '.join(map(str, modes))}")
+        engine, weights = self.engine, self.engine.weights
+        if mode is None:
+            engine.check_idle("take new weights")
+        with engine.changing_weights("to take new weights"):
+            tree = _read(params, engine.setup.config.model.dtype) if isinstance(params, str | Path) else params
+            new = weights.replacement(tree, names, only)
+            if mode is None and weights.level is None:
+                engine.start_over(new)
+            else:
+                engine.check_in_flight("new weights while requests run")
+
+                def take(running: Engine) -> None:
+                    weights.write(new, running)
+                    running.take_weights(weights.version, recompute=mode != "keep")
+
+                engine.between_steps(take, first_end=("abort", None) if mode == "abort" else None)
+            return weights.version
 
     @property
     def is_sleeping(self) -> bool:
@@ -72,7 +106,16 @@ class WeightControls:
             ConfigError: there is no such level, or there is a `kv_disk` (level 1 and 2).
             RequestError: there are several hosts (level 1 and 2), or the LLM is closed.
         """
-        self.engine.sleep(level, discard=discard)
+        if type(level) is not int or level not in range(DEEPEST + 1):
+            raise ConfigError("no such level of sleep", got=shown(level), fix="0, 1 or 2")
+        check_type("discard", discard, bool)
+        if discard and level != DEEPEST:
+            raise ConfigError("only a sleep of level 2 discards weights", got=f"level {level}", fix="sleep at level 2")
+        engine = self.engine
+        with engine.changing_weights("to sleep"):
+            if level:
+                engine.check_in_flight("to sleep")
+            engine.between_steps(lambda running: engine.weights.sleep(running, level, discard=discard))
 
     def wake(self, params: WeightTree | None = None, *, names: Mapping[str, str] | None = None) -> None:
         """Take the memory again, without compiling, and go on. Does nothing to an LLM that does not sleep.
@@ -84,7 +127,19 @@ class WeightControls:
             RequestError: the weights were discarded, and none are given.
             ModelError, EngineError: as `update_weights`; the sleep goes on.
         """
-        self.engine.wake(params, names)
+        weights = self.engine.weights
+        with self.engine.changing_weights("to wake"):
+            new = None if params is None else weights.replacement(params, names)
+            if weights.level is None and new is None:
+                return
+            weights.check_wake(is_given=new is not None)
+
+            def wake(running: Engine) -> None:
+                weights.wake(running, new)
+                if new is not None:
+                    running.take_weights(weights.version, recompute=True)
+
+            self.engine.between_steps(wake)
 
     @property
     def loras(self) -> Mapping[str, str]:
@@ -94,7 +149,7 @@ class WeightControls:
     def load_lora(self, name: str, directory: str | Path, *, in_place: bool = False) -> None:
         """Load an adapter that PEFT saved; with `in_place`, one that has the name goes on for its requests. Raises `ModelError`
         if it cannot be used, `ConfigError` if there is no room (`max_loras`)."""
-        self.engine.load_adapter(name, directory, in_place=in_place)
+        self._put_adapter(name, lambda room: room.read(directory), str(directory), in_place=in_place)
 
     def update_lora(
         self, name: str, matrices: WeightTree, *, scale: float = 1.0, names: Mapping[str, str] | None = None
@@ -115,8 +170,43 @@ class WeightControls:
             ModelError: a matrix is none of the model's, has another shape, or another number type.
             ConfigError: there is no room (`max_loras`, `max_lora_rank`); an adapter in place of another needs room of its own.
         """
-        return self.engine.update_adapter(name, matrices, scale, names).version + self.weights_version
+        adapter = self._put_adapter(name, lambda room: room.in_memory(matrices, scale, names), "memory", in_place=True)
+        return adapter.version + self.weights_version
 
     def unload_lora(self, name: str) -> None:
         """Take an adapter's name away; its room is free once its requests have ended. Raises `RequestError` for others."""
-        self.engine.unload_adapter(name)
+        self.engine.check_open("to unload an adapter")
+        self.engine.adapters.remove(name)
+
+    def _put_adapter(
+        self, name: str, read: Callable[[ServedAdapters], AdapterWeights], source: str, *, in_place: bool
+    ) -> Adapter:
+        """Load an adapter. Waits for the disk and for the end of a step, not for requests."""
+        self.engine.check_open("to load an adapter")
+        setup = self.engine.setup
+        if setup.room is None:
+            raise ConfigError("this LLM has no room for adapters", got=name, fix="start with max_loras")
+        if setup.leader is not None:
+            raise ConfigError("an LLM on several hosts cannot load adapters later", got=name, fix="name it in `loras`")
+        if not setup.runner.params.embed:
+            raise RequestError("the weights are not on the device", got="an adapter to load", fix="wake() before")
+        weights = read(setup.room)
+        with setup.room.table.new_slot(name, replace=in_place) as slot:
+            with setup.room.lock, self.engine.using_jax():
+                params = setup.room.written(setup.runner.params, slot, weights)
+                self.engine.thread.ask(lambda: setup.runner.use(params)).result()
+            return setup.room.table.put(Adapter(name, slot, weights.digest, source))
+
+
+def _read(source: str | Path, dtype: str) -> Params:
+    """The weights of a checkpoint, all of which can be read. Where the device is this CPU, each is read again when it is
+    written, so that the weights are in memory once; elsewhere they are in the host's memory."""
+    if not Path(source).exists():
+        raise ModelError("there is no such checkpoint", got=str(source), fix="name a directory or a .gguf file")
+    host = ModelMesh((jax.local_devices(backend="cpu")[0],))
+    weights = lazy_params(source, dtype_name(dtype), host)
+    if jax.default_backend() != "cpu":
+        return made(weights)
+    for weight in jax.tree.leaves(weights):
+        (weight.check or weight.make)()
+    return weights

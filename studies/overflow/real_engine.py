@@ -25,7 +25,6 @@ from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sim.scripted import plain_tokens, random_tokens
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
-from jinfercept.startup.attention_tiles import attention_tiles
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.startup.profiler import EFFORTS, Effort, measure
 from jinfercept.startup.start import EngineSetup, set_up
@@ -235,7 +234,6 @@ class OverflowEngine:
                 kv_bytes_per_token=plan.token_bytes(page_size),
                 effort=self._effort,
                 settings={},
-                tiles=attention_tiles(setup.config.advanced.attention, page_size),
                 clock=self._clock,
             )
         setup = replace(setup, profile=profile)

@@ -95,7 +95,7 @@ def test_memory_is_read_when_all_weights_are_on_the_device(monkeypatch: pytest.M
 
     monkeypatch.setattr(FreeMemory, "on", on)
     config = EngineConfig.from_options({"page_size": 4, "max_num_seqs": 4, "swap_space": 0.01})
-    sizing.plan_pools(LOADED.model, late, config, 1, draft)
+    sizing.plan_pools(LOADED.model, late, config, draft)
     assert ready
     assert all(ready)
 
