@@ -59,7 +59,7 @@ NO_STATES = StatePlan()
 
 
 def check_recurrent(config: EngineConfig, model: ServedModel, draft: ServedModel | None = None) -> None:
-    """Raise `ConfigError` if a model with recurrent layers is not served with these options, or one without has states to set."""
+    """Raise `ConfigError` for options with which a model with recurrent layers, or one without, is not served."""
     if not states_of(model):
         if draft is not None and states_of(draft):
             raise ConfigError(

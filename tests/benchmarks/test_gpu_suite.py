@@ -130,6 +130,8 @@ def test_what_settles_most_comes_first() -> None:
 def test_a_start_works_and_moved_contexts_are_right(rows: dict[str, list[Row]]) -> None:
     assert all(row["ok"] for row in rows["smoke"])
     assert {row["check"] for row in rows["smoke"]} == {"start", "moved tokens", "compiled"}
+    start = next(row for row in rows["smoke"] if row["check"] == "start")
+    assert start["pending"] > 0, "it starts as users do"
 
 
 def check_transfers(rows: Sequence[Row], ways: Sequence[TransferWay]) -> None:
