@@ -414,6 +414,9 @@ def _group[G](group: type[G], options: Mapping[str, Any]) -> G:
     """One group of the flat options, its types and choices checked."""
     section = group(**{f.name: plain(options[f.name]) for f in fields(group) if f.name in options})  # pyright: ignore[reportArgumentType]
     for name, hint in get_type_hints(group).items():
-        if name not in CHOICES:  # these may be classes and objects, which are checked where they are made
-            check_type(name, getattr(section, name), hint)
+        value = getattr(section, name)
+        if name not in CHOICES or isinstance(
+            value, int | float | list | dict
+        ):  # else a class or an object, checked later
+            check_type(name, value, hint)
     return section

@@ -115,7 +115,7 @@ class Serve:
 
     def _run_fleet(self, options: ServerOptions) -> int:
         """Serve with several replicas; returns 0."""
-        from jinfercept.fleet.ray_serve import serve_fleet
+        from jinfercept.fleet.ray_deploy import serve_fleet
 
         serve_fleet(self.model, self.engine, options, 1 if self.replicas is None else self.replicas, self.ray_address)
         return 0

@@ -8,20 +8,14 @@ that the prefix is copied to one more replica and the load spreads over those th
 loads, Mirrokni, Thorup and Zadimoghaddam, SODA 2018). Reads no clock: time arrives as `now`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import Literal, NamedTuple, final
 
 from jinfercept.fleet.conversations import RoutingHint
 from jinfercept.fleet.known_prefixes import Holder, KnownPrefix, KnownPrefixes
-from jinfercept.fleet.replica_load import (
-    DecayedCount,
-    RecomputeCurve,
-    RecomputePrices,
-    ReplicaLoad,
-    ReplicaState,
-    TokenRatios,
-)
+from jinfercept.fleet.replica_load import DecayedCount, ReplicaLoad, ReplicaState, TokenRatios
+from jinfercept.sched.profile import Profile
 
 SPREAD_BOUND = 1.25
 """New conversations of a replica, over their mean, beyond which a shared prefix attracts no more of them to it."""
@@ -64,12 +58,13 @@ class Router:
     """Routes requests by price; keeps what it must know for that in bounded memory.
 
     Args:
+        profile: prices of recomputation; None: it costs nothing.
         chunk_tokens: most prompt tokens of a step.
         most_conversations: known at a time over all tenants, each with a few keys of about 350 bytes.
     """
 
-    def __init__(self, prices: RecomputePrices, *, chunk_tokens: int = 512, most_conversations: int = 100_000) -> None:
-        self._recompute = RecomputeCurve(prices, chunk_tokens)
+    def __init__(self, profile: Profile | None, *, chunk_tokens: int = 512, most_conversations: int = 100_000) -> None:
+        self._profile, self._chunk_tokens = profile, chunk_tokens
         self._known = KnownPrefixes(most_conversations * KEYS_PER_CONVERSATION)
         self._ratios = TokenRatios()
         self._loads: dict[str, ReplicaLoad] = {}
@@ -94,9 +89,8 @@ class Router:
         """
         by_name = self._index(replicas)
         holdings = self._find(hint, by_name)
-        prompt = _RoutedPrompt(
-            self._ratios.corrected(hint.tenant, hint.prompt_tokens) + holdings.before_tokens, self._recompute
-        )
+        num_tokens = self._ratios.corrected(hint.tenant, hint.prompt_tokens) + holdings.before_tokens
+        prompt = _RoutedPrompt(num_tokens, self._recompute_s)
         choice = self._stay(holdings, prompt, by_name, now)
         if choice is None:
             choice = self._cheapest(holdings, prompt, replicas, now)
@@ -161,15 +155,14 @@ class Router:
         if hint.prefixes and (prefix := self._known.get(hint.tenant, hint.prefixes[0].key)):
             prefix.drop(load.holder)
 
-    def learn(self, state: ReplicaState, tenant_of: Mapping[bytes, str] | None = None) -> None:
-        """Correct the table by the keys in a replica's report, which also fill it again after a restart of the router.
+    def learn(self, replica: str, contexts: Iterable[tuple[str, bytes, int]]) -> None:
+        """Correct the table by what a replica reports, which also fills it again after a restart of the router.
 
         Args:
-            tenant_of: tenants of the keys; that of a missing key is "".
+            contexts: tenant, key and tokens of each; 0 tokens: it holds it no more.
         """
-        holder = self._load(state.name).holder
-        for key, tokens in state.held_tokens.items():
-            tenant = tenant_of.get(key, "") if tenant_of else ""
+        holder = self._load(replica).holder
+        for tenant, key, tokens in contexts:
             if tokens > 0:
                 prefix = self._known.touch(tenant, key, tokens)
                 prefix.tokens, prefix.confirmed = tokens, True
@@ -184,6 +177,9 @@ class Router:
             load.holder.forgotten = True
 
     # -- prices ----------------------------------------------------------------------------------------------------
+
+    def _recompute_s(self, num_tokens: int) -> float:
+        return 0.0 if self._profile is None else self._profile.recompute_s(num_tokens, self._chunk_tokens)
 
     def _stay(
         self, holdings: "_Holdings", prompt: "_RoutedPrompt", by_name: Mapping[str, ReplicaState], now: float
@@ -331,12 +327,12 @@ class _Holdings(NamedTuple):
 class _RoutedPrompt:
     """A prompt's tokens and the seconds to recompute them."""
 
-    __slots__ = ("_all_s", "_recompute", "most_held", "num_tokens")
+    __slots__ = ("_all_s", "_recompute_s", "most_held", "num_tokens")
 
-    def __init__(self, num_tokens: int, recompute: RecomputeCurve) -> None:
-        self.num_tokens, self._recompute, self._all_s = num_tokens, recompute, recompute.seconds(num_tokens)
+    def __init__(self, num_tokens: int, recompute_s: Callable[[int], float]) -> None:
+        self.num_tokens, self._recompute_s, self._all_s = num_tokens, recompute_s, recompute_s(num_tokens)
         self.most_held = max(0, num_tokens - 1)  # the last token is always computed
 
     def missing_s(self, held_tokens: int) -> float:
         """Seconds to recompute what is not held."""
-        return self._all_s - self._recompute.seconds(min(held_tokens, self.most_held)) if held_tokens else self._all_s
+        return self._all_s - self._recompute_s(min(held_tokens, self.most_held)) if held_tokens else self._all_s

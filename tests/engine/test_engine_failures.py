@@ -33,8 +33,8 @@ def _tiny() -> Iterator[LLM]:
 
 @pytest.fixture
 def llm(_tiny: LLM) -> LLM:
-    scheduling = _tiny.config.scheduling  # by name: a restart keeps the class of an earlier test
-    _tiny.restart(policy=scheduling.policy, estimator=scheduling.estimator)
+    # by name: a restart keeps the class of an earlier test
+    _tiny.restart(policy=SchedulingOptions.policy, estimator=SchedulingOptions.estimator)
     return _tiny
 
 
