@@ -34,12 +34,12 @@ from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.policies import PolicyChoice
 from jinfercept.sched.profile import Profile
 from jinfercept.startup.assembly import end_token_ids
-from jinfercept.startup.chosen_tokenizer import TokenizerChoice
+from jinfercept.startup.loading import TokenizerChoice
 from jinfercept.startup.memory import MemoryPlan
 from jinfercept.startup.progress import StartDisplay
 from jinfercept.startup.served_engine import ServedEngine
 from jinfercept.startup.start import EngineSetup, set_up
-from jinfercept.startup.weight_controls import WeightControls
+from jinfercept.startup.weights import WeightControls
 from jinfercept.values.vllm_names import no_such_attribute
 
 if TYPE_CHECKING:

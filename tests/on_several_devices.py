@@ -31,7 +31,7 @@ from jinfercept.models.sharding import partition_specs
 from jinfercept.request import FollowUp
 from jinfercept.runner.steps import kinds_of, layers_key
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.startup.compile_counter import CompileCounter
+from jinfercept.startup.compile_cache import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.weights import in_memory
 from jinfercept.weights.in_memory import Replacement, blocks_of, initial_params, shapes_of

@@ -20,7 +20,7 @@ from jinfercept.outputs import RequestOutput
 from jinfercept.parsers.cml import Delimiters
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.startup.compile_counter import CompileCounter
+from jinfercept.startup.compile_cache import CompileCounter
 from jinfercept.startup.start import EngineSetup
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.async_streams import (

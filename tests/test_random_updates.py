@@ -28,7 +28,7 @@ from jinfercept.models.model import untied
 from jinfercept.models.protocol import Params
 from jinfercept.outputs import CompletionOutput
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.startup.weight_controls import UpdateMode
+from jinfercept.startup.weights import UpdateMode
 from tests.support.fake_engine import POLICIES
 from tests.support.tiny_model import GOLDEN, tiny_llm
 

@@ -31,8 +31,7 @@ from jinfercept.models.protocol import states_of
 from jinfercept.models.sharding import partition_specs
 from jinfercept.runner.executables import COMPILER_OPTIONS
 from jinfercept.runner.packing import CommonShape
-from jinfercept.runner.page_shapes import layer_pages, state_shapes
-from jinfercept.runner.page_transfers import GPU_TRANSFERS, add_transfers
+from jinfercept.runner.page_transfers import GPU_TRANSFERS, add_transfers, layer_pages, state_shapes
 from jinfercept.runner.pools import joined
 from jinfercept.runner.shape import RunnerShape, in_second_pool
 from jinfercept.runner.steps import add_steps

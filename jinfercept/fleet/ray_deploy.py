@@ -1,4 +1,4 @@
-"""Starts fleets on Ray: of `jinfercept deploy`, whose front runs behind Ray's proxies, and of `jinfercept serve --replicas`, whose
+"""Starts fleets on Ray: `jinfercept deploy`, whose front is behind Ray's proxies, and `jinfercept serve --replicas`, whose
 front is in this process. Imports Ray when it runs.
 """
 

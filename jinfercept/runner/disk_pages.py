@@ -19,7 +19,7 @@ from jinfercept.disk.record import Root
 from jinfercept.disk.store import DiskStore
 from jinfercept.kv.context import Context
 from jinfercept.kv.extent import TOKEN_BYTES, token_bytes
-from jinfercept.runner.page_shapes import KeptPages
+from jinfercept.runner.page_transfers import KeptPages
 from jinfercept.runner.pools import Pool
 
 PIECE_BYTES = 64 << 20

@@ -31,8 +31,7 @@ from jinfercept.layouts.pages import OUT_OF_RANGE
 from jinfercept.models.mesh import beside, move, place
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape
-from jinfercept.runner.page_shapes import KeptPages
-from jinfercept.runner.page_transfers import add_transfers, on_link
+from jinfercept.runner.page_transfers import KeptPages, add_transfers, on_link
 
 
 @dataclass(slots=True, eq=False)

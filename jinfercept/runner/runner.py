@@ -25,8 +25,7 @@ from jinfercept.models.quantized import weights_of
 from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape, enter, pack
 from jinfercept.runner.packing_samples import KINDS, Kind
-from jinfercept.runner.page_shapes import layer_pages, slot_bytes, state_shapes
-from jinfercept.runner.page_transfers import transfer_sizes
+from jinfercept.runner.page_transfers import layer_pages, slot_bytes, state_shapes, transfer_sizes
 from jinfercept.runner.pools import Pool, by_pool, joined
 from jinfercept.runner.sampler import Drawn, Hidden, Sampler, Samples
 from jinfercept.runner.shape import RunnerShape, in_second_pool

@@ -26,8 +26,7 @@ from jinfercept.pallas.gpu_kernels import joined_attention
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import CommonShape, PackedShape, in_place, packed_size, unpack
-from jinfercept.runner.page_shapes import layer_pages, state_shapes
-from jinfercept.runner.page_transfers import transfer_sizes
+from jinfercept.runner.page_transfers import layer_pages, state_shapes, transfer_sizes
 from jinfercept.runner.pools import joined
 from jinfercept.runner.sampler import add_sampler, slots_bytes
 from jinfercept.runner.shape import RunnerShape, in_second_pool, pool_windows

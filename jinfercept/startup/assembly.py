@@ -16,7 +16,7 @@ from jinfercept.engine.engine import Engine
 from jinfercept.engine.text_stream import TextStream
 from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import ConfigError
-from jinfercept.hosts.leading import LeadingRunner
+from jinfercept.hosts.lockstep import LeadingRunner
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.states import StateSizes
@@ -39,9 +39,9 @@ from jinfercept.sched.speculation import SpeculationLimits
 from jinfercept.startup.disk_tier import DiskTier
 from jinfercept.startup.invariant import as_invariant
 from jinfercept.startup.memory import MemoryPlan
-from jinfercept.startup.recurrent import check_recurrent
 from jinfercept.startup.served_adapters import ServedAdapters
 from jinfercept.startup.several_hosts import disconnect
+from jinfercept.startup.side_pools import check_recurrent
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 CHANGEABLE = frozenset({*CHOICES, *RestartOptions.__annotations__})

@@ -22,9 +22,8 @@ from jinfercept.models.load import Loaded
 from jinfercept.models.mesh import beside, local_bytes, mesh_of
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel, num_kv_layers
 from jinfercept.models.quantized import weights_of
-from jinfercept.runner.page_shapes import layer_pages
-from jinfercept.startup.recurrent import NO_STATES, StatePlan
-from jinfercept.startup.windows import NO_WINDOW_PLAN, WindowPlan, are_long
+from jinfercept.runner.page_transfers import layer_pages
+from jinfercept.startup.side_pools import NO_STATES, NO_WINDOW_PLAN, StatePlan, WindowPlan, are_long
 
 GIB = 1 << 30
 DEFAULT_KV_TOKENS = 16384

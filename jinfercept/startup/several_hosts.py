@@ -16,10 +16,8 @@ import jax
 
 from jinfercept.config import CHOICES, EngineConfig, EngineOptions
 from jinfercept.errors import ConfigError
-from jinfercept.hosts.following import end_after_host_0, follow
-from jinfercept.hosts.group import HostGroup
-from jinfercept.hosts.handshake import meet
-from jinfercept.hosts.leading import HostRunner
+from jinfercept.hosts.group import HostGroup, meet
+from jinfercept.hosts.lockstep import HostRunner, end_after_host_0, follow
 from jinfercept.hosts.placement import TOKEN_VARIABLE, Placement, place
 from jinfercept.hosts.wire import VERSION
 from jinfercept.models.hub import is_hub_id

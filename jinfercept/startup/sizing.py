@@ -32,10 +32,8 @@ from jinfercept.startup.memory import (
     token_kv_bytes,
     windows_pay,
 )
-from jinfercept.startup.probes import PlanRunner
-from jinfercept.startup.profiler import EFFORTS, ProfiledRunner, measure, profile_path, remember, remembered
-from jinfercept.startup.recurrent import plan_states
-from jinfercept.startup.windows import NO_WINDOW_PLAN, plan_windows
+from jinfercept.startup.profiler import EFFORTS, PlanRunner, ProfiledRunner, measure, profile_path, remember, remembered
+from jinfercept.startup.side_pools import NO_WINDOW_PLAN, plan_states, plan_windows
 
 STAGING_PAGES = 16
 """Most pages of an array that crosses a link, unless the user says otherwise: a full link costs the host few arrays a step."""

@@ -19,12 +19,11 @@ from jinfercept.disk.store import DiskStore
 from jinfercept.engine.process_end import ending_at_exit
 from jinfercept.errors import ConfigError, ModelError, shown
 from jinfercept.hosts.group import HostGroup
-from jinfercept.hosts.leading import LeadingRunner
+from jinfercept.hosts.lockstep import LeadingRunner
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.jax_settings import own_settings
-from jinfercept.models.load import Loaded, bytes_to_load, dtype_name, load, locate, read_config
+from jinfercept.models.load import locate, read_config
 from jinfercept.models.mesh import ModelMesh
-from jinfercept.models.model import Model
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel
 from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.runner import ModelRunner
@@ -33,24 +32,28 @@ from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.profile import Profile
 from jinfercept.startup.assembly import EngineSetup, StartTimes, check_choices, chunks, without_objects
 from jinfercept.startup.backend import prepare_backend, start_backend
-from jinfercept.startup.chosen_tokenizer import TokenizerChoice, as_tokenizer
-from jinfercept.startup.compile_counter import CompileCounter
-from jinfercept.startup.devices import choose_devices, on_devices
+from jinfercept.startup.compile_cache import CompileCounter
+from jinfercept.startup.devices import choose_devices
 from jinfercept.startup.disk_tier import DiskTier, identity_of, open_store, priced
-from jinfercept.startup.draft_model import add_drafter, load_draft_model
-from jinfercept.startup.generation_config import sampling_defaults
 from jinfercept.startup.invariant import as_invariant
-from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights, fit_host, most_at_once
-from jinfercept.startup.own_model import check_config, check_functions, to_serve
+from jinfercept.startup.loading import (
+    TokenizerChoice,
+    add_drafter,
+    as_tokenizer,
+    load_draft_model,
+    load_model,
+    sampling_defaults,
+)
+from jinfercept.startup.memory import FreeMemory, MemoryPlan, fit_host, most_at_once
+from jinfercept.startup.own_model import to_serve
 from jinfercept.startup.profiler import EFFORTS
-from jinfercept.startup.recurrent import check_recurrent
 from jinfercept.startup.served_adapters import add_adapters, with_tool_adapter
 from jinfercept.startup.several_hosts import follow_to_the_end, join_hosts, model_facts, placement_of
+from jinfercept.startup.side_pools import check_recurrent
 from jinfercept.startup.sizing import measured_profile, plan_pools, remembered_profile
 from jinfercept.tokenizer.load import load_tokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from jinfercept.values.vllm_names import own_options
-from jinfercept.weights.in_memory import initial_params
 
 log = logging.getLogger("jinfercept")
 
@@ -262,40 +265,6 @@ def _alike(memory_plan: MemoryPlan, shape: RunnerShape, group: HostGroup) -> tup
     num_pages, longest = memory_plan.kv_tokens // shape.page_size, memory_plan.max_model_len
     shape = replace(shape, num_pages=num_pages, max_model_len=longest, num_states=states.num_states)
     return memory_plan, replace(shape, num_window_pages=windows.num_device_pages)
-
-
-def load_model(
-    model: str | Path | ModelConfig | ServedModel, params: Params | None, config: EngineConfig, mesh: ModelMesh
-) -> Loaded[ServedModel]:
-    """The model with its weights on its devices. Raises `ModelError`, or `ConfigError` if the weights do not fit there."""
-    options = config.model
-    if options.activation_dtype != "auto" and (isinstance(model, ServedModel) or params is not None):
-        fix = "activation_dtype=auto, or the name of a quantised checkpoint"
-        raise ModelError("activation_dtype int8 needs a checkpoint that is loaded", got="weights in memory", fix=fix)
-    if isinstance(model, ServedModel):
-        if params is None:
-            raise ModelError("a Model needs its weights", got="no params", fix="pass params=...")
-        is_own = not isinstance(model, Model)
-        if is_own:
-            check_config(model)
-        served = on_devices(model, mesh)
-        params = initial_params(served, params, mesh)
-        if is_own:
-            check_functions(served, params)
-        return Loaded(served, params, None, "dummy")
-    if params is not None:
-        raise ModelError("params need a Model", got=type(model).__name__, fix="pass Model(config), or leave params out")
-    num_bytes = bytes_to_load(model, dtype_name(options.dtype), mesh.size, options.load_format, options.quantization)
-    check_weights(num_bytes, FreeMemory.on(*mesh.local_devices))
-    return load(
-        model,
-        dtype=options.dtype,
-        load_format=options.load_format,
-        seed=options.seed,
-        mesh=mesh,
-        quantization=options.quantization,
-        activation_dtype=options.activation_dtype,
-    )  # pyright: ignore[reportReturnType]
 
 
 def _dimensions(model: str | Path | ModelConfig | ServedModel) -> ModelDimensions:

@@ -25,7 +25,7 @@ from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sim.scripted import plain_tokens, random_tokens
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
-from jinfercept.startup.compile_counter import CompileCounter
+from jinfercept.startup.compile_cache import CompileCounter
 from jinfercept.startup.profiler import EFFORTS, Effort, measure
 from jinfercept.startup.start import EngineSetup, set_up
 from studies.overflow.batch_run import BatchRequest, BatchRun, play_batch

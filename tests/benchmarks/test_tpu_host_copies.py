@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from benchmarks.ahead_of_time.compiler import tpus
-from jinfercept.runner.page_shapes import heads_spec
+from jinfercept.runner.page_transfers import heads_spec
 
 compiled = []
 for tpu, size in [("v4", 1), ("v5e", 4), ("v5e", 16), ("v5p", 8), ("v6e", 8), ("tpu7x", 8)]:

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from jinfercept.hosts import group as group_module
-from jinfercept.hosts.following import follow
 from jinfercept.hosts.group import HostGroup
-from jinfercept.hosts.leading import LeadingRunner
+from jinfercept.hosts.lockstep import LeadingRunner, follow
 from jinfercept.sched.plan import Chunk, Masks, NewPages, Sample, StepPlan, StepResult
 from tests.support.engine_requests import DEPTHS, request, serve
 from tests.support.fake_engine import POLICIES, VOCAB, FakeRunner, run_all

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from jinfercept.layouts.interleaved import FP8
-from jinfercept.runner import page_shapes
 from tests.support.tiny_model import Workload, count_ties, streams, tiny_llm
 
 SIZES: dict[str, Any] = {"kv_tokens": 112, "max_model_len": 100, "max_num_batched_tokens": 16, "attention": "reference"}

@@ -16,8 +16,7 @@ from jinfercept.models import mesh
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape
 from jinfercept.runner.packing_samples import NUM_FIELDS
-from jinfercept.runner.page_shapes import layer_pages
-from jinfercept.runner.page_transfers import transfer_sizes
+from jinfercept.runner.page_transfers import layer_pages, transfer_sizes
 from jinfercept.runner.pools import Pool, _cover
 
 NUM_PAGES, NUM_HOST = 24, 40

@@ -31,8 +31,7 @@ from jinfercept.startup.memory import (
     most_at_once,
     plan_memory,
 )
-from jinfercept.startup.recurrent import NO_STATES, StatePlan
-from jinfercept.startup.windows import NO_WINDOW_PLAN, WindowPlan
+from jinfercept.startup.side_pools import NO_STATES, NO_WINDOW_PLAN, StatePlan, WindowPlan
 from tests.support.tiny_model import GOLDEN, tiny_llm
 
 LOADED = load(GOLDEN / "llama_gqa", dtype="float32")

@@ -14,7 +14,7 @@ from jinfercept.models.mesh import ModelMesh, place
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape
 from jinfercept.runner.packing_samples import NUM_FIELDS
-from jinfercept.runner.page_shapes import slot_bytes, state_shapes
+from jinfercept.runner.page_transfers import slot_bytes, state_shapes
 from jinfercept.runner.pools import Pool
 
 NUM_STATES, NUM_HOST = 40, 50

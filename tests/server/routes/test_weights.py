@@ -12,7 +12,6 @@ from safetensors.numpy import load_file, save_file
 
 from jinfercept.errors import JinferceptError
 from jinfercept.llm import LLM
-from jinfercept.startup import weight_controls
 from tests.support.live_server import MODEL, Running, running, until
 from tests.support.tiny_model import GOLDEN, tiny_llm
 
