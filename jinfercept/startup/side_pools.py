@@ -151,16 +151,14 @@ class WindowPlan(NamedTuple):
         num_tokens = max(self.least_tokens, self.num_tokens or int(self.share * kv_tokens))
         return -(-num_tokens // page_size) * page_size
 
-    def sizes(self, num_tokens: int, host_tokens: int, page_size: int, cost: float) -> WindowSizes:
-        """The pool's sizes.
+    def sizes(self, num_tokens: int, page_size: int, cost: float) -> WindowSizes:
+        """The pool's sizes, without copies on the host.
 
         Args:
             num_tokens: see `of`.
-            host_tokens: that the host tier holds of the other layers.
             cost: bytes of a token in the layers of the pool, over those in the others.
         """
-        num_host_pages = int(self.share * host_tokens) // page_size
-        return WindowSizes(self.window, num_tokens // page_size, num_host_pages, page_size * cost, self.slack)
+        return WindowSizes(self.window, num_tokens // page_size, 0, page_size * cost, self.slack)
 
 
 NO_WINDOW_PLAN = WindowPlan()

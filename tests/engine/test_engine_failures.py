@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jinfercept import LLM, ConfigError, EngineError, RequestError, SamplingParams
+from jinfercept.config import SchedulingOptions
 from jinfercept.events import Finished
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.meter.request_log import Passed
