@@ -19,6 +19,8 @@ KVDTypeChoice = Literal["auto", "int8", "fp8"]
 ActivationDTypeChoice = Literal["auto", "int8"]
 LoadFormatChoice = Literal["auto", "dummy"]
 QuantizationChoice = Literal["auto", "none", "gguf", "gptq", "awq", "fp8", "mxfp4"]
+StagingChoice = Literal[1, 2, 4, 8, 16, 32]
+DepthChoice = Literal[0, 1]
 PreemptionChoice = Literal["auto", "policy", "recompute", "swap"]
 AttentionChoice = Literal["auto", "triton", "mosaic", "tpu", "cpu", "ordered", "reference"]
 
@@ -107,6 +109,8 @@ class CacheOptions:
         0.9,
         "share of a GPU's memory that JAX may take, for weights, KV pool and temporaries; unless XLA_CLIENT_MEM_FRACTION "
         "says so, or JAX runs already",
+        least=0.01,
+        most=1,
     )
     kv_cache_dtype: KVDTypeChoice = option(
         "auto",
@@ -212,11 +216,11 @@ class AdvancedOptions:
         "layers per executable; default: as chosen by `jinfercept profile`, else 1 on a CPU, all of them on a GPU",
         least=1,
     )
-    staging_pages: int | None = option(
+    staging_pages: StagingChoice | None = option(
         None, "most pages of a context that cross the host link as one array, a power of two; default: 16, on a CPU 1"
     )
     pinned_memory: bool = option(True, "copies of pages on the host are in page-locked memory; off: in pageable memory")
-    pipeline_depth: int = option(1, "0: read a step's tokens before planning the next; 1: one step later")
+    pipeline_depth: DepthChoice = option(1, "0: read a step's tokens before planning the next; 1: one step later")
     attention: AttentionChoice = option("auto", "implementation of attention")
     batch_invariant: bool = option(
         False,
@@ -259,7 +263,7 @@ class RestartOptions(TypedDict, total=False):
     chunked_prefill: bool | None
     preemption: PreemptionChoice
     speculative_config: str | dict[str, Any] | None
-    pipeline_depth: int
+    pipeline_depth: DepthChoice
     check_pages: bool
 
 
@@ -292,7 +296,7 @@ class LLMOptions(RestartOptions, total=False):
     max_num_seqs: int
     max_num_batched_tokens: int
     layers_per_step: int | None
-    staging_pages: int | None
+    staging_pages: StagingChoice | None
     pinned_memory: bool
     attention: AttentionChoice
     batch_invariant: bool
@@ -357,15 +361,11 @@ class EngineConfig:
         return replace(self, cache=replace(cache, page_size=page_size), scheduling=scheduling)
 
     def _check(self) -> None:
-        cache, scheduling, advanced = self.cache, self.scheduling, self.advanced
+        cache, scheduling = self.cache, self.scheduling
         for name in GROUPS:
             check_bounds(getattr(self, name))
         if cache.kv_tokens is not None and cache.kv_tokens < cache.page_size:
             raise ConfigError("kv_tokens is too small", got=cache.kv_tokens, fix=f"at least {cache.page_size}")
-        if not 0 < cache.gpu_memory_utilization <= 1:
-            raise ConfigError(
-                "gpu_memory_utilization is a share", got=cache.gpu_memory_utilization, fix="more than 0, at most 1"
-            )
         if scheduling.max_num_batched_tokens < scheduling.max_num_seqs:
             raise ConfigError(
                 "max_num_batched_tokens must be at least max_num_seqs: every running sequence needs a token of a step",
@@ -382,10 +382,6 @@ class EngineConfig:
         assert scheduling.speculation
         assert self.adapters.choice
         self._check_disk()
-        if advanced.staging_pages not in (None, 1, 2, 4, 8, 16, 32):
-            raise ConfigError("staging_pages is a power of two", got=advanced.staging_pages, fix="1, 2, 4, 8, 16 or 32")
-        if advanced.pipeline_depth not in (0, 1):
-            raise ConfigError("pipeline_depth is 0 or 1", got=advanced.pipeline_depth, fix="choose one of them")
 
     def _check_disk(self) -> None:
         cache = self.cache
