@@ -20,10 +20,32 @@ log = logging.getLogger("jinfercept.server")
 _ENDING_S = 1.0
 """Seconds after the limit of a shutdown until the process is ended."""
 USUAL = (
-    "host port served_model_name api_key api_key_file allowed_hosts first_token_limit state_url chat_template tool_call_parser "
-    "reasoning_parser tools loras dtype quantization tensor_parallel_size max_model_len max_num_seqs speculative_config "
-    "kv_tokens gpu_memory_utilization kv_cache_dtype swap_space kv_disk policy"
-).split()
+    "host",
+    "port",
+    "served_model_name",
+    "api_key",
+    "api_key_file",
+    "allowed_hosts",
+    "first_token_limit",
+    "state_url",
+    "chat_template",
+    "tool_call_parser",
+    "reasoning_parser",
+    "tools",
+    "loras",
+    "dtype",
+    "quantization",
+    "tensor_parallel_size",
+    "max_model_len",
+    "max_num_seqs",
+    "speculative_config",
+    "kv_tokens",
+    "gpu_memory_utilization",
+    "kv_cache_dtype",
+    "swap_space",
+    "kv_disk",
+    "policy",
+)
 """Options that `jinfercept serve --help` shows."""
 
 

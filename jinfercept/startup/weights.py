@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
 import jax
 import numpy as np
@@ -19,11 +19,13 @@ from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.request import Adapter
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.startup.served_adapters import ServedAdapters
-from jinfercept.startup.served_engine import ServedEngine
 from jinfercept.values.option_types import check_type
 from jinfercept.weights.in_memory import Replacement, blocks_of, ties_of
 from jinfercept.weights.leaves import made
 from jinfercept.weights.named import NameFilter, WeightTree, params_by_name
+
+if TYPE_CHECKING:
+    from jinfercept.startup.served_engine import ServedEngine
 
 DEEPEST = 2
 """Level of a sleep in which the weights leave the device, too."""
@@ -199,7 +201,7 @@ UpdateMode = Literal["keep", "recompute", "abort"]
 class WeightControls:
     """What a trainer asks of an `LLM`."""
 
-    engine: ServedEngine
+    engine: "ServedEngine"
 
     @property
     def params(self) -> Params:
