@@ -411,8 +411,9 @@ def _group[G](group: type[G], options: Mapping[str, Any]) -> G:
     section = group(**{f.name: plain(options[f.name]) for f in fields(group) if f.name in options})  # pyright: ignore[reportArgumentType]
     for name, hint in get_type_hints(group).items():
         value = getattr(section, name)
-        if name not in CHOICES or isinstance(
-            value, int | float | list | dict
-        ):  # else a class or an object, checked later
+        if name not in CHOICES:
             check_type(name, value, hint)
+        elif isinstance(value, int | float | list | dict):  # what else it may be is checked where it is made
+            fix = "give a name, a class as path.py:Class, or in a program the class or an object"
+            raise ConfigError(f"{name} has the wrong type", got=shown(value), fix=fix)
     return section

@@ -27,11 +27,14 @@ import numpy as np
 from jaxtyping import Array, Int32, Num
 
 from jinfercept.kv.page import PageCopy
+from jinfercept.layouts.kv_rows import stored_dtype
 from jinfercept.layouts.pages import OUT_OF_RANGE
-from jinfercept.models.mesh import beside, move, place
+from jinfercept.models.mesh import Placed, beside, move, place
+from jinfercept.models.protocol import ServedModel, states_of
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape
-from jinfercept.runner.page_transfers import KeptPages, add_transfers, on_link
+from jinfercept.runner.page_transfers import KeptPages, add_transfers, layer_pages, on_link, state_shapes
+from jinfercept.runner.shape import RunnerShape, in_second_pool
 
 
 @dataclass(slots=True, eq=False)
@@ -330,6 +333,24 @@ class Pool:
 
     def _is_compiled(self, size: int) -> bool:
         return self._run.missing.isdisjoint({("gather", size), ("scatter", size)})
+
+
+def pool_shapes(model: ServedModel, shape: RunnerShape, like: Placed) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The arrays of each pool's layers: pages of the first pool, and pages of the pool for windows or states, if there are any.
+
+    Args:
+        like: an array with the dtype of the weights, on their devices.
+    """
+    config, in_second = model.config, in_second_pool(model, shape)
+
+    def pages(num_pages: int, num_layers: int) -> tuple[Any, ...]:
+        dims = num_pages + 1, shape.page_size, config.num_kv_heads, config.head_dim
+        return (layer_pages(*dims, stored_dtype(shape.kv_cache_dtype, like.dtype), beside(like)),) * num_layers
+
+    own = pages(shape.num_pages, in_second.count(False))
+    if shape.num_window_pages:
+        return own, pages(shape.num_window_pages, sum(in_second))
+    return own, state_shapes(states_of(model), shape.num_states, like)
 
 
 def joined(pages: Iterable[Any], others: Iterable[Any], in_second: Sequence[bool]) -> tuple[Any, ...]:

@@ -18,15 +18,14 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jinfercept.errors import EngineError
-from jinfercept.layouts.kv_rows import stored_dtype
 from jinfercept.models.mesh import beside, mesh_of, place
 from jinfercept.models.protocol import Params, ServedModel, states_of
 from jinfercept.models.quantized import weights_of
 from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape, enter, pack
 from jinfercept.runner.packing_samples import KINDS, Kind
-from jinfercept.runner.page_transfers import layer_pages, slot_bytes, state_shapes, transfer_sizes
-from jinfercept.runner.pools import Pool, by_pool, joined
+from jinfercept.runner.page_transfers import slot_bytes, transfer_sizes
+from jinfercept.runner.pools import Pool, by_pool, joined, pool_shapes
 from jinfercept.runner.sampler import Drawn, Hidden, Sampler, Samples
 from jinfercept.runner.shape import RunnerShape, in_second_pool
 from jinfercept.runner.steps import RowExperts, add_steps, kinds_of, layers_key, step_names, step_shapes
@@ -111,28 +110,19 @@ class ModelRunner:
         self.device = mesh_of(leaf).local_devices[0]
         sizes = transfer_sizes(self.device.platform, shape.staging_pages)
         self._common_shape = CommonShape(shape.sample_rows[-1], sizes[0])
-
-        def page_shapes(num_pages: int, num_layers: int) -> tuple[Any, ...]:
-            dims = num_pages + 1, shape.page_size, config.num_kv_heads, config.head_dim
-            return (layer_pages(*dims, stored_dtype(shape.kv_cache_dtype, leaf.dtype), beside(leaf)),) * num_layers
-
         self._in_second = in_second_pool(model, shape)
-        num_second, windows = sum(self._in_second), shape.num_window_pages
+        own, others = pool_shapes(model, shape, leaf)
         pages: dict[str, Any] = {"sizes": sizes, "staging_pages": shape.staging_pages}
         pages |= {"pinned": shape.pinned_memory, "moved_pages": shape.moved_pages}
-        own = page_shapes(shape.num_pages, len(self._in_second) - num_second)
         self.kv = Pool(own, self._common_shape, **pages)
-        self.second: Pool | None = None
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
-        self._window_tables = np.zeros_like(self._tables) if windows else None
-        self._state_slots = np.zeros(shape.max_num_seqs, np.int32) if num_second and not windows else None
-        if windows:
-            self.second = Pool(page_shapes(windows, num_second), self._common_shape, **pages)
-        elif num_second:
-            states = states_of(model)
-            most_moved = max(1, shape.moved_pages * self.kv.page_bytes // slot_bytes(states, leaf.dtype))
+        self._window_tables = np.zeros_like(self._tables) if shape.num_window_pages else None
+        self._state_slots = None
+        if others and not shape.num_window_pages:
+            self._state_slots = np.zeros(shape.max_num_seqs, np.int32)
+            most_moved = max(1, shape.moved_pages * self.kv.page_bytes // slot_bytes(states_of(model), leaf.dtype))
             pages = {"pinned": shape.pinned_memory, "moved_pages": most_moved}
-            self.second = Pool(state_shapes(states, shape.num_states, leaf), self._common_shape, **pages)
+        self.second = Pool(others, self._common_shape, **pages) if others else None
         self._pools = (self.kv,) if self.second is None else (self.kv, self.second)
         self.executables = Executables() if executables is None else executables
         self.drafter: ModelDrafter | None = None
@@ -161,11 +151,10 @@ class ModelRunner:
             shape.drafts_for or config.vocab_size,
             self._home,
         )
-        layers = joined(self.kv.shapes, () if self.second is None else self.second.shapes, self._in_second)
-        add_steps(self.executables, model, shape, attention, self.params, layers)
+        add_steps(self.executables, model, shape, attention, self.params)
         self.kv.add_executables(self.executables)
         if self.second is not None:
-            self.second.add_executables(self.executables.under("windows" if windows else "states"))
+            self.second.add_executables(self.executables.under("windows" if shape.num_window_pages else "states"))
 
     def forward(self, plan: StepPlan, last_tokens: Int[Array, "slots"] | None = None) -> ForwardTicket:
         """Dispatch a plan's transfers, layers and head, in the order of `StepPlan`.
