@@ -212,9 +212,7 @@ class AdvancedOptions:
     """How steps are executed; the defaults suit."""
 
     layers_per_step: int | None = option(
-        None,
-        "layers per executable; default: as chosen by `jinfercept profile`, else 1 on a CPU, all of them on a GPU",
-        least=1,
+        None, "layers per executable; default: 1 on a CPU, all of them on a GPU", least=1
     )
     staging_pages: StagingChoice | None = option(
         None, "most pages of a context that cross the host link as one array, a power of two; default: 16, on a CPU 1"

@@ -171,8 +171,6 @@ class EngineSetup:
             raise ConfigError(
                 "this LLM was compiled for fewer draft tokens", got=drafts, fix=f"at most {most}, or a new LLM"
             )
-        check_choices(config)
-        chunks(config, self.shape)
         return replace(self, flags=kept, config=config, memory_plan=self.memory_plan.with_host(config.cache))
 
     def serve(self) -> Serving:
@@ -181,10 +179,10 @@ class EngineSetup:
         model_config, page_size = self.model.config, shape.page_size
         options = config.scheduling
         limits = _limits(config, shape, self.profile.draft_share)
-        self.runner.drafting = options.speculation.method == "draft_model"
         profile = self.profile if self.disk is not None else self.profile.without_disk()
         estimator = make_estimator(options.estimator)
         build = plan_scheduler(profile, estimator, options.policy, limits, page_size, options.order)
+        self.runner.drafting = options.speculation.method == "draft_model"
         kv = KVManager(
             shape.num_pages,
             memory_plan.host_tokens // page_size,

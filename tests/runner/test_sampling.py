@@ -251,7 +251,7 @@ def test_what_was_drawn_counts_at_once() -> None:
     for _ in range(12):
         [token] = draw("greedy", shape(LOGITS[None], mask, slots, packed), packed)
         assert token == shaped(LOGITS, params, PROMPT, output, recent=output).argmax()
-        slots = remember(slots, unpack_samples(jnp.asarray(packed)), token[None])
+        slots = remember(slots, token[None], unpack_samples(jnp.asarray(packed)))
         output.append(int(token))
         rebuilt = pack_slot(options, TokenHistory((*PROMPT, *output), ((0, len(PROMPT)),)), VOCAB)
         again: Slots = enter(EMPTY, 1, rebuilt)

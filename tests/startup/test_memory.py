@@ -280,7 +280,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_model_len is more than can be served"):
         planned(FreeMemory(GIB, shared=True), kv_tokens=64, max_model_len=100)
     for share in (0.0, 1.5):
-        with pytest.raises(ConfigError, match="gpu_memory_utilization is (too small|too large)"):
+        with pytest.raises(ConfigError, match=r"gpu_memory_utilization is (too small|too large)"):
             EngineConfig.from_options({"gpu_memory_utilization": share})
 
 
