@@ -6,7 +6,7 @@ follow each other. Each of several devices moves its own parts.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from math import prod
@@ -116,16 +116,8 @@ def transfer_sizes(platform: str, staging_pages: int = 1) -> tuple[int, ...]:
     return tuple(sorted(powers | {max(widest, staging_pages)}, reverse=True))
 
 
-def _gather(
-    common_shape: CommonShape,
-    size: int,
-    staging: int,
-    layers: tuple[KVPages, ...],
-    common: Int[Array, "common"],
-    transfer: Int[Array, ""],
-) -> tuple[HostPages, ...]:
+def _gather(staging: int, layers: tuple[KVPages, ...], slots: Int[Array, "slots"]) -> tuple[HostPages, ...]:
     """The pages of a transfer's slots, in arrays of `staging` pages. Padding reads any page."""
-    slots = common_shape.slots(common, transfer, size)
 
     def gather(layers: tuple[Array, ...], slots: Int[Array, "k"]) -> tuple[Array, ...]:
         pages = jnp.stack([layer.at[slots].get(mode="clip") for layer in layers], axis=1)
@@ -141,14 +133,8 @@ def _gather(
 
 
 def _scatter(
-    common_shape: CommonShape,
-    size: int,
-    layers: tuple[KVPages, ...],
-    common: Int[Array, "common"],
-    transfer: Int[Array, ""],
-    arrays: tuple[HostPages, ...],
+    layers: tuple[KVPages, ...], slots: Int[Array, "slots"], arrays: tuple[HostPages, ...]
 ) -> tuple[KVPages, ...]:
-    slots = common_shape.slots(common, transfer, size)
     if is_interleaved(layers[0]):
         return _scatter_pages(layers, slots, arrays)
     return jax.lax.platform_dependent(layers, slots, arrays, cpu=_scatter_pages, default=_scatter_words)
@@ -172,20 +158,15 @@ def _scatter_words(
     return tuple(from_words(words, layer, layer.shape) for words, layer in zip(written, layers, strict=True))
 
 
-def _select(
-    common_shape: CommonShape, size: int, pages: HostPages, common: Int[Array, "common"], transfer: Int[Array, ""]
-) -> Num[Array, "fewer l B *sides heads W"]:
-    return pages.at[common_shape.slots(common, transfer, size)].get(mode="clip")
+def _select(pages: HostPages, slots: Int[Array, "fewer"]) -> Num[Array, "fewer l B *sides heads W"]:
+    return pages.at[slots].get(mode="clip")
 
 
 def _gather_states(
-    common_shape: CommonShape,
-    layers: tuple[tuple[Num[Array, "N ..."], ...], ...],
-    common: Int[Array, "common"],
-    transfer: Int[Array, ""],
+    layers: tuple[tuple[Num[Array, "N ..."], ...], ...], slots: Int[Array, "1"]
 ) -> tuple[tuple[Num[Array, "_"], ...]]:
     """The states of the sequence whose device slot a transfer names, joined by dtype."""
-    [slot] = common_shape.slots(common, transfer, 1)
+    [slot] = slots
     parts: dict[Any, list[Array]] = {}
     for array in chain.from_iterable(layers):
         parts.setdefault(array.dtype, []).append(jax.lax.dynamic_index_in_dim(array, slot, keepdims=False).reshape(-1))
@@ -193,14 +174,12 @@ def _gather_states(
 
 
 def _scatter_states(
-    common_shape: CommonShape,
     layers: tuple[tuple[Num[Array, "N ..."], ...], ...],
-    common: Int[Array, "common"],
-    transfer: Int[Array, ""],
+    slots: Int[Array, "1"],
     arrays: tuple[tuple[Num[Array, "_"], ...]],
 ) -> tuple[tuple[Num[Array, "N ..."], ...], ...]:
     """The states of all layers, with these ones in the device slot that a transfer names."""
-    [slot], [state] = common_shape.slots(common, transfer, 1), arrays
+    [slot], [state] = slots, arrays
     joined, places = {part.dtype: part for part in state}, {part.dtype: 0 for part in state}
 
     def written(array: Array) -> Array:
@@ -210,6 +189,15 @@ def _scatter_states(
         return jax.lax.dynamic_update_index_in_dim(array, part, slot, 0)
 
     return tuple(tuple(map(written, of_layer)) for of_layer in layers)
+
+
+def _on_slots(common_shape: CommonShape, size: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of layers or pages whose device slots are found in the common part of an upload."""
+
+    def run(layers: Any, common: Int[Array, "common"], transfer: Int[Array, ""], *arrays: Any) -> Any:
+        return function(layers, common_shape.slots(common, transfer, size), *arrays)
+
+    return run
 
 
 def on_link(layer: Any) -> Sharding:
@@ -233,25 +221,25 @@ def add_transfers(
     is_states, placed, home = isinstance(layers[0], tuple), on_link(layers[0]), beside(jax.tree.leaves(layers)[0])
     common = jax.ShapeDtypeStruct((common_shape.size,), jnp.int32, sharding=home)
     reads = common, jax.ShapeDtypeStruct((), jnp.int32, sharding=home)
-    out, shape = getattr(placed, "spec", EVERYWHERE), common_shape
+    out = getattr(placed, "spec", EVERYWHERE)
 
     def struct(dims: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=placed)
 
     for size in sizes:
         pages = min(size, staging_pages)
-        gather: Any = partial(_gather_states, shape) if is_states else partial(_gather, shape, size, pages)
-        gather = over_devices(gather, (layers, *reads), out)
+        gather: Any = _gather_states if is_states else partial(_gather, pages)
+        gather = over_devices(_on_slots(common_shape, size, gather), (layers, *reads), out)
         if is_states:
             arrays = jax.tree.map(
                 lambda array: struct(array.shape, array.dtype), jax.eval_shape(gather, layers, *reads)
             )
         else:
             arrays = (struct((pages, len(layers), *layers[0].shape[1:]), layers[0].dtype),) * (size // pages)
-        scatter: Any = partial(_scatter_states, shape) if is_states else partial(_scatter, shape, size)
+        scatter = _on_slots(common_shape, size, _scatter_states if is_states else _scatter)
         scatter = over_devices(scatter, (layers, *reads, arrays), specs_of(layers))
         run.add(("gather", size), gather, layers, *reads)
         run.add(("scatter", size), scatter, layers, *reads, arrays, donate=(0,))
         for fewer in (fewer for fewer in sizes if fewer < size <= staging_pages):
-            select = over_devices(partial(_select, shape, fewer), (arrays[0], *reads), out)
+            select = over_devices(_on_slots(common_shape, fewer, _select), (arrays[0], *reads), out)
             run.add(("select", fewer, size), select, arrays[0], *reads)
