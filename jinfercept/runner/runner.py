@@ -103,7 +103,7 @@ class ModelRunner:
         config = model.config
         self._model, self._shape = model, shape
         self._homes = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("device"), params)
-        self._groups, self._kinds = shape.groups(config.num_layers), kinds_of(model)
+        self._groups = shape.groups(config.num_layers)
         self.use(params)  # committed, as the executables expect
         self.owns_params, self.weight_shapes = False, shapes_of(self.params)
         leaf = weights_of(self.params.embed)[0]
@@ -128,16 +128,16 @@ class ModelRunner:
         self.drafter: ModelDrafter | None = None
         self.drafting = True
         self._buckets = step_shapes(model, shape, attention, leaf)
-        steps = [
-            (
-                (size, alone),
-                {(embed, size), *[layers_key(name, size, group, self._kinds) for group in self._groups]},
-            )
+        kinds = kinds_of(model)
+        self._keys = {  # of a step's executables: of the embedding, then of the groups of layers
+            (size, alone): [(embed, size), *[layers_key(name, size, group, kinds) for group in self._groups]]
             for size, alone in sorted(self._buckets, key=lambda step: (step[0], not step[1]))
             for embed, name in [step_names(alone)]
-        ]
+        }
         self._steps = {  # that can compute a plan, by its bucket and whether it has decode rows only; its own first
-            (bucket, decodes): [(step, keys) for step, keys in steps if step[0] >= bucket and step[1] <= decodes]
+            (bucket, decodes): [
+                (step, set(keys)) for step, keys in self._keys.items() if step[0] >= bucket and step[1] <= decodes
+            ]
             for bucket in (0, *shape.buckets)
             for decodes in (False, True)
         }
@@ -334,16 +334,14 @@ class ModelRunner:
     ) -> tuple[Hidden, tuple[Array, ...]]:
         """Upload what the step reads, in one array, then dispatch it. No other executable waits for the host. Returns the
         experts of the groups of layers, too."""
-        size, decode_only = samples.step
-        shape = self._buckets[samples.step]
+        shape, (embed, *layer_keys) = self._buckets[samples.step], self._keys[samples.step]
         tables = self._state_slots, self._window_tables
         packed = pack(plan.chunks, self._tables, self._shape.page_size, shape, *tables)
         uploads: list[Any] = [np.concatenate((packed, commons[0])), *commons[1:]]
         if len(uploads) > 1 or not self._is_alone:
             uploads = place(uploads, self._home)
         upload, *further = uploads
-        embed, layers_of = step_names(decode_only)
-        x, batch, common = self.executables[embed, size](self.params.embed, last_tokens, upload)
+        x, batch, common = self.executables[embed](self.params.embed, last_tokens, upload)
         for kv in self._pools:
             kv.commons = (common, *further)
             kv.fetch()
@@ -351,9 +349,9 @@ class ModelRunner:
             kv.offload()
         experts, second = list[Array](), self.second
         layers = list(self.kv.layers if second is None else joined(self.kv.layers, second.layers, self._in_second))
-        for group in self._groups:
-            step, own = self.executables[layers_key(layers_of, size, group, self._kinds)], slice(*group)
-            x, layers[own], *noted = step(self._leaves[group], x, tuple(layers[own]), batch)
+        for group, key in zip(self._groups, layer_keys, strict=True):
+            own = slice(*group)
+            x, layers[own], *noted = self.executables[key](self._leaves[group], x, tuple(layers[own]), batch)
             for array in noted:
                 array.copy_to_host_async()
                 experts.append(array)

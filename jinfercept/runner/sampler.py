@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Int32
+from jaxtyping import Array, Float, Int32
 
 from jinfercept.models.mesh import beside, over_devices, place
 from jinfercept.models.protocol import ServedModel, Weights
@@ -114,6 +114,9 @@ class Sampler:
         num_slots: sequence slots.
         vocab_size: columns of the logits.
         home: where arrays live.
+
+    Attributes:
+        last_tokens: the token drawn last, by slot; the last slot is scratch.
     """
 
     def __init__(
@@ -132,20 +135,15 @@ class Sampler:
         self._no_bounds = {rows: place(np.full(rows, -np.inf, np.float32), home) for rows in row_counts}
         self.reset()
 
-    @property
-    def last_tokens(self) -> Int[Array, "slots"]:
-        """The token drawn last, by slot; the last slot is scratch."""
-        return self._last_tokens
-
     def reset(self) -> None:
         """Clear all slots."""
         shapes = slot_shapes(self._num_slots, self._vocab_size)
         self._slots: Slots = place(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes), self._home)
-        self._last_tokens: Array = place(np.zeros(self._num_slots + 1, np.int32), self._home)
+        self.last_tokens: Array = place(np.zeros(self._num_slots + 1, np.int32), self._home)
 
     def close(self) -> None:
         """Free the slots' arrays."""
-        for array in (*self._slots, self._last_tokens):
+        for array in (*self._slots, self.last_tokens):
             array.delete()
 
     def pack(self, chunks: tuple[Chunk, ...], steps: Steps) -> Samples:
@@ -250,7 +248,7 @@ class Sampler:
             mask = self._masked(num_rows, masks) if masks else self._no_masks[num_rows]
             shaped = self._run["shape", num_rows](logits, mask, self._slots, common)
         draw = self._run["sample", num_rows, kind]
-        tokens, self._last_tokens, *bounds = draw(shaped, self._last_tokens, common)
+        tokens, self.last_tokens, *bounds = draw(shaped, self.last_tokens, common)
         tokens.copy_to_host_async()
         if remembered:
             self._slots = self._run["remember", num_rows](self._slots, tokens, common)

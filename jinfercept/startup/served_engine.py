@@ -12,7 +12,6 @@ from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.process_end import ending_at_exit, interrupts_held_back
 from jinfercept.engine.state import EngineState
-from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import ConfigError, EngineError, RequestError
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.models.adapted import without_adapters
@@ -36,6 +35,7 @@ class ServedEngine:
     Attributes:
         setup: the same with the options of the last restart.
         weights: those that are served.
+        thread: serves requests on the engine that runs.
     """
 
     def __init__(self, setup: EngineSetup) -> None:
@@ -61,16 +61,11 @@ class ServedEngine:
         return label(self.setup.config.scheduling.policy)
 
     def _begin(self, serving: Serving) -> None:
-        self._serving, self._engine = serving, serving.engine
+        self._serving, self._engine, self.thread = serving, serving.engine, serving.thread
         self._engine.weights_version = self.weights.version
         self._engine.is_resting = self.weights.level is not None
 
     # -- requests and questions, from any thread -------------------------------------------------------------------
-
-    @property
-    def thread(self) -> EngineThread:
-        """Serves requests on the engine that runs."""
-        return self._serving.thread
 
     def submit(
         self,
