@@ -26,8 +26,7 @@ from jinfercept.runner.packing import CommonShape
 from jinfercept.runner.packing_samples import (
     KINDS,
     Kind,
-    any_remembered,
-    draw_kind,
+    draw_needs,
     pack_positions,
     pack_samples,
     pack_slot,
@@ -166,7 +165,7 @@ class Sampler:
                 self._slots = self._run["enter"](self._slots, *place((np.array(slot, np.int32), vector), self._home))
             params = None if entry.options is None else entry.options.params
             reported.append(params if params is not None and params.reports_draws else None)
-        step, kind, remembered = steps[0][0], draw_kind(samples), any_remembered(samples)
+        step, (kind, remembered) = steps[0][0], draw_needs(samples)
         if missing := self._run.missing:
             least, names = kind, ["shape"]  # masks are made while the step computes
             names += ["remember"] if remembered else []

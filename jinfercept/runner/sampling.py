@@ -47,7 +47,7 @@ def sample(
 
     Args:
         logits: as the model has them, or as `shape_logits` makes them where a row of the step needs it.
-        rows: of a step whose `draw_kind` is this kind or a simpler one.
+        rows: of a step whose `draw_needs` is this kind or a simpler one.
         kind: what is computed. A row has the same token in every kind that has what it needs.
 
     Returns:

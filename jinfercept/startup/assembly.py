@@ -2,7 +2,7 @@
 
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +25,6 @@ from jinfercept.meter.request_log import RequestLog
 from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.load import dtype_name
 from jinfercept.models.protocol import ModelDimensions, ServedModel
-from jinfercept.request import Request
 from jinfercept.runner.disk_pages import DiskPages
 from jinfercept.runner.pools import Pool
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
@@ -213,7 +212,7 @@ class EngineSetup:
             depth=config.advanced.pipeline_depth,
             vocab_size=model_config.vocab_size,
             eos_token_ids=end_token_ids(model_config, tokenizer),
-            open_text=_text_opener(tokenizer) if tokenizer else None,
+            open_text=partial(TextStream.of, tokenizer) if tokenizer else None,
             encode=partial(tokenizer.encode, plain=True) if tokenizer else None,
             seed=config.model.seed,
             check=config.advanced.check_pages,
@@ -271,14 +270,3 @@ def _limits(config: EngineConfig, shape: RunnerShape, draft_share: float = 0.0) 
 def end_token_ids(model_config: ModelDimensions, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     """The tokens that end a text or a turn: the model's and its tokenizer's."""
     return tuple({*model_config.eos_token_ids, *(tokenizer.eos_token_ids if tokenizer else ())})
-
-
-def _text_opener(tokenizer: Tokenizer) -> Callable[[Request], TextStream]:
-    def open_text(request: Request) -> TextStream:
-        params = request.params
-        stop = tuple(params.stop or ())
-        return TextStream(
-            tokenizer, stop, params.include_stop_str_in_output, params.skip_special_tokens, params.min_tokens
-        )
-
-    return open_text
