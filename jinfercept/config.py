@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self, TypedDict, get_type_hints
 
-from jinfercept.errors import ConfigError, nearest, shown
+from jinfercept.errors import ConfigError, nearest, refuse_any, shown
 from jinfercept.values.adapter_choice import AdapterChoice
 from jinfercept.values.option_types import check_bounds, check_type, option
 from jinfercept.values.plain import plain
@@ -385,14 +385,13 @@ class EngineConfig:
         cache = self.cache
         if cache.kv_disk is None:
             return
-        for does_not_fit, got, fix in (
+        refuse_any(
+            "kv_disk cannot be combined with this option",
             (not cache.swap_space, "swap_space=0", "some swap_space: pages pass through the host's memory"),
             (not cache.enable_prefix_caching, "enable_prefix_caching=False", "prefix caching"),
             (self.scheduling.speculation.model is not None, "a draft model", "n-grams, or no drafts"),
             (self.hosts.num_hosts or self.hosts.coordinator, "several hosts", "one host"),
-        ):
-            if does_not_fit:
-                raise ConfigError("kv_disk cannot be combined with this option", got=got, fix=fix)
+        )
 
 
 CHOICES = ("policy", "estimator", "order")

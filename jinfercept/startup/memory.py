@@ -6,10 +6,10 @@ steps' temporaries and pages on their way over the link. A CPU's memory is share
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 
@@ -44,14 +44,6 @@ STEPS_UNDER_WAY = 2
 """Steps whose pages are in transfer at once: the one that computes, and the next one, dispatched meanwhile."""
 
 
-class MemoryStats(Protocol):
-    """A device that may report its memory."""
-
-    def memory_stats(self) -> Mapping[str, int] | None:
-        """`bytes_limit` and `bytes_in_use` among others; None, or an error, if the backend keeps no statistics."""
-        ...
-
-
 class FreeMemory(NamedTuple):
     """Bytes that are free on each device; `shared` with everything else on the machine, or the device's own."""
 
@@ -59,7 +51,7 @@ class FreeMemory(NamedTuple):
     shared: bool
 
     @classmethod
-    def on(cls, *devices: MemoryStats) -> Self:
+    def on(cls, *devices: Any) -> Self:
         """The free memory now: of GPUs, the bytes that JAX may still take on the fullest one. What is dispatched and not
         computed yet is in no statistics: wait for it before."""
         with suppress(Exception):  # not every backend keeps statistics

@@ -38,6 +38,8 @@ class PlanRunner(Protocol):
 
     def collect(self, ticket: Any) -> Any: ...
 
+    def reset(self) -> None: ...
+
 
 def probe(shape: RunnerShape, bucket: int, rows: list[Row]) -> StepPlan:
     """A plan of such rows. Pages are consecutive, and the first page follows the last of the pool."""
@@ -98,12 +100,6 @@ PIPELINED_STEPS = 4
 """Most steps of one pipelined run that are timed: as many as take `SHORT_S` together, one at least."""
 
 
-class ProfiledRunner(PlanRunner, Protocol):
-    """A runner whose pages can be emptied."""
-
-    def reset(self) -> None: ...
-
-
 class Effort(NamedTuple):
     """How much is measured.
 
@@ -153,7 +149,7 @@ class PlanTiming(NamedTuple):
 
 
 def measure(
-    runner: ProfiledRunner,
+    runner: PlanRunner,
     shape: RunnerShape,
     *,
     name: str,

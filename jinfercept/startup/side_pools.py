@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 from jinfercept.config import EngineConfig
-from jinfercept.errors import ConfigError
+from jinfercept.errors import ConfigError, refuse_any
 from jinfercept.kv.windows import WindowSizes
 from jinfercept.models.protocol import ServedModel, states_of, windows_of
 from jinfercept.runner.page_transfers import slot_bytes
@@ -80,12 +80,11 @@ def check_recurrent(config: EngineConfig, model: ServedModel, draft: ServedModel
             )
         return
     speculation = config.scheduling.speculation
-    for is_asked, got, fix in (
+    refuse_any(
+        "models with recurrent layers cannot be served with this option",
         (draft is not None or speculation.num_speculative_tokens > 0, "speculative_config", "no drafts"),
         (config.cache.kv_disk is not None, "kv_disk", "no disk tier"),
-    ):
-        if is_asked:
-            raise ConfigError("models with recurrent layers cannot be served with this option", got=got, fix=fix)
+    )
     log.info("recurrent layers: contexts are kept whole, or computed again from a state behind their first tokens on")
 
 
@@ -177,23 +176,16 @@ def plan_windows(model: ServedModel, config: EngineConfig, longest: int) -> Wind
     """
     page_size, num_tokens = config.cache.page_size, config.cache.num_window_tokens
     windows = [window for window in windows_of(model) if window is not None and window < longest]
-    why_not = next(
-        (
-            reason
-            for reason, holds in (
-                ("no layers have a window that is shorter than the longest sequence", not windows),
-                ("all layers have a window", len(windows) == model.config.num_layers),
-                ("the model has recurrent layers", bool(states_of(model))),
-                ("pages on a disk have all layers (kv_disk)", config.cache.kv_disk is not None),
-            )
-            if holds
-        ),
-        None,
-    )
-    if why_not is not None:
-        if num_tokens:
-            raise ConfigError(f"no pool for layers with a window: {why_not}", got=num_tokens, fix="num_window_tokens=0")
-        return NO_WINDOW_PLAN
+    for why_not, holds in (
+        ("no layers have a window that is shorter than the longest sequence", not windows),
+        ("all layers have a window", len(windows) == model.config.num_layers),
+        ("the model has recurrent layers", bool(states_of(model))),
+        ("pages on a disk have all layers (kv_disk)", config.cache.kv_disk is not None),
+    ):
+        if holds:
+            problem = f"no pool for layers with a window: {why_not}"
+            refuse_any(problem, (num_tokens, num_tokens, "num_window_tokens=0"))
+            return NO_WINDOW_PLAN
     widest = max(windows)
     if num_tokens == 0 or (num_tokens is None and not are_long(windows, longest)):
         return NO_WINDOW_PLAN

@@ -32,7 +32,7 @@ from jinfercept.startup.memory import (
     token_kv_bytes,
     windows_pay,
 )
-from jinfercept.startup.profiler import EFFORTS, PlanRunner, ProfiledRunner, measure, profile_path, remember, remembered
+from jinfercept.startup.profiler import EFFORTS, PlanRunner, measure, profile_path, remember, remembered
 from jinfercept.startup.side_pools import NO_WINDOW_PLAN, plan_states, plan_windows
 
 STAGING_PAGES = 16
@@ -171,7 +171,7 @@ def measured_profile(
     model: ServedModel,
     params: Params,
     draft: Loaded[ServedModel] | None,
-    runner: ProfiledRunner,
+    runner: PlanRunner,
     drafter: PlanRunner | None,
     shape: RunnerShape,
     config: EngineConfig,
