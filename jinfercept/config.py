@@ -20,7 +20,6 @@ ActivationDTypeChoice = Literal["auto", "int8"]
 LoadFormatChoice = Literal["auto", "dummy"]
 QuantizationChoice = Literal["auto", "none", "gguf", "gptq", "awq", "fp8", "mxfp4"]
 StagingChoice = Literal[1, 2, 4, 8, 16, 32]
-DepthChoice = Literal[0, 1]
 PreemptionChoice = Literal["auto", "policy", "recompute", "swap"]
 AttentionChoice = Literal["auto", "triton", "mosaic", "tpu", "cpu", "ordered", "reference"]
 
@@ -218,7 +217,9 @@ class AdvancedOptions:
         None, "most pages of a context that cross the host link as one array, a power of two; default: 16, on a CPU 1"
     )
     pinned_memory: bool = option(True, "copies of pages on the host are in page-locked memory; off: in pageable memory")
-    pipeline_depth: DepthChoice = option(1, "0: read a step's tokens before planning the next; 1: one step later")
+    pipeline_depth: int = option(
+        1, "0: read a step's tokens before planning the next; 1: one step later", least=0, most=1
+    )
     attention: AttentionChoice = option("auto", "implementation of attention")
     batch_invariant: bool = option(
         False,
@@ -261,7 +262,7 @@ class RestartOptions(TypedDict, total=False):
     chunked_prefill: bool | None
     preemption: PreemptionChoice
     speculative_config: str | dict[str, Any] | None
-    pipeline_depth: DepthChoice
+    pipeline_depth: int
     check_pages: bool
 
 
