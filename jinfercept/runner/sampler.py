@@ -9,7 +9,7 @@ host wait for the predicate.
 
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from functools import partial
+from functools import partial, wraps
 from itertools import accumulate, product
 from typing import Any, NamedTuple, final
 
@@ -357,11 +357,13 @@ def slots_bytes(num_slots: int, vocab_size: int) -> int:
 def _on_rows(name: str, common_shape: CommonShape, num_rows: int, function: Callable[..., Any]) -> Callable[..., Any]:
     """A function whose last argument is the common part of an upload in place of the sampled rows, under a name in traces."""
 
+    @wraps(function)  # the arguments keep their names in what is compiled
     def run(*arguments: Any) -> Any:
         *others, common = arguments
         with jax.named_scope(name):
             return function(*others, unpack_samples(common_shape.samples(common, num_rows)))
 
+    run.__name__ = name
     return run
 
 
