@@ -11,8 +11,8 @@ from typing import NamedTuple, final
 
 from jinfercept.engine.clock import RealClock
 from jinfercept.engine.engine import Engine
-from jinfercept.meter.prices import Prices
-from jinfercept.meter.turns import LIMITS
+from jinfercept.meter.counts import LIMITS
+from jinfercept.meter.ledger import Prices
 from jinfercept.request import Request
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
 from jinfercept.sched.plan import Masks, StepPlan, StepResult

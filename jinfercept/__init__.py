@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from jinfercept.events import Resumed as Resumed
     from jinfercept.events import Token as Token
     from jinfercept.intercept.call_markup import AsyncCalls as AsyncCalls
+    from jinfercept.intercept.detector import FormatDetector as FormatDetector
+    from jinfercept.intercept.detector import RegexDetector as RegexDetector
     from jinfercept.intercept.detector import ScriptedDetector as ScriptedDetector
     from jinfercept.intercept.detector import StopStringDetector as StopStringDetector
-    from jinfercept.intercept.format_detector import FormatDetector as FormatDetector
-    from jinfercept.intercept.pattern_detectors import RegexDetector as RegexDetector
-    from jinfercept.intercept.pattern_detectors import TokenDetector as TokenDetector
+    from jinfercept.intercept.detector import TokenDetector as TokenDetector
     from jinfercept.llm import LLM as LLM
     from jinfercept.outputs import RequestOutput as RequestOutput
     from jinfercept.parsers.cml import Delimiters as Delimiters
@@ -54,9 +54,7 @@ _NAMES = {
     "jinfercept.events": "Arguments Called CallEnded CallStarted Content Finished Intercepted Interrupted Reasoning Resumed"
     " Token",
     "jinfercept.intercept.call_markup": "AsyncCalls",
-    "jinfercept.intercept.detector": "ScriptedDetector StopStringDetector",
-    "jinfercept.intercept.format_detector": "FormatDetector",
-    "jinfercept.intercept.pattern_detectors": "RegexDetector TokenDetector",
+    "jinfercept.intercept.detector": "FormatDetector RegexDetector ScriptedDetector StopStringDetector TokenDetector",
     "jinfercept.llm": "LLM",
     "jinfercept.outputs": "RequestOutput",
     "jinfercept.parsers.cml": "Delimiters",

@@ -4,8 +4,9 @@ A `Detector` finds calls, a `Renderer` writes their results, a `Grammar` allows 
 asynchronous calls, a `Transcript` reads a chat.
 """
 
+import threading
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, final
 
 from jinfercept.calls import Call, CallMode, Result
 from jinfercept.events import Piece
@@ -83,16 +84,28 @@ class Grammar(Protocol):
         ...
 
 
-class SharedLimit(Protocol):
-    """Limits the pending calls of several requests together. Thread-safe."""
+@final
+class SharedLimit:
+    """Limits the pending calls of several requests together. Thread-safe.
+
+    Attributes:
+        number: calls that are pending.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.number, self._most, self._lock = 0, most, threading.Lock()
 
     def take(self) -> bool:
         """Count one more call; False, and nothing is counted, if there are too many."""
-        ...
+        with self._lock:
+            is_free = self.number < self._most
+            self.number += is_free
+        return is_free
 
     def release(self, number: int = 1) -> None:
         """Uncount calls that have ended."""
-        ...
+        with self._lock:
+            self.number -= number
 
 
 class TrapFrame(NamedTuple):

@@ -2,17 +2,16 @@
 
 Waste is in token·seconds of device memory; only tokens that no other context shares count. It is predicted once, at the first
 plan that drops a page from the device, or at the pause if none does: what the pause has held until then, and
-`WasteEquations.predicted` for the rest. Queries the policy's own estimator, as the policy does at every plan.
+the equations for the rest. Queries the policy's own estimator, as the policy does at every plan.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
 from jinfercept.kv.context_side import ContextState
-from jinfercept.meter.decisions import DecisionCase, WasteEquations
-from jinfercept.meter.ledger import StepSeconds, StepTimer
-from jinfercept.meter.prices import Prices
+from jinfercept.meter.ledger import Prices, StepSeconds, StepTimer
 from jinfercept.meter.request_log import Ended, LogEvent, Moved, Paused, Queued, RequestLog, Started, Stepped
 from jinfercept.sched.estimator import remaining_s
 from jinfercept.sched.plan import StepPlan
@@ -20,10 +19,39 @@ from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Action
 from jinfercept.sched.sequence import Sequence, State
-from jinfercept.sched.waste import Waste, least_waste, preserve_waste, swap_waste
+from jinfercept.sched.waste import (
+    Waste,
+    chunk_tokens,
+    chunked_discard_waste,
+    least_waste,
+    preserve_waste,
+    swap_waste,
+)
 
 KEEP = "keep"
 """The action of a pause without any move."""
+
+
+class DecisionCase(NamedTuple):
+    """The inputs of a decision.
+
+    Attributes:
+        at_s: seconds of the engine's clock.
+        state: the sequence's.
+        remaining_s: predicted seconds until the return; None for a context that waits to run: (2) does not apply.
+        context: C, tokens on the device that no other context shares.
+        others: C_other, context tokens of the running sequences.
+        chunk: tokens that a recomputation computes in one step.
+        state_tokens: tokens that take as much memory as the context's state of recurrent layers.
+    """
+
+    at_s: float
+    state: State
+    remaining_s: float | None
+    context: int
+    others: int
+    chunk: int
+    state_tokens: int = 0
 
 
 class PauseCost(NamedTuple):
@@ -126,7 +154,7 @@ class PauseRecords:
     """
 
     def __init__(self, log: RequestLog, inputs: PolicyInputs, synchronous: bool) -> None:
-        self._inputs, self._equations, self._synchronous = inputs, WasteEquations(inputs), synchronous
+        self._inputs, self._synchronous = inputs, synchronous
         self._now, self._running = log.now, log.running
         self._timer = StepTimer(Prices(inputs.cost, inputs.page_size, synchronous=synchronous), log.now())
         self._pauses: dict[str, _Pause] = {}
@@ -190,7 +218,7 @@ class PauseRecords:
             case = self._case(pause, pause.context, pause.state_tokens)._replace(
                 at_s=pause.began_s, remaining_s=pause.expected_s
             )
-            pause.decided[KEEP] = (case, self._equations.waste(case))
+            pause.decided[KEEP] = (case, self._waste(case))
         predicted = pause.predicted
         if predicted is None:
             predicted = preserve_waste(pause.expected_s, pause.context + pause.state_tokens)
@@ -215,7 +243,7 @@ class PauseRecords:
             pause.resident = case.context + case.state_tokens
             moves = self._moves[key] = _Moves(pause, case)
             if case.state is State.INTERCEPTED:
-                pause.decided.setdefault(move.action.value, (case, self._equations.waste(case)))
+                pause.decided.setdefault(move.action.value, (case, self._waste(case)))
         moves.copied += event.copied_tokens
         if event.freed:
             pause.resident = max(0, pause.resident - own - lost_state)
@@ -228,8 +256,18 @@ class PauseRecords:
         now, sequence, rest_s = self._now(), pause.sequence, None
         if sequence.state is State.INTERCEPTED:
             rest_s = remaining_s(self._inputs.estimator, sequence, now - pause.began_s)
-        chunk = self._equations.chunk(self._last_queries)
+        chunk = chunk_tokens(self._inputs.saturation, self._last_queries, self._inputs.page_size)
         return DecisionCase(now, sequence.state, rest_s, context, self._running_context(), chunk, state_tokens)
+
+    def _waste(self, case: DecisionCase) -> Waste:
+        """Equations (2), (4) and (3) for the tokens on the device; (2) is NaN without a predicted return."""
+        rest_s = math.nan if case.remaining_s is None else case.remaining_s
+        inputs = self._inputs
+        return Waste(
+            preserve_waste(rest_s, case.context + case.state_tokens),
+            chunked_discard_waste(case.context, case.others, case.chunk, inputs.forward_s, case.state_tokens),
+            swap_waste(case.context, case.others, inputs.cost.swap_s),
+        )
 
     def _predict(self) -> None:
         """Predict the waste of the pauses whose first pages this plan has dropped."""
@@ -250,9 +288,9 @@ class PauseRecords:
         """
         staying_tokens = case.context - clean - dirty
         rest = case._replace(context=staying_tokens, state_tokens=case.state_tokens if staying_tokens else 0)
-        token_s = least_waste(self._equations.waste(rest))
+        token_s = least_waste(self._waste(rest))
         if dirty:
-            token_s += self._equations.waste(case._replace(context=dirty)).discard
+            token_s += self._waste(case._replace(context=dirty)).discard
         if clean and self._synchronous:
             token_s += swap_waste(clean, case.others, self._inputs.cost.swap_s)
         return token_s

@@ -17,8 +17,7 @@ import pytest
 from jinfercept.errors import ConfigError, RequestError
 from jinfercept.grammar.constraint import TokenGrammar
 from jinfercept.grammar.grammar import Grammars, GrammarSource
-from jinfercept.parsers.lark import Rules
-from jinfercept.parsers.tool_schemas import arguments_schema
+from jinfercept.parsers.call_grammars import Rules, arguments_schema
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tools.calls import CallFailed
 from jinfercept.tools.schemas import check_of

@@ -11,8 +11,7 @@ from jsonschema import Draft202012Validator
 
 from jinfercept.calls import Call, Tool
 from jinfercept.errors import RequestError
-from jinfercept.intercept.detector import ScriptedDetector
-from jinfercept.intercept.format_detector import FormatDetector
+from jinfercept.intercept.detector import FormatDetector, ScriptedDetector
 from jinfercept.llm import LLM
 from jinfercept.models.load import read_config
 from jinfercept.outputs import RequestOutput

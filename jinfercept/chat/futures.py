@@ -15,9 +15,8 @@ from jinfercept.calls import Call, Result, Tool
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.errors import RequestError
 from jinfercept.intercept.call_markup import AsyncCalls
-from jinfercept.intercept.current_call import CURRENT_CALL, AtOnce, around
-from jinfercept.intercept.running_call import RunningCall
-from jinfercept.intercept.tool_values import Placeholder
+from jinfercept.intercept.current_call import CURRENT_CALL, AtOnce, RunningCall, around
+from jinfercept.intercept.tool_run import Placeholder
 from jinfercept.outputs import Interception
 
 AWAIT = "await_future"

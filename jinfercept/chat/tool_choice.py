@@ -15,9 +15,8 @@ from jinfercept.chat.function_tools import ChatTool
 from jinfercept.errors import RequestError, shown
 from jinfercept.grammar.constraint import TokenGrammar
 from jinfercept.grammar.grammar import Grammars
-from jinfercept.parsers.call_grammars import JSON_NAME, CallGrammar
+from jinfercept.parsers.call_grammars import JSON_NAME, CallGrammar, Rules
 from jinfercept.parsers.hermes import answer_only, answer_or_calls
-from jinfercept.parsers.lark import Rules
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from jinfercept.values.enforceable_schema import SchemaReduction

@@ -15,12 +15,11 @@ from jinfercept.chat.futures import Futures, UnreadFutures, unread_calls
 from jinfercept.chat.messages import Message, call_message
 from jinfercept.engine.text_stream import TextStream
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece, Reasoning
-from jinfercept.intercept.parsed_turn import ParsedTurn
+from jinfercept.intercept.detector import ParsedTurn
 from jinfercept.outputs import CompletionOutput
-from jinfercept.parsers.pieces import CallParser
-from jinfercept.parsers.reasoning import Beginning, PlainParser, ReasoningFormat, ReasoningParser
+from jinfercept.parsers.reasoning import Beginning, PlainParser, ReasoningFormat, ReasoningParser, TrailingCalls
+from jinfercept.parsers.source import CallParser
 from jinfercept.parsers.tool_call_format import ToolCallFormat
-from jinfercept.parsers.trailing_calls import TrailingCalls
 from jinfercept.request import Request
 from jinfercept.tokenizer.tokenizer import Tokenizer
 

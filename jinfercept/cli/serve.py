@@ -87,9 +87,9 @@ class Serve:
         """Serve until a signal ends it; returns 0."""
         options = self.options()
         try:
+            from jinfercept.server.app import create_app
             from jinfercept.server.process import end_process_by
-            from jinfercept.server.serve import listen
-            from jinfercept.server.serve import serve as serve_until_signal
+            from jinfercept.server.serve import listen, serve_app
             from jinfercept.server.server_tools import open_server_tools
             from jinfercept.server.service import Service
         except ImportError as error:
@@ -118,7 +118,8 @@ class Serve:
             service = Service(llm, self.model, options, tools, database)
             service.check_template()
             progress.close()
-            serve_until_signal(
+            serve_app(
+                create_app(service),
                 service,
                 listener,
                 lambda: print(f"jinfercept: {url}", flush=True),

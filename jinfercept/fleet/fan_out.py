@@ -17,8 +17,7 @@ from jinfercept.fleet.routes import Totals
 from jinfercept.fleet.routing import NoReplicaError
 from jinfercept.protocols.encoding import EncodedReply
 from jinfercept.protocols.errors import ApiError
-from jinfercept.server.observe.metric_families import MetricFamilies
-from jinfercept.server.observe.metrics import encode_metrics, metrics_format
+from jinfercept.server.observe.metrics import MetricFamilies, encode_metrics, metrics_format
 
 _FRESH_S = 1.0
 """Seconds for which a page of metrics and the replicas' health are reused: they need no key."""

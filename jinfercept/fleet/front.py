@@ -384,5 +384,5 @@ def create_front(front: FleetFront, *routers: Any, end: Callable[[], Awaitable[N
     for router in routers:
         app.include_router(router)
     app.router.routes.append(Route("/{path:path}", front))
-    add_middleware(app, front.options, front, ("x-jinfercept-replica", "x-jinfercept-route"))
+    add_middleware(app, front, ("x-jinfercept-replica", "x-jinfercept-route"))
     return app

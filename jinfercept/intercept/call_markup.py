@@ -4,7 +4,6 @@ The delimiters are single tokens where the vocabulary has all five, else text, w
 """
 
 import re
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +12,7 @@ from typing import Literal, final
 from jinfercept.calls import Call, CallMode, Result, Tool
 from jinfercept.errors import RequestError, shown
 from jinfercept.hooks import BadFrame, SharedLimit, TrapFrame
+from jinfercept.intercept.detector import TokenOwners
 from jinfercept.intercept.rendering import CHARS_PER_TOKEN, render, with_known_ids
 from jinfercept.parsers.cml import (
     DELIMITERS,
@@ -24,8 +24,7 @@ from jinfercept.parsers.cml import (
     Mark,
     escape,
 )
-from jinfercept.parsers.python_calls import parse_call
-from jinfercept.parsers.python_literals import UNREADABLE
+from jinfercept.parsers.python_calls import UNREADABLE, parse_call
 from jinfercept.parsers.reasoning import REASONING_FORMATS, ReasoningFormat
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
@@ -197,9 +196,7 @@ class ContextMarkupWatch:
         self._parser = CMLParser(delimiters, written=not marks, reasoning=reasoning, thinking=thinking)
         self._delimiters, self._marks, self._parameters = delimiters, marks, parameters
         self._ids: set[str] = set()
-        self._starts: list[int] = []  # of every token that adds text: its first character, counted in all text
-        self._tokens: list[int] = []  # and its index in the request's tokens
-        self._num_chars = 0
+        self._owners = TokenOwners()  # those that add text
 
     @property
     def clean(self) -> bool:
@@ -212,19 +209,17 @@ class ContextMarkupWatch:
         length = len(text) if mark is None else len(getattr(self._delimiters, mark))
         if not length:
             return ()
-        self._starts.append(self._num_chars)
-        self._tokens.append(index)
-        self._num_chars += length
+        self._owners.add(index, length)
         frames = self._parser.feed(text) if mark is None else self._parser.feed_mark(mark)
         return tuple(map(self._found, frames))
 
     def end(self) -> tuple[BadFrame, ...]:
         """The end of a text: an open call is a mistake."""
-        return tuple(frame._replace(span=self._tokens_of(*frame.span)) for frame in self._parser.end())
+        return tuple(frame._replace(span=self._owners.span(*frame.span)) for frame in self._parser.end())
 
     def _found(self, frame: Frame) -> Call | TrapFrame | BadFrame:
         """A frame with its range in tokens; a call whose code calls no tool is a mistake."""
-        frame = frame._replace(span=self._tokens_of(*frame.span))
+        frame = frame._replace(span=self._owners.span(*frame.span))
         if not isinstance(frame, CallFrame):
             return frame
         if frame.id in self._ids:
@@ -240,11 +235,6 @@ class ContextMarkupWatch:
             shown = frame.code[:MAX_SHOWN]
             return BadFrame(frame.id, f"{shown!r} is no call of a tool with literal arguments: {error}", frame.span)
         return Call(name, arguments, frame.span, id=frame.id)
-
-    def _tokens_of(self, first: int, end: int) -> tuple[int, int]:
-        """Characters to tokens of the request."""
-        owners = [self._tokens[bisect_right(self._starts, char) - 1] for char in (first, end - 1)]
-        return owners[0], owners[1] + 1
 
 
 MAX_SHOWN = 80

@@ -18,8 +18,7 @@ from typing import Any, final
 from jinfercept.calls import Call, Result, Tool
 from jinfercept.intercept.current_call import CURRENT_CALL, CurrentCall, ToolFunction
 from jinfercept.intercept.tool_executor import ToolExecutor
-from jinfercept.intercept.tool_run import ToolRun
-from jinfercept.intercept.tool_values import ToolValue, failure_result, value_result
+from jinfercept.intercept.tool_run import ToolRun, ToolValue, failure_result, value_result
 
 
 def lasted_s(calls: tuple[Call, ...], results: tuple[Result, ...], tools: Mapping[str, Tool]) -> float:

@@ -7,7 +7,6 @@ in another process (`tools.python_process`).
 import asyncio
 import inspect
 import threading
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -17,12 +16,8 @@ from functools import partial
 from typing import Any, final
 
 from jinfercept.intercept.current_call import CURRENT_CALL, AtOnce
-from jinfercept.intercept.tool_run import ToolRun
-from jinfercept.intercept.tool_values import ToolFailed, ToolValue, plain_failure, plain_value
+from jinfercept.intercept.tool_run import ToolFailed, ToolRun, ToolValue, plain_failure, plain_value
 
-MOST_LEFT_THREADS = 64
-"""Threads of a tool that still run after the timeout or the cancellation of their calls. While a tool has so many, further
-calls of it fail."""
 _CANCEL_S = 0.5
 """Seconds for the tasks to end at the end of the loop."""
 _CLOSED = "these tools are closed"
@@ -36,7 +31,6 @@ class ToolExecutor:
         self._lock = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._left_threads = Counter[str]()
         self.is_closed = False
 
     def submit[T](self, work: Callable[[], Coroutine[Any, Any, T]], tool: str = "") -> ToolRun[T]:
@@ -60,11 +54,9 @@ class ToolExecutor:
             return context.run(self._call_now, work, run)
         elif inspect.iscoroutinefunction(function):
             self._await(work, context, run)
-        elif self._left_threads[tool] >= MOST_LEFT_THREADS:
-            run.fail(ToolFailed(f"{MOST_LEFT_THREADS} cancelled or timed-out calls of {tool} still run"))
         else:
             try:
-                in_thread = self._run_in_thread, tool, work, run
+                in_thread = self._run_in_thread, work, run
                 threading.Thread(target=context.run, args=in_thread, name=f"jinfercept-{tool}", daemon=True).start()
             except RuntimeError as error:  # no more threads
                 run.fail(plain_failure(error))
@@ -97,27 +89,11 @@ class ToolExecutor:
             run.fail(plain_failure(error))
         return run
 
-    def _run_in_thread(self, tool: str, function: Callable[[], object], run: ToolRun[ToolValue]) -> None:
-        is_left = has_ended = False
-
-        def leave() -> None:
-            nonlocal is_left
-            with self._lock:
-                if not has_ended:
-                    is_left = True
-                    self._left_threads[tool] += 1
-
-        run.on_cancel(leave)
-        try:
-            goes_on = self._call_now(function, run)
-            if goes_on is not run:
-                run.on_cancel(goes_on.cancel)
-                run.follow(goes_on.result)
-        finally:
-            with self._lock:
-                has_ended = True
-                self._left_threads[tool] -= is_left
-                self._left_threads += Counter()  # drops tools without any
+    def _run_in_thread(self, function: Callable[[], object], run: ToolRun[ToolValue]) -> None:
+        goes_on = self._call_now(function, run)
+        if goes_on is not run:
+            run.on_cancel(goes_on.cancel)
+            run.follow(goes_on.result)
 
     # -- the event loop --------------------------------------------------------------------------------------------
 

@@ -1,15 +1,45 @@
 """Totals and histograms of an engine since its start. Numbers are tokens unless the name says otherwise.
 
-Histograms that vLLM has too use its bounds, so that quantiles can be compared.
+Histograms that vLLM has too use its bounds, so that quantiles can be compared. A turn is what is generated between two pauses.
 """
 
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import final
+from typing import NamedTuple, final
 
 from jinfercept.meter.ledger import WasteTotals
+
+
+class LatencyLimits(NamedTuple):
+    """What a request or a turn must stay within to count as goodput.
+
+    Attributes:
+        first_token_s: most seconds from its arrival to its first token.
+        per_token_s: most seconds per token from there on, calls not counted: the mean over its generated tokens.
+        new_token_s: seconds more to the first token of a turn for each token of it that is new.
+    """
+
+    first_token_s: float
+    per_token_s: float
+    new_token_s: float = 1e-4
+
+    def keeps(self, delay_s: float, new_tokens: int, rest_s: float, generated: int) -> bool:
+        """Whether a turn stays within them.
+
+        Args:
+            delay_s: seconds from its submission to its first token.
+            new_tokens: tokens that it adds to what the conversation had.
+            rest_s: seconds from the first token to the last.
+        """
+        first = delay_s <= self.first_token_s + self.new_token_s * new_tokens
+        return first and rest_s <= self.per_token_s * max(1, generated - 1)
+
+
+LIMITS = LatencyLimits(first_token_s=2.0, per_token_s=0.05)
+"""The limits unless others are given."""
+
 
 OTHER = "<other>"
 """Label of all names beyond the bound of a `BoundedNames`. No tool has a name in angle brackets."""
@@ -49,11 +79,6 @@ class Histogram:
     def add(self, value: float, times: int = 1) -> None:
         self._counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
-
-    @property
-    def count(self) -> int:
-        """Number of values."""
-        return sum(self._counts)
 
     @property
     def cumulative(self) -> list[tuple[float, int]]:
@@ -121,7 +146,7 @@ class EngineCounts:
         link_budget: tokens that the link could have carried one way during the steps.
         waste: see `meter.ledger`.
         tools: by label.
-        turns: that have ended, by whether they stayed within `meter.turns.LIMITS`.
+        turns: that have ended, by whether they stayed within `LIMITS`.
         turn_delay_s: seconds from a turn's submission (its request's arrival, its calls' return) to its first token.
     """
 

@@ -10,13 +10,10 @@ from typing import NamedTuple, final
 
 from jinfercept.events import Finished, Intercepted, Interrupted, Resumed, Token
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.counts import BoundedNames, EngineCounts
-from jinfercept.meter.decisions import WasteEquations
+from jinfercept.meter.counts import LIMITS, BoundedNames, EngineCounts
 from jinfercept.meter.interceptions import InterceptionStats, OpenInterception
-from jinfercept.meter.ledger import Ledger
-from jinfercept.meter.prices import Prices
+from jinfercept.meter.ledger import Ledger, Prices
 from jinfercept.meter.request_log import Ended, LogEvent, Moved, Passed, Paused, Queued, RequestLog, Started, Stepped
-from jinfercept.meter.turns import LIMITS
 from jinfercept.outputs import RequestOutput
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import PolicyInputs
@@ -116,7 +113,6 @@ class EngineStats:
     Attributes:
         running, waiting: sequences by id.
         interceptions: the open ones.
-        equations: predict what a paused context wastes.
         history: samples of the pool, one a second.
         decisions: the last ones, newest last.
         last_queries: query tokens of the last step.
@@ -132,7 +128,6 @@ class EngineStats:
         num_decisions: int | None = 1000,
     ) -> None:
         self.now, self.kv, self.inputs = log.now, kv, inputs
-        self.equations = WasteEquations(inputs)
         self.running, self.waiting = log.running, log.waiting
         prices = Prices(inputs.cost, kv.page_size, synchronous=synchronous)
         self._ledger = Ledger(kv, prices, self.running.values(), log.now())

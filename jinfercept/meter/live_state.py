@@ -8,11 +8,11 @@ from itertools import islice
 from typing import Any
 
 from jinfercept.kv.page import Residency
-from jinfercept.meter.decisions import DecisionCase
 from jinfercept.meter.engine_stats import DecisionEntry, EngineStats, PoolSample
 from jinfercept.meter.interceptions import OpenInterception
 from jinfercept.sched.estimator import remaining_s
-from jinfercept.sched.sequence import Sequence, State
+from jinfercept.sched.sequence import Sequence
+from jinfercept.sched.waste import chunk_tokens, chunked_discard_waste, preserve_waste
 
 SHOWN = 30
 """Requests of each kind that are shown; all are counted."""
@@ -95,16 +95,15 @@ def _runs(sequence: Sequence, now: float) -> dict[str, Any]:
 
 def _paused(stats: EngineStats, pause: OpenInterception, now: float, other_tokens: int, texts: bool) -> dict[str, Any]:
     """A paused context: its tokens by place, and the token·seconds that keeping it or dropping its dirty pages would waste."""
-    sequence, age_s = pause.sequence, now - pause.began_s
-    rest_s = remaining_s(stats.inputs.estimator, sequence, age_s)
+    sequence, age_s, inputs = pause.sequence, now - pause.began_s, stats.inputs
+    rest_s = remaining_s(inputs.estimator, sequence, age_s)
     places, own, alone = _places(sequence)
-    chunk, state_tokens = stats.equations.chunk(stats.last_queries), sequence.context.state_tokens
-    case = DecisionCase(now, State.INTERCEPTED, rest_s, own, other_tokens, chunk, state_tokens)
-    lost = case._replace(context=alone)
+    chunk = chunk_tokens(inputs.saturation, stats.last_queries, inputs.page_size)
+    state_tokens = sequence.context.state_tokens
     price = {
         "per_s": own + state_tokens,
-        "preserve": stats.equations.waste(case).preserve,
-        "discard": stats.equations.waste(lost).discard,
+        "preserve": preserve_waste(rest_s, own + state_tokens),
+        "discard": chunked_discard_waste(alone, other_tokens, chunk, inputs.forward_s, state_tokens),
     }
     return {
         "request": sequence.id,

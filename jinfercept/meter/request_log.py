@@ -12,7 +12,6 @@ Metrics (`EngineStats`) and reports of runs are folds over these.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 
 from jinfercept.events import Event
@@ -22,6 +21,8 @@ from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence, State
 
+Because = Literal["new", "returned", "preempted"]
+
 
 class Queued(NamedTuple):
     """A sequence waits.
@@ -29,13 +30,11 @@ class Queued(NamedTuple):
     Attributes:
         at_s: seconds of the engine's clock, as in all events.
         because: why it waits.
-        number: interceptions of its request until now.
     """
 
     at_s: float
     sequence: Sequence
-    because: Literal["new", "returned", "preempted"]
-    number: int
+    because: Because
 
 
 class Started(NamedTuple):
@@ -46,15 +45,10 @@ class Started(NamedTuple):
 
 
 class Paused(NamedTuple):
-    """A sequence is intercepted. One without calls takes over the retained context whose `Ended` was told just before.
-
-    Attributes:
-        number: interceptions of its request, this one included.
-    """
+    """A sequence is intercepted. One without calls takes over the retained context whose `Ended` was told just before."""
 
     at_s: float
     sequence: Sequence
-    number: int
 
 
 class Ended(NamedTuple):
@@ -65,18 +59,13 @@ class Ended(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A policy's move was executed, as far as the pages allowed; see `sched.observer.Observer`.
-
-    Attributes:
-        number: interceptions of the pages' request until now.
-    """
+    """A policy's move was executed, as far as the pages allowed; see `sched.observer.Observer`."""
 
     at_s: float
     move: Move
     run: PageRun
     copied_tokens: int
     freed: int
-    number: int
 
 
 class Stepped(NamedTuple):
@@ -103,15 +92,6 @@ Fold = Callable[[LogEvent], None]
 """Takes every event as it happens, on the engine's thread. What an event refers to is as it was only until the fold returns."""
 
 
-@dataclass(slots=True)
-class _Life:
-    """A request that is not over: its last state, why it waited last, and its interceptions."""
-
-    state: State | None = None
-    because: Literal["new", "returned", "preempted"] = "new"
-    interceptions: int = 0
-
-
 @final
 class RequestLog:
     """Tells the folds of one engine what happens to its requests. It is the `Observer` of the engine's scheduler.
@@ -128,7 +108,7 @@ class RequestLog:
         self.running: dict[str, Sequence] = {}
         self.waiting: dict[str, Sequence] = {}
         self._folds: list[Fold] = []
-        self._lives: dict[str, _Life] = {}
+        self._lives: dict[str, tuple[State, Because]] = {}  # the last state of each request, and why it waited last
 
     def tell(self, fold: Fold) -> None:
         """Tell a fold, behind those before it, all that happens from now on. Before the first request."""
@@ -140,8 +120,7 @@ class RequestLog:
         if not self._folds:
             return
         now, name, state = self.now(), sequence.id, sequence.state
-        life = self._lives.setdefault(name, _Life())
-        before, life.state = life.state, state
+        before, because = self._lives.pop(name, (State.WAITING, "new"))
         self.running.pop(name, None)
         self.waiting.pop(name, None)
         if state is State.RUNNING:
@@ -149,35 +128,30 @@ class RequestLog:
             self._emit(Started(now, sequence))
         elif state is State.WAITING:
             self.waiting[name] = sequence
-            if before is not None and before is not State.WAITING:
-                life.because = "returned" if before is State.INTERCEPTED else "preempted"
-            self._emit(Queued(now, sequence, life.because, life.interceptions))
+            if before is not State.WAITING:
+                because = "returned" if before is State.INTERCEPTED else "preempted"
+            self._emit(Queued(now, sequence, because))
         elif state is State.INTERCEPTED:
-            life.interceptions += 1
-            self._emit(Paused(now, sequence, life.interceptions))
+            self._emit(Paused(now, sequence))
         else:
-            del self._lives[name]
             self._emit(Ended(now, sequence))
+            return
+        self._lives[name] = state, because
 
     def moved(self, move: Move, run: PageRun, copied_tokens: int, freed: int) -> None:
         if self._folds:
-            number = self._lives[move.sequence.id].interceptions
-            self._emit(Moved(self.now(), move, run, copied_tokens, freed, number))
+            self._emit(Moved(self.now(), move, run, copied_tokens, freed))
 
     # -- hooks of the engine ---------------------------------------------------------------------------------------
 
-    def stepped(self, planned: PlannedStep, result: StepResult) -> None:  # not through `_emit`: in every step
+    def stepped(self, planned: PlannedStep, result: StepResult) -> None:
         """A plan's result has arrived."""
         if self._folds:
-            event = Stepped(self.now(), planned, result)
-            for fold in self._folds:
-                fold(event)
+            self._emit(Stepped(self.now(), planned, result))
 
     def passed(self, events: list[Event]) -> None:
         if self._folds:
-            event = Passed(self.now(), events)
-            for fold in self._folds:
-                fold(event)
+            self._emit(Passed(self.now(), events))
 
     def _emit(self, event: LogEvent) -> None:
         for fold in self._folds:

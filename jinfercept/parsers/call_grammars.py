@@ -1,18 +1,141 @@
 """Grammars of turns that have to call: the part that all formats share.
 
 A turn is calls and nothing else: tags, names of tools, and arguments that their JSON schemas allow. Its arguments come in the
-order in which they are declared.
+order in which they are declared. `Rules` builds grammars in llguidance's variant of Lark, of expressions: texts that may stand
+in a rule.
 """
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 from jinfercept.errors import RequestError, shown
-from jinfercept.parsers.lark import Rules, one_of, quoted
-from jinfercept.parsers.tool_schemas import arguments_schema
+from jinfercept.structured_outputs import JSON_SPACE
+
+_ANNOTATIONS = {
+    *("$comment", "$id", "$schema", "default", "deprecated", "description", "examples", "readOnly", "strict", "title"),
+    "writeOnly",
+}
+_DEFINITIONS = {"$defs", "definitions"}
+_BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const"}
+_LARGEST = {"number": 10**15, "integer": 10**18}
+_SCHEMAS_BY_NAME = {*_DEFINITIONS, "properties", "patternProperties"}
+_ANYTHING = "jinfercept-anything"
+_REFERENCE = {"$ref": f"#/$defs/{_ANYTHING}"}
+_ANY_VALUE = {"anyOf": [{"type": kind} for kind in ("string", "number", "boolean", "null", "array", "object")]}
+_COMBINING = {"$ref", "allOf", "anyOf", "else", "if", "oneOf", "then"}
+
+
+def constraints(schema: Mapping[str, Any]) -> set[str]:
+    """The keywords of a schema that constrain a value."""
+    return {*schema} - _ANNOTATIONS - _DEFINITIONS
+
+
+def arguments_schema(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of all arguments: an object of the declared properties only, unless the schema explicitly allows more.
+
+    Args:
+        schema: as it was declared; an empty one takes no arguments.
+
+    Raises:
+        RequestError: the schema is not one of an object.
+    """
+    if schema.get("type", "object") != "object":
+        raise RequestError(
+            f"the arguments of tool {name!r} are no object",
+            got=shown(schema["type"]),
+            fix='declare them as {"type": "object", "properties": {…}}',
+        )
+    keywords = constraints(schema)
+    if keywords and ("properties" not in keywords or keywords & {*_COMBINING, "additionalProperties"}):
+        return {"type": "object", **schema}
+    return {"properties": {}, **schema, "type": "object", "additionalProperties": False}
+
+
+def bounded(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A whole schema with bounds on its numbers: JSON readers take larger ones for infinite, or refuse them."""
+    whole = _bounded(schema)
+    return {**whole, "$defs": {**whole.get("$defs", {}), _ANYTHING: _bounded(_ANY_VALUE)}}
+
+
+def _bounded(schema: Any) -> Any:
+    if schema is True or (isinstance(schema, Mapping) and not constraints(schema)):
+        return {**(schema if isinstance(schema, Mapping) else {}), **_REFERENCE}
+    if not isinstance(schema, Mapping):
+        return schema
+    within = {key: _bounded_within(key, value) for key, value in schema.items()}
+    kinds = schema.get("type")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    sizes = [_LARGEST[kind] for kind in kinds if kind in ("number", "integer")]
+    if sizes and not _BOUNDS & {*schema}:
+        within = {"minimum": -min(sizes), "maximum": min(sizes), **within}
+    if not {*_COMBINING, "enum", "const"} & {*schema}:
+        within = ({"items": _REFERENCE} if "array" in kinds else {}) | within
+        within = ({"additionalProperties": _REFERENCE} if "object" in kinds else {}) | within
+    return within
+
+
+def _bounded_within(key: str, value: Any) -> Any:
+    if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
+        return {name: _bounded(part) for name, part in value.items()}
+    if key in ("anyOf", "prefixItems") and isinstance(value, list):
+        return [_bounded(part) for part in value]
+    return _bounded(value) if key in ("items", "additionalProperties") else value
+
+
+@final
+class Rules:
+    """The rules of one grammar."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def rule(self, body: str, options: str = "") -> str:
+        """A new rule; returns its name."""
+        name = f"rule{len(self._lines)}"
+        self._lines.append(f"{name}{options}: {body}")
+        return name
+
+    def terminal(self, body: str) -> str:
+        """A new terminal, whose body may have `&` and `~` too; returns its name."""
+        name = f"TERMINAL{len(self._lines)}"
+        self._lines.append(f"{name}: {body}")
+        return name
+
+    def begins(self, text: str) -> str:
+        """A new rule for any text that ends where a text first stands in it; returns its name."""
+        return self.rule(pattern(f"(?s:.*){re.escape(text)}"), "[lazy]")
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """A JSON value that a schema allows; see `bounded`."""
+        guided = {**bounded(schema), "x-guidance": {"whitespace_pattern": JSON_SPACE, "coerce_one_of": True}}
+        return self.rule("%json " + json.dumps(guided, ensure_ascii=False))
+
+    def text(self, start: str) -> str:
+        """The whole grammar.
+
+        Args:
+            start: the expression that the whole text matches.
+        """
+        return "\n".join((f"start: {start}", *self._lines))
+
+
+def quoted(text: str) -> str:
+    """The expression that stands for a text."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def pattern(expression: str) -> str:
+    """The expression that stands for a regular expression, in which a dot is any character but a line break."""
+    return "/" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", expression).replace("\n", r"\n") + "/"
+
+
+def one_of(options: Iterable[str]) -> str:
+    """The expression that stands for any of several."""
+    return f"({' | '.join(dict.fromkeys(options))})"
+
 
 type TokenOf = Callable[[str], int | None]
 """The id of the token that a tag is; None if it is written as text."""
@@ -58,8 +181,12 @@ class CallGrammar:
 
     def each(self, write: Callable[[str, Mapping[str, Any]], str], names: re.Pattern[str]) -> str:
         """A call of any tool. Raises `RequestError` for names that the format cannot write."""
-        for tool in self.tools:
-            check_name(names, tool, "tool")
+        if wrong := [name for name in self.tools if not names.fullmatch(name)]:
+            raise RequestError(
+                "the model's format of calls cannot write the name of this tool",
+                got=shown(wrong[0]),
+                fix='give it a name of letters, digits and underscores, or leave the call to the model (tool_choice="auto")',
+            )
         return self.rules.rule(one_of(self.rules.rule(write(*tool)) for tool in self.tools.items()))
 
     def arguments(self, name: str, schema: Mapping[str, Any]) -> str:
@@ -74,18 +201,3 @@ class CallGrammar:
             return f"{quoted(head)} {self.arguments(name, schema)} {quoted('}')}"
 
         return self.each(write, JSON_NAME)
-
-
-def check_name(names: re.Pattern[str], name: str, what: str) -> None:
-    """Raise `RequestError` unless a pattern matches the name of a tool or of an argument."""
-    if not names.fullmatch(name):
-        raise unwritable_name(name, what)
-
-
-def unwritable_name(name: str, what: str) -> RequestError:
-    """The error for a name that a format cannot write; `what` is "tool" or "argument"."""
-    return RequestError(
-        f"the model's format of calls cannot write the name of this {what}",
-        got=shown(name),
-        fix='give it a name of letters, digits and underscores, or leave the call to the model (tool_choice="auto")',
-    )

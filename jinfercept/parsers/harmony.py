@@ -8,9 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jinfercept.parsers.call_grammars import NAME, CallGrammar
+from jinfercept.parsers.call_grammars import NAME, CallGrammar, quoted
 from jinfercept.parsers.json_values import stream_call
-from jinfercept.parsers.lark import quoted
 from jinfercept.parsers.source import Marks, Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 

@@ -3,9 +3,8 @@
 Qwen 2.5 Coder leaves the tags out: it writes the objects alone, in a code block, or within `<tools>`.
 """
 
-from jinfercept.parsers.call_grammars import CallGrammar
+from jinfercept.parsers.call_grammars import CallGrammar, Rules
 from jinfercept.parsers.call_objects import BARE_OBJECTS, read_bare_calls, read_calls
-from jinfercept.parsers.lark import Rules
 from jinfercept.parsers.source import Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 

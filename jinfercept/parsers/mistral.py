@@ -5,10 +5,9 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from jinfercept.parsers.call_grammars import NAME, NAME_CHAR, CallGrammar
+from jinfercept.parsers.call_grammars import NAME, NAME_CHAR, CallGrammar, quoted
 from jinfercept.parsers.call_objects import read_calls
 from jinfercept.parsers.json_values import stream_call
-from jinfercept.parsers.lark import quoted
 from jinfercept.parsers.source import Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
 

@@ -3,21 +3,17 @@
 A value stands on lines of its own.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jinfercept.errors import RequestError
-from jinfercept.parsers.call_grammars import CallGrammar, check_name
+from jinfercept.parsers.call_grammars import CallGrammar, quoted
 from jinfercept.parsers.hermes import CLOSING, OPENING, QWEN_TURN_ENDS
 from jinfercept.parsers.json_values import stream_arguments
-from jinfercept.parsers.lark import one_of, pattern, quoted
-from jinfercept.parsers.python_literals import to_json
-from jinfercept.parsers.schema_values import may_have, property_types, types_of, value_of
+from jinfercept.parsers.python_calls import to_json
+from jinfercept.parsers.schema_values import may_have, property_types, value_of
 from jinfercept.parsers.source import Marks, Source, Steps
 from jinfercept.parsers.tool_call_format import ToolCallFormat
-from jinfercept.parsers.tool_schemas import Argument, constraints, inner, named_arguments, resolved
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
@@ -26,7 +22,6 @@ _BESIDE = (OPENING, CLOSING, _FUNCTION, _FUNCTION_END, _PARAMETER, *QWEN_TURN_EN
 """What may stand beside an argument."""
 _BESIDE_MARKS = Marks(_BESIDE)
 _VALUE_MARKS = Marks((_PARAMETER, _PARAMETER_END, _FUNCTION, _FUNCTION_END))
-_VALUE_ENDS = (_PARAMETER_END, _FUNCTION_END, "\n" + _PARAMETER)
 _NAME_CHAR = re.compile(r'[^<>\n"]')
 _NAME = re.compile(r'[^<>\s"]([^<>\n"]*[^<>\s"])?')
 _LINE = r'"\n"?'
@@ -77,7 +72,7 @@ def _read_parameters(source: Source, name: str) -> Steps[None]:
     rest = source.at
 
     def is_next(key: str) -> bool:
-        return key not in keys and (not keys or may_have(schema, key, schema))
+        return key not in keys and (not keys or may_have(schema, key))
 
     while (mark := (yield from source.skip_until(_BESIDE_MARKS))) == _PARAMETER:
         source.at += len(mark)
@@ -174,98 +169,13 @@ def _may_follow(source: Source, is_next: Callable[[str], bool]) -> Steps[bool]:
 
 
 def _grammar(calls: CallGrammar) -> str:
+    """Calls whose arguments are one JSON object: plain text cannot express every schema."""
+
     def write(name: str, schema: Mapping[str, Any]) -> str:
-        options = (
-            [_argument(calls, argument, schema) for argument in option] for option in named_arguments(name, schema)
-        )
-        arguments = one_of(" ".join(option) or '""' for option in options)
-        return f"{quoted(f'{name}>')} {_LINE} {arguments} {calls.tag(_FUNCTION_END)}"
+        return f"{quoted(f'{name}>')} {_LINE} {calls.arguments(name, schema)} {_LINE} {calls.tag(_FUNCTION_END)}"
 
     call = f"{calls.tag(_FUNCTION)} {calls.each(write, _NAME)}"
     return f"{calls.several(f'{calls.tag(OPENING)} {_LINE} {call} {_LINE} {calls.tag(CLOSING)}', _LINE)} {_LINE}"
-
-
-def _argument(calls: CallGrammar, argument: Argument, whole: Mapping[str, Any]) -> str:
-    """An argument: a text as it is, anything else as JSON. Raises `RequestError` as `_plain_types` and `check_name` do."""
-    key, schema = argument.name, resolved(argument.schema)
-    check_name(_NAME, key, "argument")
-    types = _plain_types(key, schema, whole)
-    is_token = calls.token_of(_PARAMETER_END) is not None
-    end = quoted("\n" if is_token else f"\n{_PARAMETER_END}")
-    if "string" in types or not types:
-        value = calls.rules.terminal(f"{one_of(_text_options(key, schema))} {end}")
-    else:  # its closing is a part of the rule, since a lexer could not tell it from the value
-        value = calls.rules.rule(f"{calls.rules.json(schema)} {end}")
-    closing = calls.tag(_PARAMETER_END) if is_token else ""
-    opening = f"{calls.tag(_PARAMETER)} {quoted(f'{key}>')}"
-    written = rf'({opening} "\n" {value} {closing} {_LINE})'
-    return written if argument.needed else f"{written}?"
-
-
-def _plain_types(name: str, schema: Mapping[str, Any], whole: Mapping[str, Any]) -> set[str]:
-    """The types of a value that is written as plain text if it is a string.
-
-    Readers tell from the whole schema of the arguments whether a value is a text (`schema_values`), so a value that may be a
-    text or of another type cannot be written exactly.
-
-    Raises:
-        RequestError: plain text cannot express what the schema asks for.
-    """
-    types = {*types_of(schema, schema)}
-    read = types | {*property_types(whole, name)}
-    if "string" in read and (not read <= {"string", "null"} or (types and "null" in read - types)):
-        raise _inexact(name, f"{sorted(read)}")
-    return types
-
-
-def _text_options(name: str, schema: Mapping[str, Any]) -> list[str]:
-    """Expressions for a text, or null."""
-    keywords = constraints(schema)
-    kind = schema.get("type")
-    if keywords == {"anyOf"}:
-        options = [resolved(inner(schema, option)) for option in schema["anyOf"]]
-        return [text for option in options for text in _text_options(name, option)]
-    if keywords - {"type"} in ({"const"}, {"enum"}):
-        values = [schema["const"]] if "const" in keywords else schema["enum"]
-        kinds = ["string", "null"] if kind is None else [kind] if isinstance(kind, str) else kind
-        return [_quoted_choice(name, value) for value in values if ("null" if value is None else "string") in kinds]
-    if isinstance(kind, list):
-        return [text for option in kind for text in _text_options(name, {**schema, "type": option})]
-    if kind == "null":
-        return [quoted("null")]
-    if keywords <= {"type", "pattern", "minLength", "maxLength", "format"}:
-        return [_free_text(schema)]
-    raise _inexact(name, ", ".join(sorted(keywords - {"type"})))
-
-
-def _quoted_choice(name: str, value: Any) -> str:
-    if isinstance(value, str) and not any(end in f"\n{value}\n" for end in _VALUE_ENDS):
-        return quoted(value)
-    if value is None:
-        return quoted("null")
-    raise _inexact(name, repr(value))
-
-
-def _free_text(schema: Mapping[str, Any]) -> str:
-    """Any text without the ends of a value, of the schema's length and pattern."""
-    barred = "|".join(re.escape(end) for end in _VALUE_ENDS)
-    parts = [pattern("(?s:.*)"), "~" + pattern(f"(?s:.*)({barred})(?s:.*)")]
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    if (least, most) != (0, ""):
-        parts.append(pattern(f"(?s:.{{{json.dumps(least)},{most}}})"))
-    if expression := schema.get("pattern"):
-        before = "" if str(expression).startswith("^") else "(?s:.*)"
-        after = "" if str(expression).endswith("$") else "(?s:.*)"
-        parts.append(pattern(f"{before}({str(expression).removeprefix('^').removesuffix('$')}){after}"))
-    return f"({' & '.join(parts)})"
-
-
-def _inexact(name: str, got: str) -> RequestError:
-    return RequestError(
-        f"the argument {name!r} cannot be written as plain text",
-        got=got,
-        fix='declare it of one type, or leave the call to the model (tool_choice="auto")',
-    )
 
 
 QWEN3_CODER = ToolCallFormat(

@@ -3,13 +3,13 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
 from typing import Any
 
 from jinfercept.parsers.json_values import distinct
-from jinfercept.parsers.python_literals import literal
+from jinfercept.parsers.python_calls import literal
 from jinfercept.values.enforceable_schema import at_reference, json_type
 
 _MOST_EXACT = 2**53
@@ -26,47 +26,32 @@ def property_types(schema: Mapping[str, Any], name: str) -> list[str]:
     Args:
         schema: of the object; `$ref`s into itself are known.
     """
-
-    def own(part: Mapping[str, Any]) -> list[Any]:
-        return [member for member in _members(part, name) if isinstance(member, Mapping)]
-
-    def some(options: Iterable[list[Any]]) -> list[Any]:
-        mentioned = [{"allOf": option} for option in options if option]
-        return [{"anyOf": mentioned}] if mentioned else []
-
-    parts = _combined(schema, schema, own, lambda _, results: [*chain(*results)], some)
-    return types_of({"allOf": parts} if parts else schema.get("unevaluatedProperties"), schema)
-
-
-def types_of(schema: Any, root: Mapping[str, Any]) -> list[str]:
-    """The JSON types that a schema allows, in its order; empty if it names none.
-
-    Args:
-        root: the schema that `$ref`s point into.
-    """
-
-    def every(part: Mapping[str, Any], results: list[list[str]]) -> list[str]:
-        return _common(results) + (["null"] if part.get("nullable") is True else [])
-
-    return _combined(schema, root, _own_types, every, lambda options: [*dict.fromkeys(chain(*options))])
+    members: dict[bool, list[Any]] = {False: [], True: []}
+    for part, is_option in _parts(schema, schema):
+        properties, patterns = _mapping(part.get("properties")), _mapping(part.get("patternProperties"))
+        declared = [properties[name]] if name in properties else []
+        declared += [inner for pattern, inner in patterns.items() if _may_match(pattern, name)]
+        others = part.get("additionalProperties", part.get("unevaluatedProperties"))
+        members[is_option or not declared] += declared or [others]
+    parts = [*_parts({"allOf": members[False], "anyOf": members[True]}, schema)]
+    options = dict.fromkeys(kind for part, is_option in parts if is_option for kind in _own_types(part))
+    kinds = _common([*(_own_types(part) for part, is_option in parts if not is_option), [*options]])
+    return kinds + (["null"] if any(part.get("nullable") is True for part, _ in parts) else [])
 
 
-def may_have(schema: Any, name: str, root: Mapping[str, Any]) -> bool:
-    """Whether an object may have a property: one whose schema declares none, or says more of them, may have any.
-
-    Args:
-        root: the schema that `$ref`s point into.
-    """
-
-    def own(part: Mapping[str, Any]) -> list[bool]:
-        outside = isinstance(part.get("$ref"), str) and at_reference(part["$ref"], root) is None
+def may_have(schema: Mapping[str, Any], name: str) -> bool:
+    """Whether an object may have a property: one whose schema declares none, or says more of them, may have any."""
+    declares = False
+    for part, _ in _parts(schema, schema):
+        reference, properties = part.get("$ref"), part.get("properties")
+        outside = isinstance(reference, str) and at_reference(reference, schema) is None
         if outside or part.get("additionalProperties") or part.get("patternProperties"):
-            return [True]
-        properties = part.get("properties")
-        return [name in properties] if isinstance(properties, Mapping) else []
-
-    results = _combined(schema, root, own, lambda _, parts: [*chain(*parts)], lambda options: [*chain(*options)])
-    return any(results) or not results
+            return True
+        if isinstance(properties, Mapping):
+            declares = True
+            if name in properties:
+                return True
+    return not declares
 
 
 def value_of(text: str, types: Sequence[str]) -> Any:
@@ -101,51 +86,25 @@ def _json_of(text: str, types: Sequence[str]) -> Any:
     return text
 
 
-def _combined[T](
-    schema: Any,
-    root: Mapping[str, Any],
-    own: Callable[[Mapping[str, Any]], T],
-    every: Callable[[Mapping[str, Any], list[T]], T],
-    some: Callable[[Iterable[T]], T],
-    seen: set[str] | None = None,
-) -> T:
-    """A result over a schema and those that it combines for the same value.
-
-    Args:
-        own: the result of one schema alone.
-        every: joins the results of schemas that hold together, of which the first argument is the outer one.
-        some: joins those of alternatives.
-        seen: references that were followed; each is, once.
-    """
-    if seen is None:
-        try:
-            return _combined(schema, root, own, every, some, set())
-        except RecursionError:
-            return every({}, [])
-    if not isinstance(schema, Mapping):
-        return every({}, [])
-
-    def within(parts: Any) -> list[T]:
-        listed: list[Any] = parts if isinstance(parts, list) else []
-        return [_combined(part, root, own, every, some, seen) for part in listed]
-
-    results = [own(schema), *within(schema.get("allOf"))]
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference not in seen:
-        seen.add(reference)
-        results += within([at_reference(reference, root)])
-    conditions = [schema.get(key) for key in ("if", "then", "else")]
-    dependents = [*_mapping(schema.get("dependentSchemas")).values(), *_mapping(schema.get("dependencies")).values()]
-    alternatives = (schema.get("anyOf"), schema.get("oneOf"), conditions, dependents)
-    return every(schema, results + [some(within(parts)) for parts in alternatives])
-
-
-def _members(schema: Mapping[str, Any], name: str) -> list[Any]:
-    """The schemas of a property in that of an object alone."""
-    properties, patterns = _mapping(schema.get("properties")), _mapping(schema.get("patternProperties"))
-    declared = [properties[name]] if name in properties else []
-    declared += [part for pattern, part in patterns.items() if _may_match(pattern, name)]
-    return declared or [schema.get("additionalProperties")]
+def _parts(schema: Any, root: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], bool]]:
+    """A schema and those that it combines for the same value; and of each whether it is one of several options."""
+    waiting, seen = deque([(schema, False)]), set[str]()
+    while waiting:
+        part, is_option = waiting.popleft()
+        if not isinstance(part, Mapping):
+            continue
+        yield part, is_option
+        reference = part.get("$ref")
+        if isinstance(reference, str) and reference not in seen:
+            seen.add(reference)
+            waiting.append((at_reference(reference, root), is_option))
+        for key in ("allOf", "anyOf", "oneOf"):
+            if isinstance(listed := part.get(key), list):
+                waiting += ((inner, is_option or key != "allOf") for inner in listed)
+        inner_parts = [part.get(key) for key in ("if", "then", "else")]
+        for key in ("dependentSchemas", "dependencies"):
+            inner_parts += _mapping(part.get(key)).values()
+        waiting += ((inner, True) for inner in inner_parts)
 
 
 def _may_match(pattern: str, name: str) -> bool:

@@ -6,10 +6,35 @@ the last piece it wrote.
 
 import re
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from jinfercept.calls import Call
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece, Reasoning
+
+
+class CallParser(Protocol):
+    """Reads one turn of one request; how the text is divided makes no difference to the joined pieces."""
+
+    def feed(self, text: str) -> list[Piece]:
+        """The pieces that are certain now.
+
+        Args:
+            text: the next text, with special tokens by name.
+        """
+        ...
+
+    def finish(self, cut: bool = False) -> list[Piece]:
+        """The last pieces, at the end of the turn; nothing may be fed afterwards.
+
+        Args:
+            cut: the turn was cut off: text that could have become markup is dropped.
+        """
+        ...
+
+    def in_call(self, text: str) -> bool:
+        """Whether a text that comes next would be part of a call, or white space beside one, and not of what is shown."""
+        ...
+
 
 type Steps[T] = Generator[None, None, T]
 """Yields whenever it needs more text; after the end of the text it never does."""

@@ -5,10 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from jinfercept.parsers.call_grammars import CallGrammar, TokenOf
-from jinfercept.parsers.lark import Rules
-from jinfercept.parsers.pieces import CallParser
-from jinfercept.parsers.source import Marks, Source, Steps, ToolSchemas, TurnParser
+from jinfercept.parsers.call_grammars import CallGrammar, Rules, TokenOf
+from jinfercept.parsers.source import CallParser, Marks, Source, Steps, ToolSchemas, TurnParser
 
 
 @final

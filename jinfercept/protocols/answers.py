@@ -71,9 +71,14 @@ class ServerToolCalls:
         """
         [completion] = output.outputs
         last = completion.messages[-1]
-        own = [call for call in last.get("tool_calls", ()) if call["function"]["name"] not in self.client_tools]
+        functions = [(call["id"], call["function"]) for call in last.get("tool_calls", ())]
+        own = [
+            Call(function["name"], function["arguments"], id=call_id)
+            for call_id, function in functions
+            if function["name"] not in self.client_tools
+        ]
         if own:
-            completion = await self._with_calls(self._requests[output.request_id], completion, [*map(_call, own)])
+            completion = await self._with_calls(self._requests[output.request_id], completion, own)
         if len(completion.messages) > 1:
             self._remember(completion.messages)
         return replace(output, outputs=[completion])
@@ -180,11 +185,6 @@ class _AllNames(Container[str]):
 
 def _with_pause(completion: CompletionOutput, pause: Interception, messages: Sequence[Message]) -> CompletionOutput:
     return replace(completion, interceptions=(*completion.interceptions, pause), messages=tuple(messages))
-
-
-def _call(message: Message) -> Call:
-    function = message["function"]
-    return Call(function["name"], function["arguments"], id=message["id"])
 
 
 @final
@@ -314,14 +314,17 @@ class UsageCount:
         requests: of one body; a prompt with forks counts once.
         details: fields of the log line; updated with the counts.
         silent: whether generated tokens are not counted, since the answer does not have them.
+
+    Attributes:
+        num_running: requests that have not ended.
     """
 
     def __init__(self, requests: Sequence[Request], details: dict[str, Any], *, silent: bool = False) -> None:
         self._prompt = sum(len(request.prompt_token_ids) for request in requests if request.leader is None)
+        self.num_running = len(requests)
         self._firsts = {request.id for request in requests if request.leader is None}
         self._completion = 0
-        self._ended: dict[str, tuple[int, int, int]] = {}  # generated, reasoning and cached tokens, by request
-        self._sums = [0, 0, 0]  # of these over all requests: a body may have thousands
+        self._ended = self._reasoning = self._cached = 0  # of requests that have ended
         self._reason: FinishReason = "stop"
         self._details, self._silent = details, silent
         details["prompt_tokens"] = self._prompt
@@ -330,16 +333,16 @@ class UsageCount:
         self._completion += 0 if self._silent else tokens
 
     def add(self, output: RequestOutput) -> None:
-        """Count a finished request by its own totals. An output that is added again counts once.
+        """Count a finished request by its own totals, once.
 
         The finish reason in the log is that of an aborted or failed request, if there is one.
         """
         completion = output.outputs[0]
-        cached = output.num_cached_tokens if output.request_id in self._firsts else 0
-        tokens, reasoning = (0, 0) if self._silent else (completion.num_generated, completion.num_reasoning)
-        before = self._ended.get(output.request_id, (0, 0, 0))
-        self._ended[output.request_id] = counts = tokens, reasoning, cached
-        self._sums = [total + now - then for total, now, then in zip(self._sums, counts, before, strict=True)]
+        self.num_running -= 1
+        self._cached += output.num_cached_tokens if output.request_id in self._firsts else 0
+        if not self._silent:
+            self._ended += completion.num_generated
+            self._reasoning += completion.num_reasoning
         if self._reason not in ("abort", "error"):
             self._reason = completion.finish_reason
         usage = self.body()
@@ -351,12 +354,11 @@ class UsageCount:
 
     def body(self) -> dict[str, Any]:
         """The current `usage` object; reasoning counts once its request has ended."""
-        ended, reasoning, cached = self._sums
-        completion = max(self._completion, ended)
+        completion = max(self._completion, self._ended)
         return {
             "prompt_tokens": self._prompt,
             "completion_tokens": completion,
             "total_tokens": self._prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": cached},
-            "completion_tokens_details": {"reasoning_tokens": reasoning},
+            "prompt_tokens_details": {"cached_tokens": self._cached},
+            "completion_tokens_details": {"reasoning_tokens": self._reasoning},
         }

@@ -149,15 +149,19 @@ async def encode_long_event(data: Mapping[str, Any], name: str = "") -> bytes:
 
 
 class StreamFormat(NamedTuple):
-    """The parts of a protocol's stream besides the events of an answer.
+    """How a protocol writes a stream.
 
     Attributes:
         keep_alive: sent while there are no events.
         failed: encodes the end of a stream that fails.
+        event: encodes an event.
+        end: sent behind the last event.
     """
 
     keep_alive: bytes
     failed: Callable[[ApiError], bytes]
+    event: Callable[[Mapping[str, Any]], bytes] = encode_event
+    end: bytes = DONE
 
 
 OPENAI = StreamFormat(b": keep-alive\n\n", lambda error: encode_event(error.body) + DONE)

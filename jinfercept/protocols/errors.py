@@ -1,5 +1,6 @@
 """Errors of the wire: OpenAI's error object, with the HTTP status that clients expect."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from reprlib import Repr
 from typing import Any
@@ -9,6 +10,8 @@ from starlette.exceptions import HTTPException
 
 from jinfercept.errors import EngineError, GrammarError, JinferceptError, PromptLengthError, reduced
 from jinfercept.outputs import RequestOutput
+
+log = logging.getLogger(__name__)
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _SHORT = Repr(maxstring=80, maxother=80)
@@ -55,9 +58,14 @@ class ApiError(HTTPException):
         return cls.bad(str(error), param, code)
 
     @classmethod
-    def failed(cls, error: EngineError) -> "ApiError":
-        """Status 500, for a request that the engine has failed."""
-        return cls(500, f"the engine failed: {error.failure}", code="engine_error")
+    def failed(cls, error: Exception) -> "ApiError":
+        """The error of a request that an exception ends: status 500, unless it is an `ApiError`."""
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, EngineError):
+            return cls(500, f"the engine failed: {error.failure}", code="engine_error")
+        log.error("a request failed", exc_info=error)
+        return cls(500, f"the server failed: {type(error).__name__}")
 
     @property
     def body(self) -> dict[str, Any]:

@@ -68,5 +68,5 @@ def create_app(service: Service) -> FastAPI:
     guarded += [operators.lora_router] if options.lora_dir is not None else []
     for router in (*guarded, live_router(service)):
         app.include_router(router, responses=ERRORS, dependencies=key)
-    add_middleware(app, options, service)
+    add_middleware(app, service)
     return app

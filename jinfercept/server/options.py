@@ -1,10 +1,10 @@
 """Options of the server: the fields are flags of `jinfercept serve`. Imports no JAX."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from jinfercept.errors import ConfigError, shown
 from jinfercept.parsers.cml import DELIMITERS, Delimiters
@@ -260,3 +260,29 @@ class ServerOptions:
             digest = key_digest(key)
             rules[digest] = KeyRules(f"key-{digest[:8]}", key in self.operator_key)
         return rules | (read_key_file(self.api_key_file) if self.api_key_file is not None else {})
+
+
+class ServedState(Protocol):
+    """What is behind an application: the service of a server, or the front of a fleet."""
+
+    draining: bool
+    """Whether new requests are refused."""
+
+    @property
+    def options(self) -> ServerOptions: ...
+
+    def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
+        """Use other rules of the keys from now on; returns the names of keys whose rules changed, with commas."""
+        ...
+
+    def request_started(self) -> None:
+        """Count an HTTP request in progress. On the event loop."""
+        ...
+
+    def request_ended(self) -> None:
+        """Uncount an HTTP request that has ended."""
+        ...
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, and return when those in progress have ended; after `timeout_s` they are aborted."""
+        ...

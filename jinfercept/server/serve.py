@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, cast, final
+from typing import Any, cast, final
 
 import h11
 import uvicorn
@@ -24,10 +24,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jinfercept.errors import ConfigError
-from jinfercept.server.app import create_app
-from jinfercept.server.options import ServerOptions
+from jinfercept.server.options import ServedState, ServerOptions
 from jinfercept.server.process import frozen_heap
-from jinfercept.server.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -140,20 +138,6 @@ _SHUTDOWN_S = 5
 """Seconds for clients to read the ends of their responses after the drain, if so much is left."""
 
 
-class Drainable(Protocol):
-    """The service behind an application, which ends before its server does."""
-
-    draining: bool
-    """Whether new requests are refused."""
-
-    @property
-    def options(self) -> ServerOptions: ...
-
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests, and return when those in progress have ended; after `timeout_s` they are aborted."""
-        ...
-
-
 @final
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that drains before it ends.
@@ -166,7 +150,7 @@ class DrainingServer(uvicorn.Server):
     def __init__(
         self,
         app: ASGIApp,
-        service: Drainable,
+        service: ServedState,
         listener: socket.socket,
         ready: Callable[[], object] = lambda: None,
         drained: Callable[[], object] = lambda: None,
@@ -231,21 +215,14 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(
-    service: Service, listener: socket.socket, ready: Callable[[], object], drained: Callable[[], object] = lambda: None
-) -> None:
-    """Serve a model until a signal, on a socket from `listen`; other arguments as those of `DrainingServer`."""
-    serve_app(create_app(service), service, listener, ready, drained)
-
-
 def serve_app(
     app: ASGIApp,
-    service: Drainable,
+    service: ServedState,
     listener: socket.socket,
     ready: Callable[[], object],
     drained: Callable[[], object] = lambda: None,
 ) -> None:
-    """Serve an application until a signal, as `serve` does a model."""
+    """Serve an application until a signal, on a socket from `listen`; other arguments as those of `DrainingServer`."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     try:

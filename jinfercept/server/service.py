@@ -6,7 +6,7 @@ tokenizers are slow.
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,11 +19,12 @@ from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.requests import check_chars
 from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.errors import ConfigError, JinferceptError, PromptLengthError, RequestError
+from jinfercept.hooks import SharedLimit
 from jinfercept.llm import LLM
 from jinfercept.protocols.errors import ApiError
 from jinfercept.request import Adapter, Request
 from jinfercept.server.access.key_file import KeyRules
-from jinfercept.server.access.key_limits import FairThreadPool, KeyLimits, PendingCalls, retry_after
+from jinfercept.server.access.key_limits import FairThreadPool, KeyLimits, retry_after
 from jinfercept.server.access.keys import Keys
 from jinfercept.server.http.request_body import unless_disconnected
 from jinfercept.server.observe.traces_choice import TRACE
@@ -73,6 +74,7 @@ class Service:
         ignored: unknown fields of bodies that were logged.
         chat_template: source of the template that replaces the model's; None: the model's.
         state: stored responses and conversations.
+        pending_calls: limits of the asynchronous calls that run, by tenant.
         tool_history: turns with calls of the server's tools that clients do not see.
         inbox: where calls wait for a person; None if there is no person tool.
         tracing: traces of requests; None: there are none.
@@ -107,7 +109,7 @@ class Service:
         self.tool_history = ToolHistory(options.response_ttl, time.monotonic)
         self.database = database or options.open_state()
         self.state = StateStore(self.database, options.max_background_responses)
-        self.pending_calls = PendingCalls(options.max_pending_calls_per_key)
+        self.pending_calls = defaultdict[str, SharedLimit](lambda: SharedLimit(options.max_pending_calls_per_key))
         self.tracing: Tracing | None = None
         if (choice := options.traces()) is not None:
             from jinfercept.server.observe.traces import open_tracing
@@ -206,22 +208,16 @@ class Service:
             message = f"a request may ask for at most {most} answers; got {number}; fix: a smaller n, or fewer prompts"
             raise ApiError.bad(message, "n")
         waiting = self.llm.engine.num_waiting + self._preparing.total()
-        if waiting + number > most and self._num_waiting_of(tenant) + number > most // self._num_waiting_keys(tenant):
-            raise ApiError(
-                429,
-                f"the queue is full: {waiting} requests wait and at most {most} may; got {number} more; fix: retry later",
-                code="queue_full",
-                headers={"Retry-After": retry_after(self._limits.retry_s(tenant, number, self._preparing[tenant]))},
-            )
+        if waiting + number > most:
+            by_key = Counter(self.llm.engine.num_waiting_by_tenant({tenant, *self.keys.tenants})) + self._preparing
+            if by_key[tenant] + number > most // len({tenant, *by_key}):
+                raise ApiError(
+                    429,
+                    f"the queue is full: {waiting} requests wait and at most {most} may; got {number} more; fix: retry later",
+                    code="queue_full",
+                    headers={"Retry-After": retry_after(self._limits.retry_s(tenant, number, self._preparing[tenant]))},
+                )
         self._limits.check(tenant, number, self._preparing[tenant])
-
-    def _num_waiting_of(self, tenant: str) -> int:
-        return self.llm.engine.num_waiting_by_tenant((tenant,))[tenant] + self._preparing[tenant]
-
-    def _num_waiting_keys(self, tenant: str) -> int:
-        """Number of keys with waiting requests, this one included."""
-        waiting = Counter(self.llm.engine.num_waiting_by_tenant(self.keys.tenants)) + self._preparing
-        return len({tenant, *(key for key, number in waiting.items() if number)})
 
     def check_chars(self, texts: Any, param: str) -> None:
         """Raise 400 for more text than one prompt may have.
@@ -251,7 +247,7 @@ class Service:
             self.check_room(key, number)
         self._preparing[key] += number
         try:
-            return await unless_disconnected(request, self._threads.run(key, size, work))
+            return await unless_disconnected(request.receive, self._threads.run(key, size, work))
         except JinferceptError as error:
             raise ApiError.of(error) from error
         finally:

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, final
 
-from jinfercept.meter.ledger import Ledger
-from jinfercept.meter.prices import Prices
+from jinfercept.meter.counts import LatencyLimits
+from jinfercept.meter.ledger import Ledger, Prices
 from jinfercept.meter.request_log import LogEvent, Passed, RequestLog, Stepped
-from jinfercept.meter.turns import LatencyLimits
 from jinfercept.request import Request
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.scheduler import Scheduler

@@ -12,9 +12,9 @@ from jinfercept.engine.protocols import CallDispatcher
 from jinfercept.errors import ConfigError
 from jinfercept.hooks import Text
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.prices import Prices
+from jinfercept.meter.counts import LIMITS, LatencyLimits
+from jinfercept.meter.ledger import Prices
 from jinfercept.meter.request_log import RequestLog
-from jinfercept.meter.turns import LIMITS, LatencyLimits
 from jinfercept.request import Request
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ESTIMATORS, Estimator

@@ -10,7 +10,7 @@ from jinfercept.events import Finished
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.states import NO_STATES, StateSizes
 from jinfercept.kv.windows import NO_WINDOWS, WindowSizes
-from jinfercept.meter.prices import Prices
+from jinfercept.meter.ledger import Prices
 from jinfercept.meter.request_log import LogEvent, RequestLog, Stepped
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request

@@ -30,7 +30,7 @@ from jinfercept.chat.function_tools import ChatTool
 from jinfercept.errors import ConfigError
 from jinfercept.intercept.current_call import CALL_KEY, fields_of
 from jinfercept.intercept.tool_executor import ToolExecutor
-from jinfercept.intercept.tool_values import ToolFailed
+from jinfercept.intercept.tool_run import ToolFailed
 from jinfercept.tools.calls import BLOCKED_S, CallFailed, CallQueue, CallRequest, declare, endpoint_tool
 from jinfercept.tools.mcp_answers import lenient
 from jinfercept.tools.mcp_http import SESSION_ENDED, UNREACHED, http_streams
@@ -252,7 +252,9 @@ class McpServer:
                 if connection.calls:
                     await asyncio.wait(connection.calls)
         except (Exception, BaseExceptionGroup) as error:
-            cause = _first(error)
+            cause: BaseException = error
+            while isinstance(cause, BaseExceptionGroup):
+                cause = cause.exceptions[0]
             self._problem, self._refusal = _describe(cause), getattr(cause, "data", None)
         finally:
             connection.settled.set()
@@ -329,13 +331,6 @@ async def _listen(connection: _McpConnection, client: Client) -> None:
 def _offered(name: str, ending: str) -> str:
     """A name that models can write, with an ending."""
     return _NO_NAME.sub("_", name)[: _MAX_NAME_CHARS - len(ending)] + ending
-
-
-def _first(error: BaseException) -> BaseException:
-    """The first cause of an error."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _describe(error: BaseException) -> str:

@@ -18,7 +18,7 @@ import jax
 
 from jinfercept.engine.clock import RealClock
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.prices import Prices
+from jinfercept.meter.ledger import Prices
 from jinfercept.models.config import ModelConfig, RopeConfig
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ElapsedEstimator

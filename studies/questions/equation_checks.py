@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from jinfercept.meter.decisions import DecisionCase
 from jinfercept.sched.policy import Action
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.waste import Waste, discard_waste
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import RunWatch
 from jinfercept.sim.sweep import SweepRun
-from studies.pause_records import KEEP, PauseRecord, PauseRecords
+from studies.pause_records import KEEP, DecisionCase, PauseRecord, PauseRecords
 
 
 class Equation(NamedTuple):

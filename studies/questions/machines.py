@@ -5,7 +5,7 @@ from functools import cache
 from random import Random
 from typing import NamedTuple
 
-from jinfercept.meter.turns import LatencyLimits
+from jinfercept.meter.counts import LatencyLimits
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.roofline import (
     LLAMA_2_7B,

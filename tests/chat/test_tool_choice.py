@@ -198,7 +198,7 @@ def test_stop_strings_cut_what_is_shown_and_no_call(make_scripted: Make) -> None
         ({"tool_choice": {"type": "function", "function": {"name": "buy"}}}, "does not declare"),
         ({"tool_choice": "required", "tools": []}, "does not declare"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls must be true or false"),
-        ({"tool_choice": "required", "tool_call_parser": "pythonic", "tools": [{"name": "a b"}]}, "name of this tool"),
+        ({"tool_choice": "required", "tool_call_parser": "pythonic", "tools": [{"name": "a<b"}]}, "name of this tool"),
         (
             {"tool_choice": "required", "tools": [{"name": "f", "parameters": {"type": "array"}}]},
             "no object",

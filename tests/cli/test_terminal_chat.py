@@ -16,7 +16,7 @@ from jinfercept.cli.terminal_chat import TerminalChat
 from jinfercept.errors import RequestError
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.tools.load import load_tools
-from jinfercept.tools.python_tool import load_functions
+from jinfercept.tools.python_process import load_functions
 from tests.support.chat_templates import PLAIN, QWEN, QWEN3
 from tests.support.engine_state import engine_state
 from tests.support.scripted_model import Make, Scripted

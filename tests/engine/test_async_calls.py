@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from jinfercept.calls import Tool
 from jinfercept.engine.text_stream import TextStream
 from jinfercept.events import Called, Event, Finished, Intercepted, Interrupted, Resumed, Token
-from jinfercept.hooks import TrapFrame
+from jinfercept.hooks import SharedLimit, TrapFrame
 from jinfercept.intercept.call_markup import ContextMarkup
 from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.outputs import CompletionOutput
 from jinfercept.parsers.cml import Delimiters
 from jinfercept.sched.sequence import State
-from jinfercept.server.access.key_limits import PendingCalls
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.async_streams import (
     Returns,
@@ -244,8 +243,8 @@ def test_a_tool_that_raises_and_one_that_never_returns_are_interrupts(depth: int
 
 
 def test_several_requests_have_a_limit_of_pending_calls_together() -> None:
-    calls = PendingCalls(2)
-    markup, tokenizer = make_markup(True, shared_limit=calls.of("x")), ascii_tokenizer(True)
+    limit = SharedLimit(2)
+    markup, tokenizer = make_markup(True, shared_limit=limit), ascii_tokenizer(True)
     engine, dispatcher = async_engine(POLICIES["preserve"](), True, dict.fromkeys("1234", NEVER), num_pages=90)
 
     def call(ids: str) -> None:
@@ -262,7 +261,7 @@ def test_several_requests_have_a_limit_of_pending_calls_together() -> None:
     events += until(engine, lambda: not engine.has_work)
     log = [line for event in events if (line := short(event))]
     assert "interrupted 3=error: too many calls of other requests are pending, call again later" in log
-    assert calls.total == 0
+    assert limit.number == 0
 
 
 @settings(max_examples=25)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from jinfercept.calls import Call, Result, Tool
-from jinfercept.intercept.format_detector import FormatDetector
+from jinfercept.intercept.detector import FormatDetector
 from jinfercept.outputs import CompletionOutput
 from jinfercept.parsers.formats import FORMATS
 from jinfercept.request import Request

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from jinfercept.calls import Call
 from jinfercept.errors import RequestError
 from jinfercept.hooks import Detector
-from jinfercept.intercept.detector import MAX_ARGUMENT_CHARS
-from jinfercept.intercept.pattern_detectors import RegexDetector, TokenDetector
+from jinfercept.intercept.detector import MAX_ARGUMENT_CHARS, RegexDetector, TokenDetector
 
 CALL = r"<(?P<name>\w+)\((?P<arguments>[^)]*)\)>"
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from jinfercept.intercept import tool_executor, tool_values
+from jinfercept.intercept import tool_run
 from jinfercept.intercept.tool_executor import ToolExecutor
-from jinfercept.intercept.tool_run import ToolRun
-from jinfercept.intercept.tool_values import ToolFailed, ToolValue, plain_failure, plain_value
+from jinfercept.intercept.tool_run import ToolFailed, ToolRun, ToolValue, plain_failure, plain_value
 from tests.support.tool_runner import until
 
 
@@ -206,20 +205,6 @@ def test_what_a_tool_raises_returns_or_leaves_ends_no_other_call(executor: ToolE
         assert text(executor.call("next", answers)) == "fine", name
 
 
-def test_a_tool_whose_calls_are_given_up_has_a_bounded_number_of_threads(
-    executor: ToolExecutor, go: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tool_executor, "MOST_LEFT_THREADS", 2)
-    runs = [executor.call("hangs", lambda: go.wait(WAIT_S)) for _ in range(3)]
-    for run in runs[:2]:
-        run.cancel()
-    assert text(executor.call("hangs", str)) == "failed: 2 cancelled or timed-out calls of hangs still run"
-    assert text(executor.call("other", lambda: "fine")) == "fine"
-    go.set()
-    assert {text(run) for run in runs} == {"True"}
-    until(lambda: text(executor.call("hangs", lambda: "fine")) == "fine")
-
-
 def test_closing_is_quick_and_leaves_no_thread_but_those_that_tools_hold(go: threading.Event) -> None:
     before, executor = set(threading.enumerate()), ToolExecutor()
     begun = threading.Semaphore(0)
@@ -284,7 +269,7 @@ def test_a_cancelled_call_is_cancelled_once_and_before_its_first_step_too(execut
 
 
 def test_long_results_are_cut_before_they_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_values, "MOST_CHARS", 20)
+    monkeypatch.setattr(tool_run, "MOST_CHARS", 20)
     assert plain_value("é" * 25) == "é" * 20
     assert plain_value(b"a" * 25) == f"b'{'a' * 18}"
     assert str(plain_failure(ValueError("a" * 25))) == f"ValueError: {'a' * 8}"

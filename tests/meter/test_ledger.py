@@ -4,8 +4,7 @@ import pytest
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import PageCopy
-from jinfercept.meter.ledger import Ledger, StepSeconds, StepTimer
-from jinfercept.meter.prices import Prices
+from jinfercept.meter.ledger import Ledger, Prices, StepSeconds, StepTimer
 from jinfercept.sched.plan import Chunk, StepPlan, StepResult
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.sequence import PendingCall, Sequence

@@ -103,14 +103,14 @@ def test_without_parallel_calls_there_is_exactly_one(name: str, template: str) -
         (
             "qwen3_coder",
             "",
-            "<tool_call>\n<function=f>\n<parameter=a>\nb <c>\nd\n</parameter>\n</function>\n</tool_call>",
+            '<tool_call>\n<function=f>\n{"a": "b <c>"}\n</function>\n</tool_call>',
         ),
         ("llama3_json", "", '{"name": "f", "parameters": {"a": "b"}}; {"name": "f", "parameters": {"a": "c"}}'),
         ("llama3_json", "", '<|python_tag|>{"name": "f", "parameters": {"a": "b"}}'),
         ("mistral", "", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": "b"}}, {"name": "f", "arguments": {"a":"c"}}]'),
         ("mistral", "", '[TOOL_CALLS][{"name": "f", "arguments": {"a": "b"}}]'),
         ("mistral", NEW_MISTRAL, '[TOOL_CALLS]f[CALL_ID]aBc12dEf3[ARGS]{"a": "b"}[TOOL_CALLS]f[ARGS]{"a": "b"}'),
-        ("pythonic", "", "[f(a='it\\'s'), f(a=\"b\\n\")]"),
+        ("pythonic", "", '{"name": "f", "parameters": {"a": "b"}}'),
     ],
 )
 def test_what_the_families_write_is_allowed(name: str, template: str, text: str) -> None:
@@ -169,54 +169,25 @@ _PARAMETERS = st.builds(
 @settings(max_examples=25)
 @given(st.sampled_from(WRITINGS), _PARAMETERS, st.integers(0, 1000), st.booleans())
 @example(("hermes", ""), {"type": "object"}, 0, False)
-def test_whatever_the_schema_the_arguments_fit_or_it_is_refused(
+def test_whatever_the_schema_the_arguments_fit(
     writing: tuple[str, str], schema: dict[str, Any], seed: int, marked: bool
 ) -> None:
     name, template = writing
     tools = {"f": schema}
-    refused = ""
-    try:
-        text = turn(name, template, tools, seed, marked=marked)
-    except RequestError as error:
-        text, refused = "", str(error)
-    if text:
-        calls(name, tools, text)
-    else:  # where a text cannot be told from something else
-        assert name == "qwen3_coder"
-        assert "plain text" in refused
+    calls(name, tools, turn(name, template, tools, seed, marked=marked))
 
 
 @pytest.mark.parametrize(
     ("name", "tools", "message"),
     [
         ("hermes", {"a<b": {}}, "cannot write the name of this tool"),
-        ("pythonic", {"get weather": {}}, "cannot write the name of this tool"),
-        ("pythonic", {"f": {"properties": {"a b": {}}}}, "cannot write the name of this argument"),
-        ("qwen3_coder", {"f": {"properties": {"a>": {}}}}, "cannot write the name of this argument"),
+        ("qwen3_coder", {"a<b": {}}, "cannot write the name of this tool"),
         ("llama3_json", {"f": {"type": "array"}}, "no object"),
         ("hermes", {"f": {"properties": {"a": {"type": "what"}}}}, "Invalid type"),
         ("hermes", {"f": {"properties": 3}}, "f"),
-        ("pythonic", {"f": {"properties": 3}}, "one by one"),
         ("hermes", {"now": {}, "f": {"properties": {"a": {"not": {}}}}}, "tool 'f'"),
-        ("pythonic", {"f": {"properties": {"a": {}}, "required": ["b"]}}, "one by one"),
-        ("qwen3_coder", {"f": {"anyOf": [{"required": ["b"]}], "properties": {"a": {}}}}, "one by one"),
-        ("qwen3_coder", {"f": {"allOf": [{"patternProperties": {"a": {}}}]}}, "one by one: patternProperties"),
-        ("qwen3_coder", {"f": {"$ref": "#/$defs/f", "$defs": {"f": {"$ref": "#/$defs/f"}}}}, "refers to itself"),
-        ("pythonic", {"f": {"allOf": [{"anyOf": [{}, {}]}] * 6}}, "more than 32 alternatives"),
-        (
-            "qwen3_coder",
-            {
-                "f": {
-                    "oneOf": [
-                        {"properties": {"v": {"type": kind}}, "required": ["v"]} for kind in ("string", "integer")
-                    ]
-                }
-            },
-            "'v' cannot be written as plain text",
-        ),
-        ("qwen3_coder", {"f": {"properties": {"a": {"type": ["string", "integer"]}}}}, "one type"),
-        ("qwen3_coder", {"f": {"properties": {"a": {"enum": ["</parameter>"]}}}}, "plain text"),
-        ("qwen3_coder", {"f": {"properties": {"a": {"$ref": "#/$defs/none"}}}}, "refers to nothing"),
+        ("qwen3_coder", {"f": {"properties": {"a": {}}, "required": ["b"]}}, "tool 'f'"),
+        ("qwen3_coder", {"f": {"$ref": "#/$defs/f", "$defs": {"f": {"$ref": "#/$defs/f"}}}}, "tool 'f'"),
         ("pythonic", {"f": {"properties": {"a": {"$ref": "#/$defs/none"}}}}, "tool 'f'"),
         ("hermes", {"f": {"properties": {"a": {"const": {1, 2}}}}}, "TypeError"),
     ],

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from jinfercept.hooks import BadFrame, TrapFrame
 from jinfercept.parsers.cml import MAX_FRAME_CHARS, CallFrame, CMLParser, Delimiters, Frame, Mark, escape
-from jinfercept.parsers.python_calls import parse_call
-from jinfercept.parsers.python_literals import UNREADABLE
+from jinfercept.parsers.python_calls import UNREADABLE, parse_call
 from jinfercept.parsers.reasoning import REASONING_FORMATS
 
 MARKS = dict(zip(Delimiters(), Delimiters._fields, strict=True))

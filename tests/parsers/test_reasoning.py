@@ -14,9 +14,9 @@ from jinfercept.parsers.reasoning import (
     Beginning,
     PlainParser,
     ReasoningParser,
+    TrailingCalls,
     detect_reasoning_format,
 )
-from jinfercept.parsers.trailing_calls import TrailingCalls
 from tests.support.call_corpus import joined
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

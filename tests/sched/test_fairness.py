@@ -18,7 +18,7 @@ from jinfercept.engine.engine import Engine
 from jinfercept.errors import RequestError
 from jinfercept.events import Finished, Token
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.prices import Prices
+from jinfercept.meter.ledger import Prices
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimator import ElapsedEstimator

@@ -10,7 +10,7 @@ import pytest
 
 from jinfercept.errors import ConfigError
 from jinfercept.kv.page import PageCopy
-from jinfercept.meter.prices import Prices
+from jinfercept.meter.ledger import Prices
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.data_sheets import ACCELERATORS
 from jinfercept.sched.named_profiles import PROFILES, load_profile

@@ -7,7 +7,7 @@ import pytest
 
 from jinfercept.errors import ConfigError
 from jinfercept.kv.page import PageCopy
-from jinfercept.meter.prices import Prices
+from jinfercept.meter.ledger import Prices
 from jinfercept.sched.plan import Chunk, StepPlan
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import Profile

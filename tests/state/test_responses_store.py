@@ -147,7 +147,7 @@ def test_a_page_of_long_items_ends_before_its_limit(
 ) -> None:
     says(scripted, "23." + END, [*ASKED, *ASKED, *ASKED])
     name = answer(served, [*ASKED, *ASKED, *ASKED]).id
-    monkeypatch.setattr("jinfercept.server.routes.item_pages._PAGE_BYTES", 300)
+    monkeypatch.setattr("jinfercept.server.routes.conversations._PAGE_BYTES", 300)
     page: Any = served.client.responses.input_items.list(name)
     assert (len(page.data), page.has_more) == (2, True)
     assert len(list(page)) == 3

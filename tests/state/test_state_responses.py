@@ -12,8 +12,8 @@ from openai import OpenAI
 from sqlalchemy import update
 
 from jinfercept.server.options import ServerOptions
+from jinfercept.state.database import TrustedClock
 from jinfercept.state.entries import ENTRIES
-from jinfercept.state.trusted_clock import TrustedClock
 from tests.support.gate import Gate
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import ASKED, CALL, CHAT_PRICE, PRICE, QUESTION, answer, says

@@ -6,7 +6,6 @@ from random import Random
 import pytest
 
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.decisions import DecisionCase
 from jinfercept.meter.request_log import RequestLog
 from jinfercept.sched.named_profiles import PROFILES, load_profile
 from jinfercept.sched.plan import StepResult
@@ -19,7 +18,7 @@ from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.simulation import OracleEstimator, Simulation
 from jinfercept.sim.sweep import SimulatedLoad
 from jinfercept.sim.workload import Script, Segment, draw
-from studies.pause_records import PauseCost, PauseRecord, PauseRecords
+from studies.pause_records import DecisionCase, PauseCost, PauseRecord, PauseRecords
 from studies.questions.chunk_sizes import ChunkCell, cost_of
 from studies.questions.equation_checks import (
     CHECKS,

@@ -15,7 +15,6 @@ from jinfercept.grammar.grammar import Grammars
 from jinfercept.parsers.formats import FORMATS
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.sample_tokenizers import byte_backend, ended
-from tests.support.written_calls import END
 
 MARKS = sorted({tag for form in FORMATS.values() for tag in form.tags if not tag.endswith("=")})
 CLOSING = {*"\"'}])", "}}"}
@@ -38,7 +37,6 @@ def turn(
     declared = chat_tools([{"name": name, "parameters": schema} for name, schema in tools.items()])
     grammar = compile_calls(tool_choice("required", parallel, declared), form, template, tokenizer, grammars)
     assert grammar is not None
-    end = tokenizer.encode(END) if name == "qwen3_coder" else []
     rng, drawn = np.random.default_rng(seed), list[int]()
     constraint = grammar.constrain(tokenizer.eos_token_ids)
     while not drawn or drawn[-1] not in tokenizer.eos_token_ids:
@@ -47,11 +45,8 @@ def turn(
         assert allowed
         ends = [token for token in allowed if token in tokenizer.eos_token_ids and len(drawn) > 200 * rng.random()]
         texts = {token: tokenizer.token_text(token) for token in allowed if len(drawn) > 120}
-        wanted = [end[size] for size in range(len(end) - 1, -1, -1) if drawn[len(drawn) - size :] == end[:size]]
-        closing = [token for token in wanted if token in texts][:1]
         shorter = [token for token in texts if texts[token] in CLOSING]
-        in_turn = closing or shorter if len(drawn) // 60 % 2 == 0 else shorter or closing
-        drawn.append(int(rng.choice(ends or in_turn or allowed)))
+        drawn.append(int(rng.choice(ends or shorter or allowed)))
         constraint.accept(drawn[-1])
         assert len(drawn) < 4000
     return tokenizer.decode(drawn[:-1], skip_special_tokens=False)

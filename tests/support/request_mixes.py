@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from jinfercept.calls import Call, Tool
 from jinfercept.hooks import Detector
 from jinfercept.intercept.call_markup import AsyncCalls
-from jinfercept.intercept.detector import ScriptedDetector
-from jinfercept.intercept.pattern_detectors import TokenDetector
+from jinfercept.intercept.detector import ScriptedDetector, TokenDetector
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.async_streams import ascii_tokenizer

@@ -15,9 +15,8 @@ import httpx2
 import pytest
 
 from jinfercept.errors import ConfigError
-from jinfercept.tools.allowed_hosts import Hosts, is_public
 from jinfercept.tools.calls import CallFailed
-from jinfercept.tools.http_tool import HttpTool
+from jinfercept.tools.http_tool import Hosts, HttpTool, is_public
 from jinfercept.tools.tool_tables import HttpTable, Place
 from tests.support.tool_runner import tool_runner, until
 

@@ -1,22 +1,20 @@
 """The output of a request as a message of Anthropic's protocol: one object, or a stream of typed events."""
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 from pydantic_core import from_json
 
-from jinfercept.engine.async_streaming import AsyncStream
 from jinfercept.events import Arguments, CallStarted, Content, Event, Finished, Reasoning, Token
 from jinfercept.outputs import CompletionOutput, RequestOutput
 from jinfercept.protocols.answers import AnswerState, ServerToolCalls, UsageCount, call_reports, pieces_of
 from jinfercept.protocols.anthropic.dialect import anthropic_error
 from jinfercept.protocols.anthropic.schemas import MessagesBody
 from jinfercept.protocols.encoding import StreamFormat, encode, encode_event
-from jinfercept.protocols.errors import ApiError, check_finish
+from jinfercept.protocols.errors import ApiError
 from jinfercept.request import Request
 
-_PING = encode_event({"type": "ping"}, "ping")
+_PING = {"type": "ping"}
 _SIGNATURE = "unsigned"
 """Signature of all reasoning; clients need one, and send it back."""
 
@@ -25,9 +23,9 @@ def stream_format(request_id: str) -> StreamFormat:
     """How a stream of Anthropic's protocol is kept alive, and how it fails."""
 
     def failed(error: ApiError) -> bytes:
-        return encode_event(anthropic_error(error.status_code, error.detail, error.param, request_id), "error")
+        return _encoded(anthropic_error(error.status_code, error.detail, error.param, request_id))
 
-    return StreamFormat(_PING, failed)
+    return StreamFormat(_encoded(_PING), failed, _encoded, b"")
 
 
 @final
@@ -50,12 +48,15 @@ class MessageAnswer:
         is_kept: bool,
         details: dict[str, Any],
     ) -> None:
-        self._tool_calls = tool_calls
+        self.tool_calls: ServerToolCalls | None = tool_calls
         self._wants_server_calls = bool(body.jinfercept and body.jinfercept.wants_server_tools)
         self._is_kept = is_kept
         self._head = {"id": name, "type": "message", "role": "assistant", "model": model}
         details["id"] = name
         self.usage = UsageCount(requests, details)
+        begun = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": self._counted()}
+        start = {"type": "message_start", "message": self._head | begun}
+        self.first: Sequence[Mapping[str, Any]] = (start, _PING)
         self._state = AnswerState(tool_calls.client_tools)
         self._number = 0
         self._open = ""  # type of the open block; "" if none is open
@@ -64,38 +65,15 @@ class MessageAnswer:
             None  # whether the arguments of the open call begin as an object, once they begin
         )
 
-    async def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
-        """The whole message; pending calls of the server's tools are run first."""
-        [output] = outputs.values()
-        output = await self._tool_calls.settled(output)
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        [output] = outputs
         message: dict[str, Any] = {**self._head, "content": []}
         for event in (*pieces_of(output.outputs[0]), Finished(output.request_id, output, "")):
-            for shown in self._events(event):
+            for shown in self.take(event):
                 _fold(message, shown)
         return message
 
-    def is_small(self, outputs: Mapping[str, RequestOutput]) -> bool:
-        """True: a message has no log probabilities."""
-        return True
-
-    async def stream(self, stream: AsyncStream) -> AsyncGenerator[bytes]:
-        """Server-sent events.
-
-        Args:
-            stream: events of the request, with the transcript of its chat.
-        """
-        begun = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": self._counted()}
-        yield _encoded({"type": "message_start", "message": self._head | begun})
-        yield _PING
-        async for event in stream:
-            if isinstance(event, Finished):
-                self.usage.add(event.output)
-                check_finish(event.output)
-                event = replace(event, output=await self._tool_calls.settled(event.output))
-            for shown in self._events(event):
-                yield _encoded(shown)
-
-    def _events(self, event: Event) -> Iterator[dict[str, Any]]:
+    def take(self, event: Event) -> Iterator[dict[str, Any]]:
         if isinstance(event, Token):
             self.usage.count(1)
             return
@@ -106,15 +84,15 @@ class MessageAnswer:
                 yield from self._say("text", text)
             case CallStarted(name=name, id=call_id):
                 self._is_object = None
-                yield from self._begin(_tool_use(call_id, name, {}))
+                yield from self._begin({"type": "tool_use", "id": call_id, "name": name, "input": {}})
             case Arguments(text=text) if self._open == "tool_use":
                 yield from self._add_arguments(text)
             case Finished() as event:
                 yield from self._end()
                 [completion] = event.output.outputs
-                self.usage.add(event.output)
                 ended = {"type": "message_delta", "delta": _stop(completion), "usage": self._counted()}
-                yield ended | self._extension(completion)
+                calls = {"jinfercept": {"server_calls": call_reports(completion)}} if self._wants_server_calls else {}
+                yield ended | calls
                 yield {"type": "message_stop"}
             case _:
                 pass
@@ -169,10 +147,6 @@ class MessageAnswer:
             "output_tokens": usage["completion_tokens"],
         }
 
-    def _extension(self, completion: CompletionOutput) -> dict[str, Any]:
-        """The field `jinfercept`: reports on the server's calls, if the body requests its tools."""
-        return {"jinfercept": {"server_calls": call_reports(completion)}} if self._wants_server_calls else {}
-
 
 _JSON_SPACE = " \t\r\n"
 _EMPTY_THINKING = {"type": "thinking", "thinking": "", "signature": ""}
@@ -199,10 +173,6 @@ def _fold(message: dict[str, Any], event: Mapping[str, Any]) -> None:
 
 def _encoded(event: Mapping[str, Any]) -> bytes:
     return encode_event(event, event["type"])
-
-
-def _tool_use(call_id: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
 
 
 def _object(arguments: str) -> dict[str, Any]:

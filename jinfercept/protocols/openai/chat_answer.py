@@ -1,14 +1,11 @@
 """Outputs of a chat's requests as OpenAI's chat completion: one object, or a stream of chunks."""
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from jinfercept import events
-from jinfercept.engine.async_streaming import AsyncStream
-from jinfercept.engine.parallel_sampling import joined
 from jinfercept.outputs import CompletionOutput, Logprob, RequestOutput
 from jinfercept.protocols.answers import (
     AnswerState,
@@ -18,18 +15,15 @@ from jinfercept.protocols.answers import (
     pieces_of,
     round_reports,
 )
-from jinfercept.protocols.encoding import DONE, encode_event, encode_long_event
-from jinfercept.protocols.errors import check_finish
 from jinfercept.protocols.openai.chat_schemas import ChatBody, NamedTool, custom_input
 from jinfercept.protocols.openai.logprobs import (
     SMALL_ENTRIES,
     chat_logprobs,
     encoded_experts,
-    is_small,
     num_reported,
     prompt_logprobs,
 )
-from jinfercept.protocols.schemas import training_fields
+from jinfercept.protocols.schemas import StreamOptions, training_fields
 from jinfercept.request import Request
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
@@ -53,6 +47,27 @@ class _StreamedChoice:
 
 
 @final
+class ChunkMaker:
+    """Makes the chunks of a stream of OpenAI's chat or text completions."""
+
+    def __init__(self, head: Mapping[str, Any], usage: UsageCount, options: StreamOptions | None) -> None:
+        self._head, self._usage = {**head}, usage
+        self._includes_usage = options is not None and bool(options.include_usage)
+        self._counts_on = self._includes_usage and options is not None and bool(options.continuous_usage_stats)
+
+    def chunk(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        chunk = self._head | {"choices": [choice]}
+        if self._includes_usage:
+            chunk["usage"] = self._usage.body() if self._counts_on else None
+        return chunk
+
+    def last(self) -> Iterator[dict[str, Any]]:
+        """The chunk with the usage, behind the end of the last request, if the body requests it."""
+        if self._includes_usage and not self._usage.num_running:
+            yield self._head | {"choices": [], "usage": self._usage.body()}
+
+
+@final
 class ChatAnswer:
     """The chat completion for one body.
 
@@ -71,7 +86,8 @@ class ChatAnswer:
         tokenizer: Tokenizer,
         details: dict[str, Any],
     ) -> None:
-        self._tool_calls = tool_calls
+        self.tool_calls: ServerToolCalls | None = tool_calls
+        self.first: Sequence[Mapping[str, Any]] = ()
         self._wants_server_calls = bool(body.jinfercept and body.jinfercept.wants_server_tools)
         self._are_async = bool(body.jinfercept and body.jinfercept.async_calls is not None)
         self._body, self._requests, self._tokenizer = body, requests, tokenizer
@@ -79,112 +95,100 @@ class ChatAnswer:
         self._head = {"id": name, "object": "chat.completion", "created": int(time.time()), "model": model}
         details["id"] = name
         self.usage = UsageCount(requests, details)
+        self._chunks = ChunkMaker(self._head | {"object": "chat.completion.chunk"}, self.usage, body.stream_options)
         self._choices = {
             request.id: _StreamedChoice(index, AnswerState(tool_calls.client_tools))
             for index, request in enumerate(requests)
         }
 
-    async def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
-        """The whole completion; pending calls of the server's tools are run first."""
-        settled = await asyncio.gather(*map(self._tool_calls.settled, outputs.values()))
-        for output in settled:
-            self.usage.add(output)
-        [output] = joined(self._requests, {output.request_id: output for output in settled})
-        answer = self._head | {
-            "choices": [self._whole_choice(completion) for completion in output.outputs],
-            "usage": self.usage.body(),
-        }
-        if output.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """The whole completion, of the outputs of the requests in their order."""
+        first, completions = outputs[0], [output.outputs[0] for output in outputs]
+        choices = [self._whole_choice(output.request_id, output.outputs[0]) for output in outputs]
+        answer = self._head | {"choices": choices, "usage": self.usage.body()}
+        if first.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = prompt_logprobs(first.prompt_logprobs)
         if self._body.return_token_ids:
-            answer["prompt_token_ids"] = output.prompt_token_ids
-        reports = [{"choice": choice.index} | report for choice in output.outputs for report in call_reports(choice)]
-        return answer | self._extension(reports, output.outputs)
+            answer["prompt_token_ids"] = first.prompt_token_ids
+        reports = [
+            {"choice": place} | report
+            for place, completion in enumerate(completions)
+            for report in call_reports(completion)
+        ]
+        return answer | self._extension(reports, completions)
 
-    def is_small(self, outputs: Mapping[str, RequestOutput]) -> bool:
-        """Whether `whole` is small enough to be encoded on the event loop; results of the server's tools are not counted."""
-        best = (self._body.top_logprobs or 0) if self._body.logprobs else None
-        return is_small(outputs.values(), (self._body.prompt_logprobs,), best)
-
-    def _whole_choice(self, completion: CompletionOutput) -> dict[str, Any]:
-        streamed = _StreamedChoice(completion.index, AnswerState(self._tool_calls.client_tools))
+    def _whole_choice(self, request_id: str, completion: CompletionOutput) -> dict[str, Any]:
+        """A choice, of what a stream of it would have."""
+        choice = self._choices[request_id]
         message: dict[str, Any] = {"role": "assistant", "content": ""}
         for piece in pieces_of(completion):
-            _add(message, self._delta(streamed, streamed.state.take(piece)))
+            _add(message, self._delta(choice, choice.state.take(piece)))
         if "tool_calls" in message:
             message["content"] = message["content"] or None
-        choice: dict[str, Any] = {
-            "index": completion.index,
-            "message": message,
-            "logprobs": None,
-            "finish_reason": self._finish_reason(completion),
-            "stop_reason": completion.stop_reason,
-        }
         if completion.logprobs is not None:
-            pairs = list(zip(completion.token_ids, completion.logprobs, strict=True))
-            choice["logprobs"] = chat_logprobs(pairs, self._body.top_logprobs or 0, self._tokenizer)
+            choice.logprobs = list(zip(completion.token_ids, completion.logprobs, strict=True))
         if self._body.return_token_ids:
-            choice["token_ids"] = generated_tokens(completion)
-        choice |= training_fields(self._body, completion)
+            choice.token_ids = generated_tokens(completion)
+        shown = self._shown(choice, completion) | training_fields(self._body, completion)
         if self._body.return_routed_experts:
-            choice["routed_experts"] = encoded_experts(completion.routed_experts)
-        return choice
+            shown["routed_experts"] = encoded_experts(completion.routed_experts)
+        return shown | {"message": message}
 
     def _finish_reason(self, completion: CompletionOutput) -> str:
         """The reason as in OpenAI and vLLM: `stop` instead of `tool_calls` if the body names the function to call."""
         named = isinstance(self._body.tool_choice, NamedTool)
         return "stop" if named and completion.finish_reason == "tool_calls" else completion.finish_reason
 
-    async def stream(self, stream: AsyncStream) -> AsyncGenerator[bytes]:
-        """Server-sent events.
-
-        Args:
-            stream: the engine's events of the requests.
-        """
-        self._head["object"] = "chat.completion.chunk"
-        options = self._body.stream_options
-        async for event in stream:
-            choice = self._choices[event.request_id]
-            if isinstance(event, events.Token):
-                self.usage.count(1)
-                if self._body.logprobs:
-                    choice.logprobs.append((event.token_id, event.logprobs))
-                if self._body.return_token_ids:
-                    choice.token_ids.append(event.token_id)
-                continue
-            if isinstance(event, events.Finished):
-                self.usage.add(event.output)
-                check_finish(event.output)
-                event = replace(event, output=await self._tool_calls.settled(event.output))
-            best = self._body.top_logprobs or 0
-            is_long = bool(choice.logprobs) and num_reported(len(choice.logprobs), best) > SMALL_ENTRIES
-            for chunk in self._chunks(choice, event):
-                yield await encode_long_event(chunk) if is_long else encode_event(chunk)
-        if options is not None and options.include_usage:
-            yield encode_event(self._head | {"choices": [], "usage": self.usage.body()})
-        yield DONE
-
-    def _chunks(self, choice: _StreamedChoice, event: events.Event) -> list[dict[str, Any]]:
+    def take(self, event: events.Event) -> Iterator[dict[str, Any]]:
         """The chunks for an event of one request. Chunks about the server's calls have an empty delta."""
+        choice, end = self._choices[event.request_id], None
+        delta, more = dict[str, Any](), dict[str, Any]()
+        if isinstance(event, events.Token):
+            self.usage.count(1)
+            if self._body.logprobs:
+                choice.logprobs.append((event.token_id, event.logprobs))
+            if self._body.return_token_ids:
+                choice.token_ids.append(event.token_id)
+            if num_reported(len(choice.logprobs), self._body.top_logprobs or 0) < SMALL_ENTRIES:
+                return
         number, ran = choice.state.num_rounds, choice.state.running
         match shown := choice.state.take(event):
+            case events.Token():
+                pass  # no chunk has more log probabilities
             case events.Intercepted(calls=calls):
-                chunk = self._chunk(choice, {}) | self._extension(round_reports(number, calls))
+                more = self._extension(round_reports(number, calls))
             case events.Resumed(results=results):
-                chunk = self._chunk(choice, {}) | self._extension(round_reports(number, ran, results))
+                more = self._extension(round_reports(number, ran, results))
             case events.Finished(output=output):
-                [completion] = output.outputs
-                self.usage.add(output)
-                chunk = self._chunk(choice, {}, completion) | self._extension(call_reports(completion), [completion])
+                [end] = output.outputs
+                more = self._extension(call_reports(end), [end])
             case _:
                 if not (delta := self._delta(choice, shown)):
-                    return []
-                chunk = self._chunk(choice, delta)
-        if choice.begun:
-            return [chunk]
-        choice.begun = True
-        prompt = {"prompt_token_ids": list(self._requests[0].prompt_token_ids)} if self._body.return_token_ids else {}
-        return [self._chunk(choice, {"role": "assistant", "content": ""}, carry=False) | prompt, chunk]
+                    return
+        if not choice.begun:
+            choice.begun, begun = True, {"role": "assistant", "content": ""}
+            first = {"index": choice.index, "delta": begun, "logprobs": None, "finish_reason": None}
+            prompt = list(self._requests[0].prompt_token_ids)
+            yield self._chunks.chunk(first) | ({"prompt_token_ids": prompt} if self._body.return_token_ids else {})
+        yield self._chunks.chunk(self._shown(choice, end) | {"delta": delta}) | more
+        if end is not None:
+            yield from self._chunks.last()
+
+    def _shown(self, choice: _StreamedChoice, end: CompletionOutput | None) -> dict[str, Any]:
+        """A choice without its text: its tokens that were not reported, and its end."""
+        shown: dict[str, Any] = {
+            "index": choice.index,
+            "logprobs": None,
+            "finish_reason": None if end is None else self._finish_reason(end),
+        }
+        if end is not None:
+            shown["stop_reason"] = end.stop_reason
+        if choice.logprobs:
+            shown["logprobs"] = chat_logprobs(choice.logprobs, self._body.top_logprobs or 0, self._tokenizer)
+        if choice.token_ids:
+            shown["token_ids"] = choice.token_ids
+        choice.logprobs, choice.token_ids = [], []
+        return shown
 
     def _delta(self, choice: _StreamedChoice, event: events.Event | None) -> dict[str, Any]:
         """What an event adds to the message; {} for nothing."""
@@ -192,10 +196,10 @@ class ChatAnswer:
             case events.Content(text):
                 return {"content": text}
             case events.Reasoning(text):
-                return _thought(text)
+                return {"reasoning": text, "reasoning_content": text}  # vLLM's current name, and what most clients read
             case events.CallStarted(index, name, call_id) if name in self._custom:
                 choice.custom.add(index)
-                call = {"index": index, "id": call_id, **_custom_call(name, "")}
+                call = {"index": index, "id": call_id, "type": "custom", "custom": {"name": name, "input": ""}}
             case events.CallStarted(index, name, call_id):
                 function = {"name": name, "arguments": ""}
                 call = {"index": index, "id": call_id, "type": "function", "function": function}
@@ -225,28 +229,6 @@ class ChatAnswer:
         more = {"cancelled": cancelled} if self._are_async and ended else {}
         return {"jinfercept": {"server_calls": reports, **more}}
 
-    def _chunk(
-        self, choice: _StreamedChoice, delta: dict[str, Any], end: CompletionOutput | None = None, carry: bool = True
-    ) -> dict[str, Any]:
-        shown: dict[str, Any] = {
-            "index": choice.index,
-            "delta": delta,
-            "logprobs": None,
-            "finish_reason": self._finish_reason(end) if end else None,
-        }
-        if end is not None:
-            shown["stop_reason"] = end.stop_reason
-        if carry and choice.logprobs:
-            shown["logprobs"] = chat_logprobs(choice.logprobs, self._body.top_logprobs or 0, self._tokenizer)
-            choice.logprobs = []
-        if carry and choice.token_ids:
-            shown["token_ids"], choice.token_ids = choice.token_ids, []
-        chunk = self._head | {"choices": [shown]}
-        options = self._body.stream_options
-        if options is not None and options.include_usage:
-            chunk["usage"] = self.usage.body() if options.continuous_usage_stats else None
-        return chunk
-
 
 def _add(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
     """Add a delta of a stream to the whole message, as a client does."""
@@ -273,12 +255,3 @@ def generated_tokens(completion: CompletionOutput) -> list[int]:
             generated += completion.token_ids[start : pause.span[0]]
             start = pause.span[1]
     return generated + completion.token_ids[start:]
-
-
-def _custom_call(name: str, text: str) -> dict[str, Any]:
-    return {"type": "custom", "custom": {"name": name, "input": text}}
-
-
-def _thought(text: str) -> dict[str, str]:
-    """Reasoning text under vLLM's current name, and under the name that most clients read."""
-    return {"reasoning": text, "reasoning_content": text}

@@ -80,20 +80,19 @@ def check_report(
         )
 
 
-def is_small(outputs: Iterable[RequestOutput], prompt: Sequence[int | None], answer: int | None) -> bool:
+def is_small(requests: Sequence[Request], outputs: Iterable[RequestOutput]) -> bool:
     """Whether an answer has at most `SMALL_ENTRIES`.
 
     Args:
-        prompt: number of best tokens of each report of the prompt.
-        answer: number of best tokens of the report of the generated tokens.
+        requests: of one body.
     """
-    total = 0
+    params, total = requests[0].params, 0
     for output in outputs:
-        total += _CHOICE_ENTRIES * len(output.outputs)
-        total += sum(num_reported(len(output.prompt_tokens), best) for best in prompt)
-        total += sum(num_reported(len(completion.token_ids), answer) for completion in output.outputs)
-        reported = [completion.routed_experts for completion in output.outputs]
-        total += sum(num_entries(array.nbytes) for array in reported if array is not None)
+        [completion] = output.outputs
+        total += _CHOICE_ENTRIES + num_reported(len(output.prompt_tokens), params.prompt_logprobs)
+        total += num_reported(len(completion.token_ids), params.logprobs)
+        if completion.routed_experts is not None:
+            total += num_entries(completion.routed_experts.nbytes)
     return total <= SMALL_ENTRIES
 
 

@@ -53,11 +53,7 @@ _PREFIXES = {
 
 
 def new_item(kind: str, status: str = "completed", **fields: Any) -> Item:
-    return {"id": _new_id(kind), "type": kind, "status": status, **fields}
-
-
-def _new_id(kind: str) -> str:
-    return f"{_PREFIXES[kind]}_{secrets.token_hex(16)}"
+    return {"id": f"{_PREFIXES[kind]}_{secrets.token_hex(16)}", "type": kind, "status": status, **fields}
 
 
 def server_call(name: str, note: dict[str, Any]) -> dict[str, Any]:

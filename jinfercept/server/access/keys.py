@@ -6,12 +6,12 @@ import hmac
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Protocol, final
+from typing import final
 
 from jinfercept.errors import ConfigError
 from jinfercept.protocols.errors import ApiError
 from jinfercept.server.access.key_file import KeyRules, key_digest
-from jinfercept.server.options import ServerOptions
+from jinfercept.server.options import ServedState
 
 log = logging.getLogger("jinfercept.server")
 
@@ -128,17 +128,7 @@ def isolation(key: str, cache_salt: str | None) -> str:
     return hashlib.sha256(f"{key}/{cache_salt or ''}".encode()).hexdigest()
 
 
-class ChecksKeys(Protocol):
-    """The service of a server or the front of a fleet, which has API keys."""
-
-    options: ServerOptions
-
-    def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
-        """Use other rules of the keys from now on; returns the names of keys whose rules changed, with commas."""
-        ...
-
-
-async def watch_key_file(service: ChecksKeys) -> None:
+async def watch_key_file(service: ServedState) -> None:
     """Follow the file of `--api-key-file` until cancelled; returns at once if there is none."""
     path = service.options.api_key_file
     if path is None:
@@ -153,7 +143,7 @@ async def watch_key_file(service: ChecksKeys) -> None:
             await _read(service, path)
 
 
-async def _read(service: ChecksKeys, path: str) -> None:
+async def _read(service: ServedState, path: str) -> None:
     try:
         rules = await asyncio.to_thread(service.options.key_rules)
     except ConfigError as error:  # its text has no secrets

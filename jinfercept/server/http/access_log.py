@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import uuid
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jinfercept.protocols.anthropic.dialect import REQUEST_ID, speaks_anthropic
 from jinfercept.server.observe.log_lines import FIELDS, key_values
 from jinfercept.server.observe.traces_choice import TRACE
+from jinfercept.server.options import ServedState
 
 log = logging.getLogger("jinfercept.server")
 
@@ -29,26 +30,11 @@ _QUIET = frozenset({"/health", "/ready", "/metrics", "/live", "/inbox"})
 """Paths that monitors poll: their lines are logged at level debug."""
 
 
-class RequestCounter(Protocol):
-    """Counts the requests in progress, on the event loop."""
-
-    draining: bool
-    """Whether new requests are refused."""
-
-    def request_started(self) -> None:
-        """Count an HTTP request in progress."""
-        ...
-
-    def request_ended(self) -> None:
-        """Uncount an HTTP request that has ended."""
-        ...
-
-
 @final
 class AccessLog:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, service: RequestCounter) -> None:
+    def __init__(self, app: ASGIApp, service: ServedState) -> None:
         self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -22,7 +22,7 @@ def add_handlers(app: FastAPI) -> None:
     """Add handlers that answer every error with `ErrorBody`, or with the error object of Anthropic's protocol."""
     app.add_exception_handler(HTTPException, _answer)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
-    app.add_exception_handler(EngineError, _answer_lost)
+    app.add_exception_handler(EngineError, _answer_failure)
     app.add_exception_handler(Exception, _answer_failure)
 
 
@@ -53,14 +53,8 @@ async def _answer_invalid(request: Request, error: Exception) -> EncodedReply:
     return error_response(request, wrong)
 
 
-async def _answer_lost(request: Request, error: Exception) -> EncodedReply:
-    failed = ApiError.failed(cast(EngineError, error))
-    return error_response(request, failed)
-
-
 async def _answer_failure(request: Request, error: Exception) -> EncodedReply:
-    failed = ApiError(500, f"the server failed: {type(error).__name__}")
-    return error_response(request, failed)
+    return error_response(request, ApiError.failed(error))
 
 
 def _allowed(request: Request) -> str:

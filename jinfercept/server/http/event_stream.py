@@ -6,21 +6,16 @@ and takes three times as long per event.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
 from typing import final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from jinfercept.errors import EngineError
 from jinfercept.protocols.encoding import OPENAI, StreamFormat
 from jinfercept.protocols.errors import ApiError
 from jinfercept.server.http.access_log import DETAILS
-from jinfercept.server.http.request_body import disconnected
-
-log = logging.getLogger(__name__)
+from jinfercept.server.http.request_body import unless_disconnected
 
 KEEP_ALIVE_S = 15.0
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -51,20 +46,11 @@ class EventStream(Response):
         self._written_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writing = asyncio.ensure_future(self._write(send))
-        leaving = asyncio.ensure_future(disconnected(receive))
         try:
-            await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if writing.done():
-                writing.result()
-            else:
-                scope[DETAILS]["disconnected"] = True
+            await unless_disconnected(receive, self._write(send))
+        except ApiError:  # the events' own errors are events
+            scope[DETAILS]["disconnected"] = True
         finally:
-            leaving.cancel()
-            if not writing.done():
-                writing.cancel()
-                with suppress(asyncio.CancelledError):
-                    await writing
             if self._close is not None:
                 await self._close()
 
@@ -77,20 +63,13 @@ class EventStream(Response):
             async for data in self._events:
                 self._written_s = loop.time()
                 await send({"type": "http.response.body", "body": data, "more_body": True})
-        except ApiError as error:
-            await self._fail(send, error)
-        except EngineError as error:
-            await self._fail(send, ApiError.failed(error))
         except Exception as error:
-            log.exception("a stream failed")
-            await self._fail(send, ApiError(500, f"the server failed: {type(error).__name__}"))
+            last = self._form.failed(ApiError.failed(error))
+            await send({"type": "http.response.body", "body": last, "more_body": True})
         finally:
             alive.cancel()
             await self._events.aclose()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _fail(self, send: Send, error: ApiError) -> None:
-        await send({"type": "http.response.body", "body": self._form.failed(error), "more_body": True})
 
     async def _keep_alive(self, send: Send) -> None:
         loop = asyncio.get_running_loop()

@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jinfercept.protocols.errors import ApiError
-from jinfercept.server.http.access_log import AccessLog, RequestCounter
+from jinfercept.server.http.access_log import AccessLog
 from jinfercept.server.http.allowed_hosts import AllowedHosts
 from jinfercept.server.http.error_handlers import error_response
-from jinfercept.server.options import ServerOptions
+from jinfercept.server.options import ServedState
 
 _NAMES = ("x-request-id", "request-id")
 _SHOWN = 256
@@ -41,13 +41,14 @@ class HeadRequests:
         await self._app({**scope, "method": "GET"}, receive, send_head)
 
 
-def add_middleware(app: FastAPI, options: ServerOptions, counter: RequestCounter, shown: Sequence[str] = ()) -> None:
+def add_middleware(app: FastAPI, service: ServedState, shown: Sequence[str] = ()) -> None:
     """Log and count all requests of an application, refuse those for other hosts, let web pages of allowed origins use it, and
     answer HEAD as GET.
 
     Args:
         shown: further headers of responses that web pages may read.
     """
+    options = service.options
     app.add_middleware(HeadRequests)
     if options.allowed_origins:
         app.add_middleware(
@@ -60,7 +61,7 @@ def add_middleware(app: FastAPI, options: ServerOptions, counter: RequestCounter
         )
     if (hosts := options.hosts()) is not None:
         app.add_middleware(HostCheck, hosts=hosts, origins=options.allowed_origins)
-    app.add_middleware(AccessLog, service=counter)
+    app.add_middleware(AccessLog, service=service)
 
 
 @final

@@ -12,10 +12,8 @@ from starlette.types import Receive
 from jinfercept.protocols.errors import ApiError
 
 _PIECE_BYTES = 2**16
-_MOST_MEMBERS = 256
-"""Members of a gzip body. Each costs time, however small it is."""
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": zlib.MAX_WBITS}
-"""`wbits` of zlib by the coding. Deflate without the zlib format's head is read too, as browsers do."""
+"""`wbits` of zlib by the coding."""
 
 
 async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
@@ -85,31 +83,21 @@ async def decode_body(body: bytes, coding: str, max_bytes: int) -> bytes:
 
 
 def _decoded(body: bytes, coding: str, max_bytes: int) -> bytes:
-    wbits = _WINDOWS[coding]
-    if coding == "deflate" and not (len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2]) % 31 == 0):
-        # it has no head of zlib's
-        wbits = -zlib.MAX_WBITS
-    decoder, members = zlib.decompressobj(wbits), 1
-    parts, size = list[bytes](), 0
+    decoder, parts, size = zlib.decompressobj(_WINDOWS[coding]), list[bytes](), 0
     try:
         for start in range(0, len(body), _PIECE_BYTES):
             rest = body[start : start + _PIECE_BYTES]
             while rest:
-                if decoder.eof:
-                    members += 1
-                    if members > (_MOST_MEMBERS if wbits == _WINDOWS["gzip"] else 1):
-                        raise zlib.error("data behind its end")
-                    decoder = zlib.decompressobj(wbits)
                 parts.append(decoder.decompress(rest, _PIECE_BYTES))
                 size += len(parts[-1])
                 if size > max_bytes:
                     raise ApiError(413, f"the body is larger than {max_bytes} bytes when it is decoded")
-                rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
+                rest = decoder.unconsumed_tail
         parts.append(decoder.flush())
     except zlib.error as error:
         raise ApiError.bad(f"the body is not {coding}: {error}", code="invalid_encoding") from None
-    if not decoder.eof:
-        raise ApiError.bad(f"the body is not {coding}: it ends too early", code="invalid_encoding")
+    if not decoder.eof or decoder.unused_data:
+        raise ApiError.bad(f"the body is not {coding}: it ends too early, or not at its end", code="invalid_encoding")
     return b"".join(parts)
 
 
@@ -119,13 +107,13 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-async def unless_disconnected[T](request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def unless_disconnected[T](receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of a coroutine, which is cancelled if the client closes the connection.
 
     Raises:
         ApiError: 499, the client has closed the connection.
     """
-    task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request.receive))
+    task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
         if task.done():

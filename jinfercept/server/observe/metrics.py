@@ -12,15 +12,64 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from prometheus_client import exposition
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.utils import floatToGoString
 
 from jinfercept.disk.counters import DiskState
 from jinfercept.engine.state import EngineState
-from jinfercept.meter.counts import EngineCounts, ToolCounts
+from jinfercept.meter.counts import EngineCounts, Histogram, ToolCounts
 from jinfercept.server.observe.engine_snapshot import EngineSnapshot, SnapshotValue
-from jinfercept.server.observe.metric_families import MetricFamilies
 from jinfercept.server.service import Service
+
+
+class MetricFamilies(NamedTuple):
+    """Makes metric families of one value, or of several by the values of further labels: a tuple for several labels.
+
+    Attributes:
+        model: value of the label `model_name`.
+    """
+
+    model: str
+
+    def gauge(self, name: str, text: str, values: float | Mapping[Any, float], *labels: str) -> Metric:
+        """A value that rises and falls."""
+        return self._filled(GaugeMetricFamily(name, text, labels=["model_name", *labels]), values)
+
+    def counter(self, name: str, text: str, values: float | Mapping[Any, float], *labels: str) -> Metric:
+        """A value that only rises; its name gets the suffix `_total`."""
+        return self._filled(CounterMetricFamily(name, text, labels=["model_name", *labels]), values)
+
+    def histogram(self, name: str, text: str, values: Histogram | Mapping[Any, Histogram], *labels: str) -> Metric:
+        """A histogram with the buckets of the engine's own."""
+        family = HistogramMetricFamily(name, text, labels=["model_name", *labels])
+        for key, histogram in self._keyed(values):
+            buckets = [(floatToGoString(bound), count) for bound, count in histogram.cumulative]
+            family.add_metric(key, buckets, histogram.total)
+        return family
+
+    def info(self, name: str, text: str, values: Mapping[str, object]) -> Metric:
+        """Constants as labels; the name gets the suffix `_info`."""
+        family = InfoMetricFamily(name, text, labels=["model_name"])
+        family.add_metric([self.model], {key: str(value) for key, value in values.items()})
+        return family
+
+    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, values: float | Mapping[Any, float]) -> Metric:
+        for key, value in self._keyed(values):
+            family.add_metric(key, value)
+        return family
+
+    def _keyed(self, values: Any) -> Iterator[tuple[list[str], Any]]:
+        """Values with the values of all labels."""
+        for key, value in (values if isinstance(values, Mapping) else {(): values}).items():
+            yield [self.model, *(map(str, key) if isinstance(key, tuple) else (str(key),))], value
+
 
 _FRESH_S = 1.0
 """Seconds for which an encoded page is reused: encoding takes milliseconds, and needs no key."""
@@ -319,7 +368,7 @@ def read(service: Service, state: EngineState) -> Reading:
         token_bytes=plan.token_bytes(page_size),
         link_tokens_per_s=llm.profile.link_tokens(1.0),
         prefix_caching=llm.config.cache.enable_prefix_caching,
-        pending_calls=service.pending_calls.total,
+        pending_calls=sum(limit.number for limit in list(service.pending_calls.values())),
         refused=dict(service.refused),
         disk=llm.disk,
         is_sleeping=llm.is_sleeping,

@@ -13,7 +13,7 @@ from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.chat.options import MAX_ROUNDS
 from jinfercept.errors import JinferceptError, RequestError
 from jinfercept.intercept.current_call import ToolFunction, around
-from jinfercept.intercept.tool_values import ToolFailed
+from jinfercept.intercept.tool_run import ToolFailed
 from jinfercept.protocols.answers import Message, Remember, ServerToolCalls
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.chat_answer import ChatAnswer

@@ -8,14 +8,13 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from jinfercept.protocols.encoding import EncodedReply
+from jinfercept.protocols.encoding import EncodedReply, encode
 from jinfercept.protocols.errors import ApiError
 from jinfercept.protocols.openai.response_chat import check_metadata
 from jinfercept.protocols.openai.response_items import Item, read_items, references
 from jinfercept.protocols.openai.response_schemas import InputItem, ItemList, OtherItem
 from jinfercept.protocols.schemas import FIRST_ERROR, Body
 from jinfercept.server.routes.guarded_route import GuardedRoute
-from jinfercept.server.routes.item_pages import item_page
 from jinfercept.server.service import service_of, tenant_of
 from jinfercept.state import conversations
 
@@ -23,6 +22,8 @@ router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
 _MOST_ADDED = 20
 """Maximum items of a body, as OpenAI's."""
+_PAGE_BYTES = 2**24
+"""Bytes of items after which a page ends, whatever its limit."""
 _Items = Annotated[list[InputItem], Field(max_length=_MOST_ADDED), FIRST_ERROR]
 
 
@@ -143,3 +144,23 @@ async def _run[T](request: Request, work: Callable[..., T], *arguments: Any, wri
     """The result of work on the rows of the tenant of a request, in one transaction."""
     tenant = tenant_of(request)
     return await service_of(request).state.run(tenant, lambda entries: work(entries, tenant, *arguments), writes=writes)
+
+
+def item_page(items: Sequence[Item], limit: int, order: str, after: str | None) -> Response:
+    """A page of items behind the one with the id `after`, as an HTTP response. Raises 400 if no item has that id."""
+    items = items[::-1] if order == "desc" else items
+    if after is not None:
+        places = [place for place, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise ApiError.bad(f"no item of this list has the id {after[:200]!r}", "after")
+        items = items[places[-1] + 1 :]
+    shown: list[bytes] = []
+    num_bytes = 0
+    for item in items[:limit]:
+        if num_bytes < _PAGE_BYTES:
+            shown.append(encode(item))
+            num_bytes += len(shown[-1])
+    number = len(shown)
+    first, last = (items[0]["id"], items[number - 1]["id"]) if number else (None, None)
+    head = encode({"object": "list", "first_id": first, "last_id": last, "has_more": len(items) > number})
+    return Response(head[:-1] + b',"data":[' + b",".join(shown) + b"]}", media_type="application/json")

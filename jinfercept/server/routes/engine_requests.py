@@ -1,6 +1,7 @@
 """What routes share between a body and the engine: a request's hints, its sampling parameters, its checks, and its outputs."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
@@ -9,14 +10,15 @@ from starlette.responses import Response
 
 from jinfercept.engine.admission import check_request
 from jinfercept.engine.async_streaming import AsyncStream
+from jinfercept.engine.parallel_sampling import with_prompt_experts
 from jinfercept.errors import RequestError
-from jinfercept.events import Finished
+from jinfercept.events import Event, Finished
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.outputs import RequestOutput
-from jinfercept.protocols.answers import UsageCount
+from jinfercept.protocols.answers import ServerToolCalls, UsageCount
 from jinfercept.protocols.encoding import OPENAI, EncodedReply, LargeReply, StreamFormat
 from jinfercept.protocols.errors import ApiError, check_finish
-from jinfercept.protocols.openai.logprobs import check_experts
+from jinfercept.protocols.openai.logprobs import check_experts, is_small
 from jinfercept.protocols.schemas import MAX_SESSION_ID, Extensions, ResponseFormat, SamplingBody, check_training_fields
 from jinfercept.request import Adapter, FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
@@ -132,7 +134,7 @@ def async_calls(service: Service, body: Extensions, tenant: str) -> AsyncCalls |
     }
     if requested.reasoning is not None:
         options["reasoning"] = None if requested.reasoning == "none" else requested.reasoning
-    shared = service.pending_calls.of(tenant)
+    shared = service.pending_calls[tenant]
     try:
         delimiters = service.options.delimiters()
         return AsyncCalls(
@@ -256,20 +258,23 @@ def check_length(service: Service, num_tokens: int, param: str) -> None:
 
 
 class ServedAnswer(Protocol):
-    """An answer in the shapes of a protocol, made of the outputs of its requests or of their events."""
+    """An answer in the shapes of a protocol, made of the events of its requests, or of their outputs at once.
+
+    Attributes:
+        tool_calls: runs the calls of the server's tools that an output leaves; None: it leaves none.
+        first: events of a stream before any of the engine's.
+    """
 
     usage: UsageCount
+    tool_calls: ServerToolCalls | None
+    first: Sequence[Mapping[str, Any]]
 
-    def stream(self, stream: AsyncStream) -> AsyncGenerator[bytes]:
-        """Server-sent events."""
+    def take(self, event: Event) -> Iterator[dict[str, Any]]:
+        """The events of a stream for one of the engine's."""
         ...
 
-    async def whole(self, outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
-        """One object, of the outputs by request id."""
-        ...
-
-    def is_small(self, outputs: Mapping[str, RequestOutput]) -> bool:
-        """Whether the object is small enough to be encoded on the event loop."""
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """One object, of the outputs of the requests in their order."""
         ...
 
 
@@ -291,19 +296,40 @@ async def answered(
     """
     events = service.submit(requests, ends_only=not stream)
     if stream:
-        return EventStream(answer.stream(events), lambda: service.close(events), form)
+        return EventStream(_streamed(answer, events, form), lambda: service.close(events), form)
+    return await unless_disconnected(http.receive, _whole(service, requests, answer, events))
 
-    async def outputs_of() -> Mapping[str, RequestOutput]:
-        try:
-            async for event in events:
-                if isinstance(event, Finished):
-                    check_finish(event.output)
-            return events.outputs
-        finally:
-            await service.close(events)
-            for output in events.outputs.values():
-                answer.usage.add(output)
 
-    outputs = await unless_disconnected(http, outputs_of())
-    whole = await unless_disconnected(http, answer.whole(outputs))
-    return EncodedReply(whole) if answer.is_small(outputs) else LargeReply(whole)
+async def _streamed(answer: ServedAnswer, events: AsyncStream, form: StreamFormat) -> AsyncGenerator[bytes]:
+    for shown in answer.first:
+        yield form.event(shown)
+    async for event in events:
+        if isinstance(event, Finished):
+            answer.usage.add(event.output)
+            check_finish(event.output)
+            if answer.tool_calls is not None:
+                event = replace(event, output=await answer.tool_calls.settled(event.output))
+        for shown in answer.take(event):
+            yield form.event(shown)
+    yield form.end
+
+
+async def _whole(service: Service, requests: Sequence[Request], answer: ServedAnswer, events: AsyncStream) -> Response:
+    try:
+        async for event in events:
+            if isinstance(event, Finished):
+                check_finish(event.output)
+    finally:
+        await service.close(events)
+        for output in events.outputs.values():
+            answer.usage.add(output)
+    outputs = events.outputs
+    if answer.tool_calls is not None:
+        settled = await asyncio.gather(*map(answer.tool_calls.settled, outputs.values()))
+        outputs = {output.request_id: output for output in settled}
+
+    def whole() -> dict[str, Any]:
+        with_experts = with_prompt_experts(requests, outputs)
+        return answer.whole([with_experts[request.id] for request in requests])
+
+    return EncodedReply(whole()) if is_small(requests, outputs.values()) else LargeReply(await asyncio.to_thread(whole))

@@ -1,7 +1,6 @@
 """Generates responses: for a connected client, or in the background."""
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
@@ -9,7 +8,6 @@ from typing import Any, final
 from starlette.responses import Response
 
 from jinfercept.engine.async_streaming import AsyncStream
-from jinfercept.errors import EngineError
 from jinfercept.events import Finished
 from jinfercept.protocols.encoding import EncodedReply, LargeReply, Lazy, encode_event, encode_long_event
 from jinfercept.protocols.errors import ApiError
@@ -32,8 +30,6 @@ EVENTS_NOT_KEPT = (
 )
 _MOST_JOINED = 256
 """Maximum stored events that are sent at a time."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +64,18 @@ async def write(generation: Generation) -> AsyncGenerator[bytes]:
     writer = generation.writer
     try:
         for shown in writer.begin():
-            yield await _event(writer, shown)
+            yield await _event(generation, shown)
         try:
             async for event in generation.stream:
                 if isinstance(event, Finished):
                     event = await writer.settled(event)
                 for shown in writer.take(event):
-                    yield await _stored_event(generation, shown)
-        except EngineError as error:
-            for shown in writer.fail(ApiError.failed(error)):
-                yield await _stored_event(generation, shown)
+                    yield await _event(generation, shown)
         except Exception as error:
-            log.exception("a response failed")
-            for shown in writer.fail(ApiError(500, f"the engine failed: {type(error).__name__}")):
-                yield await _stored_event(generation, shown)
+            for shown in writer.fail(ApiError.failed(error)):
+                yield await _event(generation, shown)
     finally:
         await generation.close()
-
-
-async def _stored_event(generation: Generation, event: Mapping[str, Any]) -> bytes:
-    """An encoded event; of a final response, once that is stored."""
-    writer = generation.writer
-    if writer.response["completed_at"] is not None:
-        try:
-            await generation.service.state.finish(generation.stored)
-        except ApiError as error:
-            event = writer.unsaved(error, {**event})
-    return await _event(writer, event)
 
 
 async def written(generation: Generation) -> None:
@@ -120,8 +101,14 @@ def reply(response: Mapping[str, Any]) -> Response:
     return LargeReply({**response, "output": [_copied(item) for item in response["output"]]})
 
 
-async def _event(writer: ResponseWriter, event: Mapping[str, Any]) -> bytes:
-    """An encoded event; one with many log probabilities is encoded in a thread."""
+async def _event(generation: Generation, event: Mapping[str, Any]) -> bytes:
+    """An encoded event, of a final response once that is stored; one with many log probabilities is encoded in a thread."""
+    writer = generation.writer
+    if writer.response["completed_at"] is not None:
+        try:
+            await generation.service.state.finish(generation.stored)
+        except ApiError as error:
+            event = writer.unsaved(error, {**event})
     name = event["type"]
     if name.endswith(".delta") or _num_reported(writer.response) <= SMALL_ENTRIES:
         return encode_event(event, name)

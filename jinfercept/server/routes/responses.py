@@ -51,9 +51,9 @@ from jinfercept.server.http.access_log import DETAILS
 from jinfercept.server.http.event_stream import EventStream
 from jinfercept.server.http.request_body import unless_disconnected
 from jinfercept.server.routes.chat_completions import make_chat, rendered_chat, server_tool_calls
+from jinfercept.server.routes.conversations import item_page
 from jinfercept.server.routes.engine_requests import RequestHints, read_hints
 from jinfercept.server.routes.guarded_route import GuardedRoute
-from jinfercept.server.routes.item_pages import item_page
 from jinfercept.server.routes.response_run import (
     BACKGROUND,
     EVENTS_NOT_KEPT,
@@ -100,7 +100,7 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
         return EventStream(stored.background.follow(0)) if body.stream else reply(stored.response)
     if body.stream:
         return EventStream(write(generation), generation.close)
-    await unless_disconnected(request, written(generation))
+    await unless_disconnected(request.receive, written(generation))
     return reply(stored.response)
 
 

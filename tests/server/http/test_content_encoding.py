@@ -11,8 +11,6 @@ from tests.support.live_server import Running
 
 BODY = json.dumps(SHORT[CHAT] | {"max_tokens": 1}).encode()
 RAW = zlib.compressobj(wbits=-15)
-RAW_DEFLATE = RAW.compress(BODY) + RAW.flush()
-HALVES = gzip.compress(BODY[:9]) + gzip.compress(BODY[9:])
 MOST = 4 * 2**20
 
 
@@ -20,13 +18,12 @@ MOST = 4 * 2**20
     ("coding", "body"),
     [
         ("gzip", gzip.compress(BODY)),
-        ("X-GZIP", HALVES),
-        ("deflate", zlib.compress(BODY)),
-        ("identity, deflate", RAW_DEFLATE),
+        ("X-GZIP", gzip.compress(BODY)),
+        ("identity, deflate", zlib.compress(BODY)),
         ("identity", BODY),
         ("", BODY),
     ],
-    ids=["gzip", "members", "deflate", "raw deflate", "identity", "none"],
+    ids=["gzip", "x-gzip", "deflate", "identity", "none"],
 )
 def test_a_body_with_gzip_or_deflate_is_read(served: Running, coding: str, body: bytes) -> None:
     answer = served.http.post(CHAT, content=body, headers=JSON | {"content-encoding": coding})
@@ -46,12 +43,13 @@ def test_other_encodings_and_several_are_415(served: Running, coding: str) -> No
         ("gzip", BODY),
         ("gzip", gzip.compress(BODY)[:-9]),
         ("gzip", gzip.compress(BODY) + b"x"),
-        ("gzip", gzip.compress(b"") * 300),
+        ("gzip", gzip.compress(BODY[:9]) + gzip.compress(BODY[9:])),
         ("deflate", gzip.compress(BODY)),
+        ("deflate", RAW.compress(BODY) + RAW.flush()),
         ("deflate", zlib.compress(BODY) * 2),
         ("deflate", b"\x78"),
     ],
-    ids=["plain", "cut", "rest", "members", "gzip", "twice", "short"],
+    ids=["plain", "cut", "rest", "members", "gzip", "raw", "twice", "short"],
 )
 def test_a_body_that_has_not_its_encoding_is_400(served: Running, coding: str, body: bytes) -> None:
     answer = served.http.post(CHAT, content=body, headers=JSON | {"content-encoding": coding})

@@ -24,8 +24,7 @@ from jinfercept.meter.counts import EngineCounts, ToolCounts
 from jinfercept.meter.engine_stats import Pages
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.server.observe.engine_snapshot import SnapshotValue
-from jinfercept.server.observe.metric_families import MetricFamilies
-from jinfercept.server.observe.metrics import Reading, families
+from jinfercept.server.observe.metrics import MetricFamilies, Reading, families
 from tests.support.docs_blocks import DOCS
 from tests.support.live_server import Running
 from tests.support.scripted_model import Scripted

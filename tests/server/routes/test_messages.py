@@ -379,13 +379,14 @@ def test_a_deferred_tool_is_called_as_its_schema_says(served: Running, make_scri
     declared = {"type": "function", "function": {"name": "count", "parameters": schema}}
     search: Any = {"id": "1", "function": {"name": "search", "arguments": {}}}
     reply = {"role": "tool", "tool_call_id": "1", "name": "search", "content": json.dumps(declared)}
-    written = "<tool_call>\n<function=count>\n<parameter=number>\n3\n</parameter>\n</function>\n</tool_call>"
-    says(scripted, written + END, [*ASKED, {"role": "assistant", "content": "", "tool_calls": [search]}, reply])
     use = {"type": "tool_use", "id": "1", "name": "search", "input": {}}
     back = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "tool_reference", "tool_name": "count"}]}
     messages = [*ASKED, {"role": "assistant", "content": [use]}, {"role": "user", "content": [back]}]
     tools = [{"name": "count", "input_schema": schema, "defer_loading": True}]
-    for choice in ({"type": "auto"}, {"type": "tool", "name": "count"}):
+    by_itself, has_to = "<parameter=number>\n3\n</parameter>", '{"number": 3}'
+    for choice, written in (({"type": "auto"}, by_itself), ({"type": "tool", "name": "count"}, has_to)):
+        call = f"<tool_call>\n<function=count>\n{written}\n</function>\n</tool_call>"
+        says(scripted, call + END, [*ASKED, {"role": "assistant", "content": "", "tool_calls": [search]}, reply])
         assert create(served, messages, tools=tools, tool_choice=choice).content[0].input == {"number": 3}
 
 
