@@ -16,15 +16,15 @@ from jinfercept.models.adapters import (
     AdapterRoom,
     AdapterWeights,
     Factors,
-    num_inputs,
     with_adapter,
     with_room,
 )
 from jinfercept.models.model import Model, abstract_params
+from jinfercept.models.weight_axes import NUM_INPUTS
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import StepPlan
-from jinfercept.startup.probes import full_rows, probe, settled
+from jinfercept.startup.profiler import full_rows, probe, settled
 from jinfercept.startup.start import EngineSetup, set_up
 
 MODULES: Mapping[str, frozenset[str]] = {
@@ -110,7 +110,7 @@ def _random_adapter(model: Model, room: AdapterRoom, seed: int) -> AdapterWeight
     def layer(shapes: Mapping[str, Any]) -> dict[str, Factors]:
         return {
             name: Factors(
-                normal((*shape[: num_inputs(name)], room.rank)), normal((room.rank, *shape[num_inputs(name) :]))
+                normal((*shape[: NUM_INPUTS[name]], room.rank)), normal((room.rank, *shape[NUM_INPUTS[name] :]))
             )
             for name in room.weights & shapes.keys()
             if (shape := shapes[name].shape)

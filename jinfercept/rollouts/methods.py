@@ -16,7 +16,7 @@ from jinfercept.request import Request
 from jinfercept.rollouts.samples import Rollout, Rollouts
 from jinfercept.rollouts.stream import AsyncRolloutStream, Groups, Planned, RolloutStream
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.startup.host import EngineHost
+from jinfercept.startup.served_engine import ServedEngine
 from jinfercept.values.plain import plain
 from jinfercept.values.vllm_names import check_arguments
 
@@ -45,7 +45,7 @@ class RolloutOptions(ChatArguments, total=False):
 class RolloutMethods:
     """The part of `LLM` for reinforcement learning, see `docs/rollouts.md`."""
 
-    engine: EngineHost
+    engine: ServedEngine
     _requests: RequestMaker
 
     def rollout(
