@@ -79,7 +79,7 @@ def _joined(parts: Sequence[Any]) -> object:
     return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else texts
 
 
-def results_behind_calls[M](messages: Iterable[M], read: Callable[[M], Message] = checked_message) -> list[M]:
+def results_behind_calls[M](messages: Iterable[M], read: Callable[[M], Message] = lambda message: message) -> list[M]:
     """The messages with the results of each turn directly behind it, in the order of its calls; other messages follow them.
 
     Templates tie results to calls by their places: a result elsewhere is read as that of another call, or not at all.
@@ -206,8 +206,9 @@ ARGUMENT_FORMS: tuple[ArgumentForm, ...] = (_value, _object, _text)
 """How a template may want the arguments of calls: most take any JSON value, some only objects, some a text."""
 
 
-_UNREAD = frozenset(
-    {"role", "content", "tool_calls", "reasoning", "reasoning_content"}
+_COMPARED = frozenset({"role", "content", "tool_calls"})
+_UNREAD = _COMPARED | (
+    {"reasoning", "reasoning_content"}
     | {"annotations", "audio", "function_call", "id", "index", "jinfercept", "parsed", "refusal", "status"}
     | {"provider_specific_fields"}
 )
@@ -217,39 +218,31 @@ _UNREAD = frozenset(
 _ENCODER = json.JSONEncoder(sort_keys=True, default=str)
 
 
-def digests(first: Any, messages: Sequence[Message]) -> list[bytes]:
-    """Digests of a conversation up to each of its messages.
+def digests(first: Any, messages: Sequence[Message]) -> list[str]:
+    """Digests of a conversation: of what stands before its messages, then up to each of them.
 
     Args:
         first: the digest of what stands before them, or JSON values.
+        messages: checked.
     """
-    digest = first if isinstance(first, bytes) else hashlib.sha256(_encoded(first)).digest()
-    until = list[bytes]()
+    chain = [first if isinstance(first, str) else hashlib.sha256(_encoded(first)).hexdigest()]
     for message in messages:
-        until.append(digest := hashlib.sha256(digest + _digest(message)).digest())
-    return until
+        chain.append(hashlib.sha256(chain[-1].encode() + _compared(message)).hexdigest())
+    return chain
 
 
-def _digest(message: Message) -> bytes:
-    role, content, calls, more = _compared(message)
-    if not isinstance(content, str):
-        return hashlib.sha256(_encoded([role, content, calls, more])).digest()
-    head = _encoded([role, calls, more]) if calls or more else _of_role(role)
-    return hashlib.sha256(head + b"\0" + content.encode(errors="surrogatepass")).digest()  # JSON has no such byte
-
-
-def _compared(message: Message) -> list[Any]:
+def _compared(message: Message) -> bytes:
     """What two messages have in common that are the same: clients leave reasoning out, and write arguments anew."""
-    checked = checked_message(message)
-    content, calls = checked["content"], checked.get("tool_calls", ())
-    if checked["role"] == "assistant" and isinstance(content, str):
+    role, content, calls = message["role"], message["content"], message.get("tool_calls", ())
+    if role == "assistant":
         content = content.strip()
     written = [
         [call.get("id"), call["function"].get("name"), _value(call["function"].get("arguments"))] for call in calls
     ]
-    unread = _UNREAD if checked["role"] == "assistant" else {"role", "content"}
-    more = {key: value for key, value in checked.items() if key not in unread and value is not None}
-    return [checked["role"], content, written, more]
+    unread = _UNREAD if role == "assistant" else _COMPARED
+    more = {key: value for key, value in message.items() if key not in unread and value is not None}
+    head = _encoded([role, written, more]) if written or more else _of_role(role)
+    return head + b"\0" + content.encode(errors="surrogatepass")  # JSON has no such byte
 
 
 @lru_cache(maxsize=16)
@@ -281,6 +274,16 @@ class Rendered(str):
         rendered = super().__new__(cls, text)
         rendered.breaks = breaks
         return rendered
+
+    def since(self, start: int) -> "Rendered":
+        """The text from an offset on."""
+        return Rendered(self[start:], tuple(place - start for place in self.breaks if place >= start))
+
+    def without(self, mark: str) -> "Rendered":
+        """The text without a mark that no break is within, and that a template writes once."""
+        at = self.index(mark)
+        places = (place - len(mark) if place > at else place for place in self.breaks)
+        return Rendered(self.replace(mark, ""), tuple(places))
 
 
 @final

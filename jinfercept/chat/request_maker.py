@@ -14,8 +14,8 @@ from typing import Any, final
 from jinfercept.calls import Tool
 from jinfercept.chat import chats, requests
 from jinfercept.chat.function_tools import ChatTool, chat_tools
+from jinfercept.chat.memory import MAX_AGE_S, ChatMemory, GivenTokens
 from jinfercept.chat.options import ChatArguments, ChatOptions
-from jinfercept.chat.turn_tokens import MAX_AGE_S, GivenTokens, TurnTokens
 from jinfercept.chat.written_tools import log_written_tools
 from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.parallel_sampling import forks
@@ -71,7 +71,7 @@ class RequestMaker:
     def forget_chats(self) -> None:
         """Forget earlier chats, their plans and their tokens: the pages of their contexts are gone."""
         self._plans = ExpiringEntries[chats.ChatPlan](Quota(MAX_PLANS, MAX_PLAN_BYTES), MAX_AGE_S, monotonic)
-        self._turn_tokens = TurnTokens(self._max_model_len)
+        self._memory = ChatMemory(self._max_model_len)
 
     def make_requests(
         self,
@@ -127,8 +127,9 @@ class RequestMaker:
         plan = self._plan(declared, options, tenant)
         if plan.is_written and not is_for_tools:
             self._note_written_tools()
-        turn_tokens, call_bias = tokens or self._turn_tokens, self._call_bias if is_for_tools else 0.0
-        new_requests = plan.requests(ids or self._ids, messages, params, turn_tokens, tenant, salt, call_bias)
+        call_bias = self._call_bias if is_for_tools else 0.0
+        arguments = (ids or self._ids, messages, self._memory, params, tokens, tenant, salt, call_bias)
+        new_requests = plan.requests(*arguments)
         return [self.with_adapter(request, name) for request in new_requests]
 
     def _plan(self, tools: list[ChatTool], options: ChatOptions, tenant: str) -> chats.ChatPlan:

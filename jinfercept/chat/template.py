@@ -23,7 +23,6 @@ from jinfercept.chat.messages import (
     Rendered,
     TextMarks,
     call_message,
-    checked_message,
     one_call_a_turn,
     with_arguments,
 )
@@ -103,7 +102,7 @@ class ChatTemplate:
         """The stand-in with a form of the tools, with marks, which the template has from now on."""
         self._tools = tools
         try:
-            return self._apply([*map(checked_message, _STAND_IN)], add_generation_prompt=False)
+            return self._apply([*_STAND_IN], add_generation_prompt=False)
         except RequestError as error:
             if not is_given:
                 raise
@@ -116,10 +115,13 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> "Rendered":
         """The text of a conversation, in the first of its forms that the template takes (`system_messages`).
 
+        Args:
+            messages: checked.
+
         Raises:
-            RequestError: these are no messages, or none that the template takes.
+            RequestError: the template takes none of its forms.
         """
-        checked = [checked_message(message) for message in messages]
+        checked = [*messages]
         if any(message["role"] in SYSTEM_ROLES for message in checked[1:]) and not self._takes_system_anywhere:
             checked = with_leading_system(checked)
         num_calls = max((len(message.get("tool_calls", ())) for message in checked), default=0)
@@ -141,7 +143,7 @@ class ChatTemplate:
     def _takes_system_anywhere(self) -> bool:
         """Whether the template writes every system message where it stands; some raise, others move it or leave it out."""
         try:
-            return shows_probe(self._apply([*map(checked_message, PROBE)], add_generation_prompt=True))
+            return shows_probe(self._apply([*PROBE], add_generation_prompt=True))
         except RequestError:
             return False
 
@@ -184,7 +186,7 @@ class ChatTemplate:
         """Whether the template takes a system message at the beginning; Gemma's raise."""
         system, *_, user = PROBE
         try:
-            self._apply_template([*map(checked_message, (system, user))], add_generation_prompt=True)
+            self._apply_template([system, user], add_generation_prompt=True)
         except RequestError:
             return False
         return True
@@ -235,12 +237,12 @@ class ChatTemplate:
     def _with_turn(self, calls: Sequence[Call], results: list[dict[str, Any]]) -> str:
         """The stand-in with a turn that calls, its results, and the beginning of the next turn."""
         turn = {"role": "assistant", "content": "", "tool_calls": [call_message(call) for call in calls]}
-        return self._apply([*map(checked_message, (*_STAND_IN, turn, *results))], add_generation_prompt=True)
+        return self._apply([*_STAND_IN, turn, *results], add_generation_prompt=True)
 
     @cached_property
     def keeps_reasoning(self) -> bool:
         """Whether the template writes the reasoning of a turn to which the user has replied."""
-        turn = {"role": "assistant", "content": "?", "reasoning_content": _MARK}
+        turn = {"role": "assistant", "content": "?", "reasoning_content": _MARK, "reasoning": _MARK}
         try:
             return _MARK in self.render([*_STAND_IN, turn, *_STAND_IN])
         except RequestError:
@@ -249,104 +251,71 @@ class ChatTemplate:
     def behind_turn(self, messages: Sequence[Message], place: int, text: Rendered) -> Rendered | None:
         """The end of a turn and the text behind it, as the template writes them; None if they cannot be told from the turn.
 
-        Two marks tell them: one in place of what the turn says, one before what the next message does. They are looked for in a
-        conversation that begins with the turn, and if its end is not that of the text, in the whole one.
+        They are looked for in a conversation that begins with the turn, then in the whole one if the first end is another.
 
         Args:
             place: of the turn, a message of the assistant before the last message.
-            text: what `render` has returned for them.
+            text: what `render` has returned for the messages.
         """
-        turn, following = checked_message(messages[place]), checked_message(messages[place + 1])
-        if not isinstance(following["content"], str):
-            return None
-        after = [following | {"content": _NEXT + following["content"]}, *messages[place + 2 :]]
         for before in (_STAND_IN, messages[:place]):
-            if (behind := self._behind(before, turn, after, text)) is not None:
-                return behind
+            if (told := self._shown_behind(before, messages[place:])) is not None:
+                between, end, behind = told
+                moved = messages[place + 1]["role"] == "user" and any(
+                    json.dumps(tool["function"]["name"]) in between for tool in self._tools
+                )  # the tools stand before the last message of the user
+                if end and not moved and text.endswith(end + behind):
+                    return text.since(len(text) - len(end + behind))
         return None
 
-    def appended(self, turn: Message, messages: Sequence[Message]) -> tuple[str, Rendered]:
+    def appended(self, messages: Sequence[Message]) -> tuple[str, Rendered]:
         """The end of a turn, and the text that makes messages follow it, whatever the template would make of the turn itself.
 
         Args:
-            turn: of the assistant; only what calls it has matters.
-            messages: that follow it, the first with a text as its content.
+            messages: the turn, of which only what calls it has matters, and those that follow it.
 
         Raises:
             RequestError: the end of the turn cannot be told from what the template writes.
         """
-        first, *rest = map(checked_message, messages)
-        whole = None
-        if isinstance(first["content"], str):
-            after = [first | {"content": _NEXT + first["content"]}, *rest]
-            whole = self._marked(_STAND_IN, checked_message(turn), after)
-        if whole is None:
+        if (behind := self._shown_behind(_STAND_IN, messages)) is None:
             raise RequestError(
                 "the chat template does not show where a turn ends and these messages begin",
-                got=shown(messages),
+                got=shown(messages[1:]),
                 fix="begin with a message of text, or use a template that writes every turn behind the one before it",
             )
-        text, _, at, end = whole
-        start, mark = at + len(end), text.index(_NEXT)
-        behind = text[start:].replace(_NEXT, "")
-        breaks = (place - start - (len(_NEXT) if place > mark else 0) for place in text.breaks if place >= start)
-        return end, Rendered(behind, tuple(breaks))
+        return behind[1:]
 
-    def _marked(
-        self, before: Sequence[Message], turn: dict[str, Any], after: Sequence[Message]
-    ) -> tuple[Rendered, str, int, str] | None:
-        """A conversation with a mark as a turn's last words and one before the next message's.
+    def _shown_behind(self, before: Sequence[Message], messages: Sequence[Message]) -> tuple[str, str, Rendered] | None:
+        """What the template writes behind a turn, told by a mark as its last words and one before what the next message says.
 
         Args:
-            after: the messages behind the turn, of which the first begins with a mark.
+            before: what stands before the turn.
+            messages: the turn, and those that follow it.
 
         Returns:
-            Its text; the text between the marks; where in the whole the turn's end stands, and the end, "" where no token ends
-            a turn. None if no form of the turn shows the marks.
+            The text between the marks, the text that ends the turn ("" where no token does), and the text behind that end. None
+            if no form of the turn shows the marks.
         """
+        turn, following, *rest = messages
         without_end = None
         for marked in _marked_turns(turn):
             try:
-                whole = self.render([*before, marked, *after])
+                whole = self.render([*before, marked, {**following, "content": _NEXT + following["content"]}, *rest])
             except RequestError:
                 continue
             until, next_mark, _ = whole.partition(_NEXT)
             _, turn_mark, between = until.rpartition(_TURN)
-            ends = [(at, end) for end in self._ends if (at := between.find(end)) >= 0]
-            at, end = min(ends, default=(0, ""))
-            form = whole, between, len(until) - len(between) + at, end
-            if turn_mark and next_mark and ends:
-                return form
-            if turn_mark and next_mark:
-                without_end = form
+            if not (turn_mark and next_mark):
+                continue
+            at, end = min(((at, end) for end in self._ends if (at := between.find(end)) >= 0), default=(0, ""))
+            behind = whole.since(len(until) - len(between) + at + len(end)).without(_NEXT)
+            if end:
+                return between, end, behind
+            without_end = between, end, behind
         return without_end
-
-    def _behind(
-        self, before: Sequence[Message], turn: dict[str, Any], after: Sequence[Message], text: Rendered
-    ) -> Rendered | None:
-        """As `behind_turn`, told from a conversation.
-
-        Args:
-            after: the messages behind the turn, of which the first begins with a mark.
-        """
-        marked = self._marked(before, turn, after)
-        if marked is None or not marked[-1]:
-            return None
-        whole, between, at, end = marked
-        behind = whole[at + len(end) :].replace(_NEXT, "")
-        moved = after[0]["role"] == "user" and any(
-            json.dumps(tool["function"]["name"]) in between for tool in self._tools
-        )
-        if moved or not text.endswith(end + behind):  # `moved`: the tools stand before the last message of the user
-            return None
-        start = len(text) - len(behind)
-        return Rendered(end + behind, tuple(len(end) + at - start for at in text.breaks if at >= start))
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text that `render` returned, or of any text in which the names of special tokens stand for them."""
-        breaks = text.breaks if isinstance(text, Rendered) else ()
-        own = self.tokenizer.special_token_names.own(text, breaks) if breaks else None
-        return self.tokenizer.encode(text) if own is None else self.tokenizer.encode_with_special_tokens(text, own)
+        return [token_id for ids in self.tokenizer.encode_segments(self.segments(text)) for token_id in ids]
 
     def segments(self, text: str) -> list[str]:
         """A text of `encode` in segments, for `Tokenizer.encode_segments`."""

@@ -5,20 +5,9 @@ pre-tokenizer and model see what stands between two such tokens, alone. So the t
 behind the other (`cutting_names` says for which names).
 """
 
-import threading
-import time
-from array import array
-from collections.abc import Callable, Collection, Mapping, Sequence
-from sys import getsizeof
-from typing import Protocol, final
+from collections.abc import Collection
 
 import tokenizers
-
-from jinfercept.tenants.quota import Quota
-
-MOST_BYTES, MAX_AGE_S = 2**28, 3600.0
-_ENTRY_BYTES = 200
-"""Bytes of an entry besides its text and its tokens."""
 
 
 def cutting_names(backend: tokenizers.Tokenizer, names: Collection[str]) -> frozenset[str]:
@@ -73,99 +62,3 @@ def _is_local(backend: tokenizers.Tokenizer) -> bool:
     except Exception:  # tokenizers raises plain exceptions
         return False
     return True
-
-
-class Segmented(Protocol):
-    """Encodes segments; see `Tokenizer.encode_segments`."""
-
-    def encode_segments(self, segments: Sequence[str]) -> list[list[int]]: ...
-
-
-class _Segments:
-    """The tokens of one tenant's segments of one salt, in two generations: `old` is dropped once `young` is full.
-
-    Attributes:
-        young, old: token ids as bytes of 32-bit numbers, by segments.
-        since_s: when `young` was empty.
-    """
-
-    __slots__ = ("old", "old_bytes", "since_s", "tenant", "young", "young_bytes")
-
-    def __init__(self, tenant: str, now: float) -> None:
-        self.tenant = tenant
-        self.young: dict[str, bytes] = {}
-        self.old: dict[str, bytes] = {}
-        self.young_bytes = self.old_bytes = 0
-        self.since_s = now
-
-
-@final
-class SegmentTokens:
-    """The tokens of the segments of all tenants' texts; each tenant and salt finds its own. Thread-safe.
-
-    Space is shared fairly between tenants (`Quota`).
-
-    Args:
-        most_bytes: maximum bytes of texts and tokens.
-        max_age_s: seconds after which an unused segment is forgotten, or up to twice as many.
-        now: a monotonic clock.
-    """
-
-    def __init__(
-        self, most_bytes: int = MOST_BYTES, max_age_s: float = MAX_AGE_S, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._most_bytes, self._max_age_s, self._now = most_bytes, max_age_s, now
-        self._quota = Quota(2**63, most_bytes)
-        self._segments: dict[str, _Segments] = {}
-        self._lock = threading.Lock()
-
-    def encode(self, tokenizer: Segmented, parts: Sequence[str], tenant: str, salt: str) -> "array[int]":
-        """The ids of the text of these segments; of a single one nothing is stored, which no other text is likely to have.
-
-        Raises:
-            RequestError: the text holds half a surrogate pair, which no encoding can express.
-        """
-        if len(parts) < 2:
-            return array("i", [id_ for ids in tokenizer.encode_segments(parts) for id_ in ids])
-        name = f"{tenant}\n{salt}"
-        segments = self._segments.get(name) or _Segments(tenant, self._now())
-        old, tokens = segments.old, list(map(segments.young.get, parts))
-        if None in tokens:
-            lacking = {part: old.get(part) for part, ids in zip(parts, tokens, strict=True) if ids is None}
-            new = [part for part, ids in lacking.items() if ids is None]
-            encoded = (array("i", ids).tobytes() for ids in tokenizer.encode_segments(new))
-            added = {part: ids for part, ids in lacking.items() if ids is not None} | dict(
-                zip(new, encoded, strict=True)
-            )
-            self._add(name, segments, added)
-            tokens = [added[part] if ids is None else ids for part, ids in zip(parts, tokens, strict=True)]
-        joined = array("i")
-        joined.frombytes(b"".join(tokens))  # pyright: ignore[reportArgumentType] # none of them is None any more
-        return joined
-
-    def _add(self, name: str, segments: _Segments, added: Mapping[str, bytes]) -> None:
-        """Add segments to the younger generation, and forget old ones and those beyond the limits."""
-        num_bytes = sum(getsizeof(part) + getsizeof(ids) + _ENTRY_BYTES for part, ids in added.items())
-        now, tenant, quota = self._now(), segments.tenant, self._quota
-        with self._lock:
-            segments = self._segments.setdefault(name, segments)
-            quota.add(tenant, name)
-            quota.charge(tenant, num_bytes)
-            segments.young.update(added)
-            segments.young_bytes += num_bytes
-            if segments.young_bytes > self._most_bytes // 2 or now - segments.since_s > self._max_age_s:
-                quota.charge(tenant, -segments.old_bytes)
-                segments.old, segments.old_bytes = segments.young, segments.young_bytes
-                segments.young, segments.young_bytes, segments.since_s = {}, 0, now
-            while (victim := quota.victim(tenant)) is not None:
-                self._shrink(victim)
-
-    def _shrink(self, name: str) -> None:
-        """Forget the older generation of a tenant's segments, or all of them if there is none."""
-        segments = self._segments[name]
-        num_bytes, segments.old, segments.old_bytes = segments.old_bytes, {}, 0
-        self._quota.charge(segments.tenant, -num_bytes)
-        if not num_bytes:
-            del self._segments[name]
-            self._quota.remove(segments.tenant, name)
-            self._quota.charge(segments.tenant, -segments.young_bytes)

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, normalizers
 
 from jinfercept.calls import Call, Result
 from jinfercept.chat.chats import ToolMessages
+from jinfercept.chat.messages import checked_message
 from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.errors import RequestError
@@ -61,7 +62,7 @@ def encoded(
 ) -> Any:
     """Text and tokens of a conversation."""
     template = ChatTemplate(tokenizer, tools, source, {"bos_token": "", "eos_token": ""} | more, (), as_tokens)
-    text = template.render(messages)
+    text = template.render([*map(checked_message, messages)])
     return text, template.encode(text)
 
 
