@@ -25,9 +25,16 @@ from jinfercept.chat.options import (
 )
 from jinfercept.chat.requests import check_chars, compiled_params, params_of_each
 from jinfercept.chat.template import ChatTemplate
-from jinfercept.chat.tool_choice import TurnCalls, compile_answer, compile_answer_or_calls, compile_calls, tool_choice
 from jinfercept.chat.transcript import ChatTranscript, ChatTurns, Note
-from jinfercept.chat.turn_grammars import AfterReasoning, PerTurnGrammar
+from jinfercept.chat.turn_grammars import (
+    AfterReasoning,
+    PerTurnGrammar,
+    TurnCalls,
+    compile_answer,
+    compile_answer_or_calls,
+    compile_calls,
+    tool_choice,
+)
 from jinfercept.chat.written_tools import FORMAT, are_written
 from jinfercept.engine.parallel_sampling import forks
 from jinfercept.errors import RequestError, shown

@@ -15,7 +15,6 @@ from functools import cached_property, partial
 from typing import Any, final
 
 from jinfercept.calls import Call
-from jinfercept.chat.declarations import rendered_with_tools, usual_variables
 from jinfercept.chat.messages import (
     ARGUMENT_FORMS,
     WRITTEN_CALLS,
@@ -33,7 +32,7 @@ from jinfercept.chat.system_messages import (
     simpler_forms,
     with_leading_system,
 )
-from jinfercept.chat.written_tools import with_written_tools, written_calls
+from jinfercept.chat.written_tools import rendered_with_tools, usual_variables, with_written_tools, written_calls
 from jinfercept.errors import RequestError, shown
 from jinfercept.tokenizer.tokenizer import Tokenizer
 

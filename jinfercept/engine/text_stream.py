@@ -6,7 +6,7 @@ It decides about text only: the engine decides whether the request is finished, 
 from collections.abc import Callable, Iterable
 from typing import final
 
-from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
+from jinfercept.tokenizer.decoding import IncrementalDetokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 

@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING, Any, Self, final
 import tokenizers
 
 from jinfercept.errors import ModelError, RequestError, shown
-from jinfercept.tokenizer.byte_encoding import read_byte_encoding
-from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
-from jinfercept.tokenizer.literal_backend import LiteralBackend, encode
-from jinfercept.tokenizer.segments import cutting_names
+from jinfercept.tokenizer.decoding import IncrementalDetokenizer, read_byte_encoding
 from jinfercept.tokenizer.special_token_names import SpecialTokenNames
+from jinfercept.tokenizer.special_tokens import LiteralBackend, cutting_names, encode
 from jinfercept.values.plain import plain
 
 if TYPE_CHECKING:

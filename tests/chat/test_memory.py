@@ -160,22 +160,43 @@ def test_a_turn_that_cannot_be_continued_costs_one_rendering_more(monkeypatch: p
     assert len(tried) == 1
 
 
-def test_a_prompt_that_is_made_of_text_is_encoded_where_it_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, encoded = ChatMemory(), list[str]()
-    encode = Tokenizer.encode_segments
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The segments that are encoded from now on."""
+    segments, encode = list[str](), Tokenizer.encode_segments
 
-    def recorded(tokenizer: Tokenizer, segments: Sequence[str]) -> list[list[int]]:
-        encoded.extend(segments)
-        return encode(tokenizer, segments)
+    def recorded(tokenizer: Tokenizer, new: Sequence[str]) -> list[list[int]]:
+        segments.extend(new)
+        return encode(tokenizer, new)
 
-    whole = TEMPLATE.encode(TEMPLATE.render(AGAIN))
     monkeypatch.setattr(Tokenizer, "encode_segments", recorded)
+    return segments
+
+
+def test_a_prompt_that_is_made_of_text_is_encoded_where_it_is_new(encoded: list[str]) -> None:
+    memory, whole = ChatMemory(), TEMPLATE.encode(TEMPLATE.render(AGAIN))
     ask(memory)
     encoded.clear()
     assert list(ask(memory, AGAIN).token_ids) == whole
     assert encoded == [f"<|im_end|>\n<|im_start|>{turn}" for turn in ("assistant\n23.", "user\nWhy?")]
-    ask(memory, AGAIN, tenant="other")
-    assert len(encoded) > 4
+
+
+def test_the_beginning_that_conversations_share_is_encoded_once(encoded: list[str]) -> None:
+    memory = ChatMemory()
+    ask(memory)
+    encoded.clear()
+    ask(memory, [{"role": "user", "content": "Other?"}])
+    assert encoded == ["<|im_end|>\n<|im_start|>user\nOther?"]
+
+
+@pytest.mark.parametrize(("tenant", "salt"), [("other", SALT), (TENANT, "other")])
+def test_no_one_finds_the_texts_of_another_tenant_or_salt(encoded: list[str], tenant: str, salt: str) -> None:
+    memory = ChatMemory()
+    ask(memory)
+    first = [*encoded]
+    encoded.clear()
+    ask(memory, QUESTION, tenant, salt)
+    assert encoded == first
 
 
 def test_the_end_of_a_turn_is_found_without_the_conversation_before_it(monkeypatch: pytest.MonkeyPatch) -> None:

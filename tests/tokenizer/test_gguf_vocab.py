@@ -9,7 +9,7 @@ from gguf import GGUFWriter
 
 from jinfercept.errors import ModelError
 from jinfercept.models.gguf_header import read_header
-from jinfercept.tokenizer.gguf_vocab import read_vocab
+from jinfercept.tokenizer.gguf import read_vocab
 
 TOKENS = ["<|begin|>", "<|end|>", "<note>", *"abĠ123'SĊ", "ab", "Ġa", "12", "123", "'S"]
 MERGES = ["Ġ a", "a b", "1 2", "' S"]  # "123" is a token that no merge makes

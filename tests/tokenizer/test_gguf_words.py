@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import decoders
 
-from jinfercept.tokenizer.gguf_words import CUTTERS, pre_tokenizer
+from jinfercept.tokenizer.gguf import CUTTERS, pre_tokenizer
 
 TEXT = "HTTPServer camelCase's it'S 1234567\n\n  a \u00e9e\u0301 \u4e2d\u6587\u304b\ub098 \t!?\n12"
 BYTE_LEVEL = sorted(name for name, cutter in CUTTERS.items() if cutter.byte_level)

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from jinfercept.errors import RequestError
-from jinfercept.tokenizer.segments import cutting_names
+from jinfercept.tokenizer.special_tokens import cutting_names
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.sample_tokenizers import byte_backend, sentencepiece, smollm2
 
