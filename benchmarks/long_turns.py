@@ -42,8 +42,8 @@ from jinfercept.protocols.anthropic.chat import chat_body as anthropic_chat_body
 from jinfercept.protocols.anthropic.schemas import MessagesBody
 from jinfercept.protocols.openai.chat_schemas import ChatBody
 from jinfercept.protocols.openai.response_chat import chat_body as response_chat_body
+from jinfercept.protocols.openai.response_chat import messages_of
 from jinfercept.protocols.openai.response_items import read_items
-from jinfercept.protocols.openai.response_messages import messages_of
 from jinfercept.protocols.openai.response_schemas import ResponsesBody
 from jinfercept.protocols.openai.response_tools import ClientTools
 from jinfercept.request import Request

@@ -74,8 +74,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class LiteralBackend(NamedTuple):
-    """A copy of a vocabulary that encodes the names of special tokens as literal text, and the tokens by secret aliases, so that
-    a text in which some names are tokens and others are literal is encoded in one pass.
+    """A copy of a vocabulary that encodes the names of special tokens as literal text, and the tokens by secret aliases.
+
+    A text in which some names are tokens and others are literal is encoded in one pass.
 
     Attributes:
         aliases: the secret alias of each special token, by its name.

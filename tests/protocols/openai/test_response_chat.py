@@ -2,8 +2,8 @@
 
 import sys
 
+from jinfercept.protocols.openai.response_chat import messages_of
 from jinfercept.protocols.openai.response_items import new_item
-from jinfercept.protocols.openai.response_messages import messages_of
 
 
 def test_the_texts_behind_a_call_are_joined_once_however_many_there_are() -> None:
