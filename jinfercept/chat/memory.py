@@ -13,9 +13,10 @@ from sys import getsizeof
 from typing import NamedTuple, final
 
 from jinfercept.chat.messages import Message, digests
-from jinfercept.chat.template import ChatTemplate, Rendered
+from jinfercept.chat.template import ChatTemplate
 from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.tenants.quota import ExpiringEntries, Quota
+from jinfercept.tokenizer.special_token_names import Rendered
 
 MOST, MOST_BYTES, MAX_AGE_S = 4096, 2**28, 3600.0
 _CLOSINGS = tuple({form.closing for form in REASONING_FORMATS.values()})

@@ -1,20 +1,17 @@
-"""Messages of a conversation, in the form that chat templates take, and marks in what they have of special tokens' names."""
+"""Messages of a conversation: their check, their order, the forms that chat templates take, and what makes two the same."""
 
 import hashlib
 import json
-import re
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property, lru_cache
-from itertools import accumulate, chain
-from typing import Any, final
+from functools import lru_cache
+from itertools import chain
+from typing import Any
 
 from jinfercept.calls import Call
 from jinfercept.errors import RequestError, nearest, shown
-from jinfercept.parsers.reasoning import REASONING_FORMATS
-from jinfercept.tokenizer.special_token_names import SpecialTokenNames
 
 Message = Mapping[str, Any]
 """OpenAI-style: `role`, `content`, and `tool_calls` or `tool_call_id`.
@@ -256,99 +253,3 @@ def _encoded(value: Any) -> bytes:
         return _ENCODER.encode(value).encode()
     except RecursionError:
         return secrets.token_bytes()
-
-
-_REASONING = frozenset(tag for form in REASONING_FORMATS.values() for tag in (form.opening, form.closing))
-
-
-class Rendered(str):
-    """A conversation's text.
-
-    Attributes:
-        breaks: offsets within or beside names of special tokens that are given text, not the template's.
-    """
-
-    breaks: tuple[int, ...]
-
-    def __new__(cls, text: str, breaks: tuple[int, ...] = ()) -> "Rendered":
-        rendered = super().__new__(cls, text)
-        rendered.breaks = breaks
-        return rendered
-
-    def since(self, start: int) -> "Rendered":
-        """The text from an offset on."""
-        return Rendered(self[start:], tuple(place - start for place in self.breaks if place >= start))
-
-    def without(self, mark: str) -> "Rendered":
-        """The text without a mark that no break is within, and that a template writes once."""
-        at = self.index(mark)
-        places = (place - len(mark) if place > at else place for place in self.breaks)
-        return Rendered(self.replace(mark, ""), tuple(places))
-
-
-@final
-class TextMarks:
-    """Puts a mark into each name of a special token in a text, and finds the marks again in what a template writes.
-
-    Args:
-        in_text: the names stand for their tokens, so that nothing is marked.
-    """
-
-    def __init__(self, names: SpecialTokenNames, in_text: bool) -> None:
-        self._names, self._special_tokens_in_text = names, in_text
-        self._mark, self._is_marked = chr(0xF0000 + secrets.randbelow(0xFFFE)), False  # one of those for private use
-
-    def given_messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Messages with marks. An assistant's content keeps the tags of reasoning, for the template to find, and of calls."""
-        names = self._names
-        if names.but(_REASONING) is names and not any(message.get(WRITTEN_CALLS) for message in messages):
-            return [*map(self.given, messages)]
-        marked_messages = list[dict[str, Any]]()
-        for message in messages:
-            marked = self.given(message)
-            if message["role"] == "assistant":
-                content = self.given(message["content"], _REASONING) + message.get(WRITTEN_CALLS, "")
-                marked = marked if content is marked["content"] else marked | {"content": content}
-            marked_messages.append(marked)
-        return marked_messages
-
-    def given[T](self, value: T, but: frozenset[str] = frozenset()) -> T:
-        """A value whose texts have marks, except in the names `but`."""
-        return value if self._special_tokens_in_text else self.with_marks(value, but)
-
-    def with_marks[T](self, value: T, but: frozenset[str] = frozenset()) -> T:
-        """As `given`, whatever `in_text` says."""
-        try:
-            marked = self._names.but(but).marked(value, self._mark)
-        except RecursionError as error:
-            raise RequestError(
-                "messages, tools and chat_template_kwargs are nested too deeply",
-                got=type(value).__name__,
-                fix="flatten them",
-            ) from error
-        if marked is not value:  # one store: several threads may do it
-            self._is_marked = True
-        return marked
-
-    @cached_property
-    def _escaped_marks(self) -> tuple[str, ...]:
-        return json.dumps(self._mark)[1:-1], repr(self._mark)[1:-1]
-
-    @cached_property
-    def _marks(self) -> re.Pattern[str]:
-        return re.compile("|".join([self._mark, *map(re.escape, self._escaped_marks)]))
-
-    def unmarked(self, text: str) -> str:
-        """A text without its marks, escaped ones too."""
-        return self._marks.sub("", text) if self._is_marked else text
-
-    def rendered(self, marked: str) -> "Rendered":
-        """A text without its marks."""
-        if not self._is_marked:
-            return Rendered(marked)
-        pieces = (
-            self._marks.split(marked)
-            if any(escaped in marked for escaped in self._escaped_marks)
-            else marked.split(self._mark)
-        )
-        return Rendered("".join(pieces), tuple(accumulate(map(len, pieces[:-1]))))

@@ -19,8 +19,6 @@ from jinfercept.chat.messages import (
     ARGUMENT_FORMS,
     WRITTEN_CALLS,
     Message,
-    Rendered,
-    TextMarks,
     call_message,
     one_call_a_turn,
     with_arguments,
@@ -34,11 +32,14 @@ from jinfercept.chat.system_messages import (
 )
 from jinfercept.chat.written_tools import rendered_with_tools, usual_variables, with_written_tools, written_calls
 from jinfercept.errors import RequestError, shown
+from jinfercept.parsers.reasoning import REASONING_FORMATS
+from jinfercept.tokenizer.special_token_names import Rendered, SpecialTokenNames
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 _STAND_IN = ({"role": "user", "content": "?"},)
 _MARK = "@@result-5f1c"
 _TURN, _NEXT = (f"@@{secrets.token_hex(8)}@@" for _ in range(2))  # no text of a client has them
+_REASONING = frozenset(tag for form in REASONING_FORMATS.values() for tag in (form.opening, form.closing))
 _PLACE = re.compile(rf"{_MARK}-(\d+)(.*?){_MARK}@@", re.DOTALL)
 _RESERVED = frozenset(
     {
@@ -89,10 +90,13 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.source = tokenizer.chat_template(bool(tools)) if source is None else source
         self.given = (self.source, tools, variables, special_tokens_in_text, written_tools)
-        self._marks = TextMarks(tokenizer.special_token_names, special_tokens_in_text)
+        self._names = tokenizer.special_token_names
+        self._literal = (
+            SpecialTokenNames(()) if special_tokens_in_text else self._names
+        )  # that given texts have no tokens of
         self._written_tools = written_tools
-        self._tools = self._marks.given(tools)
-        self._variables = self._marks.given({**usual_variables(self.source, tools), **variables})
+        self._tools = self._literal.marked(tools)
+        self._variables = self._literal.marked({**usual_variables(self.source, tools), **variables})
         self._ends = tuple(filter(None, map(tokenizer.token_text, end_token_ids)))
         self._end_token_ids = frozenset(end_token_ids)
         self._begun = rendered_with_tools(self._tools, partial(self._render_stand_in, is_given=source is not None))
@@ -128,14 +132,15 @@ class ChatTemplate:
             checked = one_call_a_turn(checked)
         elif num_calls and not self._num_calls_written:
             checked = [
-                message | {WRITTEN_CALLS: written_calls(self._marks.given(message), self.source)} for message in checked
+                message | {WRITTEN_CALLS: written_calls(self._literal.marked(message), self.source)}
+                for message in checked
             ]
         try:
-            return self._marks.rendered(self._apply(checked, add_generation_prompt))
+            return self._names.unmarked(self._apply(checked, add_generation_prompt))
         except RequestError:
             for form in simpler_forms(checked):
                 with suppress(RequestError):
-                    return self._marks.rendered(self._apply(form, add_generation_prompt))
+                    return self._names.unmarked(self._apply(form, add_generation_prompt))
             raise
 
     @cached_property
@@ -193,10 +198,18 @@ class ChatTemplate:
     def _apply_template(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         try:
             return self.tokenizer.apply_chat_template(
-                self._marks.given_messages(messages), self._tools, add_generation_prompt, self.source, **self._variables
+                [*map(self._given, messages)], self._tools, add_generation_prompt, self.source, **self._variables
             )
         except RequestError as error:
-            raise RequestError(error.what, got=self._marks.unmarked(str(error.got)), fix=error.fix) from error
+            raise RequestError(error.what, got=self._names.unmarked(str(error.got)), fix=error.fix) from error
+
+    def _given(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message with marks. An assistant's content keeps the tags of reasoning, for the template to find, and of calls."""
+        if message["role"] != "assistant":
+            return self._literal.marked(message)
+        marked = self._literal.marked({**message, "content": ""})
+        marked["content"] = self._literal.but(_REASONING).marked(message["content"]) + message.get(WRITTEN_CALLS, "")
+        return marked
 
     def between(self, calls: Sequence[Call]) -> tuple[str, str]:
         """The text between a turn that ended in calls and the turn after it.
@@ -228,7 +241,7 @@ class ChatTemplate:
         if at < 0 or sorted(int(index) for index, _ in _PLACE.findall(after)) != list(range(len(calls))):
             raise RequestError(
                 "the chat template has no place for the results of tools",
-                got=self._marks.unmarked(whole[begins:])[:200],
+                got=self._names.unmarked(whole[begins:])[:200],
                 fix="use one that ends a turn that calls, and knows the role tool",
             )
         return end, after
@@ -341,11 +354,11 @@ class ChatTemplate:
             result = contents[int(index)]
             if not probe.startswith('"'):  # the template wrote the probe within a JSON string
                 result = json.dumps(result, ensure_ascii=False)[1:-1]
-            texts += [self._marks.with_marks(result), text]
-        tokens, before = self.encode(self._marks.rendered(end + "".join(texts))), self.tokenizer.encode(end)
+            texts += [self._names.marked(result), text]
+        tokens, before = self.encode(self._names.unmarked(end + "".join(texts))), self.tokenizer.encode(end)
         if tokens[: len(before)] == before:
             return tokens[len(before) :]
-        return self.encode(self._marks.rendered("".join(texts)))
+        return self.encode(self._names.unmarked("".join(texts)))
 
 
 def _marked_turns(turn: dict[str, Any]) -> list[dict[str, Any]]:

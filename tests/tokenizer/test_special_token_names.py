@@ -283,14 +283,14 @@ def test_the_option_is_one_of_a_chat(make_scripted: Make) -> None:
     ],
 )
 def test_marks_stand_within_names_and_where_one_may_be_joined(text: str, marked: str) -> None:
-    names = SpecialTokenNames(["<x>", " <y>"])
-    assert names.marked(text, "#") == marked
-    assert names.marked({"k": [text]}, "#")["k"][0].replace("#", "") == text
+    names = SpecialTokenNames(["<x>", " <y>"], mark="#")
+    assert names.marked(text) == marked
+    assert names.marked({"k": [text]})["k"][0].replace("#", "") == text
 
 
 def test_the_work_for_a_text_of_many_names_grows_with_its_length_alone() -> None:
-    names = SpecialTokenNames([f"<unused{n}>" for n in range(600)])
+    names = SpecialTokenNames([f"<unused{n}>" for n in range(600)], mark="#")
     text = "<unused<" * 100_000 + "<unused7>" * 1000
-    marked = names.marked(text, "#")
+    marked = names.marked(text)
     assert marked.count("#") == 1000
     assert names.own(text, ()) is None
