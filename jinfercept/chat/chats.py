@@ -27,7 +27,6 @@ from jinfercept.chat.requests import check_chars, compiled_params, params_of_eac
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.chat.transcript import ChatTranscript, ChatTurns, Note
 from jinfercept.chat.turn_grammars import (
-    AfterReasoning,
     PerTurnGrammar,
     TurnCalls,
     compile_answer,
@@ -174,7 +173,8 @@ class ChatPlan:
             memory: has the conversations that these may continue.
             given: the tokens of the beginning of a single conversation, in place of those that are remembered.
             salt: of their pages.
-            call_bias: added to the logit of the token that opens a call, where the model may answer or call.
+            call_bias: added to the logit of the token that opens a call, where the model may answer or call, unless the
+                parameters have their own bias of it or leave no room.
 
         Raises:
             RequestError: messages or parameters are invalid, or the template does not take the messages.
@@ -212,8 +212,9 @@ class ChatPlan:
         first = turns.reasoning.beginning(prompt.text) if turns.reasoning else turns.beginnings[1]
         turns = turns.of_chat(first, call_ids(messages))
         params, own = compiled_params(params, self._tokenizer, self._grammars)
-        if call_bias and self._opening is not None:
-            params = _with_bias(params, self._opening, call_bias)
+        biases, opening = params.logit_bias or {}, self._opening
+        if call_bias and opening is not None and opening not in biases and len(biases) < MAX_BIASED_TOKENS:
+            params = replace(params, logit_bias={**biases, opening: call_bias})
         request = Request(
             request_id,
             prompt.token_ids,
@@ -236,21 +237,9 @@ class ChatPlan:
             what = "ignore_eos cannot be combined with a tool_choice that demands a call"
             raise RequestError(what, got="ignore_eos", fix="leave it out")
         own = own or (None if params.ignore_eos else self._free)
-        first, later = (
-            AfterReasoning(grammar, turns.reasoning, beginning, turns.tokenizer)
-            if grammar and turns.reasoning
-            else grammar
-            for grammar, beginning in zip((self._first or own, own), turns.beginnings, strict=True)
-        )
-        return PerTurnGrammar(first, later) if first else None
-
-
-def _with_bias(params: SamplingParams, token: int, bias: float) -> SamplingParams:
-    """The parameters with a token's logit raised, unless their own biases say what becomes of it, or leave no room."""
-    biases = params.logit_bias or {}
-    if token in biases or len(biases) == MAX_BIASED_TOKENS:
-        return params
-    return replace(params, logit_bias={**biases, token: bias})
+        if (first := self._first or own) is None:
+            return None
+        return PerTurnGrammar((first, own), turns.beginnings, turns.reasoning, turns.tokenizer)
 
 
 def _turn_grammars(

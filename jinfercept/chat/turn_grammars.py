@@ -225,41 +225,33 @@ class PerTurnGrammar:
     """A `Grammar` for one request.
 
     Args:
-        later: the grammar of all others; None if they are free.
+        grammars: of its first turn, and of all others; None: the turn is free.
+        beginnings: where the first turn begins, and where all others do.
+        reasoning: the marks of reasoning, behind which a grammar begins; None: there is none.
     """
 
-    def __init__(self, first: Grammar, later: Grammar | None) -> None:
-        self._next: Grammar | None = first
-        self._first, self._later = first, later
+    def __init__(
+        self,
+        grammars: tuple[Grammar | None, Grammar | None],
+        beginnings: tuple[Beginning, Beginning],
+        reasoning: ReasoningFormat | None,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._given = grammars, beginnings, reasoning, tokenizer
+        self._turn = 0
 
     def anew(self) -> "PerTurnGrammar":
         """The same for another request, whose first turn is still to come."""
-        return PerTurnGrammar(self._first, self._later)
+        return PerTurnGrammar(*self._given)
 
     def constrain(self, end_token_ids: frozenset[int]) -> Constraint | None:
         """The constraint of the next turn; see `hooks.Grammar`."""
-        turn, self._next = self._next, self._later
-        return None if turn is None else turn.constrain(end_token_ids)
-
-
-@final
-class AfterReasoning:
-    """A `Grammar` of turns that may begin with reasoning.
-
-    Args:
-        grammar: the grammar of the answer.
-        format: the marks of reasoning.
-    """
-
-    def __init__(self, grammar: Grammar, format: ReasoningFormat, beginning: Beginning, tokenizer: Tokenizer) -> None:
-        self._grammar, self._format, self._tokenizer = grammar, format, tokenizer
-        self._beginning: Beginning = beginning
-
-    def constrain(self, end_token_ids: frozenset[int]) -> Constraint | None:
-        """The constraint of a turn; see `hooks.Grammar`."""
-        if self._beginning == "answering":
-            return self._grammar.constrain(end_token_ids)
-        return _ReasoningConstraint(self._grammar, self._format, self._beginning, self._tokenizer, end_token_ids)
+        grammars, beginnings, reasoning, tokenizer = self._given
+        grammar, beginning = grammars[self._turn], beginnings[self._turn]
+        self._turn = 1
+        if grammar is None or reasoning is None or beginning == "answering":
+            return grammar and grammar.constrain(end_token_ids)
+        return _ReasoningConstraint(grammar, reasoning, beginning, tokenizer, end_token_ids)
 
 
 class _ReasoningConstraint:
