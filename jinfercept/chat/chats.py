@@ -210,7 +210,7 @@ class ChatPlan:
         """The requests of one conversation, one for each output."""
         turns = self._turns
         first = turns.reasoning.beginning(prompt.text) if turns.reasoning else turns.beginnings[1]
-        turns = turns.of_chat(first, call_ids(messages))
+        turns = replace(turns, beginnings=(first, turns.beginnings[1]), used_ids=call_ids(messages))
         params, own = compiled_params(params, self._tokenizer, self._grammars)
         biases, opening = params.logit_bias or {}, self._opening
         if call_bias and opening is not None and opening not in biases and len(biases) < MAX_BIASED_TOKENS:

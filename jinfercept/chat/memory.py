@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from sys import getsizeof
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 from jinfercept.chat.messages import Message, digests
 from jinfercept.chat.template import ChatTemplate
@@ -18,7 +18,6 @@ from jinfercept.parsers.reasoning import REASONING_FORMATS
 from jinfercept.tenants.quota import ExpiringEntries, Quota
 from jinfercept.tokenizer.special_token_names import Rendered
 
-MOST, MOST_BYTES, MAX_AGE_S = 4096, 2**28, 3600.0
 _CLOSINGS = tuple({form.closing for form in REASONING_FORMATS.values()})
 
 
@@ -53,21 +52,24 @@ class ChatMemory:
         most, most_bytes: maximum entries and bytes; the tenant with the most loses its least recently used entry first.
         max_age_s: seconds until an entry is forgotten, since its last use.
         now: a monotonic clock.
+
+    Attributes:
+        entries: by name, conversations, and what else is made once for several chats.
     """
 
     def __init__(
         self,
         max_tokens: int = 2**31,
-        most: int = MOST,
-        most_bytes: int = MOST_BYTES,
-        max_age_s: float = MAX_AGE_S,
+        most: int = 4096,
+        most_bytes: int = 2**28,
+        max_age_s: float = 3600.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_tokens = max_tokens
-        self._entries = ExpiringEntries[Conversation](Quota(most, most_bytes), max_age_s, now)
+        self.entries = ExpiringEntries[Any](Quota(most, most_bytes), max_age_s, now)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def prompt(
         self,
@@ -93,9 +95,9 @@ class ChatMemory:
         earlier = [
             (place, entry)
             for place in reversed(range(len(messages)))
-            if (entry := self._entries.use(until[place])) is not None
+            if (entry := self.entries.use(until[place])) is not None
         ]
-        first = None if earlier else self._entries.use(root)
+        first = None if earlier else self.entries.use(root)
         segments = earlier[0][1].segments if earlier else first.segments if first else {}
         for place, turn in earlier:
             if not _may_follow(template, messages, place, turn):
@@ -127,7 +129,7 @@ class ChatMemory:
             messages: that these tokens are.
         """
         *_, digest = digests(prompt.name, messages)
-        self._entries.remove(prompt.name)
+        self.entries.remove(prompt.name)
         written = prompt._replace(
             token_ids=prompt.token_ids + array("i", token_ids),
             name=digest,
@@ -137,10 +139,10 @@ class ChatMemory:
         self._put(tenant, written)
 
     def _put(self, tenant: str, conversation: Conversation) -> Conversation:
-        if (before := self._entries.peek(conversation.before)) is not None:
-            self._entries.remove(before.before)
+        if (before := self.entries.peek(conversation.before)) is not None:
+            self.entries.remove(before.before)
         num_bytes = 2 * (getsizeof(conversation.token_ids) + getsizeof(conversation.text))  # once more in segments
-        self._entries.put(tenant, conversation.name, conversation, num_bytes)
+        self.entries.put(tenant, conversation.name, conversation, num_bytes)
         return conversation
 
 

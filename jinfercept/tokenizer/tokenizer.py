@@ -178,18 +178,6 @@ class Tokenizer:
         """
         return encode(self._literal_backend().backend if plain else self._backend, [text], add_special_tokens)[0]
 
-    def encode_with_special_tokens(self, text: str, own: Sequence[tuple[int, int]]) -> list[int]:
-        """The ids of `text`, in which only the names at given places are special tokens.
-
-        Args:
-            own: start and end offsets of these names, in ascending order.
-
-        Raises:
-            RequestError: as `encode`.
-        """
-        literal = self._literal_backend()
-        return literal.encode([literal.aliased(text, own)])[0]
-
     def segments(self, text: str, breaks: Sequence[int] = ()) -> list[str]:
         """A text in segments, whose tokens one behind the other are those of the whole; equal segments have equal tokens.
 

@@ -116,7 +116,11 @@ def drawn_breaks(random: Random, text: str) -> list[int]:
 
 def whole(tokenizer: Tokenizer, text: str, breaks: Sequence[int]) -> list[int]:
     own = tokenizer.special_token_names.own(text, breaks) if breaks else None
-    return tokenizer.encode(text) if own is None else tokenizer.encode_with_special_tokens(text, own)
+    return (
+        tokenizer.encode(text)
+        if own is None
+        else tokenizer.encode_segments([tokenizer._literal_backend().aliased(text, own)])[0]
+    )
 
 
 def check(tokenizer: Tokenizer, random: Random, rounds: int) -> int:
