@@ -188,20 +188,17 @@ class Tokenizer:
         own = self.special_token_names.own(text, breaks) if breaks else None
         names, pattern, cuts_literal = self._cuts
         if own is None:
-            starts = [match.start() for match in pattern.finditer(text)]
-            return [text[start:stop] for start, stop in pairwise([0, *starts, len(text)]) if start < stop]
-        literal = self._literal_backend()
-        if not cuts_literal:
-            return [literal.aliased(text, own)]
-        starts = [start for start, stop in own if text[start:stop] in names]
+            own, breaks, starts = [], (), [match.start() for match in pattern.finditer(text)]
+        elif cuts_literal:
+            starts = [start for start, stop in own if text[start:stop] in names]
+        else:
+            return [self._literal_backend().aliased(text, own)]
         segments = list[str]()
-        place = 0
         for start, stop in pairwise([0, *starts, len(text)]):
-            following = bisect_right(breaks, start)
-            first, place = place, bisect_left(own, (stop, 0), place)
-            if following < len(breaks) and breaks[following] < stop:
-                spans = ((begins - start, ends - start) for begins, ends in own[first:place])
-                segments.append(literal.aliased(text[start:stop], spans))
+            if bisect_right(breaks, start) < bisect_left(breaks, stop):  # a literal name is in it
+                first, last = bisect_left(own, (start, 0)), bisect_left(own, (stop, 0))
+                spans = ((begins - start, ends - start) for begins, ends in own[first:last])
+                segments.append(self._literal_backend().aliased(text[start:stop], spans))
             elif start < stop:
                 segments.append(text[start:stop])
         return segments

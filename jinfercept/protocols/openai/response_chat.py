@@ -1,5 +1,6 @@
 """Converts a body of `/v1/responses`, and the stored items of its conversation, to a body of `/v1/chat/completions`."""
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from operator import attrgetter
@@ -76,20 +77,22 @@ def truncated[T](messages: list[Message], make: Callable[[list[Message]], T]) ->
     is_system = [message.role in ("system", "developer") for message in messages]
     head = is_system.index(False) if False in is_system else len(messages)
     starts = [place for place in range(head + 1, len(messages)) if messages[place].role == "user"]
-    request: T | None = None
-    low, high = 0, len(starts)
-    while low < high:
-        middle = (low + high) // 2
+    fitting: T | None = None
+
+    def fits(start: int) -> bool:
+        nonlocal fitting
         try:
-            request = make([*messages[:head], *messages[starts[middle] :]])
-            high = middle
+            fitting = make([*messages[:head], *messages[start:]])
         except ApiError as error:
             if error.code != _TOO_LONG:
                 raise
-            low = middle + 1
-    if request is None:
+            return False
+        return True
+
+    bisect_left(starts, True, key=fits)  # the last one that fits is the longest
+    if fitting is None:
         raise too_long
-    return request
+    return fitting
 
 
 def renamed(error: ApiError) -> ApiError:

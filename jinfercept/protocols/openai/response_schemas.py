@@ -51,13 +51,13 @@ _Tools = Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
 _Output = Text | Annotated[list[Annotated[OutputPart, BeforeValidator(read_file)]], Field(max_length=4096), FIRST_ERROR]
 
 
-class _Item(Body):
+class _InputItem(Body):
     """Base of all items."""
 
     id: _ID | None = None
 
 
-class MessageItem(_Item):
+class MessageItem(_InputItem):
     """A message."""
 
     type: Literal["message"] = "message"
@@ -82,7 +82,7 @@ class CallNote(Body):
     read_after: Annotated[int, Field(ge=0)] | None = None
 
 
-class _CallItem(_Item):
+class _CallItem(_InputItem):
     """Base of the calls that the client runs."""
 
     call_id: _ID | None = None
@@ -134,7 +134,7 @@ class ToolSearchCallItem(_CallItem):
     arguments: Any = None
 
 
-class ToolSearchOutputItem(_Item):
+class ToolSearchOutputItem(_InputItem):
     """The tools that a search of the client has found; the model reads their declarations here."""
 
     type: Literal["tool_search_output"]
@@ -142,14 +142,14 @@ class ToolSearchOutputItem(_Item):
     tools: _Tools
 
 
-class AdditionalToolsItem(_Item):
+class AdditionalToolsItem(_InputItem):
     """Further tools of the body."""
 
     type: Literal["additional_tools"]
     tools: _Tools
 
 
-class CallOutputItem(_Item):
+class CallOutputItem(_InputItem):
     """The result of a call that the client ran. Without a `call_id`, `id` is that of the call, or of its item."""
 
     type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
@@ -157,7 +157,7 @@ class CallOutputItem(_Item):
     output: _Output
 
 
-class McpCallItem(_Item):
+class McpCallItem(_InputItem):
     """A call that the server ran, with OpenAI's item type for tools that the client does not run."""
 
     type: Literal["mcp_call"]
@@ -168,7 +168,7 @@ class McpCallItem(_Item):
     jinfercept: CallNote | None = None
 
 
-class ReasoningItem(_Item):
+class ReasoningItem(_InputItem):
     """Reasoning of the model. Without texts in `content` it adds nothing to the conversation."""
 
     type: Literal["reasoning"]
