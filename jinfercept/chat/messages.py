@@ -76,16 +76,13 @@ def _joined(parts: Sequence[Any]) -> object:
     return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else texts
 
 
-def results_behind_calls[M](messages: Iterable[M], read: Callable[[M], Message] = lambda message: message) -> list[M]:
+def results_behind_calls[M](messages: Iterable[M], read: Callable[[Any], Message] = lambda message: message) -> list[M]:
     """The messages with the results of each turn directly behind it, in the order of its calls; other messages follow them.
 
     Templates tie results to calls by their places: a result elsewhere is read as that of another call, or not at all.
 
     Args:
-        read: gives the fields of a message.
-
-    Raises:
-        RequestError: one of these is no message.
+        read: gives the fields of a message; by default the message itself, which is checked.
     """
     rows = [(message, read(message)) for message in messages]
     if not [fields for _, fields in rows if fields["role"] == "tool"]:

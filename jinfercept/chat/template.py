@@ -124,7 +124,7 @@ class ChatTemplate:
         Raises:
             RequestError: the template takes none of its forms.
         """
-        checked = [*messages]
+        checked: list[Any] = [*messages]
         if any(message["role"] in SYSTEM_ROLES for message in checked[1:]) and not self._takes_system_anywhere:
             checked = with_leading_system(checked)
         num_calls = max((len(message.get("tool_calls", ())) for message in checked), default=0)
@@ -361,7 +361,7 @@ class ChatTemplate:
         return self.encode(self._names.unmarked("".join(texts)))
 
 
-def _marked_turns(turn: dict[str, Any]) -> list[dict[str, Any]]:
+def _marked_turns(turn: Message) -> list[dict[str, Any]]:
     """A message of the assistant with a mark as its last words: in its last call, and in its content if calls are not shown."""
     *calls, last = turn.get("tool_calls") or [None]
     if last is None:

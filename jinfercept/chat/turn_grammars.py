@@ -249,8 +249,10 @@ class PerTurnGrammar:
         grammars, beginnings, reasoning, tokenizer = self._given
         grammar, beginning = grammars[self._turn], beginnings[self._turn]
         self._turn = 1
-        if grammar is None or reasoning is None or beginning == "answering":
-            return grammar and grammar.constrain(end_token_ids)
+        if grammar is None:
+            return None
+        if reasoning is None or beginning == "answering":
+            return grammar.constrain(end_token_ids)
         return _ReasoningConstraint(grammar, reasoning, beginning, tokenizer, end_token_ids)
 
 

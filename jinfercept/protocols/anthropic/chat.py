@@ -189,7 +189,7 @@ def _turns(messages: Sequence[InputMessage]) -> list[tuple[str, list[Any]]]:
 
 
 def _user_messages(
-    blocks: Sequence[TextBlock | ToolResultBlock], names: Mapping[str, str], deferred: dict[str, InputTool]
+    blocks: Sequence[Any], names: Mapping[str, str], deferred: dict[str, InputTool]
 ) -> Iterator[Message]:
     """The messages of a user's turn; `names` and `deferred` as in `_messages`."""
     for is_text, group in groupby(blocks, lambda block: isinstance(block, TextBlock)):

@@ -85,7 +85,6 @@ class CallNote(Body):
 class _CallItem(_InputItem):
     """Base of the calls that the client runs."""
 
-    call_id: _ID | None = None
     status: _Status = None
     jinfercept: CallNote | None = None
 
@@ -124,6 +123,7 @@ class LocalShellCallItem(_CallItem):
     """A call of the client's shell."""
 
     type: Literal["local_shell_call"]
+    call_id: _ID | None = None
     action: ShellAction
 
 
@@ -131,6 +131,7 @@ class ToolSearchCallItem(_CallItem):
     """A call of the client's search for tools."""
 
     type: Literal["tool_search_call"]
+    call_id: _ID | None = None
     arguments: Any = None
 
 
