@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Self, final
 
 from jinfercept.request import Request
-from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
+from jinfercept.tokenizer.decoding import IncrementalDetokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 
