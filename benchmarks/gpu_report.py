@@ -98,12 +98,12 @@ def _link(parts: Parts) -> list[Figure]:
     measured = [row for name in LINK_PARTS for row in parts.get(name, ())]
     loaded = [row for row in measured if row["way"] in ("out", "in", "both")]
     figures = []
-    for (way, pieces, staging), rows in _by(loaded, "way", "transfer_parts", "staging_pages").items():
+    for (way, staging), rows in _by(loaded, "way", "staging_pages").items():
         full = [row for row in rows if row["link_share"] >= LINK_SHARE]
         best = min(full, key=lambda row: row["slowdown"]) if full else max(rows, key=lambda row: row["link_share"])
         rate = f"{best['link_share']:.0%} of the link, {best['bytes_per_s'] / 1e9:.1f} GB/s"
         reached = f"{best['slowdown']:+.1%} step time at {rate}"
-        what = f"decode, {way}, {'whole pages' if pieces == 1 else f'{pieces} parts'}, arrays of {staging}"
+        what = f"decode, {way}, arrays of {staging}"
         figures.append(Figure(what, reached, bool(full) and best["slowdown"] <= SLOWDOWN))
     return figures
 

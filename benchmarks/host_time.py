@@ -196,12 +196,12 @@ def pack_plan(plan: StepPlan, tables: np.ndarray, shape: RunnerShape) -> None:
 
 def decode(setup: EngineSetup, device: Device, batch: int, depth: int, options: argparse.Namespace) -> dict[str, float]:
     """Median microseconds of the parts of a step in which every sequence decodes."""
-    parts = setup.changed(pipeline_depth=depth).assemble()
-    parts.dispatcher.close()
+    serving = setup.changed(pipeline_depth=depth).serve()
+    serving.dispatcher.close()
     setup.runner.reset()
     wake = threading.Event()
     dispatcher, watch, vocab_size = Dispatcher(wake.set), Stopwatch(device), setup.model.config.vocab_size
-    requests = RequestLifecycle(parts.engine.scheduler, dispatcher, RealClock(), vocab_size=vocab_size)
+    requests = RequestLifecycle(serving.engine.scheduler, dispatcher, RealClock(), vocab_size=vocab_size)
     engine = Engine(requests, watch, wake, depth=depth)
     for number in range(batch):
         prompt = [(7 * number + index) % vocab_size for index in range(options.context)]

@@ -28,7 +28,7 @@ from rich.table import Table
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 import jinfercept
-from jinfercept.chat import turn_tokens
+from jinfercept.chat import memory
 from jinfercept.chat.request_maker import RequestMaker
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.engine.adapter_table import AdapterTable
@@ -40,8 +40,8 @@ from jinfercept.protocols.anthropic.chat import chat_body as anthropic_chat_body
 from jinfercept.protocols.anthropic.schemas import MessagesBody
 from jinfercept.protocols.openai.chat_schemas import ChatBody
 from jinfercept.protocols.openai.response_chat import chat_body as response_chat_body
+from jinfercept.protocols.openai.response_chat import messages_of
 from jinfercept.protocols.openai.response_items import read_items
-from jinfercept.protocols.openai.response_messages import messages_of
 from jinfercept.protocols.openai.response_schemas import ResponsesBody
 from jinfercept.protocols.openai.response_tools import ClientTools
 from jinfercept.request import Request
@@ -300,8 +300,8 @@ def stages() -> Iterator[dict[str, float]]:
     with (
         patch.object(ChatTemplate, "render", timed(ChatTemplate.render, "render")),
         patch.object(ChatTemplate, "behind_turn", timed(ChatTemplate.behind_turn, "render")),
-        patch.object(turn_tokens.TurnTokens, "_encoded", timed(turn_tokens.TurnTokens._encoded, "tokenise")),  # pyright: ignore
-        patch.object(turn_tokens, "digests", timed(turn_tokens.digests, "digest")),
+        patch.object(memory, "_encoded", timed(memory._encoded, "tokenise")),  # pyright: ignore
+        patch.object(memory, "digests", timed(memory.digests, "digest")),
     ):
         yield spent
 

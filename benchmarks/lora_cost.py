@@ -24,7 +24,7 @@ from jinfercept.models.weight_axes import NUM_INPUTS
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import StepPlan
-from jinfercept.startup.probes import full_rows, probe, settled
+from jinfercept.startup.profiler import full_rows, probe, settled
 from jinfercept.startup.start import EngineSetup, set_up
 
 MODULES: Mapping[str, frozenset[str]] = {

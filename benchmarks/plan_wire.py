@@ -24,7 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jinfercept.hosts.handshake import meet
+from jinfercept.hosts.group import meet
 from jinfercept.hosts.link import HostLink, Kind
 from jinfercept.hosts.placement import PLANS_PORT, Placement
 from jinfercept.hosts.wire import decode_masks, decode_plan, encode_masks, encode_plan

@@ -91,9 +91,9 @@ def replay(
     clock = RealClock()
     setup = setup.changed(policy=policy)
     config, shape, profile = setup.config, setup.shape, setup.profile
-    assembled = setup.assemble()
-    assembled.dispatcher.close()  # the calls are scripted
-    scheduler, log = assembled.engine.scheduler, assembled.engine.request_log
+    serving = setup.serve()
+    serving.dispatcher.close()  # the calls are scripted
+    scheduler, log = serving.engine.scheduler, serving.engine.request_log
     assert log is not None
     prices = Prices(profile, shape.page_size, synchronous=False)
     accounts = RunStats(log, scheduler, prices, shape.buckets[-1], LIMITS)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self, TypedDict, get_type_hints
 
-from jinfercept.errors import ConfigError, nearest, shown
+from jinfercept.errors import ConfigError, nearest, refuse_any, shown
 from jinfercept.values.adapter_choice import AdapterChoice
 from jinfercept.values.option_types import check_bounds, check_type, option
 from jinfercept.values.plain import plain
@@ -19,6 +19,7 @@ KVDTypeChoice = Literal["auto", "int8", "fp8"]
 ActivationDTypeChoice = Literal["auto", "int8"]
 LoadFormatChoice = Literal["auto", "dummy"]
 QuantizationChoice = Literal["auto", "none", "gguf", "gptq", "awq", "fp8", "mxfp4"]
+StagingChoice = Literal[1, 2, 4, 8, 16, 32]
 PreemptionChoice = Literal["auto", "policy", "recompute", "swap"]
 AttentionChoice = Literal["auto", "triton", "mosaic", "tpu", "cpu", "ordered", "reference"]
 
@@ -107,6 +108,8 @@ class CacheOptions:
         0.9,
         "share of a GPU's memory that JAX may take, for weights, KV pool and temporaries; unless XLA_CLIENT_MEM_FRACTION "
         "says so, or JAX runs already",
+        least=0.01,
+        most=1,
     )
     kv_cache_dtype: KVDTypeChoice = option(
         "auto",
@@ -208,18 +211,15 @@ class AdvancedOptions:
     """How steps are executed; the defaults suit."""
 
     layers_per_step: int | None = option(
-        None,
-        "layers per executable; default: as chosen by `jinfercept profile`, else 1 on a CPU, all of them on a GPU",
-        least=1,
+        None, "layers per executable; default: 1 on a CPU, all of them on a GPU", least=1
     )
-    transfer_parts: int = option(
-        1, "pieces in which a page crosses the host link, each beside the compute of its own layers; 1: whole", least=1
-    )
-    staging_pages: int | None = option(
+    staging_pages: StagingChoice | None = option(
         None, "most pages of a context that cross the host link as one array, a power of two; default: 16, on a CPU 1"
     )
     pinned_memory: bool = option(True, "copies of pages on the host are in page-locked memory; off: in pageable memory")
-    pipeline_depth: int = option(1, "0: read a step's tokens before planning the next; 1: one step later")
+    pipeline_depth: int = option(
+        1, "0: read a step's tokens before planning the next; 1: one step later", least=0, most=1
+    )
     attention: AttentionChoice = option("auto", "implementation of attention")
     batch_invariant: bool = option(
         False,
@@ -295,8 +295,7 @@ class LLMOptions(RestartOptions, total=False):
     max_num_seqs: int
     max_num_batched_tokens: int
     layers_per_step: int | None
-    transfer_parts: int
-    staging_pages: int | None
+    staging_pages: StagingChoice | None
     pinned_memory: bool
     attention: AttentionChoice
     batch_invariant: bool
@@ -361,15 +360,11 @@ class EngineConfig:
         return replace(self, cache=replace(cache, page_size=page_size), scheduling=scheduling)
 
     def _check(self) -> None:
-        cache, scheduling, advanced = self.cache, self.scheduling, self.advanced
+        cache, scheduling = self.cache, self.scheduling
         for name in GROUPS:
             check_bounds(getattr(self, name))
         if cache.kv_tokens is not None and cache.kv_tokens < cache.page_size:
             raise ConfigError("kv_tokens is too small", got=cache.kv_tokens, fix=f"at least {cache.page_size}")
-        if not 0 < cache.gpu_memory_utilization <= 1:
-            raise ConfigError(
-                "gpu_memory_utilization is a share", got=cache.gpu_memory_utilization, fix="more than 0, at most 1"
-            )
         if scheduling.max_num_batched_tokens < scheduling.max_num_seqs:
             raise ConfigError(
                 "max_num_batched_tokens must be at least max_num_seqs: every running sequence needs a token of a step",
@@ -386,25 +381,22 @@ class EngineConfig:
         assert scheduling.speculation
         assert self.adapters.choice
         self._check_disk()
-        if advanced.staging_pages not in (None, 1, 2, 4, 8, 16, 32):
-            raise ConfigError("staging_pages is a power of two", got=advanced.staging_pages, fix="1, 2, 4, 8, 16 or 32")
-        if advanced.pipeline_depth not in (0, 1):
-            raise ConfigError("pipeline_depth is 0 or 1", got=advanced.pipeline_depth, fix="choose one of them")
 
     def _check_disk(self) -> None:
         cache = self.cache
         if cache.kv_disk is None:
             return
-        for does_not_fit, got, fix in (
+        refuse_any(
+            "kv_disk cannot be combined with this option",
             (not cache.swap_space, "swap_space=0", "some swap_space: pages pass through the host's memory"),
             (not cache.enable_prefix_caching, "enable_prefix_caching=False", "prefix caching"),
             (self.scheduling.speculation.model is not None, "a draft model", "n-grams, or no drafts"),
             (self.hosts.num_hosts or self.hosts.coordinator, "several hosts", "one host"),
-        ):
-            if does_not_fit:
-                raise ConfigError("kv_disk cannot be combined with this option", got=got, fix=fix)
+        )
 
 
+CHOICES = ("policy", "estimator", "order")
+"""Options that `LLM` also takes as classes, functions or objects."""
 GROUPS: dict[str, type] = get_type_hints(EngineConfig)
 """The groups by their names in `EngineConfig`."""
 OPTIONS = {f.name: f for group in GROUPS.values() for f in fields(group)}
@@ -416,5 +408,10 @@ def _group[G](group: type[G], options: Mapping[str, Any]) -> G:
     """One group of the flat options, its types and choices checked."""
     section = group(**{f.name: plain(options[f.name]) for f in fields(group) if f.name in options})  # pyright: ignore[reportArgumentType]
     for name, hint in get_type_hints(group).items():
-        check_type(name, getattr(section, name), hint)
+        value = getattr(section, name)
+        if name not in CHOICES:
+            check_type(name, value, hint)
+        elif isinstance(value, int | float | list | dict):  # what else it may be is checked where it is made
+            fix = "give a name, a class as path.py:Class, or in a program the class or an object"
+            raise ConfigError(f"{name} has the wrong type", got=shown(value), fix=fix)
     return section

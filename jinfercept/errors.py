@@ -37,6 +37,17 @@ class ConfigError(JinferceptError):
     """A flag, or a combination of flags, cannot work."""
 
 
+def refuse_any(what: str, *cases: tuple[object, object, str]) -> None:
+    """Raise `ConfigError` for the first case that applies.
+
+    Args:
+        cases: of each whether it applies, what was given, and how to fix it.
+    """
+    for applies, got, fix in cases:
+        if applies:
+            raise ConfigError(what, got=got, fix=fix)
+
+
 class ModelError(JinferceptError):
     """A checkpoint, a model name or a tokenizer cannot be used."""
 

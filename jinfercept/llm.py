@@ -1,6 +1,6 @@
 """The library's API: a model, its pages, a scheduler, a runner and an engine behind one class; the server is built on it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, final
@@ -26,7 +26,6 @@ from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.outputs import RequestOutput
 from jinfercept.rollouts.methods import RolloutMethods
 from jinfercept.runner.executables import Progress
-from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimators import EstimatorChoice
 from jinfercept.sched.orders import OrderChoice
@@ -34,12 +33,12 @@ from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.policies import PolicyChoice
 from jinfercept.sched.profile import Profile
 from jinfercept.startup.assembly import end_token_ids
-from jinfercept.startup.chosen_tokenizer import TokenizerChoice
-from jinfercept.startup.host import EngineHost
+from jinfercept.startup.loading import TokenizerChoice
 from jinfercept.startup.memory import MemoryPlan
 from jinfercept.startup.progress import StartDisplay
-from jinfercept.startup.start import EngineSetup, StartTimes, set_up
-from jinfercept.startup.weight_controls import WeightControls
+from jinfercept.startup.served_engine import ServedEngine
+from jinfercept.startup.start import EngineSetup, set_up
+from jinfercept.startup.weights import WeightControls
 from jinfercept.values.vllm_names import no_such_attribute
 
 if TYPE_CHECKING:
@@ -82,6 +81,10 @@ class LLM(RolloutMethods, WeightControls):
         tokenizer, grammars: of the model: its tokenizer, and compiled structured outputs; None for a model without one.
         make_requests, make_chats: make the requests that `generate` and `chat` submit; see `chat.request_maker`.
         engine: the engine that runs, as a server uses it.
+        shape: the static sizes that everything was compiled for.
+        profile: costs of steps and transfers.
+        start_times: seconds that the parts of the start took.
+        sampling_defaults: fields of `SamplingParams` whose defaults come from the checkpoint's `generation_config.json`.
 
     Raises:
         ConfigError: an option is unknown, out of range or impossible together with the others.
@@ -103,15 +106,17 @@ class LLM(RolloutMethods, WeightControls):
         progress: Progress | None = None,
         **options: Unpack[LLMOptions],
     ) -> None:
-        values: dict[str, Any] = {"params": params, "tokenizer": tokenizer, "profile": profile, "mesh": mesh, **options}
-        values |= {"policy": policy, "estimator": estimator, "order": order}
+        values: dict[str, Any] = {"policy": policy, "estimator": estimator, "order": order, **options}
+        values |= {"params": params, "tokenizer": tokenizer, "profile": profile, "mesh": mesh}
         if not isinstance(model, EngineSetup):
             with nullcontext(progress) if progress else StartDisplay() as shown:
                 model = set_up(model, lazy=lazy, progress=shown, **values)
         elif any(value is not None for value in values.values()):
             raise ConfigError("an EngineSetup takes no options", got=sorted(values), fix="give them to `set_up`")
-        self.engine = engine = EngineHost(model)
+        self.engine = engine = ServedEngine(model)
         self.model, self.tokenizer = model.model, model.tokenizer
+        self.shape, self.profile, self.start_times = model.shape, model.profile, model.times
+        self.sampling_defaults = model.sampling_defaults
         self.grammars = Grammars(self.tokenizer, self.model.config.vocab_size) if self.tokenizer else None
         self._requests = RequestMaker(
             self.tokenizer,
@@ -149,35 +154,15 @@ class LLM(RolloutMethods, WeightControls):
         return self.engine.setup.memory_plan
 
     @property
-    def profile(self) -> Profile:
-        """The profile: costs of steps and transfers."""
-        return self.engine.setup.profile
-
-    @property
     def disk(self) -> DiskState | None:
         """What `kv_disk` holds and has done; None without that option."""
         disk = self.engine.setup.disk
         return None if disk is None else disk.store.state()
 
     @property
-    def shape(self) -> RunnerShape:
-        """The static sizes that everything was compiled for."""
-        return self.engine.setup.shape
-
-    @property
-    def start_times(self) -> StartTimes:
-        """Seconds that the parts of the start took."""
-        return self.engine.setup.times
-
-    @property
     def counters(self) -> SchedulerCounters:
         """Totals of the scheduler since the start, as a copy."""
         return self.engine.counters
-
-    @property
-    def sampling_defaults(self) -> Mapping[str, Any]:
-        """Fields of `SamplingParams` whose defaults come from the checkpoint's `generation_config.json`."""
-        return self.engine.setup.sampling_defaults
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of a prompt that brings none: vLLM's defaults, under those of `generation_config.json`."""
@@ -213,7 +198,7 @@ class LLM(RolloutMethods, WeightControls):
             ConfigError: an option is fixed once executables are compiled, or out of range; or a part has not its shape.
             RequestError: requests are not finished, or the LLM is closed.
         """
-        self.engine.restart(policy, estimator, order, options)
+        self.engine.restart({"policy": policy, "estimator": estimator, "order": order, **options})
         self._requests.forget_chats()
 
     # -- prompts and conversations ---------------------------------------------------------------------------------

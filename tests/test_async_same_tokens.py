@@ -21,7 +21,7 @@ from jinfercept.outputs import RequestOutput
 from jinfercept.parsers.cml import Delimiters
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.startup.compile_counter import CompileCounter
+from jinfercept.startup.compile_cache import CompileCounter
 from jinfercept.startup.start import EngineSetup
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.async_streams import (
@@ -142,11 +142,11 @@ def sweep(setup: EngineSetup, policy: str, spelling: str, depth: int, arrival: i
     script, tokenizer = scripted(SWEPT, spelling), ascii_tokenizer(True)
     markup = make_markup(True, delimiters=SPELLINGS[spelling].delimiters)
     returns = {"1": Returns(arrival, "x" * length), "2": Returns(arrival + arrival % 2, "y")}
-    assembled, clock = setup.changed(policy=policy).assemble(), ManualClock()
-    assembled.dispatcher.close()
+    serving, clock = setup.changed(policy=policy).serve(), ManualClock()
+    serving.dispatcher.close()
     dispatcher = ReturnsAtTokens(clock, returns, trapped_polls=9)
     requests = RequestLifecycle(
-        assembled.engine.scheduler,
+        serving.engine.scheduler,
         dispatcher,
         clock,
         vocab_size=128,

@@ -18,7 +18,7 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.fixture(scope="module")
 def small() -> Iterator[LLM]:
     """In fp8; int8 is among the random mixes of `test_several_devices.py`."""
-    flags: dict[str, Any] = {"kv_cache_dtype": "fp8", "transfer_parts": 2, "staging_pages": 2, "profile": None}
+    flags: dict[str, Any] = {"kv_cache_dtype": "fp8", "staging_pages": 2, "profile": None}
     flags |= {"max_num_batched_tokens": 8}
     with tiny_llm(kv_tokens=112, max_model_len=100, swap_space=0.001, **flags) as llm:
         yield llm

@@ -24,7 +24,7 @@ from jinfercept.models.load import load
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.startup.compile_counter import CompileCounter
+from jinfercept.startup.compile_cache import CompileCounter
 from tests.support.joining import set_joined
 from tests.support.matrices import sampled_policies
 from tests.support.peft_adapters import ALL, ATTENTION, GPTJ, PHI, matrices, merged, shapes_of, write_adapter

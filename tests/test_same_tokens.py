@@ -24,14 +24,13 @@ class Shape(NamedTuple):
     """How an engine cuts its steps and its transfers."""
 
     layers_per_step: int
-    transfer_parts: int
     staging_pages: int
 
     def __str__(self) -> str:
-        return "{} layers in {} parts, arrays of {}".format(*self)
+        return "{} layers, arrays of {}".format(*self)
 
 
-SHAPES = (Shape(1, 3, 1), Shape(2, 2, 4), Shape(3, 1, 16))
+SHAPES = (Shape(1, 1), Shape(2, 4), Shape(3, 16))
 
 
 def matrix() -> Iterator[Any]:

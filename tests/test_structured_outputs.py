@@ -17,7 +17,7 @@ from jinfercept.models.load import read_config
 from jinfercept.outputs import RequestOutput
 from jinfercept.parsers.formats import FORMATS
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.startup.compile_counter import CompileCounter
+from jinfercept.startup.compile_cache import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.engine_state import engine_state
 from tests.support.sample_tokenizers import VOCAB, byte_level

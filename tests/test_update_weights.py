@@ -17,7 +17,7 @@ from jinfercept.models.load import load
 from jinfercept.models.model import untied
 from jinfercept.models.protocol import Params
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.startup.compile_counter import CompileCounter
+from jinfercept.startup.compile_cache import CompileCounter
 from jinfercept.weights import in_memory
 from tests.support.gate import closed_gate
 from tests.support.scripted_model import Make

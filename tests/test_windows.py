@@ -95,7 +95,6 @@ def test_a_paused_context_keeps_the_pages_that_the_formula_says(small: LLM) -> N
         ("llama_gqa", {}, "no layers have a window"),
         ("mistral_windowed", {"max_model_len": 100}, "all layers have a window"),
         ("gemma3", {"num_window_tokens": 8}, "two windows; got num_window_tokens=8; fix: at least"),
-        ("gemma3", {"transfer_parts": 2}, "transfer_parts"),
         ("gemma3", {"num_window_tokens": 10**13}, "does not fit; got num_window_tokens=10000000000000 of"),
         (
             "gemma3",

@@ -23,19 +23,16 @@ from jax.extend.source_info_util import register_exclusion
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.ahead_of_time.plugin import PROJECT
-from jinfercept.layouts.kv_rows import stored_dtype
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.mesh import EVERYWHERE
 from jinfercept.models.model import Model, abstract_params
 from jinfercept.models.parallel import AXIS
-from jinfercept.models.protocol import states_of
 from jinfercept.models.sharding import partition_specs
 from jinfercept.runner.executables import COMPILER_OPTIONS
 from jinfercept.runner.packing import CommonShape
-from jinfercept.runner.page_shapes import layer_pages, state_shapes
 from jinfercept.runner.page_transfers import GPU_TRANSFERS, add_transfers
-from jinfercept.runner.pools import joined
-from jinfercept.runner.shape import RunnerShape, in_second_pool
+from jinfercept.runner.pools import pool_shapes
+from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import add_steps
 
 TARGETS = Path(__file__).parent / "targets"
@@ -261,18 +258,9 @@ def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention
         params,
     )
 
-    stored = stored_dtype(shape.kv_cache_dtype, jnp.bfloat16)
-
-    def pool(num_pages: int, num_layers: int) -> tuple[Any, ...]:
-        sizes = num_pages + 1, shape.page_size, model.config.num_kv_heads, config.head_dim
-        return (layer_pages(*sizes, stored, NamedSharding(compiler.mesh, EVERYWHERE)),) * num_layers
-
-    in_second = in_second_pool(model, shape)
-    layers = pool(shape.num_pages, in_second.count(False))
-    states = state_shapes(states_of(model), shape.num_states, params.embed["embedding"])
-    others = states or pool(shape.num_window_pages, sum(in_second))
+    layers, states = pool_shapes(model, shape, params.embed["embedding"])
     with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
-        add_steps(compiler, model, shape, attention, params, joined(layers, others, in_second))
+        add_steps(compiler, model, shape, attention, params)
     if shape.num_states:
         add_transfers(compiler, states, (1,), 1, CommonShape(shape.sample_rows[-1], GPU_TRANSFERS[0]))
     return layers

@@ -27,7 +27,6 @@ from jinfercept.models.sharding import serving_config
 from jinfercept.pallas.tiles import HOPPER, choose_tiles
 from jinfercept.sim.reports import check_writable
 from jinfercept.sim.tables import show
-from jinfercept.startup.layer_groups import candidates
 from jinfercept.startup.progress import StartDisplay
 from jinfercept.startup.sizing import buckets
 
@@ -101,7 +100,7 @@ def model_bytes(case: Case, rows: int) -> ModelBytes:
         kv_per_token=kv_bytes_per_token(config, jnp.bfloat16) // case.num_devices,
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads // case.num_devices,
-        layers_per_call=max(candidates(config.num_layers)),
+        layers_per_call=config.num_layers,
         tile_tokens=tiles.decode.tokens,
     )
 

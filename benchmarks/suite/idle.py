@@ -89,7 +89,7 @@ def timed_steps(engine: SteppedEngine, count: int, batch: int) -> float:
 
 
 def _measure(sizes: Sizes, setup: EngineSetup, decoding: Decoding) -> Row:
-    engine, dispatcher, _ = setup.assemble()
+    engine, _, dispatcher, _ = setup.serve()
     batch, count = decoding.batch, sizes.idle_steps
     begun_tokens = _start_decoding(engine, setup.model.config.vocab_size, decoding)
     seconds = median(timed_steps(engine, count, batch) for _ in range(TURNS)) / count

@@ -124,7 +124,6 @@ class Agents(NamedTuple):
 class TransferWay(NamedTuple):
     """A way in which pages cross the host link: fields of `RunnerShape`, by their names there. Another way is a field here."""
 
-    transfer_parts: int
     staging_pages: int
 
 
@@ -236,7 +235,7 @@ TINY = Sizes(
     deep=(6, 24),
     pool_tokens=192,
     layers_per_step=(1,),
-    overlap_ways=(TransferWay(1, 2), TransferWay(2, 1)),
+    overlap_ways=(TransferWay(2), TransferWay(1)),
     overlap_shares=(1.0,),
     transfer_pages=4,
     transfer_rows=(8, 16),

@@ -10,7 +10,7 @@ bandwidth, and the operations over the measured matmul rate. Rows: `model`, `lay
   tells a product (qkv, o, gate and up, down, head) by its columns;
 * written: `error`, how far the keys and values of the last layer are from those that the first kernel leads to, as a
   share of their norm, its `limit` and whether it is `ok`;
-* ceilings: the rates; start: once for each runner `start_s`, what compiling it took; choice: of the profiler's rule.
+* ceilings: the rates; start: once for each runner `start_s`, what compiling it took.
 """
 
 import os
@@ -49,7 +49,6 @@ from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import StepPlan
-from jinfercept.startup.layer_groups import SLACK, choose
 
 SPARE_BYTES = 5 * GIB  # of a GPU's memory, for what steps need besides pages
 POOL_SHARE = 0.95
@@ -112,14 +111,9 @@ def decode_rows(sizes: Sizes) -> Iterator[Row]:
 
 
 def group_rows(sizes: Sizes) -> Iterator[Row]:
-    """The first model's first decode steps and a chunk, by layers per executable; last the profiler's `choice` by these."""
+    """The first model's first decode steps and a chunk, by layers per executable."""
     name, cases = next(iter(sizes.models)), [*(StepCase(*case) for case in sizes.decodes[:2]), StepCase(*sizes.mixed)]
-    costs: dict[int, list[float]] = {}
-    for row in _rows(sizes, [Bench(name, layers, cases) for layers in sizes.layers_per_step]):
-        if "seconds" in row:
-            costs.setdefault(row["layers_per_step"], []).append(row["seconds"])
-        yield row
-    yield {"model": name, "layers_per_step": choose(costs, SLACK), "step": "choice"}
+    yield from _rows(sizes, [Bench(name, layers, cases) for layers in sizes.layers_per_step])
 
 
 def deep_rows(sizes: Sizes) -> Iterator[Row]:

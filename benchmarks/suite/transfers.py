@@ -1,7 +1,7 @@
-"""What a decode step costs while pages cross the host link, by the way of transferring: whole pages, in arrays, part by part.
+"""What a decode step costs while pages cross the host link, by the pages of an array.
 
 The same step runs again and again, each submitted before the last one's tokens are read, with and without pages that go
-out, come in, or both. Rows: the way (`transfer_parts` and `staging_pages`, as `RunnerShape` has them), `tokens`, `context`,
+out, come in, or both. Rows: the way (`staging_pages`, as `RunnerShape` has it), `tokens`, `context`,
 `way` (none, out, in, both), `share` of the link that was asked for, `pages` each way, `step_s`, `dispatch_s`, and `slowdown`
 (over the step without transfers, less 1), `bytes_per_s`, `link_bytes_per_s` (of one large array) and `link_share`, their ratio.
 
@@ -122,9 +122,8 @@ def _alone(sizes: Sizes, bench: Bench, way: str, pages: int) -> Row:
         row: Row = {"embed_s": median(embed_s)}
         if way == "in":
             events = traced(lambda: run(plans))
-            array_bytes = bench.page_bytes // len(runner.kv.parts)
-            row["first_kernel_s"] = until_first_kernel_s(events, steps, array_bytes)
-            starts_s = array_starts_s(traced(lambda: run_steps(runner, plans, steps)), array_bytes)
+            row["first_kernel_s"] = until_first_kernel_s(events, steps, bench.page_bytes)
+            starts_s = array_starts_s(traced(lambda: run_steps(runner, plans, steps)), bench.page_bytes)
             row["first_array_s"], row["last_array_s"] = starts_s or (None, None)
         return row
 

@@ -47,7 +47,7 @@ SMALL = replace(
     pool_tokens=70_000,
     layers_per_step=(4, 28, 7),
     transfer_pages=256,
-    overlap_ways=(TransferWay(1, 64), TransferWay(1, 16)),
+    overlap_ways=(TransferWay(64), TransferWay(16)),
     policies=LARGE.policies._replace(model="llama-3.2-3b"),
     agents=LARGE.agents._replace(
         model="llama-3.2-3b", scale_tokens=0.1, max_model_len=28_000, kv_tokens=30_000, host_tokens=30_000

@@ -86,7 +86,7 @@ class Score:
     irrelevance: int = 60
     """cases of which no function fits"""
     held_out: int = 0
-    """cases of the generator's own, about skills that were not learnt (`held_out.py`)"""
+    """cases of the generator's own, about skills that were not learnt"""
     grammar: bool = True
     """calls are made of the grammar of their functions"""
     bias: Maybe[float] = None

@@ -1,6 +1,6 @@
 """Values that tools take: kinds of them, their JSON schemas, and how people write them in a question.
 
-A kind is a name in the tables of `kinds.py`, or below. A tool makes a `Field` of it: a type, a unit and choices stay the same
+A kind is a name in the tables of `lexicon.py`, or below. A tool makes a `Field` of it: a type, a unit and choices stay the same
 in all that is asked of the tool. Words come from lists, and from the vocabulary of the model's tokenizer (`Lexicon`), so that
 what is copied from a question into a call is seldom the same twice.
 """

@@ -4,7 +4,6 @@ A turn with calls is a pause: the request keeps its tokens, reads the results as
 engine runs all of that; this file makes its requests. What they have in common is made first, and once for many bodies.
 """
 
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,8 @@ from typing import Any, final
 from jinfercept.calls import Call, CallMode, Result, Tool
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.futures import Futures
-from jinfercept.chat.messages import Message, call_ids, results_behind_calls
+from jinfercept.chat.memory import ChatMemory, Conversation, GivenTokens
+from jinfercept.chat.messages import Message, call_ids, checked_message, results_behind_calls
 from jinfercept.chat.options import (
     MAX_ROUNDS,
     ChatArguments,
@@ -25,10 +25,15 @@ from jinfercept.chat.options import (
 )
 from jinfercept.chat.requests import check_chars, compiled_params, params_of_each
 from jinfercept.chat.template import ChatTemplate
-from jinfercept.chat.tool_choice import TurnCalls, compile_answer, compile_answer_or_calls, compile_calls, tool_choice
-from jinfercept.chat.transcript import ChatTranscript, ChatTurns
-from jinfercept.chat.turn_grammars import AfterReasoning, PerTurnGrammar
-from jinfercept.chat.turn_tokens import Continued, GivenTokens, TurnTokens
+from jinfercept.chat.transcript import ChatTranscript, ChatTurns, Note
+from jinfercept.chat.turn_grammars import (
+    PerTurnGrammar,
+    TurnCalls,
+    compile_answer,
+    compile_answer_or_calls,
+    compile_calls,
+    tool_choice,
+)
 from jinfercept.chat.written_tools import FORMAT, are_written
 from jinfercept.engine.parallel_sampling import forks
 from jinfercept.errors import RequestError, shown
@@ -142,6 +147,7 @@ class ChatPlan:
             futures=futures,
         )
         self._tools, self._grammars = run, grammars
+        self._answers = options.get("add_generation_prompt", True)
         self._first, self._free = _turn_grammars(choice, form, self.is_written, template.source, tokenizer, grammars)
         limits = {name: tool.max_result_tokens for name, tool in run.items()}
         self._renderer = ToolMessages(template, tokenizer, limits) if form else None
@@ -152,8 +158,9 @@ class ChatPlan:
         self,
         ids: Iterable[str],
         conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        memory: ChatMemory,
         params: SamplingParams | Iterable[SamplingParams] | None = None,
-        turn_tokens: TurnTokens | GivenTokens | None = None,
+        given: GivenTokens | None = None,
         tenant: str = "",
         salt: str = "",
         call_bias: float = 0.0,
@@ -163,51 +170,51 @@ class ChatPlan:
         Args:
             ids: names for the requests, at least as many as conversations.
             conversations: one list of messages, or several.
-            turn_tokens: the tokens of the chats that these may continue, or of the single one that is continued; None: prompts
-                are made of text.
+            memory: has the conversations that these may continue.
+            given: the tokens of the beginning of a single conversation, in place of those that are remembered.
             salt: of their pages.
-            call_bias: added to the logit of the token that opens a call, where the model may answer or call.
+            call_bias: added to the logit of the token that opens a call, where the model may answer or call, unless the
+                parameters have their own bias of it or leave no room.
 
         Raises:
             RequestError: messages or parameters are invalid, or the template does not take the messages.
         """
-        listed = _conversations(conversations)
-        if not isinstance(turn_tokens, GivenTokens):  # whose messages have their places in the given tokens
-            listed = [results_behind_calls(messages) for messages in listed]
+        listed = [[checked_message(message) for message in messages] for messages in _conversations(conversations)]
         all_params = params_of_each(DEFAULT_PARAMS if params is None else params, len(listed))
-        return [
-            fork
-            for request_id, messages, own in zip(ids, listed, all_params, strict=False)
-            for fork in self._forks(request_id, messages, own, turn_tokens, tenant, salt, call_bias)
-        ]
+        requests: list[Request] = []
+        for request_id, messages, own in zip(ids, listed, all_params, strict=False):
+            if given is None:  # else the messages have their places in the given tokens
+                messages = results_behind_calls(messages)
+            text = self._template.render(messages, self._answers)
+            if (max_chars := self._options.get("max_prompt_chars")) is not None:
+                check_chars(text, max_chars)
+            note = None
+            if given is not None:
+                prompt = given.prompt(self._template, messages)
+            else:
+                prompt = memory.prompt(self._template, messages, text, tenant, salt, own.max_tokens or 1)
+                if self._answers:
+                    note = partial(memory.remember, prompt)
+            requests += self._forks(request_id, messages, own, prompt, note, call_bias)
+        return requests
 
     def _forks(
         self,
         request_id: str,
         messages: Sequence[Message],
         params: SamplingParams,
-        turn_tokens: TurnTokens | GivenTokens | None,
-        tenant: str,
-        salt: str,
+        prompt: Conversation,
+        note: Note | None,
         call_bias: float,
     ) -> list[Request]:
         """The requests of one conversation, one for each output."""
-        template, turns, has_answer = self._template, self._turns, self._options.get("add_generation_prompt", True)
-        text = template.render(messages, has_answer)
-        if (max_chars := self._options.get("max_prompt_chars")) is not None:
-            check_chars(text, max_chars)
-        prompt = Continued(array("i"), text, b"", False, ())
-        note = None
-        if turn_tokens is not None and has_answer:
-            prompt = turn_tokens.prompt(template, messages, text, tenant, salt, params.max_tokens or 1)
-            note = lambda owner, *written: turn_tokens.remember(owner, prompt, *written)  # noqa: E731
-        else:
-            prompt.token_ids.extend(template.encode(text))
-        first = turns.reasoning.beginning(text) if turns.reasoning else turns.beginnings[1]
-        turns = turns.of_chat(first, call_ids(messages))
+        turns = self._turns
+        first = turns.reasoning.beginning(prompt.text) if turns.reasoning else turns.beginnings[1]
+        turns = replace(turns, beginnings=(first, turns.beginnings[1]), used_ids=call_ids(messages))
         params, own = compiled_params(params, self._tokenizer, self._grammars)
-        if call_bias and self._opening is not None:
-            params = _with_bias(params, self._opening, call_bias)
+        biases, opening = params.logit_bias or {}, self._opening
+        if call_bias and opening is not None and opening not in biases and len(biases) < MAX_BIASED_TOKENS:
+            params = replace(params, logit_bias={**biases, opening: call_bias})
         request = Request(
             request_id,
             prompt.token_ids,
@@ -230,21 +237,9 @@ class ChatPlan:
             what = "ignore_eos cannot be combined with a tool_choice that demands a call"
             raise RequestError(what, got="ignore_eos", fix="leave it out")
         own = own or (None if params.ignore_eos else self._free)
-        first, later = (
-            AfterReasoning(grammar, turns.reasoning, beginning, turns.tokenizer)
-            if grammar and turns.reasoning
-            else grammar
-            for grammar, beginning in zip((self._first or own, own), turns.beginnings, strict=True)
-        )
-        return PerTurnGrammar(first, later) if first else None
-
-
-def _with_bias(params: SamplingParams, token: int, bias: float) -> SamplingParams:
-    """The parameters with a token's logit raised, unless their own biases say what becomes of it, or leave no room."""
-    biases = params.logit_bias or {}
-    if token in biases or len(biases) == MAX_BIASED_TOKENS:
-        return params
-    return replace(params, logit_bias={**biases, token: bias})
+        if (first := self._first or own) is None:
+            return None
+        return PerTurnGrammar((first, own), turns.beginnings, turns.reasoning, turns.tokenizer)
 
 
 def _turn_grammars(

@@ -1,20 +1,17 @@
-"""Messages of a conversation, in the form that chat templates take, and marks in what they have of special tokens' names."""
+"""Messages of a conversation: their check, their order, the forms that chat templates take, and what makes two the same."""
 
 import hashlib
 import json
-import re
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property, lru_cache
-from itertools import accumulate, chain
-from typing import Any, final
+from functools import lru_cache
+from itertools import chain
+from typing import Any
 
 from jinfercept.calls import Call
 from jinfercept.errors import RequestError, nearest, shown
-from jinfercept.parsers.reasoning import REASONING_FORMATS
-from jinfercept.tokenizer.special_token_names import SpecialTokenNames
 
 Message = Mapping[str, Any]
 """OpenAI-style: `role`, `content`, and `tool_calls` or `tool_call_id`.
@@ -79,16 +76,13 @@ def _joined(parts: Sequence[Any]) -> object:
     return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else texts
 
 
-def results_behind_calls[M](messages: Iterable[M], read: Callable[[M], Message] = checked_message) -> list[M]:
+def results_behind_calls[M](messages: Iterable[M], read: Callable[[Any], Message] = lambda message: message) -> list[M]:
     """The messages with the results of each turn directly behind it, in the order of its calls; other messages follow them.
 
     Templates tie results to calls by their places: a result elsewhere is read as that of another call, or not at all.
 
     Args:
-        read: gives the fields of a message.
-
-    Raises:
-        RequestError: one of these is no message.
+        read: gives the fields of a message; by default the message itself, which is checked.
     """
     rows = [(message, read(message)) for message in messages]
     if not [fields for _, fields in rows if fields["role"] == "tool"]:
@@ -206,8 +200,9 @@ ARGUMENT_FORMS: tuple[ArgumentForm, ...] = (_value, _object, _text)
 """How a template may want the arguments of calls: most take any JSON value, some only objects, some a text."""
 
 
-_UNREAD = frozenset(
-    {"role", "content", "tool_calls", "reasoning", "reasoning_content"}
+_COMPARED = frozenset({"role", "content", "tool_calls"})
+_UNREAD = _COMPARED | (
+    {"reasoning", "reasoning_content"}
     | {"annotations", "audio", "function_call", "id", "index", "jinfercept", "parsed", "refusal", "status"}
     | {"provider_specific_fields"}
 )
@@ -217,39 +212,31 @@ _UNREAD = frozenset(
 _ENCODER = json.JSONEncoder(sort_keys=True, default=str)
 
 
-def digests(first: Any, messages: Sequence[Message]) -> list[bytes]:
-    """Digests of a conversation up to each of its messages.
+def digests(first: Any, messages: Sequence[Message]) -> list[str]:
+    """Digests of a conversation: of what stands before its messages, then up to each of them.
 
     Args:
         first: the digest of what stands before them, or JSON values.
+        messages: checked.
     """
-    digest = first if isinstance(first, bytes) else hashlib.sha256(_encoded(first)).digest()
-    until = list[bytes]()
+    chain = [first if isinstance(first, str) else hashlib.sha256(_encoded(first)).hexdigest()]
     for message in messages:
-        until.append(digest := hashlib.sha256(digest + _digest(message)).digest())
-    return until
+        chain.append(hashlib.sha256(chain[-1].encode() + _compared(message)).hexdigest())
+    return chain
 
 
-def _digest(message: Message) -> bytes:
-    role, content, calls, more = _compared(message)
-    if not isinstance(content, str):
-        return hashlib.sha256(_encoded([role, content, calls, more])).digest()
-    head = _encoded([role, calls, more]) if calls or more else _of_role(role)
-    return hashlib.sha256(head + b"\0" + content.encode(errors="surrogatepass")).digest()  # JSON has no such byte
-
-
-def _compared(message: Message) -> list[Any]:
+def _compared(message: Message) -> bytes:
     """What two messages have in common that are the same: clients leave reasoning out, and write arguments anew."""
-    checked = checked_message(message)
-    content, calls = checked["content"], checked.get("tool_calls", ())
-    if checked["role"] == "assistant" and isinstance(content, str):
+    role, content, calls = message["role"], message["content"], message.get("tool_calls", ())
+    if role == "assistant":
         content = content.strip()
     written = [
         [call.get("id"), call["function"].get("name"), _value(call["function"].get("arguments"))] for call in calls
     ]
-    unread = _UNREAD if checked["role"] == "assistant" else {"role", "content"}
-    more = {key: value for key, value in checked.items() if key not in unread and value is not None}
-    return [checked["role"], content, written, more]
+    unread = _UNREAD if role == "assistant" else _COMPARED
+    more = {key: value for key, value in message.items() if key not in unread and value is not None}
+    head = _encoded([role, written, more]) if written or more else _of_role(role)
+    return head + b"\0" + content.encode(errors="surrogatepass")  # JSON has no such byte
 
 
 @lru_cache(maxsize=16)
@@ -263,89 +250,3 @@ def _encoded(value: Any) -> bytes:
         return _ENCODER.encode(value).encode()
     except RecursionError:
         return secrets.token_bytes()
-
-
-_REASONING = frozenset(tag for form in REASONING_FORMATS.values() for tag in (form.opening, form.closing))
-
-
-class Rendered(str):
-    """A conversation's text.
-
-    Attributes:
-        breaks: offsets within or beside names of special tokens that are given text, not the template's.
-    """
-
-    breaks: tuple[int, ...]
-
-    def __new__(cls, text: str, breaks: tuple[int, ...] = ()) -> "Rendered":
-        rendered = super().__new__(cls, text)
-        rendered.breaks = breaks
-        return rendered
-
-
-@final
-class TextMarks:
-    """Puts a mark into each name of a special token in a text, and finds the marks again in what a template writes.
-
-    Args:
-        in_text: the names stand for their tokens, so that nothing is marked.
-    """
-
-    def __init__(self, names: SpecialTokenNames, in_text: bool) -> None:
-        self._names, self._special_tokens_in_text = names, in_text
-        self._mark, self._is_marked = chr(0xF0000 + secrets.randbelow(0xFFFE)), False  # one of those for private use
-
-    def given_messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Messages with marks. An assistant's content keeps the tags of reasoning, for the template to find, and of calls."""
-        names = self._names
-        if names.but(_REASONING) is names and not any(message.get(WRITTEN_CALLS) for message in messages):
-            return [*map(self.given, messages)]
-        marked_messages = list[dict[str, Any]]()
-        for message in messages:
-            marked = self.given(message)
-            if message["role"] == "assistant":
-                content = self.given(message["content"], _REASONING) + message.get(WRITTEN_CALLS, "")
-                marked = marked if content is marked["content"] else marked | {"content": content}
-            marked_messages.append(marked)
-        return marked_messages
-
-    def given[T](self, value: T, but: frozenset[str] = frozenset()) -> T:
-        """A value whose texts have marks, except in the names `but`."""
-        return value if self._special_tokens_in_text else self.with_marks(value, but)
-
-    def with_marks[T](self, value: T, but: frozenset[str] = frozenset()) -> T:
-        """As `given`, whatever `in_text` says."""
-        try:
-            marked = self._names.but(but).marked(value, self._mark)
-        except RecursionError as error:
-            raise RequestError(
-                "messages, tools and chat_template_kwargs are nested too deeply",
-                got=type(value).__name__,
-                fix="flatten them",
-            ) from error
-        if marked is not value:  # one store: several threads may do it
-            self._is_marked = True
-        return marked
-
-    @cached_property
-    def _escaped_marks(self) -> tuple[str, ...]:
-        return json.dumps(self._mark)[1:-1], repr(self._mark)[1:-1]
-
-    @cached_property
-    def _marks(self) -> re.Pattern[str]:
-        return re.compile("|".join([self._mark, *map(re.escape, self._escaped_marks)]))
-
-    def unmarked(self, text: str) -> str:
-        """A text without its marks, escaped ones too."""
-        return self._marks.sub("", text) if self._is_marked else text
-
-    def rendered(self, marked: str) -> "Rendered":
-        """A text without its marks."""
-        if not self._is_marked:
-            return Rendered(marked)
-        pieces = (
-            self._marks.split(marked)
-            if any(escaped in marked for escaped in self._escaped_marks)
-            else marked.split(self._mark)
-        )
-        return Rendered("".join(pieces), tuple(accumulate(map(len, pieces[:-1]))))

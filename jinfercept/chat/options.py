@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from typing import Any, TypedDict, cast
 
 from jinfercept.chat.function_tools import ChatTool
-from jinfercept.chat.tool_choice import ToolChoice
+from jinfercept.chat.turn_grammars import ToolChoice
 from jinfercept.errors import RequestError, shown
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.parsers.formats import ALIASES, FORMATS, detect_format

@@ -2,20 +2,18 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import date
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from itertools import count
-from time import monotonic
 from typing import Any, final
 
 from jinfercept.calls import Tool
 from jinfercept.chat import chats, requests
 from jinfercept.chat.function_tools import ChatTool, chat_tools
+from jinfercept.chat.memory import ChatMemory, GivenTokens
 from jinfercept.chat.options import ChatArguments, ChatOptions
-from jinfercept.chat.turn_tokens import MAX_AGE_S, GivenTokens, TurnTokens
 from jinfercept.chat.written_tools import log_written_tools
 from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.parallel_sampling import forks
@@ -24,12 +22,8 @@ from jinfercept.grammar.limits import num_compiled_bytes
 from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.tenants.quota import ExpiringEntries, Quota
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from jinfercept.values.adapter_choice import AdapterChoice
-
-MAX_PLANS, MAX_PLAN_BYTES = 256, 2**26
-"""Limits of the plans of chats that are kept, for all tenants together; most of a plan is its grammar."""
 
 
 @final
@@ -70,8 +64,7 @@ class RequestMaker:
 
     def forget_chats(self) -> None:
         """Forget earlier chats, their plans and their tokens: the pages of their contexts are gone."""
-        self._plans = ExpiringEntries[chats.ChatPlan](Quota(MAX_PLANS, MAX_PLAN_BYTES), MAX_AGE_S, monotonic)
-        self._turn_tokens = TurnTokens(self._max_model_len)
+        self._memory = ChatMemory(self._max_model_len)
 
     def make_requests(
         self,
@@ -127,27 +120,28 @@ class RequestMaker:
         plan = self._plan(declared, options, tenant)
         if plan.is_written and not is_for_tools:
             self._note_written_tools()
-        turn_tokens, call_bias = tokens or self._turn_tokens, self._call_bias if is_for_tools else 0.0
-        new_requests = plan.requests(ids or self._ids, messages, params, turn_tokens, tenant, salt, call_bias)
+        call_bias = self._call_bias if is_for_tools else 0.0
+        arguments = (ids or self._ids, messages, self._memory, params, tokens, tenant, salt, call_bias)
+        new_requests = plan.requests(*arguments)
         return [self.with_adapter(request, name) for request in new_requests]
 
     def _plan(self, tools: list[ChatTool], options: ChatOptions, tenant: str) -> chats.ChatPlan:
         """The plan of chats with these tools and options: that of the tenant's earlier ones, unless the server runs a tool."""
-        given = None
-        if all(tool.tool is None for tool in tools):
-            with suppress(TypeError, ValueError, RecursionError):  # raised for what is not JSON
-                given = json.dumps([[(tool.declaration, tool.is_deferred) for tool in tools], options])
+        grammars = self._grammars and self._grammars.of(tenant)
+        make = partial(chats.ChatPlan, tokenizer=self.tokenizer, grammars=grammars, eos_token_ids=self._end_token_ids)
+        if any(tool.tool is not None for tool in tools):
+            return make(tools, options)
+        try:
+            given = json.dumps([[(tool.declaration, tool.is_deferred) for tool in tools], options])
+        except (TypeError, ValueError, RecursionError):  # raised for what is not JSON
+            return make(tools, options)
         day = str(date.today())  # which some templates are given
         name = sha256(json.dumps([tenant, day, given]).encode()).hexdigest()
-        if given is not None and (plan := self._plans.use(name)) is not None:
-            return plan
-        if given is not None:  # of copies: what the caller has may change
-            copies, options = json.loads(given)
-            tools = [ChatTool(declaration, None, is_deferred) for declaration, is_deferred in copies]
-        grammars = self._grammars and self._grammars.of(tenant)
-        plan = chats.ChatPlan(tools, options, self.tokenizer, grammars, self._end_token_ids)
-        if given is not None:
-            self._plans.put(tenant, name, plan, num_compiled_bytes(given))
+        if (plan := self._memory.entries.use(name)) is None:
+            copies, copied_options = json.loads(given)  # what the caller has may change
+            copied_tools = [ChatTool(declaration, None, is_deferred) for declaration, is_deferred in copies]
+            plan = make(copied_tools, copied_options)
+            self._memory.entries.put(tenant, name, plan, num_compiled_bytes(given))
         return plan
 
     def next_id(self) -> str:

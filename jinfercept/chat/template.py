@@ -15,15 +15,11 @@ from functools import cached_property, partial
 from typing import Any, final
 
 from jinfercept.calls import Call
-from jinfercept.chat.declarations import rendered_with_tools, usual_variables
 from jinfercept.chat.messages import (
     ARGUMENT_FORMS,
     WRITTEN_CALLS,
     Message,
-    Rendered,
-    TextMarks,
     call_message,
-    checked_message,
     one_call_a_turn,
     with_arguments,
 )
@@ -34,13 +30,16 @@ from jinfercept.chat.system_messages import (
     simpler_forms,
     with_leading_system,
 )
-from jinfercept.chat.written_tools import with_written_tools, written_calls
+from jinfercept.chat.written_tools import rendered_with_tools, usual_variables, with_written_tools, written_calls
 from jinfercept.errors import RequestError, shown
+from jinfercept.parsers.reasoning import REASONING_FORMATS
+from jinfercept.tokenizer.special_token_names import Rendered, SpecialTokenNames
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 _STAND_IN = ({"role": "user", "content": "?"},)
 _MARK = "@@result-5f1c"
 _TURN, _NEXT = (f"@@{secrets.token_hex(8)}@@" for _ in range(2))  # no text of a client has them
+_REASONING = frozenset(tag for form in REASONING_FORMATS.values() for tag in (form.opening, form.closing))
 _PLACE = re.compile(rf"{_MARK}-(\d+)(.*?){_MARK}@@", re.DOTALL)
 _RESERVED = frozenset(
     {
@@ -91,10 +90,13 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.source = tokenizer.chat_template(bool(tools)) if source is None else source
         self.given = (self.source, tools, variables, special_tokens_in_text, written_tools)
-        self._marks = TextMarks(tokenizer.special_token_names, special_tokens_in_text)
+        self._names = tokenizer.special_token_names
+        self._literal = (
+            SpecialTokenNames(()) if special_tokens_in_text else self._names
+        )  # that given texts have no tokens of
         self._written_tools = written_tools
-        self._tools = self._marks.given(tools)
-        self._variables = self._marks.given({**usual_variables(self.source, tools), **variables})
+        self._tools = self._literal.marked(tools)
+        self._variables = self._literal.marked({**usual_variables(self.source, tools), **variables})
         self._ends = tuple(filter(None, map(tokenizer.token_text, end_token_ids)))
         self._end_token_ids = frozenset(end_token_ids)
         self._begun = rendered_with_tools(self._tools, partial(self._render_stand_in, is_given=source is not None))
@@ -103,7 +105,7 @@ class ChatTemplate:
         """The stand-in with a form of the tools, with marks, which the template has from now on."""
         self._tools = tools
         try:
-            return self._apply([*map(checked_message, _STAND_IN)], add_generation_prompt=False)
+            return self._apply([*_STAND_IN], add_generation_prompt=False)
         except RequestError as error:
             if not is_given:
                 raise
@@ -116,10 +118,13 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> "Rendered":
         """The text of a conversation, in the first of its forms that the template takes (`system_messages`).
 
+        Args:
+            messages: checked.
+
         Raises:
-            RequestError: these are no messages, or none that the template takes.
+            RequestError: the template takes none of its forms.
         """
-        checked = [checked_message(message) for message in messages]
+        checked: list[Any] = [*messages]
         if any(message["role"] in SYSTEM_ROLES for message in checked[1:]) and not self._takes_system_anywhere:
             checked = with_leading_system(checked)
         num_calls = max((len(message.get("tool_calls", ())) for message in checked), default=0)
@@ -127,21 +132,22 @@ class ChatTemplate:
             checked = one_call_a_turn(checked)
         elif num_calls and not self._num_calls_written:
             checked = [
-                message | {WRITTEN_CALLS: written_calls(self._marks.given(message), self.source)} for message in checked
+                message | {WRITTEN_CALLS: written_calls(self._literal.marked(message), self.source)}
+                for message in checked
             ]
         try:
-            return self._marks.rendered(self._apply(checked, add_generation_prompt))
+            return self._names.unmarked(self._apply(checked, add_generation_prompt))
         except RequestError:
             for form in simpler_forms(checked):
                 with suppress(RequestError):
-                    return self._marks.rendered(self._apply(form, add_generation_prompt))
+                    return self._names.unmarked(self._apply(form, add_generation_prompt))
             raise
 
     @cached_property
     def _takes_system_anywhere(self) -> bool:
         """Whether the template writes every system message where it stands; some raise, others move it or leave it out."""
         try:
-            return shows_probe(self._apply([*map(checked_message, PROBE)], add_generation_prompt=True))
+            return shows_probe(self._apply([*PROBE], add_generation_prompt=True))
         except RequestError:
             return False
 
@@ -184,7 +190,7 @@ class ChatTemplate:
         """Whether the template takes a system message at the beginning; Gemma's raise."""
         system, *_, user = PROBE
         try:
-            self._apply_template([*map(checked_message, (system, user))], add_generation_prompt=True)
+            self._apply_template([system, user], add_generation_prompt=True)
         except RequestError:
             return False
         return True
@@ -192,10 +198,18 @@ class ChatTemplate:
     def _apply_template(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         try:
             return self.tokenizer.apply_chat_template(
-                self._marks.given_messages(messages), self._tools, add_generation_prompt, self.source, **self._variables
+                [*map(self._given, messages)], self._tools, add_generation_prompt, self.source, **self._variables
             )
         except RequestError as error:
-            raise RequestError(error.what, got=self._marks.unmarked(str(error.got)), fix=error.fix) from error
+            raise RequestError(error.what, got=self._names.unmarked(str(error.got)), fix=error.fix) from error
+
+    def _given(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message with marks. An assistant's content keeps the tags of reasoning, for the template to find, and of calls."""
+        if message["role"] != "assistant":
+            return self._literal.marked(message)
+        marked = self._literal.marked({**message, "content": ""})
+        marked["content"] = self._literal.but(_REASONING).marked(message["content"]) + message.get(WRITTEN_CALLS, "")
+        return marked
 
     def between(self, calls: Sequence[Call]) -> tuple[str, str]:
         """The text between a turn that ended in calls and the turn after it.
@@ -227,7 +241,7 @@ class ChatTemplate:
         if at < 0 or sorted(int(index) for index, _ in _PLACE.findall(after)) != list(range(len(calls))):
             raise RequestError(
                 "the chat template has no place for the results of tools",
-                got=self._marks.unmarked(whole[begins:])[:200],
+                got=self._names.unmarked(whole[begins:])[:200],
                 fix="use one that ends a turn that calls, and knows the role tool",
             )
         return end, after
@@ -235,12 +249,12 @@ class ChatTemplate:
     def _with_turn(self, calls: Sequence[Call], results: list[dict[str, Any]]) -> str:
         """The stand-in with a turn that calls, its results, and the beginning of the next turn."""
         turn = {"role": "assistant", "content": "", "tool_calls": [call_message(call) for call in calls]}
-        return self._apply([*map(checked_message, (*_STAND_IN, turn, *results))], add_generation_prompt=True)
+        return self._apply([*_STAND_IN, turn, *results], add_generation_prompt=True)
 
     @cached_property
     def keeps_reasoning(self) -> bool:
         """Whether the template writes the reasoning of a turn to which the user has replied."""
-        turn = {"role": "assistant", "content": "?", "reasoning_content": _MARK}
+        turn = {"role": "assistant", "content": "?", "reasoning_content": _MARK, "reasoning": _MARK}
         try:
             return _MARK in self.render([*_STAND_IN, turn, *_STAND_IN])
         except RequestError:
@@ -249,104 +263,71 @@ class ChatTemplate:
     def behind_turn(self, messages: Sequence[Message], place: int, text: Rendered) -> Rendered | None:
         """The end of a turn and the text behind it, as the template writes them; None if they cannot be told from the turn.
 
-        Two marks tell them: one in place of what the turn says, one before what the next message does. They are looked for in a
-        conversation that begins with the turn, and if its end is not that of the text, in the whole one.
+        They are looked for in a conversation that begins with the turn, then in the whole one if the first end is another.
 
         Args:
             place: of the turn, a message of the assistant before the last message.
-            text: what `render` has returned for them.
+            text: what `render` has returned for the messages.
         """
-        turn, following = checked_message(messages[place]), checked_message(messages[place + 1])
-        if not isinstance(following["content"], str):
-            return None
-        after = [following | {"content": _NEXT + following["content"]}, *messages[place + 2 :]]
         for before in (_STAND_IN, messages[:place]):
-            if (behind := self._behind(before, turn, after, text)) is not None:
-                return behind
+            if (told := self._shown_behind(before, messages[place:])) is not None:
+                between, end, behind = told
+                moved = messages[place + 1]["role"] == "user" and any(
+                    json.dumps(tool["function"]["name"]) in between for tool in self._tools
+                )  # the tools stand before the last message of the user
+                if end and not moved and text.endswith(end + behind):
+                    return text.since(len(text) - len(end + behind))
         return None
 
-    def appended(self, turn: Message, messages: Sequence[Message]) -> tuple[str, Rendered]:
+    def appended(self, messages: Sequence[Message]) -> tuple[str, Rendered]:
         """The end of a turn, and the text that makes messages follow it, whatever the template would make of the turn itself.
 
         Args:
-            turn: of the assistant; only what calls it has matters.
-            messages: that follow it, the first with a text as its content.
+            messages: the turn, of which only what calls it has matters, and those that follow it.
 
         Raises:
             RequestError: the end of the turn cannot be told from what the template writes.
         """
-        first, *rest = map(checked_message, messages)
-        whole = None
-        if isinstance(first["content"], str):
-            after = [first | {"content": _NEXT + first["content"]}, *rest]
-            whole = self._marked(_STAND_IN, checked_message(turn), after)
-        if whole is None:
+        if (behind := self._shown_behind(_STAND_IN, messages)) is None:
             raise RequestError(
                 "the chat template does not show where a turn ends and these messages begin",
-                got=shown(messages),
+                got=shown(messages[1:]),
                 fix="begin with a message of text, or use a template that writes every turn behind the one before it",
             )
-        text, _, at, end = whole
-        start, mark = at + len(end), text.index(_NEXT)
-        behind = text[start:].replace(_NEXT, "")
-        breaks = (place - start - (len(_NEXT) if place > mark else 0) for place in text.breaks if place >= start)
-        return end, Rendered(behind, tuple(breaks))
+        return behind[1:]
 
-    def _marked(
-        self, before: Sequence[Message], turn: dict[str, Any], after: Sequence[Message]
-    ) -> tuple[Rendered, str, int, str] | None:
-        """A conversation with a mark as a turn's last words and one before the next message's.
+    def _shown_behind(self, before: Sequence[Message], messages: Sequence[Message]) -> tuple[str, str, Rendered] | None:
+        """What the template writes behind a turn, told by a mark as its last words and one before what the next message says.
 
         Args:
-            after: the messages behind the turn, of which the first begins with a mark.
+            before: what stands before the turn.
+            messages: the turn, and those that follow it.
 
         Returns:
-            Its text; the text between the marks; where in the whole the turn's end stands, and the end, "" where no token ends
-            a turn. None if no form of the turn shows the marks.
+            The text between the marks, the text that ends the turn ("" where no token does), and the text behind that end. None
+            if no form of the turn shows the marks.
         """
+        turn, following, *rest = messages
         without_end = None
         for marked in _marked_turns(turn):
             try:
-                whole = self.render([*before, marked, *after])
+                whole = self.render([*before, marked, {**following, "content": _NEXT + following["content"]}, *rest])
             except RequestError:
                 continue
             until, next_mark, _ = whole.partition(_NEXT)
             _, turn_mark, between = until.rpartition(_TURN)
-            ends = [(at, end) for end in self._ends if (at := between.find(end)) >= 0]
-            at, end = min(ends, default=(0, ""))
-            form = whole, between, len(until) - len(between) + at, end
-            if turn_mark and next_mark and ends:
-                return form
-            if turn_mark and next_mark:
-                without_end = form
+            if not (turn_mark and next_mark):
+                continue
+            at, end = min(((at, end) for end in self._ends if (at := between.find(end)) >= 0), default=(0, ""))
+            behind = whole.since(len(until) - len(between) + at + len(end)).without(_NEXT)
+            if end:
+                return between, end, behind
+            without_end = between, end, behind
         return without_end
-
-    def _behind(
-        self, before: Sequence[Message], turn: dict[str, Any], after: Sequence[Message], text: Rendered
-    ) -> Rendered | None:
-        """As `behind_turn`, told from a conversation.
-
-        Args:
-            after: the messages behind the turn, of which the first begins with a mark.
-        """
-        marked = self._marked(before, turn, after)
-        if marked is None or not marked[-1]:
-            return None
-        whole, between, at, end = marked
-        behind = whole[at + len(end) :].replace(_NEXT, "")
-        moved = after[0]["role"] == "user" and any(
-            json.dumps(tool["function"]["name"]) in between for tool in self._tools
-        )
-        if moved or not text.endswith(end + behind):  # `moved`: the tools stand before the last message of the user
-            return None
-        start = len(text) - len(behind)
-        return Rendered(end + behind, tuple(len(end) + at - start for at in text.breaks if at >= start))
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text that `render` returned, or of any text in which the names of special tokens stand for them."""
-        breaks = text.breaks if isinstance(text, Rendered) else ()
-        own = self.tokenizer.special_token_names.own(text, breaks) if breaks else None
-        return self.tokenizer.encode(text) if own is None else self.tokenizer.encode_with_special_tokens(text, own)
+        return [token_id for ids in self.tokenizer.encode_segments(self.segments(text)) for token_id in ids]
 
     def segments(self, text: str) -> list[str]:
         """A text of `encode` in segments, for `Tokenizer.encode_segments`."""
@@ -373,14 +354,14 @@ class ChatTemplate:
             result = contents[int(index)]
             if not probe.startswith('"'):  # the template wrote the probe within a JSON string
                 result = json.dumps(result, ensure_ascii=False)[1:-1]
-            texts += [self._marks.with_marks(result), text]
-        tokens, before = self.encode(self._marks.rendered(end + "".join(texts))), self.tokenizer.encode(end)
+            texts += [self._names.marked(result), text]
+        tokens, before = self.encode(self._names.unmarked(end + "".join(texts))), self.tokenizer.encode(end)
         if tokens[: len(before)] == before:
             return tokens[len(before) :]
-        return self.encode(self._marks.rendered("".join(texts)))
+        return self.encode(self._names.unmarked("".join(texts)))
 
 
-def _marked_turns(turn: dict[str, Any]) -> list[dict[str, Any]]:
+def _marked_turns(turn: Message) -> list[dict[str, Any]]:
     """A message of the assistant with a mark as its last words: in its last call, and in its content if calls are not shown."""
     *calls, last = turn.get("tool_calls") or [None]
     if last is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Any, Self, final
+from typing import Any, final
 
 from jinfercept.calls import Call, Result
 from jinfercept.chat.function_tools import ChatTool
@@ -72,15 +72,6 @@ class ChatTurns:
             # a copy for each: calls that are only thought of use no ids
             calls = TrailingCalls(form.tags, lambda: parser(used={*used_ids}), form.tools)
         return answer if self.reasoning is None else ReasoningParser(self.reasoning, beginning, answer, calls)
-
-    def of_chat(self, first: Beginning, used_ids: frozenset[str]) -> Self:
-        """The same for one conversation.
-
-        Args:
-            first: where its first turn begins.
-            used_ids: ids of its calls so far.
-        """
-        return replace(self, beginnings=(first, self.beginnings[1]), used_ids=used_ids)
 
     def for_the_caller(self, calls: Iterable[Call]) -> bool:
         """Whether the caller has to run one of these calls. If it runs all tools, calls of undeclared tools are its own too."""

@@ -1,18 +1,222 @@
-"""Grammars of a chat's turns: one for its first turn and one for later ones, each of which begins behind the turn's reasoning.
+"""What a chat's turns may be: the options `tool_choice` and `parallel_tool_calls`, and the grammars that enforce them.
 
-Within the reasoning, which is free, only the tokens that end a text are forbidden, so that the answer follows unless the output
-is cut off.
+Only the first turn has to call; later turns are free. A grammar begins behind the turn's reasoning. Within that, which is free,
+only the tokens that end a text are forbidden, so that the answer follows unless the output is cut off.
 """
 
-from typing import Any, final
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal, final
 
 import numpy as np
 from jaxtyping import UInt32
 
+from jinfercept.chat.function_tools import ChatTool
+from jinfercept.errors import RequestError, shown
+from jinfercept.grammar.constraint import TokenGrammar
+from jinfercept.grammar.grammar import Grammars
 from jinfercept.hooks import Constraint, Grammar
+from jinfercept.parsers.call_grammars import JSON_NAME, CallGrammar, Rules
+from jinfercept.parsers.hermes import answer_only, answer_or_calls
 from jinfercept.parsers.reasoning import Beginning, ReasoningFormat
-from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
+from jinfercept.parsers.tool_call_format import ToolCallFormat
+from jinfercept.tokenizer.decoding import IncrementalDetokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer
+from jinfercept.values.enforceable_schema import SchemaReduction
+
+log = logging.getLogger(__name__)
+
+ToolChoice = Literal["auto", "none", "required"] | Mapping[str, Any]
+"""As OpenAI's `tool_choice`; with a mapping `{"type": "function", "function": {"name": …}}` the named tool has to be called."""
+
+_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+_MOST_FAILED = 4
+"""Tools whose grammars may fail before those of the others are not tried."""
+_UNSOUND = (ValueError, TypeError, LookupError, AttributeError, RecursionError)  # raised for invalid schemas
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TurnCalls:
+    """The tool choice of a chat, checked.
+
+    Attributes:
+        reads: text in the format of a call is a call; otherwise no text is.
+        must_call: names of the tools of which the first turn has to call one or several; empty if it need not call.
+        parallel: a turn may have several calls.
+        once: the turn that has to call makes one call.
+    """
+
+    reads: bool
+    must_call: frozenset[str]
+    parallel: bool
+    once: bool = False
+
+
+def tool_choice(choice: ToolChoice | None, parallel: bool, tools: Sequence[ChatTool]) -> TurnCalls:
+    """The options, checked. Raises `RequestError` for values that are unknown, and for tools that are not declared."""
+    if type(parallel) is not bool:
+        raise RequestError("parallel_tool_calls must be true or false", got=shown(parallel), fix="True or False")
+    names = frozenset(tool.name for tool in tools)
+    match choice:
+        case None | "auto" | "none":
+            return TurnCalls(bool(names) and choice != "none", frozenset(), parallel)
+        case "required":
+            required = names
+        case {"type": "function", "function": {"name": str(name)}}:
+            required = frozenset({name})
+        case _:
+            raise RequestError(
+                "tool_choice has an unknown value",
+                got=shown(choice),
+                fix='"auto", "none", "required", or {"type": "function", "function": {"name": …}}',
+            )
+    if not required or required - names:
+        raise RequestError(
+            "tool_choice names a tool that the request does not declare",
+            got=f"{choice!r:.80}, tools {sorted(names)}",
+            fix="declare it in tools",
+        )
+    return TurnCalls(True, required, parallel, once=choice != "required")
+
+
+def compile_calls(
+    choice: TurnCalls, form: ToolCallFormat, template: str, tokenizer: Tokenizer, grammars: Grammars
+) -> TokenGrammar | None:
+    """The grammar of a turn that has to call; None if it need not.
+
+    Args:
+        template: the chat template's source.
+
+    Raises:
+        RequestError: it cannot be enforced.
+    """
+    required = {name: schema for name, schema in (form.tools or {}).items() if name in choice.must_call}
+    if not required:
+        return None
+    tools: dict[str, Mapping[str, Any]] = {}
+    for name, schema in required.items():
+        try:
+            tools[name] = _enforceable(name, schema)
+        except _UNSOUND as error:
+            raise _unenforceable(f"a call of tool {name!r}", error) from error
+
+    def compiled(some: Mapping[str, Mapping[str, Any]]) -> TokenGrammar:
+        several = choice.parallel and not choice.once
+        source = replace(form, tools=some).calls_grammar(_tokens(tokenizer), template, several)
+        return grammars.compile(_LarkSource(source))
+
+    try:
+        return compiled(tools)
+    except _UNSOUND as error:
+        for name, schema in tools.items():
+            try:
+                compiled({name: schema})
+            except _UNSOUND as problem:
+                raise _unenforceable(f"a call of tool {name!r}", problem) from problem
+        raise _unenforceable("calls of these tools", error) from error
+
+
+def compile_answer_or_calls(
+    form: ToolCallFormat, parallel: bool, tokenizer: Tokenizer, grammars: Grammars
+) -> TokenGrammar | None:
+    """The grammar of a turn in the format of Hermes that answers or calls; None if no tool can be called.
+
+    Of a tool whose schema cannot be enforced it asks for an object only: running the call reports what is wrong with it.
+
+    Args:
+        parallel: several calls may be made.
+    """
+
+    def compiled(tools: Mapping[str, Mapping[str, Any]]) -> TokenGrammar | None:
+        calls = CallGrammar(Rules(), tools, _tokens(tokenizer), "", parallel)
+        with suppress(*_UNSOUND):
+            return grammars.compile(_LarkSource(calls.rules.text(answer_or_calls(calls))))
+        return None
+
+    tools = {name: _loosened(name, schema) for name, schema in (form.tools or {}).items() if JSON_NAME.fullmatch(name)}
+    if not tools:
+        return None
+    if (grammar := compiled(tools)) is not None:
+        return grammar
+    num_failed = 0  # a grammar that fails may take half a second
+    for name, schema in tools.items():
+        if num_failed == _MOST_FAILED or compiled({name: schema}) is None:
+            num_failed = min(num_failed + 1, _MOST_FAILED)
+            tools[name] = _ANY_OBJECT
+    return compiled(tools) or compiled(dict.fromkeys(tools, _ANY_OBJECT))
+
+
+def compile_answer(grammars: Grammars) -> TokenGrammar:
+    """The grammar of a turn without calls in the format of Hermes."""
+    rules = Rules()
+    return grammars.compile(_LarkSource(rules.text(answer_only(rules))))
+
+
+def _loosened(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema that `_enforceable` gives, or that of any object if a constraint cannot be enforced."""
+    try:
+        return _enforceable(name, schema)
+    except _UNSOUND:
+        return _ANY_OBJECT
+
+
+def _enforceable(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a tool's arguments without what no grammar holds, which is checked when the call is run.
+
+    Raises:
+        RequestError: a constraint cannot be enforced.
+    """
+    reduction = SchemaReduction(checked_later=True)
+    reduced = reduction.reduce(schema)
+    if reduction.unenforced:
+        _log_unenforced(name, tuple(reduction.unenforced))
+    return reduced
+
+
+@lru_cache(maxsize=256)
+def _log_unenforced(name: str, places: tuple[str, ...]) -> None:
+    """Log once what of a tool's schema no grammar holds."""
+    log.info(
+        "arguments of tool %.80r are checked when it is run, not while they are written: %.300s",
+        name,
+        ", ".join(places),
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _LarkSource:
+    """A `GrammarSource` in Lark."""
+
+    text: str
+
+    @property
+    def source(self) -> tuple[str, str]:
+        return "lark", self.text
+
+
+def _tokens(tokenizer: Tokenizer) -> Callable[[str], int | None]:
+    def token_of(tag: str) -> int | None:
+        token_ids = tokenizer.encode(tag)
+        return token_ids[0] if len(token_ids) == 1 else None
+
+    return token_of
+
+
+def _unenforceable(what: str, error: Exception) -> RequestError:
+    fix = 'simplify the schema of its parameters, or leave the call to the model (tool_choice="auto")'
+    if not isinstance(error, RequestError):
+        problem = f"{type(error).__name__}: {error}"
+    elif isinstance(error.__cause__, ValueError):  # the message of llguidance, without the position
+        problem = re.split(r" \d+ \| ", re.sub(r"^at \d+\(\d+\): ", "", str(error.__cause__)))[0]
+    else:
+        problem, fix = f"{error.what}: {error.got}", error.fix
+    return RequestError(f"tool_choice cannot enforce {what}", got=problem[:300], fix=fix)
 
 
 @final
@@ -20,41 +224,35 @@ class PerTurnGrammar:
     """A `Grammar` for one request.
 
     Args:
-        later: the grammar of all others; None if they are free.
+        grammars: of its first turn, and of all others; None: the turn is free.
+        beginnings: where the first turn begins, and where all others do.
+        reasoning: the marks of reasoning, behind which a grammar begins; None: there is none.
     """
 
-    def __init__(self, first: Grammar, later: Grammar | None) -> None:
-        self._next: Grammar | None = first
-        self._first, self._later = first, later
+    def __init__(
+        self,
+        grammars: tuple[Grammar | None, Grammar | None],
+        beginnings: tuple[Beginning, Beginning],
+        reasoning: ReasoningFormat | None,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._given = grammars, beginnings, reasoning, tokenizer
+        self._turn = 0
 
     def anew(self) -> "PerTurnGrammar":
         """The same for another request, whose first turn is still to come."""
-        return PerTurnGrammar(self._first, self._later)
+        return PerTurnGrammar(*self._given)
 
     def constrain(self, end_token_ids: frozenset[int]) -> Constraint | None:
         """The constraint of the next turn; see `hooks.Grammar`."""
-        turn, self._next = self._next, self._later
-        return None if turn is None else turn.constrain(end_token_ids)
-
-
-@final
-class AfterReasoning:
-    """A `Grammar` of turns that may begin with reasoning.
-
-    Args:
-        grammar: the grammar of the answer.
-        format: the marks of reasoning.
-    """
-
-    def __init__(self, grammar: Grammar, format: ReasoningFormat, beginning: Beginning, tokenizer: Tokenizer) -> None:
-        self._grammar, self._format, self._tokenizer = grammar, format, tokenizer
-        self._beginning: Beginning = beginning
-
-    def constrain(self, end_token_ids: frozenset[int]) -> Constraint | None:
-        """The constraint of a turn; see `hooks.Grammar`."""
-        if self._beginning == "answering":
-            return self._grammar.constrain(end_token_ids)
-        return _ReasoningConstraint(self._grammar, self._format, self._beginning, self._tokenizer, end_token_ids)
+        grammars, beginnings, reasoning, tokenizer = self._given
+        grammar, beginning = grammars[self._turn], beginnings[self._turn]
+        self._turn = 1
+        if grammar is None:
+            return None
+        if reasoning is None or beginning == "answering":
+            return grammar.constrain(end_token_ids)
+        return _ReasoningConstraint(grammar, reasoning, beginning, tokenizer, end_token_ids)
 
 
 class _ReasoningConstraint:

@@ -48,8 +48,6 @@ class MeasureProfile:
             progress.close()
             measured, page_size = llm.profile, llm.config.cache.page_size
         console = Console()
-        if measured.tables["groups"]:
-            console.print(_group_table(measured))
         console.print(_step_table(measured), _link_table(measured, page_size), _summary(measured))
         if self.out:
             measured.save(self.out)
@@ -59,49 +57,6 @@ class MeasureProfile:
             draw(measured, page_size, self.plot)
             console.print(f"drawn in {self.plot}")
         return 0
-
-
-def _group_table(profile: Profile) -> Table:
-    """Candidates for the layers per executable; times are those of the steps named."""
-    from jinfercept.startup.layer_groups import SLACK, CandidateTiming, tolerated
-
-    tried = profile.tables["groups"]
-    num_buckets = len(tried[0]["steps"])
-    turns = [
-        CandidateTiming(step["seconds"], step["again_s"], step["dispatch_s"]) for row in tried for step in row["steps"]
-    ]
-    table = Table(
-        title=f"layers per executable, {profile.name}",
-        caption=f"executables of layers, for {num_buckets} buckets; ms per step, dispatched one ahead; cost: geometric mean, "
-        f"over the least; chosen: the fewest layers within {tolerated(turns):.1%} of it: {SLACK:.0%}, or what turns of one "
-        "candidate mostly differ by",
-    )
-    for column in (
-        "layers",
-        "executables",
-        "compiling, s",
-        "dispatch, ms",
-        *map(_step_name, tried[0]["steps"]),
-        "cost",
-        "",
-    ):
-        table.add_column(column, justify="right")
-    for row in tried:
-        table.add_row(
-            str(row["layers_per_step"]),
-            str(row["num_executables"]),
-            f"{row['compile_s']:.1f}",
-            f"{1e3 * min(step['dispatch_s'] for step in row['steps']):.2f}",
-            *(f"{1e3 * step['seconds']:.2f}" for step in row["steps"]),
-            f"{row['relative']:.3f}",
-            "chosen" if row["chosen"] else "",
-        )
-    return table
-
-
-def _step_name(step: dict[str, Any]) -> str:
-    bucket, decoding = step["bucket"], step["decoding"]
-    return f"{decoding} decode" if decoding == bucket else f"{decoding} + {bucket - decoding}"
 
 
 def _step_table(profile: Profile) -> Table:

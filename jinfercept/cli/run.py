@@ -91,7 +91,7 @@ class RunModel:
             progress.close()
             params = self._params(llm.sampling_defaults)
             if self.prompt is not None:
-                from jinfercept.cli.terminal_text import harmless
+                from jinfercept.cli.terminal_chat import harmless
                 from jinfercept.events import Finished, Resumed, Token
 
                 for event in llm.stream(self.prompt, params):

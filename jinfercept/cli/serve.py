@@ -1,4 +1,4 @@
-"""`jinfercept serve`: a server for OpenAI's clients. Imports what it needs when it runs."""
+"""`jinfercept serve` and `jinfercept deploy`: servers for OpenAI's clients. They import what they need when they run."""
 
 import json
 import logging
@@ -20,20 +20,33 @@ log = logging.getLogger("jinfercept.server")
 _ENDING_S = 1.0
 """Seconds after the limit of a shutdown until the process is ended."""
 USUAL = (
-    *(
-        "host",
-        "port",
-        "served_model_name",
-        "api_key",
-        "api_key_file",
-        "allowed_hosts",
-        "first_token_limit",
-        "state_url",
-    ),
-    *("chat_template", "tool_call_parser", "reasoning_parser", "tools", "loras"),
-    *("dtype", "quantization", "tensor_parallel_size", "max_model_len", "max_num_seqs", "speculative_config"),
-    *("kv_tokens", "gpu_memory_utilization", "kv_cache_dtype", "swap_space", "kv_disk", "policy"),
+    "host",
+    "port",
+    "served_model_name",
+    "api_key",
+    "api_key_file",
+    "allowed_hosts",
+    "first_token_limit",
+    "state_url",
+    "chat_template",
+    "tool_call_parser",
+    "reasoning_parser",
+    "tools",
+    "loras",
+    "dtype",
+    "quantization",
+    "tensor_parallel_size",
+    "max_model_len",
+    "max_num_seqs",
+    "speculative_config",
+    "kv_tokens",
+    "gpu_memory_utilization",
+    "kv_cache_dtype",
+    "swap_space",
+    "kv_disk",
+    "policy",
 )
+"""Options that `jinfercept serve --help` shows."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +129,7 @@ class Serve:
 
     def _run_fleet(self, options: ServerOptions) -> int:
         """Serve with several replicas; returns 0."""
-        from jinfercept.fleet.ray_serve import serve_fleet
+        from jinfercept.fleet.ray_deploy import serve_fleet
 
         serve_fleet(self.model, self.engine, options, 1 if self.replicas is None else self.replicas, self.ray_address)
         return 0
@@ -130,3 +143,32 @@ def _unpacked(value: Any) -> Any:
         return tuple(str(item) for text in value for item in (json.loads(text) if text.startswith("[") else [text]))
     except ValueError as error:
         raise ConfigError("the list is not JSON", got=" ".join(value), fix="repeat the flag instead") from error
+
+
+@dataclass(frozen=True)
+class Deploy:
+    """The command."""
+
+    file: Annotated[conf.Positional[str], conf.arg(metavar="FILE", help="YAML; see docs/fleet.md")]
+    ray_address: Maybe[str] = None
+    """a Ray cluster's HOST:PORT, or auto; the fleet outlives this command (default: Ray is started on this machine, and ends
+    with this command)"""
+    check: Switch = False
+    """only check the file, and whether the database's URL and the files of tools can be read; nothing is started"""
+
+    def run(self) -> int:
+        """Deploy, or update what is deployed under the same name; returns 0. Raises `ConfigError`."""
+        from jinfercept.fleet.app_config import FleetConfig
+
+        config = FleetConfig.read(self.file)
+        if self.check:
+            config.check_files()
+            least, most = config.replicas
+            print(f"{config.name}: {config.model}, {least if least == most else f'{least} to {most}'} replicas")
+            return 0
+        from jinfercept.fleet.ray_deploy import deploy
+        from jinfercept.server.observe.log_lines import begin_logging
+
+        begin_logging(config.server.log_format)
+        deploy(config, self.ray_address)
+        return 0

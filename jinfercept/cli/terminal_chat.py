@@ -16,7 +16,6 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from jinfercept.calls import Call
-from jinfercept.cli.terminal_text import harmless
 from jinfercept.engine.streaming import Stream
 from jinfercept.errors import EngineError, RequestError
 from jinfercept.events import Content, Intercepted, Reasoning, Resumed
@@ -25,6 +24,18 @@ from jinfercept.models.embedded import cache_directory
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.tools.inbox import Inbox
+
+_HARMLESS = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"},
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
+
+
+def harmless(text: str) -> str:
+    """The text with every control character but new lines and tabs as its picture (`␛`), or as U+FFFD where there is none."""
+    return text.translate(_HARMLESS)
+
 
 COMMANDS = {
     "/help": "what may be typed",

@@ -4,9 +4,10 @@ It decides about text only: the engine decides whether the request is finished, 
 """
 
 from collections.abc import Callable, Iterable
-from typing import final
+from typing import Self, final
 
-from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
+from jinfercept.request import Request
+from jinfercept.tokenizer.decoding import IncrementalDetokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer
 
 
@@ -60,6 +61,13 @@ class TextStream:
         self.stopped: str | None = None
         self.last_raw = ""
         self.num_taken = 0
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, request: Request) -> Self:
+        """The text of a request."""
+        params = request.params
+        stop = tuple(params.stop or ())
+        return cls(tokenizer, stop, params.include_stop_str_in_output, params.skip_special_tokens, params.min_tokens)
 
     @property
     def text(self) -> str:

@@ -11,11 +11,10 @@ from prometheus_client.metrics_core import Metric
 
 from jinfercept.fleet.conversations import RoutingHint
 from jinfercept.fleet.front import FleetFront
-from jinfercept.fleet.http_call import HttpReply, ReplicaLostError
-from jinfercept.fleet.lost_stream import lost_error
+from jinfercept.fleet.relay import lost_error
+from jinfercept.fleet.replicas import HttpReply, ReplicaLostError, Ticket
 from jinfercept.fleet.routes import Totals
 from jinfercept.fleet.routing import NoReplicaError
-from jinfercept.fleet.ticket import Ticket
 from jinfercept.protocols.encoding import EncodedReply
 from jinfercept.protocols.errors import ApiError
 from jinfercept.server.observe.metrics import MetricFamilies, encode_metrics, metrics_format

@@ -20,13 +20,18 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from jinfercept.fleet.conversations import RoutingHint, find_conversation, response_key
-from jinfercept.fleet.http_call import HttpCall, ReplicaLostError
-from jinfercept.fleet.lost_stream import lost_error
-from jinfercept.fleet.relay import Relay
-from jinfercept.fleet.replicas import Messages, ReplicaFacts, Replicas
+from jinfercept.fleet.relay import Relay, lost_error
+from jinfercept.fleet.replicas import (
+    HttpCall,
+    IncomingRequest,
+    Messages,
+    ReplicaFacts,
+    ReplicaLostError,
+    Replicas,
+    Ticket,
+)
 from jinfercept.fleet.routes import RequestPlacer, Routes
 from jinfercept.fleet.routing import NoReplicaError, Router
-from jinfercept.fleet.ticket import IncomingRequest, Ticket
 from jinfercept.protocols.anthropic.dialect import REQUEST_ID, authorizations
 from jinfercept.protocols.errors import ApiError
 from jinfercept.server.access.key_file import KeyRules
@@ -103,7 +108,7 @@ class FleetFront:
     async def start(self) -> None:
         """Meet the replicas: their prices, and the contexts that they hold. Raises `NoReplicaError`."""
         self._replicas = await self._connect()
-        first = Routes(Router(_NoPrices()))
+        first = Routes(Router(None))  # before any price is known
         self._facts = await self.replicas.facts(Ticket(first, RoutingHint()))
         self._routes = Routes(self._make_router(self._facts))
         for name in first.names:
@@ -350,13 +355,6 @@ class FleetFront:
                 assert self._facts is not None
                 key = response_key(relay.details["id"], incoming.hint.tenant, self._facts.secret, incoming.salt)
             self.routes.finished(incoming.hint, ticket.route.replica, relay.details, key)
-
-
-class _NoPrices:
-    """Prices of the first request, before any is known."""
-
-    def recompute_s(self, num_tokens: int, chunk_tokens: int) -> float:
-        return 0.0
 
 
 async def _nothing() -> None:

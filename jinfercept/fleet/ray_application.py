@@ -1,15 +1,20 @@
-"""The application of Ray Serve: replicas, and a front in the command's process or as an ingress. Imports Ray."""
+"""The application of Ray Serve: replicas, the handle that reaches them, and a front here or as an ingress. Imports Ray."""
 
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import Context
 from dataclasses import dataclass, replace
 from typing import Any, final
 
+import grpc
 import ray
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
@@ -18,11 +23,11 @@ from jinfercept.errors import ConfigError
 from jinfercept.fleet.app_config import FleetConfig
 from jinfercept.fleet.fan_out import fan_out_router
 from jinfercept.fleet.front import FleetFront, create_front
-from jinfercept.fleet.ray_handle import RayReplicas
 from jinfercept.fleet.ray_replica import EngineReplica, ReplicaSpec
 from jinfercept.fleet.ray_start import HANDLE_VARIABLES
 from jinfercept.fleet.replica_load import replicas_by_memory
-from jinfercept.fleet.replicas import Replicas
+from jinfercept.fleet.replicas import HttpCall, HttpReply, Messages, ReplicaLostError, Replicas, Ticket
+from jinfercept.fleet.routing import NoReplicaError
 from jinfercept.server.observe.log_lines import begin_logging
 from jinfercept.server.options import KEY_VARIABLE, ServerOptions
 
@@ -185,7 +190,7 @@ def _cause(name: str) -> str:
     return lines[-1].rpartition("jinfercept: ")[2] if lines else ""
 
 
-async def open_replicas(name: str) -> RayReplicas:
+async def open_replicas(name: str) -> "RayReplicas":
     """The replicas of an application that runs, for a front on this event loop."""
     return RayReplicas(await asyncio.to_thread(serve.get_deployment_handle, REPLICAS, name))
 
@@ -270,3 +275,57 @@ class ConversationRouter(RequestRouter):
 
 def _ticket(request: PendingRequest | None) -> Any:
     return None if request is None else request.kwargs.get("ticket")
+
+
+@final
+class RayReplicas:
+    """See `Replicas`."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+        self._stream = handle.options(stream=True, method_name="answer")
+
+    async def answer(self, call: HttpCall, ticket: Ticket) -> AsyncGenerator[Messages]:
+        with _errors():
+            response: Any = _alone(lambda: self._stream.remote(call, ticket=ticket))
+            try:
+                async for messages in response:
+                    yield messages
+            finally:
+                response.cancel()
+
+    async def _ask(self, method: str, ticket: Ticket, *args: Any) -> Any:
+        with _errors():
+            return await _alone(lambda: self._handle.options(method_name=method).remote(*args, ticket=ticket))
+
+    async def reply(self, call: HttpCall, ticket: Ticket) -> HttpReply:
+        return await self._ask("reply", ticket, call)
+
+    async def metrics(self, ticket: Ticket) -> Any:
+        return await self._ask("metrics", ticket)
+
+    async def holds(self, kind: Any, name: str, tenant: str | None, ticket: Ticket) -> Any:
+        return await self._ask("holds", ticket, kind, name, tenant)
+
+    async def facts(self, ticket: Ticket) -> Any:
+        return await self._ask("facts", ticket)
+
+
+def _alone[T](call: Callable[[], T]) -> T:
+    """Make a call outside of the HTTP request that an ingress works on.
+
+    Ray Serve gives the calls of one request one id, and its router finds a waiting call by that id: of two at once it would
+    find one only. These calls are cancelled here, so nothing is lost.
+    """
+    return Context().run(call)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Raises Ray's errors as those of `Replicas`."""
+    try:
+        yield
+    except DeploymentUnavailableError as error:
+        raise NoReplicaError(str(error)) from error
+    except (RayActorError, RequestCancelledError, grpc.RpcError) as error:
+        raise ReplicaLostError(str(error)) from error

@@ -1,22 +1,22 @@
 """One replica: an actor of Ray Serve that owns an engine and its server. Imports Ray."""
 
 import asyncio
+import hashlib
 import logging
 import sys
 import time
-from collections.abc import AsyncGenerator
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, final
 
 from ray import serve
 
 from jinfercept.config import EngineOptions
 from jinfercept.errors import JinferceptError
-from jinfercept.fleet.http_call import HttpCall
 from jinfercept.fleet.replica_app import ReplicaApp, own_seed
-from jinfercept.fleet.replicas import Messages
-from jinfercept.fleet.start_turn import start_turn
+from jinfercept.fleet.replicas import HttpCall, Messages
 from jinfercept.llm import LLM
+from jinfercept.models.embedded import cache_directory
 from jinfercept.server.observe.log_lines import begin_logging
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.process import freeze_heap
@@ -121,3 +121,34 @@ class EngineReplica:
         if hasattr(self, "_app"):
             await self._app.close(self._spec.server.drain_timeout)
         await asyncio.to_thread(self._ends.close)
+
+
+@contextmanager
+def start_turn(secret: bytes) -> Iterator[bool]:
+    """Hold this machine's turn at starting.
+
+    Args:
+        secret: of the fleet, new for each start of one.
+
+    Yields:
+        Whether no other replica of the fleet has started on this machine before.
+    """
+    try:
+        import fcntl  # POSIX
+
+        folder = cache_directory() / "fleet"
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "start").open("a+")
+    except (ImportError, OSError):  # read-only, or another system: all start at once
+        yield True
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        name = hashlib.sha256(secret).hexdigest()
+        file.seek(0)
+        first = file.read() != name
+        yield first
+        with suppress(OSError):
+            file.seek(0)
+            file.truncate()
+            file.write(name)

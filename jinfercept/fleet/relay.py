@@ -1,17 +1,51 @@
-"""Passes the response of a replica on to a client while it is made."""
+"""Passes the response of a replica on to a client while it is made, and ends it as its route says where that cannot go on."""
 
 import logging
+import re
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, final
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import Send
 
-from jinfercept.fleet.http_call import ReplicaLostError
-from jinfercept.fleet.lost_stream import last_event, lost_error
-from jinfercept.fleet.replicas import DETAILS, Messages
-from jinfercept.fleet.ticket import Ticket
+from jinfercept.fleet.replicas import DETAILS, Messages, ReplicaLostError, Ticket
+from jinfercept.protocols.encoding import DONE, encode_event
 from jinfercept.protocols.errors import ApiError
+
+LOST = "replica_lost"
+"""Code of errors of requests whose replica has ended."""
+
+_NUMBER = re.compile(rb'"sequence_number":(\d+)')
+_TAIL_BYTES = 2**16
+
+
+def lost_error() -> ApiError:
+    """Status 503, for a request whose replica has ended before its answer began."""
+    message = "the replica that worked on the request has ended; send the request again"
+    return ApiError(503, message, code=LOST, headers={"Retry-After": "1"})
+
+
+def last_event(error: ApiError, path: str, last: bytes) -> bytes:
+    """The event.
+
+    Args:
+        error: why the stream ends.
+        last: end of what was sent of the stream.
+    """
+    if path.startswith("/v1/responses"):
+        numbers = _NUMBER.findall(last[-_TAIL_BYTES:])
+        event = {
+            "type": "error",
+            "code": error.code,
+            "message": error.detail,
+            "param": None,
+            "sequence_number": int(numbers[-1]) + 1 if numbers else 0,
+        }
+        return encode_event(event, "error")
+    if path.startswith("/v1/messages"):
+        return encode_event({"type": "error", "error": {"type": "api_error", "message": error.detail}}, "error")
+    return encode_event(error.body) + DONE
+
 
 log = logging.getLogger("jinfercept.server")
 

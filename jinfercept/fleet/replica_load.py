@@ -1,14 +1,12 @@
-"""What a router counts: the queue of each replica since its last report, prices of recomputation, real tokens per estimate.
+"""What a router counts: the queue of each replica since its last report, real tokens per estimate.
 
 Reads no clock: time arrives as `now`.
 """
 
-from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil, inf
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from jinfercept.fleet.known_prefixes import Holder
 
@@ -21,14 +19,6 @@ TARGET_DEMAND = 0.8
 """Share of the device's KV pool that is demanded on average when the number of replicas is right."""
 
 
-class RecomputePrices(Protocol):
-    """Prices of recomputation; a `Profile` is one."""
-
-    def recompute_s(self, num_tokens: int, chunk_tokens: int) -> float:
-        """Seconds to recompute a context from its first token on, in chunks."""
-        ...
-
-
 @dataclass(slots=True)
 class ReplicaState:
     """The latest report of a replica.
@@ -36,14 +26,12 @@ class ReplicaState:
     Attributes:
         queue_s: seconds until it would begin with a request that arrives now.
         accepts: whether it takes requests; not while it starts, drains or is dead.
-        held_tokens: of the keys that changed since its last report, the tokens that it holds; 0: none. For `Router.learn`.
         at_s: time of the report.
     """
 
     name: str
     queue_s: float = 0.0
     accepts: bool = True
-    held_tokens: Mapping[bytes, int] = field(default_factory=dict)
     at_s: float = -inf
 
 
@@ -99,31 +87,6 @@ class ReplicaLoad:
     def _queue(self, seconds: float, now: float) -> None:
         left_s = max(0.0, self._queue_s - (now - self._queue_at)) if self._queue_s else 0.0
         self._queue_s, self._queue_at = left_s + seconds, now
-
-
-@final
-class RecomputeCurve:
-    """Seconds of recomputation by tokens, interpolated between sizes that differ by a quarter, each priced once.
-
-    Args:
-        chunk_tokens: most prompt tokens of a step.
-    """
-
-    def __init__(self, prices: RecomputePrices, chunk_tokens: int) -> None:
-        self._prices, self._chunk_tokens = prices, chunk_tokens
-        self._sizes, self._seconds = [0], [0.0]
-
-    def seconds(self, num_tokens: int) -> float:
-        """Seconds to recompute so many tokens from the first on."""
-        while self._sizes[-1] < num_tokens:
-            size = max(self._sizes[-1] + 16, self._sizes[-1] * 5 // 4)
-            self._sizes.append(size)
-            self._seconds.append(self._prices.recompute_s(size, self._chunk_tokens))
-        place = bisect_right(self._sizes, num_tokens) - 1
-        low, low_s = self._sizes[place], self._seconds[place]
-        if low == num_tokens:
-            return low_s
-        return low_s + (self._seconds[place + 1] - low_s) * (num_tokens - low) / (self._sizes[place + 1] - low)
 
 
 @final

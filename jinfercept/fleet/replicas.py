@@ -1,13 +1,167 @@
-"""How a front talks to replicas: a protocol, which `ray_handle` implements."""
+"""How a front talks to replicas: requests as plain values, tickets that choose a replica, and what a replica answers.
+
+Ray passes keyword arguments of a call unchanged to the request router of the same process, and pickled to the replica. So a
+ticket brings the router the front's tables; a replica gets the keys alone.
+"""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, final
 
 from prometheus_client.metrics_core import Metric
+from starlette.types import Scope
 
-from jinfercept.fleet.http_call import HttpCall, HttpReply
-from jinfercept.fleet.ticket import Ticket
+from jinfercept.fleet.conversations import RoutingHint
+from jinfercept.fleet.routes import Reports, Routes
+from jinfercept.fleet.routing import Route
 from jinfercept.sched.profile import Profile
+
+SERVER = ("replica", 0)
+
+
+class HttpCall(NamedTuple):
+    """A request.
+
+    Attributes:
+        method, path, raw_path, query: of its first line; the path is decoded.
+        headers: names in lower case, and values.
+        client: address and port of the client; None: unknown.
+        scheme, http_version: of the connection to the front.
+    """
+
+    method: str
+    path: str
+    raw_path: bytes
+    query: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+    client: tuple[str, int] | None
+    scheme: str
+    http_version: str
+    body: bytes = b""
+
+    @classmethod
+    def of(cls, scope: Scope, body: bytes = b"", more: Mapping[str, str] | None = None) -> "HttpCall":
+        """The request of an ASGI scope, with `more` headers in place of those of the same names.
+
+        Args:
+            body: decoded, so that the request has no `content-encoding`.
+        """
+        added = [(name.encode(), value.encode("latin-1")) for name, value in (more or {}).items()]
+        replaced = {b"content-encoding", *(name for name, _ in added)}
+        headers = [(bytes(name), bytes(value)) for name, value in scope["headers"] if name not in replaced]
+        client = scope.get("client")
+        return cls(
+            scope["method"],
+            scope["path"],
+            scope.get("raw_path") or scope["path"].encode(),
+            scope["query_string"],
+            (*headers, *added),
+            client and (client[0], client[1]),
+            scope.get("scheme", "http"),
+            scope.get("http_version", "1.1"),
+            body,
+        )
+
+    def scope(self) -> dict[str, Any]:
+        """A new ASGI scope."""
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": self.http_version,
+            "method": self.method,
+            "scheme": self.scheme,
+            "path": self.path,
+            "raw_path": self.raw_path,
+            "query_string": self.query,
+            "root_path": "",
+            "headers": list(self.headers),
+            "client": self.client,
+            "server": SERVER,
+            "state": {},
+        }
+
+
+class HttpReply(NamedTuple):
+    """A whole response of a replica.
+
+    Attributes:
+        headers: names in lower case, and values.
+    """
+
+    replica: str
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+
+class ReplicaLostError(Exception):
+    """A replica ended while it worked on a request."""
+
+
+class IncomingRequest(NamedTuple):
+    """A request that was read.
+
+    Attributes:
+        prefer: the replica that shall answer if it runs; "": any.
+        background: whether it asks for a response in the background.
+    """
+
+    call: HttpCall
+    hint: RoutingHint
+    prefer: str
+    salt: str
+    background: bool
+
+
+@final
+class Ticket:
+    """One attempt to have a request answered.
+
+    Args:
+        prefer: replica that shall answer if it runs; "": by price.
+
+    Attributes:
+        route: of the replica that has taken the request; None before.
+    """
+
+    def __init__(self, table: Routes, hint: RoutingHint, prefer: str = "") -> None:
+        self._table, self.hint, self._prefer = table, hint, prefer
+        self._chosen: Route | None = None
+        self.route: Route | None = None
+
+    @property
+    def chosen(self) -> str:
+        """The replica that was chosen last; "": none."""
+        return self._chosen.replica if self._chosen is not None else ""
+
+    def choose(self, reports: Reports) -> str:
+        """The name of a replica among the running ones. Decides again if it is called again for other replicas."""
+        if self._chosen is None or self._chosen.replica not in reports:
+            self._chosen = self._table.choose(self.hint, self._prefer, reports)
+        return self._chosen.replica
+
+    def taken(self, replica: str) -> None:
+        """Note which replica has taken the request."""
+        if self._chosen is not None:
+            self.route = self._table.taken(self.hint, self._chosen, replica)
+
+    def __reduce__(self) -> tuple[type["Contents"], tuple[str, tuple[bytes, ...]]]:
+        """Pickles the part that a replica gets."""
+        hint = self.hint
+        longest = hint.prefixes[0].key if hint.prefixes else None
+        return Contents, (hint.tenant, tuple(key for key in (hint.named, longest) if key is not None))
+
+
+@final
+class Contents:
+    """The part of a ticket that a replica gets.
+
+    Args:
+        keys: under which a follow-up will look for the context of this request.
+    """
+
+    def __init__(self, tenant: str, keys: Sequence[bytes]) -> None:
+        self.tenant, self.keys = tenant, tuple(keys)
+
 
 DETAILS = "jinfercept.details"
 """Type of the last message of an answer: fields of its log line, in `details`. The first message with a status has some too."""

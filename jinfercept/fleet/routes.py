@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, final
 
 from jinfercept.fleet.conversations import RoutingHint
@@ -50,7 +50,7 @@ class RequestPlacer(Protocol):
 
     def failed(self, hint: RoutingHint, replica: str) -> None: ...
 
-    def learn(self, state: ReplicaState, tenant_of: Mapping[bytes, str] | None = None) -> None: ...
+    def learn(self, replica: str, contexts: Iterable[tuple[str, bytes, int]]) -> None: ...
 
     def forget_replica(self, name: str) -> None: ...
 
@@ -134,10 +134,7 @@ class Routes:
     def learn(self, replica: str, contexts: Sequence[tuple[str, bytes, int]]) -> None:
         """Fill the table with the contexts that a replica holds: tenant, key and tokens of each."""
         with self._lock:
-            self._learn(ReplicaState(replica, held_tokens={key: tokens for _, key, tokens in contexts}), contexts)
-
-    def _learn(self, state: ReplicaState, contexts: Sequence[tuple[str, bytes, int]]) -> None:
-        self._router.learn(state, {key: tenant for tenant, key, _ in contexts})
+            self._router.learn(replica, contexts)
 
     def _read(self, reports: Reports) -> None:
         """Take over new reports, and forget the replicas that are gone."""
@@ -155,14 +152,7 @@ class Routes:
         for name, report in reports.items():
             state = old.get(name)
             if state is None or numbers[name] != self._numbers.get(name):
-                contexts = report.get("held", ())
-                state = ReplicaState(
-                    name,
-                    report.get("queue_s", 0.0),
-                    report.get("accepts", True),
-                    {key: tokens for _, key, tokens in contexts},
-                    self._now(),
-                )
-                self._learn(state, contexts)
+                state = ReplicaState(name, report.get("queue_s", 0.0), report.get("accepts", True), self._now())
+                self._router.learn(name, report.get("held", ()))
             members.append(state)
         self._members, self._numbers, self.names = tuple(members), numbers, tuple(numbers)

@@ -8,20 +8,14 @@ that the prefix is copied to one more replica and the load spreads over those th
 loads, Mirrokni, Thorup and Zadimoghaddam, SODA 2018). Reads no clock: time arrives as `now`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from math import inf
 from typing import Literal, NamedTuple, final
 
 from jinfercept.fleet.conversations import RoutingHint
 from jinfercept.fleet.known_prefixes import Holder, KnownPrefix, KnownPrefixes
-from jinfercept.fleet.replica_load import (
-    DecayedCount,
-    RecomputeCurve,
-    RecomputePrices,
-    ReplicaLoad,
-    ReplicaState,
-    TokenRatios,
-)
+from jinfercept.fleet.replica_load import DecayedCount, ReplicaLoad, ReplicaState, TokenRatios
+from jinfercept.sched.profile import Profile
 
 SPREAD_BOUND = 1.25
 """New conversations of a replica, over their mean, beyond which a shared prefix attracts no more of them to it."""
@@ -64,17 +58,16 @@ class Router:
     """Routes requests by price; keeps what it must know for that in bounded memory.
 
     Args:
+        profile: prices of recomputation; None: it costs nothing.
         chunk_tokens: most prompt tokens of a step.
         most_conversations: known at a time over all tenants, each with a few keys of about 350 bytes.
     """
 
-    def __init__(self, prices: RecomputePrices, *, chunk_tokens: int = 512, most_conversations: int = 100_000) -> None:
-        self._recompute = RecomputeCurve(prices, chunk_tokens)
+    def __init__(self, profile: Profile | None, *, chunk_tokens: int = 512, most_conversations: int = 100_000) -> None:
+        self._profile, self._chunk_tokens = profile, chunk_tokens
         self._known = KnownPrefixes(most_conversations * KEYS_PER_CONVERSATION)
         self._ratios = TokenRatios()
         self._loads: dict[str, ReplicaLoad] = {}
-        self._indexed: tuple[ReplicaState, ...] = ()
-        self._by_name: dict[str, ReplicaState] = {}
         self._placed = DecayedCount()
 
     @property
@@ -86,21 +79,16 @@ class Router:
         """The replica for a request. Records the decision: the request counts as work of that replica from now on.
 
         Args:
-            replicas: the members of the fleet. The same tuple given again is not read again for names.
+            replicas: the members of the fleet.
             now: seconds of a monotonic clock, the same as in the replicas' reports.
 
         Raises:
             NoReplicaError: none of the replicas accepts requests.
         """
-        by_name = self._index(replicas)
-        holdings = self._find(hint, by_name)
-        prompt = _RoutedPrompt(
-            self._ratios.corrected(hint.tenant, hint.prompt_tokens) + holdings.before_tokens, self._recompute
-        )
-        choice = self._stay(holdings, prompt, by_name, now)
-        if choice is None:
-            choice = self._cheapest(holdings, prompt, replicas, now)
-        chosen, price_s = choice
+        holdings = self._find(hint, {state.name for state in replicas})
+        num_tokens = self._ratios.corrected(hint.tenant, hint.prompt_tokens) + holdings.before_tokens
+        prompt = _RoutedPrompt(num_tokens, self._recompute_s)
+        chosen, price_s = self._cheapest(holdings, prompt, replicas, now)
         holding = holdings.by_holder.get(chosen.holder, _NOTHING_HELD)
         found_tokens = min(holding.tokens, prompt.most_held)
         chosen.send(prompt.missing_s(found_tokens), now)
@@ -161,15 +149,14 @@ class Router:
         if hint.prefixes and (prefix := self._known.get(hint.tenant, hint.prefixes[0].key)):
             prefix.drop(load.holder)
 
-    def learn(self, state: ReplicaState, tenant_of: Mapping[bytes, str] | None = None) -> None:
-        """Correct the table by the keys in a replica's report, which also fill it again after a restart of the router.
+    def learn(self, replica: str, contexts: Iterable[tuple[str, bytes, int]]) -> None:
+        """Correct the table by what a replica reports, which also fills it again after a restart of the router.
 
         Args:
-            tenant_of: tenants of the keys; that of a missing key is "".
+            contexts: tenant, key and tokens of each; 0 tokens: it holds it no more.
         """
-        holder = self._load(state.name).holder
-        for key, tokens in state.held_tokens.items():
-            tenant = tenant_of.get(key, "") if tenant_of else ""
+        holder = self._load(replica).holder
+        for tenant, key, tokens in contexts:
             if tokens > 0:
                 prefix = self._known.touch(tenant, key, tokens)
                 prefix.tokens, prefix.confirmed = tokens, True
@@ -185,20 +172,8 @@ class Router:
 
     # -- prices ----------------------------------------------------------------------------------------------------
 
-    def _stay(
-        self, holdings: "_Holdings", prompt: "_RoutedPrompt", by_name: Mapping[str, ReplicaState], now: float
-    ) -> "tuple[ReplicaLoad, float] | None":
-        """The cheapest replica that holds the conversation; None if another one could be cheaper, were its queue empty."""
-        best, best_s, elsewhere = None, inf, 0
-        for holder, holding in holdings.by_holder.items():
-            if holding.reason not in _OWN:
-                elsewhere = max(elsewhere, holding.tokens)
-                continue
-            state, load = by_name[holder.name], self._load(holder.name)
-            price_s = load.queue_s(state, now) + prompt.missing_s(holding.tokens)
-            if state.accepts and price_s < best_s:
-                best, best_s = load, price_s
-        return (best, best_s) if best is not None and best_s <= prompt.missing_s(elsewhere) else None
+    def _recompute_s(self, num_tokens: int) -> float:
+        return 0.0 if self._profile is None else self._profile.recompute_s(num_tokens, self._chunk_tokens)
 
     def _cheapest(
         self,
@@ -207,31 +182,25 @@ class Router:
         replicas: Sequence[ReplicaState],
         now: float,
     ) -> "tuple[ReplicaLoad, float]":
-        """The replica with the least price; of several, that with the least load, then that which holds the most."""
+        """The replica with the least price; of several, one that holds the conversation, then the one with the least load, then
+        the one that holds the most."""
         candidates = [state for state in replicas if state.accepts]
         if not candidates:
             raise NoReplicaError("no replica accepts requests")
         bound = inf if holdings.is_own else max(SPREAD_SLACK, SPREAD_BOUND * self._placed.at(now) / len(replicas))
-        best: tuple[float, float, int] | None = None
+        best: tuple[float, bool, float, int] | None = None
         choice = self._load(candidates[0].name), inf
         for state in candidates:
             load = self._load(state.name)
             placed = load.placed.at(now)
-            held_tokens = holdings.by_holder[load.holder].tokens if load.holder in holdings.by_holder else 0
+            held_tokens, why = holdings.by_holder.get(load.holder, _NOTHING_HELD)
             price_s = load.queue_s(state, now) + prompt.missing_s(held_tokens if placed < bound else 0)
-            rank = (round(price_s / SAME_PRICE_S), placed + load.in_flight, -held_tokens)
+            rank = (round(price_s / SAME_PRICE_S), why not in _OWN, placed + load.in_flight, -held_tokens)
             if best is None or rank < best:
                 best, choice = rank, (load, price_s)
         return choice
 
     # -- what is known ---------------------------------------------------------------------------------------------
-
-    def _index(self, replicas: Sequence[ReplicaState]) -> Mapping[str, ReplicaState]:
-        if not isinstance(replicas, tuple):
-            return {state.name: state for state in replicas}
-        if replicas is not self._indexed:
-            self._indexed, self._by_name = replicas, {state.name: state for state in replicas}
-        return self._by_name
 
     def _load(self, name: str) -> "ReplicaLoad":
         load = self._loads.get(name)
@@ -239,13 +208,13 @@ class Router:
             load = self._loads[name] = ReplicaLoad(Holder(name))
         return load
 
-    def _find(self, hint: RoutingHint, by_name: Mapping[str, ReplicaState]) -> "_Holdings":
+    def _find(self, hint: RoutingHint, names: Set[str]) -> "_Holdings":
         """The held part of a prompt, by replica: the longest prefix, the context that it follows, or the named session."""
         tenant, by_holder = hint.tenant, dict[Holder, _HeldPrompt]()
 
         def add(prefix: KnownPrefix, tokens: int, reason: Reason) -> None:
             for holder in prefix.holders:
-                if holder.name in by_name:
+                if holder.name in names:
                     by_holder.setdefault(holder, _HeldPrompt(tokens, reason))
 
         before_tokens = 0
@@ -260,7 +229,7 @@ class Router:
         if hint.named is not None and (prefix := self._known.get(tenant, hint.named)):
             reason = "prefix" if prefix.forks_at(hint.opening) else "session"
             for holder in prefix.holders:
-                if holder.name in by_name and by_holder.get(holder, _NOTHING_HELD).reason not in _OWN:
+                if holder.name in names and by_holder.get(holder, _NOTHING_HELD).reason not in _OWN:
                     tokens = by_holder.get(holder, _NOTHING_HELD).tokens
                     by_holder[holder] = _HeldPrompt(max(tokens, int(prefix.tokens * prefix.trust)), reason)
                 elif holder in by_holder:
@@ -331,12 +300,12 @@ class _Holdings(NamedTuple):
 class _RoutedPrompt:
     """A prompt's tokens and the seconds to recompute them."""
 
-    __slots__ = ("_all_s", "_recompute", "most_held", "num_tokens")
+    __slots__ = ("_all_s", "_recompute_s", "most_held", "num_tokens")
 
-    def __init__(self, num_tokens: int, recompute: RecomputeCurve) -> None:
-        self.num_tokens, self._recompute, self._all_s = num_tokens, recompute, recompute.seconds(num_tokens)
+    def __init__(self, num_tokens: int, recompute_s: Callable[[int], float]) -> None:
+        self.num_tokens, self._recompute_s, self._all_s = num_tokens, recompute_s, recompute_s(num_tokens)
         self.most_held = max(0, num_tokens - 1)  # the last token is always computed
 
     def missing_s(self, held_tokens: int) -> float:
         """Seconds to recompute what is not held."""
-        return self._all_s - self._recompute.seconds(min(held_tokens, self.most_held)) if held_tokens else self._all_s
+        return self._all_s - self._recompute_s(min(held_tokens, self.most_held)) if held_tokens else self._all_s

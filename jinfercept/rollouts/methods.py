@@ -5,18 +5,18 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from jinfercept.chat.chats import is_conversation
-from jinfercept.chat.messages import results_behind_calls
+from jinfercept.chat.memory import GivenTokens
+from jinfercept.chat.messages import checked_message, results_behind_calls
 from jinfercept.chat.options import ChatArguments, ChatOptions
 from jinfercept.chat.request_maker import RequestMaker
 from jinfercept.chat.turn_grammars import PerTurnGrammar
-from jinfercept.chat.turn_tokens import GivenTokens
 from jinfercept.errors import RequestError, shown
 from jinfercept.hooks import Detector
 from jinfercept.request import Request
 from jinfercept.rollouts.samples import Rollout, Rollouts
 from jinfercept.rollouts.stream import AsyncRolloutStream, Groups, Planned, RolloutStream
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.startup.host import EngineHost
+from jinfercept.startup.served_engine import ServedEngine
 from jinfercept.values.plain import plain
 from jinfercept.values.vllm_names import check_arguments
 
@@ -45,7 +45,7 @@ class RolloutOptions(ChatArguments, total=False):
 class RolloutMethods:
     """The part of `LLM` for reinforcement learning, see `docs/rollouts.md`."""
 
-    engine: EngineHost
+    engine: ServedEngine
     _requests: RequestMaker
 
     def rollout(
@@ -233,7 +233,7 @@ def _followed(
             if not is_conversation(put):
                 raise RequestError("what follows a chat must be messages", got=shown(put), fix='[{"role": "user", …}]')
             *before, turn = sample.conversation
-            conversation = (*before, *results_behind_calls((turn, *put)))
+            conversation = (*before, *results_behind_calls((turn, *put), checked_message))
             tokens = GivenTokens(sample.token_ids.tolist(), len(sample.conversation))
             [request] = maker.make_chats([conversation], reporting, tools, options, tokens=tokens)
             items.append(Planned(sample.prompt, request, sample, conversation))

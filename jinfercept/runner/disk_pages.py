@@ -18,7 +18,7 @@ from jinfercept.disk.record import Match, Root
 from jinfercept.disk.store import DiskStore
 from jinfercept.kv.context import Context
 from jinfercept.kv.extent import TOKEN_BYTES, token_bytes
-from jinfercept.runner.page_shapes import KeptPages
+from jinfercept.runner.page_transfers import KeptPages
 from jinfercept.runner.pools import Pool
 
 PIECE_BYTES = 64 << 20
@@ -42,7 +42,7 @@ class ReadPiece(NamedTuple):
     key: int
     num_pages: int
     is_last: bool
-    arrays: tuple[tuple[int, list[KeptPages]], ...]
+    arrays: tuple[tuple[int, KeptPages], ...]
 
 
 @final
@@ -115,8 +115,8 @@ class DiskPages:
         """
         self._kv.host.drop(dropped)
         first = 0
-        for count, arrays in piece.arrays:
-            self._kv.adopt(arrays, slots[first : first + count])
+        for count, array in piece.arrays:
+            self._kv.adopt(array, slots[first : first + count])
             first += count
 
     def _read(self, key: int, root: Root, tokens: bytes, first: int, num_pages: int) -> None:
@@ -139,14 +139,14 @@ class DiskPages:
 
     def _read_piece(self, key: int, prefix: Match, first: int, end: int, last: int) -> ReadPiece:
         self._room.acquire()
-        most, copies, buffers = self._kv.staging_pages, list[list[np.ndarray]](), list[list[memoryview]]()
+        most, copies, buffers = self._kv.staging_pages, list[np.ndarray](), list[list[memoryview]]()
         for start in range(first, end, most):
             count = min(most, end - start)
-            copies.append(self._kv.blank_copies(count))
-            buffers += [[_bytes(part[index]) for part in copies[-1]] for index in range(count)]
+            copies.append(self._kv.blank_copy(count))
+            buffers += [[_bytes(page)] for page in copies[-1][:count]]
         num_right = self._store.read(prefix, first, buffers)
         right = [min(most, num_right - start) for start in range(0, num_right, most)]
-        arrays = tuple((count, self._kv.to_host(parts)) for count, parts in zip(right, copies, strict=False))
+        arrays = tuple((count, self._kv.to_host(array)) for count, array in zip(right, copies, strict=False))
         return ReadPiece(key, num_right, num_right < end - first or end == last, arrays)
 
     def _arrive(self, piece: ReadPiece) -> None:
@@ -175,7 +175,7 @@ class DiskPages:
             slots: of the pages.
         """
         self._num_writes += 1
-        pages = [(tuple(page.array.parts), page.position) for page in map(self._kv.host.__getitem__, slots)]
+        pages = [(page.array.data, page.position) for page in map(self._kv.host.__getitem__, slots)]
         self._writing.submit(self._write, key, self._root(root), token_bytes(tokens), first, pages)
 
     def poll_stored(self) -> list[tuple[Context, int]]:
@@ -199,14 +199,14 @@ class DiskPages:
         self._writing.shutdown(cancel_futures=True)
 
     def _write(
-        self, key: Context, root: Root, tokens: bytes, first: int, pages: Sequence[tuple[Sequence[KeptPages], int]]
+        self, key: Context, root: Root, tokens: bytes, first: int, pages: Sequence[tuple[KeptPages | None, int]]
     ) -> None:
         num_stored = 0
         try:
             with self._settings():
                 if pages:
-                    on_host = {id(part): np.asarray(part) for parts, _ in pages for part in parts}
-                    data = [[_bytes(on_host[id(part)][position]) for part in parts] for parts, position in pages]
+                    on_host = {id(array): np.asarray(array) for array, _ in pages}
+                    data = [[_bytes(on_host[id(array)][position])] for array, position in pages]
                     num_stored = first + self._store.write(root, tokens, first, data)
                 else:
                     num_stored = self._store.num_stored(root, tokens)

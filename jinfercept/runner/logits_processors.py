@@ -73,7 +73,7 @@ def shape_logits(
     return jnp.where(_allowed(mask, slots, rows, remembered, logits.shape[-1]), biased, -jnp.inf)
 
 
-def remember(slots: Slots, rows: SampleRows, tokens: Int[Array, "R"]) -> Slots:
+def remember(slots: Slots, tokens: Int[Array, "R"], rows: SampleRows) -> Slots:
     """The slots of the remembered rows with one more token each."""
     places = distinct(jnp.where(rows.remembered != 0, rows.slot, len(slots.recent)), len(slots.recent))
     recent = jnp.concatenate([slots.recent[rows.slot, 1:], tokens[:, None]], axis=1)

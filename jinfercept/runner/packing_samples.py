@@ -86,16 +86,13 @@ def pack_positions(token_indices: Sequence[int], num_rows: int, scratch_slot: in
     return rows
 
 
-def draw_kind(drawn: Sequence[SampledRow]) -> Kind:
-    """The simplest kind of draw that computes all that the rows ask for."""
-    if not any(row.sample.temperature for row in drawn):
-        return "greedy"
-    return "filtered" if [row for row in drawn if row.sample.options and row.sample.options.filtered] else "drawn"
-
-
-def any_remembered(drawn: Sequence[SampledRow]) -> bool:
-    """Whether the state of a row's slot applies."""
-    return bool([row for row in drawn if row.sample.options and row.sample.options.remembered])
+def draw_needs(drawn: Sequence[SampledRow]) -> tuple[Kind, bool]:
+    """The simplest kind of draw that computes all that the rows ask for, and whether the state of a row's slot applies."""
+    options = [row.sample.options for row in drawn if row.sample.options]
+    remembered = bool([each for each in options if each.remembered])
+    if not [row for row in drawn if row.sample.temperature]:
+        return "greedy", remembered
+    return "filtered" if [each for each in options if each.filtered] else "drawn", remembered
 
 
 def unpack_samples(packed: Int[Array, "fields R"]) -> SampleRows:

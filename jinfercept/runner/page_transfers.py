@@ -1,10 +1,12 @@
-"""The executables that gather pages for the host and scatter them back, in a few static sizes, or one sequence's states.
+"""The shapes of pages and states, and the executables that gather pages for the host and scatter them back, in a few static
+sizes, or one sequence's states.
 
 The states of a sequence in all recurrent layers cross the link as one array for each dtype, in which the parts of the layers
 follow each other. Each of several devices moves its own parts.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from math import prod
@@ -12,16 +14,85 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec, Sharding
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.typing import DTypeLike
 from jaxtyping import Array, Int, Num
 
-from jinfercept.layouts.interleaved import is_interleaved
-from jinfercept.layouts.pages import KVPages, from_words, to_words
-from jinfercept.models.mesh import EVERYWHERE, beside, over_devices, specs_of
+from jinfercept.layouts.interleaved import FP8, INTERLEAVED_ON, interleaved_shape, is_interleaved
+from jinfercept.layouts.kv_rows import STORED
+from jinfercept.layouts.pages import KVPages, from_words, kv_shape, to_words
+from jinfercept.layouts.states import StateArray
+from jinfercept.models.mesh import EVERYWHERE, Placed, beside, over_devices, specs_of
 from jinfercept.models.parallel import AXIS
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import CommonShape
-from jinfercept.runner.page_shapes import HostPages, heads_spec
+
+HostPages = Num[Array, "k l B *sides heads W"]
+"""Several pages of all layers."""
+KeptPages = Num[Array | np.ndarray, "k l B *sides heads W"] | tuple[Num[Array | np.ndarray, "_"], ...]
+"""The same, or a sequence's states, an array for each dtype; NumPy has those that are in pageable memory."""
+type States = tuple[tuple[StateArray, ...], ...]
+"""The state of every layer of a model, see `protocol.states_of`; () for layers that have none."""
+
+
+def heads_spec(ndim: int) -> PartitionSpec:
+    """Several devices cut pages, and the arrays of pages that cross the link, by KV head: the last axis but one."""
+    return PartitionSpec(*(None,) * (ndim - 2), AXIS)
+
+
+def layer_pages(
+    num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike, home: Sharding
+) -> jax.ShapeDtypeStruct:
+    """The shape of one layer's pages.
+
+    Args:
+        num_pages: the scratch page too.
+        num_kv_heads, head_dim: of the model, on all devices.
+        dtype: of the page arrays, see `kv_rows.stored_dtype`; those of a TPU have `FP8` in the place of its type of fp8.
+        home: a placement on the devices where they lie; which of their axes are cut is set here.
+    """
+    devices = tuple(home.device_set)
+    if devices[0].platform in INTERLEAVED_ON:
+        dtype = FP8 if dtype == STORED["fp8"] else dtype
+        shape = interleaved_shape(num_pages, page_size, num_kv_heads, head_dim, dtype, len(devices))
+    else:
+        shape = kv_shape(num_pages, page_size, num_kv_heads, head_dim, dtype)
+    if isinstance(home, NamedSharding) and len(devices) > 1:
+        home = NamedSharding(home.mesh, heads_spec(len(shape)), memory_kind=home.memory_kind)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=home)
+
+
+def state_shapes(states: States, num_slots: int, like: Placed) -> tuple[tuple[jax.ShapeDtypeStruct, ...], ...]:
+    """The arrays of every recurrent layer's states, with their places.
+
+    Args:
+        num_slots: without the one that is no sequence's.
+        like: an array with the dtype of the weights, on their devices.
+    """
+
+    def struct(array: StateArray) -> jax.ShapeDtypeStruct:
+        dtype: DTypeLike = array.dtype or like.dtype
+        cut = () if array.cut_axis is None else (*(None,) * (1 + array.cut_axis), AXIS)
+        sharding = beside(like, PartitionSpec(*cut))
+        return jax.ShapeDtypeStruct((num_slots + 1, *array.shape), dtype, sharding=sharding)
+
+    return tuple(tuple(map(struct, of_layer)) for of_layer in states if of_layer)
+
+
+def slot_bytes(states: States, dtype: DTypeLike, num_devices: int = 1) -> int:
+    """Bytes of one sequence's states over all layers, on each of the devices.
+
+    Args:
+        dtype: of the weights.
+    """
+
+    def num_bytes(array: StateArray) -> int:
+        parts = 1 if array.cut_axis is None else num_devices
+        return math.prod(array.shape) * jnp.dtype(array.dtype or dtype).itemsize // parts
+
+    return sum(num_bytes(array) for of_layer in states for array in of_layer)
+
 
 CPU_TRANSFERS = (16, 4, 1)
 GPU_TRANSFERS = (32, 8, 1)
@@ -45,16 +116,8 @@ def transfer_sizes(platform: str, staging_pages: int = 1) -> tuple[int, ...]:
     return tuple(sorted(powers | {max(widest, staging_pages)}, reverse=True))
 
 
-def _gather(
-    common_shape: CommonShape,
-    size: int,
-    staging: int,
-    layers: tuple[KVPages, ...],
-    common: Int[Array, "common"],
-    transfer: Int[Array, ""],
-) -> tuple[HostPages, ...]:
+def _gather(staging: int, layers: tuple[KVPages, ...], slots: Int[Array, "slots"]) -> tuple[HostPages, ...]:
     """The pages of a transfer's slots, in arrays of `staging` pages. Padding reads any page."""
-    slots = common_shape.slots(common, transfer, size)
 
     def gather(layers: tuple[Array, ...], slots: Int[Array, "k"]) -> tuple[Array, ...]:
         pages = jnp.stack([layer.at[slots].get(mode="clip") for layer in layers], axis=1)
@@ -70,14 +133,8 @@ def _gather(
 
 
 def _scatter(
-    common_shape: CommonShape,
-    size: int,
-    layers: tuple[KVPages, ...],
-    common: Int[Array, "common"],
-    transfer: Int[Array, ""],
-    arrays: tuple[HostPages, ...],
+    layers: tuple[KVPages, ...], slots: Int[Array, "slots"], arrays: tuple[HostPages, ...]
 ) -> tuple[KVPages, ...]:
-    slots = common_shape.slots(common, transfer, size)
     if is_interleaved(layers[0]):
         return _scatter_pages(layers, slots, arrays)
     return jax.lax.platform_dependent(layers, slots, arrays, cpu=_scatter_pages, default=_scatter_words)
@@ -101,20 +158,15 @@ def _scatter_words(
     return tuple(from_words(words, layer, layer.shape) for words, layer in zip(written, layers, strict=True))
 
 
-def _select(
-    common_shape: CommonShape, size: int, pages: HostPages, common: Int[Array, "common"], transfer: Int[Array, ""]
-) -> Num[Array, "fewer l B *sides heads W"]:
-    return pages.at[common_shape.slots(common, transfer, size)].get(mode="clip")
+def _select(pages: HostPages, slots: Int[Array, "fewer"]) -> Num[Array, "fewer l B *sides heads W"]:
+    return pages.at[slots].get(mode="clip")
 
 
 def _gather_states(
-    common_shape: CommonShape,
-    layers: tuple[tuple[Num[Array, "N ..."], ...], ...],
-    common: Int[Array, "common"],
-    transfer: Int[Array, ""],
+    layers: tuple[tuple[Num[Array, "N ..."], ...], ...], slots: Int[Array, "1"]
 ) -> tuple[tuple[Num[Array, "_"], ...]]:
     """The states of the sequence whose device slot a transfer names, joined by dtype."""
-    [slot] = common_shape.slots(common, transfer, 1)
+    [slot] = slots
     parts: dict[Any, list[Array]] = {}
     for array in chain.from_iterable(layers):
         parts.setdefault(array.dtype, []).append(jax.lax.dynamic_index_in_dim(array, slot, keepdims=False).reshape(-1))
@@ -122,14 +174,12 @@ def _gather_states(
 
 
 def _scatter_states(
-    common_shape: CommonShape,
     layers: tuple[tuple[Num[Array, "N ..."], ...], ...],
-    common: Int[Array, "common"],
-    transfer: Int[Array, ""],
+    slots: Int[Array, "1"],
     arrays: tuple[tuple[Num[Array, "_"], ...]],
 ) -> tuple[tuple[Num[Array, "N ..."], ...], ...]:
     """The states of all layers, with these ones in the device slot that a transfer names."""
-    [slot], [state] = common_shape.slots(common, transfer, 1), arrays
+    [slot], [state] = slots, arrays
     joined, places = {part.dtype: part for part in state}, {part.dtype: 0 for part in state}
 
     def written(array: Array) -> Array:
@@ -141,6 +191,15 @@ def _scatter_states(
     return tuple(tuple(map(written, of_layer)) for of_layer in layers)
 
 
+def _on_slots(common_shape: CommonShape, size: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of layers or pages whose device slots are found in the common part of an upload."""
+
+    def run(layers: Any, common: Int[Array, "common"], transfer: Int[Array, ""], *arrays: Any) -> Any:
+        return function(layers, common_shape.slots(common, transfer, size), *arrays)
+
+    return run
+
+
 def on_link(layer: Any) -> Sharding:
     """How several devices cut the arrays that cross the link, of a layer's pages or states: arrays, or shapes."""
     first = layer[0] if isinstance(layer, tuple) else layer
@@ -150,11 +209,11 @@ def on_link(layer: Any) -> Sharding:
 def add_transfers(
     run: Executables, layers: tuple[Any, ...], sizes: Sequence[int], staging_pages: int, common_shape: CommonShape
 ) -> None:
-    """Add the transfers' executables for a part of the layers.
+    """Add the transfers' executables.
 
     Args:
         run: to which they are added.
-        layers: pages of consecutive layers, or the states of all: arrays or shapes with shardings.
+        layers: pages or states of the layers: arrays or shapes with shardings.
         sizes: `transfer_sizes`; of states (1,).
         staging_pages: most pages of an array.
         common_shape: of the steps' uploads.
@@ -162,25 +221,25 @@ def add_transfers(
     is_states, placed, home = isinstance(layers[0], tuple), on_link(layers[0]), beside(jax.tree.leaves(layers)[0])
     common = jax.ShapeDtypeStruct((common_shape.size,), jnp.int32, sharding=home)
     reads = common, jax.ShapeDtypeStruct((), jnp.int32, sharding=home)
-    out, shape = getattr(placed, "spec", EVERYWHERE), common_shape
+    out = getattr(placed, "spec", EVERYWHERE)
 
     def struct(dims: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=placed)
 
     for size in sizes:
         pages = min(size, staging_pages)
-        gather: Any = partial(_gather_states, shape) if is_states else partial(_gather, shape, size, pages)
-        gather = over_devices(gather, (layers, *reads), out)
+        gather: Any = _gather_states if is_states else partial(_gather, pages)
+        gather = over_devices(_on_slots(common_shape, size, gather), (layers, *reads), out)
         if is_states:
             arrays = jax.tree.map(
                 lambda array: struct(array.shape, array.dtype), jax.eval_shape(gather, layers, *reads)
             )
         else:
             arrays = (struct((pages, len(layers), *layers[0].shape[1:]), layers[0].dtype),) * (size // pages)
-        scatter: Any = partial(_scatter_states, shape) if is_states else partial(_scatter, shape, size)
+        scatter = _on_slots(common_shape, size, _scatter_states if is_states else _scatter)
         scatter = over_devices(scatter, (layers, *reads, arrays), specs_of(layers))
-        run.add(("gather", size, len(layers)), gather, layers, *reads)
-        run.add(("scatter", size, len(layers)), scatter, layers, *reads, arrays, donate=(0,))
+        run.add(("gather", size), gather, layers, *reads)
+        run.add(("scatter", size), scatter, layers, *reads, arrays, donate=(0,))
         for fewer in (fewer for fewer in sizes if fewer < size <= staging_pages):
-            select = over_devices(partial(_select, shape, fewer), (arrays[0], *reads), out)
-            run.add(("select", fewer, size, len(layers)), select, arrays[0], *reads)
+            select = over_devices(_on_slots(common_shape, fewer, _select), (arrays[0], *reads), out)
+            run.add(("select", fewer, size), select, arrays[0], *reads)

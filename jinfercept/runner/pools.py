@@ -1,11 +1,10 @@
 """Pools: arrays of layers on the devices, cut into slots, and the copies of slots on the host, with the transfers of each step.
 
 A slot is a page of each of some layers, or the states that one sequence has in the recurrent layers. What follows says "page"
-for both: states are pages of which every one is an array, and there is one part of the layers.
+for both: states are pages of which every one is an array.
 
-Pages cross the link in arrays `[k, l, B, …]` of k pages and l layers, one for each part of the layers; states as an array for
-each of their dtypes. With one part a page crosses whole, during all of the step's compute; with more, each part crosses during
-the compute of its own layers. Transfers have a few static sizes, padded with slots out of range, so that nothing recompiles.
+Pages cross the link in arrays `[k, l, B, …]` of k pages and l layers, during the step's compute; states as an array for each of
+their dtypes. Transfers have a few static sizes, padded with slots out of range, so that nothing recompiles.
 
 With `staging_pages` of 1 every page is an array, for each of which JAX takes about 30 µs of host time. With more, the pages of
 a context go out in arrays of up to so many, a power of two. A page is fetched with its whole array: a context that returns in
@@ -16,7 +15,7 @@ device has no memory beside the others follow the compute, one transfer after th
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, compress, groupby, islice
 from operator import attrgetter
@@ -28,17 +27,19 @@ import numpy as np
 from jaxtyping import Array, Int32, Num
 
 from jinfercept.kv.page import PageCopy
+from jinfercept.layouts.kv_rows import stored_dtype
 from jinfercept.layouts.pages import OUT_OF_RANGE
-from jinfercept.models.mesh import beside, move, place
+from jinfercept.models.mesh import Placed, beside, move, place
+from jinfercept.models.protocol import ServedModel, states_of
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape
-from jinfercept.runner.page_shapes import KeptPages
-from jinfercept.runner.page_transfers import add_transfers, on_link
+from jinfercept.runner.page_transfers import KeptPages, add_transfers, layer_pages, on_link, state_shapes
+from jinfercept.runner.shape import RunnerShape, in_second_pool
 
 
 @dataclass(slots=True, eq=False)
 class HostArray:
-    """Several pages that cross the link together: pinned arrays, which are freed when their last page is dropped.
+    """Several pages that cross the link together: a pinned array, which is freed when its last page is dropped.
 
     An array of which at most half the pages are live is `sparse`: it is to be replaced by a smaller one, so that the arrays
     have less than twice as many pages as there are live ones.
@@ -46,12 +47,12 @@ class HostArray:
     Attributes:
         size: pages that it has room for, a power of two.
         slots: the host slots of its live pages, by their index in the array.
-        parts: the pages' data, one array for each part of the layers.
+        data: the pages of all layers; None until they are on their way.
     """
 
     size: int
     slots: dict[int, int]
-    parts: list[KeptPages] = field(default_factory=list)
+    data: KeptPages | None = None
 
     @property
     def is_sparse(self) -> bool:
@@ -100,39 +101,21 @@ class HostSlots(dict[int, HostPage]):
         return self.add(slots, 1 << (len(slots) - 1).bit_length()), indices
 
 
-Fetched = Sequence[KeptPages]
-"""The parts of an array that is on its way to the device. Pages in it without a slot are not wanted."""
-
-
-class Compaction(NamedTuple):
-    """A sparse array that is replaced by a smaller one, by way of the device.
-
-    Attributes:
-        parts: its data, on the host.
-        into: the smaller array, which gets its data part by part.
-    """
-
-    parts: Sequence[KeptPages]
-    into: HostArray
-
-
 @final
 class Pool:
     """Pages or states on a model's devices, and their copies on the host.
 
     The arrays are allocated by `reset`, so that all executables can be compiled before they take the memory.
 
-    A step calls `begin`, then for each part `fetch`, `offload`, the compute of the part's layers, and `scatter`. On a GPU a
-    copy waits for what was dispatched when its memory was allocated and overlaps what is dispatched later. So the first part's
-    `fetch` comes right behind the step's first executable, which waits for the step's upload: one engine of the GPU makes all
-    copies in this direction, and arrays that do not wait for the upload go before it. `offload` and `scatter` read slots in
-    `commons`.
+    A step calls `begin`, then `fetch`, `offload`, the compute of the layers, and `scatter`. On a GPU a copy waits for what was
+    dispatched when its memory was allocated and overlaps what is dispatched later. So `fetch` comes right behind the step's
+    first executable, which waits for the step's upload: one engine of the GPU makes all copies in this direction, and arrays
+    that do not wait for the upload go before it. `offload` and `scatter` read slots in `commons`.
 
     Args:
         shapes: of every layer's pages, or of every recurrent layer's states, with the slot that is no sequence's. Several
             devices cut the host copies, which are in their pinned memory, as `on_link` says.
         common_shape: of the step's uploads.
-        parts: first layer and end of every part; None: there is one.
         sizes: pages per transfer, see `transfer_sizes`.
         staging_pages: most pages of an array on the host, a power of two. The arrays take less than twice the memory of the
             pages that they hold once a step's compaction is done, and exactly as much with 1.
@@ -150,20 +133,18 @@ class Pool:
         shapes: tuple[Any, ...],
         common_shape: CommonShape,
         *,
-        parts: Sequence[tuple[int, int]] | None = None,
         sizes: tuple[int, ...] = (1,),
         staging_pages: int = 1,
         pinned: bool = True,
         moved_pages: int = 1 << 30,
     ) -> None:
-        self.shapes, self.parts, self.staging_pages = shapes, tuple(parts or [(0, len(shapes))]), staging_pages
+        self.shapes, self.staging_pages = shapes, staging_pages
         self._common_shape, self._sizes, self._moved_pages, self._pinned = common_shape, sizes, moved_pages, pinned
         self._on_device = on_link(shapes[0])
         self._on_host = self._on_device.with_memory_kind("pinned_host")
-        self._blank: dict[int, Array] = {}  # by layers of a part, what fills up a scatter's arrays
+        self._blank: Array | None = None  # what fills up a scatter's arrays
         if len(sizes) > 1:
-            blanks = {end - first: self._blank_copy(staging_pages, end - first, np.zeros) for first, end in self.parts}
-            self._blank = place(blanks, self._on_device)
+            self._blank = place(np.zeros_like(self.blank_copy(staging_pages)), self._on_device)
         rows = [np.array(row, np.int32) for row in range(MOST_TRANSFERS)]
         self._rows: list[Array] = place(rows, beside(jax.tree.leaves(shapes)[0]))
         self.layers: tuple[Any, ...] = ()
@@ -174,8 +155,7 @@ class Pool:
     def add_executables(self, run: Executables) -> None:
         """Add the transfers' executables, which `offload` and `scatter` call."""
         self._run = run
-        for first, end in {end - first: (first, end) for first, end in self.parts}.values():
-            add_transfers(run, self.shapes[first:end], self._sizes, self.staging_pages, self._common_shape)
+        add_transfers(run, self.shapes, self._sizes, self.staging_pages, self._common_shape)
 
     def close(self) -> None:
         """Free everything, on the device and on the host."""
@@ -213,9 +193,9 @@ class Pool:
         self.commons: Sequence[Array] = ()
         self._first_transfer = 0  # transfers of other pools that come before this one's
         self._offloads: list[tuple[int, list[HostArray]]] = []  # by gather: its size, arrays
-        self._fetches: list[tuple[int, list[Fetched]]] = []  # by scatter: its size, arrays
+        self._fetches: list[tuple[int, list[Any]]] = []  # by scatter: its size, arrays on the host
         self._early = 0  # scatters whose arrays come during the compute
-        self._compactions: list[Compaction] = []
+        self._compactions: list[tuple[Any, HostArray]] = []  # a sparse array, and the smaller one in its place
         self._arrived: list[Any] = []  # on the device: of the fetches, then of the compactions
 
     def begin(
@@ -242,7 +222,7 @@ class Pool:
         fetches, selected = self._scatters(fetch), list[np.ndarray]()
         for array in self.host.drop(drop):
             into, indices = self.host.compact(array)
-            self._compactions.append(Compaction(array.parts, into))
+            self._compactions.append((array.data, into))
             selected.append(_padded(dict(enumerate(indices)), into.size))
         gathered = list[np.ndarray]()  # jaxtyping would make its type anew at every step
         for size, pieces in self._joined(self._pieces(offload)):
@@ -262,58 +242,49 @@ class Pool:
         """Of a page, over all layers and devices."""
         return sum(math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.shapes))
 
-    def blank_copies(self, num_pages: int) -> list[Num[np.ndarray, "k l B *sides heads W"]]:
-        """Arrays for copies of up to `staging_pages` pages, one for each part of the layers, with anything in them."""
+    def blank_copy(self, num_pages: int) -> Num[np.ndarray, "k l B *sides heads W"]:
+        """An array for copies of up to `staging_pages` pages, with anything in it."""
         size = 1 << (num_pages - 1).bit_length()
-        return [self._blank_copy(size, end - first, np.empty) for first, end in self.parts]
+        return np.empty((size, len(self.shapes), *self.shapes[0].shape[1:]), self.shapes[0].dtype)
 
-    def _blank_copy(self, num_pages: int, num_layers: int, make: Any) -> Num[np.ndarray, "k l B *sides heads W"]:
-        return make((num_pages, num_layers, *self.shapes[0].shape[1:]), self.shapes[0].dtype)
+    def to_host(self, array: Num[np.ndarray, "k l B *sides heads W"]) -> KeptPages:
+        """Such an array in the memory of host copies. From any thread."""
+        return jax.device_put(array, self._on_host) if self._pinned else array
 
-    def to_host(self, arrays: Sequence[Num[np.ndarray, "k l B *sides heads W"]]) -> list[KeptPages]:
-        """Such arrays in the memory of host copies. From any thread."""
-        return jax.device_put(list(arrays), self._on_host) if self._pinned else list(arrays)
-
-    def adopt(self, arrays: list[KeptPages], slots: Sequence[int | None]) -> None:
-        """Take arrays of `to_host` as the copies of these slots' pages; None: the page is of no use."""
+    def adopt(self, array: KeptPages, slots: Sequence[int | None]) -> None:
+        """Take an array of `to_host` as the copies of these slots' pages; None: the page is of no use."""
         if any(slot is not None for slot in slots):
-            self.host.add(slots, len(arrays[0])).parts = arrays
+            self.host.add(slots, len(array)).data = array
 
-    def fetch(self, part: int) -> None:
-        """Dispatch the copies of one part to the device."""
-        coming = [parts[part] for _, arrays in self._fetches[: self._early] for parts in arrays]
-        coming += [compaction.parts[part] for compaction in self._compactions]
+    def fetch(self) -> None:
+        """Dispatch the copies to the device."""
+        coming = [array for _, arrays in self._fetches[: self._early] for array in arrays]
+        coming += [sparse for sparse, _ in self._compactions]
         if coming:
             self._arrived = move(coming, self._on_device)
 
-    def offload(self, part: int) -> None:
-        """Dispatch the copies of one part to the host: the pages as they are before anything dispatched later."""
-        first, end = self.parts[part]
+    def offload(self) -> None:
+        """Dispatch the copies to the host: the pages as they are before anything dispatched later."""
         for number, (size, arrays) in enumerate(self._offloads):
-            gather = self._run["gather", size, end - first]
-            self._leave(gather(self.layers[first:end], *self._slots(number))[: len(arrays)], arrays)
+            self._leave(self._run["gather", size](self.layers, *self._slots(number))[: len(arrays)], arrays)
 
-    def scatter(self, part: int) -> None:
-        """Write the fetched pieces of one part to their device slots, after everything dispatched before."""
-        first, end = self.parts[part]
+    def scatter(self) -> None:
+        """Write the fetched pages to their device slots, after everything dispatched before."""
         arrived, self._arrived = iter(self._arrived), []
         for index, (size, fetched) in enumerate(self._fetches):
             late = index >= self._early
-            pieces = [parts[part] for parts in fetched]
-            arrays = move(pieces, self._on_device) if late else [*islice(arrived, len(pieces))]
-            arrays += [self._blank.get(end - first)] * (size // min(size, self.staging_pages) - len(arrays))
-            scatter = self._run["scatter", size, end - first]
-            written = scatter(self.layers[first:end], *self._slots(len(self._offloads) + index), tuple(arrays))
-            self.layers = (*self.layers[:first], *written, *self.layers[end:])
+            arrays = move(fetched, self._on_device) if late else [*islice(arrived, len(fetched))]
+            arrays += [self._blank] * (size // min(size, self.staging_pages) - len(arrays))
+            slots = self._slots(len(self._offloads) + index)
+            self.layers = self._run["scatter", size](self.layers, *slots, tuple(arrays))
         first_number = len(self._offloads) + len(self._fetches)
-        for number, (compaction, array) in enumerate(zip(self._compactions, arrived, strict=True), first_number):
-            into = compaction.into
-            select = self._run["select", into.size, array.shape[0], end - first]
+        for number, ((_, into), array) in enumerate(zip(self._compactions, arrived, strict=True), first_number):
+            select = self._run["select", into.size, array.shape[0]]
             self._leave([select(array, *self._slots(number))], [into])
 
     def wait(self) -> None:
         """Wait for every copy in flight."""
-        jax.block_until_ready((self.layers, [array.parts for array in self.host.arrays]))
+        jax.block_until_ready((self.layers, [array.data for array in self.host.arrays]))
 
     def _slots(self, number: int) -> tuple[Array, Array]:
         """Where a transfer finds its device slots: the common part of an upload, and the row of that."""
@@ -321,23 +292,23 @@ class Pool:
         return self.commons[upload], self._rows[row]
 
     def _leave(self, device_arrays: Sequence[Any], arrays: Sequence[HostArray]) -> None:
-        """Copy arrays of the device to the host, as the next part of these."""
+        """Copy arrays of the device to the host, as the data of these."""
         copies = move(device_arrays, self._on_host) if self._pinned else jax.tree.map(np.asarray, list(device_arrays))
         self._in_flight[-1] += copies
-        for array, piece in zip(arrays, copies, strict=True):
-            array.parts.append(piece)
+        for array, copy in zip(arrays, copies, strict=True):
+            array.data = copy
 
-    def _scatters(self, fetch: Sequence[PageCopy]) -> list[tuple[int, list[Fetched], Int32[np.ndarray, "slots"]]]:
+    def _scatters(self, fetch: Sequence[PageCopy]) -> list[tuple[int, list[Any], Int32[np.ndarray, "slots"]]]:
         """The arrays of these pages by the scatters that write them, each with its size and its slots: arrays of full size
         together, smaller ones alone."""
         by_array: dict[int, tuple[HostArray, dict[int, int]]] = {}
         for copy in fetch:
             array, index = self.host[copy.host_slot]
             by_array.setdefault(id(array), (array, {}))[1][index] = copy.device_slot
-        scatters: list[tuple[int, list[Fetched], Int32[np.ndarray, "slots"]]] = []
+        scatters: list[tuple[int, list[Any], Int32[np.ndarray, "slots"]]] = []
         for size, group in self._joined([(pair[0].size, pair) for pair in by_array.values()]):
             slots = _numbered([slots for _, slots in group], min(size, self.staging_pages))
-            scatters.append((size, [array.parts for array, _ in group], _padded(slots, size)))
+            scatters.append((size, [array.data for array, _ in group], _padded(slots, size)))
         return scatters
 
     def _pieces(self, offload: Sequence[PageCopy]) -> list[tuple[int, Sequence[PageCopy]]]:
@@ -361,8 +332,25 @@ class Pool:
         return joined
 
     def _is_compiled(self, size: int) -> bool:
-        keys = {(way, size, end - first) for way in ("gather", "scatter") for first, end in self.parts}
-        return self._run.missing.isdisjoint(keys)
+        return self._run.missing.isdisjoint({("gather", size), ("scatter", size)})
+
+
+def pool_shapes(model: ServedModel, shape: RunnerShape, like: Placed) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The arrays of each pool's layers: pages of the first pool, and pages of the pool for windows or states, if there are any.
+
+    Args:
+        like: an array with the dtype of the weights, on their devices.
+    """
+    config, in_second = model.config, in_second_pool(model, shape)
+
+    def pages(num_pages: int, num_layers: int) -> tuple[Any, ...]:
+        dims = num_pages + 1, shape.page_size, config.num_kv_heads, config.head_dim
+        return (layer_pages(*dims, stored_dtype(shape.kv_cache_dtype, like.dtype), beside(like)),) * num_layers
+
+    own = pages(shape.num_pages, in_second.count(False))
+    if shape.num_window_pages:
+        return own, pages(shape.num_window_pages, sum(in_second))
+    return own, state_shapes(states_of(model), shape.num_states, like)
 
 
 def joined(pages: Iterable[Any], others: Iterable[Any], in_second: Sequence[bool]) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ while the device runs the forward pass. Nothing waits for the device but `collec
 
 import time
 from collections.abc import Hashable, Iterable
-from itertools import batched, chain
+from itertools import batched
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import jax
@@ -18,16 +18,14 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jinfercept.errors import EngineError
-from jinfercept.layouts.kv_rows import stored_dtype
 from jinfercept.models.mesh import beside, mesh_of, place
 from jinfercept.models.protocol import Params, ServedModel, states_of
 from jinfercept.models.quantized import weights_of
 from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape, enter, pack
 from jinfercept.runner.packing_samples import KINDS, Kind
-from jinfercept.runner.page_shapes import layer_pages, slot_bytes, state_shapes
-from jinfercept.runner.page_transfers import transfer_sizes
-from jinfercept.runner.pools import Pool, by_pool, joined
+from jinfercept.runner.page_transfers import slot_bytes, transfer_sizes
+from jinfercept.runner.pools import Pool, by_pool, joined, pool_shapes
 from jinfercept.runner.sampler import Drawn, Hidden, Sampler, Samples
 from jinfercept.runner.shape import RunnerShape, in_second_pool
 from jinfercept.runner.steps import RowExperts, add_steps, kinds_of, layers_key, step_names, step_shapes
@@ -77,7 +75,7 @@ class ModelRunner:
 
     Args:
         model, params: the model and its weights; every layer has the same shapes. Where they lie on several devices, these cut
-            the pages by KV head. A model with recurrent layers has one part of a transfer.
+            the pages by KV head.
         shape: the static sizes.
         attention: implementation of attention, see `pallas.attention`.
         executables: to which its own are added.
@@ -105,51 +103,41 @@ class ModelRunner:
         config = model.config
         self._model, self._shape = model, shape
         self._homes = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("device"), params)
-        self._parts, self._kinds = shape.parts(config.num_layers), kinds_of(model)
+        self._groups = shape.groups(config.num_layers)
         self.use(params)  # committed, as the executables expect
         self.owns_params, self.weight_shapes = False, shapes_of(self.params)
         leaf = weights_of(self.params.embed)[0]
         self.device = mesh_of(leaf).local_devices[0]
         sizes = transfer_sizes(self.device.platform, shape.staging_pages)
         self._common_shape = CommonShape(shape.sample_rows[-1], sizes[0])
-
-        def page_shapes(num_pages: int, num_layers: int) -> tuple[Any, ...]:
-            dims = num_pages + 1, shape.page_size, config.num_kv_heads, config.head_dim
-            return (layer_pages(*dims, stored_dtype(shape.kv_cache_dtype, leaf.dtype), beside(leaf)),) * num_layers
-
         self._in_second = in_second_pool(model, shape)
-        num_second, windows = sum(self._in_second), shape.num_window_pages
+        own, others = pool_shapes(model, shape, leaf)
         pages: dict[str, Any] = {"sizes": sizes, "staging_pages": shape.staging_pages}
         pages |= {"pinned": shape.pinned_memory, "moved_pages": shape.moved_pages}
-        parts = None if num_second else [(groups[0][0], groups[-1][1]) for groups in self._parts]
-        own = page_shapes(shape.num_pages, len(self._in_second) - num_second)
-        self.kv = Pool(own, self._common_shape, parts=parts, **pages)
-        self.second: Pool | None = None
+        self.kv = Pool(own, self._common_shape, **pages)
         self._tables = np.zeros((shape.max_num_seqs, shape.bucket(1).pages_per_row), np.int32)
-        self._window_tables = np.zeros_like(self._tables) if windows else None
-        self._state_slots = np.zeros(shape.max_num_seqs, np.int32) if num_second and not windows else None
-        if windows:
-            self.second = Pool(page_shapes(windows, num_second), self._common_shape, **pages)
-        elif num_second:
-            states = states_of(model)
-            most_moved = max(1, shape.moved_pages * self.kv.page_bytes // slot_bytes(states, leaf.dtype))
+        self._window_tables = np.zeros_like(self._tables) if shape.num_window_pages else None
+        self._state_slots = None
+        if others and not shape.num_window_pages:
+            self._state_slots = np.zeros(shape.max_num_seqs, np.int32)
+            most_moved = max(1, shape.moved_pages * self.kv.page_bytes // slot_bytes(states_of(model), leaf.dtype))
             pages = {"pinned": shape.pinned_memory, "moved_pages": most_moved}
-            self.second = Pool(state_shapes(states, shape.num_states, leaf), self._common_shape, **pages)
+        self.second = Pool(others, self._common_shape, **pages) if others else None
         self._pools = (self.kv,) if self.second is None else (self.kv, self.second)
         self.executables = Executables() if executables is None else executables
         self.drafter: ModelDrafter | None = None
         self.drafting = True
         self._buckets = step_shapes(model, shape, attention, leaf)
-        steps = [
-            (
-                (size, alone),
-                {(embed, size), *[layers_key(name, size, group, self._kinds) for group in chain(*self._parts)]},
-            )
+        kinds = kinds_of(model)
+        self._keys = {  # of a step's executables: of the embedding, then of the groups of layers
+            (size, alone): [(embed, size), *[layers_key(name, size, group, kinds) for group in self._groups]]
             for size, alone in sorted(self._buckets, key=lambda step: (step[0], not step[1]))
             for embed, name in [step_names(alone)]
-        ]
+        }
         self._steps = {  # that can compute a plan, by its bucket and whether it has decode rows only; its own first
-            (bucket, decodes): [(step, keys) for step, keys in steps if step[0] >= bucket and step[1] <= decodes]
+            (bucket, decodes): [
+                (step, set(keys)) for step, keys in self._keys.items() if step[0] >= bucket and step[1] <= decodes
+            ]
             for bucket in (0, *shape.buckets)
             for decodes in (False, True)
         }
@@ -163,11 +151,10 @@ class ModelRunner:
             shape.drafts_for or config.vocab_size,
             self._home,
         )
-        layers = joined(self.kv.shapes, () if self.second is None else self.second.shapes, self._in_second)
-        add_steps(self.executables, model, shape, attention, self.params, layers)
+        add_steps(self.executables, model, shape, attention, self.params)
         self.kv.add_executables(self.executables)
         if self.second is not None:
-            self.second.add_executables(self.executables.under("windows" if windows else "states"))
+            self.second.add_executables(self.executables.under("windows" if shape.num_window_pages else "states"))
 
     def forward(self, plan: StepPlan, last_tokens: Int[Array, "slots"] | None = None) -> ForwardTicket:
         """Dispatch a plan's transfers, layers and head, in the order of `StepPlan`.
@@ -200,10 +187,9 @@ class ModelRunner:
         uploaded = place(commons, self._home)
         for kv in self._pools:
             kv.commons = uploaded
-            for part in range(len(self._parts)):
-                kv.fetch(part)
-                kv.offload(part)
-                kv.scatter(part)
+            kv.fetch()
+            kv.offload()
+            kv.scatter()
         for kv in self._pools:
             kv.wait()
         return ForwardTicket(None, submitted_s)
@@ -232,16 +218,11 @@ class ModelRunner:
         experts = RowExperts(np.concatenate(ticket.experts, axis=1)) if ticket.experts else None
         return StepResult(tokens, time.monotonic() - ticket.submitted_s, logprobs, scores, experts)
 
-    def update(self, params: Params) -> None:
-        """Replace the weights by others of the same structure, shapes and dtypes, and forget all KV."""
-        self.use(params)
-        self.reset()
-
     def use(self, params: Params) -> None:
         """Use other weights of the same structure, shapes and dtypes from the next plan on. All KV stay."""
         self.params = jax.device_put(params, self._homes)
-        groups = chain(*self._parts)  # flattened once, not at every step
-        self._leaves = {group: tuple(jax.tree.leaves(self.params.layers[slice(*group)])) for group in groups}
+        # flattened once, not at every step
+        self._leaves = {group: tuple(jax.tree.leaves(self.params.layers[slice(*group)])) for group in self._groups}
 
     def take_params(self) -> Params:
         """The weights, which are the caller's now: the runner has none."""
@@ -348,51 +329,36 @@ class ModelRunner:
         if self.drafter is not None:
             self.drafter.runner.allocate()
 
-    @property
-    def layers_compile_s(self) -> list[float]:
-        """Seconds that each executable of layers took to compile."""
-        return [
-            seconds
-            for key, seconds in self.executables.compile_s.items()
-            if isinstance(key, tuple) and key[0] in ("layers", "decode layers")
-        ]
-
     def _forward(
         self, plan: StepPlan, last_tokens: Int[Array, "slots"], samples: Samples, commons: list[np.ndarray]
     ) -> tuple[Hidden, tuple[Array, ...]]:
         """Upload what the step reads, in one array, then dispatch it. No other executable waits for the host. Returns the
         experts of the groups of layers, too."""
-        size, decode_only = samples.step
-        shape = self._buckets[samples.step]
+        shape, (embed, *layer_keys) = self._buckets[samples.step], self._keys[samples.step]
         tables = self._state_slots, self._window_tables
         packed = pack(plan.chunks, self._tables, self._shape.page_size, shape, *tables)
         uploads: list[Any] = [np.concatenate((packed, commons[0])), *commons[1:]]
         if len(uploads) > 1 or not self._is_alone:
             uploads = place(uploads, self._home)
         upload, *further = uploads
-        embed, layers_of = step_names(decode_only)
-        x, batch, common = self.executables[embed, size](self.params.embed, last_tokens, upload)
+        x, batch, common = self.executables[embed](self.params.embed, last_tokens, upload)
         for kv in self._pools:
-            kv.fetch(0)
             kv.commons = (common, *further)
-        experts = list[Array]()
-        second = self.second
-        for part, groups in enumerate(self._parts):
-            for kv in self._pools:
-                if part:
-                    kv.fetch(part)
-                kv.offload(part)
-            layers = list(self.kv.layers if second is None else joined(self.kv.layers, second.layers, self._in_second))
-            for group in groups:
-                step, own = self.executables[layers_key(layers_of, size, group, self._kinds)], slice(*group)
-                x, layers[own], *noted = step(self._leaves[group], x, tuple(layers[own]), batch)
-                for array in noted:
-                    array.copy_to_host_async()
-                    experts.append(array)
-            if second is None:
-                self.kv.layers = tuple(layers)
-            else:
-                self.kv.layers, second.layers = by_pool(layers, self._in_second)
-            for kv in self._pools:
-                kv.scatter(part)
+            kv.fetch()
+        for kv in self._pools:
+            kv.offload()
+        experts, second = list[Array](), self.second
+        layers = list(self.kv.layers if second is None else joined(self.kv.layers, second.layers, self._in_second))
+        for group, key in zip(self._groups, layer_keys, strict=True):
+            own = slice(*group)
+            x, layers[own], *noted = self.executables[key](self._leaves[group], x, tuple(layers[own]), batch)
+            for array in noted:
+                array.copy_to_host_async()
+                experts.append(array)
+        if second is None:
+            self.kv.layers = tuple(layers)
+        else:
+            self.kv.layers, second.layers = by_pool(layers, self._in_second)
+        for kv in self._pools:
+            kv.scatter()
         return self._sampler.head(x, plan.chunks, samples, common, self.params.head), tuple(experts)

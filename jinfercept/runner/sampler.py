@@ -9,25 +9,24 @@ host wait for the predicate.
 
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from functools import partial
+from functools import partial, wraps
 from itertools import accumulate, product
 from typing import Any, NamedTuple, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Int32, UInt32
+from jaxtyping import Array, Float, Int32
 
 from jinfercept.models.mesh import beside, over_devices, place
 from jinfercept.models.protocol import ServedModel, Weights
 from jinfercept.runner.executables import Executables
-from jinfercept.runner.logits_processors import Slots, distinct, mask_words, remember, shape_logits
+from jinfercept.runner.logits_processors import SampleRows, Slots, distinct, mask_words, remember, shape_logits
 from jinfercept.runner.packing import CommonShape
 from jinfercept.runner.packing_samples import (
     KINDS,
     Kind,
-    any_remembered,
-    draw_kind,
+    draw_needs,
     pack_positions,
     pack_samples,
     pack_slot,
@@ -114,6 +113,9 @@ class Sampler:
         num_slots: sequence slots.
         vocab_size: columns of the logits.
         home: where arrays live.
+
+    Attributes:
+        last_tokens: the token drawn last, by slot; the last slot is scratch.
     """
 
     def __init__(
@@ -132,20 +134,15 @@ class Sampler:
         self._no_bounds = {rows: place(np.full(rows, -np.inf, np.float32), home) for rows in row_counts}
         self.reset()
 
-    @property
-    def last_tokens(self) -> Int[Array, "slots"]:
-        """The token drawn last, by slot; the last slot is scratch."""
-        return self._last_tokens
-
     def reset(self) -> None:
         """Clear all slots."""
         shapes = slot_shapes(self._num_slots, self._vocab_size)
         self._slots: Slots = place(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes), self._home)
-        self._last_tokens: Array = place(np.zeros(self._num_slots + 1, np.int32), self._home)
+        self.last_tokens: Array = place(np.zeros(self._num_slots + 1, np.int32), self._home)
 
     def close(self) -> None:
         """Free the slots' arrays."""
-        for array in (*self._slots, self._last_tokens):
+        for array in (*self._slots, self.last_tokens):
             array.delete()
 
     def pack(self, chunks: tuple[Chunk, ...], steps: Steps) -> Samples:
@@ -168,7 +165,7 @@ class Sampler:
                 self._slots = self._run["enter"](self._slots, *place((np.array(slot, np.int32), vector), self._home))
             params = None if entry.options is None else entry.options.params
             reported.append(params if params is not None and params.reports_draws else None)
-        step, kind, remembered = steps[0][0], draw_kind(samples), any_remembered(samples)
+        step, (kind, remembered) = steps[0][0], draw_needs(samples)
         if missing := self._run.missing:
             least, names = kind, ["shape"]  # masks are made while the step computes
             names += ["remember"] if remembered else []
@@ -250,7 +247,7 @@ class Sampler:
             mask = self._masked(num_rows, masks) if masks else self._no_masks[num_rows]
             shaped = self._run["shape", num_rows](logits, mask, self._slots, common)
         draw = self._run["sample", num_rows, kind]
-        tokens, self._last_tokens, *bounds = draw(shaped, self._last_tokens, common)
+        tokens, self.last_tokens, *bounds = draw(shaped, self.last_tokens, common)
         tokens.copy_to_host_async()
         if remembered:
             self._slots = self._run["remember", num_rows](self._slots, tokens, common)
@@ -327,28 +324,28 @@ def add_sampler(
     slots = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), slot_shapes(num_slots, vocab_size))
     last_tokens = struct((num_slots + 1,), jnp.int32)
 
-    def add(key: Hashable, function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> None:
-        run.add(key, over_devices(function, arguments), *arguments, donate=donate)
+    common = struct((common_shape.size,), jnp.int32)
+
+    def add(key: tuple[Any, ...], function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> None:
+        on_rows, arguments = _on_rows(key[0], common_shape, rows, function), (*arguments, common)
+        run.add(key, over_devices(on_rows, arguments), *arguments, donate=donate)
 
     if not drafts_for:
-        vector = struct((slot_size(vocab_size),), jnp.int32)
-        add("enter", unpack_slot, slots, struct((), jnp.int32), vector, donate=(0,))
-    common = struct((common_shape.size,), jnp.int32)
+        entering = slots, struct((), jnp.int32), struct((slot_size(vocab_size),), jnp.int32)
+        run.add("enter", over_devices(unpack_slot, entering), *entering, donate=(0,))
     for rows in row_counts:
-        packed = partial(common_shape.samples, num_rows=rows)
         for size, x in x_by_size.items():
             if rows <= size:
-                add(("head", size, rows), partial(_head, model, vocab_size, packed), params, x, common)
+                add(("head", size, rows), partial(_head, model, vocab_size), params, x)
         logits, mask = struct((rows, vocab_size), jnp.float32), struct((rows, mask_words(vocab_size)), jnp.uint32)
         tokens = struct((rows,), jnp.int32)
         for kind in KINDS[:2] if drafts_for else KINDS:
-            add(("sample", rows, kind), partial(_sample, kind, packed), logits, last_tokens, common, donate=(1,))
+            add(("sample", rows, kind), partial(_sample, kind), logits, last_tokens, donate=(1,))
         if drafts_for:
             continue
-        add(("shape", rows), partial(_shape, packed), logits, mask, slots, common)
-        add(("remember", rows), partial(_remember, packed), slots, tokens, common, donate=(0,))
-        bound = struct((rows,), jnp.float32)
-        add(("logprobs", rows), partial(_report, packed), logits, logits, bound, tokens, common)
+        add(("shape", rows), shape_logits, logits, mask, slots)
+        add(("remember", rows), remember, slots, tokens, donate=(0,))
+        add(("logprobs", rows), report, logits, logits, struct((rows,), jnp.float32), tokens)
 
 
 def slots_bytes(num_slots: int, vocab_size: int) -> int:
@@ -357,65 +354,35 @@ def slots_bytes(num_slots: int, vocab_size: int) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in (*slot_shapes(num_slots, vocab_size), last_tokens))
 
 
-RowsOf = Callable[[Int[Array, "common"]], Int[Array, "fields R"]]
-"""The sampled rows in the common part of an upload."""
+def _on_rows(name: str, common_shape: CommonShape, num_rows: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose last argument is the common part of an upload in place of the sampled rows, under a name in traces."""
+
+    @wraps(function)  # the arguments keep their names in what is compiled
+    def run(*arguments: Any) -> Any:
+        *others, common = arguments
+        with jax.named_scope(name):
+            return function(*others, unpack_samples(common_shape.samples(common, num_rows)))
+
+    run.__name__ = name
+    return run
 
 
 def _head(
-    model: ServedModel,
-    vocab_size: int,
-    rows_of: RowsOf,
-    params: Weights,
-    x: Float[Array, "T E"],
-    common: Int[Array, "common"],
+    model: ServedModel, vocab_size: int, params: Weights, x: Float[Array, "T E"], rows: SampleRows
 ) -> Float[Array, "R V"]:
     """The logits of the sampled rows, cut or filled to this vocabulary."""
-    with jax.named_scope("head"):
-        logits = model.head(params, x[unpack_samples(rows_of(common)).token_index])[:, :vocab_size]
-        lacking = vocab_size - logits.shape[1]
-        return jnp.pad(logits, ((0, 0), (0, lacking)), constant_values=-jnp.inf) if lacking else logits
-
-
-def _shape(
-    rows_of: RowsOf,
-    logits: Float[Array, "R V"],
-    mask: UInt32[Array, "R words"],
-    slots: Slots,
-    common: Int[Array, "common"],
-) -> Float[Array, "R V"]:
-    with jax.named_scope("shape"):
-        return shape_logits(logits, mask, slots, unpack_samples(rows_of(common)))
+    logits = model.head(params, x[rows.token_index])[:, :vocab_size]
+    lacking = vocab_size - logits.shape[1]
+    return jnp.pad(logits, ((0, 0), (0, lacking)), constant_values=-jnp.inf) if lacking else logits
 
 
 def _sample(
-    kind: Kind,
-    rows_of: RowsOf,
-    logits: Float[Array, "R V"],
-    last_tokens: Int32[Array, "slots"],
-    common: Int[Array, "common"],
+    kind: Kind, logits: Float[Array, "R V"], last_tokens: Int32[Array, "slots"], rows: SampleRows
 ) -> tuple[Array, ...]:
     """Tokens, the tokens drawn last by slot, and the bounds of "filtered" draws.
 
     Rows of the scratch slot, the last one, write nothing."""
-    rows = unpack_samples(rows_of(common))
     places = distinct(jnp.where(rows.slot < len(last_tokens) - 1, rows.slot, len(last_tokens)), len(last_tokens))
-    with jax.named_scope("sample"):
-        tokens, bound = sample(logits, rows, kind)
-        last_tokens = last_tokens.at[places].set(tokens, mode="drop", unique_indices=True)
-        return (tokens, last_tokens) if bound is None else (tokens, last_tokens, bound)
-
-
-def _report(
-    rows_of: RowsOf,
-    logits: Float[Array, "R V"],
-    shaped: Float[Array, "R V"],
-    bound: Float[Array, "R"],
-    tokens: Int[Array, "R"],
-    common: Int[Array, "common"],
-) -> tuple[Int32[Array, "R columns"], UInt32[Array, "R words"]]:
-    return report(logits, shaped, bound, tokens, unpack_samples(rows_of(common)))
-
-
-def _remember(rows_of: RowsOf, slots: Slots, tokens: Int[Array, "R"], common: Int[Array, "common"]) -> Slots:
-    with jax.named_scope("remember"):
-        return remember(slots, unpack_samples(rows_of(common)), tokens)
+    tokens, bound = sample(logits, rows, kind)
+    last_tokens = last_tokens.at[places].set(tokens, mode="drop", unique_indices=True)
+    return (tokens, last_tokens) if bound is None else (tokens, last_tokens, bound)

@@ -47,7 +47,7 @@ def sample(
 
     Args:
         logits: as the model has them, or as `shape_logits` makes them where a row of the step needs it.
-        rows: of a step whose `draw_kind` is this kind or a simpler one.
+        rows: of a step whose `draw_needs` is this kind or a simpler one.
         kind: what is computed. A row has the same token in every kind that has what it needs.
 
     Returns:
@@ -317,9 +317,8 @@ def report(
         logits: of the model.
         shaped, bound, rows: of the draw.
     """
-    with jax.named_scope("logprobs"):
-        logprob, rank, best, ids = logprobs(logits, tokens, MAX_LOGPROBS)
-        drawn, kept_mask = processed(shaped, bound, tokens, rows)
+    logprob, rank, best, ids = logprobs(logits, tokens, MAX_LOGPROBS)
+    drawn, kept_mask = processed(shaped, bound, tokens, rows)
     floats = jnp.concatenate([logprob[:, None], best, drawn[:, None]], axis=1)
     return jnp.concatenate([rank[:, None], ids, jax.lax.bitcast_convert_type(floats, jnp.int32)], axis=1), kept_mask
 

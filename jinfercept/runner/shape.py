@@ -1,7 +1,6 @@
 """The static sizes of a runner: what its executables and its pages are made for."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 from jinfercept.models.protocol import ServedModel, states_of, windows_of
 from jinfercept.runner.packing import PackedShape
@@ -18,8 +17,6 @@ class RunnerShape:
         max_model_len: tokens per sequence.
         buckets: query tokens of the executables, ascending.
         layers_per_step: layers per executable.
-        transfer_parts: parts in which a page crosses the host link, each during the compute of its own layers; 1: whole
-            pages, during all of a step's compute.
         staging_pages: most pages of one host array, a power of two; 1: every page is its own.
         pinned_memory: whether host arrays are page-locked.
         moved_pages: pages for which the device has memory beside the pool while they are on their way.
@@ -33,7 +30,7 @@ class RunnerShape:
         num_states: slots of recurrent layers' states; 0 where the model has none.
         routed_experts: experts of a token in each layer that has some, which steps return; 0: they do not.
         num_window_pages: pages of the pool of layers whose window is smaller than the longest sequence; 0: these share the pool
-            of the others. Never with `num_states`; needs `transfer_parts` of 1, and layers of both sorts.
+            of the others. Never with `num_states`; needs layers of both sorts.
         fewest_rows: least rows of logits that an executable computes.
     """
 
@@ -43,7 +40,6 @@ class RunnerShape:
     max_model_len: int
     buckets: tuple[int, ...]
     layers_per_step: int
-    transfer_parts: int = 1
     staging_pages: int = 1
     pinned_memory: bool = True
     moved_pages: int = 1 << 30
@@ -79,13 +75,6 @@ class RunnerShape:
         step = self.layers_per_step
         return [(first, min(first + step, num_layers)) for first in range(0, num_layers, step)]
 
-    def parts(self, num_layers: int) -> list[list[tuple[int, int]]]:
-        """The groups whose layers cross the link together, part by part."""
-        groups = self.groups(num_layers)
-        count = min(self.transfer_parts, len(groups))
-        borders = [len(groups) * index // count for index in range(count + 1)]
-        return [groups[first:end] for first, end in pairwise(borders)]
-
     @property
     def decode_buckets(self) -> tuple[int, ...]:
         """The buckets in which a step may have decode rows only, ascending."""
@@ -109,7 +98,6 @@ def pool_windows(model: ServedModel, shape: RunnerShape) -> tuple[int, ...]:
     windows = tuple(window if window and window < shape.most_tokens else 0 for window in windows_of(model))
     assert any(windows), "a pool for windows, and no layer has one that is smaller than the longest sequence"
     assert not all(windows), "the pool of layers without a window has no layers"
-    assert shape.transfer_parts == 1
     assert not shape.num_states
     return windows
 

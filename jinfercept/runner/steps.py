@@ -18,7 +18,7 @@ from jinfercept.layouts.states import StateRows
 from jinfercept.models.adapted import for_rows
 from jinfercept.models.blocks import Attend
 from jinfercept.models.mesh import EVERYWHERE, Placed, beside, mesh_of, over_devices, specs_of
-from jinfercept.models.protocol import MixedModel, Params, ServedModel, Weights, num_kv_layers, states_of, windows_of
+from jinfercept.models.protocol import MixedModel, Params, ServedModel, Weights, windows_of
 from jinfercept.models.quantized import weights_of
 from jinfercept.pallas.attention import best, cut_for, paged_attention
 from jinfercept.pallas.gpu_heads import Heads
@@ -26,24 +26,22 @@ from jinfercept.pallas.gpu_kernels import joined_attention
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import CommonShape, PackedShape, in_place, packed_size, unpack
-from jinfercept.runner.page_shapes import layer_pages, state_shapes
 from jinfercept.runner.page_transfers import transfer_sizes
-from jinfercept.runner.pools import joined
+from jinfercept.runner.pools import joined, pool_shapes
 from jinfercept.runner.sampler import add_sampler, slots_bytes
 from jinfercept.runner.shape import RunnerShape, in_second_pool, pool_windows
 
 
-def add_steps(
-    run: Executables, model: ServedModel, shape: RunnerShape, attention: str, params: Params, layers: tuple[Any, ...]
-) -> None:
+def add_steps(run: Executables, model: ServedModel, shape: RunnerShape, attention: str, params: Params) -> None:
     """Add every executable that a plan's chunks can need, for arrays or for their shapes.
 
     Args:
         run: to which they are added.
         attention: see `pallas.attention`; `auto` only for the default backend.
-        params, layers: the weights and what every layer keeps, pages or states: arrays, or shapes with shardings.
+        params: the weights, arrays or shapes with shardings.
     """
     leaf, kinds = weights_of(params.embed)[0], kinds_of(model)
+    layers = joined(*pool_shapes(model, shape, leaf), in_second_pool(model, shape))
 
     def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=beside(leaf))
@@ -138,7 +136,6 @@ def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention
 
     Compiles that step for a pool of one page: pages are written in place, so that their number makes no difference.
     """
-    config = model.config
 
     def struct(leaf: Array) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding.with_memory_kind("device"))
@@ -146,16 +143,9 @@ def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention
     pools = {"num_pages": 1, "num_window_pages": min(1, shape.num_window_pages)}
     run, largest = Executables(), replace(shape, buckets=shape.buckets[-1:], **pools)
     weights = jax.tree.map(struct, params)
-    leaf = weights_of(weights.embed)[0]
-    dtype = stored_dtype(shape.kv_cache_dtype, leaf.dtype)
-    pages = layer_pages(2, shape.page_size, config.num_kv_heads, config.head_dim, dtype, beside(leaf))
-    states = state_shapes(states_of(model), shape.num_states, leaf)
-    layers = joined(
-        (pages,) * num_kv_layers(config), states or (pages,) * config.num_layers, in_second_pool(model, shape)
-    )
-    add_steps(run, model, largest, attention, weights, layers)
+    add_steps(run, model, largest, attention, weights)
     run.compile()
-    return run.extra_bytes + slots_bytes(shape.max_num_seqs, config.vocab_size)
+    return run.extra_bytes + slots_bytes(shape.max_num_seqs, model.config.vocab_size)
 
 
 @dataclass(frozen=True)

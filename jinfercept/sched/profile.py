@@ -17,7 +17,6 @@ from typing import Any, Literal, Self, get_args
 
 from jinfercept.errors import ConfigError, shown
 from jinfercept.sched.plan import StepPlan
-from jinfercept.sched.tiled_price import TiledPrice
 
 MOST_SATURATION = 1_000_000
 
@@ -95,7 +94,6 @@ class Profile:
         bucket_s: seconds of each executable, full, without its contexts.
         draft_share: seconds of a draft model's step, by those of a whole step for as many rows, which has one in it; 0:
             there is no draft model, or its steps take no time.
-        tiled: price of plans where attention works in tiles, instead of the sum of contexts; None: it was not measured.
         tables: measurements and derivations behind the numbers: any JSON values.
     """
 
@@ -121,7 +119,6 @@ class Profile:
     bucket_tokens: tuple[int, ...] = ()
     bucket_s: tuple[float, ...] = ()
     draft_share: float = 0.0
-    tiled: TiledPrice | None = None
     tables: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -155,10 +152,8 @@ class Profile:
         return seconds + self.collective_s * query_tokens + self.per_context_s * context_tokens
 
     def plan_s(self, plan: StepPlan) -> float:
-        """Seconds of a plan's compute: `step_s`, and the attention of chunks; or the tiled price. A draft model's steps too."""
+        """Seconds of a plan's compute: `step_s`, the attention of chunks, and the steps of a draft model."""
         drafting_s = self._drafting_s(plan) if self.draft_share else 0.0
-        if self.tiled is not None:
-            return self.tiled.plan_s(plan) + drafting_s
         context_tokens, pairs = 0, 0.0
         for chunk in plan.chunks:
             num_tokens = len(chunk.tokens)
@@ -174,8 +169,6 @@ class Profile:
             num_tokens: N, recomputed from the first token on.
             chunk_tokens: most of them in one step, at least 1.
         """
-        if self.tiled is not None:
-            return self.tiled.recompute_s(num_tokens, chunk_tokens)
         full, rest = divmod(num_tokens, chunk_tokens)
         seconds = full * self.step_s(chunk_tokens, 0) + (self.step_s(rest, 0) if rest else 0.0)
         context_tokens = chunk_tokens * full * (full + 1) // 2 + (num_tokens if rest else 0)
@@ -265,8 +258,6 @@ class Profile:
             if isinstance(values.get(name), list):
                 values[name] = tuple(values[name])
         try:
-            if values.get("tiled") is not None:
-                values["tiled"] = TiledPrice.from_json(values["tiled"])
             return cls(**values)
         except ConfigError as error:
             raise ConfigError(f"{origin}: {error.what}", got=error.got, fix=error.fix) from None

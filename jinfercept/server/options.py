@@ -27,7 +27,7 @@ class ServerOptions:
     """How requests reach the model. Names as in `vllm serve` where the meaning is the same; tuples are flags that repeat."""
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: every one of the machine")
-    port: int = option(8000, "port to listen on; 0: a free one, which is printed", least=0)
+    port: int = option(8000, "port to listen on; 0: a free one, which is printed", least=0, most=65535)
     uds: str | None = option(None, "path of a Unix socket to listen on instead")
     served_model_name: tuple[str, ...] = option((), "name by which clients ask for the model; default: MODEL")
     api_key: tuple[str, ...] = option(
@@ -157,8 +157,6 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.port > 65535:
-            raise ConfigError("port must be a number from 0 to 65535", got=self.port, fix="0 takes one that is free")
         if self.state_url is not None and not self.state_url.strip():
             raise ConfigError(
                 "state_url names no database", got=shown(self.state_url), fix="leave it out to store in memory"

@@ -1,5 +1,7 @@
-"""Checks JAX's compilation cache: drops damaged entries, which JAX reports at every start but never replaces, and refuses a
-bucket for which a package is missing, where JAX would warn at every executable and keep none.
+"""Counts compilations, and checks JAX's compilation cache.
+
+The check drops damaged entries, which JAX reports at every start but never replaces, and refuses a bucket for which a package
+is missing, where JAX would warn at every executable and keep none.
 
 An entry is damaged by a process that ends while it writes, or by a full disk. Entries are checked once, at the first start
 after they were written: a file `.checked` has the time of the last check. Knows the entries' compression, not their contents.
@@ -12,6 +14,9 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import final
+
+import jax
 
 from jinfercept.errors import ConfigError, describe_failure
 
@@ -83,3 +88,28 @@ def _unpacks(entry: bytes) -> bool:
     except zlib.error:
         return entry.startswith(_ZSTD)
     return True
+
+
+_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+_CACHE_HIT_EVENT = "/jax/compilation_cache/cache_hits"
+
+
+@final
+class CompileCounter:
+    """Counts XLA compilations of the process from its creation on: `count`, of which `cached` were found on disk."""
+
+    def __init__(self) -> None:
+        self.count = self.cached = 0
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        jax.monitoring.register_event_listener(self._listen_for_hits)
+
+    def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
+        self.count += event == _COMPILE_EVENT
+
+    def _listen_for_hits(self, event: str, **_: str | int) -> None:
+        self.cached += event == _CACHE_HIT_EVENT
+
+    def close(self) -> None:
+        """Stop counting."""
+        jax.monitoring.unregister_event_duration_listener(self._listen)
+        jax.monitoring.unregister_event_listener(self._listen_for_hits)

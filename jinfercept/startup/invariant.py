@@ -6,7 +6,7 @@ import jax
 
 from jinfercept.config import EngineConfig
 from jinfercept.cpu_kernels.ordered_attention import fewest_rows
-from jinfercept.errors import ConfigError
+from jinfercept.errors import refuse_any
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.load import dtype_name
 from jinfercept.models.protocol import Params, ServedModel, states_of
@@ -25,7 +25,8 @@ def as_invariant(config: EngineConfig, model: ServedModel, params: Params) -> En
     leaves = jax.tree.leaves(params, is_leaf=is_quantized)
     own = model.config
     experts, sinks = (own.experts is not None, own.sinks) if isinstance(own, ModelConfig) else (False, False)
-    for does_not_fit, got, fix in (
+    refuse_any(
+        "batch_invariant cannot be combined with this option",
         (jax.default_backend() != "cpu", f"JAX on a {jax.default_backend()}", "JAX_PLATFORMS=cpu"),
         (dtype_name(config.model.dtype) != "float32", f"dtype={config.model.dtype}", "dtype=float32"),
         (any(map(is_quantized, leaves)), "quantised weights", "quantization=none"),
@@ -42,7 +43,5 @@ def as_invariant(config: EngineConfig, model: ServedModel, params: Params) -> En
             f"max_num_batched_tokens={config.scheduling.max_num_batched_tokens}",
             f"at least {fewest_rows(own.hidden_size)}",
         ),
-    ):
-        if does_not_fit:
-            raise ConfigError("batch_invariant cannot be combined with this option", got=got, fix=fix)
+    )
     return replace(config, advanced=replace(advanced, attention="ordered"))

@@ -6,10 +6,10 @@ steps' temporaries and pages on their way over the link. A CPU's memory is share
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 
@@ -22,9 +22,8 @@ from jinfercept.models.load import Loaded
 from jinfercept.models.mesh import beside, local_bytes, mesh_of
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel, num_kv_layers
 from jinfercept.models.quantized import weights_of
-from jinfercept.runner.page_shapes import layer_pages
-from jinfercept.startup.recurrent import NO_STATES, StatePlan
-from jinfercept.startup.windows import NO_WINDOW_PLAN, WindowPlan, are_long
+from jinfercept.runner.page_transfers import layer_pages
+from jinfercept.startup.side_pools import NO_STATES, NO_WINDOW_PLAN, StatePlan, WindowPlan, are_long
 
 GIB = 1 << 30
 DEFAULT_KV_TOKENS = 16384
@@ -45,14 +44,6 @@ STEPS_UNDER_WAY = 2
 """Steps whose pages are in transfer at once: the one that computes, and the next one, dispatched meanwhile."""
 
 
-class MemoryStats(Protocol):
-    """A device that may report its memory."""
-
-    def memory_stats(self) -> Mapping[str, int] | None:
-        """`bytes_limit` and `bytes_in_use` among others; None, or an error, if the backend keeps no statistics."""
-        ...
-
-
 class FreeMemory(NamedTuple):
     """Bytes that are free on each device; `shared` with everything else on the machine, or the device's own."""
 
@@ -60,7 +51,7 @@ class FreeMemory(NamedTuple):
     shared: bool
 
     @classmethod
-    def on(cls, *devices: MemoryStats) -> Self:
+    def on(cls, *devices: Any) -> Self:
         """The free memory now: of GPUs, the bytes that JAX may still take on the fullest one. What is dispatched and not
         computed yet is in no statistics: wait for it before."""
         with suppress(Exception):  # not every backend keeps statistics
@@ -186,13 +177,21 @@ class MemoryPlan:
                 fix=f"lower swap_space: half-empty arrays take up to twice as much, and {PINNED_MARGIN_GIB} GiB more; "
                 f"or set staging_pages=1, pinned_memory=False, or {PINNED_LIMIT}",
             )
-        token_bytes = self.num_local_devices * self.kv_bytes // (self.kv_tokens + cache.page_size)
-        cost = self.windows.page_cost / cache.page_size
-        window_bytes = math.ceil(self.window_plan.share * cost * token_bytes)
-        tier = _host_tier(cache, token_bytes + window_bytes, self.states, self.num_local_devices)
-        windows = self.windows._replace(num_host_pages=int(self.window_plan.share * tier.num_tokens) // cache.page_size)
-        sizes = {"host_tokens": tier.num_tokens, "host_bytes": tier.num_bytes, "states": tier.states}
-        return replace(self, windows=windows, **sizes)
+        return self.divided(cache)
+
+    def divided(self, cache: CacheOptions) -> Self:
+        """The same with the host tier's bytes, at most all of the host's, divided between pages and states."""
+        page_size, num_devices = cache.page_size, self.num_local_devices
+        token_bytes = num_devices * self.kv_bytes // (self.kv_tokens + page_size)
+        token_bytes += math.ceil(self.window_plan.share * self.windows.page_cost / page_size * token_bytes)
+        host_bytes, page_bytes = int(min(cache.swap_space * GIB, memory().total)), token_bytes * page_size
+        states = self.states.with_host(host_bytes, page_bytes, num_devices)
+        of_states = states.num_host_states * num_devices * states.slot_bytes
+        has_pages = states.num_host_states or not states.num_states  # a context needs its state beside its pages
+        num_tokens = (host_bytes - of_states) // page_bytes * page_size if has_pages else 0
+        windows = self.windows._replace(num_host_pages=int(self.window_plan.share * num_tokens) // page_size)
+        sizes = {"host_tokens": num_tokens, "host_bytes": num_tokens * token_bytes + of_states}
+        return replace(self, windows=windows, states=states, **sizes)
 
 
 def arrays_per_copy(advanced: AdvancedOptions) -> int:
@@ -244,10 +243,8 @@ def plan_memory(
     moved = STEPS_UNDER_WAY * MOVED_BYTES if cache.swap_space else 0
     reserved = 0 if room.shared else max(UNSPLIT_BYTES, step_bytes + moved)
     # a page of the pool for windows is scratch, and its tokens are rounded up to another
-    free_bytes, fixed = (
-        room.free_bytes - reserved - 2 * page_size * window_bytes,
-        windows.of(0, page_size) * window_bytes,
-    )
+    free_bytes = room.free_bytes - reserved - 2 * page_size * window_bytes
+    fixed = windows.of(0, page_size) * window_bytes
     if windows.num_tokens and fixed > free_bytes:
         raise ConfigError(
             "the pool of layers with a window does not fit",
@@ -290,19 +287,15 @@ def plan_memory(
             got=max_model_len,
             fix=f"at most {limit}: the model's {model_config.max_position} and the {kv_tokens} tokens of the KV pool",
         )
-    host_token_bytes = num_local_devices * (token_bytes + math.ceil(windows.share * window_bytes))
-    tier, window_tokens = (
-        _host_tier(cache, host_token_bytes, states, num_local_devices),
-        windows.of(kv_tokens, page_size),
-    )
+    window_tokens = windows.of(kv_tokens, page_size)
     pinned, per_copy = int(os.environ.get(PINNED_LIMIT, "64")) - PINNED_MARGIN_GIB, arrays_per_copy(config.advanced)
-    return MemoryPlan(
+    plan = MemoryPlan(
         weight_bytes=sum(map(local_bytes, leaves.values())),
         kv_bytes=(kv_tokens + page_size) * token_bytes,
         reserved_bytes=reserved,
-        host_bytes=tier.num_bytes,
+        host_bytes=0,
         kv_tokens=kv_tokens,
-        host_tokens=tier.num_tokens,
+        host_tokens=0,
         max_model_len=max_model_len or default_len,
         model_len=model_config.max_position if max_model_len is None and kv_tokens < model_config.max_position else 0,
         moved_tokens=MOVED_BYTES // token_bytes,
@@ -310,15 +303,14 @@ def plan_memory(
         num_devices=num_devices,
         num_local_devices=num_local_devices,
         kv_repeats=kv_repeats,
-        states=tier.states,
-        windows=windows.sizes(window_tokens, tier.num_tokens, page_size, window_bytes / token_bytes)
-        if window_tokens
-        else NO_WINDOWS,
+        states=states,
+        windows=windows.sizes(window_tokens, page_size, window_bytes / token_bytes) if window_tokens else NO_WINDOWS,
         window_bytes=(window_tokens + page_size) * window_bytes,
         window_plan=windows,
         is_shared=room.shared,
         pinned_gib=math.inf if room.shared or not config.advanced.pinned_memory else max(0, pinned) / per_copy,
     )
+    return plan.divided(cache)
 
 
 def largest_product_bytes(params: Params, num_rows: int, num_sampled: int) -> int:
@@ -392,29 +384,6 @@ def fit_host(plan: MemoryPlan, cache: CacheOptions, *, is_given: bool) -> CacheO
             fix="lower swap_space or kv_tokens, leave swap_space out, or raise the container's memory limit if it has one",
         )
     return cache
-
-
-class _HostTier(NamedTuple):
-    """What the host tier holds: tokens of KV, in whole pages; states (`StatePlan.num_host_states`); and the bytes of both."""
-
-    num_tokens: int
-    states: StatePlan
-    num_bytes: int
-
-
-def _host_tier(cache: CacheOptions, token_bytes: int, states: StatePlan, num_devices: int) -> _HostTier:
-    """Divide the host tier's bytes between pages and states.
-
-    Args:
-        token_bytes: of the copies of a token.
-        num_devices: of this host.
-    """
-    host_bytes, page_bytes = int(min(cache.swap_space * GIB, memory().total)), token_bytes * cache.page_size
-    states = states.with_host(host_bytes, page_bytes, num_devices)
-    of_states = states.num_host_states * num_devices * states.slot_bytes
-    has_pages = states.num_host_states or not states.num_states  # a context needs its state beside its pages
-    num_tokens = (host_bytes - of_states) // page_bytes * cache.page_size if has_pages else 0
-    return _HostTier(num_tokens, states, num_tokens * token_bytes + of_states)
 
 
 def _gib(num_bytes: int) -> str:

@@ -1,8 +1,9 @@
 """Measures the seconds of a runner's steps and transfers on this machine, as a `Profile`. Schedules nothing.
 
-Hand-made plans (`probes`) run on the executables that will serve. On a CPU steps run one at a time, from `submit` to `collect`.
-A device that computes while the host goes on runs them as an engine does, each submitted before the last one is collected: the
-host's work for a step is hidden behind the last step's compute. The pages are empty afterwards.
+Hand-made plans, which fill a bucket and hold no context of a request, run on the executables that will serve. On a CPU steps
+run one at a time, from `submit` to `collect`. A device that computes while the host goes on runs them as an engine does, each
+submitted before the last one is collected: the host's work for a step is hidden behind the last step's compute. The pages are
+empty afterwards.
 """
 
 import hashlib
@@ -23,11 +24,71 @@ from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.fit import MeasuredStep, fit_link, fit_steps
 from jinfercept.sched.named_profiles import load_profile
-from jinfercept.sched.plan import StepPlan
+from jinfercept.sched.plan import Chunk, NewPages, Sample, StepPlan, WindowEntries
 from jinfercept.sched.profile import Profile
-from jinfercept.sched.tiled_price import AttentionTiles
-from jinfercept.startup.attention_tiles import fit_tiles
-from jinfercept.startup.probes import PlanRunner, full_rows, longest, probe, settled, widest
+
+Row = tuple[int, int]
+"""First position and number of a row's query tokens."""
+
+
+class PlanRunner(Protocol):
+    """Runs plans; as `engine.ports.Runner`, without masks."""
+
+    def submit(self, plan: StepPlan) -> Any: ...
+
+    def collect(self, ticket: Any) -> Any: ...
+
+    def reset(self) -> None: ...
+
+
+def probe(shape: RunnerShape, bucket: int, rows: list[Row]) -> StepPlan:
+    """A plan of such rows. Pages are consecutive, and the first page follows the last of the pool."""
+    chunks, used = [], 0
+    for slot, (start, num_tokens) in enumerate(rows):
+        end = start + num_tokens
+        num_pages = -(-end // shape.page_size)
+        pages = range(used, used + num_pages)
+        state = 1 + slot % shape.num_states if shape.num_states else 0
+        new_pages = NewPages(0, [1 + page % shape.num_pages for page in pages], state)
+        if shape.num_window_pages:
+            entries = WindowEntries(0, [1 + page % shape.num_window_pages for page in pages])
+            new_pages = new_pages._replace(window=entries)
+        used += num_pages
+        chunks.append(Chunk(slot, start, (0,) * num_tokens, new_pages, Sample(0.0, 0, end)))
+    return StepPlan(0, bucket, tuple(chunks))
+
+
+def settled(plan: StepPlan) -> StepPlan:
+    """The same plan once its page tables are set up."""
+    return replace(plan, chunks=tuple(chunk._replace(new_pages=()) for chunk in plan.chunks))
+
+
+def full_rows(shape: RunnerShape, bucket: int, context_tokens: int) -> list[Row]:
+    """Rows that fill a bucket: rows that decode, with equal contexts, and chunks from the first token on for the rest.
+
+    If every token of the bucket can have a row, there are no chunks.
+
+    Args:
+        context_tokens: tokens that all rows together read; the nearest possible number counts.
+    """
+    most, num_rows = longest(shape), min(bucket, shape.max_num_seqs)
+    num_chunks = min(num_rows, math.ceil((bucket - num_rows) / (most - 1)))
+    num_decoding = num_rows - num_chunks
+    rest = min(bucket - num_decoding, num_chunks * most)
+    chunks = [(0, (rest + index) // num_chunks) for index in range(num_chunks)]
+    length = max(1, min(most, (context_tokens - rest) // max(1, num_decoding)))
+    return [(length - 1, 1)] * num_decoding + chunks
+
+
+def longest(shape: RunnerShape) -> int:
+    """Tokens of the longest sequence that fits."""
+    return max(2, min(shape.max_model_len, shape.num_pages * shape.page_size))
+
+
+def widest(shape: RunnerShape) -> int:
+    """The bucket in which the most rows decode and nothing else is computed."""
+    return max((size for size in shape.buckets if size <= shape.max_num_seqs), default=shape.buckets[0])
+
 
 MOST_DEPTH = 2048
 """Last token of the deepest chunk that is measured on a CPU."""
@@ -37,15 +98,6 @@ SHORT_S = 0.1
 """A shorter step runs twice, and the first run does not count: it sets up the page tables."""
 PIPELINED_STEPS = 4
 """Most steps of one pipelined run that are timed: as many as take `SHORT_S` together, one at least."""
-
-SPARSE_CHUNKS = 4
-"""Chunks of a step that has several."""
-
-
-class ProfiledRunner(PlanRunner, Protocol):
-    """A runner whose pages can be emptied."""
-
-    def reset(self) -> None: ...
 
 
 class Effort(NamedTuple):
@@ -59,8 +111,6 @@ class Effort(NamedTuple):
         every_bucket: whether every bucket is measured with all contexts and with deep chunks, or only the widest one with all
             contexts, and `deep_bucket` with a deep chunk.
         pages: sizes of transfers.
-        groups: whether numbers of layers per executable are compared first, where the user names none.
-        tiles: whether steps are measured too whose attention has tiles with little in them.
     """
 
     rounds: int
@@ -69,13 +119,11 @@ class Effort(NamedTuple):
     contexts: tuple[float, ...]
     every_bucket: bool
     pages: tuple[int, ...]
-    groups: bool
-    tiles: bool
 
 
 EFFORTS: Mapping[str, Effort] = {
-    "measure": Effort(5, 1.2, math.inf, (0.0, 0.4, 1.0), True, (1, 2, 4, 8, 16, 32, 64), True, True),
-    "quick": Effort(2, 0.1, 1.5, (0.0, 1.0), False, (16, 128), False, False),
+    "measure": Effort(5, 1.2, math.inf, (0.0, 0.4, 1.0), True, (1, 2, 4, 8, 16, 32, 64)),
+    "quick": Effort(2, 0.1, 1.5, (0.0, 1.0), False, (16, 128)),
 }
 """By the name that selects them as an engine's profile."""
 
@@ -101,14 +149,13 @@ class PlanTiming(NamedTuple):
 
 
 def measure(
-    runner: ProfiledRunner,
+    runner: PlanRunner,
     shape: RunnerShape,
     *,
     name: str,
     kv_bytes_per_token: int,
     effort: Effort,
     settings: Mapping[str, Any],
-    tiles: AttentionTiles | None = None,
     drafter: PlanRunner | None = None,
     asynchronous: bool = False,
     progress: Progress = silent,
@@ -122,7 +169,6 @@ def measure(
         name: name of the profile: model and machine.
         kv_bytes_per_token: bytes of one token's keys and values.
         settings: everything that the costs depend on; they are written to the profile's tables.
-        tiles: of the runner's attention, if it works in such; the effort says whether they are priced.
         drafter: runs the draft model alone, if there is one; the runner's steps have its steps in them.
         asynchronous: the device computes while the host goes on, as a GPU does: steps are timed as they follow each other, and
             chunks are deeper. The first run of an executable never counts: a GPU loads its kernels and records its graph in
@@ -134,22 +180,19 @@ def measure(
         A profile with buckets. Under `tables` are the settings, `steps` (a dict for every plan that was timed: its
         `PlanTiming`, and what the profile and the line through the buckets say), and `links` (seconds of every transfer).
     """
-    started_s, tiles = clock(), tiles if effort.tiles else None
+    started_s = clock()
     run_step = partial(_run_often if asynchronous else _run_alone, clock=clock)
-    usual = list(_steps(shape, effort, asynchronous))
-    sparse = list(_sparse_steps(shape)) if tiles is not None else []
+    plans = list(_steps(shape, effort, asynchronous))
     try:
-        for _, plan in [*usual, *sparse] if asynchronous else ():
+        for _, plan in plans if asynchronous else ():
             runner.collect(runner.submit(plan))
-        every = _time_steps(runner, [*usual, *sparse], effort, run_step, progress, clock)
+        timed = _time_steps(runner, plans, effort, run_step, progress, clock)
         draft_share = 0.0 if drafter is None else _draft_share(runner, drafter, shape, effort, run_step)
         half = max(1, shape.num_pages // 2)  # of the pool
         sizes = [pages for pages in effort.pages if pages <= half] or [half]
         links = [_time_link(runner, shape, pages, effort, clock) for pages in sizes]
     finally:
         runner.reset()
-    plans = {id(plan) for _, plan in usual}
-    timed = [measured for measured in every if id(measured[1]) in plans]
     fit = fit_steps(step for step, _, _ in timed)
     ways = {
         way: fit_link([(num_ways * link["pages"] * shape.page_size, link[f"{way}_s"]) for link in links])
@@ -174,9 +217,8 @@ def measure(
         bucket_tokens=fit.bucket_tokens,
         bucket_s=fit.bucket_s,
         draft_share=draft_share,
-        tiled=None if tiles is None else fit_tiles(tiles, [(plan, timing.seconds) for _, plan, timing in every]),
     )
-    straight = replace(profile, bucket_tokens=(), bucket_s=(), tiled=None)
+    straight = replace(profile, bucket_tokens=(), bucket_s=())
     steps = [
         step._asdict() | timing._asdict() | {"profile_s": profile.plan_s(plan), "line_s": straight.plan_s(plan)}
         for step, plan, timing in timed
@@ -244,18 +286,6 @@ def _steps(shape: RunnerShape, effort: Effort, asynchronous: bool) -> Iterator[t
         deepest = reach - bucket
         for depth in (0, deepest) if bucket in with_chunks and bucket > 1 and deepest > 0 else ():
             yield MeasuredStep(bucket, depth + bucket, depth, 0.0), probe(shape, bucket, [(depth, bucket)])
-
-
-def _sparse_steps(shape: RunnerShape) -> Iterator[tuple[MeasuredStep, StepPlan]]:
-    """Steps whose tiles of attention hold one long row only, or short chunks."""
-    most, pool = min(longest(shape), MOST_DEPTH), shape.num_pages * shape.page_size
-    for bucket in shape.buckets[1:]:
-        count = min(SPARSE_CHUNKS, shape.max_num_seqs, bucket // 2)
-        size = min(bucket // count, most)
-        deep = min(most - size, pool // count - size - shape.page_size)
-        for rows in ([(most - 1, 1)], [(0, size)] * count, [(max(0, deep), size)] * count):
-            plan = probe(shape, bucket, rows)
-            yield MeasuredStep(bucket, sum(map(sum, rows)), rows[0][0], 0.0), plan
 
 
 def _draft_share(

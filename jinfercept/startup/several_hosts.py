@@ -8,22 +8,20 @@ import platform
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
 import jax
 
-from jinfercept.config import EngineConfig, EngineOptions
+from jinfercept.config import CHOICES, EngineConfig, EngineOptions
 from jinfercept.errors import ConfigError
-from jinfercept.hosts.following import end_after_host_0, follow
-from jinfercept.hosts.group import HostGroup
-from jinfercept.hosts.handshake import meet
-from jinfercept.hosts.leading import HostRunner
+from jinfercept.hosts.group import HostGroup, meet
+from jinfercept.hosts.lockstep import HostRunner, end_after_host_0, follow
 from jinfercept.hosts.placement import TOKEN_VARIABLE, Placement, place
 from jinfercept.hosts.wire import VERSION
 from jinfercept.models.model_directory import is_hub_id
+from jinfercept.sched.plugins import label
 from jinfercept.version import __version__
 
 log = logging.getLogger("jinfercept")
@@ -130,10 +128,10 @@ def _facts(config: EngineConfig) -> dict[str, str]:
         "Python": ".".join(platform.python_version_tuple()[:2]),
     }
     options = {
-        f"--{name.replace('_', '-')}": str(value)
-        for group, values in asdict(config).items()
+        f"--{name.replace('_', '-')}": label(value) if name in CHOICES else str(value)
+        for group, values in vars(config).items()
         if group not in _OWN
-        for name, value in values.items()
+        for name, value in vars(values).items()
     }
     return versions | options
 

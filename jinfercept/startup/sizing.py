@@ -1,10 +1,9 @@
 """Sizes and costs that a start settles: layers per executable, pages of the pools, and the profile of steps and transfers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import jax
 
@@ -25,8 +24,6 @@ from jinfercept.pallas.tpu_attention import tables_fit
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import step_bytes
 from jinfercept.sched.profile import Profile
-from jinfercept.startup.attention_tiles import attention_tiles
-from jinfercept.startup.layer_groups import Tried, candidates, remember_layers, remembered_layers, try_groups
 from jinfercept.startup.memory import (
     FreeMemory,
     MemoryPlan,
@@ -35,83 +32,40 @@ from jinfercept.startup.memory import (
     token_kv_bytes,
     windows_pay,
 )
-from jinfercept.startup.probes import PlanRunner
-from jinfercept.startup.profiler import EFFORTS, ProfiledRunner, measure, profile_path, remember, remembered
-from jinfercept.startup.recurrent import plan_states
-from jinfercept.startup.windows import NO_WINDOW_PLAN, plan_windows
+from jinfercept.startup.profiler import EFFORTS, PlanRunner, measure, profile_path, remember, remembered
+from jinfercept.startup.side_pools import NO_WINDOW_PLAN, plan_states, plan_windows
 
 STAGING_PAGES = 16
 """Most pages of an array that crosses a link, unless the user says otherwise: a full link costs the host few arrays a step."""
 
-MEASUREMENT = 2
+MEASUREMENT = 3
 """Version of what a profile measures and how: those of another one are not remembered."""
 
 
-class Grouping(NamedTuple):
-    """Layers per executable, where the number comes from, and what was tried to find it."""
-
-    layers_per_step: int
-    source: str
-    tried: Sequence[Tried] = ()
-
-    def __str__(self) -> str:
-        return f"layers by {self.layers_per_step}, {self.source}"
-
-
-def group_layers(
-    model: ServedModel,
-    params: Params,
-    config: EngineConfig,
-    effort: str | None,
-    progress: Callable[[str, int, int], None],
-    draft: Loaded[ServedModel] | None = None,
-) -> Grouping:
-    """The layers of an executable, and where the number comes from.
-
-    The user's number; else one measured now, if the named effort includes that; else the one measured last with the same
-    settings; else the platform's default. Raises `ConfigError` if the pools cannot work.
-    """
-    for served in (model, *(() if draft is None else (draft.model,))):
-        _check_rows(served, config.cache.kv_cache_dtype)
-    num_layers, layers_per_step = model.config.num_layers, config.advanced.layers_per_step
-    if layers_per_step is not None:
-        return Grouping(min(layers_per_step, num_layers), "as given")
-    # to launch an executable costs the host more than another layer in it
-    whole = candidates(num_layers, config.advanced.transfer_parts)[-1]
-    default = 1 if _mesh(params).devices[0].platform == "cpu" else whole
-    settings = profile_settings(model, params, _runner_shape(model, 1, 1, config, default), config)
-    settings = {name: value for name, value in settings.items() if name not in ("layers_per_step", "measurement")}
-    path = profile_path(cache_directory(), settings).with_suffix(".layers.json")
-    if effort is None or not EFFORTS[effort].groups:
-        layers = remembered_layers(path, num_layers)
-        return Grouping(default, "the default") if layers is None else Grouping(layers, "remembered")
-    _, shape = plan_pools(model, params, config, default, draft)
-    tried = try_groups(model, params, shape, config.advanced.attention, progress)
-    chosen = next(row.layers_per_step for row in tried if row.chosen)
-    with suppress(OSError):
-        remember_layers(path, chosen, settings)
-    return Grouping(chosen, "measured", tried)
+def layers_per_step(model: ServedModel, config: EngineConfig) -> int:
+    """Layers of an executable: the user's number, or one on a CPU, which compiles fast, and all elsewhere: a GPU launches one
+    executable as one graph."""
+    default = 1 if jax.default_backend() == "cpu" else model.config.num_layers
+    return min(config.advanced.layers_per_step or default, model.config.num_layers)
 
 
 def plan_pools(
-    model: ServedModel,
-    params: Params,
-    config: EngineConfig,
-    layers_per_step: int,
-    draft: Loaded[ServedModel] | None = None,
+    model: ServedModel, params: Params, config: EngineConfig, draft: Loaded[ServedModel] | None = None
 ) -> tuple[MemoryPlan, RunnerShape]:
     """Sizes of the pools, and of what is compiled. Raises `ConfigError` if they cannot work.
 
     Waits for the weights. A device with memory of its own has its steps compiled first, for a pool of one page, to learn what
     they take beside it.
     """
+    for served in (model, *(() if draft is None else (draft.model,))):
+        _check_rows(served, config.cache.kv_cache_dtype)
     jax.block_until_ready((params, None if draft is None else draft.params))
     room, routed_experts = FreeMemory.on(*_mesh(params).local_devices), _routed_experts(model, config)
     windows = plan_windows(model, config, config.model.max_model_len or model.config.max_position)
     beside = timed = 0
     if not room.shared:
         longest = config.model.max_model_len or model.config.max_position
-        shape, attention = _runner_shape(model, 1, longest, config, layers_per_step), config.advanced.attention
+        shape, attention = _runner_shape(model, 1, longest, config), config.advanced.attention
         shape = replace(shape, num_states=int(bool(states_of(model))), routed_experts=routed_experts)
         shape = replace(shape, num_window_pages=min(1, windows.num_layers))
         beside = step_bytes(model, params, shape, attention)
@@ -134,7 +88,7 @@ def plan_pools(
 
     memory = planned()
     num_pages = memory.kv_tokens // config.cache.page_size
-    shape = _runner_shape(model, num_pages, memory.max_model_len, config, layers_per_step)
+    shape = _runner_shape(model, num_pages, memory.max_model_len, config)
     shape = replace(shape, num_states=states.num_states, num_window_pages=memory.windows.num_device_pages)
     moved_pages = max(1, memory.moved_tokens // config.cache.page_size)
     return memory, replace(shape, moved_pages=moved_pages, routed_experts=routed_experts)
@@ -178,7 +132,6 @@ def profile_settings(
         "max_num_seqs": shape.max_num_seqs,
         "page_size": shape.page_size,
         "layers_per_step": shape.layers_per_step,
-        "transfer_parts": shape.transfer_parts,
         "staging_pages": shape.staging_pages,
         **({} if shape.kv_cache_dtype == "auto" else {"kv_cache_dtype": shape.kv_cache_dtype}),
         **({} if shape.pinned_memory else {"pinned_memory": False}),
@@ -218,18 +171,14 @@ def measured_profile(
     model: ServedModel,
     params: Params,
     draft: Loaded[ServedModel] | None,
-    runner: ProfiledRunner,
+    runner: PlanRunner,
     drafter: PlanRunner | None,
     shape: RunnerShape,
     config: EngineConfig,
     effort: str,
-    tried: Sequence[Tried],
     progress: Callable[[str, int, int], None],
 ) -> Profile:
-    """The profile of steps and transfers, measured now and remembered.
-
-    Numbers of layers per executable that were `tried` go into its tables.
-    """
+    """The profile of steps and transfers, measured now and remembered."""
     settings = profile_settings(model, params, shape, config, draft)
     windows = plan_windows(model, config, shape.max_model_len) if shape.num_window_pages else NO_WINDOW_PLAN
     profile = measure(
@@ -239,12 +188,10 @@ def measured_profile(
         kv_bytes_per_token=token_kv_bytes(model.config, params, config.cache, draft, windows),
         effort=EFFORTS[effort],
         settings=settings,
-        tiles=attention_tiles(config.advanced.attention, shape.page_size),
         drafter=drafter,
         asynchronous=jax.default_backend() != "cpu",
         progress=progress,
     )
-    profile = replace(profile, tables={**profile.tables, "groups": [row._asdict() for row in tried]})
     with suppress(OSError):  # a cache that cannot be written costs the next start a moment
         remember(profile.save, profile_path(cache_directory(), settings))
     return profile
@@ -293,9 +240,7 @@ def staging_pages(config: EngineConfig, platform: str) -> int:
     return config.advanced.staging_pages or (1 if platform == "cpu" else STAGING_PAGES)
 
 
-def _runner_shape(
-    model: ServedModel, num_pages: int, max_model_len: int, config: EngineConfig, layers_per_step: int
-) -> RunnerShape:
+def _runner_shape(model: ServedModel, num_pages: int, max_model_len: int, config: EngineConfig) -> RunnerShape:
     platform = jax.default_backend()
     fewest, sizes = 1, buckets(config.scheduling.max_num_seqs, config.scheduling.max_num_batched_tokens, platform)
     if config.advanced.batch_invariant:
@@ -309,8 +254,7 @@ def _runner_shape(
         max_num_seqs=config.scheduling.max_num_seqs,
         max_model_len=max_model_len,
         buckets=sizes,
-        layers_per_step=layers_per_step,
-        transfer_parts=config.advanced.transfer_parts,
+        layers_per_step=layers_per_step(model, config),
         staging_pages=staging_pages(config, platform),
         pinned_memory=config.advanced.pinned_memory,
         joined_decode=config.advanced.joined_decode,

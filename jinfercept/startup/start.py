@@ -19,41 +19,41 @@ from jinfercept.disk.store import DiskStore
 from jinfercept.engine.process_end import ending_at_exit
 from jinfercept.errors import ConfigError, ModelError, shown
 from jinfercept.hosts.group import HostGroup
-from jinfercept.hosts.leading import LeadingRunner
+from jinfercept.hosts.lockstep import LeadingRunner
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.jax_settings import own_settings
-from jinfercept.models.load import Loaded, bytes_to_load, dtype_name, load, locate, read_config
+from jinfercept.models.load import locate, read_config
 from jinfercept.models.mesh import ModelMesh
-from jinfercept.models.model import Model
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel
 from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
-from jinfercept.sched.estimators import EstimatorChoice
 from jinfercept.sched.named_profiles import load_profile
-from jinfercept.sched.orders import OrderChoice
-from jinfercept.sched.policies import PolicyChoice
 from jinfercept.sched.profile import Profile
-from jinfercept.startup.assembly import EngineSetup, OwnParts, StartTimes, chunks
+from jinfercept.startup.assembly import EngineSetup, StartTimes, check_choices, chunks, without_objects
 from jinfercept.startup.backend import prepare_backend, start_backend
-from jinfercept.startup.chosen_tokenizer import TokenizerChoice, as_tokenizer
-from jinfercept.startup.compile_counter import CompileCounter
-from jinfercept.startup.devices import choose_devices, on_devices
+from jinfercept.startup.compile_cache import CompileCounter
+from jinfercept.startup.devices import choose_devices
 from jinfercept.startup.disk_tier import DiskTier, identity_of, open_store, priced
-from jinfercept.startup.draft_model import add_drafter, load_draft_model
-from jinfercept.startup.generation_config import sampling_defaults
 from jinfercept.startup.invariant import as_invariant
-from jinfercept.startup.memory import FreeMemory, MemoryPlan, check_weights, fit_host, most_at_once
-from jinfercept.startup.own_model import check_config, check_functions, to_serve
+from jinfercept.startup.loading import (
+    TokenizerChoice,
+    add_drafter,
+    as_tokenizer,
+    load_draft_model,
+    load_model,
+    sampling_defaults,
+)
+from jinfercept.startup.memory import FreeMemory, MemoryPlan, fit_host, most_at_once
+from jinfercept.startup.own_model import to_serve
 from jinfercept.startup.profiler import EFFORTS
-from jinfercept.startup.recurrent import as_served
 from jinfercept.startup.served_adapters import add_adapters, with_tool_adapter
 from jinfercept.startup.several_hosts import follow_to_the_end, join_hosts, model_facts, placement_of
-from jinfercept.startup.sizing import group_layers, measured_profile, plan_pools, remembered_profile
+from jinfercept.startup.side_pools import check_recurrent
+from jinfercept.startup.sizing import measured_profile, plan_pools, remembered_profile
 from jinfercept.tokenizer.load import load_tokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from jinfercept.values.vllm_names import own_options
-from jinfercept.weights.in_memory import initial_params
 
 log = logging.getLogger("jinfercept")
 
@@ -63,9 +63,6 @@ def set_up(
     *,
     params: Params | None = None,
     tokenizer: TokenizerChoice | None = None,
-    policy: PolicyChoice | None = None,
-    estimator: EstimatorChoice | None = None,
-    order: OrderChoice | None = None,
     profile: Profile | str | Path | None = None,
     mesh: Mesh | None = None,
     lazy: bool = False,
@@ -76,7 +73,6 @@ def set_up(
 
     Args, and what is raised: as `LLM`; but by default everything is compiled, and nothing shown.
     """
-    own = OwnParts.take(flags, policy=policy, estimator=estimator, order=order)
     if isinstance(profile, str | Path):
         profile, flags["profile"] = None, str(profile)
     elif profile is not None and not isinstance(profile, Profile):
@@ -88,7 +84,7 @@ def set_up(
     config = EngineConfig.from_options(flags)
     if config.adapters.choice.call_bias and config.adapters.tool_lora is None:
         raise ConfigError("tool_call_bias needs tool_lora", got="no tool_lora", fix="give tool_lora too")
-    own.check(config)
+    check_choices(config)
     effort = None
     if profile is None and (named := config.scheduling.profile) is not None:
         effort, profile = (named, None) if named in EFFORTS else (None, load_profile(named))
@@ -107,7 +103,7 @@ def set_up(
         store = open_store(config.cache)
         try:
             with own_settings(devices.local_devices[0]):
-                start = _Start(config, flags, own, devices, group, progress)
+                start = _Start(config, without_objects(flags), devices, group, progress)
                 start.load(model, params, read)
                 # all hosts alike; nothing is compiled among exact measurements
                 start.compile(profile, effort, lazy=lazy and group is None and effort is None)
@@ -125,12 +121,11 @@ class _Start:
         self,
         config: EngineConfig,
         flags: Mapping[str, Any],
-        own: OwnParts,
         devices: ModelMesh,
         group: HostGroup | None,
         progress: Progress,
     ) -> None:
-        self._config, self._flags, self._own = config, flags, own
+        self._config, self._flags = config, flags
         self._devices, self._group, self._progress = devices, group, progress
         self._seconds = dict[str, float]()
 
@@ -163,7 +158,7 @@ class _Start:
             self._tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
             across_hosts = self._group is not None
             self._draft = load_draft_model(config, self._devices, self._tokenizer, across_hosts=across_hosts)
-            config = as_served(config, loaded.model, None if self._draft is None else self._draft.model)
+            check_recurrent(config, loaded.model, None if self._draft is None else self._draft.model)
             self._config = as_invariant(config, loaded.model, loaded.params)
         self._progress("loading", 1, 1)
 
@@ -176,13 +171,9 @@ class _Start:
         """
         loaded, group, draft, progress = self._loaded, self._group, self._draft, self._progress
         config, model, params = self._config, loaded.model, loaded.params
-        with self._timed("profile_s"):
-            grouping = group_layers(model, params, config, effort if group is None else None, progress, draft)
-            if group is not None:
-                grouping = grouping._replace(**group.least({"layers_per_step": grouping.layers_per_step}))
         with closing(CompileCounter()) as compilations:
             with self._timed("pages_s"):
-                self._plan(grouping.layers_per_step)
+                self._plan()
                 config, shape = self._config, self._shape
                 runner, drafter = ModelRunner(model, params, shape, attention=config.advanced.attention), None
                 runner.owns_params = self._owns_params
@@ -209,15 +200,13 @@ class _Start:
         with self._timed("profile_s"):
             if profile is None:
                 self._how, runs = "measured", (self._leader or runner, drafter)
-                measured = (effort or "quick", grouping.tried, progress)
-                profile = measured_profile(model, params, draft, *runs, shape, config, *measured)
-        self._profile = profile
-        self._compilations, self._grouping = compilations, grouping
+                profile = measured_profile(model, params, draft, *runs, shape, config, effort or "quick", progress)
+        self._profile, self._compilations = profile, compilations
 
-    def _plan(self, layers_per_step: int) -> None:
+    def _plan(self) -> None:
         """The sizes of the pools, for which there is memory on every host."""
         loaded, group, flags = self._loaded, self._group, self._flags
-        memory_plan, shape = plan_pools(loaded.model, loaded.params, self._config, layers_per_step, self._draft)
+        memory_plan, shape = plan_pools(loaded.model, loaded.params, self._config, self._draft)
         cache = fit_host(memory_plan, self._config.cache, is_given="swap_space" in flags)
         if group is not None:
             memory_plan, shape = _alike(memory_plan, shape, group)
@@ -226,7 +215,7 @@ class _Start:
         self._config, self._flags = replace(self._config, cache=cache), {**flags, "swap_space": cache.swap_space}
         self._memory_plan, self._shape = memory_plan.with_host(cache), shape
         log.info("%s", self._memory_plan)
-        chunks(self._config, shape, self._own)
+        chunks(self._config, shape)
 
     def served(self, store: DiskStore | None, name: str | None) -> EngineSetup:
         """What engines run on.
@@ -241,7 +230,6 @@ class _Start:
             num_cached=self._compilations.cached,
             num_pending=self._runner.executables.num_pending,
             profile=self._how,
-            grouping=str(self._grouping),
         )
         log.info("%s", times)
         disk = None
@@ -260,7 +248,6 @@ class _Start:
             self._room,
             self._flags,
             config,
-            self._own,
             self._memory_plan,
             times,
             self._defaults,
@@ -278,40 +265,6 @@ def _alike(memory_plan: MemoryPlan, shape: RunnerShape, group: HostGroup) -> tup
     num_pages, longest = memory_plan.kv_tokens // shape.page_size, memory_plan.max_model_len
     shape = replace(shape, num_pages=num_pages, max_model_len=longest, num_states=states.num_states)
     return memory_plan, replace(shape, num_window_pages=windows.num_device_pages)
-
-
-def load_model(
-    model: str | Path | ModelConfig | ServedModel, params: Params | None, config: EngineConfig, mesh: ModelMesh
-) -> Loaded[ServedModel]:
-    """The model with its weights on its devices. Raises `ModelError`, or `ConfigError` if the weights do not fit there."""
-    options = config.model
-    if options.activation_dtype != "auto" and (isinstance(model, ServedModel) or params is not None):
-        fix = "activation_dtype=auto, or the name of a quantised checkpoint"
-        raise ModelError("activation_dtype int8 needs a checkpoint that is loaded", got="weights in memory", fix=fix)
-    if isinstance(model, ServedModel):
-        if params is None:
-            raise ModelError("a Model needs its weights", got="no params", fix="pass params=...")
-        is_own = not isinstance(model, Model)
-        if is_own:
-            check_config(model)
-        served = on_devices(model, mesh)
-        params = initial_params(served, params, mesh)
-        if is_own:
-            check_functions(served, params)
-        return Loaded(served, params, None, "dummy")
-    if params is not None:
-        raise ModelError("params need a Model", got=type(model).__name__, fix="pass Model(config), or leave params out")
-    num_bytes = bytes_to_load(model, dtype_name(options.dtype), mesh.size, options.load_format, options.quantization)
-    check_weights(num_bytes, FreeMemory.on(*mesh.local_devices))
-    return load(
-        model,
-        dtype=options.dtype,
-        load_format=options.load_format,
-        seed=options.seed,
-        mesh=mesh,
-        quantization=options.quantization,
-        activation_dtype=options.activation_dtype,
-    )  # pyright: ignore[reportReturnType]
 
 
 def _dimensions(model: str | Path | ModelConfig | ServedModel) -> ModelDimensions:

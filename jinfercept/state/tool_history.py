@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from sys import getsizeof
 from typing import Any, final
 
-from jinfercept.chat.messages import Message, digests
+from jinfercept.chat.messages import Message, checked_message, digests
 from jinfercept.protocols.answers import merged_message
 from jinfercept.tenants.quota import ExpiringEntries, Quota
 
@@ -48,9 +48,9 @@ class ToolHistory:
             client_tools: names of the tools that the client runs.
         """
         answer = {"role": "assistant", **merged_message(turns, client_tools)}
-        *_, digest = digests([salt], [*before, answer])
+        *_, digest = digests([salt], [*map(checked_message, before), checked_message(answer)])
         stored = tuple(turns)
-        self._turns.put(tenant, digest.hex(), stored, num_bytes_of(stored))
+        self._turns.put(tenant, digest, stored, num_bytes_of(stored))
 
     def restored(self, salt: str, messages: Sequence[Message]) -> list[Message]:
         """A conversation in which the stored turns replace the merged messages of their answers.
@@ -61,8 +61,9 @@ class ToolHistory:
         if not self._turns:
             return list(messages)
         restored: list[Message] = []
-        for message, digest in zip(messages, digests([salt], messages), strict=True):
-            turns = self._turns.use(digest.hex()) if message["role"] == "assistant" else None
+        _, *until = digests([salt], [*map(checked_message, messages)])
+        for message, digest in zip(messages, until, strict=True):
+            turns = self._turns.use(digest) if message["role"] == "assistant" else None
             restored += turns or (message,)
         return restored
 

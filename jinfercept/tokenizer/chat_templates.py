@@ -8,7 +8,6 @@ seconds; but lists may grow and shrink, and what `map` makes is written as a lis
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, cast
@@ -41,9 +40,6 @@ def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mappin
         Exception: whatever else the template does wrong.
     """
     values = _copied(dict(variables)) | {"messages": [_with_reasoning(_copied(message)) for message in messages]}
-    if not any(name in source for name in _LIST_CHANGES):
-        with suppress(SecurityError):  # raised to a template that makes up the name of such a method
-            return _compiled(source, changes_lists=False).render(values)
     return _compiled(source).render(values)
 
 
@@ -87,9 +83,7 @@ def _refuse_private(name: object) -> None:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Lets templates change lists, as some do: all lists that they see are copies then."""
-
-    changes_lists = True
+    """Lets templates change lists, as some do: all lists that they see are copies."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """What the sandbox returns, without the exception that it raises and catches for every key of a dict."""
@@ -101,13 +95,12 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        changes_list = self.changes_lists and type(obj) is list and attr in _LIST_CHANGES
-        return changes_list or super().is_safe_attribute(obj, attr, value)
+        return (type(obj) is list and attr in _LIST_CHANGES) or super().is_safe_attribute(obj, attr, value)
 
 
-def _environment(changes_lists: bool) -> ImmutableSandboxedEnvironment:
+@lru_cache(maxsize=32)
+def _compiled(source: str) -> Template:
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, ext.loopcontrols])
-    environment.changes_lists = changes_lists
     environment.filters["tojson"] = _to_json
     environment.globals |= {
         "dict": _Dict(),
@@ -115,12 +108,7 @@ def _environment(changes_lists: bool) -> ImmutableSandboxedEnvironment:
         "raise_exception": _raise_exception,
         "strftime_now": lambda form: datetime.now().strftime(form),
     }
-    return environment
-
-
-@lru_cache(maxsize=32)
-def _compiled(source: str, changes_lists: bool = True) -> Template:
-    return _environment(changes_lists).from_string(source)
+    return environment.from_string(source)
 
 
 def _to_json(

@@ -10,7 +10,7 @@ import tokenizers
 from jinfercept.errors import ModelError
 from jinfercept.models.model_directory import check_model_directory
 from jinfercept.tokenizer import sentencepiece_model
-from jinfercept.tokenizer.gguf_vocab import GGUFVocab, read_vocab
+from jinfercept.tokenizer.gguf import GGUFVocab, read_vocab
 from jinfercept.tokenizer.tokenizer import SETTINGS_FILE, Tokenizer
 
 _SOONER = ("tokenizer.json", "vocab.json")  # than tokenizer.model

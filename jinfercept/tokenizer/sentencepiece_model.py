@@ -14,8 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, pre_tokenizers, processors
 
 from jinfercept.errors import ModelError
-from jinfercept.tokenizer.gguf_sentencepiece import NORMAL
-from jinfercept.tokenizer.gguf_vocab import GGUFVocab, vocab_of
+from jinfercept.tokenizer.gguf import NORMAL, GGUFVocab, vocab_of
 
 FILE = "tokenizer.model"
 _BPE = 2

@@ -8,13 +8,43 @@ Only given words can stand between marks unmarked: a template that writes `<|` a
 Names of one character are not escaped.
 """
 
+import json
 import re
+import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, final
+
+from jinfercept.errors import RequestError
 
 _FIELDS = ("role", "content", "tool_calls", "tool_call_id", "id", "type", "function", "name", "arguments")
 """Fields of messages."""
+
+
+class Rendered(str):
+    """A text that a template has written.
+
+    Attributes:
+        breaks: offsets within or beside names of special tokens that are given text, not the template's.
+    """
+
+    breaks: tuple[int, ...]
+
+    def __new__(cls, text: str, breaks: tuple[int, ...] = ()) -> "Rendered":
+        rendered = super().__new__(cls, text)
+        rendered.breaks = breaks
+        return rendered
+
+    def since(self, start: int) -> "Rendered":
+        """The text from an offset on."""
+        return Rendered(self[start:], tuple(place - start for place in self.breaks if place >= start))
+
+    def without(self, part: str) -> "Rendered":
+        """The text without a part that no break is within, and that a template writes once."""
+        at = self.index(part)
+        places = (place - len(part) if place > at else place for place in self.breaks)
+        return Rendered(self.replace(part, ""), tuple(places))
 
 
 @final
@@ -24,11 +54,18 @@ class SpecialTokenNames:
     Args:
         words: names of added tokens that are not special; a template may cut a text at them and join the rest.
         fold: the vocabulary's normaliser, if the tokenizer searches the normalised text for names; else None.
+        mark: a character that no text has; by default one of those for private use, by chance.
     """
 
     def __init__(
-        self, names: Collection[str], words: Collection[str] = (), fold: Callable[[str], str] | None = None
+        self,
+        names: Collection[str],
+        words: Collection[str] = (),
+        fold: Callable[[str], str] | None = None,
+        mark: str = "",
     ) -> None:
+        self._mark = mark or chr(0xF0000 + secrets.randbelow(0xFFFE))
+        self._marks = (self._mark, json.dumps(self._mark)[1:-1], repr(self._mark)[1:-1])  # as templates may write it
         self._names = frozenset(name for name in names if len(name) > 1)
         self._words, self._fold = tuple(words), fold
         self._fewer: dict[frozenset[str], SpecialTokenNames] = {}
@@ -44,62 +81,70 @@ class SpecialTokenNames:
         parts = {(name[:at], name[at:]) for name in self._names for at in range(1, len(name))}
         self._heads = frozenset(tail for _, tail in parts if re.search(r"\W", tail))
         self._tails = frozenset(head for head, _ in parts if re.search(r"\W", head))
-        self._harmless = frozenset(field for field in _FIELDS if self.marked(field, "|") is field)
+        self._harmless = frozenset(field for field in _FIELDS if self._marked(field) is field)
 
     def but(self, names: frozenset[str]) -> "SpecialTokenNames":
         """These names without `names`."""
         if not names & self._names:
             return self
         if names not in self._fewer:
-            self._fewer[names] = SpecialTokenNames(self._names - names, (*self._words, *names), self._fold)
+            self._fewer[names] = SpecialTokenNames(self._names - names, (*self._words, *names), self._fold, self._mark)
         return self._fewer[names]
 
-    def marked(self, value: Any, mark: str) -> Any:
+    def marked[T](self, value: T) -> T:
         """A JSON value with marks in its texts and keys; the same object if it needs none.
 
         Raises:
-            RecursionError: it is nested too deeply.
+            RequestError: it is nested too deeply.
         """
+        try:
+            return self._marked(value)
+        except RecursionError as error:
+            raise RequestError(
+                "messages, tools and chat_template_kwargs are nested too deeply",
+                got=type(value).__name__,
+                fix="flatten them",
+            ) from error
+
+    def _marked(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._marked_text(value, mark) if self._looked_at(value) else value
+            return self._marked_text(value) if self._looked_at(value) else value
         if isinstance(value, dict) or isinstance(value, Mapping):  # noqa: SIM101 # the first is quick
-            keys = None if self._harmless.issuperset(value) else self._marked_all(value, mark)
-            values = self._marked_all(value.values(), mark)
+            keys = None if self._harmless.issuperset(value) else self._marked_all(value)
+            values = self._marked_all(value.values())
             if keys is None and values is None:
                 return value
             return dict(zip(keys or value, values or value.values(), strict=True))
         if isinstance(value, list | tuple):
-            return self._marked_all(value, mark) or value
+            return self._marked_all(value) or value
         return value
 
-    def _marked_all(self, items: Iterable[Any], mark: str) -> list[Any] | None:
+    def _marked_all(self, items: Iterable[Any]) -> list[Any] | None:
         """Values with marks in their texts; None if they need none."""
         looked_at = self._looked_at
         changed: dict[int, Any] = {}
         for place, value in enumerate(items):
-            if type(value) is str:
-                new = self._marked_text(value, mark) if looked_at(value) else value
-            else:
-                new = self.marked(value, mark)
+            new = value if type(value) is str and not looked_at(value) else self._marked(value)
             if new is not value:
                 changed[place] = new
         return [changed.get(place, value) for place, value in enumerate(items)] if changed else None
 
-    def _marked_text(self, text: str, mark: str) -> str:
+    def _marked_text(self, text: str) -> str:
+        mark = self._mark
         if self._fold is not None and self._beginning.search(self._fold(text)):
             return mark + self._beginning.sub(rf"\1{mark}", text)
         if self._added.search(text) is None:
-            return self._marked_ends(text, mark)
+            return self._marked_ends(text)
         pieces = self._cut.split(text) if self._words else [text]
         marked = [
-            piece if place % 2 else self._beginning.sub(rf"\1{mark}", self._marked_ends(piece, mark))
+            piece if place % 2 else self._beginning.sub(rf"\1{mark}", self._marked_ends(piece))
             for place, piece in enumerate(pieces)
         ]
         return text if marked == pieces else "".join(marked)
 
-    def _marked_ends(self, piece: str, mark: str) -> str:
+    def _marked_ends(self, piece: str) -> str:
         """Marks at ends that may be parts of a name; blanks stay outside, where a template may strip them."""
-        core = piece.strip()
+        core, mark = piece.strip(), self._mark
         head = tail = ""
         if len(core) < self._longest and core in self._joined and re.search(r"\W", core):
             head = tail = mark
@@ -111,6 +156,13 @@ class SpecialTokenNames:
             start = piece.index(core)
             return piece[:start] + head + core + tail + piece[start + len(core) :]
         return piece
+
+    def unmarked(self, text: str) -> Rendered:
+        """What a template has written of marked texts, without the marks."""
+        if not any(mark in text for mark in self._marks):
+            return Rendered(text)
+        pieces = re.split("|".join(map(re.escape, self._marks)), text)
+        return Rendered("".join(pieces), tuple(accumulate(map(len, pieces[:-1]))))
 
     def own(self, text: str, breaks: Sequence[int]) -> list[tuple[int, int]] | None:
         """Spans of the special tokens' names that are the template's own in a rendered text; None if there are no others.

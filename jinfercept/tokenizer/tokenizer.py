@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING, Any, Self, final
 import tokenizers
 
 from jinfercept.errors import ModelError, RequestError, shown
-from jinfercept.tokenizer.byte_encoding import read_byte_encoding
-from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
-from jinfercept.tokenizer.literal_backend import LiteralBackend, encode
-from jinfercept.tokenizer.segments import cutting_names
+from jinfercept.tokenizer.decoding import IncrementalDetokenizer, read_byte_encoding
 from jinfercept.tokenizer.special_token_names import SpecialTokenNames
+from jinfercept.tokenizer.special_tokens import LiteralBackend, cutting_names, encode
 from jinfercept.values.plain import plain
 
 if TYPE_CHECKING:
@@ -180,18 +178,6 @@ class Tokenizer:
         """
         return encode(self._literal_backend().backend if plain else self._backend, [text], add_special_tokens)[0]
 
-    def encode_with_special_tokens(self, text: str, own: Sequence[tuple[int, int]]) -> list[int]:
-        """The ids of `text`, in which only the names at given places are special tokens.
-
-        Args:
-            own: start and end offsets of these names, in ascending order.
-
-        Raises:
-            RequestError: as `encode`.
-        """
-        literal = self._literal_backend()
-        return literal.encode([literal.aliased(text, own)])[0]
-
     def segments(self, text: str, breaks: Sequence[int] = ()) -> list[str]:
         """A text in segments, whose tokens one behind the other are those of the whole; equal segments have equal tokens.
 
@@ -202,20 +188,17 @@ class Tokenizer:
         own = self.special_token_names.own(text, breaks) if breaks else None
         names, pattern, cuts_literal = self._cuts
         if own is None:
-            starts = [match.start() for match in pattern.finditer(text)]
-            return [text[start:stop] for start, stop in pairwise([0, *starts, len(text)]) if start < stop]
-        literal = self._literal_backend()
-        if not cuts_literal:
-            return [literal.aliased(text, own)]
-        starts = [start for start, stop in own if text[start:stop] in names]
+            own, breaks, starts = [], (), [match.start() for match in pattern.finditer(text)]
+        elif cuts_literal:
+            starts = [start for start, stop in own if text[start:stop] in names]
+        else:
+            return [self._literal_backend().aliased(text, own)]
         segments = list[str]()
-        place = 0
         for start, stop in pairwise([0, *starts, len(text)]):
-            following = bisect_right(breaks, start)
-            first, place = place, bisect_left(own, (stop, 0), place)
-            if following < len(breaks) and breaks[following] < stop:
-                spans = ((begins - start, ends - start) for begins, ends in own[first:place])
-                segments.append(literal.aliased(text[start:stop], spans))
+            if bisect_right(breaks, start) < bisect_left(breaks, stop):  # a literal name is in it
+                first, last = bisect_left(own, (start, 0)), bisect_left(own, (stop, 0))
+                spans = ((begins - start, ends - start) for begins, ends in own[first:last])
+                segments.append(self._literal_backend().aliased(text[start:stop], spans))
             elif start < stop:
                 segments.append(text[start:stop])
         return segments

@@ -8,19 +8,21 @@ from typing import Any, get_args, get_origin
 from jinfercept.errors import ConfigError, shown
 
 
-def option(default: Any, text: str, *aliases: str, least: float | None = None) -> Any:
-    """A field with its default, its help text, other flags that mean the same, and its least value."""
-    return field(default=default, metadata={"help": text, "aliases": aliases, "least": least})
+def option(default: Any, text: str, *aliases: str, least: float | None = None, most: float | None = None) -> Any:
+    """A field with its default, its help text, other flags that mean the same, and its least and greatest value."""
+    return field(default=default, metadata={"help": text, "aliases": aliases, "least": least, "most": most})
 
 
 def check_bounds(options: Any) -> None:
-    """Raise `ConfigError` for a field below its least value, and for one that is infinite."""
+    """Raise `ConfigError` for a field outside its bounds, and for one that is infinite."""
     for at in fields(options):
-        value, least = getattr(options, at.name), at.metadata["least"]
+        value, least, most = getattr(options, at.name), at.metadata["least"], at.metadata["most"]
         if least is not None and value is not None and not value >= least:
             raise ConfigError(f"{at.name} is too small", got=value, fix=f"at least {least}")
         if least is not None and value == math.inf:
             raise ConfigError(f"{at.name} is not finite", got=value, fix="give a number")
+        if most is not None and value is not None and value > most:
+            raise ConfigError(f"{at.name} is too large", got=value, fix=f"at most {most}")
 
 
 def without_none(hint: Any) -> Any:
@@ -39,9 +41,11 @@ def check_type(name: str, value: Any, hint: Any) -> None:
             raise ConfigError(f"{name} is a list of texts", got=shown(value), fix="give several, or one in a list")
         return
     choices = get_args(bare_hint)
-    kind = str if choices else bare_hint
+    kind = type(choices[0]) if choices else bare_hint
     fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
     if not fits or (kind is not bool and isinstance(value, bool)):
         raise ConfigError(f"{name} has the wrong type", got=shown(value), fix=f"give a value of type {kind.__name__}")
     if choices and value not in choices:
-        raise ConfigError(f"{name} is one of {', '.join(choices)}", got=shown(value), fix="choose one of them")
+        raise ConfigError(
+            f"{name} is one of {', '.join(map(str, choices))}", got=shown(value), fix="choose one of them"
+        )

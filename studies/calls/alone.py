@@ -58,7 +58,7 @@ def at_token_s(profile: Profile, token_s: float) -> Profile:
     factor = token_s / profile.step_s(1, 0)
     names = ("fixed_s", "flat_s", "per_query_s", "per_context_s", "per_pair_s", "collective_s")
     scaled = {name: factor * getattr(profile, name) for name in names}
-    return replace(profile, **scaled, bucket_s=tuple(factor * seconds for seconds in profile.bucket_s), tiled=None)
+    return replace(profile, **scaled, bucket_s=tuple(factor * seconds for seconds in profile.bucket_s))
 
 
 def play_alone(script: CallScript, profile: Profile) -> AloneLatency:

@@ -179,7 +179,8 @@ class OverflowMode(NamedTuple):
         name: in tables.
         preemption: what becomes of a preempted sequence's pages.
         engine: "2024": whole prompts first, and steps wait for copies; "ours": chunked prefill, and compute hides copies.
-        by_layer: a copy carries the keys or the values of one page and layer; else everything that a step moves one way.
+        by_layer: a copy carries the keys or the values of one page and layer, on the real engine those of one page; else
+            everything that a step moves one way.
         pinned: host memory is page-locked.
     """
 
@@ -196,8 +197,8 @@ SWAP_PINNED = OverflowMode("swap, pinned", "swap", "2024", by_layer=True)
 SWAP_COALESCED = OverflowMode("swap, coalesced", "swap", "2024")
 OUR_RECOMPUTE = OverflowMode("our recompute", "recompute", "ours")
 OUR_SWAP = OverflowMode("our swap", "swap", "ours")
-OUR_SWAP_BY_LAYER = OverflowMode("our swap by layer", "swap", "ours", by_layer=True)
-OUR_SWAP_PAGEABLE = OverflowMode("our swap by layer, pageable", "swap", "ours", by_layer=True, pinned=False)
+OUR_SWAP_BY_PAGE = OverflowMode("our swap by page", "swap", "ours", by_layer=True)
+OUR_SWAP_PAGEABLE = OverflowMode("our swap by page, pageable", "swap", "ours", by_layer=True, pinned=False)
 AUTO = OverflowMode("auto", "auto", "ours")
 
 

@@ -25,15 +25,14 @@ from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sim.scripted import plain_tokens, random_tokens
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
-from jinfercept.startup.attention_tiles import attention_tiles
-from jinfercept.startup.compile_counter import CompileCounter
+from jinfercept.startup.compile_cache import CompileCounter
 from jinfercept.startup.profiler import EFFORTS, Effort, measure
 from jinfercept.startup.start import EngineSetup, set_up
 from studies.overflow.batch_run import (
     AUTO,
     OUR_RECOMPUTE,
     OUR_SWAP,
-    OUR_SWAP_BY_LAYER,
+    OUR_SWAP_BY_PAGE,
     BatchRequest,
     BatchRun,
     Overflow,
@@ -62,8 +61,8 @@ DUMMY_MODEL = ModelConfig(
     activation="silu",
 )
 """Yarn-Llama-2-7B-64k made small: 8 layers, 16 KiB of KV a token in float32; its weights are random."""
-MODES = (OUR_RECOMPUTE, OUR_SWAP_BY_LAYER, OUR_SWAP, AUTO)
-OVER_TIME = (OUR_RECOMPUTE, OUR_SWAP_BY_LAYER)
+MODES = (OUR_RECOMPUTE, OUR_SWAP_BY_PAGE, OUR_SWAP, AUTO)
+OVER_TIME = (OUR_RECOMPUTE, OUR_SWAP_BY_PAGE)
 SIZES = OverflowSizes(
     page_sizes=(8, 32),
     evicted=(128, 256, 512),
@@ -228,7 +227,6 @@ class OverflowEngine:
             max_num_seqs=MAX_NUM_SEQS,
             enable_prefix_caching=False,
             layers_per_step=1,
-            transfer_parts=10**6 if by_layer else 1,
             staging_pages=1 if by_layer else MOST_STAGED,
             pinned_memory=pinned,
             profile=UNUSED_PROFILE,
@@ -246,7 +244,6 @@ class OverflowEngine:
                 kv_bytes_per_token=plan.token_bytes(page_size),
                 effort=self._effort,
                 settings={},
-                tiles=attention_tiles(setup.config.advanced.attention, page_size),
                 clock=self._clock,
             )
         setup = replace(setup, profile=profile)

@@ -15,7 +15,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -198,14 +197,12 @@ def joined_kernel(compiler: KernelCompiler, name: str, case: dict[str, Any], pag
 
 
 def steps(compiler: KernelCompiler, case: dict[str, Any]) -> None:
-    """Every executable of a runner, with abstract weights in bfloat16; transfers of whole pages beside those in parts."""
+    """Every executable of a runner, with abstract weights in bfloat16."""
     config = config_from_hf(case["model"])
     shape = RunnerShape(**case["shape"] | {"buckets": tuple(case["shape"]["buckets"])})
     layers = add_runner(compiler, config, shape, case.get("attention", "triton"))
     common = CommonShape(shape.sample_rows[-1], transfer_sizes("gpu")[0])
-    ways = [replace(shape, transfer_parts=parts).parts(len(layers)) for parts in (1, shape.transfer_parts)]
-    for num_layers in {groups[-1][1] - groups[0][0] for parts in ways for groups in parts}:
-        add_transfers(compiler, layers[:num_layers], transfer_sizes("gpu"), 1, common)  # pyright: ignore[reportArgumentType]
+    add_transfers(compiler, layers, transfer_sizes("gpu"), 1, common)  # pyright: ignore[reportArgumentType]
 
 
 def pages(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:

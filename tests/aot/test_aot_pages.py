@@ -16,7 +16,7 @@ LAYER_BYTES = 2 * prod((6_000, PAGE_SIZE, 2, 8, 128))
 def test_aot_pages_are_written_by_plain_stores_of_words(dtype: str, staging_pages: int) -> None:
     case = {"page_size": PAGE_SIZE, "dtype": dtype, "staging_pages": staging_pages}
     compiled, most = compile_for("h100", pages={"pages": case}), transfer_sizes("gpu", staging_pages)[0]
-    assert {"pages write 512", f"pages scatter 1 {NUM_LAYERS}", f"pages gather {most} {NUM_LAYERS}"} <= compiled.keys()
+    assert {"pages write 512", "pages scatter 1", f"pages gather {most}"} <= compiled.keys()
     for name, facts in compiled.items():
         assert facts["error"] is None, f"{name}: {facts['error']}"
         kind = name.split()[1]

@@ -82,7 +82,6 @@ MODELS["qwen3-next-80b"] = {
 }
 KV_HEADS = {"llama-3-8b": (8, 128), "gpt-j-6b": (16, 256)}
 NUM_PAGES, PAGE_SIZE, LAYERS_PER_STEP, BUCKETS = 6000, 16, 2, [64, 256]
-TRANSFER_PARTS = 2
 LAYER_BYTES = 2 * prod((NUM_PAGES + 1, PAGE_SIZE, 2))  # of the pool in bfloat16, without heads and head dim
 
 
@@ -95,7 +94,7 @@ def compile_steps(
     **sizes: int,
 ) -> dict[str, dict[str, Any]]:
     shape = {"num_pages": NUM_PAGES, "page_size": PAGE_SIZE, "max_num_seqs": 64, "max_model_len": 2048}
-    shape |= {"buckets": buckets, "layers_per_step": LAYERS_PER_STEP, "transfer_parts": TRANSFER_PARTS}
+    shape |= {"buckets": buckets, "layers_per_step": LAYERS_PER_STEP}
     shape |= sizes
     steps = {"model": MODELS[model], "shape": shape, "attention": attention}
     compiled = compile_for(gpu, steps=steps, num_devices=num_devices)
@@ -119,15 +118,15 @@ def check(model: str, gpu: str) -> None:
             continue
         # What is as large as the smallest weight matrix is the pages, written in place.
         assert facts["temp_bytes"] < 2**25, name
-        in_place = int(sizes[-1]) if kind in ("layers", "scatter") else 0
+        in_place = {"layers": int(sizes[-1]), "scatter": num_layers}.get(kind, 0)
         assert facts["alias_bytes"] >= in_place * layer_bytes, name
         large = [made for size, made in facts["made"] if size >= weight_bytes]
         assert len(large) <= in_place, (name, large)
         assert all("scatter" in made or "dynamic_update_slice" in made for made in large), (name, large)
     assert {"shape 64", *(f"sample 64 {draw}" for draw in ("greedy", "drawn", "filtered"))} <= compiled.keys()
     assert compiled["logprobs 64"]["sorted"], "sorts are found"
-    for pages, layers in product(GPU_TRANSFERS, (num_layers, num_layers // TRANSFER_PARTS)):
-        assert {f"gather {pages} {layers}", f"scatter {pages} {layers}"} <= compiled.keys()
+    for pages in GPU_TRANSFERS:
+        assert {f"gather {pages}", f"scatter {pages}"} <= compiled.keys()
     for bucket in BUCKETS:
         assert compiled[f"layers {bucket} {LAYERS_PER_STEP}"]["kernels"] == 2 * LAYERS_PER_STEP
     alone = {name: facts["kernels"] for name, facts in compiled.items() if name.startswith("decode layers")}
@@ -144,8 +143,7 @@ def test_aot_steps_of_every_bucket_compile_in_place(model: str, gpu: str) -> Non
 @pytest.mark.timeout(1800)
 def test_aot_all_layers_of_llama_3_8b_are_one_executable_for_each_kind_of_step() -> None:
     bucket, count = 64, 32
-    sizes = {"layers_per_step": count, "transfer_parts": 1}
-    compiled = compile_steps("llama-3-8b, whole", "h100", "mosaic", buckets=[bucket], **sizes)
+    compiled = compile_steps("llama-3-8b, whole", "h100", "mosaic", buckets=[bucket], layers_per_step=count)
     names = {"embed 64", "layers 64 32", "decode embed 64", "decode layers 64 32"}
     assert {name for name in compiled if "embed" in name or "layers" in name} == names
     for name in ("layers 64 32", "decode layers 64 32"):
@@ -213,7 +211,7 @@ def test_aot_steps_of_windowed_and_full_layers_compile_in_place(gpu: str) -> Non
 @pytest.mark.slow
 def test_aot_steps_write_in_place_into_a_pool_for_windows_too() -> None:
     num_pages, bucket = 2500, BUCKETS[0]
-    compiled = compile_steps("gemma-3-1b", "h100", buckets=[bucket], num_window_pages=num_pages, transfer_parts=1)
+    compiled = compile_steps("gemma-3-1b", "h100", buckets=[bucket], num_window_pages=num_pages)
     windowed_bytes = LAYER_BYTES * 256 * (num_pages + 1) // (NUM_PAGES + 1)
     for decode, kernels in (("", 2), ("decode ", 1)):
         begin = f"{decode}layers {bucket} {LAYERS_PER_STEP} "  # a layer of each pool
@@ -230,7 +228,7 @@ def test_aot_steps_write_in_place_into_a_pool_for_windows_too() -> None:
 @pytest.mark.parametrize("gpu", ["h100", "a100"])
 def test_aot_steps_of_recurrent_layers_write_states_in_place(gpu: str) -> None:
     num_states, bucket = 256, BUCKETS[0]
-    compiled = compile_steps("qwen3-next-80b", gpu, buckets=[bucket], num_states=num_states, transfer_parts=1)
+    compiled = compile_steps("qwen3-next-80b", gpu, buckets=[bucket], num_states=num_states)
     state_bytes = (num_states + 1) * (4 * 32 * 128 * 128 + 2 * 3 * 8192)
     groups = [facts for name, facts in compiled.items() if name.startswith(f"layers {bucket} {LAYERS_PER_STEP} ")]
     recurrent, mixed = sorted(groups, key=lambda facts: -facts["alias_bytes"])
@@ -238,10 +236,10 @@ def test_aot_steps_of_recurrent_layers_write_states_in_place(gpu: str) -> None:
     assert mixed["alias_bytes"] >= state_bytes + LAYER_BYTES * 2 * 256
     assert max(facts["temp_bytes"] for facts in groups) < state_bytes / 4, "the states of 32 rows at a time"
     num_recurrent = 3
-    assert compiled[f"scatter 1 {num_recurrent}"]["alias_bytes"] >= num_recurrent * state_bytes
+    assert compiled["scatter 1"]["alias_bytes"] >= num_recurrent * state_bytes
     slot_bytes = num_recurrent * state_bytes // (num_states + 1)
     for name in ("gather", "scatter"):
-        facts = compiled[f"{name} 1 {num_recurrent}"]
+        facts = compiled[f"{name} 1"]
         assert facts["temp_bytes"] < 1.1 * slot_bytes, "what leaves is copied once"
         large = [made for size, made in facts["made"] if size >= state_bytes // 2]
         assert all("dynamic_update_slice" in made or "dynamic-update-slice" in made for made in large), large

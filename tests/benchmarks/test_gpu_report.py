@@ -42,11 +42,11 @@ def test_chunks_are_held_against_the_best_peer_that_worked() -> None:
 
 
 def test_transfers_count_only_where_they_use_the_link() -> None:
-    row = {"way": "out", "transfer_parts": 1, "staging_pages": 16, "share": 1.0, "bytes_per_s": 4e10}
+    row = {"way": "out", "staging_pages": 16, "share": 1.0, "bytes_per_s": 4e10}
     idle, full = row | {"link_share": 0.4, "slowdown": 0.0}, row | {"link_share": 0.9, "slowdown": 0.04}
     assert [figure.met for figure in figures(1, {"transfers": [idle]})] == [False]
     assert [figure.met for figure in figures(1, {"transfers": [idle, full]})] == [True]
-    slow = full | {"transfer_parts": 4, "slowdown": 0.2}
+    slow = full | {"staging_pages": 4, "slowdown": 0.2}
     assert [figure.met for figure in figures(1, {"overlap": [idle, full], "transfers": [slow]})] == [True, False]
 
 

@@ -124,11 +124,11 @@ def test_beyond_the_limit_a_call_is_waited_for(make_scripted: Make) -> None:
         ["started", "ok"],
         ["ok"],
     ]
-    full = Full()
+    full = SharedLimit(0)  # other requests have reached it
     written = [CALL + "\n" + CALL.replace("lamp", "pen"), first.replace(placeholder(1), "23"), "26.", END]
     output = ask_with(scripted, written, tool, options=AsyncCalls(shared_limit=full))
     assert output.outputs[0].messages[-1]["content"] == "26."
-    assert full.refused == 2
+    assert full.number == 0, "nothing was taken, and nothing is given back"
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -190,21 +190,6 @@ def test_options_of_asynchronous_calls_reach_a_stream_of_either_kind(make_script
         scripted.llm.stream("a", async_calls=AsyncCalls(), max_rounds=1)
     with pytest.raises(RequestError, match="async_calls are AsyncCalls"):
         scripted.llm.chat(QUESTION, async_calls="yes")  # pyright: ignore
-
-
-class Full(SharedLimit):
-    """A limit that is reached, by calls of other requests. Counts refusals."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-        self.refused = 0
-
-    def take(self) -> bool:
-        self.refused += 1
-        return super().take()
-
-    def release(self, number: int = 1) -> None:
-        raise AssertionError("nothing was taken")
 
 
 def test_the_name_of_the_tool_that_waits_is_taken(make_scripted: Make) -> None:

@@ -9,8 +9,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from jinfercept.chat.memory import GivenTokens
 from jinfercept.chat.template import ChatTemplate
-from jinfercept.chat.turn_tokens import GivenTokens
 from jinfercept.errors import RequestError
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.responses import ASKED as QUESTION
@@ -124,7 +124,7 @@ def test_no_token_of_three_turns_is_written_again_with_any_template(templates: d
             written = template.encode(" Fine. \n")
             ids = [*ids, *written]
             messages = [*messages, answer, question]
-            prompt = GivenTokens(ids, len(messages) - 1).prompt(template, messages, template.render(messages), "", "")
+            prompt = GivenTokens(ids, len(messages) - 1).prompt(template, messages)
             assert prompt.token_ids[: len(ids)].tolist() == ids, name
             assert "And <|im_end|> two?" in template.decode(prompt.token_ids[len(ids) :]), name
             ids = prompt.token_ids.tolist()

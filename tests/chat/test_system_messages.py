@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from jinfercept.chat.messages import checked_message
 from jinfercept.chat.system_messages import simpler_forms, with_leading_system
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.errors import RequestError
@@ -35,7 +36,7 @@ def turns(text: str, **fields: Any) -> list[dict[str, Any]]:
 
 
 def rendered(source: str, messages: list[dict[str, Any]]) -> str:
-    return ChatTemplate(byte_tokenizer(None), [], source, {}, ()).render(messages).strip()
+    return ChatTemplate(byte_tokenizer(None), [], source, {}, ()).render([*map(checked_message, messages)]).strip()
 
 
 CODEX = "system: a; system: b; user: c; user: d; assistant: e; system: f; user: g"

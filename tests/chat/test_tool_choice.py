@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from jinfercept.chat.function_tools import chat_tools
-from jinfercept.chat.tool_choice import tool_choice
+from jinfercept.chat.turn_grammars import tool_choice
 from jinfercept.errors import RequestError
 from jinfercept.events import CallStarted, Content
 from jinfercept.outputs import CompletionOutput
@@ -219,7 +219,7 @@ def test_what_cannot_be_chosen_is_refused(make_scripted: Make, options: dict[str
 def test_what_no_grammar_holds_is_checked_when_the_call_is_run(
     make_scripted: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "jinfercept.chat.tool_choice")
+    caplog.set_level("INFO", "jinfercept.chat.turn_grammars")
     scripted = make_scripted(QWEN)
     text = {"type": "string", "format": "regex", "description": "x"}
     listed = {"type": "array", "items": text, "uniqueItems": True, "minItems": 1}

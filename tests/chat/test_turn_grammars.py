@@ -4,7 +4,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from jinfercept.chat.turn_grammars import AfterReasoning, PerTurnGrammar
+from jinfercept.chat.turn_grammars import PerTurnGrammar
 from jinfercept.errors import RequestError
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.hooks import Constraint
@@ -32,9 +32,7 @@ def constraint(tokenizer: Tokenizer, *beginnings: Beginning, turns: int = 1, reg
     """Of one turn, the last of so many."""
     first, later = (*beginnings, *beginnings)[:2]
     grammar = Grammars(tokenizer, VOCAB).compile(StructuredOutputsParams(regex=regex))
-    each = PerTurnGrammar(
-        *(AfterReasoning(grammar, REASONING_FORMATS["qwen3"], beginning, tokenizer) for beginning in (first, later))
-    )
+    each = PerTurnGrammar((grammar, grammar), (first, later), REASONING_FORMATS["qwen3"], tokenizer)
     last = [each.constrain(tokenizer.eos_token_ids) for _ in range(turns)][-1]
     assert last is not None
     return last

@@ -8,6 +8,7 @@ import pytest
 
 from jinfercept.chat.chats import ChatPlan
 from jinfercept.chat.function_tools import chat_tools
+from jinfercept.chat.memory import ChatMemory
 from jinfercept.chat.options import ChatOptions
 from jinfercept.errors import RequestError
 from jinfercept.sampling_params import SamplingParams
@@ -138,7 +139,7 @@ def test_a_bias_of_calls_is_on_the_token_that_opens_one_where_the_model_may_answ
     def biases(choice: Any, own: dict[int, float] | None = None) -> Any:
         params, options = SamplingParams(logit_bias=own), ChatOptions(tool_choice=choice)
         plan = ChatPlan(chat_tools([price]), options, tokenizer, None, ())
-        [request] = plan.requests(["a chat"], [QUESTION], params, call_bias=-3.0)
+        [request] = plan.requests(["a chat"], [QUESTION], ChatMemory(), params, call_bias=-3.0)
         return request.params.logit_bias
 
     assert biases("auto") == {opening: -3.0}

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from jinfercept.errors import ConfigError
 from jinfercept.fleet.conversations import MOST_PREFIXES, RoutingHint, find_conversation, response_key
-from jinfercept.fleet.held_contexts import REPORTED_S, HeldContexts
-from jinfercept.fleet.lost_stream import last_event, lost_error
+from jinfercept.fleet.relay import last_event, lost_error
+from jinfercept.fleet.replica_app import REPORTED_S, HeldContexts
 
 
 def test_the_contexts_used_last_are_held_and_lost_ones_are_reported_as_such() -> None:

@@ -22,11 +22,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jinfercept.fleet.fan_out import fan_out_router
 from jinfercept.fleet.front import FleetFront, create_front
-from jinfercept.fleet.http_call import HttpCall, ReplicaLostError
 from jinfercept.fleet.replica_app import ReplicaApp
-from jinfercept.fleet.replicas import Messages, Replicas
+from jinfercept.fleet.replicas import HttpCall, Messages, ReplicaLostError, Replicas, Ticket
 from jinfercept.fleet.routing import NoReplicaError
-from jinfercept.fleet.ticket import Ticket
 from jinfercept.llm import LLM
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import DrainingServer, listen
@@ -110,7 +108,7 @@ class LocalReplicas:
 
 
 def _contents(arguments: Any) -> Any:
-    from jinfercept.fleet.ticket import Contents
+    from jinfercept.fleet.replicas import Contents
 
     return Contents(*arguments)
 

@@ -8,7 +8,7 @@ import pytest
 
 from jinfercept.fleet.conversations import KeyedPrefix, RoutingHint
 from jinfercept.fleet.known_prefixes import KnownPrefixes
-from jinfercept.fleet.replica_load import PLACED_HALF_LIFE_S, RecomputeCurve, ReplicaState
+from jinfercept.fleet.replica_load import PLACED_HALF_LIFE_S, ReplicaState
 from jinfercept.fleet.routing import NoReplicaError, Router
 from jinfercept.sched.named_profiles import load_profile
 
@@ -152,11 +152,11 @@ def test_real_tokens_correct_a_tenants_estimates():
 def test_reports_fill_the_table_after_a_restart_and_correct_it():
     router, replicas = Router(PROFILE), fleet(3)
     full = turn(1, 0).prefixes[0].key
-    router.learn(replace(replicas[2], held_tokens={full: 2200}))
+    router.learn("r2", [("", full, 2200)])
     assert router.route(turn(1, 1), replicas, 0.0).replica == "r2"
     router = Router(PROFILE)
-    router.learn(replace(replicas[2], held_tokens={full: 2200}))
-    router.learn(replace(replicas[2], held_tokens={full: 0}))
+    router.learn("r2", [("", full, 2200)])
+    router.learn("r2", [("", full, 0)])
     assert router.route(turn(1, 1), replicas, 0.0).reason == "load"
 
 
@@ -194,10 +194,3 @@ def test_a_failed_request_leaves_no_context_behind():
     home = router.route(hint, replicas, 0.0).replica
     router.failed(hint, home)
     assert router.route(hint, replicas, PLACED_HALF_LIFE_S).found_tokens == SYSTEM_TOKENS
-
-
-def test_interpolated_prices_are_near_the_profiles():
-    curve = RecomputeCurve(PROFILE, 512)
-    assert curve.seconds(0) == 0.0
-    for tokens in (100, 2000, 33_333, 200_000):
-        assert curve.seconds(tokens) == pytest.approx(PROFILE.recompute_s(tokens, 512), rel=0.1)

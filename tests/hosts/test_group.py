@@ -12,9 +12,8 @@ import pytest
 from jinfercept.config import HostOptions
 from jinfercept.errors import ConfigError
 from jinfercept.hosts import group as group_module
-from jinfercept.hosts.following import follow
 from jinfercept.hosts.group import HostGroup
-from jinfercept.hosts.leading import LeadingRunner
+from jinfercept.hosts.lockstep import LeadingRunner, follow
 from jinfercept.hosts.placement import Placement, first_node, place
 from jinfercept.sched.plan import Chunk, Masks, NewPages, Sample, StepPlan, StepResult
 from tests.support.engine_requests import DEPTHS, request, serve

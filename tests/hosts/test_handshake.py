@@ -9,8 +9,7 @@ import pytest
 import zmq
 
 from jinfercept.errors import ConfigError
-from jinfercept.hosts.group import HostGroup
-from jinfercept.hosts.handshake import meet
+from jinfercept.hosts.group import HostGroup, meet
 from jinfercept.hosts.link import HostLink, Kind
 from jinfercept.hosts.placement import Placement
 from jinfercept.hosts.wire import decode_values, encode_values

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from jinfercept.errors import ModelError
 from jinfercept.models.hf_weights import read_config
 from jinfercept.models.load import load
-from jinfercept.tokenizer.gguf_vocab import read_vocab
+from jinfercept.tokenizer.gguf import read_vocab
 from jinfercept.tokenizer.load import load_tokenizer
 from tests.support.scripted_model import byte_tokenizer
 

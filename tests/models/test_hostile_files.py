@@ -17,7 +17,7 @@ from jinfercept.models import torch_weights
 from jinfercept.models.gguf_weights import GGUFCheckpoint
 from jinfercept.models.safetensors_weights import SafetensorsFile
 from jinfercept.models.torch_weights import TorchFile
-from jinfercept.tokenizer.gguf_vocab import read_vocab
+from jinfercept.tokenizer.gguf import read_vocab
 
 
 class Hostile:

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jinfercept.chat.function_tools import chat_tools
-from jinfercept.chat.tool_choice import compile_calls, tool_choice
+from jinfercept.chat.turn_grammars import compile_calls, tool_choice
 from jinfercept.errors import RequestError
 from jinfercept.parsers.formats import FORMATS
 from tests.support.drawn_turns import calls, turn, vocabulary

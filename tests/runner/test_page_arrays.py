@@ -1,6 +1,6 @@
 """Pages on their way: what is fetched is what was offloaded, in arrays of any size, and arrays stay at least half live."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import batched
 from typing import NamedTuple
 
@@ -16,8 +16,7 @@ from jinfercept.models import mesh
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape
 from jinfercept.runner.packing_samples import NUM_FIELDS
-from jinfercept.runner.page_shapes import layer_pages
-from jinfercept.runner.page_transfers import transfer_sizes
+from jinfercept.runner.page_transfers import layer_pages, transfer_sizes
 from jinfercept.runner.pools import Pool, _cover
 
 NUM_PAGES, NUM_HOST = 24, 40
@@ -40,32 +39,30 @@ def moves(draw: st.DrawFn) -> list[Move]:
     return [Move(some(NUM_PAGES), some(NUM_HOST), some(NUM_HOST)) for _ in range(draw(st.integers(1, 5)))]
 
 
-def pool(staging: int, parts: tuple[tuple[int, int], ...]) -> Pool:
+def pool(staging: int, num_layers: int) -> Pool:
     """Pages with host copies in arrays of at most so many."""
     home = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="device")
-    shapes = (layer_pages(NUM_PAGES + 1, 2, 1, 2, jnp.float32, home),) * parts[-1][1]
+    shapes = (layer_pages(NUM_PAGES + 1, 2, 1, 2, jnp.float32, home),) * num_layers
     sizes = transfer_sizes(jax.default_backend(), staging)
     common = CommonShape(1, sizes[0])
-    kv = Pool(shapes, common, parts=parts, sizes=sizes, staging_pages=staging, moved_pages=MOVED_PAGES)
+    kv = Pool(shapes, common, sizes=sizes, staging_pages=staging, moved_pages=MOVED_PAGES)
     run = Executables()
     kv.add_executables(run)
     return kv
 
 
-def copies(kv: Pool, slot: int) -> Iterator[np.ndarray]:
+def copies(kv: Pool, slot: int) -> np.ndarray:
     """The layers of a page on the host."""
     array, index = kv.host[slot]
-    for part in array.parts:
-        yield from np.asarray(part)[index]
+    return np.asarray(array.data)[index]
 
 
 def step(kv: Pool, fetch: list[PageCopy], drop: list[int], offload: list[PageCopy]) -> None:
     transfers, blank = kv.begin(fetch, drop, offload), np.zeros((NUM_FIELDS, 0), np.int32)
     kv.commons = [jnp.asarray(kv._common_shape.pack(blank, group)) for group in batched(transfers, MOST_TRANSFERS)]
-    for part in range(len(kv.parts)):
-        kv.fetch(part)
-        kv.offload(part)
-        kv.scatter(part)
+    kv.fetch()
+    kv.offload()
+    kv.scatter()
     kv.wait()
 
 
@@ -103,7 +100,7 @@ def check(kv: Pool, steps: list[Move]) -> None:
         assert all(np.all(layer[slot] == 100 * place + number) for slot, number in device.items())
 
 
-@pytest.fixture(scope="module", params=[(1, ((0, 2),)), (4, ((0, 1), (1, 3))), (8, ((0, 1),))], ids=str)
+@pytest.fixture(scope="module", params=[(1, 2), (4, 3), (8, 1)], ids=str)
 def kv(request: pytest.FixtureRequest) -> Pool:
     return pool(*request.param)
 
@@ -138,7 +135,7 @@ def test_a_full_step_of_whole_pages_leaves_room_among_the_executables_that_may_w
 def test_a_step_with_more_transfers_than_an_upload_holds_has_further_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("packing", "pools"):
         monkeypatch.setattr(f"jinfercept.runner.{module}.MOST_TRANSFERS", 1)
-    kv = pool(1, ((0, 2),))
+    kv = pool(1, 2)
     monkeypatch.setattr(f"{__name__}.MOST_TRANSFERS", 1)
     everything = list(range(NUM_PAGES))
     offloads = [PageCopy(1 + page, page) for page in everything]
@@ -147,7 +144,7 @@ def test_a_step_with_more_transfers_than_an_upload_holds_has_further_ones(monkey
 
 
 def test_arrays_that_the_device_has_no_memory_for_at_once_follow_the_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    kv = pool(8, ((0, 2),))
+    kv = pool(8, 2)
     kv.reset()
     everything = [PageCopy(1 + page, page, page // 8) for page in range(NUM_PAGES)]
     step(kv, [], [], everything)
@@ -166,7 +163,7 @@ def test_arrays_that_the_device_has_no_memory_for_at_once_follow_the_compute(mon
 
 
 def test_a_pool_is_kept_but_for_what_a_failed_step_has_donated() -> None:
-    kv = pool(1, ((0, 2),))
+    kv = pool(1, 2)
     kv.reset()
     kv.layers[0].delete()  # donated to a step that failed
     kept = kv.layers[1]

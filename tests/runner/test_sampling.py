@@ -16,8 +16,7 @@ from jinfercept.runner.logits_processors import SampleRows, Slots, mask_words, r
 from jinfercept.runner.packing_samples import (
     KINDS,
     Kind,
-    any_remembered,
-    draw_kind,
+    draw_needs,
     pack_positions,
     pack_samples,
     pack_slot,
@@ -138,9 +137,9 @@ def draws(
         bits = np.isin(np.arange(32 * mask_words(VOCAB)), allowed)
         mask[: len(drawing)] = np.packbits(bits, bitorder="little").view(np.uint32)
     logits = np.broadcast_to(LOGITS, (packed.shape[1], VOCAB))
-    if allowed is not None or any_remembered(drawn):
+    if allowed is not None or draw_needs(drawn)[1]:
         logits = shape(logits, mask, slots, packed)
-    return np.asarray(draw(kind or draw_kind(drawn), logits, packed))[: len(drawing)]
+    return np.asarray(draw(kind or draw_needs(drawn)[0], logits, packed))[: len(drawing)]
 
 
 def expected(params: SamplingParams, mask: Sequence[int] | None = None) -> np.ndarray:
@@ -198,7 +197,7 @@ def test_a_row_is_drawn_alike_in_any_batch() -> None:
 def test_a_row_has_the_same_token_in_every_kind_of_draw_that_has_what_it_needs() -> None:
     for name in ("temperature", "hot", "repetition", "greedy", "top_p"):
         params = [SamplingParams(**{"max_tokens": 20} | CASES[name])] * 300
-        needed = draw_kind(sampled_rows(chunks(params)))
+        needed = draw_needs(sampled_rows(chunks(params)))[0]
         assert needed == {"greedy": "greedy", "top_p": "filtered"}.get(name, "drawn")
         kinds = KINDS[KINDS.index(needed) :]
         first, *others = [draws(params, kind=kind).tolist() for kind in kinds]
@@ -251,7 +250,7 @@ def test_what_was_drawn_counts_at_once() -> None:
     for _ in range(12):
         [token] = draw("greedy", shape(LOGITS[None], mask, slots, packed), packed)
         assert token == shaped(LOGITS, params, PROMPT, output, recent=output).argmax()
-        slots = remember(slots, unpack_samples(jnp.asarray(packed)), token[None])
+        slots = remember(slots, token[None], unpack_samples(jnp.asarray(packed)))
         output.append(int(token))
         rebuilt = pack_slot(options, TokenHistory((*PROMPT, *output), ((0, len(PROMPT)),)), VOCAB)
         again: Slots = enter(EMPTY, 1, rebuilt)

@@ -11,7 +11,7 @@ import pytest
 
 from jinfercept import LLM, ConfigError, ModelError, SamplingParams
 from jinfercept.cli.main import main
-from jinfercept.startup.generation_config import FILE, sampling_defaults
+from jinfercept.startup.loading import FILE, sampling_defaults
 from tests.support.tiny_model import GOLDEN
 
 GIVEN = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.5, "max_new_tokens": 5}

@@ -16,7 +16,7 @@ from jinfercept.errors import ConfigError, ModelError
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.protocol import Params
 from jinfercept.sched.named_profiles import PROFILES
-from jinfercept.startup.compile_counter import CompileCounter
+from jinfercept.startup.compile_cache import CompileCounter
 from tests.support.tiny_model import GOLDEN
 
 SIZES: Any = {"kv_tokens": 128, "max_num_seqs": 2, "max_num_batched_tokens": 16, "page_size": 4, "max_model_len": 64}

@@ -7,12 +7,15 @@ import sys
 from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jinfercept import LLM, SamplingParams
 from jinfercept.runner import executables
+from jinfercept.runner.pools import Pool
 from jinfercept.sched.named_profiles import PROFILES
+from jinfercept.startup.memory import FreeMemory
 from jinfercept.startup.progress import StartDisplay
 from tests.support.tiny_model import GOLDEN
 from tests.support.tool_runner import until
@@ -81,6 +84,29 @@ def test_no_first_request_waits_for_an_executable(
         assert f"{llm.start_times.num_pending} executables are compiled behind the first requests" in caplog.text
         assert not waited_for
         caplog.clear()
+
+
+def test_products_are_tuned_before_the_pool_has_the_memory_and_nothing_is_tuned_behind_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(executables, "QUIET_S", 1e9)
+    monkeypatch.setattr(executables, "LONGEST_WAIT_S", 1e9)
+    monkeypatch.setattr(FreeMemory, "on", lambda *_: FreeMemory(1 << 32, shared=False))  # as a GPU has
+    events, options, allocate = list[Any](), executables._options, Pool.come_back
+    monkeypatch.setattr(executables, "_options", lambda *, tuned: events.append(tuned) or options(tuned=tuned))
+    monkeypatch.setattr(Pool, "come_back", lambda pool: events.append("pool") or allocate(pool))
+    with LLM(GOLDEN / "llama_gqa", profile=PROFILES["paper-gptj-6b-a100"], **FLAGS) as llm:
+        assert llm.memory_plan.timed_bytes > 0
+        run = llm.engine.setup.runner.executables
+        pending = run.pending
+        assert pending
+        with_products = {"embed", "layers", "decode embed", "decode layers", "head"}
+        assert with_products.isdisjoint(key[0] for key in pending if isinstance(key, tuple))
+        for key in pending:
+            run[key]
+    before, after = events[: events.index("pool")], events[events.index("pool") :]
+    assert before == [True] * len(before)
+    assert after == ["pool", *[False] * len(pending)]
 
 
 SCRIPT = """

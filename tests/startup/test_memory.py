@@ -32,9 +32,8 @@ from jinfercept.startup.memory import (
     most_at_once,
     plan_memory,
 )
-from jinfercept.startup.recurrent import NO_STATES, StatePlan
+from jinfercept.startup.side_pools import NO_STATES, NO_WINDOW_PLAN, StatePlan, WindowPlan
 from jinfercept.startup.sizing import check_tables
-from jinfercept.startup.windows import NO_WINDOW_PLAN, WindowPlan
 from tests.support.tiny_model import GOLDEN, tiny_llm
 
 LOADED = load(GOLDEN / "llama_gqa", dtype="float32")
@@ -97,7 +96,7 @@ def test_memory_is_read_when_all_weights_are_on_the_device(monkeypatch: pytest.M
 
     monkeypatch.setattr(FreeMemory, "on", on)
     config = EngineConfig.from_options({"page_size": 4, "max_num_seqs": 4, "swap_space": 0.01})
-    sizing.plan_pools(LOADED.model, late, config, 1, draft)
+    sizing.plan_pools(LOADED.model, late, config, draft)
     assert ready
     assert all(ready)
 
@@ -283,7 +282,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_model_len is more than can be served"):
         planned(FreeMemory(GIB, shared=True), kv_tokens=64, max_model_len=100)
     for share in (0.0, 1.5):
-        with pytest.raises(ConfigError, match="gpu_memory_utilization is a share"):
+        with pytest.raises(ConfigError, match=r"gpu_memory_utilization is (too small|too large)"):
             EngineConfig.from_options({"gpu_memory_utilization": share})
 
 

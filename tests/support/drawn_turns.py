@@ -9,7 +9,7 @@ import numpy as np
 from jsonschema import Draft202012Validator
 
 from jinfercept.chat.function_tools import chat_tools
-from jinfercept.chat.tool_choice import compile_calls, tool_choice
+from jinfercept.chat.turn_grammars import compile_calls, tool_choice
 from jinfercept.events import CallEnded, Content
 from jinfercept.grammar.grammar import Grammars
 from jinfercept.parsers.formats import FORMATS

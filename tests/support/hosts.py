@@ -4,8 +4,7 @@ import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from jinfercept.hosts.group import HostGroup
-from jinfercept.hosts.handshake import meet
+from jinfercept.hosts.group import HostGroup, meet
 from jinfercept.hosts.link import HostLink
 from jinfercept.hosts.placement import Placement
 

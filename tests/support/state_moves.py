@@ -14,7 +14,7 @@ from jinfercept.models.mesh import ModelMesh, place
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape
 from jinfercept.runner.packing_samples import NUM_FIELDS
-from jinfercept.runner.page_shapes import slot_bytes, state_shapes
+from jinfercept.runner.page_transfers import slot_bytes, state_shapes
 from jinfercept.runner.pools import Pool
 
 NUM_STATES, NUM_HOST = 40, 50
@@ -51,13 +51,13 @@ def check_random_moves(mesh: ModelMesh, seed: int, num_steps: int = 12) -> Execu
         transfers, blank = states.begin(fetch, drop, offload), np.zeros((NUM_FIELDS, 0), np.int32)
         groups = [common.pack(blank, group) for group in batched(transfers, MOST_TRANSFERS)]
         states.commons = place(groups, mesh.sharding())
-        states.fetch(0)
-        states.offload(0)
-        states.scatter(0)
+        states.fetch()
+        states.offload()
+        states.scatter()
         states.wait()
         assert states.host.keys() == host.keys()
         for array, _ in states.host.values():
-            [copied] = cast(Any, array.parts)
+            copied = cast(Any, array.data)
             assert [array.dtype for array in copied] == [jnp.bfloat16, jnp.float32]
             local = sum(shard.data.nbytes for array in copied for shard in array.addressable_shards)
             assert local == mesh.size * slot_bytes(STATES, jnp.bfloat16, mesh.size)

@@ -15,7 +15,7 @@ from jsonschema import ValidationError
 
 from jinfercept.chat.function_tools import chat_tools
 from jinfercept.chat.template import ChatTemplate
-from jinfercept.chat.tool_choice import tool_choice
+from jinfercept.chat.turn_grammars import tool_choice
 from jinfercept.chat.written_tools import FORMAT, are_written
 from jinfercept.errors import RequestError
 from jinfercept.events import CallEnded

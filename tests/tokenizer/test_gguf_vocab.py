@@ -10,8 +10,7 @@ from tokenizers import decoders
 
 from jinfercept.errors import ModelError
 from jinfercept.models.gguf_header import read_header
-from jinfercept.tokenizer.gguf_vocab import read_vocab
-from jinfercept.tokenizer.gguf_words import CUTTERS, pre_tokenizer
+from jinfercept.tokenizer.gguf import CUTTERS, pre_tokenizer, read_vocab
 
 TEXT = "HTTPServer camelCase's it'S 1234567\n\n  a \u00e9e\u0301 \u4e2d\u6587\u304b\ub098 \t!?\n12"
 BYTE_LEVEL = sorted(name for name, cutter in CUTTERS.items() if cutter.byte_level)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jinfercept.errors import ModelError
-from jinfercept.tokenizer.gguf_vocab import read_vocab
+from jinfercept.tokenizer.gguf import read_vocab
 from tests.support.fetched_packages import published_package
 
 PREFIX = "ggml-vocab-"

@@ -1,6 +1,5 @@
 """A text that is encoded segment by segment has the tokens of the whole, whatever the vocabulary does at borders."""
 
-from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import product
@@ -12,7 +11,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from jinfercept.errors import RequestError
-from jinfercept.tokenizer.segments import SegmentTokens, cutting_names
+from jinfercept.tokenizer.special_tokens import cutting_names
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.sample_tokenizers import byte_backend, sentencepiece, smollm2
 
@@ -117,12 +116,16 @@ def drawn_breaks(random: Random, text: str) -> list[int]:
 
 def whole(tokenizer: Tokenizer, text: str, breaks: Sequence[int]) -> list[int]:
     own = tokenizer.special_token_names.own(text, breaks) if breaks else None
-    return tokenizer.encode(text) if own is None else tokenizer.encode_with_special_tokens(text, own)
+    return (
+        tokenizer.encode(text)
+        if own is None
+        else tokenizer.encode_segments([tokenizer._literal_backend().aliased(text, own)])[0]
+    )
 
 
 def check(tokenizer: Tokenizer, random: Random, rounds: int) -> int:
     """Conversations that grow, fork and are edited; returns how many segments they had."""
-    tokens, number = SegmentTokens(), 0
+    number = 0
     for _ in range(rounds):
         texts = [drawn_text(random) for _ in range(random.randint(1, 6))]
         for _ in range(3):
@@ -131,10 +134,6 @@ def check(tokenizer: Tokenizer, random: Random, rounds: int) -> int:
             segments = tokenizer.segments(text, breaks)
             number += len(segments)
             assert [id_ for ids in tokenizer.encode_segments(segments) for id_ in ids] == whole(tokenizer, text, breaks)
-            assert tokens.encode(tokenizer, segments, "", "") == array("i", whole(tokenizer, text, breaks)), (
-                text,
-                breaks,
-            )
             texts[random.randrange(len(texts))] += drawn_text(random)
             texts.append(drawn_text(random))
     return number
@@ -221,57 +220,7 @@ def test_nothing_cuts_where_whole_texts_are_looked_at_or_tokens_are_drawn() -> N
     assert cutting_names(backend, ["<a>"]) == set()
 
 
-class Counting:
-    """Encodes segments, and counts them."""
-
-    def __init__(self) -> None:
-        self.encoded = list[str]()
-
-    def encode_segments(self, segments: Sequence[str]) -> list[list[int]]:
-        self.encoded += segments
-        return [[*map(ord, segment)] for segment in segments]
-
-
-def test_only_new_segments_are_encoded_and_each_once() -> None:
-    tokens, counting = SegmentTokens(), Counting()
-    assert tokens.encode(counting, ["a", "b", "b"], "", "").tolist() == [97, 98, 98]
-    assert tokens.encode(counting, ["a", "c", "b"], "", "").tolist() == [97, 99, 98]
-    assert counting.encoded == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize(("tenant", "salt"), [("other", "salt"), ("tenant", "other")])
-def test_no_one_finds_the_segments_of_another_tenant_or_salt(tenant: str, salt: str) -> None:
-    tokens, counting = SegmentTokens(), Counting()
-    for owner in (("tenant", "salt"), (tenant, salt)):
-        tokens.encode(counting, ["a", "b"], *owner)
-    assert counting.encoded == ["a", "b", "a", "b"]
-
-
-def test_a_tenant_with_many_segments_costs_another_none() -> None:
-    tokens, counting = SegmentTokens(most_bytes=20_000), Counting()
-    tokens.encode(counting, ["a", "b"], "few", "")
-    for number in range(500):
-        tokens.encode(counting, [f"{number}", "b"], "many", "")
-    counting.encoded.clear()
-    tokens.encode(counting, ["a", "b"], "few", "")
-    tokens.encode(counting, ["499", "0"], "many", "")
-    assert counting.encoded == ["0"]
-
-
-def test_a_segment_is_forgotten_if_it_is_not_used_for_long() -> None:
-    now = 0.0
-    tokens, counting = SegmentTokens(max_age_s=10, now=lambda: now), Counting()
-    for now in (0.0, 11.0, 22.0, 33.0, 44.0):
-        tokens.encode(counting, ["used", f"{now}"], "", "")
-        if now == 0.0:
-            tokens.encode(counting, ["unused", "used"], "", "")
-    tokens.encode(counting, ["used", "unused"], "", "")
-    assert counting.encoded.count("used") == 1
-    assert counting.encoded.count("unused") == 2
-
-
-def test_half_a_surrogate_pair_is_refused_and_stored_nowhere() -> None:
-    tokenizer, tokens = smollm2(), SegmentTokens()
-    for _ in range(2):
-        with pytest.raises(RequestError, match="not valid Unicode"):
-            tokens.encode(tokenizer, tokenizer.segments("<|im_start|>a<|im_end|>\ud800"), "", "")
+def test_half_a_surrogate_pair_is_refused() -> None:
+    tokenizer = smollm2()
+    with pytest.raises(RequestError, match="not valid Unicode"):
+        tokenizer.encode_segments(tokenizer.segments("<|im_start|>a<|im_end|>\ud800"))

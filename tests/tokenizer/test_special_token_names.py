@@ -12,6 +12,7 @@ from tokenizers import AddedToken, normalizers
 
 from jinfercept.calls import Call, Result
 from jinfercept.chat.chats import ToolMessages
+from jinfercept.chat.messages import checked_message
 from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.errors import RequestError
@@ -61,7 +62,7 @@ def encoded(
 ) -> Any:
     """Text and tokens of a conversation."""
     template = ChatTemplate(tokenizer, tools, source, {"bos_token": "", "eos_token": ""} | more, (), as_tokens)
-    text = template.render(messages)
+    text = template.render([*map(checked_message, messages)])
     return text, template.encode(text)
 
 
@@ -282,14 +283,14 @@ def test_the_option_is_one_of_a_chat(make_scripted: Make) -> None:
     ],
 )
 def test_marks_stand_within_names_and_where_one_may_be_joined(text: str, marked: str) -> None:
-    names = SpecialTokenNames(["<x>", " <y>"])
-    assert names.marked(text, "#") == marked
-    assert names.marked({"k": [text]}, "#")["k"][0].replace("#", "") == text
+    names = SpecialTokenNames(["<x>", " <y>"], mark="#")
+    assert names.marked(text) == marked
+    assert names.marked({"k": [text]})["k"][0].replace("#", "") == text
 
 
 def test_the_work_for_a_text_of_many_names_grows_with_its_length_alone() -> None:
-    names = SpecialTokenNames([f"<unused{n}>" for n in range(600)])
+    names = SpecialTokenNames([f"<unused{n}>" for n in range(600)], mark="#")
     text = "<unused<" * 100_000 + "<unused7>" * 1000
-    marked = names.marked(text, "#")
+    marked = names.marked(text)
     assert marked.count("#") == 1000
     assert names.own(text, ()) is None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from jinfercept.errors import ModelError, RequestError
-from jinfercept.tokenizer.detokenizer import IncrementalDetokenizer
+from jinfercept.tokenizer.decoding import IncrementalDetokenizer
 from jinfercept.tokenizer.load import load_tokenizer
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.sample_tokenizers import sentencepiece, smollm2

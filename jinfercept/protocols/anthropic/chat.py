@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from itertools import groupby
+from typing import Any
 
 from jinfercept.chat.system_messages import with_leading_system
 from jinfercept.protocols.anthropic.schemas import (
@@ -51,17 +51,6 @@ _PLACES: dict[str, tuple[type[Any], ...]] = {
     "system": (TextBlock,),
 }
 """Kinds of blocks by the roles of messages that may have them."""
-
-
-class _ConvertedTurn(NamedTuple):
-    """A turn as messages of a chat.
-
-    Attributes:
-        calls: names of the tools that it calls, by the ids of calls.
-    """
-
-    messages: list[Message]
-    calls: Mapping[str, str] = MappingProxyType({})
 
 
 def check_message_fields(body: CountTokensBody) -> None:
@@ -159,17 +148,20 @@ def _messages(body: CountTokensBody, deferred: dict[str, InputTool]) -> list[Mes
     """The messages of a chat. A turn with results becomes one message for each, and one for each text beside them.
 
     Args:
-        deferred: as of `_user_turn`.
+        deferred: tools that the prompt declares where a result first refers to them, by name; those are removed.
     """
     system = body.system
     if not isinstance(system, str):  # what differs between requests of one conversation is not for the model
         system = _joined([block for block in system or () if not block.text.startswith(_BILLING)])
     messages = [_message("system", content=system)] if system else []
-    names: dict[str, str] = {}
-    for role, turn_messages in _turns(body.messages):
-        turn = _converted(role, turn_messages, names, deferred)
-        names |= turn.calls
-        messages += turn.messages
+    names: dict[str, str] = {}  # of the tools that were called, by the ids of calls
+    for role, blocks in _turns(body.messages):
+        if role == "assistant":
+            messages.append(_assistant_message(blocks, names))
+        elif role == "system":
+            messages.append(_message("system", content=_joined(blocks)))
+        else:
+            messages += _user_messages(blocks, names, deferred)
     if len(messages) > MAX_MESSAGES:
         limit = f"a conversation has at most {MAX_MESSAGES} messages, results of calls counted"
         raise ApiError.bad(f"{limit}; got {len(messages)}", "messages")
@@ -178,65 +170,37 @@ def _messages(body: CountTokensBody, deferred: dict[str, InputTool]) -> list[Mes
     return messages
 
 
-def _turns(messages: Sequence[InputMessage]) -> list[tuple[str, list[InputMessage]]]:
-    """Messages by role; those of one role in a row are one turn, but for the system's.
+def _turns(messages: Sequence[InputMessage]) -> list[tuple[str, list[Any]]]:
+    """The blocks of messages by role; those of one role in a row are one turn, but for the system's.
 
     Raises:
         ApiError: 400, for a block that belongs into a message of another role.
     """
-    turns: list[tuple[str, list[InputMessage]]] = []
+    turns: list[tuple[str, list[Any]]] = []
     for number, message in enumerate(messages):
         for place, block in enumerate(message.blocks):
             if not isinstance(block, _PLACES[message.role]):
                 field = f"messages[{number}].content[{place}]"
                 raise ApiError.bad(f"a message of role {message.role} must not have {block.type} blocks", field)
-        if turns and turns[-1][0] == message.role != "system":
-            turns[-1][1].append(message)
-        else:
-            turns.append((message.role, [message]))
+        if not turns or message.role == "system" or turns[-1][0] != message.role:
+            turns.append((message.role, []))
+        turns[-1][1].extend(message.blocks)
     return turns
 
 
-def _converted(
-    role: str, turn_messages: Sequence[InputMessage], names: Mapping[str, str], deferred: dict[str, InputTool]
-) -> _ConvertedTurn:
-    """A turn as messages of a chat.
-
-    Args:
-        names, deferred: as of `_user_turn`.
-    """
-    blocks = [block for message in turn_messages for block in message.blocks]
-    if role == "assistant":
-        return _assistant_turn(blocks)
-    if role == "system":
-        text = _joined(block for block in blocks if isinstance(block, TextBlock))
-        return _ConvertedTurn([_message("system", content=text)])
-    return _user_turn(blocks, names, deferred)
-
-
-def _user_turn(
-    blocks: Sequence[ContentBlock], names: Mapping[str, str], deferred: dict[str, InputTool]
-) -> _ConvertedTurn:
-    """The messages of a user's turn.
-
-    Args:
-        names: of the tools that were called, by the ids of calls.
-        deferred: tools that the prompt declares where a result first refers to them, by name; those are removed.
-    """
-    messages: list[Message] = []
-    texts: list[TextBlock] = []
-    for block in blocks:
-        if isinstance(block, TextBlock):
-            texts.append(block)
-        elif isinstance(block, ToolResultBlock):
-            if texts:
-                messages.append(_message("user", content=_joined(texts)))
-                texts = []
-            name, text = names.get(block.tool_use_id), _result_text(block, deferred)
-            messages.append(_message("tool", tool_call_id=block.tool_use_id, name=name, content=text))
-    if texts or not blocks:
-        messages.append(_message("user", content=_joined(texts)))
-    return _ConvertedTurn(messages)
+def _user_messages(
+    blocks: Sequence[Any], names: Mapping[str, str], deferred: dict[str, InputTool]
+) -> Iterator[Message]:
+    """The messages of a user's turn; `names` and `deferred` as in `_messages`."""
+    for is_text, group in groupby(blocks, lambda block: isinstance(block, TextBlock)):
+        if is_text:
+            yield _message("user", content=_joined(group))
+        else:
+            for block in group:
+                name, text = names.get(block.tool_use_id), _result_text(block, deferred)
+                yield _message("tool", tool_call_id=block.tool_use_id, name=name, content=text)
+    if not blocks:
+        yield _message("user", content="")
 
 
 def _result_text(block: ToolResultBlock, deferred: dict[str, InputTool]) -> str:
@@ -254,22 +218,22 @@ def _result_text(block: ToolResultBlock, deferred: dict[str, InputTool]) -> str:
     return f"error: {text}" if block.is_error else text
 
 
-def _assistant_turn(blocks: Sequence[ContentBlock]) -> _ConvertedTurn:
-    """The message of a turn of the model, whose blocks are pieces of one text."""
-    calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
+def _assistant_message(blocks: Sequence[ContentBlock], names: dict[str, str]) -> Message:
+    """The message of a turn of the model, whose blocks are pieces of one text; the names of its calls are added to `names`."""
     thoughts = "\n\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
-    called = []
-    for call in calls:
-        arguments = json.dumps(call.input, ensure_ascii=False)  # the parser of the body limits how deep it is
-        function = CalledFunction.model_construct(name=call.name, arguments=arguments)
-        called.append(ToolCall.model_construct(id=call.id, type="function", function=function))
-    message = _message(
+    calls = list[ToolCall]()
+    for block in blocks:
+        if isinstance(block, ToolUseBlock):
+            names[block.id] = block.name
+            arguments = json.dumps(block.input, ensure_ascii=False)  # the parser of the body limits how deep it is
+            function = CalledFunction.model_construct(name=block.name, arguments=arguments)
+            calls.append(ToolCall.model_construct(id=block.id, type="function", function=function))
+    return _message(
         "assistant",
         content="".join(block.text for block in blocks if isinstance(block, TextBlock)),
         reasoning_content=thoughts or None,
-        tool_calls=called or None,
+        tool_calls=calls or None,
     )
-    return _ConvertedTurn([message], {call.id: call.name for call in calls})
 
 
 def _joined(blocks: Iterable[TextBlock]) -> str:

@@ -25,8 +25,7 @@ from jinfercept.protocols.openai.response_schemas import (
     ToolSearchCallItem,
     ToolSearchOutputItem,
 )
-from jinfercept.protocols.openai.response_tool_schemas import InputTool
-from jinfercept.protocols.openai.response_tools import CLIENT_CALLS
+from jinfercept.protocols.openai.response_tools import CLIENT_CALLS, InputTool
 
 Item = dict[str, Any]
 """A stored item: `id`, `type`, `status`, and the fields of its type."""
@@ -146,14 +145,8 @@ def _converted(item: InputItem) -> Item:
             else:
                 parts = [p.refusal if isinstance(p, ItemRefusalPart) else p.text for p in item.content]
             fields = {"role": item.role, "content": [_text(part, item.role) for part in parts]}
-        case FunctionCallItem():
-            fields = {"name": item.name, "arguments": item.arguments} | _call_fields(item)
-        case CustomToolCallItem():
-            fields = {"name": item.name, "input": item.input} | _call_fields(item)
-        case LocalShellCallItem():
-            fields = {"action": {"type": "exec"} | item.action.model_dump()} | _call_fields(item)
-        case ToolSearchCallItem():
-            fields = {"execution": "client", "arguments": item.arguments} | _call_fields(item)
+        case FunctionCallItem() | CustomToolCallItem() | LocalShellCallItem() | ToolSearchCallItem():
+            fields = _call_fields(item)
         case ToolSearchOutputItem():
             fields = {"execution": "client", "call_id": item.call_id, "tools": _dumped(item.tools)}
         case AdditionalToolsItem():
@@ -184,11 +177,15 @@ def _dumped(tools: Sequence[InputTool]) -> list[dict[str, Any]]:
 def _call_fields(
     item: FunctionCallItem | CustomToolCallItem | LocalShellCallItem | ToolSearchCallItem,
 ) -> dict[str, Any]:
-    """Fields of calls of all types that the client runs."""
-    call_id = item.call_id or item.id or f"call_{secrets.token_hex(16)}"
-    fields: dict[str, Any] = {"call_id": call_id, "status": item.status or "completed"}
-    if isinstance(item, FunctionCallItem | CustomToolCallItem) and item.namespace is not None:
-        fields["namespace"] = item.namespace
+    """The fields of a call that the client runs."""
+    fields: dict[str, Any] = item.model_dump(include={"name", CLIENT_CALLS[item.type]})
+    fields |= item.model_dump(include={"namespace"}, exclude_none=True)
+    if isinstance(item, LocalShellCallItem):
+        fields["action"]["type"] = "exec"
+    if isinstance(item, ToolSearchCallItem):
+        fields["execution"] = "client"
+    fields["call_id"] = item.call_id or item.id or f"call_{secrets.token_hex(16)}"
+    fields["status"] = item.status or "completed"
     return fields | ({"jinfercept": item.jinfercept.model_dump()} if item.jinfercept else {})
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from jinfercept.protocols.openai.response_tool_schemas import (
+from jinfercept.protocols.openai.response_tools import (
     MAX_TOOLS,
     InputTool,
     Name,
@@ -51,11 +51,16 @@ _Tools = Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
 _Output = Text | Annotated[list[Annotated[OutputPart, BeforeValidator(read_file)]], Field(max_length=4096), FIRST_ERROR]
 
 
-class MessageItem(Body):
+class _InputItem(Body):
+    """Base of all items."""
+
+    id: _ID | None = None
+
+
+class MessageItem(_InputItem):
     """A message."""
 
     type: Literal["message"] = "message"
-    id: _ID | None = None
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[_Part], Field(max_length=4096), FIRST_ERROR]
 
@@ -77,30 +82,31 @@ class CallNote(Body):
     read_after: Annotated[int, Field(ge=0)] | None = None
 
 
-class FunctionCallItem(Body):
+class _CallItem(_InputItem):
+    """Base of the calls that the client runs."""
+
+    status: _Status = None
+    jinfercept: CallNote | None = None
+
+
+class FunctionCallItem(_CallItem):
     """A call of a tool that the client runs."""
 
     type: Literal["function_call"]
-    id: _ID | None = None
     call_id: _ID
     name: Name
     namespace: Name | None = None
     arguments: Text
-    status: _Status = None
-    jinfercept: CallNote | None = None
 
 
-class CustomToolCallItem(Body):
+class CustomToolCallItem(_CallItem):
     """A call of a custom tool."""
 
     type: Literal["custom_tool_call"]
-    id: _ID | None = None
     call_id: _ID
     name: Name
     namespace: Name | None = None
     input: Text
-    status: _Status = None
-    jinfercept: CallNote | None = None
 
 
 class ShellAction(Body):
@@ -113,59 +119,49 @@ class ShellAction(Body):
     user: Text | None = None
 
 
-class LocalShellCallItem(Body):
+class LocalShellCallItem(_CallItem):
     """A call of the client's shell."""
 
     type: Literal["local_shell_call"]
-    id: _ID | None = None
     call_id: _ID | None = None
     action: ShellAction
-    status: _Status = None
-    jinfercept: CallNote | None = None
 
 
-class ToolSearchCallItem(Body):
+class ToolSearchCallItem(_CallItem):
     """A call of the client's search for tools."""
 
     type: Literal["tool_search_call"]
-    id: _ID | None = None
     call_id: _ID | None = None
     arguments: Any = None
-    status: _Status = None
-    jinfercept: CallNote | None = None
 
 
-class ToolSearchOutputItem(Body):
+class ToolSearchOutputItem(_InputItem):
     """The tools that a search of the client has found; the model reads their declarations here."""
 
     type: Literal["tool_search_output"]
-    id: _ID | None = None
     call_id: _ID
     tools: _Tools
 
 
-class AdditionalToolsItem(Body):
+class AdditionalToolsItem(_InputItem):
     """Further tools of the body."""
 
     type: Literal["additional_tools"]
-    id: _ID | None = None
     tools: _Tools
 
 
-class CallOutputItem(Body):
+class CallOutputItem(_InputItem):
     """The result of a call that the client ran. Without a `call_id`, `id` is that of the call, or of its item."""
 
     type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
-    id: _ID | None = None
     call_id: _ID | None = None
     output: _Output
 
 
-class McpCallItem(Body):
+class McpCallItem(_InputItem):
     """A call that the server ran, with OpenAI's item type for tools that the client does not run."""
 
     type: Literal["mcp_call"]
-    id: _ID | None = None
     name: Name
     arguments: Text
     output: Text | None = None
@@ -173,11 +169,10 @@ class McpCallItem(Body):
     jinfercept: CallNote | None = None
 
 
-class ReasoningItem(Body):
+class ReasoningItem(_InputItem):
     """Reasoning of the model. Without texts in `content` it adds nothing to the conversation."""
 
     type: Literal["reasoning"]
-    id: _ID | None = None
     summary: Any = None
     content: Any = None
 

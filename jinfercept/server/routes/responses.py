@@ -19,6 +19,7 @@ from jinfercept.protocols.openai.response_chat import (
     REPORTS,
     chat_body,
     check_supported,
+    messages_of,
     renamed,
     truncated,
     wants_logprobs,
@@ -31,7 +32,6 @@ from jinfercept.protocols.openai.response_items import (
     tools_of_items,
     types_left_out,
 )
-from jinfercept.protocols.openai.response_messages import messages_of
 from jinfercept.protocols.openai.response_schemas import (
     DeletedResponse,
     InputTokenCount,
@@ -40,8 +40,7 @@ from jinfercept.protocols.openai.response_schemas import (
     ResponseObject,
     ResponsesBody,
 )
-from jinfercept.protocols.openai.response_tool_schemas import FunctionTool, InputTool, ResponseToolChoice
-from jinfercept.protocols.openai.response_tools import ClientTools
+from jinfercept.protocols.openai.response_tools import ClientTools, FunctionTool, InputTool, ResponseToolChoice
 from jinfercept.protocols.openai.response_tools import types_left_out as tool_types_left_out
 from jinfercept.protocols.openai.response_writer import ResponseWriter
 from jinfercept.protocols.schemas import check_extras, log_left_out

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from jinfercept.chat.futures import placeholder
+from jinfercept.protocols.openai.response_chat import messages_of
 from jinfercept.protocols.openai.response_items import new_item
-from jinfercept.protocols.openai.response_messages import messages_of
 from tests.support.live_server import END, Running
 from tests.support.responses import ASKED, CALL, CHAT_PRICE, PRICE, answer, says
 from tests.support.scripted_model import Scripted

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from jinfercept.chat.messages import checked_message
 from jinfercept.chat.template import ChatTemplate
 from tests.support import responses as of_responses
 from tests.support.anthropic_client import PRICE as MESSAGES_PRICE
@@ -67,7 +68,7 @@ def result(message: Any) -> Any:
 
 def made_anew(scripted: Scripted, messages: Any, tools: Any = (PRICE,)) -> str:
     """What the template writes."""
-    return ChatTemplate(scripted.tokenizer, [*tools], None, {}, ()).render(messages)
+    return ChatTemplate(scripted.tokenizer, [*tools], None, {}, ()).render([*map(checked_message, messages)])
 
 
 def scripts_round(scripted: Scripted, written: str) -> None:

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from jinfercept.errors import JinferceptError
 from jinfercept.llm import LLM
-from jinfercept.startup.host import EngineHost
+from jinfercept.startup import weights as served_weights
 from tests.support.gate import closed_gate
 from tests.support.live_server import MODEL, Running, running, until
 from tests.support.scripted_model import Scripted
@@ -191,14 +191,14 @@ def test_a_sleep_that_cannot_end_in_time_says_so(
 
 def test_an_update_whose_client_is_gone_is_whole(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     version, begun, go = tokens(served)[1], threading.Event(), threading.Event()
-    read = EngineHost._read  # pyright: ignore[reportPrivateUsage]
+    read = served_weights.lazy_params
 
-    def slowly(host: EngineHost, source: str | Path) -> Any:
+    def slowly(*arguments: Any) -> Any:
         begun.set()
         go.wait(60)
-        return read(host, source)
+        return read(*arguments)
 
-    monkeypatch.setattr(EngineHost, "_read", slowly)
+    monkeypatch.setattr(served_weights, "lazy_params", slowly)
     client = HTTPConnection(served.url.removeprefix("http://"))
     client.request("POST", "/update_weights", '{"path": "other"}', {"Content-Type": "application/json"})
     assert begun.wait(60)

@@ -1,10 +1,15 @@
-"""Host 0's runner: what it executes, all other hosts execute too, in the same order."""
+"""Hosts in step: what host 0's runner executes, the loop of every other host executes too, in the same order."""
 
-from typing import Protocol, final
+import logging
+import signal
+import threading
+from collections import deque
+from types import FrameType
+from typing import Final, Protocol, final
 
 from jinfercept.hosts.group import HostGroup
 from jinfercept.hosts.link import Kind
-from jinfercept.hosts.wire import encode_masks, encode_plan
+from jinfercept.hosts.wire import decode_masks, decode_plan, encode_masks, encode_plan
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 
 
@@ -69,3 +74,58 @@ class LeadingRunner[Forward, Ticket]:
         """Free the weights and the pages, and end the other hosts in order."""
         self._group.close()
         self._runner.close()
+
+
+log = logging.getLogger(__name__)
+
+MOST_IN_FLIGHT: Final = 2
+"""Plans whose tokens are not there: host 0 has as many, and so this host keeps no more memory than that one."""
+
+
+def follow[Forward, Ticket](runner: HostRunner[Forward, Ticket], group: HostGroup) -> None:
+    """Execute host 0's plans with this host's runner, and free it when host 0 ends.
+
+    If the runner raises, all processes of the group end.
+    """
+    with group.failing():
+        _execute(runner, group)
+    group.close()
+    runner.close()
+
+
+def _execute[Forward, Ticket](runner: HostRunner[Forward, Ticket], group: HostGroup) -> None:
+    forward: Forward | None = None
+    in_flight = deque[Ticket]()
+    while True:
+        kind, body, _ = group.take()
+        match kind:
+            case Kind.FORWARD:
+                forward = runner.forward(decode_plan(body))
+            case Kind.SAMPLE:
+                assert forward is not None, "a plan is sampled that was not begun"
+                in_flight.append(runner.sample(forward, decode_masks(body)))
+                if len(in_flight) > MOST_IN_FLIGHT:
+                    runner.collect(in_flight.popleft())
+            case Kind.RESET:
+                in_flight.clear()
+                runner.reset()
+            case Kind.CLOSE:
+                return
+            case _:
+                raise AssertionError(f"host 0 sends no {kind.name} while it serves")
+
+
+def end_after_host_0(group: HostGroup) -> None:
+    """Let the first SIGTERM or SIGINT of this process wait for host 0, which drains; the second ends the group."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    received = []
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) > 1:
+            group.fail(f"host {group.host_id} was ended by {signal.Signals(number).name}")
+        log.warning("%s: this host ends with host 0; again: at once", signal.Signals(number).name)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, receive)

@@ -1,0 +1,209 @@
+"""What is remembered of earlier chats: a follow-up has the tokens that the model read and wrote, and only new text is encoded.
+
+Many templates write a turn of the past in another way than the model wrote it: without its reasoning, with other spaces in
+arguments, with its text stripped. A prompt made of that misses the pages of the turn, and the model reads what it never wrote.
+A conversation is found by a chain of digests: of its owner and its template, and of each message behind the digest before it.
+"""
+
+import time
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from sys import getsizeof
+from typing import Any, NamedTuple, final
+
+from jinfercept.chat.messages import Message, digests
+from jinfercept.chat.template import ChatTemplate
+from jinfercept.parsers.reasoning import REASONING_FORMATS
+from jinfercept.tenants.quota import ExpiringEntries, Quota
+from jinfercept.tokenizer.special_token_names import Rendered
+
+_CLOSINGS = tuple({form.closing for form in REASONING_FORMATS.values()})
+
+
+class Conversation(NamedTuple):
+    """A conversation up to one of its messages.
+
+    Attributes:
+        token_ids: of the prompt, and of what the model wrote behind it.
+        text: of the prompt.
+        name: digest of its owner, its template and its messages.
+        thoughts: the reasoning of each turn of the assistant, "" for none.
+        segments: token ids of its texts, segment by segment.
+        before: name of the earlier part of it that was remembered, "" without one.
+        num_written: tokens of the model's last turn; 0: the last message is not the model's.
+    """
+
+    token_ids: "array[int]"
+    text: str
+    name: str
+    thoughts: tuple[str, ...]
+    segments: "Mapping[str, array[int]]"
+    before: str = ""
+    num_written: int = 0
+
+
+@final
+class ChatMemory:
+    """The conversations of all tenants; each finds its own. Thread-safe. Space is shared fairly between tenants (`Quota`).
+
+    Args:
+        max_tokens: of a prompt and what is written behind it; one that would have more is made of text, which may be shorter.
+        most, most_bytes: maximum entries and bytes; the tenant with the most loses its least recently used entry first.
+        max_age_s: seconds until an entry is forgotten, since its last use.
+        now: a monotonic clock.
+
+    Attributes:
+        entries: by name, conversations, and what else is made once for several chats.
+    """
+
+    def __init__(
+        self,
+        max_tokens: int = 2**31,
+        most: int = 4096,
+        most_bytes: int = 2**28,
+        max_age_s: float = 3600.0,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_tokens = max_tokens
+        self.entries = ExpiringEntries[Any](Quota(most, most_bytes), max_age_s, now)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def prompt(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Message],
+        text: Rendered,
+        tenant: str,
+        salt: str,
+        num_new: int = 1,
+    ) -> Conversation:
+        """The prompt of a conversation: the tokens of the turn that it continues, and the text behind them.
+
+        Behind a message of the user a turn's reasoning is no longer read, unless the template writes it there too: a
+        conversation with both is made of its text. So is one whose client has changed the reasoning, or any message.
+
+        Args:
+            messages: checked, with an answer of the model to come.
+            text: what the template writes of them.
+            salt: of its pages; conversations are found only with the same one.
+            num_new: tokens that may be written behind it.
+        """
+        root, *until = digests([tenant, salt, *template.given], messages)
+        earlier = [
+            (place, entry)
+            for place in reversed(range(len(messages)))
+            if (entry := self.entries.use(until[place])) is not None
+        ]
+        first = None if earlier else self.entries.use(root)
+        segments = earlier[0][1].segments if earlier else first.segments if first else {}
+        for place, turn in earlier:
+            if not _may_follow(template, messages, place, turn):
+                continue
+            if (behind := template.behind_turn(messages, place, text)) is None:
+                break  # nor can earlier turns be continued, each of which would take a rendering
+            new_ids, encoded = _encoded(template, behind, segments)
+            token_ids = turn.token_ids[:-1] + new_ids  # with the template's end in place of the model's
+            if len(token_ids) + num_new <= self._max_tokens:
+                whole = turn.text + template.decode(turn.token_ids[-turn.num_written : -1]) + behind
+                thoughts = turn.thoughts + _thoughts(messages[place + 1 :])
+                segments = {**segments, **encoded}
+                return self._put(tenant, Conversation(token_ids, whole, until[-1], thoughts, segments, turn.name))
+        token_ids, segments = _encoded(template, text, segments)
+        before = earlier[0][1].name if earlier else ""
+        prompt = Conversation(token_ids, text, until[-1], _thoughts(messages), segments, before)
+        if not earlier and first is None:  # for other conversations with the same tools and system message
+            self._put(tenant, prompt._replace(name=root))
+        return self._put(tenant, prompt)
+
+    def remember(
+        self, prompt: Conversation, tenant: str, token_ids: Sequence[int], messages: Sequence[Message]
+    ) -> None:
+        """Store a conversation whose last turn has ended; of its earlier parts only the last one stays.
+
+        Args:
+            prompt: what `prompt` has returned.
+            token_ids: that follow the prompt; the last one ends a turn.
+            messages: that these tokens are.
+        """
+        *_, digest = digests(prompt.name, messages)
+        self.entries.remove(prompt.name)
+        written = prompt._replace(
+            token_ids=prompt.token_ids + array("i", token_ids),
+            name=digest,
+            thoughts=prompt.thoughts + _thoughts(messages),
+            num_written=len(token_ids),
+        )
+        self._put(tenant, written)
+
+    def _put(self, tenant: str, conversation: Conversation) -> Conversation:
+        if (before := self.entries.peek(conversation.before)) is not None:
+            self.entries.remove(before.before)
+        num_bytes = 2 * (getsizeof(conversation.token_ids) + getsizeof(conversation.text))  # once more in segments
+        self.entries.put(tenant, conversation.name, conversation, num_bytes)
+        return conversation
+
+
+class GivenTokens(NamedTuple):
+    """The tokens of a conversation that its caller has, in place of those that are remembered.
+
+    Attributes:
+        token_ids: prompt and answers so far, as the model had and wrote them.
+        num_messages: leading messages of the conversation that these tokens are; the last one is a turn of the assistant.
+    """
+
+    token_ids: Sequence[int]
+    num_messages: int
+
+    def prompt(self, template: ChatTemplate, messages: Sequence[Message]) -> Conversation:
+        """The given tokens and those of the messages behind them. Raises as `ChatTemplate.appended`."""
+        end, behind = template.appended(messages[self.num_messages - 1 :])
+        token_ids = array("i", self.token_ids)
+        if end and not template.ends_turn(token_ids[-1]):
+            token_ids.extend(template.encode(end))
+        token_ids.extend(template.encode(behind))
+        return Conversation(token_ids, template.decode(token_ids), "", (), {})
+
+
+def _may_follow(template: ChatTemplate, messages: Sequence[Message], place: int, turn: Conversation) -> bool:
+    """Whether the messages behind a place can follow the tokens of the conversation up to there."""
+    if not turn.num_written or place == len(messages) - 1:
+        return False
+    asks = any(message["role"] not in ("tool", "assistant") for message in messages[place + 1 :])
+    if asks and any(turn.thoughts) and not template.keeps_reasoning:
+        return False
+    thoughts = zip(_thoughts(messages[: place + 1]), turn.thoughts, strict=True)
+    return all(given in ("", written) for given, written in thoughts)
+
+
+def _encoded(
+    template: ChatTemplate, text: Rendered, known: "Mapping[str, array[int]]"
+) -> "tuple[array[int], dict[str, array[int]]]":
+    """The token ids of a text, and those of each of its segments.
+
+    Args:
+        known: ids of segments.
+    """
+    segments = template.segments(text)
+    new = [segment for segment in dict.fromkeys(segments) if segment not in known]
+    encoded = dict(zip(new, map(partial(array, "i"), template.tokenizer.encode_segments(new)), strict=True))
+    token_ids = array("i")
+    for segment in segments:
+        if segment not in encoded:
+            encoded[segment] = known[segment]
+        token_ids += encoded[segment]
+    return token_ids, encoded
+
+
+def _thoughts(messages: Sequence[Message]) -> tuple[str, ...]:
+    """The reasoning of each turn of the assistant, or the content that has it, "" for none: what clients leave out counts as
+    unchanged."""
+    thoughts = list[str]()
+    for message in messages:
+        if message["role"] == "assistant":
+            content: str = message["content"]
+            thought = (message.get("reasoning_content") or "").strip()
+            thoughts.append(thought or (content.strip() if any(tag in content for tag in _CLOSINGS) else ""))
+    return tuple(thoughts)

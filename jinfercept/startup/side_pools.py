@@ -1,0 +1,199 @@
+"""What a start settles for layers that keep more or less than pages of all tokens: how many states recurrent layers have, and
+whether layers with a window have a pool of pages of their own.
+
+A state is of all tokens of a context up to one place, so that no draft is taken back. Pages on a disk would lack the states.
+In a pool of their own, layers with a window have the pages of a context's window only, and a context is kept whole or not at
+all (`kv/windows.py`).
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+from jinfercept.config import EngineConfig
+from jinfercept.errors import ConfigError, refuse_any
+from jinfercept.kv.windows import WindowSizes
+from jinfercept.models.protocol import ServedModel, states_of, windows_of
+from jinfercept.runner.page_transfers import slot_bytes
+
+log = logging.getLogger("jinfercept")
+
+GIB = 1 << 30
+STATES_SHARE = 4
+"""One in so many bytes of the free memory goes to states of contexts that do not run at most, unless the user says more."""
+STATES_PER_SEQUENCE = 4
+"""States for each sequence that may run, if they fit: contexts pause, and prefixes have states, too."""
+MEAN_STATES = 8
+"""The host tier holds as many contexts' pages as it holds states, if a context's pages take so many times a state's bytes."""
+
+
+class StatePlan(NamedTuple):
+    """States of recurrent layers.
+
+    Attributes:
+        num_states: sequences that can have one; 0: the model has no such layers.
+        slot_bytes: of one sequence's, on each device.
+        num_host_states: sequences whose states have a copy on the host.
+    """
+
+    num_states: int = 0
+    slot_bytes: int = 0
+    num_host_states: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all states on each device, with the one that is no sequence's."""
+        return (self.num_states + 1) * self.slot_bytes if self.num_states else 0
+
+    def with_host(self, host_bytes: int, page_bytes: int, num_devices: int) -> Self:
+        """The same with copies in a host tier of so many bytes; there are none if it does not hold a state and a page.
+
+        Args:
+            page_bytes: of a page's copy on this host.
+            num_devices: of this host.
+        """
+        state_bytes = num_devices * self.slot_bytes
+        if not state_bytes:
+            return self
+        of_pages = page_bytes * -(-MEAN_STATES * state_bytes // page_bytes)
+        num_contexts = host_bytes // (of_pages + state_bytes) or int(host_bytes >= page_bytes + state_bytes)
+        return self._replace(num_host_states=num_contexts)
+
+
+NO_STATES = StatePlan()
+
+
+def check_recurrent(config: EngineConfig, model: ServedModel, draft: ServedModel | None = None) -> None:
+    """Raise `ConfigError` for options with which a model with recurrent layers, or one without, is not served."""
+    if not states_of(model):
+        if draft is not None and states_of(draft):
+            raise ConfigError(
+                "a draft model must not have recurrent layers",
+                got=draft.config.family,
+                fix="take one with attention in all layers",
+            )
+        if config.cache.num_states is not None:
+            raise ConfigError(
+                "the model has no recurrent layers",
+                got=f"num_states={config.cache.num_states}",
+                fix="leave num_states out",
+            )
+        return
+    speculation = config.scheduling.speculation
+    refuse_any(
+        "models with recurrent layers cannot be served with this option",
+        (draft is not None or speculation.num_speculative_tokens > 0, "speculative_config", "no drafts"),
+        (config.cache.kv_disk is not None, "kv_disk", "no disk tier"),
+    )
+    log.info("recurrent layers: contexts are kept whole, or computed again from a state behind their first tokens on")
+
+
+def plan_states(model: ServedModel, dtype: str, num_devices: int, config: EngineConfig, free_bytes: int) -> StatePlan:
+    """How many sequences can have states. Raises `ConfigError` if that is less than may run at once.
+
+    Args:
+        dtype: of the weights.
+        free_bytes: on each device, beside the weights.
+    """
+    states = states_of(model)
+    if not states:
+        return NO_STATES
+    each, most_running = slot_bytes(states, dtype, num_devices), config.scheduling.max_num_seqs
+    num_states = config.cache.num_states
+    if num_states is None:
+        num_states = max(most_running, min(STATES_PER_SEQUENCE * most_running, free_bytes // STATES_SHARE // each))
+    plan = StatePlan(num_states, each)
+    if num_states < most_running:
+        raise ConfigError(
+            "num_states must be at least max_num_seqs: every running sequence has a state",
+            got=f"num_states={num_states}",
+            fix=f"at least max_num_seqs={most_running}",
+        )
+    if plan.num_bytes > free_bytes:
+        raise ConfigError(
+            "the states of recurrent layers do not fit",
+            got=f"{num_states} of {each / GIB:.3f} GiB, {free_bytes / GIB:.2f} GiB free",
+            fix="lower max_num_seqs or num_states, or use a smaller model",
+        )
+    return plan
+
+
+LEAST_WINDOWS = 4
+"""Layers with a window have a pool of their own if the longest sequence has so many times the tokens of the widest."""
+MEAN_WINDOWS = 8
+"""By default both pools hold as many contexts, if these have so many times the tokens of the widest window."""
+
+
+class WindowPlan(NamedTuple):
+    """Layers with a pool of their own.
+
+    Attributes:
+        num_layers: how many there are; 0: none.
+        window: tokens that the widest window sees.
+        slack: tokens behind it that a context keeps.
+        num_tokens: of the pool; None: as `share` says.
+        share: tokens of the pool for each of the other one.
+        least_tokens: with which one sequence can be computed.
+    """
+
+    num_layers: int = 0
+    window: int = 0
+    slack: int = 0
+    num_tokens: int | None = None
+    share: float = 0.0
+    least_tokens: int = 0
+
+    def of(self, kv_tokens: int, page_size: int) -> int:
+        """Tokens of the pool beside another one of so many, in whole pages."""
+        if not self.num_layers:
+            return 0
+        num_tokens = max(self.least_tokens, self.num_tokens or int(self.share * kv_tokens))
+        return -(-num_tokens // page_size) * page_size
+
+    def sizes(self, num_tokens: int, page_size: int, cost: float) -> WindowSizes:
+        """The pool's sizes, without copies on the host.
+
+        Args:
+            num_tokens: see `of`.
+            cost: bytes of a token in the layers of the pool, over those in the others.
+        """
+        return WindowSizes(self.window, num_tokens // page_size, 0, page_size * cost, self.slack)
+
+
+NO_WINDOW_PLAN = WindowPlan()
+
+
+def are_long(windows: Sequence[int], longest: int) -> bool:
+    """Whether by default layers with these windows have a pool of their own, where the longest sequence has so many tokens."""
+    return longest >= LEAST_WINDOWS * max(windows)
+
+
+def plan_windows(model: ServedModel, config: EngineConfig, longest: int) -> WindowPlan:
+    """Which layers have a pool of their own. Raises `ConfigError` if one is asked for that the model cannot have.
+
+    Args:
+        longest: tokens of the longest sequence.
+    """
+    page_size, num_tokens = config.cache.page_size, config.cache.num_window_tokens
+    windows = [window for window in windows_of(model) if window is not None and window < longest]
+    for why_not, holds in (
+        ("no layers have a window that is shorter than the longest sequence", not windows),
+        ("all layers have a window", len(windows) == model.config.num_layers),
+        ("the model has recurrent layers", bool(states_of(model))),
+        ("pages on a disk have all layers (kv_disk)", config.cache.kv_disk is not None),
+    ):
+        if holds:
+            problem = f"no pool for layers with a window: {why_not}"
+            refuse_any(problem, (num_tokens, num_tokens, "num_window_tokens=0"))
+            return NO_WINDOW_PLAN
+    widest = max(windows)
+    if num_tokens == 0 or (num_tokens is None and not are_long(windows, longest)):
+        return NO_WINDOW_PLAN
+    slack = page_size + 1 + config.scheduling.speculation.num_speculative_tokens
+    kept_tokens = widest + slack + 2 * page_size
+    least = config.scheduling.max_num_batched_tokens + 2 * page_size + 2 * kept_tokens
+    if num_tokens is not None and num_tokens < least:
+        what = "the pool of layers with a window does not hold a step's tokens and two windows"
+        raise ConfigError(what, got=f"num_window_tokens={num_tokens}", fix=f"at least {least}, or 0")
+    share = min(1.0, kept_tokens / min(longest, MEAN_WINDOWS * widest))
+    return WindowPlan(len(windows), widest, slack, num_tokens, share, least)
