@@ -78,9 +78,8 @@ class Scheduler:
         self._transfers = transfers = Transfers(kv, policy, self.counters, observer)
         preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=kv.has_host)
         self._eviction = Eviction(kv, self._queues, self._fair, policy, transfers, self.counters, preempted)
-        recomputes_late = policy.recomputes_late and preemption == "policy"  # a forced way is not to be mended
         self.upheaval = Upheaval(kv, queues, self._eviction, self.counters)
-        self._admission = Admission(kv, queues, policy, self._budget, recomputes_late=recomputes_late)
+        self._admission = Admission(kv, queues, policy, buckets[-1])
         self.speculation = Speculation(speculation, kv, self._budget, max_model_len, self.counters)
         self._chunks = ChunkPlanner(
             kv, queues, self._eviction, transfers, self.counters, max_model_len=max_model_len, chunk_tokens=chunk_tokens
@@ -361,7 +360,7 @@ class Scheduler:
 
     def _place(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Admit a sequence by its tenant's right to a slot and to pages, preempting sequences of tenants that run several."""
-        while not (self._queues.has_slot and self._admission.admit(builder, sequence, entitled=True)):
+        while not (self._queues.has_slot and self._admission.admit(builder, sequence)):
             victim = self._fair.victim(sequence)
             if victim is None:
                 return False

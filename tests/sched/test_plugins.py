@@ -127,10 +127,7 @@ def test_a_policy_is_a_file_a_module_a_class_a_function_or_an_object(own: Path) 
 
 def test_built_in_policies_run_without_a_guard() -> None:
     assert type(KNOWN.make("copy_ahead")) is CopyAhead
-    assert (
-        type(KNOWN.make(lambda inputs: CopyAhead(inputs.estimator, inputs.cost, inputs.saturation, inputs.page_size)))
-        is CopyAhead
-    )
+    assert type(KNOWN.make(lambda inputs: CopyAhead(inputs.estimator))) is CopyAhead
     assert type(make_estimator(ElapsedEstimator)) is ElapsedEstimator
 
 
