@@ -69,10 +69,12 @@ class CopyAhead(Policy):
         self._paused.refresh(now)
         self._dirty.refresh(now)
         pools = budget.pools
-        if budget.link_tokens > 0 and pools.host_total:
+        room = pools.host_total - pools.host
+        if budget.link_tokens > 0 and room > 0:
             self._is_ahead = True
-            if self._copy_paused(mover) and 2 * (pools.used + pools.paused) > pools.total:
-                self._copy_running(mover, pools.host_total - pools.host)
+            room = self._copy_paused(mover, room)
+            if 2 * (pools.used + pools.paused) > pools.total:
+                self._copy_running(mover, room)
             self._is_ahead = False
 
     def victims(self, now: float) -> Iterator[Move]:
@@ -109,25 +111,34 @@ class CopyAhead(Policy):
                     self._losing = other
                     yield Move(other, run.pages, Action.UNCOPY, "lost")
 
-    def _copy_paused(self, mover: Mover) -> bool:
-        """Copy pages of paused contexts; False if the plan should try no more copies."""
+    def _copy_paused(self, mover: Mover, room: int) -> int:
+        """Copy up to `room` pages of paused contexts; returns for how many more there is room, none once copies are refused."""
         refused = 0
         for sequence in self._dirty:
-            dirty = [run for run in reversed(sequence.context.runs()) if _is_dirty(run)]
-            if all(mover.copy(sequence, "copy ahead", run.pages[::-1]) for run in dirty):
+            for run in reversed(sequence.context.runs()):
+                if _is_dirty(run):
+                    if not mover.copy(sequence, "copy ahead", run.pages[::-1][:room]):
+                        refused += 1
+                        break
+                    room -= run.num_pages
+                    if room <= 0:
+                        return 0
+            else:
                 self._dirty.discard(sequence)
-            elif (refused := refused + 1) == REFUSALS:
-                return False
-        return True
+            if refused == REFUSALS:
+                break
+        return 0 if refused else room
 
-    def _copy_running(self, mover: Mover, most: int) -> None:
-        """Copy up to `most` full pages of each of the next running contexts, in turn."""
-        for _ in range(min(LOOKS, len(self._running))) if most else ():
+    def _copy_running(self, mover: Mover, room: int) -> None:
+        """Copy up to `room` full pages of the next running contexts, in turn."""
+        for _ in range(min(LOOKS, len(self._running))):
             sequence = self._running.pop(next(iter(self._running)))
             if sequence.state is State.RUNNING:
                 self._running[sequence.id] = sequence
-                full = sequence.context.runs(range(sequence.context.num_pages - 1))
-                all(mover.copy(sequence, "copy ahead", run.pages[:most]) for run in full if _is_dirty(run))
+                for run in sequence.context.runs(range(sequence.context.num_pages - 1)):
+                    if _is_dirty(run) and room > 0:
+                        mover.copy(sequence, "copy ahead", run.pages[:room])
+                        room -= run.num_pages
 
     def _lost_first(self, paused: list[Sequence]) -> Iterator[Sequence]:
         """Paused sequences: first the one that has lost pages last, unless its calls have returned."""
