@@ -18,6 +18,7 @@ are needed, and fill memory that would otherwise be idle. The rule for every cho
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from itertools import takewhile
 from operator import itemgetter
 from typing import NamedTuple, final
 
@@ -99,13 +100,15 @@ class CopyAhead(Policy):
         if self._is_ahead:
             return
         paused = list(self._paused)
-        place = paused.index(sequence) if sequence in self._paused else len(paused)
-        for other in paused[:place:-1]:
+        sooner, later = (
+            list(takewhile(lambda other: other is not sequence, order)) for order in (paused[::-1], paused)
+        )
+        for other in sooner:
             for run in other.context.runs():
                 if run.residency is Residency.CLEAN and not run.shared:
                     self._dirty.add(other, now)
                     yield Move(other, run.pages, Action.UNCOPY, "on the device still")
-        for other in self._lost_first(paused[:place]):
+        for other in self._lost_first(later):
             for run in other.context.runs():
                 if run.residency is Residency.HOST and not run.shared:
                     self._losing = other
