@@ -28,7 +28,6 @@ from jinfercept.sim.trace_files import load_sessions
 from jinfercept.sim.workload import Script, Segment
 from studies.agents.cells import MEAN_CONTEXT, MODELS, PAGE_SIZE
 from studies.answer import StudyAnswer, StudyEffort
-from studies.finished_runs import FinishedRuns
 from studies.output_folder import output_folder
 
 T95 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
@@ -155,7 +154,7 @@ class StudyRegimes:
     jobs: int = os.cpu_count() or 1
     """processes at a time"""
     out: Maybe[str] = None
-    """folder to write a page and a CSV file to; finished runs are kept there, and not played again"""
+    """folder to write a page and a CSV file to; made if it does not exist"""
 
     def run(self) -> int:
         """Play the regimes, and print a table; returns 0, or 130 after Ctrl-C."""
@@ -166,8 +165,7 @@ class StudyRegimes:
             got, fix = ", ".join(parts) + nearest(parts[0], tuple(REGIMES)), f"a part of one of {'; '.join(REGIMES)}"
             raise ConfigError("no such regime", got=got, fix=fix)
         folder = None if self.out is None else output_folder(self.out, ("regimes.md", "regimes.csv"))
-        finished = None if folder is None else FinishedRuns(folder / "regimes.jsonl")
-        effort = StudyEffort(quick=False, jobs=self.jobs, seed=0, console=Console(stderr=True), finished=finished)
+        effort = StudyEffort(quick=False, jobs=self.jobs, seed=0, console=Console(stderr=True))
         trials = list(product(titles, (self.policy, self.baseline), range(self.seeds)))
         runs = [REGIMES[title](policy, seed, self.duration) for title, policy, seed in trials]
         try:
