@@ -24,7 +24,7 @@ from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.protocol import Params
 from jinfercept.outputs import FinishReason
 from jinfercept.request import Adapter, Request
-from jinfercept.sched.estimators import EstimatorChoice
+from jinfercept.sched.estimator import EstimatorChoice
 from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.plugins import label

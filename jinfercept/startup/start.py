@@ -29,7 +29,7 @@ from jinfercept.models.protocol import ModelDimensions, Params, ServedModel
 from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
-from jinfercept.sched.estimators import EstimatorChoice
+from jinfercept.sched.estimator import EstimatorChoice
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.policies import PolicyChoice

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from examples import own_policy
-from jinfercept.sched.estimators import make_estimator
+from jinfercept.sched.estimator import make_estimator
 from jinfercept.sched.sequence import PendingCall
 from jinfercept.sim.own_workload import OwnWorkload
 from jinfercept.testing import check_policy

@@ -13,8 +13,7 @@ from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError, PluginError
 from jinfercept.kv.page import Residency
 from jinfercept.sched.copy_ahead import CopyAhead
-from jinfercept.sched.estimator import ElapsedEstimator, Estimator
-from jinfercept.sched.estimators import make_estimator
+from jinfercept.sched.estimator import ElapsedEstimator, Estimator, make_estimator
 from jinfercept.sched.guards import Guard, guard
 from jinfercept.sched.lru import LeastRecentlyUsed
 from jinfercept.sched.plugins import label
