@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.suite.parts import STEP_PARTS
 
-TABLES = Path(__file__).parent / "gpu_bill" / "tables"
-NAMES = ("after.json", "before.json")
-"""Tables of `python -m benchmarks gpu-bill --out`; the first that is there is taken."""
+BILL = Path(__file__).parent / "gpu_bill" / "bill.json"
+"""Of `python -m benchmarks gpu-bill --out`."""
 OTHERWISE = "h100"
 """Whose predictions stand beside a device that the bill has none for."""
 LIBRARY = "cuBLAS"
@@ -20,18 +19,16 @@ class Predictions(NamedTuple):
 
     Attributes:
         origin: its name, commit and date.
-        steps: by GPU, model, rows and context, in buckets that fit the rows; `seconds` and `ratio` to the roofline, and under
-            `pessimistic` both with the pessimistic rates.
+        steps: by GPU, model, rows and context, in buckets that fit the rows; `seconds` and `ratio` to the roofline.
     """
 
     origin: str
     steps: Mapping[tuple[str, str, int, int], Mapping[str, Any]]
 
 
-def predictions(folder: Path = TABLES) -> Predictions | None:
-    """The latest table; None if there is none."""
-    path = next((folder / name for name in NAMES if (folder / name).exists()), None)
-    if path is None:
+def predictions(path: Path = BILL) -> Predictions | None:
+    """The latest bill; None if there is none."""
+    if not path.exists():
         return None
     bill = json.loads(path.read_text(encoding="utf-8"))
     steps = {
@@ -55,30 +52,21 @@ def predicted_table(
     origin = f"for {gpu.upper()}, {predicted.origin}" if predicted else "no table of the GPU bill is there"
     lines = [
         f"\nDecode steps on {device}; predicted: {origin}.\n",
-        "| step | layers a call | measured | predicted | measured ÷ predicted | with the pessimistic rates "
-        "| measured ÷ pessimistic | × roofline | predicted | pessimistic |",
-        "|---" * 10 + "|",
+        "| step | layers a call | measured | predicted | measured ÷ predicted | × roofline | predicted |",
+        "|---" * 7 + "|",
     ]
     for row in rows:
         key = (gpu, row["model"], row["batch"], row["context"])
         step = predicted.steps.get(key) if predicted else None
-        likely, worse = (
-            ("", "", "") if guess is None else _expected(row["seconds"], guess)
-            for guess in (step, step and step.get("pessimistic"))
-        )
+        seconds, ratio = (0.0, 0.0) if step is None else (step["seconds"], step["ratio"])
         cells = [
             f"{row['model']}, {row['batch']} × {row['context']:,}",
             str(row["layers_per_step"]),
             f"{1e3 * row['seconds']:.2f} ms",
-            *likely[:2],
-            *worse[:2],
+            f"{1e3 * seconds:.2f} ms" if step else "",
+            f"{row['seconds'] / seconds:.2f}" if step else "",
             f"{row['times']:.2f}",
-            likely[2],
-            worse[2],
+            f"{ratio:.2f}" if step else "",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
-
-
-def _expected(seconds: float, step: Mapping[str, float]) -> tuple[str, str, str]:
-    return f"{1e3 * step['seconds']:.2f} ms", f"{seconds / step['seconds']:.2f}", f"{step['ratio']:.2f}"

@@ -36,7 +36,6 @@ from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.weights import in_memory
 from jinfercept.weights.in_memory import Replacement, blocks_of, initial_params, shapes_of
 from tests.support.dense_model import logits
-from tests.support.fake_engine import POLICIES
 from tests.support.joining import set_joined
 from tests.support.peft_adapters import ALL, GPTJ, write_adapter
 from tests.support.sample_tokenizers import VOCAB, byte_level
@@ -164,16 +163,6 @@ def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
 )
 def test_several_devices_write_what_one_writes(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
     check(name, num_devices, policies)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_devices", [2, 4, 8])
-@pytest.mark.parametrize(
-    "name", ["llama_gqa", "llama_tied", "qwen2", "qwen3", "olmo2", "gemma3", *EXPERTS, "gpt_oss", "gptj"]
-)
-def test_every_policy_on_several_devices_writes_what_one_device_writes(name: str, num_devices: int) -> None:
-    check(name, num_devices, tuple(POLICIES))
 
 
 def test_joined_weights_are_cut_as_those_that_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:

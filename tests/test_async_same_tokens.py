@@ -174,17 +174,6 @@ def test_logits_behind_a_result_are_those_of_one_prefill_wherever_it_lands(
         sweep(setup, policy, spelling, depth, arrival)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("spelling", SPELLINGS)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_arrival_under_every_policy(
-    setup: EngineSetup, small: LLM, policy: str, spelling: str, depth: int
-) -> None:
-    lost = [sweep(setup, policy, spelling, depth, arrival) for arrival in range(len(scripted(SWEPT, spelling)))]
-    assert "preserve" in policy or sum(lost) > 0, "the pool was never short"
-
-
 def test_the_model_cannot_write_an_interrupt(small: LLM) -> None:
     small.restart()
     for spelling, options in SPELLINGS.items():

@@ -13,7 +13,6 @@ import pytest
 
 import jinfercept
 from jinfercept.cli.main import main
-from jinfercept.llm import LLM
 from jinfercept.parsers.formats import ALIASES, FORMATS
 from tests.support.chat_templates import QWEN
 from tests.support.docs_blocks import DOCS, NEEDS, SHOWN, blocks_of
@@ -76,7 +75,7 @@ def clone(tmp_path: Path) -> Path:
 def test_a_page_does_what_it_says(page: str, make_scripted: Make, clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(clone)
     scripted = make_scripted(QWEN)
-    with Reader(scripted.llm, scripted, clone) as reader:
+    with Reader(scripted, clone) as reader:
         monkeypatch.setattr(jinfercept, "LLM", reader.open)
         for block in BLOCKS[page]:
             reader.read(block)
@@ -132,19 +131,6 @@ def test_every_flag_that_a_page_names_is_one(capsys: pytest.CaptureFixture[str])
     named = {flag for theirs, ours in rows for flag in FLAG.findall(theirs if ours == "the same" else ours)}
     text = "".join((DOCS / page).read_text() for page in ("serving.md", "tools.md", "metrics.md"))
     assert named | set(FLAG.findall(text)) <= flags
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", ["serving.md", "metrics.md", "async_calls.md", "../README.md"])
-def test_a_page_works_with_a_real_model(
-    page: str, smollm2: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with Reader(smollm2, None, tmp_path) as reader:
-        for block in blocks_of(page):
-            reader.read(block)
-        assert reader.served is not None
-        reader.served.wait_idle()
 
 
 @pytest.mark.slow

@@ -4,23 +4,17 @@ That model has the logits of transformers (`tests/models/test_model.py`).
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from jinfercept.cli.main import main
-from jinfercept.engine.streaming import serve
 from jinfercept.errors import ConfigError
 from jinfercept.llm import LLM
 from jinfercept.models.load import read_config
 from jinfercept.models.model import kv_bytes_per_token
-from jinfercept.request import FollowUp
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.structured_outputs import StructuredOutputsParams
-from tests.support.fake_engine import POLICIES
 from tests.support.matrices import sampled_depths
-from tests.support.sample_tokenizers import byte_level
 from tests.support.tiny_model import GOLDEN, TOOL, Workload, all_return_at_once, count_ties, tiny_llm
 
 NAME = "qwen3_next"
@@ -44,19 +38,6 @@ def test_every_policy_gives_the_greedy_tokens(small: LLM, policy: str, depth: in
     assert policy not in ("swap", "copy_ahead") or small.counters.copied_in > 0
     moved = small.counters.recomputed + small.counters.copied_out
     assert policy in ("preserve", "heuristic_preserve") or moved > 0, "the pool was never short"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("chunk", [1, 3, 16, None])
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_full_matrix_of_policies_depths_and_chunks(
-    small: LLM, policy: str, depth: int, chunk: int | None, seed: int
-) -> None:
-    small.restart(policy=policy, pipeline_depth=depth, max_chunk_tokens=chunk)
-    for output in Workload(number=12, seed=seed).run(small, delay_s=0.001):
-        count_ties(NAME, output)
 
 
 def test_a_paused_context_is_kept_with_its_state_as_long_as_there_is_room(small: LLM) -> None:
@@ -87,33 +68,6 @@ def test_the_next_turn_of_a_conversation_goes_on_behind_the_prompt_before(small:
         prompt = [*prompt, *output.outputs[0].token_ids, 7, 8, 9, 10]
     outputs = small.generate([{"prompt_token_ids": list(range(3, 45))}] * 3, GREEDY)
     assert sum(count_ties(NAME, output) for output in outputs) == 0
-
-
-@pytest.mark.slow
-def test_drawn_and_constrained_tokens_and_follow_ups_do_not_depend_on_what_is_lost() -> None:
-    flags: dict[str, Any] = {"load_format": "dummy", "tokenizer": byte_level(), "dtype": "float32", "page_size": 4}
-    flags |= {"max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 100, "profile": "paper-gptj-6b-a100"}
-    config = replace(read_config(GOLDEN / NAME), vocab_size=257, eos_token_ids=(), max_position=256)
-    params = [
-        SamplingParams(temperature=0.0, max_tokens=20, structured_outputs=StructuredOutputsParams(regex="[abc]{9,12}")),
-        SamplingParams(temperature=1.0, seed=5, max_tokens=40, ignore_eos=True, top_p=0.9, repetition_penalty=1.2),
-        SamplingParams(temperature=0.7, seed=6, max_tokens=40, ignore_eos=True, prompt_logprobs=1),
-        SamplingParams(temperature=0.5, seed=7, max_tokens=40, ignore_eos=True, n=2),
-    ]
-
-    def served(kv_tokens: int, policy: str) -> list[list[int]]:
-        sizes = flags | {"kv_tokens": kv_tokens, "policy": policy, "check_pages": True, "lazy": True}
-        with LLM(config, **sizes) as llm:
-            requests = llm.make_requests(["the same"] * 4, params, [], None)
-            kept = replace(requests[2], follow_up=FollowUp())
-            outputs = serve(llm.engine.thread, [*requests[:2], kept, requests[3]])
-            again = [*outputs[2].prompt_token_ids, *outputs[2].outputs[0].token_ids, 7, 8]
-            [after] = llm.make_requests({"prompt_token_ids": again}, GREEDY, [], None)
-            outputs += serve(llm.engine.thread, [replace(after, follows=kept.id)])
-            assert kv_tokens > 200 or llm.counters.preemptions > 0
-            return [completion.token_ids for output in outputs for completion in output.outputs]
-
-    assert served(112, "copy_ahead") == served(1024, "discard")
 
 
 def test_the_memory_of_a_context_is_that_of_its_pages_and_one_state(small: LLM) -> None:

@@ -24,9 +24,9 @@ from jinfercept.tools.calls import CallFailed
 from jinfercept.tools.schemas import check_of
 from jinfercept.tools.tool_tables import Place
 from jinfercept.values.enforceable_schema import SchemaReduction
+from tests.support.fetched_packages import source_package
 from tests.support.grammars import FromTools
 from tests.support.sample_tokenizers import VOCAB, byte_level
-from tests.support.source_packages import source_package
 
 VERSION = "4.25.1"
 DRAFTS = {"draft7": "http://json-schema.org/draft-07/schema#", "draft2020-12": ""}

@@ -58,11 +58,6 @@ def test_the_scheduler_prices_the_bytes_that_pages_take(small: LLM) -> None:
     assert token_bytes == 2 * config.num_layers * config.num_kv_heads * (config.head_dim + 4)
 
 
-def test_a_format_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match="kv_cache_dtype is one of auto, int8, fp8"):
-        tiny_llm(kv_cache_dtype="int4")
-
-
 def test_a_head_dim_that_fills_no_words_is_refused_in_words(tmp_path: Path) -> None:
     config = json.loads((GOLDEN / "llama_gqa" / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"head_dim": 14}))

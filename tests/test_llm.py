@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
@@ -94,15 +93,6 @@ def test_events_tell_the_story_in_order_and_their_texts_add_up(smollm2: LLM) -> 
     assert "".join(texts) == output.outputs[0].text
 
 
-def test_a_failing_tool_is_text_that_the_model_reads(smollm2: LLM) -> None:
-    def broken(item: str) -> str:
-        raise LookupError("sold out")
-
-    [output] = smollm2.generate(SHOTS, GREEDY, tools=[Tool(broken, start="<<price ", stop="=", result="{}>>")])
-    assert "<<price lamp=error: LookupError: sold out>>" in output.outputs[0].text
-    assert output.outputs[0].interceptions[0].results[0].status == "error"
-
-
 @pytest.mark.parametrize(
     ("ids", "read"),
     [
@@ -134,26 +124,6 @@ def test_a_tool_returns_token_ids_as_any_whole_numbers_and_the_model_reads_why_o
         assert f"<<price lamp={read}" in output.outputs[0].text
 
 
-def test_a_tool_that_never_answers_times_out(smollm2: LLM) -> None:
-    never = threading.Event()
-    slow = Tool(lambda item: never.wait(60), name="slow", start="<<price ", stop="=", timeout_s=0.05)
-    [output] = smollm2.generate(SHOTS, SamplingParams(temperature=0.0, max_tokens=16), tools=[slow])
-    never.set()
-    assert "error: slow timed out" in output.outputs[0].text
-
-
-def test_a_stop_string_is_found_across_tokens_and_cut_off(smollm2: LLM) -> None:
-    [whole] = smollm2.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=24))
-    text = whole.outputs[0].text
-    stop = text[9:16]
-    [cut] = smollm2.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=24, stop=stop))
-    assert cut.outputs[0].text == text[: text.index(stop)]
-    assert cut.outputs[0].stop_reason == stop
-    kept = SamplingParams(temperature=0.0, max_tokens=24, stop=stop, include_stop_str_in_output=True)
-    [kept_output] = smollm2.generate("Once upon a time", kept)
-    assert kept_output.outputs[0].text == text[: text.index(stop)] + stop
-
-
 @pytest.mark.parametrize("skip_special_tokens", [True, False])
 @pytest.mark.parametrize("include", [False, True])
 def test_the_text_of_a_stop_token_is_left_out_unless_it_is_wanted(
@@ -178,24 +148,6 @@ def test_the_text_of_a_stop_token_is_left_out_unless_it_is_wanted(
         shown = completion.token_ids if include else completion.token_ids[:-1]
         assert completion.text == tokenizer.decode(shown, skip_special_tokens=skip_special_tokens)
         assert "".join(event.text for event in events if isinstance(event, Token | Finished)) == completion.text
-
-
-def test_a_seed_fixes_the_draw_whatever_runs_beside_it(smollm2: LLM) -> None:
-    params = SamplingParams(temperature=1.0, max_tokens=12, seed=3)
-    [alone] = smollm2.generate("The sea is", params)
-    crowd = smollm2.generate(["The sea is", *["A dog and a cat"] * 5], [params, *[SamplingParams(max_tokens=9)] * 5])
-    assert crowd[0].outputs[0].token_ids == alone.outputs[0].token_ids
-    [other] = smollm2.generate("The sea is", SamplingParams(temperature=1.0, max_tokens=12, seed=4))
-    assert other.outputs[0].token_ids != alone.outputs[0].token_ids
-
-
-def test_a_prompt_that_was_served_before_is_found_in_the_pages(smollm2: LLM) -> None:
-    [first] = smollm2.generate(SHOTS, SamplingParams(temperature=0.0, max_tokens=2))
-    [second] = smollm2.generate(SHOTS, SamplingParams(temperature=0.0, max_tokens=2))
-    assert first.num_cached_tokens == 0
-    assert second.num_cached_tokens == (len(second.prompt_token_ids) - 1) // 16 * 16
-    [salted] = smollm2.generate({"prompt": SHOTS, "cache_salt": "x"}, SamplingParams(temperature=0.0, max_tokens=2))
-    assert salted.num_cached_tokens == 0
 
 
 def test_a_callback_that_raises_leaves_nothing_behind(smollm2: LLM) -> None:

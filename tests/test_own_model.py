@@ -119,10 +119,7 @@ def noisy(x: jax.Array) -> jax.Array:
     ("changes", "message"),
     [
         (with_head(lambda y: y[:, :-1]), r"head\(\) returns \[5, 100\] of float32; got \[5, 99\] of float32"),
-        (with_head(lambda y: jnp.pad(y, ((0, 0), (0, 1)))), r"head\(\) returns \[5, 100\] of float32; got \[5, 101\]"),
-        (with_head(lambda y: y.T), r"head\(\) returns \[5, 100\] of float32; got \[100, 5\]"),
         (with_head(lambda y: y.astype(jnp.bfloat16)), r"head\(\) returns .* of float32; got .* of bfloat16"),
-        (with_head(lambda y: y.argmax(-1)), r"head\(\) returns .* of float32; got \[5\] of int32"),
         (with_head(lambda y: y - y.mean(0)), r"head\(\) mixes rows"),
         (with_head(lambda y: None), r"head\(\) returns .*; got None"),
         (with_embed(lambda y, at: y.T), r"embed\(\) returns \[5, 32\] of floating-point numbers; got \[32, 5\]"),
@@ -144,7 +141,6 @@ def noisy(x: jax.Array) -> jax.Array:
         (with_embed(lambda y, at: y + jnp.arange(len(y))[:, None]), r"embed\(\) mixes rows.*, or with its place"),
         (with_layer(lambda layer, w, x, *others: layer(w, by_place(x), *others)), r"layer\(\) mixes rows"),
         (with_layer(lambda layer, w, x, *others: layer(w, noisy(x), *others)), r"layer\(\) mixes rows"),
-        (with_layer(lambda layer, w, x, *others: layer(w, jnp.flip(x, 0), *others)), r"layer\(\) mixes rows"),
         (with_layer(lambda layer, w, x, *others: layer(w, x.at[-1].add(1.0), *others)), r"layer\(\) mixes rows"),
         (with_layer(lambda layer, w, x, *others: layer(w, x * jnp.nan, *others)), r"layer\(\) returns NaN for finite"),
         (
@@ -182,7 +178,6 @@ def noisy(x: jax.Array) -> jax.Array:
         (with_layer(lambda layer, *others: layer(*others)[0]), r"layer\(\) returns x and kv; got \[5, 32\] of float32"),
         (with_layer(lambda layer, *others: (*layer(*others), 1)), r"layer\(\) returns x and kv; got \("),
         (with_layer(lambda layer, w, x, *others: layer(w, x - x.mean(0), *others)), r"layer\(\) mixes rows"),
-        (with_layer(lambda layer, w, x, *others: layer(w, jnp.roll(x, 1, 0), *others)), r"layer\(\) mixes rows"),
         (with_layer(lambda layer, w, x, *others: layer({}, x, *others)), r"layer\(\) of the model fails; got "),
         (
             with_layer(lambda layer, *others: (layer(*others)[0].astype(jnp.bfloat16), layer(*others)[1])),

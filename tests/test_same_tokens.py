@@ -13,7 +13,7 @@ from jinfercept.llm import LLM
 from jinfercept.outputs import RequestOutput
 from jinfercept.sched.sequence import Sequence
 from tests.support.fake_engine import POLICIES
-from tests.support.placements import scripted
+from tests.support.scheduler_bench import scripted
 from tests.support.tiny_model import Workload, count_ties, streams, tiny_llm
 
 NAME = "llama_gqa"
@@ -97,16 +97,3 @@ def test_any_residency_mix_gives_the_tokens_of_the_uninterrupted_run(
 
     small.restart(scripted(placement), pipeline_depth=depth, max_chunk_tokens=chunk)
     check(WORKLOAD.run(small, delay_s=0.001), reference)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("chunk", [1, 3, 16, None])
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_full_matrix_of_policies_depths_and_chunks(
-    small: LLM, policy: str, depth: int, chunk: int | None, seed: int
-) -> None:
-    small.restart(policy=policy, pipeline_depth=depth, max_chunk_tokens=chunk)
-    for output in Workload(number=12, seed=seed).run(small, delay_s=0.001):
-        count_ties(NAME, output)

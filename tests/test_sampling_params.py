@@ -1,18 +1,80 @@
 """Sampling parameters have vLLM's names, defaults and ranges; a wrong one is refused by name before anything starts."""
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from jinfercept.calls import Tool
 from jinfercept.engine.parallel_sampling import forks
-from jinfercept.errors import RequestError
+from jinfercept.errors import ConfigError, JinferceptError, ModelError, RequestError
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams, check_vocabulary
 from jinfercept.sched.sampling_options import draw_options
 from tests.support.engine_state import engine_state
 from tests.support.fake_engine import POLICIES, make_engine, run_all
 from tests.support.tiny_model import tiny_llm
+
+
+def mistake(make: Callable[[], object]) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        make()
+    error = caught.value
+    assert str(error) == f"{error.what}; got {error.got}; fix: {error.fix}"
+    assert error.what
+    assert error.fix
+    return error
+
+
+def test_sampling_parameters_have_the_defaults_of_vllm_and_take_lists() -> None:
+    params = SamplingParams(stop="end", stop_token_ids=[3, 4])
+    assert (params.stop, params.stop_token_ids) == (("end",), (3, 4))
+    assert (params.temperature, params.max_tokens, params.seed, params.ignore_eos) == (1.0, 16, None, False)
+    assert SamplingParams(stop=["a", "b"]) == SamplingParams(stop=("a", "b"))
+    assert SamplingParams(temperature=0).temperature == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"function": "calculator"}, "a tool must have a function"),
+        ({"start": "<<"}, "both start and stop"),
+        ({"stop": "="}, "both start and stop"),
+        ({"start": "", "stop": "="}, "both start and stop"),
+        ({"start": "<<", "stop": ""}, "both start and stop"),
+        ({"result": "no place"}, "has no {}"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"timeout_s": math.nan}, "timeout_s"),
+        ({"max_result_tokens": 0}, "room for its result"),
+    ],
+)
+def test_a_tool_that_cannot_work_is_refused(values: dict[str, Any], word: str) -> None:
+    assert word in mistake(lambda: Tool(**{"function": len, **values})).what
+
+
+def test_a_tool_is_named_after_its_function() -> None:
+    def calculator(arguments: str) -> str:
+        return arguments
+
+    class Shop:
+        def __call__(self, arguments: str) -> str:
+            return arguments
+
+    assert Tool(calculator).name == "calculator"
+    assert Tool(Shop()).name == "Shop"
+    assert Tool(functools.partial(calculator)).name == "partial"
+    assert Tool(calculator, name="calc").name == "calc"
+
+
+def test_every_mistake_is_a_value_error_with_three_parts() -> None:
+    for kind in (ConfigError, ModelError, RequestError):
+        error = kind("the page is empty", got=0, fix="give at least 1")
+        assert isinstance(error, JinferceptError)
+        assert isinstance(error, ValueError)
+        assert (error.what, error.got, error.fix) == ("the page is empty", 0, "give at least 1")
+        assert str(error) == "the page is empty; got 0; fix: give at least 1"
 
 
 @pytest.mark.parametrize(
@@ -87,11 +149,6 @@ def test_without_max_tokens_a_request_goes_on_until_its_sequence_is_full() -> No
     outputs = run_all(engine, [Request("a", (1, 2, 3), SamplingParams(max_tokens=None, min_tokens=20))])
     [completion] = outputs["a"].outputs
     assert (completion.num_generated, completion.finish_reason) == (27, "length")
-
-
-def test_several_greedy_outputs_are_refused() -> None:
-    with pytest.raises(RequestError, match="identical"):
-        SamplingParams(n=2, temperature=0)
 
 
 def test_lists_texts_of_numbers_and_none_are_taken() -> None:

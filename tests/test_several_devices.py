@@ -32,12 +32,6 @@ def test_several_devices_serve_as_one_does() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_every_number_of_devices_under_every_policy() -> None:
-    run_apart(FILES[:1], "-m", "slow")
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_random_mixes_for_as_long_as_wanted() -> None:
     run_apart(FILES[1:], "-m", "slow")

@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 
 from jinfercept.sched.plan import FROM_DEVICE, StepPlan
-from jinfercept.sched.policies import SETTINGS
 from tests.support.scheduler_scenarios import Scenario, ScenarioRun, scenarios
 
 
@@ -38,10 +36,3 @@ def check(scenario: Scenario) -> None:
 @given(scenarios())
 def test_a_simulation_makes_the_plans_of_an_engine_that_computes(scenario: Scenario) -> None:
     check(scenario)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("policy", SETTINGS)
-def test_it_does_so_under_every_policy_in_many_cases(policy: str, depth: int) -> None:
-    settings(max_examples=200)(given(scenarios(policy=policy, depth=depth))(check))()

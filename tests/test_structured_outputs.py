@@ -21,7 +21,6 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.startup.compile_counter import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.engine_state import engine_state
-from tests.support.fake_engine import POLICIES
 from tests.support.sample_tokenizers import VOCAB, byte_level
 from tests.support.tiny_model import GOLDEN, TOOL, streams
 
@@ -154,23 +153,6 @@ def test_they_are_the_same_in_one_batch_under_every_policy(
     counter.close()
     assert (llm.counters.accepted.total() > 40) == (drafts is not None)
     assert llm.counters.preemptions + llm.counters.recomputed + llm.counters.copied_in > 0, "the pool was never short"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_they_are_the_same_under_all_policies_with_slow_tools(
-    llm: LLM, alone: list[RequestOutput], policy: str, depth: int
-) -> None:
-    import time
-
-    def answer(argument: str) -> list[int]:
-        time.sleep(0.003)
-        return [int(part) for part in argument.split()]
-
-    for chunk, drafts in ((1, None), (3, DRAFTS), (None, DRAFTS)):
-        llm.restart(policy=policy, pipeline_depth=depth, max_chunk_tokens=chunk, speculative_config=drafts)
-        assert streams(WORK.run(llm, tools=(Tool(answer, name="scripted"),))) == streams(alone)
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -14,11 +14,9 @@ from jinfercept.llm import LLM
 from jinfercept.models.load import read_config
 from jinfercept.request import FollowUp
 from jinfercept.sampling_params import SamplingParams
-from tests.support.fake_engine import POLICIES
 from tests.support.matrices import sampled_depths
 from tests.support.tiny_model import GOLDEN, Workload, all_return_at_once, count_ties, tiny_llm
 
-FAMILIES = ("gemma3", "gpt_oss", "gemma2", "gpt_oss_mxfp4")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 
@@ -40,17 +38,6 @@ def test_every_policy_gives_the_greedy_tokens(small: LLM, policy: str, depth: in
     outputs = Workload(number=10, seed=7).run(small, delay_s=0.002)
     assert sum(count_ties("gemma3", output) for output in outputs) <= 1
     assert small.counters.interceptions > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_full_matrix_of_families_policies_and_chunks(name: str, seed: int) -> None:
-    with windowed(name) as llm:
-        for number, policy in enumerate(POLICIES):
-            llm.restart(policy=policy, pipeline_depth=number % 2, max_chunk_tokens=(None, 3, 16)[number % 3])
-            for output in Workload(number=12, seed=seed).run(llm, delay_s=0.001):
-                count_ties(name, output)
 
 
 @pytest.mark.parametrize("policy", ["copy_ahead", pytest.param("min_waste", marks=pytest.mark.slow)])

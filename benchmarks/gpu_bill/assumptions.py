@@ -1,4 +1,4 @@
-"""The numbers that a prediction assumes, from `assumptions.toml`, each with its source and with a pessimistic value."""
+"""The numbers that a prediction assumes, from `assumptions.toml`, each with its source."""
 
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -13,15 +13,10 @@ NO_BOUND = 1_000_000
 
 
 class Assumption(NamedTuple):
-    """A number with its unit and its source; `name` has the GPU before it if it is one GPU's.
-
-    Attributes:
-        pessimistic: the worse end of what is likely; as `value` where there is no doubt.
-    """
+    """A number with its unit and its source; `name` has the GPU before it if it is one GPU's."""
 
     name: str
     value: float
-    pessimistic: float
     unit: str
     source: str
 
@@ -55,7 +50,6 @@ class Assumptions:
     cas_rate: float
     cas_attempts: float
     shortest_kernel: float
-    launch_gap: float
     stream_launch: float
     graph_launch: float
     graph_update: float
@@ -77,15 +71,15 @@ class Assumptions:
 def listed() -> list[Assumption]:
     """All assumptions, in the order of the file; those of products are named by their bounds."""
     return [
-        Assumption(name, float(entry["value"]), float(entry.get("pessimistic", entry["value"])), unit, entry["source"])
+        Assumption(name, float(entry["value"]), unit, entry["source"])
         for name, entry in _entries()
         for unit in [entry.get("unit", "of copy_rate")]
     ]
 
 
-def assumed(gpu: str, *, pessimistic: bool = False) -> Assumptions:
-    """The assumptions for one GPU: the likely ones, or the pessimistic ones."""
-    values = {entry.name: entry.pessimistic if pessimistic else entry.value for entry in listed()}
+def assumed(gpu: str) -> Assumptions:
+    """The assumptions for one GPU."""
+    values = {entry.name: entry.value for entry in listed()}
     names = [field.name for field in fields(Assumptions) if field.name != "product_reaches"]
     products = [
         ProductReach(entry["most_mib"], entry["most_rows"], values[name])

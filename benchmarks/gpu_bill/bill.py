@@ -2,10 +2,11 @@
 
 import json
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from benchmarks.gpu_bill.multiprocessor import multiprocessor
 from benchmarks.gpu_bill.prediction import ModelBytes, predict
 from benchmarks.gpu_bill.reading import Reading, reading
 from benchmarks.gpu_bill.rows import executable_row, kernel_rows, product_rows
-from benchmarks.gpu_bill.tables import EXECUTABLES, KERNELS, PESSIMISTIC_STEPS, PRODUCTS, document, terminal
+from benchmarks.gpu_bill.tables import EXECUTABLES, KERNELS, PRODUCTS, terminal
 from benchmarks.gpu_bill.tables import STEPS as STEP_COLUMNS
 from jinfercept.config import EngineConfig
 from jinfercept.models.model import abstract_params, kv_bytes_per_token
@@ -37,15 +38,8 @@ from jinfercept.startup.sizing import buckets
 GENERATION = "cuda13"
 
 
-class Guesses(NamedTuple):
-    """A GPU with what is likely of it, and with what is pessimistic."""
-
-    likely: Device
-    pessimistic: Device
-
-
-type Devices = Mapping[tuple[str, int], Guesses]
-"""By GPU, and how many of them share a model."""
+SAME_CODE = {"h100": ("h100", "h200"), "a100": ("a100",)}
+"""The GPUs that run what is compiled for one."""
 
 
 def gpu_bill(*, full: bool, sample: bool, check: bool, set_budgets: bool, out: str | None) -> int:
@@ -55,25 +49,22 @@ def gpu_bill(*, full: bool, sample: bool, check: bool, set_budgets: bool, out: s
         full: everything; else the default set, or only the `sample`.
         check: compare with the budgets.
         set_budgets: write the numbers of what was compiled into the budgets first.
-        out: path without suffix, to write the bill as Markdown and JSON.
+        out: path of a JSON file to write.
 
     Raises:
         ConfigError: `out` cannot be written.
         PluginMissingError: the CUDA plugin cannot be had.
     """
-    paths = [Path(f"{out}{suffix}") for suffix in (".json", ".md")] if out else []
-    for path in paths:
-        check_writable(path, "--out")
+    if out is not None:
+        check_writable(Path(out), "--out")
     cases = [sample_case()] if sample else with_default(full_cases() if full else default_cases(), default_buckets(512))
     bill = make_bill(cases)
     show(terminal("executables", EXECUTABLES, bill["executables"]))
     show(terminal("kernels", KERNELS, bill["kernels"]))
     show(terminal("products", PRODUCTS, bill["products"]))
     show(terminal("predicted steps of greedy rows, ms", STEP_COLUMNS, bill["steps"]))
-    show(terminal("the same with the pessimistic rates, ms", PESSIMISTIC_STEPS, bill["steps"]))
-    if paths:
-        paths[0].write_text(_by_row(bill), encoding="utf-8")
-        paths[1].write_text(document(bill, listed()), encoding="utf-8")
+    if out is not None:
+        Path(out).write_text(_by_row(bill), encoding="utf-8")
     if set_budgets:
         BUDGETS.write_text(rewritten(BUDGETS.read_text(encoding="utf-8"), bill["executables"]), encoding="utf-8")
     return print_broken(broken(bill["executables"], budgets())) if check else 0
@@ -93,22 +84,15 @@ def make_bill(cases: Sequence[Case]) -> dict[str, Any]:
     readings = sorted(
         _readings(cases), key=lambda entry: (cases.index(entry.case), entry.key[0] != "layers", entry.key)
     )
-    kinds = {(case.gpu, case.num_devices) for case in cases}
-    devices = {
-        (gpu, count): Guesses(
-            *(Device(multiprocessor(gpu), assumed(gpu, pessimistic=bad), count) for bad in (False, True))
-        )
-        for gpu, count in kinds
-    }
     return {
         "commit": _commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "jax": jax.__version__,
         "num_layers": NUM_LAYERS,
-        "executables": [executable_row(entry, _guesses(devices, entry.case).likely.assumed) for entry in readings],
-        "kernels": [row for entry in readings for row in kernel_rows(entry, _guesses(devices, entry.case).likely)],
-        "products": [row for entry in readings for row in product_rows(entry, *_guesses(devices, entry.case))],
-        "steps": list(_steps(readings, devices)),
+        "executables": [executable_row(entry, _device(entry.case).assumed) for entry in readings],
+        "kernels": [row for entry in readings for row in kernel_rows(entry, _device(entry.case))],
+        "products": [row for entry in readings for row in product_rows(entry, _device(entry.case))],
+        "steps": list(_steps(readings)),
         "assumptions": [assumption._asdict() for assumption in listed()],
     }
 
@@ -160,11 +144,13 @@ def _lines(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
     return child_lines("benchmarks.gpu_bill.child", environment(GENERATION), order)
 
 
-def _guesses(devices: Devices, case: Case) -> Guesses:
-    return devices[case.gpu, case.num_devices]
+@cache
+def _device(case: Case, gpu: str | None = None) -> Device:
+    """The GPU of a case, or another that runs the same code."""
+    return Device(multiprocessor(case.gpu), assumed(gpu or case.gpu), case.num_devices)
 
 
-def _steps(readings: Sequence[Reading], devices: Devices) -> Iterator[dict[str, Any]]:
+def _steps(readings: Sequence[Reading]) -> Iterator[dict[str, Any]]:
     """Predicted steps, of the buckets that fit the rows best and of those of an engine's defaults."""
     by_case: dict[Case, list[Reading]] = {}
     for entry in readings:
@@ -174,22 +160,19 @@ def _steps(readings: Sequence[Reading], devices: Devices) -> Iterator[dict[str, 
             for is_default, case in _cases_of([case for case in mine if case.takes(context)], rows):
                 plain = case._replace(triton_products=False)
                 of_step = _with_shared(by_case[case], by_case.get(plain, []))
-                likely, worse = (
-                    predict(of_step, device, model_bytes(case, rows), rows, context).row()
-                    for device in _guesses(devices, case)
-                )
-                yield {
-                    "gpu": case.gpu,
-                    "num_devices": case.num_devices,
-                    "model": case.model,
-                    "library": case.library,
-                    "rows": rows,
-                    "context": context,
-                    "bucket": case.bucket,
-                    "default_buckets": is_default,
-                    **likely,
-                    "pessimistic": worse,
-                }
+                for gpu in SAME_CODE[case.gpu]:
+                    step = predict(of_step, _device(case, gpu), model_bytes(case, rows), rows, context)
+                    yield {
+                        "gpu": gpu,
+                        "num_devices": case.num_devices,
+                        "model": case.model,
+                        "library": case.library,
+                        "rows": rows,
+                        "context": context,
+                        "bucket": case.bucket,
+                        "default_buckets": is_default,
+                        **step.row(),
+                    }
 
 
 def _families(cases: Iterable[Case]) -> list[list[Case]]:

@@ -19,7 +19,7 @@ class GpuBill:
     set_budgets: Switch = False
     """write what was compiled into benchmarks/gpu_bill/budgets.toml, with --full"""
     out: Maybe[str] = None
-    """write the bill to this path with .md and with .json behind it"""
+    """write the bill to this JSON file"""
 
     def run(self) -> int:
         """Make the bill; returns the exit status."""

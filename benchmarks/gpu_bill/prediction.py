@@ -47,7 +47,6 @@ class Step:
         empty_blocks: of blocks of its grid that find no work.
         collectives: of sums over the GPUs that share the model.
         others: of norms, rotations, KV writes, sampling and temporaries.
-        launches: gaps between kernels.
         uploads: of the device's waits for what the host uploads.
         updates: of the device's waits for graphs that are recorded anew.
         host: of its waits for all other work of the host.
@@ -64,7 +63,6 @@ class Step:
     empty_blocks: float
     collectives: float
     others: float
-    launches: float
     uploads: float
     updates: float
     host: float
@@ -81,7 +79,7 @@ class Step:
     @property
     def seconds(self) -> float:
         """Seconds of the predicted step."""
-        on_device = self.products + self.attention + self.empty_blocks + self.collectives + self.others + self.launches
+        on_device = self.products + self.attention + self.empty_blocks + self.collectives + self.others
         return self.roofline + on_device + self.uploads + self.updates + self.host
 
     def row(self) -> dict[str, float]:
@@ -130,9 +128,9 @@ def predict(readings: Sequence[Reading], device: Device, model: ModelBytes, rows
     step.graphs += groups * min(1.0, layers.graph_nodes)
     memory_s = model.weights / assumed.copy_rate, rows * context * model.kv_per_token / assumed.copy_rate
     compute_s = max(0.0, model.active * rows / assumed.tensor_rate - sum(memory_s))
-    launches, uploads = step.kernels * assumed.launch_gap, assumed.uploads * assumed.upload_bubble
+    uploads = assumed.uploads * assumed.upload_bubble
     on_device = step.products + step.attention + step.empty_blocks + step.collectives + step.others
-    device_s = on_device + launches + uploads
+    device_s = on_device + uploads
     # a target without a driver shows no graph of products; a device records all launches of the layers
     share = 1.0 if groups > 1 else assumed.graph_update_share
     update_work = share * layers.kernels * model.num_layers * assumed.graph_update
@@ -145,7 +143,6 @@ def predict(readings: Sequence[Reading], device: Device, model: ModelBytes, rows
         empty_blocks=step.empty_blocks,
         collectives=step.collectives,
         others=step.others,
-        launches=launches,
         uploads=uploads,
         updates=_host_s(step, device, update_work, device_s) - host,
         host=host,
@@ -162,7 +159,7 @@ def _all_options_s(readings: Iterable[Reading], device: Device, bucket: int) -> 
     def seconds(reading: Reading, dearest: bool) -> float:
         path = reading.path(device.assumed.loop_turns, dearest=dearest)
         of = (device.seconds(launch, reading.kernels.get(launch.thunk.kernel), bucket) for launch in path)
-        return sum(launch.turns * (took + device.assumed.launch_gap) for launch, took in zip(path, of, strict=True))
+        return sum(launch.turns * took for launch, took in zip(path, of, strict=True))
 
     samplers = [reading for reading in readings if reading.kind == "sample" and reading.error is None]
     return max(seconds(sampler, True) for sampler in samplers) - min(seconds(sampler, False) for sampler in samplers)
@@ -193,7 +190,7 @@ def _cheapest(readings: Iterable[Reading], device: Device, kind: str, work: Deco
     sums = [_sums(reading, device, work) for reading in candidates]
     return min(
         sums,
-        key=lambda total: total.products + total.attention + total.others + total.kernels * device.assumed.launch_gap,
+        key=lambda total: total.products + total.attention + total.others,
     )
 
 

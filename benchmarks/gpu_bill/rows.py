@@ -72,13 +72,13 @@ def kernel_rows(reading: Reading, device: Device) -> list[Row]:
     return list(rows.values())
 
 
-def product_rows(reading: Reading, likely: Device, pessimistic: Device) -> list[Row]:
+def product_rows(reading: Reading, device: Device) -> list[Row]:
     """The products of an executable, each once: names of weights of that size, the rate that is assumed, and the time."""
     rows = dict[str, Row]()
     if reading.error is not None:
         return []
     names, count = _weight_names(reading.case), reading.num_rows
-    for launch in reading.path(likely.assumed.loop_turns):
+    for launch in reading.path(device.assumed.loop_turns):
         weight, kernel = launch.traffic.weight, reading.kernels.get(launch.thunk.kernel)
         name = names.get(weight, "")
         if not weight or f"{name} {weight}" in rows:
@@ -91,10 +91,8 @@ def product_rows(reading: Reading, likely: Device, pessimistic: Device) -> list[
             "weight_bytes": weight,
             "kernel": launch.thunk.kernel or launch.thunk.kind,
             "blocks": launch.thunk.blocks or None,
-            "reach": likely.reach(launch, count),
-            "pessimistic_reach": pessimistic.reach(launch, count),
-            "seconds": likely.seconds(launch, kernel, count),
-            "pessimistic_seconds": pessimistic.seconds(launch, kernel, count),
+            "reach": device.reach(launch, count),
+            "seconds": device.seconds(launch, kernel, count),
         }
     return list(rows.values())
 

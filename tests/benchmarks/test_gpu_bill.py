@@ -17,7 +17,6 @@ from benchmarks.gpu_bill.multiprocessor import multiprocessor
 from benchmarks.gpu_bill.prediction import ModelBytes, Step, predict
 from benchmarks.gpu_bill.program import NO_TRAFFIC, Program
 from benchmarks.gpu_bill.reading import Launch, Reading
-from benchmarks.gpu_bill.tables import AIMS, aimed
 from benchmarks.gpu_bill.thunks import Thunk, parse_thunks
 from tests.support.kept_results import kept_lines
 
@@ -85,10 +84,11 @@ def test_aot_the_sample_has_every_kind_of_executable_and_predicted_steps_above_t
     decode = [row for row in bill["kernels"] if row["kernel"] == "paged_decode_attention"]
     assert all(row["tensor_instructions"] and row["wide_loads"] and row["registers"] for row in decode)
     assert bill["steps"]
-    assert all(1 < row["ratio"] < row["pessimistic"]["ratio"] < 3 for row in bill["steps"])
+    assert all(1 < row["ratio"] < 1.5 for row in bill["steps"])
+    assert {row["gpu"] for row in bill["steps"]} == {"h100", "h200"}, "both run the same code"
     products = {row["product"]: row["reach"] for row in bill["products"]}
     assert products.keys() == {"qkv", "o", "gate_up", "down", "unembed"}
-    assert products["o"] < products["qkv"] < products["down"] < products["gate_up"] < products["unembed"]
+    assert max(products["o"], products["qkv"]) < products["down"] < products["gate_up"] == products["unembed"]
 
 
 @pytest.mark.slow
@@ -167,12 +167,11 @@ def test_a_predicted_step_is_longer_with_few_blocks_narrow_loads_and_conditional
 
 
 def test_a_products_rate_depends_on_its_weight_and_its_rows() -> None:
-    likely, pessimistic = assumed("h100"), assumed("h100", pessimistic=True)
-    o, qkv, down, gate_up, head = (size << 20 for size in (32, 48, 112, 224, 1002))
-    reaches = [likely.product_reach(size, 64) for size in (o, qkv, down, gate_up, head)]
-    assert reaches == sorted(set(reaches))
-    assert all(0.65 <= pessimistic.product_reach(size, rows) <= 0.8 for size in (o, qkv, down) for rows in (1, 64))
-    assert likely.product_reach(qkv, 128) < likely.product_reach(qkv, 64)
+    likely = assumed("h100")
+    for rows in (1, 64):
+        qkv, down, gate_up = (likely.product_reach(size << 20, rows) for size in (48, 112, 224))
+        assert qkv < down < gate_up
+    assert likely.product_reach(48 << 20, 64) < likely.product_reach(48 << 20, 1)
     sized = replace(likely, product_reaches=(ProductReach(100, 64, 0.5), ProductReach(1000, 64, 0.9)))
     whole = step(Kernel(registers=32, load_bytes=16.0, loads=8), 2112, 0, assumptions=sized)
     slow = replace(sized, product_reaches=(ProductReach(1000, 64, 0.45),))
@@ -181,12 +180,10 @@ def test_a_products_rate_depends_on_its_weight_and_its_rows() -> None:
     assert twice.products - whole.products == pytest.approx(weights_s / 0.9)
 
 
-def test_the_pessimistic_value_of_no_assumption_is_the_better_one() -> None:
-    rates = [entry for entry in listed() if entry.unit.startswith("of ")]
-    assert {entry.name for entry in rates if entry.pessimistic > entry.value} == {"graph_update_share"}
-    seconds = [entry for entry in listed() if entry.unit.startswith("s")]
-    assert seconds
-    assert all(entry.pessimistic >= entry.value for entry in seconds)
+def test_a_device_with_faster_memory_runs_the_same_kernels_sooner() -> None:
+    wide = Kernel(registers=32, load_bytes=16.0, loads=8)
+    h100, h200 = (step(wide, 2112, 0, assumptions=assumed(gpu)) for gpu in ("h100", "h200"))
+    assert h200.seconds < 0.8 * h100.seconds
     assert all(entry.source for entry in listed())
 
 
@@ -222,14 +219,3 @@ def test_budgets_are_rewritten_with_what_was_compiled() -> None:
     written = rewritten(text, rows)
     assert written == text.replace("kernels = 9", "kernels = 6.5").replace("kernels = 7 #", "kernels = 8 #")
     assert rewritten(text, [row | {"bucket": 1, "error": "none"}]) == text
-
-
-def test_the_aim_names_the_terms_by_which_the_pessimistic_guess_misses_it() -> None:
-    likely = step(Kernel(registers=32, load_bytes=16.0, loads=8), 2112, 0)
-    slow = replace(likely, products=2e-3, attention=0.5e-3, others=0.01e-3, launches=0.3e-3)
-    case = {"gpu": "h100", "num_devices": 1, "model": "llama-3-8b", "library": "cuBLAS", "context": 1000}
-    row = case | {"rows": 64, "default_buckets": True} | likely.row() | {"pessimistic": slow.row()}
-    assert aimed([row, row | {"rows": 8}, row | {"gpu": "a100"}]) == [row]
-    assert AIMS["above the roofline, ms"](row) == "products 2.00, attention 0.50, launches 0.30"
-    missed = 1e3 * (slow.seconds - 1.2 * slow.roofline)
-    assert AIMS["misses by, ms"](row) == f"{missed:.2f}"

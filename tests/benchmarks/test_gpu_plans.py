@@ -7,8 +7,34 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu_suite.sizes import FULL
+from benchmarks.suite.idle import prefill_steps, timed_steps
 from benchmarks.suite.plans import MOST_TURN_S, StepTimes, mean_times, run_steps, steady_s
+from jinfercept.events import Event, Token
 from jinfercept.sched.plan import StepPlan
+
+
+class FakeEngine:
+    """Gives one token of so many rows in each step."""
+
+    def __init__(self, rows: list[int]) -> None:
+        self.rows = iter(rows)
+
+    def step(self) -> list[Event]:
+        return [Token(str(row), 0, "") for row in range(next(self.rows))]
+
+
+def test_a_timed_step_with_fewer_rows_is_an_error() -> None:
+    assert timed_steps(FakeEngine([4, 4]), 2, 4) >= 0
+    with pytest.raises(AssertionError, match=r"steps of \[4, 3\] rows were timed, not of 4"):
+        timed_steps(FakeEngine([4, 3]), 2, 4)
+
+
+def test_requests_decode_until_the_last_prompt_is_computed() -> None:
+    assert prefill_steps(1, 100, 32) == 4
+    assert prefill_steps(2, 100, 32) == 8  # the second beside a row that decodes, in chunks of 31
+    assert prefill_steps(4, 10, 4) == 3 + 4 + 5 + 10
+    assert prefill_steps(*FULL.transfer_rows, FULL.policies.bucket) == 179
 
 
 class FakeDevice:

@@ -121,12 +121,6 @@ def test_what_comes_back_is_few_files_of_limited_size(out: Path) -> None:
     assert max(files.values()) < 16 << 20
 
 
-def test_what_settles_most_comes_first() -> None:
-    first = [name for job in "ABC" for name in JOBS[job]]
-    assert list(PARTS)[: len(first)] == first
-    assert {*first} >= {"smoke", "agents", "products", *PEERS}
-
-
 def test_a_start_works_and_moved_contexts_are_right(rows: dict[str, list[Row]]) -> None:
     assert all(row["ok"] for row in rows["smoke"])
     assert {row["check"] for row in rows["smoke"]} == {"start", "moved tokens", "compiled"}
@@ -149,23 +143,10 @@ def test_the_time_of_every_operation_stands_beside_a_decode_step(rows: dict[str,
     assert any(" f32[8,128]" in row["shape"] for row in operations)  # the products of the hidden layers
 
 
-def test_the_full_sizes_cover_what_the_aims_speak_of() -> None:
-    decoding = {(case.heads.dim, case.rows, case.context) for case in FULL.attention if case.chunk == 1}
-    assert {(128, 64, 2048), (128, 32, 8192)} <= decoding
-    assert FULL.decodes[:2] == ((64, 1000), (1, 1000))
-    assert FULL.deep in {(case.chunk, case.context) for case in FULL.attention}, "the same chunk in a whole step"
-
-
 def test_three_commands_fit_into_a_quarter_of_an_hour_and_every_other_job_into_nine_minutes() -> None:
     limits_s = {name: sum(part.limit_s for part in job.values()) for name, job in JOBS.items()}
     assert [limits_s[job] for job in "ABC"] == [170, 400, 170]
     assert max(limits_s.values()) <= 540
-
-
-def test_parts_that_check_leave_memory_to_processes_beside_them() -> None:
-    checking = [name for name, part in PARTS.items() if part.module == "suite.correctness"]
-    assert checking == ["checks", "memcheck", "tokens", "kinds", "devices"]
-    assert {environment(GPU, name, False)["XLA_PYTHON_CLIENT_PREALLOCATE"] for name in checking} == {"false"}
 
 
 def test_every_way_of_sampling_is_measured(rows: dict[str, list[Row]]) -> None:

@@ -152,7 +152,7 @@ def test_the_log_says_once_that_the_template_knows_no_tools(
     make_scripted: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     llm = make_scripted(PLAIN).llm
-    llm._requests._note_written_tools.cache_clear()  # pyright: ignore[reportPrivateUsage]  # pyright: ignore[reportPrivateUsage]
+    llm._requests._note_written_tools.cache_clear()  # pyright: ignore[reportPrivateUsage]
     for choice in ("auto", "required", "none"):
         llm.make_chats([QUESTION], None, [price], {"tool_choice": choice})
     [record] = [record for record in caplog.records if record.name == "jinfercept.chat.written_tools"]

@@ -54,16 +54,6 @@ def test_a_result_lands_at_the_first_clean_place_whenever_it_arrives(special: bo
         check_arrival(special, depth, arrival, (0, 1, 7)[arrival % 3], (1 + 7 * arrival % 40, 1))
 
 
-@pytest.mark.slow
-@SPELLINGS
-@DEPTHS
-@pytest.mark.parametrize("lengths", [(1, 40), (40, 1), (13, 13)])
-@pytest.mark.parametrize("later", range(9))
-def test_every_pair_of_arrivals(special: bool, depth: int, lengths: tuple[int, int], later: int) -> None:
-    for arrival in range(len(ascii_tokenizer(special).encode(STREAM)) + 2):
-        check_arrival(special, depth, arrival, later, lengths)
-
-
 def log_of(stream: str, returns: dict[str, Returns] | None = None, depth: int = 0, **options: Any) -> list[str]:
     """The events of a scripted stream in short, without tokens."""
     tokenizer, markup = ascii_tokenizer(True), make_markup(True, **options.pop("markup", {}))

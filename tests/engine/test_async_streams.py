@@ -12,26 +12,7 @@ from jinfercept import LLM, ScriptedDetector, Tool
 from jinfercept.calls import Call
 from jinfercept.events import Finished, Token
 from jinfercept.outputs import RequestOutput
-from tests.support.gate import closed_gate
 from tests.support.streams import LONG, PARAMS, prompt, settle, tokens_of
-
-
-def test_many_async_streams_are_served_together(llm: LLM) -> None:
-    prompts = [prompt(i) for i in range(40)]
-    expected = [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS)]
-
-    async def read(single: dict[str, Any]) -> list[int]:
-        return tokens_of([event async for event in llm.astream(single, PARAMS)])
-
-    async def all_of_them() -> list[list[int]]:
-        with closed_gate(llm, after=4) as gate:
-            tasks = [asyncio.create_task(read(single)) for single in prompts]
-            asyncio.get_running_loop().call_soon(gate.open)  # once all have asked
-            return await asyncio.gather(*tasks)
-
-    before = llm.counters.plans
-    assert asyncio.run(all_of_them()) == expected
-    assert llm.counters.plans - before < 40 * 12 / 2
 
 
 def test_agenerate_is_generate(llm: LLM) -> None:

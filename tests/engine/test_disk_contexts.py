@@ -14,7 +14,7 @@ from jinfercept.sim.scripted import ScriptedDispatcher, make_request, plain_toke
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.simulator import VirtualClock
 from jinfercept.sim.workload import Script, Segment
-from tests.support.retained_contexts import ask, served, settle
+from tests.support.engine_requests import ask, served, settle
 
 H100 = load_profile("roofline-llama-3-8b-h100-attention")
 PROMPT = list(range(1000, 1330))

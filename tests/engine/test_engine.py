@@ -1,11 +1,14 @@
 """The engine on a runner whose KV is the tokens: how requests end, what calls give them, and what is refused."""
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from jinfercept.calls import Call, Result, Tool
+from jinfercept.engine.admission import check_request
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.random_key import random_key
 from jinfercept.errors import RequestError
@@ -361,3 +364,20 @@ def test_an_arrival_is_in_the_plan_behind_the_step_that_runs_only_while_a_tenant
     runner.engine = engine = serve(preserve(), num_pages=9, depth=1, runner=runner)
     run_all(engine, [request("a", [1, 2], 12)])
     assert runner.widths.index(2) - 2 == plans_behind
+
+
+def check(ids: Sequence[int], **fields: Any) -> None:
+    check_request(Request("request", ids, SamplingParams(), **fields), 10, 100)
+
+
+@pytest.mark.parametrize("ids", [(0, 9), [0, 9], array("i", [0, 9])])
+def test_any_sequence_of_ids_is_a_prompt(ids: Sequence[int]) -> None:
+    check(ids)
+    check(ids, ids_below=10)
+
+
+@pytest.mark.parametrize("ids", [(10,), [-1], array("i", [10]), array("i", [0, -1]), (1.0,)])
+@pytest.mark.parametrize("fields", [{}, {"ids_below": 11}])
+def test_ids_outside_the_vocabulary_are_refused_unless_they_are_known_to_be_in_it(ids: Any, fields: Any) -> None:
+    with pytest.raises(RequestError, match="from 0 to 9"):
+        check(ids, **fields)

@@ -12,7 +12,7 @@ from jinfercept.kv.page import Residency
 from tests.support.engine_requests import DEPTHS, only, request, serve
 from tests.support.fake_engine import POLICIES, VOCAB, run_all, uninterrupted
 from tests.support.matrices import sampled_depths
-from tests.support.placements import scripted
+from tests.support.scheduler_bench import scripted
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,6 @@ def check_same_tokens(name: str, depth: int, workload: Workload) -> None:
 @given(seed=st.integers(0, 1 << 32))
 def test_every_policy_gives_the_tokens_of_an_undisturbed_run(policy: str, depth: int, seed: int) -> None:
     """On 8 workloads; the slow test below draws 1,500."""
-    check_same_tokens(policy, depth, draw_workload(seed))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(0)
-@DEPTHS
-@pytest.mark.parametrize("policy", [*POLICIES, "scripted"])
-@settings(max_examples=1500)
-@given(seed=st.integers(0, 1 << 32))
-def test_every_policy_gives_the_tokens_of_an_undisturbed_run_in_many_more_cases(
-    policy: str, depth: int, seed: int
-) -> None:
     check_same_tokens(policy, depth, draw_workload(seed))
 
 

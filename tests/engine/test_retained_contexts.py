@@ -12,8 +12,8 @@ from jinfercept.outputs import ContextUse, RequestOutput
 from jinfercept.request import FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.sequence import State
+from tests.support.engine_requests import ask, policy, served, settle, stream
 from tests.support.fake_engine import POLICIES, VOCAB, ManualClock, make_engine, uninterrupted
-from tests.support.retained_contexts import ask, policy, served, settle, stream
 
 
 class AsksItsCaller:

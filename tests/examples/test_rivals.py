@@ -1,26 +1,116 @@
-"""Every rival keeps the rules of policies, wins where its rule says so, and loses where its flaw says so."""
+"""The example policies and every rival keep the rules, win where their rule says so, and lose where their flaw says so."""
 
 from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
+from examples import own_policy
+from examples.memory_time import MemoryTime, TurnForecast, TurnHistory
 from examples.rivals.belady import Belady
 from examples.rivals.continuum import ProgramOrder, TimeToLive
 from examples.rivals.saga import WorkflowLRU
 from examples.rivals.thunder_agent import ProgramPausing
 from examples.rivals.token_cake import PredictiveUpload
 from jinfercept.sched.estimator import ElapsedEstimator
+from jinfercept.sched.estimators import make_estimator
+from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.policies import PolicyInputs
-from jinfercept.sched.policy import Policy
+from jinfercept.sched.policy import Policy, preserve
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.sequence import CallDuration, CallKind, PendingCall, Sequence, State
 from jinfercept.sim.arrivals import Arrival
+from jinfercept.sim.own_workload import OwnWorkload
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.workload import Script, Segment
 from jinfercept.testing import check_policy
+from tests.support.docs_blocks import blocks_of
 from tests.support.fake_engine import AffineCost
 from tests.support.scheduler_bench import SIZE, SchedulerBench
+
+PROFILE = load_profile("paper-gptj-6b-a100")
+KNOWN = PolicyInputs(PROFILE, PROFILE.saturation, 16, ElapsedEstimator())
+
+
+def test_it_keeps_the_rules_of_orders() -> None:
+    check_policy("copy_ahead", "examples.memory_time:MemoryTime")
+
+
+def test_a_history_forecasts_the_rest_of_a_turn() -> None:
+    history = TurnHistory()
+    assert history.rest(0) is None
+    history.add(4, "search")
+    history.add(8, None)
+    assert history.rest(0) == TurnForecast(6.0, 40.0, 1 / 3)
+    assert history.rest(6) == TurnForecast(2.0, 4.0, 0.0)
+    assert history.rest(8) is None
+
+
+def served(order: MemoryTime, bench: SchedulerBench, name: str, prompt: int, tokens: int, tool: str | None) -> None:
+    """Serve a turn: of so many tokens, up to a call or to the end."""
+    sequence = bench.add(name, prompt, max_tokens=1000 if tool else tokens)
+    while sequence.generated < tokens:
+        bench.step()
+    if tool:
+        bench.scheduler.intercept(sequence, bench.now_s, (PendingCall(tool),))
+        bench.scheduler.finish(sequence, bench.now_s)
+
+
+def test_prompts_like_those_that_had_long_answers_go_last() -> None:
+    order = MemoryTime(KNOWN)
+    bench = SchedulerBench(preserve(), max_num_seqs=1, order=order)
+    served(order, bench, "a", 6, 40, None)
+    served(order, bench, "b", 12, 2, None)
+    long, short = bench.add("c", 7), bench.add("d", 13)
+    assert order.key(long, 9.0) > order.key(short, 9.0)
+
+
+def test_a_request_that_will_call_holds_more_than_one_that_ends() -> None:
+    order = MemoryTime(KNOWN)
+    bench = SchedulerBench(preserve(), max_num_seqs=1, order=order)
+    served(order, bench, "a", 6, 10, "search")
+    served(order, bench, "b", 12, 10, None)
+    again = bench.add("c", 6, max_tokens=15)
+    while again.generated < 10:
+        bench.step()
+    bench.scheduler.intercept(again, bench.now_s, (PendingCall("search"),))
+    bench.scheduler.resume(again, [1, 2], (CallDuration(1.0),))
+    bench.drain()
+    calling, ending = bench.add("d", 7), bench.add("e", 8)
+    assert order.key(calling, 99.0) > order.key(ending, 99.0)
+
+
+EXAMPLES = Path(own_policy.__file__).parent
+
+
+def test_the_first_example_keeps_the_rules() -> None:
+    check_policy(f"{EXAMPLES / 'own_policy.py'}:LastBackFirst")
+
+
+def test_the_first_example_is_short_and_better_than_lru(capsys: pytest.CaptureFixture[str]) -> None:
+    latencies = own_policy.main(40.0)
+    assert latencies["LastBackFirst"] < latencies["lru"]
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert len((EXAMPLES / "own_policy.py").read_text().splitlines()) < 60
+
+
+def test_what_the_page_shows_can_be_used() -> None:
+    names: dict[str, Any] = {}
+    for block in blocks_of("own_policy.md"):
+        if block.language == "python" and "LLM(" not in block.code:
+            exec(block.code, names)
+    call = PendingCall("search", 1)
+    estimator = make_estimator(names["Mean"])
+    assert estimator.remaining_s(call, 0.25) == 0.75
+    estimator.observe(call, 4.0)
+    assert estimator.remaining_s(call, 1.0) == 3.0
+    assert OwnWorkload(names["browsing"], 4096).drawer(Random(1))().calls == 3
+    assert names["check_policy"] is check_policy
+    check_policy("copy_ahead", names["Smallest"])
+
 
 RIVALS = (TimeToLive, ProgramPausing, WorkflowLRU, PredictiveUpload, Belady)
 DEAR = AffineCost(fixed_s=20.0)

@@ -1,5 +1,6 @@
-"""`jinfercept deploy` with a Ray of its own: the front is an ingress behind Ray's proxy."""
+"""A server with a Ray of its own, `jinfercept deploy` with a front behind Ray's proxy, and one without Ray."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -14,6 +15,9 @@ import psutil
 import pytest
 import yaml
 
+from jinfercept.cli.main import main
+from jinfercept.fleet.ray_start import is_private
+from jinfercept.fleet.replica_app import own_seed
 from tests.soak.model import write_model
 from tests.support.live_server import until
 
@@ -78,3 +82,54 @@ def test_a_deployed_fleet_answers_behind_rays_proxy_and_ends_on_sigterm(tmp_path
         assert process.wait(60) == 0
         _, alive = psutil.wait_procs(family, timeout=60)
         assert not alive
+
+
+def test_replicas_have_seeds_of_their_own_which_depend_on_the_fleets() -> None:
+    seeds = [own_seed(seed, name) for seed in (0, 1) for name in ("one", "two")]
+    assert len(set(seeds)) == 4
+    assert own_seed(0, "one") == seeds[0]
+
+
+@pytest.mark.slow
+def test_one_process_imports_no_ray() -> None:
+    modules = (
+        "jinfercept.cli.serve, jinfercept.server.serve, jinfercept.server.app, jinfercept.fleet.front, jinfercept.llm"
+    )
+    code = f"import sys, {modules}, jinfercept.fleet.fan_out, jinfercept.fleet.replica_app; print('ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_a_missing_ray_is_said_by_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    for name in ("ray", "ray.serve"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(["serve", "tests/golden/llama_gqa", "--port", "0", "--replicas", "2"]) == 2
+    assert "pip install 'jinfercept[fleet]'" in capsys.readouterr().err
+
+
+def test_a_wrong_model_is_said_before_ray_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "no/such/folder/model", "--port", "0", "--replicas", "2"]) == 2
+    assert "no/such/folder/model" in capsys.readouterr().err
+    assert main(["serve", "x", "--replicas", "0"]) == 2
+    assert "--replicas is too small" in capsys.readouterr().err
+
+
+def test_a_folder_is_private_if_it_is_no_link_and_closed_to_other_users(tmp_path: Path) -> None:
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    folder.mkdir(0o700)
+    link.symlink_to(folder)
+    assert is_private(folder)
+    assert not is_private(link)
+    folder.chmod(0o755)
+    assert not is_private(folder)
+    if os.geteuid() == 0:
+        folder.chmod(0o700)
+        os.chown(folder, 65534, 65534)
+        assert not is_private(folder)
+
+
+def test_a_database_that_cannot_be_used_is_said_before_ray_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["serve", "tests/golden/llama_gqa", "--port", "0", "--replicas", "2"]
+    assert main([*command, "--state-url", "/no/such/folder/state.db"]) == 2
+    assert "the file of the stored state cannot be written" in capsys.readouterr().err

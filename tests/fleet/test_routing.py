@@ -104,16 +104,6 @@ def test_a_replica_that_died_holds_nothing_even_under_its_old_name():
     assert (again.reason, again.found_tokens) == ("load", 0)
 
 
-def test_a_stored_response_leads_to_its_replica():
-    router, replicas = Router(PROFILE), fleet(3)
-    first = turn(1, 0)
-    home = router.route(first, replicas, 0.0).replica
-    router.finished(first, home, 2200, 100, response_key=b"response 1")
-    follow = RoutingHint(follows=b"response 1", prompt_tokens=10)
-    route = router.route(follow, replicas, 1.0)
-    assert (route.replica, route.reason, route.found_tokens) == (home, "conversation", 2300)
-
-
 def test_the_context_of_a_conversation_grows_and_that_of_a_response_does_not():
     router, replicas, found_tokens = Router(PROFILE), fleet(3), {True: list[int](), False: list[int]()}
     for grows, counts in found_tokens.items():

@@ -16,8 +16,7 @@ from jinfercept.grammar.grammar import Grammars
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from jinfercept.values.enforceable_schema import SchemaReduction
-from tests.support.grammars import END, FromTools, ids
-from tests.support.json_schemas import closed_objects
+from tests.support.grammars import END, FromTools, closed_objects, ids
 from tests.support.sample_tokenizers import VOCAB, byte_level, sentencepiece, smollm2
 
 NESTED: dict[str, Any] = {

@@ -1,7 +1,5 @@
 """A call is found in the text, however tokens divide it."""
 
-from itertools import pairwise
-
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -103,21 +101,6 @@ def test_any_division_into_tokens_gives_the_first_call(marks: list[tuple[str, st
     owners = [index for index, token in enumerate(tokens) for _ in token]
     assert (calls[0].name, calls[0].arguments, calls[0].span[0]) == (name, arguments, owners[first])
     assert owners[end - 1] < calls[0].span[1] <= owners[min(end - 1 + longest, len(text) - 1)] + 1
-
-
-@given(TOOLS, st.text(ALPHABET, max_size=30), st.lists(st.integers(0, 30), max_size=8), st.lists(st.integers(0, 30)))
-def test_any_two_divisions_give_the_same_first_call(
-    marks: list[tuple[str, str]], text: str, cuts: list[int], other_cuts: list[int]
-) -> None:
-    tools = [tool(f"t{index}", start, stop) for index, (start, stop) in enumerate(marks)]
-    text += " " * 3  # nothing is on its way at the end
-    first_watch, second_watch = (said(found(tools, divided(text, where)))[:1] for where in (cuts, other_cuts))
-    assert first_watch == second_watch
-
-
-def divided(text: str, cuts: list[int]) -> list[str]:
-    borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    return [text[a:b] for a, b in pairwise(borders)]
 
 
 def test_a_scripted_detector_calls_at_places_counted_in_generated_tokens() -> None:

@@ -24,7 +24,6 @@ TURN = [
     "</tool_call>",
 ]
 PROMPT = (1, 2)
-GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 
 def found(tokens: list[tuple[int, str]], format: str = "hermes") -> list[tuple[Call, ...]]:

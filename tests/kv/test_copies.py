@@ -1,4 +1,6 @@
-"""The documented behaviour of copies between the memories, case by case."""
+"""The documented behaviour of copies between the memories, case by case, and of copies in columns."""
+
+from array import array
 
 from jinfercept.kv.page import PageCopies, PageCopy
 from tests.support.kv_contexts import (
@@ -114,3 +116,15 @@ def test_pages_from_elsewhere_are_as_many_as_the_host_has_room_for() -> None:
     assert len(manager.copies.adopt(contexts[1], list(range(50, 70)), 3)) == 3
     assert len(manager.take_dropped()) == 3
     manager.check(contexts[1:])
+
+
+def test_columns_read_as_the_copies_that_they_were_made_of() -> None:
+    copies = PageCopies()
+    copies.add(array("i", [5, 6]), array("i", [1, 2]), context=3)
+    copies.add(array("i", [7]), array("i", [0]))
+    expected = (PageCopy(5, 1, 3), PageCopy(6, 2, 3), PageCopy(7, 0))
+    assert copies == expected == tuple(copies)
+    assert (copies[-1], copies[:2], len(copies), repr(copies)) == (expected[-1], expected[:2], 3, repr(expected))
+    assert PageCopies.of(copies) is copies
+    assert PageCopies.of(expected) == copies
+    assert hash(PageCopies(expected)) == hash(copies)

@@ -194,12 +194,6 @@ def test_what_would_run_wrongly_is_refused_by_name(change, named):
         config_from_hf(_tiny("llama_gqa") | change)
 
 
-@pytest.mark.parametrize(("config", "generation"), [([], None), (None, None), (_tiny("llama_gqa"), [])])
-def test_a_config_that_is_no_object_is_refused(config, generation):
-    with pytest.raises(ModelError, match="JSON objects"):
-        config_from_hf(config, generation)
-
-
 def test_sizes_that_gemma_3_of_4b_does_not_state_are_those_of_transformers() -> None:
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
     text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}

@@ -1,4 +1,4 @@
-"""Finding, checking and placing weights; random weights; memory sums."""
+"""Finding, checking, placing and joining weights; random weights; memory sums."""
 
 import json
 import shutil
@@ -12,10 +12,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jinfercept.errors import ModelError
+from jinfercept.models.joined_weights import join_layer, separate
 from jinfercept.models.load import load
-from jinfercept.models.model import abstract_params, kv_bytes_per_token, param_bytes
-
-GOLDEN = Path(__file__).parent.parent / "golden"
+from jinfercept.models.model import Model, abstract_params, kv_bytes_per_token, param_bytes
+from tests.support.dense_model import logits
+from tests.support.joining import set_joined
+from tests.support.tiny_model import GOLDEN
 
 
 @pytest.fixture
@@ -148,3 +150,21 @@ def test_the_text_part_of_a_gemma_that_reads_images_is_served(tmp_path: Path, in
     given, expected = load(tmp_path, dtype="float32"), load(GOLDEN / "gemma3", dtype="float32")
     assert given.model.config == replace(expected.model.config, eos_token_ids=(1, 106))
     jax.tree.map(np.testing.assert_array_equal, given.params, expected.params)
+
+
+@pytest.fixture(autouse=True)
+def _apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_joined(monkeypatch, False)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "qwen2", "qwen3", "olmo2", "phi3", "gptj"])
+def test_joined_weights_give_the_same_logits_and_come_apart_again(name: str) -> None:
+    loaded = load(GOLDEN / name, dtype="float32")
+    config, apart = loaded.model.config, loaded.params
+    assert {"q", "k", "v"} <= apart.layers[0].keys()
+    joined = apart._replace(layers=tuple(map(join_layer, apart.layers)))
+    assert jax.tree.structure(joined) == jax.tree.structure(abstract_params(config, "float32", joined=True))
+    tokens = jnp.arange(3, 14)
+    expected = logits(loaded.model, apart, tokens)
+    np.testing.assert_allclose(logits(Model(config, joined=True), joined, tokens), expected, rtol=1e-4, atol=1e-4)
+    jax.tree.map(np.testing.assert_array_equal, separate(joined), apart)

@@ -5,15 +5,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from jinfercept.errors import ModelError
+from jinfercept.models.config import RopeConfig
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.models.load import bytes_to_load, load
 from jinfercept.models.model import param_bytes
-from jinfercept.models.rope import frequencies
+from jinfercept.models.rope import frequencies, rotate
 from tests.support.dense_model import logits
 from tests.support.joining import set_joined
 
@@ -215,3 +217,12 @@ def test_rope_scaling_beside_rope_parameters_is_told(caplog: pytest.LogCaptureFi
     variant = VARIANTS["rope_scaling beside rope_parameters"]
     config_from_hf(config_of(variant["base"]) | variant["changes"])
     assert "rope_scaling counts" in caplog.text
+
+
+def test_bfloat16_heads_are_turned_in_float32():
+    rope = RopeConfig(theta=10_000.0, rotary_dim=4)
+    x = jnp.ones((1, 1, 4), jnp.bfloat16)
+    ours = rotate(x, jnp.array([4001]), rope)  # 4001 is not a bfloat16
+    exact = rotate(x.astype(jnp.float32), jnp.array([4001]), rope)
+    assert ours.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(ours, exact.astype(jnp.bfloat16))

@@ -1,4 +1,4 @@
-"""Which files of a directory count, which names their tensors have, and what is no file: transformers' rules, or an error."""
+"""Which files of a directory count, torch's own too, and which names tensors have: transformers' rules, or an error."""
 
 import json
 import os
@@ -19,11 +19,34 @@ from jinfercept.models.hf_weights import HFCheckpoint
 from jinfercept.models.load import load, quantization_of
 from jinfercept.models.quantized import is_quantized
 from jinfercept.models.safetensors_weights import SafetensorsFile
+from jinfercept.models.torch_weights import TorchFile
 from jinfercept.tokenizer.load import load_tokenizer
 from tests.support import quantised_checkpoints as words
 from tests.support import tiny_gguf
 
 GOLDEN = Path(__file__).parent.parent / "golden"
+FILE = GOLDEN / "gptj_published" / "pytorch_model.bin"
+
+
+def test_tensors_are_read_by_rows_in_the_stored_dtype():
+    file = TorchFile.open(FILE)
+    rows = file.read("transformer.wte.weight", slice(2, 5))
+    assert (rows.shape, rows.dtype) == ((3, 32), np.float16)
+    assert file.read("transformer.h.0.attn.bias", slice(0, 1)).sum() == 36  # a causal mask of 8 by 8
+
+
+def test_several_files_are_read_by_their_index(tmp_path):
+    directory = shutil.copytree(GOLDEN / "gptj_published", tmp_path / "model")
+    (directory / "pytorch_model.bin").rename(directory / "pytorch_model-00001-of-00001.bin")
+    index = '{"weight_map": {"transformer.wte.weight": "pytorch_model-00001-of-00001.bin"}}'
+    (directory / "pytorch_model.bin.index.json").write_text(index)
+    (directory / "training_args.bin").write_bytes(b"no weights")
+    assert load(directory).kind == "hf"
+    (directory / "pytorch_model-00001-of-00001.bin").unlink()
+    with pytest.raises(ModelError, match="pytorch_model-00001-of-00001"):
+        load(directory)
+
+
 type Damage = Callable[[Path], Any]
 
 

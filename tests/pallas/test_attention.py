@@ -190,29 +190,19 @@ def check_scored(scoring: Scoring, attend, dtype) -> None:
         np.testing.assert_allclose(got, want, atol=tolerance, rtol=0 if dtype == jnp.float32 else 2**-7)
 
 
+# a window alone: `test_a_kernel_reads_no_page_before_the_window`
 @pytest.mark.parametrize(
-    "name", ["cap and sinks", "all"]
-)  # a window alone: `test_a_kernel_reads_no_page_before_the_window`
-def test_attention_on_a_cpu_scores_as_the_reference(name: str) -> None:
-    check_scored(SCORINGS[name], paged_attention_cpu, jnp.float32)
+    ("name", "dtype", "lanes"),
+    [("cap and sinks", jnp.float32, None), ("all", jnp.float32, 8), ("all", jnp.bfloat16, None)],
+)
+def test_attention_on_a_cpu_scores_as_the_reference(name: str, dtype, lanes: int | None, monkeypatch) -> None:
+    if lanes is not None and native.usable():
+        monkeypatch.setattr(native, "lanes", lambda: lanes)
+    check_scored(SCORINGS[name], paged_attention_cpu, dtype)
 
 
 def test_attention_without_kernels_scores_as_the_reference() -> None:
     check_scored(SCORINGS["all"], _tiled, jnp.float32)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not native.usable(), reason="this CPU has no AVX2")
-@pytest.mark.parametrize("lanes", [8, native.lanes()])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("sinks", [None, SINKS], ids=["no sinks", "sinks"])
-@pytest.mark.parametrize("soft_cap", [None, 50.0])
-@pytest.mark.parametrize("window", [None, 1, 23, 100])
-def test_kernels_of_every_window_cap_and_sinks_score_as_the_reference(
-    window, soft_cap, sinks, dtype, lanes, monkeypatch
-) -> None:
-    monkeypatch.setattr(native, "lanes", lambda: lanes)
-    check_scored(Scoring(window, soft_cap, sinks), paged_attention_cpu, dtype)
 
 
 def test_a_kernel_reads_no_page_before_the_window() -> None:

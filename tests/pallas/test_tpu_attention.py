@@ -1,11 +1,15 @@
-"""Attention of TPUs on a CPU: jax's kernel, interpreted, and its own reference for it, against ours. No TPU runs here."""
+"""Kernels of TPUs on a CPU: jax's own for attention and experts, interpreted, against references. No TPU runs here."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import ref_ragged_paged_attention
 
 from jinfercept.layouts.interleaved import FP8, apart, interleaved_shape, with_padded_heads
@@ -22,8 +26,74 @@ from jinfercept.pallas.tpu_attention import (
     options_of,
     paged_attention_tpu,
 )
+from jinfercept.pallas.tpu_grouped import product, tile_of, tpu_grouped_product
 from tests.support.attention_steps import Shapes, make_step
-from tests.support.tpu_interpreter import interpreted
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Kernels for TPUs are interpreted on a CPU; skips a test where jax has its interpreter elsewhere."""
+    interpreter = pytest.importorskip("jax._src.pallas.mosaic.interpret.interpret_pallas_call")
+    with pytest.MonkeyPatch.context() as patch, pltpu.force_tpu_interpret_mode():
+        patch.setattr(interpreter, "get", _read(interpreter.get))
+        patch.setattr(interpreter, "swap", _swap(interpreter.swap, interpreter.get))
+        yield
+
+
+def _read(own: Any) -> Any:
+    """A read of a reference, seen with another shape or type: what lies before that is read first."""
+
+    @wraps(own)
+    def read(
+        token: Any, device: Any, core: Any, space: Any, buffer: Any, views: Any, *rest: Any, **options: Any
+    ) -> Any:
+        views = jax.tree.map(int, views)
+        first = next((place for place, view in enumerate(views) if not hasattr(view, "indices")), len(views))
+        token, values = own(token, device, core, space, buffer, views[:first], *rest, **options)
+        for view in views[first:]:
+            values = _seen(values, view)
+        return token, values
+
+    return read
+
+
+def _swap(own: Any, read: Any) -> Any:
+    """A masked store as a read and a whole store."""
+
+    @wraps(own)
+    def swap(
+        token: Any, device: Any, core: Any, space: Any, buffer: Any, views: Any, value: Any, mask: Any, **rest: Any
+    ) -> Any:
+        if mask is not None:
+            token, before = read(token, device, core, space, buffer, views)
+            value = np.where(np.asarray(mask), np.asarray(value), before)
+        return own(token, device, core, space, buffer, views, value, None, **rest)
+
+    return swap
+
+
+def _seen(values: np.ndarray, view: Any) -> np.ndarray:
+    """Values as a reference's view has them: some of them, in another shape, or neighbours of an axis as one word."""
+    if hasattr(view, "indices"):
+        return values[tuple(map(_index, view.indices))]
+    if hasattr(view, "shape"):
+        return values.reshape(view.shape)
+    return _words(values, jnp.dtype(view.dtype))
+
+
+def _index(index: Any) -> int | slice:
+    return (
+        index if isinstance(index, int) else slice(index.start, index.start + index.size * index.stride, index.stride)
+    )
+
+
+def _words(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Rows of narrow numbers as rows of words, the first of them in the lowest bits, as they lie in a TPU's registers."""
+    packed = dtype.itemsize // values.dtype.itemsize
+    *before, rows, columns = values.shape
+    pairs = np.swapaxes(values.reshape(*before, rows // packed, packed, columns), -1, -2)
+    return np.ascontiguousarray(pairs).view(dtype)[..., 0]
+
 
 ROWS = [(1, 33), (1, 1), (30, 100), (4, 4)]
 FAMILIES = {
@@ -175,3 +245,22 @@ def test_several_wide_kv_heads_on_a_device_have_the_reference_with_a_line_in_the
         paged_attention_tpu(padded, own, batch), paged_attention_reference(padded, own, batch)
     )
     assert "4 KV heads of 256 on a device" in caplog.text
+
+
+def test_rows_are_multiplied_with_the_matrix_of_their_expert():
+    rows = jax.random.normal(jax.random.key(0), (20, 128), jnp.bfloat16)
+    stack = jax.random.normal(jax.random.key(1), (4, 128, 256), jnp.bfloat16)
+    sizes = jnp.array([3, 0, 10, 4])
+    got = product(rows, stack, sizes, interpret=True)
+    want = jnp.concatenate([rows[:3] @ stack[0], rows[3:13] @ stack[2], rows[13:17] @ stack[3]])
+    assert got.shape == (20, 256)
+    np.testing.assert_allclose(got[:17].astype(np.float32), want.astype(np.float32), atol=0.1, rtol=2**-6)
+
+
+def test_tiles_are_no_larger_than_what_is_multiplied():
+    assert tile_of(8, 128, 256) == (16, 128, 256)
+    assert tile_of(4096, 4096, 1536) == (128, 2048, 512)
+
+
+def test_a_cpu_has_its_own_product():
+    assert tpu_grouped_product(jnp.ones(2, jnp.int32), jnp.bfloat16, [(2, 128, 128)]) is None

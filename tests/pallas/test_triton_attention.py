@@ -162,16 +162,6 @@ def test_decode_rows_and_chunks_score_as_the_reference(scoring: Scoring) -> None
     check_scored(scoring, 3, [(1, 100), (1, 112), (1, 1), (20, 110), (0, 1), (9, 9)], 3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sinks", [None, GROUPED_SINKS], ids=["no sinks", "sinks"])
-@pytest.mark.parametrize("soft_cap", [None, 0.7, 50.0])
-@pytest.mark.parametrize("window", [None, 1, 15, 16, 17, 64, 111])
-def test_every_window_cap_and_sinks_score_as_the_reference(window, soft_cap, sinks) -> None:
-    for rows in ([(1, 111), (1, 16), (1, 17), (37, 112)], [(1, 112), (16, 64), (23, 23)], [(5, 112), (20, 101)]):
-        num_decode = sum(length == 1 for length, _ in rows)
-        check_scored(Scoring(window, soft_cap, sinks), num_decode, rows, 1)
-
-
 def check_any_step(data: st.DataObject, attend: Attend, heads: tuple[int, int], *sizes: int, dtype: str) -> None:
     head_dim, page_size = sizes
     shapes = Shapes(48, 6, -(-300 // page_size), page_size, heads[0], heads[1], head_dim)

@@ -12,7 +12,7 @@ from jinfercept.chat.tool_choice import compile_calls, tool_choice
 from jinfercept.errors import RequestError
 from jinfercept.parsers.formats import FORMATS
 from tests.support.drawn_turns import calls, turn, vocabulary
-from tests.support.json_schemas import closed_objects
+from tests.support.grammars import closed_objects
 
 NEW_MISTRAL = "[TOOL_CALLS] [CALL_ID] [ARGS]"
 ONE_CALL = {"openai"}
@@ -184,15 +184,6 @@ def test_whatever_the_schema_the_arguments_fit_or_it_is_refused(
     else:  # where a text cannot be told from something else
         assert name == "qwen3_coder"
         assert "plain text" in refused
-
-
-@pytest.mark.slow
-@settings(max_examples=1500)
-@given(st.sampled_from(WRITINGS), _PARAMETERS, st.integers(0, 1000), st.booleans())
-def test_whatever_the_schema_the_arguments_fit_many_times(
-    writing: tuple[str, str], schema: dict[str, Any], seed: int, marked: bool
-) -> None:
-    test_whatever_the_schema_the_arguments_fit_or_it_is_refused.hypothesis.inner_test(writing, schema, seed, marked)  # pyright: ignore
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ import pytest
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content
 from jinfercept.parsers.formats import FORMATS, detect_format
 from tests.support.call_corpus import Turn, corpus, decoded, parsed
-from tests.support.written_calls import WRITTEN
-from tests.support.xml_writing import xml_call
+from tests.support.written_calls import WRITTEN, xml_call
 
 BY_FORMAT = {name: list(turns) for name, turns in groupby(corpus(), lambda turn: turn.format)}
 TURNS = pytest.mark.parametrize("turns", BY_FORMAT.values(), ids=BY_FORMAT)

@@ -13,8 +13,7 @@ from jinfercept.events import Content
 from jinfercept.parsers.formats import FORMATS
 from jinfercept.parsers.source import ToolSchemas
 from tests.support.call_corpus import Turn, corpus, joined, parsed, pieces_of
-from tests.support.written_calls import WRITTEN
-from tests.support.xml_writing import xml_call
+from tests.support.written_calls import WRITTEN, xml_call
 
 UNTAGGED_AT_START = ("llama3_json", "pythonic")
 """Formats in which a call without a tag counts only where the turn begins."""

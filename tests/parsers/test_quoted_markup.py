@@ -7,8 +7,7 @@ import pytest
 from jinfercept.parsers.formats import FORMATS
 from jinfercept.parsers.source import ToolSchemas
 from tests.support.call_corpus import parsed
-from tests.support.written_calls import WRITTEN
-from tests.support.xml_writing import END, xml_call
+from tests.support.written_calls import END, WRITTEN, xml_call
 
 TEXT = {"type": "string"}
 TOOLS: ToolSchemas = {

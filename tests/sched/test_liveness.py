@@ -153,15 +153,3 @@ def test_calls_that_never_return_pin_nothing(policy: str, depth: int) -> None:
     for estimator in ESTIMATORS:
         coming = (*(Arrival(0.0, hung) for _ in range(6)), Arrival(1.0, whole_pool), Arrival(1.0, whole_pool))
         check(Scenario(coming, policy, estimator, depth, num_pages=12, num_host_pages=5))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("whole_prompts", [False, True])
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("policy", SETTINGS)
-def test_everybody_who_can_end_does_in_the_full_matrix(
-    policy: str, depth: int, whole_prompts: bool, estimator: str
-) -> None:
-    drawn = scenarios(policy=policy, depth=depth, whole_prompts=whole_prompts, estimator=estimator)
-    settings(max_examples=60)(given(drawn)(check))()

@@ -1,4 +1,4 @@
-"""The choice between swapping and recomputing a preempted sequence's pages, and the order in which these are lost."""
+"""Whether a preempted sequence's pages are swapped or recomputed, in which order they are lost, what is written through."""
 
 from dataclasses import replace
 
@@ -6,11 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jinfercept.kv.manager import KVManager
+from jinfercept.sched.lru import LeastRecentlyUsed
 from jinfercept.sched.policy import Action
 from jinfercept.sched.preemption import PreemptedSequences, cheaper, pages_per_copy
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.roofline import LLAMA_2_7B, roofline
 from jinfercept.sched.sequence import Pause, Sequence
+from tests.support.scheduler_bench import SIZE, SchedulerBench
 
 A100 = roofline(LLAMA_2_7B, "A100-40GB", attention=True)
 
@@ -87,3 +89,16 @@ def test_a_sequence_that_has_run_or_paused_since_keeps_its_pages() -> None:
     assert next(preempted.victims()).move.action is Action.LOSE  # there is no host to swap to
     victim.pause = Pause(3.0)
     assert not list(preempted.victims())
+
+
+def test_writing_through_ends_where_a_paused_context_shares_pages_with_one_that_runs() -> None:
+    """The host is too small for both: copies of a running context give way, and are not made again for the paused one."""
+    bench = SchedulerBench(LeastRecentlyUsed(writes_through=True), num_pages=60, num_host_pages=8)
+    running = bench.prefilled("running", 12 * SIZE, max_tokens=60)
+    paused = Sequence("paused", [*running.tokens[: 12 * SIZE], *range(6 * SIZE)], bench.kv.open(), max_tokens=8)
+    bench.scheduler.add(paused)
+    while paused.generated == 0:
+        bench.step()
+    bench.scheduler.intercept(paused, bench.now_s)
+    bench.steps(20)
+    assert sum(len(plan.offload) for plan in bench.steps(20)) <= 20 // SIZE  # what the running one generates

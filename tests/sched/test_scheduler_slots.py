@@ -7,8 +7,7 @@ from jinfercept.sched.policy import improved_discard, preserve, swap
 from jinfercept.sched.sequence import Sequence, State
 from tests.support.fake_engine import POLICIES
 from tests.support.matrices import sampled_depths
-from tests.support.placements import scripted
-from tests.support.scheduler_bench import SIZE, CopyEverything, SchedulerBench, residencies
+from tests.support.scheduler_bench import SIZE, CopyEverything, SchedulerBench, residencies, scripted
 
 # -- slots -------------------------------------------------------------------------------------------------------------
 

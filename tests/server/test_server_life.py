@@ -1,5 +1,6 @@
-"""Disconnecting clients, server shutdown, and the logs of both."""
+"""How a server's process starts, drains and ends, and what its log says of requests."""
 
+import gc
 import io
 import json
 import logging
@@ -10,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,15 +26,50 @@ from jinfercept.errors import ConfigError
 from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.meter.request_log import Passed
 from jinfercept.models.protocol import Params
+from jinfercept.server import serve as serve_module
 from jinfercept.server.app import create_app
 from jinfercept.server.observe.log_lines import JsonFormatter, StderrHandler, TextFormatter
 from jinfercept.server.options import ServerOptions
+from jinfercept.server.process import frozen_heap
 from jinfercept.server.serve import DrainingServer, listen
 from jinfercept.server.service import Service
 from tests.support.engine_state import engine_state
 from tests.support.gate import Gate
 from tests.support.live_server import MODEL, Running, running, until
 from tests.support.scripted_model import Scripted
+
+
+@pytest.fixture(autouse=True)
+def _spared() -> Iterator[None]:
+    """What hundreds of modules and other tests have left is visited neither here nor, as before, afterwards."""
+    gc.freeze()
+    yield
+    gc.freeze()
+
+
+class _Cycle:
+    def __init__(self) -> None:
+        self.own = self
+
+
+def test_objects_are_frozen_while_a_server_runs_and_collected_again_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[int] = []
+    monkeypatch.setattr(serve_module, "DrainingServer", lambda *_: type("Server", (), {"serve_until_signal": serving}))
+
+    def serving() -> None:
+        frozen.append(gc.get_freeze_count())
+
+    interval = sys.getswitchinterval()
+    serve_module.serve_app(None, None, None, lambda: None)  # pyright: ignore[reportArgumentType]
+    assert frozen[0] > 10_000
+    assert (gc.get_freeze_count(), sys.getswitchinterval()) == (0, interval)
+
+
+def test_garbage_that_is_made_while_the_heap_is_frozen_is_collected() -> None:
+    with frozen_heap():
+        _Cycle()
+        assert gc.collect() >= 1
+
 
 QUESTION: Any = [{"role": "user", "content": "Go on for ever."}]
 LONG: Any = {

@@ -5,7 +5,6 @@ Reads chat completions, completions and responses, whole or as events; httpx2 co
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -40,13 +39,11 @@ class Said:
 
     Attributes:
         calls: by their place among the calls; each has `id`, `name` and `arguments`.
-        items: output items, of a response.
     """
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     calls: dict[int, dict[str, str]] = field(default_factory=dict)
-    items: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
     logprobs: list[Any] = field(default_factory=list)
 
@@ -72,7 +69,6 @@ class Got:
         status: of HTTP; 0 if none came.
         id: of a response.
         choices: by index.
-        first_s: seconds from the request to its first token, of a stream of text or chat.
         prompt_ids: of a chat.
     """
 
@@ -81,7 +77,6 @@ class Got:
     status: int = 0
     id: str = ""
     choices: dict[int, Said] = field(default_factory=dict)
-    first_s: float | None = None
     prompt_ids: list[int] = field(default_factory=list)
 
     @property
@@ -120,7 +115,6 @@ async def send(http: "AsyncClient", ask: Ask, patience_s: float) -> Got:
 
 async def _exchange(http: "AsyncClient", ask: Ask, patience_s: float, got: Got) -> None:
     request = http.build_request("POST", ask.path, json=ask.body, headers=dict(ask.headers))
-    began_s = time.monotonic()
     async with asyncio.timeout(patience_s):
         response = await http.send(request, stream=True)
     try:
@@ -131,7 +125,7 @@ async def _exchange(http: "AsyncClient", ask: Ask, patience_s: float, got: Got) 
             got.end = "refused" if 400 <= response.status_code < 500 else "lost"
             got.detail = f"HTTP {response.status_code}: {text}"[:_SHOWN]
         elif ask.body.get("stream"):
-            await _read_events(response, patience_s, got, began_s)
+            await _read_events(response, patience_s, got)
         else:
             async with asyncio.timeout(patience_s):
                 _take_whole(json.loads(await response.aread()), got)
@@ -139,7 +133,7 @@ async def _exchange(http: "AsyncClient", ask: Ask, patience_s: float, got: Got) 
         await response.aclose()
 
 
-async def _read_events(response: "Response", patience_s: float, got: Got, began_s: float) -> None:
+async def _read_events(response: "Response", patience_s: float, got: Got) -> None:
     ended = False
     async for name, choice in _events(response, patience_s):
         if choice == "[DONE]":
@@ -153,10 +147,6 @@ async def _read_events(response: "Response", patience_s: float, got: Got, began_
             ended = True
         elif not name:
             _take_chunk(data, got)
-            if got.first_s is None and any(
-                choice.text or choice.token_ids or choice.calls for choice in got.choices.values()
-            ):
-                got.first_s = time.monotonic() - began_s
     if not ended:
         raise _Broken("the stream ended before its end")
     if any(choice.finish_reason is None for choice in got.choices.values()) or not got.choices:
@@ -187,7 +177,7 @@ def _take_whole(answer: Mapping[str, Any], got: Got) -> None:
         if answer["status"] not in ("completed", "incomplete"):
             raise _Broken(f"the response is {answer['status']}: {answer['error']}")
         reply, got.id = got.choices.setdefault(0, Said()), answer["id"]
-        reply.items, reply.finish_reason = answer["output"], answer["status"]
+        reply.finish_reason = answer["status"]
         for item in answer["output"]:
             if item["type"] == "function_call":
                 call = {"id": item["call_id"], "name": item["name"], "arguments": item["arguments"]}

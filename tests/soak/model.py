@@ -7,31 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.support.chat_templates import QWEN
+from tests.support.sample_tokenizers import byte_backend
+
 LENGTH = 2048
 _SPECIAL = ("<|im_start|>", "<|im_end|>")
-TEMPLATE = r"""
-{%- if tools %}{{ '<|im_start|>system\nCall functions within <tool_call></tool_call>:\n' }}
-{%- for tool in tools %}{{ tool | tojson }}{% endfor %}{{ '<|im_end|>\n' }}
-{%- endif %}
-{%- for message in messages %}
-{%- if message.role == 'tool' %}
-{{- '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' }}
-{%- else %}
-{{- '<|im_start|>' + message.role + '\n' + (message.content or '') }}
-{%- for call in message.tool_calls or [] %}
-{%- if message.content or not loop.first %}{{ '\n' }}{% endif %}
-{{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
-{{- (call.function.arguments | tojson) + '}\n</tool_call>' }}
-{%- endfor %}{{ '<|im_end|>\n' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
 
 def write_model(folder: Path) -> None:
     """Write config, tokenizer and template into a folder; there are no weights: load it with `load_format="dummy"`."""
-    from tests.support.sample_tokenizers import byte_backend
-
     backend = byte_backend(special=_SPECIAL)
     end = backend.token_to_id("<|im_end|>")
     config = {
@@ -53,7 +37,7 @@ def write_model(folder: Path) -> None:
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
-        "chat_template": TEMPLATE,
+        "chat_template": QWEN,
     }
     backend.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -5,16 +5,12 @@ more, one after another, under a salt that shares no page with the first.
 """
 
 import asyncio
-import json
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from random import Random
-from subprocess import PIPE
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests.soak import hostile as soak_hostile
 from tests.soak.client import RESPONSES, TEXT, Ask, Got, Said, send
 from tests.soak.tally import Tally
 from tests.soak.visits import KINDS, Visitor, same
@@ -40,8 +36,6 @@ class Plan(NamedTuple):
         patience_s: seconds without a byte after which a request counts as hung.
         seed: of everything that clients do.
         mcp: whether the server has an MCP server, which is killed once a round.
-        hostile: hostile clients beside the others, in the second half of the rounds.
-        keys: API keys of the ordinary clients and of the hostile ones; none: the server has none.
     """
 
     rounds: int
@@ -50,8 +44,6 @@ class Plan(NamedTuple):
     patience_s: float
     seed: int
     mcp: bool
-    hostile: int = 0
-    keys: tuple[str, str] | None = None
 
 
 class _Answered(NamedTuple):
@@ -62,19 +54,7 @@ class _Answered(NamedTuple):
     got: Got
 
 
-class Told(Protocol):
-    """Somebody who watches."""
-
-    def doing(self, what: str, done_s: float) -> None:
-        """What is going on, and the seconds of load that are over."""
-        ...
-
-    def over(self, number: int) -> None:
-        """So many rounds are over."""
-        ...
-
-
-async def soak(url: str, pid: int, model: str, plan: Plan, tally: Tally, told: Told) -> None:
+async def soak(url: str, pid: int, model: str, plan: Plan, tally: Tally) -> None:
     """Do it.
 
     Args:
@@ -82,30 +62,24 @@ async def soak(url: str, pid: int, model: str, plan: Plan, tally: Tally, told: T
         pid: of its process.
         model: to ask for.
         tally: what comes of it; filled in as it comes, so that there is something to report of one that is interrupted.
-        told: of what is going on.
     """
     from httpx2 import AsyncClient, HTTPError, Limits
 
     limits = Limits(max_connections=None, max_keepalive_connections=0)
-    headers = {"authorization": f"Bearer {plan.keys[0]}"} if plan.keys else {}
-    async with AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False, headers=headers) as http:
+    async with AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False) as http:
         watch = Watch(http, pid)
         for number in range(plan.rounds):
-            answered = await _load(http, watch, model, plan, number, tally, told)
-            told.doing("settling", (number + 1) * plan.round_s)
+            answered = await _load(http, watch, model, plan, number, tally)
             try:
                 tally.settle(await watch.settled(_SETTLE_S))
             except HTTPError as error:
                 tally.fail("lost", "server", f"it does not answer any more: {type(error).__name__} {error}")
                 break
-            told.doing("checking tokens", (number + 1) * plan.round_s)
             await _check(http, plan, answered, tally)
-            if plan.hostile:
-                tally.resident_bytes.append(await watch.resident_bytes())
-            told.over(number + 1)
+            print(
+                f"round {number + 1} of {plan.rounds}: {tally.requests.total()} requests, {tally.losses()}", flush=True
+            )
         tally.check_growth()
-        if plan.hostile:
-            tally.check_memory()
 
 
 async def _load(
@@ -115,34 +89,21 @@ async def _load(
     plan: Plan,
     number: int,
     tally: Tally,
-    told: Told,
 ) -> list[_Answered]:
     """One round's clients, until all have ended their visits. Returns what is to be checked."""
     answered = list[_Answered]()
     began_s, load_s = time.monotonic(), plan.round_s
     kinds, weights = list(KINDS), [weight for _, weight in KINDS.values()]
-    attacked = plan.hostile > 0 and number >= plan.rounds // 2
 
     async def client(place: int) -> None:
         rng, visits = Random(f"{plan.seed}/{number}/{place}"), 0
         while time.monotonic() < began_s + load_s:
             [kind] = rng.choices(kinds, weights)
             name, visits = f"{plan.seed}-{number}-{place}-{visits}", visits + 1
-            await _visit(http, model, plan, kind, rng, name, tally, answered, attacked)
-
-    async def tell() -> None:
-        while True:
-            told.doing("load", number * load_s + min(load_s, time.monotonic() - began_s))
-            await asyncio.sleep(0.5)
+            await _visit(http, model, plan, kind, rng, name, tally, answered)
 
     killing = [_kill(watch, load_s, Random(f"{plan.seed}/{number}"), tally)] if plan.mcp else []
-    if attacked:
-        killing.append(_attack(str(http.base_url), model, plan, number, tally))
-    telling = asyncio.ensure_future(tell())
-    try:
-        await asyncio.gather(*(client(place) for place in range(plan.clients)), *killing)
-    finally:
-        telling.cancel()
+    await asyncio.gather(*(client(place) for place in range(plan.clients)), *killing)
     return answered
 
 
@@ -155,11 +116,10 @@ async def _visit(
     name: str,
     tally: Tally,
     answered: list[_Answered],
-    attacked: bool,
 ) -> None:
     async def sent(ask: Ask, steady: bool) -> Got:
         got = await send(http, ask, plan.patience_s)
-        tally.note(kind, got, attacked=attacked)
+        tally.note(kind, got)
         if steady and got.end == "answered":
             answered.append(_Answered(kind, ask, got))
         return got
@@ -188,31 +148,6 @@ async def _kill(watch: Watch, load_s: float, rng: Random, tally: Tally) -> None:
             tally.fail("lost", "MCP server", "it was killed and is not started again")
             return
         await asyncio.sleep(0.1)
-
-
-async def _attack(url: str, model: str, plan: Plan, number: int, tally: Tally) -> None:
-    """Run a round's hostile clients in a process of their own: their work does not distort the latencies measured here."""
-    assert plan.keys is not None
-    told = {
-        "url": url,
-        "key": plan.keys[1],
-        "model": model,
-        "seconds": plan.round_s,
-        "clients": plan.hostile,
-        "patience_s": plan.patience_s,
-        "seed": plan.seed * 1000 + number,
-    }
-    command = (sys.executable, "-m", soak_hostile.__name__)
-    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
-    try:
-        printed, _ = await process.communicate(json.dumps(told).encode())
-    finally:
-        if process.returncode is None:
-            process.kill()
-    report = json.loads(printed)
-    tally.attacks.update(report["attacks"])
-    for failure, kind, why in report["failures"]:
-        tally.fail(failure, f"attack: {kind}", why)
 
 
 async def _check(http: "AsyncClient", plan: Plan, answered: Sequence[_Answered], tally: Tally) -> None:

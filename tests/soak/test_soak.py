@@ -11,9 +11,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.soak.__main__ import main
+from tests.soak.__main__ import main, table, verdict
 from tests.soak.client import CHAT, Ask, Got, Said, send
-from tests.soak.command import table, verdict
 from tests.soak.rounds import is_tied
 from tests.soak.tally import Tally
 from tests.soak.visits import same
@@ -136,30 +135,6 @@ def test_a_short_soak_loses_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert sum(kind["requests"] for kind in report["kinds"].values()) > 10
     assert len(report["held"]) == 2
     assert "0 lost, 0 hung, 0 leaked, 0 wrong" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_what_an_attack_costs_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out.json"
-    main(["--minutes", "0.06", "--clients", "3", "--hostile", "3", "--json", str(out)])
-    report, printed = json.loads(out.read_text()), capsys.readouterr().out
-    assert [report[name] for name in ("lost", "hung", "wrong")] == [0, 0, 0], report["failures"]
-    assert sum(report["hostile"]["attacks"].values()) > 3
-    assert len(report["hostile"]["resident_bytes"]) == 2
-    assert "memory, idle: before" in printed
-    assert "hostile" in report["plan"]
-    assert "keys" not in report["plan"] or report["plan"]["keys"] is None
-
-
-def test_of_memory_more_than_a_tenth_is_leaked() -> None:
-    tally = Tally(resident_bytes=[90, 100, 120, 109])
-    tally.check_memory()
-    assert tally.clean
-    tally.resident_bytes.append(112)
-    tally.resident_bytes.insert(0, 90)
-    assert tally.memory == (100, 112)
-    tally.check_memory()
-    assert tally.total("leaked") == 1
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Tools that a server should survive: slow, never answering, raising, huge, empty, and one that writes markup. One is good.
 
-A server loads them from the file that `write_tools` writes; `soak_mcp` is the MCP server in it.
+A server loads them from the file that `write_tools` writes; `mcp_shop` is the MCP server in it.
 """
 
 import asyncio
@@ -9,15 +9,14 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from tests.soak import mcp_server as soak_mcp
-
 Item = Literal["lamp", "pen", "moon"]
 
 NAMES = ("quick", "slow", "never", "failing", "huge", "empty", "markup")
-MCP_NAMES = ("mcp_price", "mcp_slow", "mcp_failing")
+MCP_NAMES = ("mcp_price", "mcp_hang")
 STEADY = ("quick", "failing", "huge", "empty", "markup")
 """Those that answer the same every time."""
 
+MCP_SERVER = "tests.support.mcp_shop"
 TIMEOUT_S = 1.0
 _LIMITS = f"timeout_s = {TIMEOUT_S}\nmax_result_tokens = 64"
 
@@ -67,7 +66,7 @@ def write_tools(folder: Path, *, mcp: bool) -> Path:
     """
     tables = [f'[[tool]]\nkind = "python"\nfunction = "{__name__}:{name}"\n{_LIMITS}' for name in NAMES]
     if mcp:
-        command = f'command = "{sys.executable}"\nargs = ["-m", "{soak_mcp.__name__}"]\nprefix = "mcp_"'
+        command = f'command = "{sys.executable}"\nargs = ["-m", "{MCP_SERVER}"]\nprefix = "mcp_"'
         tables.append(f'[[tool]]\nkind = "mcp"\nname = "shop"\n{command}\n{_LIMITS}')
     file = folder / "tools.toml"
     file.write_text("\n".join(tables), encoding="utf-8")

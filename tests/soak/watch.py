@@ -6,13 +6,12 @@ import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from tests.soak import mcp_server as soak_mcp
+from tests.soak.tools import MCP_SERVER
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient
 
 _POLL_S = 0.2
-_RELEASE_S = 3.0
 _SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -79,11 +78,6 @@ class Watch:
             files=self._process.num_fds() if sys.platform != "win32" else 0,
         )
 
-    async def resident_bytes(self) -> int:
-        """Memory of the process that is not swapped out, after a while in which a server may give some back."""
-        await asyncio.sleep(_RELEASE_S)
-        return self._process.memory_info().rss
-
     def mcp_servers(self) -> list[int]:
         """Process ids of the MCP servers that it has started."""
         import psutil
@@ -91,7 +85,7 @@ class Watch:
         process_ids = []
         for child in self._process.children(recursive=True):
             try:
-                if soak_mcp.__name__ in child.cmdline():
+                if MCP_SERVER in child.cmdline():
                     process_ids.append(child.pid)
             except psutil.Error:
                 continue

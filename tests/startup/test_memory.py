@@ -21,6 +21,7 @@ from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import step_bytes
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.startup import memory, sizing
+from jinfercept.startup.backend import start_backend
 from jinfercept.startup.memory import (
     GIB,
     MOVED_BYTES,
@@ -32,6 +33,7 @@ from jinfercept.startup.memory import (
     plan_memory,
 )
 from jinfercept.startup.recurrent import NO_STATES, StatePlan
+from jinfercept.startup.sizing import check_tables
 from jinfercept.startup.windows import NO_WINDOW_PLAN, WindowPlan
 from tests.support.tiny_model import GOLDEN, tiny_llm
 
@@ -338,3 +340,21 @@ def test_a_pool_in_shared_memory_holds_the_longest_sequence_of_the_model_if_a_qu
     assert short.max_model_len == short.kv_tokens < 131_072
     assert "(the model's 131,072 need a larger KV pool: kv_tokens)" in str(short)
     assert "larger KV pool" not in str(plan(2 * 131_072 * TOKEN_BYTES, max_model_len=100))
+
+
+def test_tables_that_do_not_fit_are_refused_with_pages_that_do():
+    check_tables(256, 8000, 16)
+    with pytest.raises(ConfigError, match="page_size=256"):
+        check_tables(256, 131_072, 16)
+    check_tables(256, 131_072, 256)
+
+
+def test_pages_in_int8_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sizing, "INTERLEAVED_ON", ("cpu",))
+    with pytest.raises(ConfigError, match="quantised pages are in fp8; got int8; fix: kv_cache_dtype fp8, or auto"):
+        tiny_llm(kv_cache_dtype="int8", attention="reference")
+
+
+def test_attention_of_tpus_is_refused_elsewhere():
+    with pytest.raises(ConfigError, match="attention=tpu needs a TPU; got JAX on a cpu; fix: attention=auto"):
+        start_backend("tpu")

@@ -85,19 +85,18 @@ class Reader:
     """Reads one page.
 
     Args:
-        llm: the model of the servers that the page starts.
-        scripted: the same, if it is a scripted one: then it says what the page has it say, and what is printed is compared.
+        scripted: the model of the servers that the page starts; it writes what the page has it write.
         folder: where they work; everything that is written lands there.
     """
 
-    def __init__(self, llm: LLM, scripted: Scripted | None, folder: Path) -> None:
-        self._llm, self._folder = llm, folder
+    def __init__(self, scripted: Scripted, folder: Path) -> None:
+        self._llm, self._folder = scripted.llm, folder
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
-        self._voice = None if scripted is None else Voice(scripted)
+        self._voice = Voice(scripted)
         self._names: dict[str, Any] = {}
-        self._policy = llm.policy_name
+        self._policy = self._llm.policy_name
         self._server = ExitStack()
         self.served: Running | None = None
 
@@ -114,9 +113,6 @@ class Reader:
         if block.file is not None:
             (self._folder / block.file).write_text(self._here(block.code), encoding="utf-8")
         if block.not_run is not None or block.only_real is not None or block.shorter is not None:
-            return
-        if self._voice is None:
-            self._do(block)
             return
         self._voice.texts.extend(block.writes)
         with self._voice.heard():

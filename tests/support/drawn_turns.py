@@ -15,7 +15,7 @@ from jinfercept.grammar.grammar import Grammars
 from jinfercept.parsers.formats import FORMATS
 from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.sample_tokenizers import byte_backend, ended
-from tests.support.xml_writing import END
+from tests.support.written_calls import END
 
 MARKS = sorted({tag for form in FORMATS.values() for tag in form.tags if not tag.endswith("=")})
 CLOSING = {*"\"'}])", "}}"}

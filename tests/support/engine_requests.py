@@ -7,7 +7,7 @@ import pytest
 
 from jinfercept.calls import Call, Result, Tool
 from jinfercept.engine.engine import Engine
-from jinfercept.events import Event
+from jinfercept.events import Event, Finished
 from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.outputs import CompletionOutput, RequestOutput
 from jinfercept.request import Request
@@ -15,10 +15,42 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.sequence import State
 from tests.support.fake_engine import (
+    POLICIES,
     InstantDispatcher,
     ManualClock,
     make_engine,
 )
+
+
+def ask(name: str, prompt: list[int], max_tokens: int = 5, **fields) -> Request:
+    return Request(name, tuple(prompt), SamplingParams(max_tokens=max_tokens, temperature=0.0), **fields)
+
+
+def served(engine: Engine, *requests: Request) -> list[RequestOutput]:
+    """Their outputs; what is kept stays kept."""
+    outputs: dict[str, RequestOutput] = {}
+    for request in requests:
+        engine.submit(request)
+    for _ in range(5_000):
+        if not engine.has_work:
+            break
+        outputs |= {event.request_id: event.output for event in engine.step() if isinstance(event, Finished)}
+    assert not engine.has_work
+    return [outputs[request.id] for request in requests]
+
+
+def settle(engine: Engine) -> None:
+    while not engine.quiescent:
+        engine.step()
+
+
+def stream(output: RequestOutput) -> list[int]:
+    return output.prompt_token_ids + output.outputs[0].token_ids
+
+
+def policy(name: str):
+    return POLICIES[name]()
+
 
 TOOLS = {"tool": Tool(str, name="tool", max_result_tokens=50), "short": Tool(str, name="short", max_result_tokens=3)}
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])

@@ -1,6 +1,6 @@
 """A scheduler without an engine: tests add requests, return calls and inspect plans one by one."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import final
 
 from jinfercept.kv.manager import KVManager
@@ -10,11 +10,22 @@ from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.order import Order
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.plan_builder import PlannedStep
-from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
+from jinfercept.sched.policy import Action, AtPause, Budget, Move, Mover, Policy
 from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Sequence
 from tests.support.fake_engine import VOCAB, AffineCost, FakeRunner
+
+
+def scripted(placement: Callable[[Sequence, int], Residency]) -> Policy:
+    """A policy that puts every page of a paused context where `placement` says; steps wait for the transfers."""
+
+    def places(sequence: Sequence) -> list[tuple[range, Residency]]:
+        indexes = range(sequence.context.num_pages)
+        return [(indexes[index : index + 1], placement(sequence, index)) for index in indexes]
+
+    return AtPause(places, evict=Action.SWAP, synchronous=True)
+
 
 SIZE = 4
 

@@ -1,6 +1,6 @@
 """A model that writes what a script says: whatever token stands where the script has it, the script's next one follows."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jinfercept.llm import LLM
 from jinfercept.models.blocks import Attend
@@ -130,3 +131,33 @@ def scripted_llm(length: int = LENGTH, **flags: Any) -> Iterator[Make]:
             return Scripted(llm, setup.runner)
 
         yield with_template
+
+
+def write_turns(
+    monkeypatch: pytest.MonkeyPatch, scripted: Scripted, written: Sequence[str], tool: str | None
+) -> list[str]:
+    """Has the model write a text for each prompt that offers a tool, and a title for other prompts.
+
+    Args:
+        written: the texts.
+        tool: its name; None: every prompt gets a text.
+
+    Returns:
+        The prompts that got a text, as they come.
+    """
+    prompts: list[str] = []
+    make_chats = scripted.llm.make_chats
+
+    def scripting(*args: Any, **more: Any) -> Any:
+        made = make_chats(*args, **more)
+        prompt = made[0].prompt
+        assert prompt is not None
+        says = "A title"  # of the conversation, for which some programs ask first, without tools
+        if tool is None or f'"name": "{tool}"' in prompt:
+            says = written[len(prompts)]
+            prompts.append(prompt)
+        scripted.follow(prompt + says + ENDS[0])
+        return made
+
+    monkeypatch.setattr(scripted.llm, "make_chats", scripting)
+    return prompts

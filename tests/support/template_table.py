@@ -22,8 +22,8 @@ from jinfercept.events import CallEnded
 from jinfercept.parsers.formats import FORMATS, detect_format
 from tests.support.docs_blocks import DOCS
 from tests.support.drawn_turns import calls, turn
+from tests.support.fetched_packages import published_package
 from tests.support.scripted_model import byte_tokenizer
-from tests.support.source_packages import published_package
 
 PAGE = DOCS / "templates.md"
 FOLDER = "vendor/llama.cpp/models/templates/"

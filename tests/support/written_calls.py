@@ -1,10 +1,26 @@
-"""Calls as the families write them whose calls stand between tags: by the name of a format, a turn of some calls."""
+"""Calls as model families write them: by the name of a format, a turn of some calls; and one call as Qwen3-Coder writes it."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests.support.xml_writing import xml_call
+END = "\n</parameter>"
+"""The text that ends a value."""
+
+
+def xml_call(tool: str, values: Mapping[str, Any], dumped: Callable[[Any], str] = json.dumps, end: str = END) -> str:
+    """A call.
+
+    Args:
+        tool: its name.
+        values: the arguments.
+        dumped: writes those that are no strings.
+        end: the text that ends a value.
+    """
+    texts = {key: value if isinstance(value, str) else dumped(value) for key, value in values.items()}
+    written = "".join(f"<parameter={key}>\n{text}{end}\n" for key, text in texts.items())
+    return f"<tool_call>\n<function={tool}>\n{written}</function>\n</tool_call>"
+
 
 Called = Sequence[tuple[str, Mapping[str, Any]]]
 """Names of tools and arguments."""

@@ -4,7 +4,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jinfercept.state.tool_history import num_bytes_of
-from jinfercept.tenants.quota import Quota
+from jinfercept.tenants.quota import ExpiringEntries, Quota
+
+
+def test_the_tenant_with_the_most_loses_its_least_recently_used_entry():
+    entries = ExpiringEntries[int](Quota(9, 10), 10.0, lambda: 0.0)
+    for number, name in enumerate("xyz"):
+        entries.put("a", name, number, 3)
+    assert entries.use("x") == 0
+    entries.put("b", "of b", 7, 3)
+    assert entries.use("y") is None
+    assert [entries.use(name) for name in ("x", "z", "of b")] == [0, 2, 7]
+
+
+def test_an_entry_that_is_put_again_or_removed_gives_its_bytes_back():
+    entries = ExpiringEntries[int](Quota(9, 10), 10.0, lambda: 0.0)
+    for number in range(4):
+        entries.put("a", "x", number, 8)
+    assert entries.use("x") == 3
+    entries.remove("x")
+    entries.remove("x")
+    entries.put("a", "y", 4, 10)
+    assert entries.use("y") == 4
+    assert len(entries) == 1
+
 
 OWNERS = "abcde"
 
@@ -40,8 +63,11 @@ def test_a_tenant_that_stays_under_an_equal_share_loses_nothing(
             holding = [other for other in left if tenants[other] == tenants[lost]]
             num_bytes, num_tenants = sum(sizes[other] for other in holding), len({tenants[other] for other in left})
             above = len(holding) > most / num_tenants or num_bytes > most_bytes / num_tenants
-            own = of_tenant is not None and len(holding) > of_tenant
-            assert above or (own and tenants[lost] == tenant)
+            own = of_tenant is not None and tenants[lost] == tenant and len(holding) > of_tenant
+            held = [[other for other in left if tenants[other] == owner] for owner in OWNERS]
+            of_bytes = len(left) <= most
+            size_of = (lambda names: sum(sizes[name] for name in names)) if of_bytes else len
+            assert own or (above and size_of(holding) == max(map(size_of, held)))
             assert lost == holding[0]
             quota.remove(tenants[lost], lost)
             quota.charge(tenants[lost], -sizes[lost])

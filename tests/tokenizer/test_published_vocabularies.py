@@ -10,7 +10,7 @@ import pytest
 
 from jinfercept.errors import ModelError
 from jinfercept.tokenizer.gguf_vocab import read_vocab
-from tests.support.source_packages import published_package
+from tests.support.fetched_packages import published_package
 
 PREFIX = "ggml-vocab-"
 REFUSED = {

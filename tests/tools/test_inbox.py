@@ -1,13 +1,8 @@
 """Calls that wait for a person."""
 
-import json
 import math
 import threading
-import time
-from dataclasses import asdict
 from pathlib import Path
-
-import pytest
 
 from jinfercept.errors import RequestError
 from tests.support.tool_runner import tool_runner, until
@@ -15,37 +10,10 @@ from tests.support.tool_runner import tool_runner, until
 PERSON = '[[tool]]\nkind = "person"\nname = "boss"\ndescription = "asks the boss"\n'
 
 
-def test_a_call_waits_until_somebody_answers(tmp_path: Path) -> None:
-    with tool_runner(tmp_path, PERSON) as runner:
-        inbox = runner.loaded.inbox
-        before = time.time()
-        runner.call("request-1", "boss", question="May I?")
-        until(lambda: bool(inbox.pending()))
-        [pending] = inbox.pending()
-        assert (pending.tool, pending.arguments, pending.request_id) == ("boss", {"question": "May I?"}, "request-1")
-        assert before <= pending.asked_at <= time.time()
-        assert 500 < pending.expires_at - pending.asked_at <= 600
-        assert json.loads(json.dumps(asdict(pending)))["id"] == pending.id
-        inbox.answer(pending.id, "Yes.")
-        assert runner.result("request-1").text == "Yes."
-        assert inbox.pending() == []
-        with pytest.raises(RequestError, match="no waiting call has this id"):
-            inbox.answer(pending.id, "No.")
-
-
 def test_a_number_that_json_does_not_have_reaches_no_inbox(tmp_path: Path) -> None:
     number = """parameters = {type = "object", properties = {n = {type = "number"}}}\n"""
     with tool_runner(tmp_path, PERSON + number) as runner:
         assert "Infinity is no finite number" in runner.ask("boss", n=math.inf).text
-
-
-def test_a_declined_call_says_why(tmp_path: Path) -> None:
-    with tool_runner(tmp_path, PERSON) as runner:
-        runner.call("r", "boss", question="May I?")
-        until(lambda: bool(runner.loaded.inbox.pending()))
-        runner.loaded.inbox.decline(runner.loaded.inbox.pending()[0].id, "not today")
-        result = runner.result("r")
-    assert (result.status, result.text) == ("error", "error: CallFailed: declined: not today")
 
 
 def test_a_call_that_nobody_answers_says_so(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tools from files in chats: Python functions with limits, another model at a URL, and the tenants of calls."""
+"""Tools from files in chats, with the limits and tenants of calls; arguments are checked against the whole schema."""
 
 import json
 import signal
@@ -19,6 +19,9 @@ from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.tools import mcp_server
+from jinfercept.tools.calls import CallFailed
+from jinfercept.tools.schemas import check_of
+from jinfercept.tools.tool_tables import Place
 from tests.support.chat_templates import QWEN
 from tests.support.scripted_model import Make
 from tests.support.tool_runner import ToolRunner, is_gone, tool_runner, until
@@ -374,3 +377,29 @@ def test_run_refuses_a_bad_file_of_tools_before_it_loads_a_model(
     (tmp_path / "tools.toml").write_text('[[tool]]\nkind = "persan"\n')
     assert main(["run", "no-such-model", "--tools", str(tmp_path / "tools.toml")]) == 2
     assert "tool 1: kind says what it is; got 'persan'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("schema", "wrong", "right"),
+    [
+        ({"type": "array", "uniqueItems": True}, [1, 1], [1, 2]),
+        ({"type": "string", "format": "regex"}, "((", "a+"),
+        ({"type": "integer", "minimum": 10**25}, 10**24, 10**26),
+        ({"type": "string", "pattern": "^(?=a)"}, "b", "a"),
+    ],
+    ids=str,
+)
+def test_what_no_grammar_holds_is_checked(schema: Any, wrong: Any, right: Any) -> None:
+    check = check_of({"type": "object", "properties": {"x": schema}}, Place(Path("tools.toml"), 1))
+    check({"x": right})
+    with pytest.raises(CallFailed, match="the arguments do not fit: x: "):
+        check({"x": wrong})
+
+
+def test_a_schema_may_name_an_older_draft() -> None:
+    pair = {"type": "array", "items": [{"type": "string"}], "additionalItems": False}
+    draft = "http://json-schema.org/draft-07/schema#"
+    check = check_of({"$schema": draft, "type": "object", "properties": {"x": pair}}, Place(Path("tools.toml"), 1))
+    check({"x": ["a"]})
+    with pytest.raises(CallFailed, match="the arguments do not fit: x"):
+        check({"x": ["a", "b"]})

@@ -95,11 +95,6 @@ def test_an_empty_key_is_none() -> None:
         Keys({key_digest(""): KeyRules("nothing")}).check("Bearer ")
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        ServerOptions(api_key_file=str(tmp_path / "none.toml"))
-
-
 @pytest.fixture(scope="module")
 def two_keys(shared_server: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     path = written(tmp_path_factory.mktemp("keys"), FILE)

@@ -208,6 +208,8 @@ def test_a_client_that_waits_for_continue_is_refused_instead(keyed: Running) -> 
     expect = b"Expect: 100-continue\r\n"
     head = post(TOKENIZE, JSON, expect).partition(TOKENIZE)[0]
     assert [answer.status for answer in exchange(keyed, head)] == [401]
+    large = post(b"x" * 200_001, KEY, JSON, expect).partition(b"xx")[0]
+    assert [answer.status for answer in exchange(keyed, large)] == [413]
     allowed = post(TOKENIZE, KEY, JSON, expect, b"Connection: close\r\n").partition(TOKENIZE)[0]
     host, _, port = keyed.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:

@@ -1,6 +1,5 @@
-"""A server with keys, named origins and small limits: what exceeds them is refused, and connections that dawdle are ended."""
+"""A server with keys, named origins and small limits: what exceeds them is refused; HEAD on every route that has GET."""
 
-import json
 import socket
 import time
 from collections.abc import Iterator
@@ -10,23 +9,10 @@ import pytest
 
 from jinfercept.server.options import ServerOptions
 from jinfercept.server.serve import MAX_HEAD_BYTES
-from tests.support.http_errors import CHAT, JSON, SHORT, shape
-from tests.support.live_server import MODEL, Running, running, until
-
-
-def test_an_upgrade_that_nobody_needs_is_ignored(strict: Running) -> None:
-    body = json.dumps({"model": MODEL, "prompt": "Hi"}).encode()
-    head = (
-        "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer one\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
-        "HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n\r\n"
-    )
-    assert answer_to(strict, head.encode() + body).startswith(b"HTTP/1.1 200")
-    assert answer_to(strict, head.encode(), body, pause_s=0.1).startswith(b"HTTP/1.1 200")
-
-
-def test_what_is_no_http_is_400(strict: Running) -> None:
-    assert answer_to(strict, b"WHAT is this\r\n\r\n").startswith(b"HTTP/1.1 400")
+from tests.support.http_errors import CHAT, SHORT, shape
+from tests.support.live_server import END, Running, running, until
+from tests.support.responses import answer, says
+from tests.support.scripted_model import Scripted
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +29,6 @@ def impatient(shared_server: Running) -> Iterator[Running]:
     """One that ends connections which dawdle at once."""
     with running(shared_server.llm, api_key=("one",), header_timeout=0.3, body_timeout=0.3) as server:
         yield server
-
-
-def test_a_body_that_is_too_large_is_refused_however_it_comes(strict: Running) -> None:
-    headers = JSON | {"authorization": "Bearer one"}
-    large = json.dumps({"messages": [{"role": "user", "content": "x" * 5000}]}).encode()
-
-    def piecewise() -> Iterator[bytes]:
-        for start in range(0, len(large), 500):
-            yield large[start : start + 500]
-
-    assert shape(strict.http.post(CHAT, content=large, headers=headers))[0] == 413
-    assert shape(strict.http.post(CHAT, content=piecewise(), headers=headers))[0] == 413
 
 
 def test_keys_are_asked_for_before_anything_else(strict: Running) -> None:
@@ -82,8 +56,8 @@ def test_two_keys_at_once_are_refused(strict: Running) -> None:
 
 def test_long_paths_and_methods_are_cut_in_answers_and_logs(strict: Running, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "jinfercept.server")
-    for answer in (strict.http.get("/" + "%ff" * 5000), strict.http.request("X" * 5000, "/x")):
-        assert len(answer.text) < 3000
+    for refused in (strict.http.get("/" + "%ff" * 5000), strict.http.request("X" * 5000, "/x")):
+        assert len(refused.text) < 3000
 
     def logged() -> list[str]:  # by ours: another test's server may have turned on uvicorn's own log of accesses
         return [record.getMessage() for record in caplog.records if record.name == "jinfercept.server"]
@@ -166,3 +140,40 @@ def test_connections_that_dawdle_are_ended(impatient: Running) -> None:
     assert time.monotonic() - began_s < ServerOptions().header_timeout
     endless = [b"GET / HTTP/1.1\r\n" + b"a: " + b"b" * (MAX_HEAD_BYTES + 1)]
     assert answer_to(impatient, *endless)[:12] in (b"HTTP/1.1 400", b"")  # empty if the reset overtakes it
+
+
+PATHS = [
+    "/",
+    "/docs",
+    "/openapi.json",
+    "/health",
+    "/ready",
+    "/version",
+    "/metrics",
+    "/live",
+    "/v1/models",
+    "/v1/models/x",
+]
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/v1/responses/none", "/v1/conversations/none", "/nothing"])
+def test_head_is_answered_as_get_without_a_body(served: Running, path: str) -> None:
+    head, got = served.http.head(path), served.http.get(path)
+    assert (head.status_code, head.content) == (got.status_code, b"")
+    assert head.headers["content-type"] == got.headers["content-type"]
+
+
+def test_head_of_a_route_without_get_is_405_and_allow_names_it_elsewhere(served: Running) -> None:
+    refused = served.http.head("/v1/chat/completions")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+    assert served.http.post("/health").headers["allow"] == "GET, HEAD"
+
+
+def test_head_of_a_stream_ends_at_once_and_leaves_the_response(served: Running, scripted: Scripted) -> None:
+    says(scripted, "It costs 23." + END)
+    begun = answer(served, background=True, stream=True)
+    name = next(iter(begun)).response.id
+    head = served.http.head(f"/v1/responses/{name}", params={"stream": "true"})
+    assert (head.status_code, head.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    begun.close()
+    until(lambda: served.client.responses.retrieve(name).status == "completed")

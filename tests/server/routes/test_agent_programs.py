@@ -14,8 +14,7 @@ import pytest
 from tests.support.chat_templates import QWEN
 from tests.support.fetched_packages import npm_packages
 from tests.support.live_server import MODEL, Running, running
-from tests.support.scripted_model import Scripted, scripted_llm
-from tests.support.scripted_turns import write_turns
+from tests.support.scripted_model import Scripted, scripted_llm, write_turns
 
 LENGTH = 131072
 """The programs' own prompts have up to 77,000 bytes, each of which is a token of the scripted model."""

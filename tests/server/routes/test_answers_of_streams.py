@@ -31,6 +31,7 @@ PIECES = (
     PEN,
     PATCH,
     CALL.replace('{"item": "lamp"}', "7"),
+    CALL.replace("price", "undeclared"),
 )
 FIELDS: dict[str, Any] = {
     "chat/completions": {
@@ -94,7 +95,7 @@ def test_an_answer_is_what_its_stream_amounts_to(served: Running, make_scripted:
         most = "max_output_tokens" if path == "responses" else "max_tokens"
         length = max(1, len(scripted.tokenizer.encode(written)) + 1 - (case % 3 == 2) * rng.randrange(30))
         body = {"model": MODEL, "temperature": 0, most: length} | FIELDS[path]
-        body |= {"prompt": prompt} if path == "completions" else {}
+        body |= {"prompt": prompt} if path == "completions" else {"parallel_tool_calls": case % 5 != 4}
         reply = served.http.post(f"/v1/{path}", json=body)
         assert reply.status_code == 200, reply.text
         lines = served.http.post(f"/v1/{path}", json=body | {"stream": True}).text.splitlines()
@@ -103,5 +104,7 @@ def test_an_answer_is_what_its_stream_amounts_to(served: Running, make_scripted:
         if path == "responses":
             assert compared(reply.json()) == compared(events[-1]["response"])
         else:
+            assert sent[-1] == "[DONE]"
+            assert not any("usage" in event for event in events)
             [whole] = reply.json()["choices"]
             assert compared(whole) == compared(folded(events)), written

@@ -16,7 +16,6 @@ from tests.support.tool_server import QUESTION, TOML, ask, ask_and_leave, called
 
 ASKS = "Prices: "
 LAMP = '[CALL] 1 [HEAD] price(item="lamp") [END]'
-PEN = '[CALL] 2 [HEAD] price(item="pen") [END]'
 READ = "[INTR] 1 [HEAD] 23 [END]"
 TRAP = "[TRAP][END]"
 BOTH: Any = {"server_tools": ["price", "hang"], "async_calls": {"calls": "parallel"}}

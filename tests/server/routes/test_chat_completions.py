@@ -67,31 +67,6 @@ def test_a_stream_begins_with_the_role_and_ends_with_the_usage(served: Running, 
     assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
 
 
-def test_a_stream_ends_with_done(served: Running, scripted: Scripted) -> None:
-    says(scripted, "23." + END)
-    lines = served.chat(messages=QUESTION, stream=True).text.split("\n\n")
-    assert lines[-2:] == ["data: [DONE]", ""]
-    assert all(line.startswith("data: ") for line in lines[:-1])
-    assert "usage" not in json.loads(lines[-3].removeprefix("data: "))
-
-
-def test_an_answer_has_the_form_that_was_asked_for(served: Running, scripted: Scripted) -> None:
-    schema = {"type": "object", "properties": {"price": {"enum": [23, 24]}}, "required": ["price"]}
-    for form in (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "price", "schema": schema}}},
-        {"extra_body": {"guided_json": schema}},
-        {"extra_body": {"structured_outputs": {"json": schema}}},
-    ):
-        says(scripted, '{"price": 23}' + END)
-        done = served.client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=60, **form)  # pyright: ignore
-        assert json.loads(done.choices[0].message.content or "")["price"] in (23, 24)
-    says(scripted, "pencil" + END)
-    done = served.client.chat.completions.create(
-        model=MODEL, messages=QUESTION, extra_body={"guided_choice": ["lamp", "pen"]}
-    )
-    assert done.choices[0].message.content == "pen"
-
-
 def test_n_answers_are_told_apart_by_their_index(served: Running, scripted: Scripted) -> None:
     says(scripted, "23." + END)
     create: Any = served.client.chat.completions.create
@@ -113,8 +88,6 @@ def test_log_probabilities_come_with_their_tokens(served: Running, scripted: Scr
     assert whole[0].bytes == [ord("2")]
     assert [len(logprob.top_logprobs) for logprob in whole] == [2, 2, 2]
     assert all(logprob.top_logprobs[0].token == logprob.token and logprob.logprob > -1e-3 for logprob in whole)
-    pieces = [chunk.choices[0].logprobs for chunk in create(stream=True, **body)]
-    assert [logprob for piece in pieces if piece for logprob in piece.content] == whole
 
 
 def test_token_ids_come_on_request(served: Running, scripted: Scripted) -> None:
@@ -124,10 +97,8 @@ def test_token_ids_come_on_request(served: Running, scripted: Scripted) -> None:
     whole = served.chat(messages=QUESTION, return_token_ids=True).json()
     assert whole["prompt_token_ids"] == prompt
     assert whole["choices"][0]["token_ids"] == ids
-    lines = served.chat(messages=QUESTION, return_token_ids=True, stream=True).text.split("\n\n")[:-2]
-    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
-    assert chunks[0]["prompt_token_ids"] == prompt
-    assert [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", ())] == ids
+    first = served.chat(messages=QUESTION, return_token_ids=True, stream=True).text.partition("\n\n")[0]
+    assert json.loads(first.removeprefix("data: "))["prompt_token_ids"] == prompt
 
 
 @pytest.mark.parametrize("path", ["chat", "completions"])
@@ -168,8 +139,6 @@ def test_stop_length_and_what_else_vllm_takes(served: Running, scripted: Scripte
     for include, text in ((False, "one"), (True, "one ")):
         extra = {"stop_token_ids": [space], "include_stop_str_in_output": include}
         assert create(extra_body=extra, **body).choices[0].message.content == text
-        chunks = create(extra_body=extra, stream=True, **body)
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
     [o] = scripted.tokenizer.encode("o")
     other = create(logit_bias={str(o): -100}, max_tokens=1, **body).choices[0].message.content
     assert other != "o"
@@ -227,15 +196,10 @@ def test_reasoning_behind_a_text_is_reasoning_in_every_dialect(served: Running, 
     thought, text = "A lamp?\n\nOr\n\n24?", "It costs 23.\nYes, 23."
     message = create(**body).choices[0].message
     assert (message.reasoning, message.content) == (thought, text)
-    deltas = [chunk.choices[0].delta for chunk in create(stream=True, **body)]
-    assert "".join(getattr(delta, "reasoning", "") for delta in deltas) == thought
-    assert "".join(delta.content or "" for delta in deltas) == text
     parts = ["A lamp?", "It costs 23.", "Or\n\n24?", "Yes, 23."]
     respond: Any = served.client.responses.create
     response = respond(model=MODEL, input=QUESTION, temperature=0)
     assert [item.content[0].text.strip() for item in response.output] == parts
-    *_, last = respond(model=MODEL, input=QUESTION, temperature=0, stream=True)
-    assert [item.content[0].text.strip() for item in last.response.output] == parts
     fields = {"messages": QUESTION, "max_tokens": 200, "temperature": 0}
     blocks = served.http.post("/v1/messages", json=fields).json()["content"]
     assert [block.get("thinking", block.get("text")).strip() for block in blocks] == parts

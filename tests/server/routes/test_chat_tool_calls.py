@@ -64,41 +64,28 @@ def test_calls_are_streamed_with_their_name_first_and_arguments_in_pieces(served
     assert deltas[-1].finish_reason == "tool_calls"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_without_parallel_calls_only_the_first_is_returned(served: Running, scripted: Scripted, stream: bool) -> None:
-    says(scripted, CALL + "\n" + PEN + END, tools=[PRICE])
-    create: Any = served.client.chat.completions.create
-    done = create(
-        model=MODEL, messages=QUESTION, tools=[PRICE], temperature=0, parallel_tool_calls=False, stream=stream
-    )
-    if stream:
-        calls = [call for chunk in done for call in chunk.choices[0].delta.tool_calls or ()]
-        assert {call.index for call in calls} == {0}
-    else:
-        [call] = done.choices[0].message.tool_calls
-        assert json.loads(call.function.arguments) == {"item": "lamp"}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_call_of_a_tool_that_was_not_declared_is_the_clients_to_answer(
-    served: Running, scripted: Scripted, stream: bool
+@pytest.mark.parametrize(
+    ("written", "fields", "called", "reason"),
+    [
+        (f"{CALL}\n{PEN}", {"parallel_tool_calls": False}, ["price"], "tool_calls"),
+        (f"{CALL}\n{PEN}", {"tool_choice": {"type": "function", "function": {"name": "price"}}}, ["price"], "stop"),
+        (CALL, {"tool_choice": "none"}, [], "stop"),
+        (CALL.replace("price", "cost"), {}, ["cost"], "tool_calls"),
+    ],
+    ids=["not parallel", "named", "none", "not declared"],
+)
+def test_of_what_is_written_those_are_calls_that_the_fields_allow(
+    served: Running, scripted: Scripted, written: str, fields: dict[str, Any], called: list[str], reason: str
 ) -> None:
-    says(scripted, CALL.replace("price", "cost") + END, tools=[PRICE])
-    done: Any = served.client.chat.completions.create(
-        model=MODEL, messages=QUESTION, tools=[PRICE], temperature=0, stream=stream
-    )
-    if stream:
-        chunks = [chunk.choices[0] for chunk in done]
-        names = [call.function.name for choice in chunks for call in choice.delta.tool_calls or ()]
-        assert (names[0], chunks[-1].finish_reason) == ("cost", "tool_calls")
-    else:
-        [call] = done.choices[0].message.tool_calls
-        assert (call.function.name, done.choices[0].finish_reason) == ("cost", "tool_calls")
+    says(scripted, written + END, tools=[PRICE])
+    [choice] = served.chat(messages=QUESTION, tools=[PRICE], max_tokens=200, **fields).json()["choices"]
+    calls = [call["function"] for call in choice["message"].get("tool_calls") or ()]
+    assert ([call["name"] for call in calls], choice["finish_reason"]) == (called, reason)
+    assert all(json.loads(call["arguments"]) == {"item": "lamp"} for call in calls)
+    assert choice["message"]["content"] == (None if called else CALL)
 
 
-def test_an_answer_that_is_cut_off_has_the_calls_so_far_and_no_half_tag_streamed_or_not(
-    served: Running, scripted: Scripted
-) -> None:
+def test_an_answer_that_is_cut_off_has_the_calls_so_far_and_no_half_tag(served: Running, scripted: Scripted) -> None:
     written = f"Let me see.\n{CALL}\n{PEN}"
     says(scripted, written + END, tools=[PRICE])
     create: Any = served.client.chat.completions.create
@@ -109,62 +96,28 @@ def test_an_answer_that_is_cut_off_has_the_calls_so_far_and_no_half_tag_streamed
         content = choice.message.content or ""
         calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]
         assert (choice.finish_reason, "Let me see.".startswith(content)) == ("length", True)
-        text, streamed = "", dict[int, tuple[str, str]]()
-        for chunk in create(**options, max_tokens=length, stream=True):
-            delta = chunk.choices[0].delta
-            text += delta.content or ""
-            for call in delta.tool_calls or ():
-                name, arguments = streamed.get(call.index, ("", ""))
-                streamed[call.index] = name + (call.function.name or ""), arguments + (call.function.arguments or "")
-        assert (text, list(streamed.values())) == (content, calls)
         seen.add((len(calls), bool(calls) and calls[-1][1].endswith("}")))
     assert seen == {(0, False), (1, False), (1, True), (2, False), (2, True)}
 
 
-def test_a_tool_that_is_named_is_called_once(served: Running, scripted: Scripted) -> None:
-    says(scripted, f"{CALL}\n{PEN}" + END, tools=[PRICE])
-    create: Any = served.client.chat.completions.create
-    named = {"type": "function", "function": {"name": "price"}}
-    done = create(model=MODEL, messages=QUESTION, tools=[PRICE], tool_choice=named, temperature=0, max_tokens=200)
-    [call] = done.choices[0].message.tool_calls
-    assert json.loads(call.function.arguments) == {"item": "lamp"}
-
-
-def test_tools_that_may_not_be_called_are_read_of_and_nothing_is_a_call(served: Running, scripted: Scripted) -> None:
-    says(scripted, CALL + END, tools=[PRICE])
-    done = served.client.chat.completions.create(
-        model=MODEL, messages=QUESTION, tools=[PRICE], tool_choice="none", temperature=0
-    )
-    assert (done.choices[0].message.content, done.choices[0].message.tool_calls) == (CALL, None)
-
-
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "price"}}])
-def test_a_tool_that_has_to_be_called_is_called(served: Running, scripted: Scripted, choice: Any, stream: bool) -> None:
+def test_a_tool_that_has_to_be_called_is_called(served: Running, scripted: Scripted, choice: Any) -> None:
     parameters = {"type": "object", "properties": {"item": {"enum": ["lamp", "pen"]}}, "required": ["item"]}
     tool = {"type": "function", "function": {"name": "price", "parameters": parameters}}
     says(scripted, "<tool_call>I had rather not." + END, tools=[tool])
     create: Any = served.client.chat.completions.create
     options = {"temperature": 1, "seed": 3, "max_tokens": 300, "parallel_tool_calls": False}
-    done = create(model=MODEL, messages=QUESTION, tools=[tool], tool_choice=choice, stream=stream, **options)
-    if stream:
-        *_, last = chunks = list(done)
-        calls = [call.function for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
-        name, written = calls[0].name, "".join(call.arguments or "" for call in calls)
-        reason = last.choices[0].finish_reason
-    else:
-        call = done.choices[0].message.tool_calls[0].function
-        name, written = call.name, call.arguments
-        reason = done.choices[0].finish_reason
-    assert (name, reason) == ("price", "tool_calls" if choice == "required" else "stop")
-    assert json.loads(written)["item"] in ("lamp", "pen")
+    done = create(model=MODEL, messages=QUESTION, tools=[tool], tool_choice=choice, **options)
+    call = done.choices[0].message.tool_calls[0].function
+    reason = done.choices[0].finish_reason
+    assert (call.name, reason) == ("price", "tool_calls" if choice == "required" else "stop")
+    assert json.loads(call.arguments)["item"] in ("lamp", "pen")
 
 
 PATCH = {"type": "custom", "custom": {"name": "patch", "description": "Edits."}}
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_custom_tool_is_called_with_a_text(served: Running, scripted: Scripted, stream: bool) -> None:
+def test_a_custom_tool_is_called_with_a_text(served: Running, scripted: Scripted) -> None:
     grammar = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "+"'}}
     tool: Any = {"type": "custom", "custom": PATCH["custom"] | {"format": grammar}}
     schema = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
@@ -175,13 +128,7 @@ def test_a_custom_tool_is_called_with_a_text(served: Running, scripted: Scripted
     says(scripted, written + END, tools=shown)
     create: Any = served.client.chat.completions.create
     fields: Any = {"model": MODEL, "tools": tools, "temperature": 0}
-    done = create(messages=QUESTION, stream=stream, **fields)
-    if stream:
-        deltas = [call for chunk in done for call in chunk.choices[0].delta.tool_calls or ()]
-        first, last = [delta.model_dump(exclude_none=True) for delta in deltas if delta.index == 1]
-        assert first["custom"] == {"name": "patch", "input": ""}
-        assert last == {"index": 1, "custom": {"input": "lamp"}}
-        return
+    done = create(messages=QUESTION, **fields)
     calls = done.choices[0].message.tool_calls
     assert [call.type for call in calls] == ["function", "custom"]
     assert calls[1].custom.model_dump() == {"name": "patch", "input": "lamp"}

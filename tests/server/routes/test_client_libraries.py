@@ -15,8 +15,7 @@ import pytest
 from tests.support.chat_templates import QWEN
 from tests.support.fetched_packages import npm_packages, python_packages
 from tests.support.live_server import MODEL, Running, running
-from tests.support.scripted_model import Scripted, scripted_llm
-from tests.support.scripted_turns import write_turns
+from tests.support.scripted_model import Scripted, scripted_llm, write_turns
 
 FOLDER = Path(__file__).parents[2] / "support" / "client_programs"
 LENGTH = 16384
@@ -40,7 +39,7 @@ class Library:
 
     Attributes:
         packages: of npm or pip, with their versions.
-        program: a file of `FOLDER`.
+        program: a function of `programs.py`, or another file of `FOLDER`.
         apis: arguments of the program, for one run each.
         written: what the model writes in each turn.
         keeps_calls: whether the library sends calls back as calls.
@@ -62,14 +61,14 @@ FINAL = tuple(call("final_answer", answer=answer) for answer in ANSWERS)
 LIBRARIES = (
     Library((*AI_SDK_6, "zod@4.6.7"), "ai_sdk.mjs", PROVIDERS),
     Library((*AI_SDK_7, "zod@4.6.7", "node@22.23.3"), "ai_sdk.mjs", PROVIDERS),
-    Library(("openai-agents==0.24.0",), "openai_agents.py", ("chat", "mcp", "responses", "stored", "conversation")),
-    Library(LANGCHAIN, "langchain_agent.py", ("chat", "responses", "stored", "messages")),
-    Library(("litellm==1.110.2",), "litellm_loop.py", ("openai", "anthropic")),
-    Library(PYDANTIC, "pydantic_agent.py", ("chat", "responses", "messages"), (FIRST, SECOND, *ANSWERS)),
-    Library(("anthropic==2.14.0",), "anthropic_runner.py", ("messages",)),
-    Library(("strands-agents[openai,anthropic]==1.62.0",), "strands_agent.py", ("chat", "responses", "messages")),
-    Library(("google-adk==2.13.0", "litellm==1.110.2"), "adk_agent.py", ("openai", "anthropic")),
-    Library(("smolagents[openai]==1.26.0",), "smolagents_agent.py", ("chat",), (FIRST, SECOND, *FINAL), False),
+    Library(("openai-agents==0.24.0",), "openai_agents", ("chat", "mcp", "responses", "stored", "conversation")),
+    Library(LANGCHAIN, "langchain", ("chat", "responses", "stored", "messages")),
+    Library(("litellm==1.110.2",), "litellm", ("openai", "anthropic")),
+    Library(PYDANTIC, "pydantic", ("chat", "responses", "messages"), (FIRST, SECOND, *ANSWERS)),
+    Library(("anthropic==2.14.0",), "anthropic", ("messages",)),
+    Library(("strands-agents[openai,anthropic]==1.62.0",), "strands", ("chat", "responses", "messages")),
+    Library(("google-adk==2.13.0", "litellm==1.110.2"), "adk", ("openai", "anthropic")),
+    Library(("smolagents[openai]==1.26.0",), "smolagents", ("chat",), (FIRST, SECOND, *FINAL), False),
 )
 RUNS = [pytest.param(library, api, id=f"{library.packages[0]}-{api}") for library in LIBRARIES for api in library.apis]
 
@@ -112,12 +111,12 @@ def run(server: Running, home: Path, packages: Sequence[str], program: str, *wor
         home = npm_packages(*packages)
         environment["PATH"] = f"{home / 'node_modules/.bin'}:{os.environ['PATH']}"
         environment["ANTHROPIC_BASE_URL"] += "/v1"
-        command = shutil.which("node", path=environment["PATH"])
-        assert command is not None
+        command = [shutil.which("node", path=environment["PATH"]), FOLDER / program]
     else:
-        environment["PYTHONPATH"], command = str(python_packages(*packages)), sys.executable
+        environment["PYTHONPATH"] = str(python_packages(*packages))
+        command = [sys.executable, FOLDER / "programs.py", program]
     done = subprocess.run(
-        [command, FOLDER / program, *words],
+        [*command, *words],
         cwd=home,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -158,5 +157,5 @@ def test_langchain_gets_structured_output(
     price = '{"item": "lamp", "dollars": 23, "kind": "new"}'
     called = f'<tool_call>\n{{"name": "Price", "arguments": {price}}}\n</tool_call>'
     write_turns(monkeypatch, scripted, [price if method == "json_schema" else called], None)
-    [answer] = run(server, tmp_path, LANGCHAIN, "langchain_structured.py", method)
+    [answer] = run(server, tmp_path, LANGCHAIN, "langchain_structured", method)
     assert json.loads(answer["text"]) == json.loads(price)

@@ -1,14 +1,53 @@
 """`/inbox`: calls that wait for a person, over HTTP."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jinfercept.tools.calls import CallFailed
 from jinfercept.tools.inbox import Inbox
-from tests.support.live_server import Running, running
+from tests.support.live_server import Running, running, until
 from tests.support.scripted_model import Scripted
+from tests.support.tool_server import QUESTION, called, returned, says, shop
+from tests.support.tool_server import ask as ask_chat
 from tests.support.waiting_calls import ask
+
+BOSS = """
+[[tool]]
+kind = "person"
+name = "boss"
+description = "Asks the boss."
+"""
+
+
+def test_a_call_is_seen_by_those_of_its_key_and_by_operators(scripted: Scripted, tmp_path: Path) -> None:
+    keys = {"api_key": ("one", "two"), "operator_key": ("chief",)}
+    with shop(scripted, tmp_path, toml=BOSS, **keys) as server, ThreadPoolExecutor(1) as pool:
+
+        def seen(key: str) -> list[dict[str, Any]]:
+            return server.http.get("/inbox", headers={"authorization": f"Bearer {key}"}).json()["data"]
+
+        def waiting_for(key: str) -> int:
+            return server.http.get("/live", headers={"authorization": f"Bearer {key}"}).json()["inbox"]
+
+        def answered(key: str, call_id: str) -> int:
+            headers = {"authorization": f"Bearer {key}"}
+            return server.http.post(f"/inbox/{call_id}/answer", json={"text": key}, headers=headers).status_code
+
+        for key in ("one", "chief"):
+            turn = called("", ("boss", None))
+            turn["tool_calls"][0]["function"]["arguments"] = {"question": key}
+            says(scripted, server, f"{key} says so.", [*QUESTION, turn, returned(key)])
+            waiting = pool.submit(lambda: ask_chat(server, QUESTION))
+            until(lambda: bool(seen("one")))
+            [call] = seen("chief")
+            assert (seen("two"), [visible["id"] for visible in seen("one")]) == ([], [call["id"]])
+            assert [waiting_for(reader) for reader in ("one", "two", "chief")] == [1, 0, 1]
+            assert [answered("two", call["id"]), answered(key, call["id"])] == [404, 200]
+            assert waiting.result().choices[0].message.content == f"{key} says so."
 
 
 @pytest.fixture

@@ -158,27 +158,6 @@ def test_a_large_answer_is_sent_in_chunks_and_says_the_same(served: Running, scr
     assert large.json().keys() == small.json().keys()
 
 
-@pytest.mark.slow
-def test_a_large_response_is_sent_in_chunks_and_says_the_same(served: Running, scripted: Scripted) -> None:
-    scripted.follow("a" * 1900)
-    body = {"input": "Hi", "max_output_tokens": 900, "temperature": 1, "ignore_eos": True, "top_logprobs": 20}
-    whole = served.http.post("/v1/responses", json=body)
-    assert whole.status_code == 200
-    assert whole.headers["transfer-encoding"] == "chunked"
-    response = whole.json()
-    again = served.http.get(f"/v1/responses/{response['id']}")
-    assert again.headers["transfer-encoding"] == "chunked"
-    assert again.json() == response
-    assert sum(len(part["logprobs"]) for item in response["output"] for part in item["content"]) > 2**14 // 21
-    lines = served.http.post("/v1/responses", json=body | {"stream": True}).text.split("\n\n")[:-1]
-    events = [json.loads(line.partition("\ndata: ")[2]) for line in lines]
-    assert [line.partition("\n")[0] for line in lines] == [f"event: {event['type']}" for event in events]
-    told = [logprob for event in events if event["type"].endswith("text.delta") for logprob in event["logprobs"]]
-    output = events[-1]["response"]["output"]
-    assert told == [logprob for item in output for part in item["content"] for logprob in part["logprobs"]]
-    assert len(told) > 2**14 // 21
-
-
 def test_log_probabilities_of_tokens_without_text_come_with_the_end_of_a_stream(
     served: Running, scripted: Scripted
 ) -> None:

@@ -11,7 +11,7 @@ from jinfercept.protocols.anthropic.schemas import MessagesBody
 from tests.support.anthropic_client import ASKED, PRICE, anthropic, create, post, streamed
 from tests.support.chat_templates import PLAIN, QWEN3, QWEN3_CODER
 from tests.support.live_server import END, MODEL, Running, prompt_of
-from tests.support.responses import CALL, CHAT_PRICE, PEN, SCHEMA, says
+from tests.support.responses import CALL, CHAT_PRICE, PEN, says
 from tests.support.scripted_model import Make, Scripted
 
 ANSWER = "It costs 23."
@@ -137,13 +137,9 @@ def test_calls_are_streamed_in_pieces_of_json(served: Running, scripted: Scripte
     assert (message.content[0].input, message.stop_reason) == ({"item": "lamp"}, "tool_use")
 
 
-@pytest.mark.parametrize("number", ["1e400", "NaN"])
-def test_arguments_with_a_number_that_json_does_not_have_are_none(
-    served: Running, scripted: Scripted, number: str
-) -> None:
-    says(scripted, CALL.replace('"lamp"', number) + END, tools=[CHAT_PRICE])
-    [call] = create(served, tools=[PRICE]).content
-    assert (call.name, call.input) == ("price", {})
+def test_arguments_with_a_number_that_json_does_not_have_are_none(served: Running, scripted: Scripted) -> None:
+    says(scripted, CALL.replace('"lamp"', "1e400") + END, tools=[CHAT_PRICE])
+    assert [call.input for call in create(served, tools=[PRICE]).content] == [{}]
 
 
 @pytest.mark.parametrize("arguments", ['"lamp"', '["lamp"]', "7", '{"item": ["lamp"]}', "null"])
@@ -353,25 +349,10 @@ def test_tokens_are_counted_as_the_prompt_has_them(served: Running, scripted: Sc
         assert client.messages.count_tokens(model=MODEL, messages=long).input_tokens > served.service.max_model_len
 
 
-def test_an_answer_follows_a_schema(served: Running, scripted: Scripted) -> None:
-    says(scripted, '{"item": "lamp"}' + END)
-    form = {"type": "json_schema", "schema": SCHEMA | {"additionalProperties": False}}
-    done = create(served, output_config={"format": form, "effort": "high"})
-    assert done.content[0].text == '{"item": "lamp"}'
-
-
 def test_a_billing_header_in_the_system_prompt_is_left_out(served: Running, scripted: Scripted) -> None:
     says(scripted, ANSWER + END, [{"role": "system", "content": "Be brief."}, *ASKED])
     billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=1f;"}
     done = create(served, system=[billing, {"type": "text", "text": "Be brief."}])
-    assert done.content[0].text == ANSWER
-
-
-def test_messages_of_the_system_belong_to_the_turn_of_the_user(served: Running, scripted: Scripted) -> None:
-    content = f"{ASKED[0]['content']}\n\n<system>\nIt is noon.\n</system>\n\nQuick!"
-    says(scripted, ANSWER + END, [{"role": "user", "content": content}])
-    noon = {"role": "system", "content": "It is noon."}
-    done = create(served, [*ASKED, noon, {"role": "user", "content": "Quick!"}])
     assert done.content[0].text == ANSWER
 
 

@@ -1,12 +1,55 @@
 """Schemas of an answer are enforced wherever a client puts them, or refused; none is ignored."""
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from pydantic import BaseModel
 
-from tests.support.live_server import Running
+from tests.support.live_server import END, MODEL, Running, prompt_of
+from tests.support.responses import ASKED, CALL
 from tests.support.scripted_model import Scripted
+
+
+class Price(BaseModel):
+    """What something costs."""
+
+    item: str
+    dollars: int
+    kind: Literal["new", "used"]
+
+
+PRICED = '{"item": "lamp", "dollars": 23, "kind": "new"}'
+
+
+def test_openai_parses_a_chat_into_a_class(served: Running, scripted: Scripted) -> None:
+    scripted.follow(prompt_of(scripted, ASKED) + PRICED + END)
+    chat: Any = {"model": MODEL, "messages": ASKED, "temperature": 0, "response_format": Price}
+    message = served.client.chat.completions.parse(**chat).choices[0].message
+    assert message.parsed == Price(item="lamp", dollars=23, kind="new")
+    with served.client.chat.completions.stream(**chat) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert final.choices[0].message.parsed == message.parsed
+    assert {"chunk", "content.delta", "content.done"} <= set(kinds)
+
+
+def test_openai_parses_the_arguments_of_a_streamed_call(served: Running, scripted: Scripted) -> None:
+    import openai
+
+    class price(BaseModel):
+        """The price of an item."""
+
+        item: str
+
+    tool = openai.pydantic_function_tool(price)
+    scripted.follow(prompt_of(scripted, ASKED, [tool]) + CALL + END)
+    messages: Any = ASKED
+    with served.client.chat.completions.stream(model=MODEL, messages=messages, temperature=0, tools=[tool]) as stream:
+        events = list(stream)
+    [done] = [event for event in events if event.type == "tool_calls.function.arguments.done"]
+    assert done.parsed_arguments == price(item="lamp")
+
 
 SCHEMA: Any = {"type": "object", "properties": {"n": {"const": 7}}, "required": ["n"], "additionalProperties": False}
 BARE: Any = {name: value for name, value in SCHEMA.items() if name != "type"}
@@ -29,9 +72,14 @@ def text_of(answer: Any) -> str:
         (PATHS[0], {"response_format": {"type": "json_object", "schema": BARE}}),
         (PATHS[0], {"response_format": {"type": "json_object", "json_schema": {"schema": SCHEMA}}}),
         (PATHS[0], {"response_format": {"type": "json_schema", "schema": SCHEMA}}),
+        (PATHS[0], {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}),
+        (PATHS[0], {"guided_json": SCHEMA}),
+        (PATHS[0], {"structured_outputs": {"json": SCHEMA}}),
+        (PATHS[0], {"guided_choice": ['{"n": 7}']}),
         (PATHS[1], {"response_format": {"type": "json_object", "schema": SCHEMA}, "max_tokens": 40}),
         (PATHS[2], {"text": {"format": {"type": "json_object", "schema": SCHEMA}}}),
         (PATHS[3], {"output_format": {"type": "json_schema", "schema": SCHEMA}}),
+        (PATHS[3], {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}, "effort": "high"}}),
         (PATHS[3], {"output_format": {"type": "json_schema", "schema": SCHEMA}, "output_config": {"effort": "low"}}),
     ],
 )

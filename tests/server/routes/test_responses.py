@@ -125,15 +125,6 @@ def test_a_tool_has_to_be_called_if_the_client_says_so(served: Running, scripted
     assert answer(served, tools=[PRICE], tool_choice="none").output_text == "No."
 
 
-def test_what_the_model_thinks_is_an_item_of_its_own_and_is_counted(served: Running, scripted: Scripted) -> None:
-    says(scripted, "<think>A lamp?</think>It costs 23." + END)
-    done = answer(served)
-    thought, message = done.output
-    assert (thought.type, thought.content[0].text, thought.summary) == ("reasoning", "A lamp?", [])
-    assert message.content[0].text == done.output_text == "It costs 23."
-    assert done.usage.output_tokens_details.reasoning_tokens == len("<think>A lamp?")
-
-
 def test_effort_none_tells_the_template_not_to_think(served: Running, scripted: Scripted) -> None:
     says(scripted, "At once." + END, chat_template_kwargs={"enable_thinking": False})
     done = answer(served, reasoning={"effort": "none"})

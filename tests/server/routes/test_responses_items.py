@@ -1,14 +1,32 @@
 """Items of `/v1/responses` in every order that clients send them, and what the model reads of them."""
 
 import logging
+import sys
 from typing import Any
 
 import pytest
 
 from jinfercept.chat.futures import placeholder
+from jinfercept.protocols.openai.response_items import new_item
+from jinfercept.protocols.openai.response_messages import messages_of
 from tests.support.live_server import END, Running
 from tests.support.responses import ASKED, CALL, CHAT_PRICE, PRICE, answer, says
 from tests.support.scripted_model import Scripted
+
+
+def test_the_texts_behind_a_call_are_joined_once_however_many_there_are() -> None:
+    call = new_item("function_call", call_id="1", name="price", arguments="{}")
+    part = {"type": "output_text", "text": "a"}
+    texts = [new_item("message", role="assistant", content=[part]) for _ in range(200)]
+    changes: list[str] = []
+    sys.setprofile(lambda frame, event, _: changes.append(event) if frame.f_code.co_name == "__setattr__" else None)
+    try:
+        [turn] = messages_of([call, *texts], None)
+    finally:
+        sys.setprofile(None)
+    assert (turn.content, len(turn.tool_calls or ())) == ("a" * 200, 1)
+    assert len(changes) <= 10
+
 
 QUESTION: Any = ASKED[0]
 

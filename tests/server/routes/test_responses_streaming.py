@@ -50,6 +50,7 @@ def test_a_text_comes_in_typed_events(served: Running, scripted: Scripted) -> No
     assert (events[0].response.status, events[0].response.output) == ("in_progress", [])
     final = check(events)
     assert (final.status, final.output_text) == ("completed", "It costs 23.")
+    assert final.usage.output_tokens_details.reasoning_tokens == len("<think>A lamp?")
     whole = answer(served)
     assert [item.model_dump(exclude={"id"}) for item in whole.output] == [
         item.model_dump(exclude={"id"}) for item in final.output

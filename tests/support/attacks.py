@@ -1,4 +1,4 @@
-"""A hostile client of a soak, with an API key of its own and without one: `python -m` runs it beside the ordinary clients.
+"""Attacks of a hostile client, with an API key of its own and without one.
 
 Every attack is one that has hurt a server: floods, bombs, bodies that a lenient parser takes for several requests. What an
 attack gets does not matter, as long as it gets something: the server fails it if it answers 5xx (but 503) or not at all.
@@ -6,17 +6,12 @@ attack gets does not matter, as long as it gets something: the server fails it i
 
 import asyncio
 import json
-import sys
-import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from random import Random
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
-from tests.soak.client import CHAT, RESPONSES, TEXT
-
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 _LEAVE_S = 2.0
 _LONG: Mapping[str, Any] = {"max_tokens": 2000, "ignore_eos": True, "temperature": 1}
 _MIB = 2**20
@@ -190,44 +185,3 @@ ATTACKS: Mapping[str, Callable[[Attacker], Coroutine[Any, Any, Answer]]] = {
     "dawdle": Attacker.dawdle,
     "look": Attacker.look,
 }
-
-
-async def attack(
-    url: str, key: str, model: str, seconds: float, clients: int, patience_s: float, seed: int
-) -> dict[str, Any]:
-    """Attack a server for a while.
-
-    Returns:
-        `attacks`: number by kind; `failures`: `[kind of failure, attack, what]` of each, `lost` or `hung`.
-    """
-    where = urlsplit(url)
-    host, port = str(where.hostname), where.port or 80
-    attacks, failures, until_s = Counter[str](), list[tuple[str, str, str]](), time.monotonic() + seconds
-
-    async def one(place: int) -> None:
-        rng = Random(f"hostile/{seed}/{place}")
-        attacker = Attacker(host, port, key, model, patience_s, rng)
-        while time.monotonic() < until_s:
-            kind = rng.choice(tuple(ATTACKS))
-            attacks[kind] += 1
-            try:
-                answer = await ATTACKS[kind](attacker)
-            except TimeoutError:
-                failures.append(("hung", kind, f"nothing came for {patience_s:g} s"))
-            except OSError as error:
-                failures.append(("lost", kind, f"no connection: {error}"))
-            else:
-                if answer.status >= 500 and answer.status != 503:
-                    failures.append(("lost", kind, f"HTTP {answer.status}"))
-
-    await asyncio.gather(*(one(place) for place in range(clients)))
-    return {"attacks": attacks, "failures": failures}
-
-
-def main() -> None:
-    """Read the arguments of `attack` as JSON from standard input, print what came of it as JSON."""
-    print(json.dumps(asyncio.run(attack(**json.load(sys.stdin)))))
-
-
-if __name__ == "__main__":
-    main()
