@@ -7,12 +7,14 @@ from jinfercept.sim.simulation import OracleEstimator
 from tests.support.scheduler_bench import SchedulerBench, residencies
 
 
-def bench_of(num_pages: int, num_host_pages: int, **options: float) -> tuple[SchedulerBench, OracleEstimator]:
+def bench_of(
+    num_pages: int, num_host_pages: int, link_tokens_per_s: float = 1e9
+) -> tuple[SchedulerBench, OracleEstimator]:
     estimator = OracleEstimator()
-    return (
-        SchedulerBench(CopyAhead(estimator), num_pages=num_pages, num_host_pages=num_host_pages, **options),
-        estimator,
+    bench = SchedulerBench(
+        CopyAhead(estimator), num_pages=num_pages, num_host_pages=num_host_pages, link_tokens_per_s=link_tokens_per_s
     )
+    return bench, estimator
 
 
 def pause(bench: SchedulerBench, estimator: OracleEstimator, sequence: Sequence, call_s: float) -> Sequence:
