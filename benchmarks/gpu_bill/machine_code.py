@@ -26,6 +26,8 @@ SASS = {
     "compare_and_swaps": re.compile(r"\bATOMG?\.E\.(?:\w+\.)*CAS|\bATOMG?\.CAS"),
     "two_byte_accesses": re.compile(r"\b(?:LDG|STG|LD|ST)\.E\.(?:\w+\.)*U16\b"),
 }
+SASS_LINE = re.compile(r"^\s*(?:(?P<label>\.L_x_\d+):|/\*[0-9a-f]{4,}\*/\s+(?P<code>[^;]+);)", re.MULTILINE)
+BRANCH = re.compile(r"\bBRA\b.*?(\.L_x_\d+)")
 
 
 @dataclass
@@ -75,6 +77,28 @@ def read_kernels(folder: Path, ptxas: str, nvdisasm: str, disassembled: Iterable
                 _count(own_kernels, _run(nvdisasm, "-c", str(cubin)))
         kernels |= own_kernels
     return {name: asdict(kernel) for name, kernel in kernels.items()}
+
+
+def products_loop(ptx: Path, ptxas: str, nvdisasm: str) -> list[str]:
+    """The machine instructions of the loop with the most products of tensor cores, in a file of one kernel."""
+    with tempfile.TemporaryDirectory() as scratch:
+        cubin = Path(scratch) / "kernel.cubin"
+        _run(ptxas, f"-arch={TARGET.findall(ptx.read_text())[0]}", str(ptx), "-o", str(cubin))
+        lines = SASS_LINE.finditer(_run(nvdisasm, "-c", str(cubin)))
+    code, labels, loops = list[str](), dict[str, int](), list[list[str]]()
+    for line in lines:
+        if line["label"]:
+            labels[line["label"]] = len(code)
+            continue
+        code.append(line["code"])
+        if (branch := BRANCH.search(line["code"])) and branch[1] in labels:
+            loops.append(code[labels[branch[1]] :])
+    return max(loops, key=lambda loop: (sum(map(is_product, loop)), -len(loop)))
+
+
+def is_product(instruction: str) -> bool:
+    """Whether an instruction is a product of tensor cores."""
+    return bool(SASS["tensor_instructions"].search(instruction))
 
 
 def _of_ptx(text: str) -> dict[str, Kernel]:

@@ -5,8 +5,7 @@
 Rows: `weight` (how it is stored), `implementation`, `inputs`, `outputs`, `tokens`, `seconds` of one product and its extremes,
 `bytes_per_s` (the stored weight, read once) and `copy_share` of the copy bandwidth, `times` (seconds over those of XLA's
 product with the weight in bfloat16); `off`, the largest difference from a product of the unpacked weight in float32 as a share
-of the largest number, and `ok`. Or `error`, or `skipped` with the reason, in place of all that. Rows of the Triton kernel have
-`tile`: blocks of columns, stored rows of a turn, parts of the inputs.
+of the largest number, and `ok`. Or `error`, or `skipped` with the reason, in place of all that.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,14 +16,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from benchmarks.gpu_suite import fragment_product
 from benchmarks.suite.ceilings import copy_rate
 from benchmarks.suite.expert_timing import DTYPE, ERROR_CHARACTERS, MOST_OFF
 from benchmarks.suite.sizes import Row, Sizes
 from benchmarks.suite.timing import timed
-from jinfercept.layouts.packed_weights import ORDER
 from jinfercept.models.packed_rows import Packing
 from jinfercept.models.quantized import QuantizedTensor
-from jinfercept.pallas import triton_quantized
 from jinfercept.pallas.gpu_heads import compute_capability
 from jinfercept.pallas.tiles import HOPPER
 
@@ -35,8 +33,8 @@ PACKINGS = {
     "e4m3 (FP8)": Packing("float8_e4m3fn", 128, "float32"),
     "MXFP4": Packing("uint32", 32, "uint8"),
 }
-OTHER_TILES = ((2, 32, 1), (1, 64, 1), (4, 32, 2), (2, 64, 4), (2, 32, 4))
-"""The fastest of the sweep on an H200, timed beside those that the engine takes."""
+FOR_HOPPER = ("mosaic", "fragments")
+"""Implementations that run nowhere else: JAX's kernel, and ours of `fragment_product`."""
 GROUP = 128
 FUSED = {"xla_gpu_experimental_enable_subchannel_dequantisation_fusion": True, "xla_gpu_experimental_force_split_k": 1}
 """XLA fuses scales of groups into a product only with the first, and into one that it has not split only."""
@@ -52,7 +50,6 @@ class Candidate(NamedTuple):
         multiply: rows with it.
         dense: the numbers that it stands for, `[inputs, outputs]`.
         options: of XLA.
-        more: what its rows say besides.
     """
 
     weight: str
@@ -61,7 +58,6 @@ class Candidate(NamedTuple):
     multiply: Callable[[jax.Array, Any], jax.Array]
     dense: Callable[[Any], jax.Array]
     options: Mapping[str, Any] = MappingProxyType({})
-    more: Mapping[str, Any] = MappingProxyType({})
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
@@ -72,9 +68,9 @@ def rows(sizes: Sizes) -> Iterator[Row]:
         xs = [jax.random.normal(key, (tokens, inputs), DTYPE) for key in keys]
         common = {"inputs": inputs, "outputs": outputs, "tokens": tokens}
         base_s = 0.0
-        for candidate in _candidates(sizes.product, tokens):
-            row = {"weight": candidate.weight, "implementation": candidate.implementation, **common, **candidate.more}
-            if candidate.implementation == "mosaic" and not _is_hopper():
+        for candidate in _candidates(sizes.product):
+            row = {"weight": candidate.weight, "implementation": candidate.implementation, **common}
+            if candidate.implementation in FOR_HOPPER and not _is_hopper():
                 yield row | {"skipped": "needs a Hopper"}
                 continue
             try:
@@ -112,10 +108,9 @@ def _measured(candidate: Candidate, xs: list[jax.Array], sizes: Sizes, base_s: f
     }, base_s
 
 
-def _candidates(shape: tuple[int, int], tokens: int) -> Iterator[Candidate]:
+def _candidates(shape: tuple[int, int]) -> Iterator[Candidate]:
     """XLA's product with a dense weight, and after it all others."""
     inputs, on_gpu = shape[0], jax.default_backend() == "gpu"
-    other_tiles = OTHER_TILES if on_gpu else OTHER_TILES[:1]  # interpreting takes long
 
     def dense() -> jax.Array:
         return jax.random.normal(jax.random.key(0), shape, DTYPE) * inputs**-0.5
@@ -124,14 +119,15 @@ def _candidates(shape: tuple[int, int], tokens: int) -> Iterator[Candidate]:
     for name, how in PACKINGS.items():
         make = partial(random_weight, shape, how)
         yield Candidate(name, "jinfercept", make, lambda x, weight: weight.product(x), QuantizedTensor.dense)
-        for tile in dict.fromkeys([_own_tile(shape, how, tokens), *other_tiles]):
-            if tokens <= triton_quantized.MOST_ROWS:
-                multiply = partial(_by_tile, tile)
-                yield Candidate(name, "triton", make, multiply, QuantizedTensor.dense, more={"tile": list(tile)})
     for kind in ("int4", "int8", "float8_e4m3fn"):
         for options, depth in (({}, inputs), (FUSED if on_gpu else {}, min(GROUP, inputs // 2))):
             name = f"{kind}, {'a scale for each column' if depth == inputs else f'groups of {depth}'}"
-            yield Candidate(name, "xla", partial(_plain, shape, kind, depth), _by_xla, _plain_dense, options)
+            make = partial(_plain, shape, kind, depth)
+            yield Candidate(name, "xla", make, _by_xla, _plain_dense, options)
+            multiply = partial(fragment_product.product, kind=kind)
+            yield Candidate(
+                name, "fragments", partial(_arranged, make), multiply, lambda _, make=make: _plain_dense(make())
+            )
     make = partial(_plain, shape, "int8", inputs)
     yield Candidate(
         "int8, a scale for each column, outputs first",
@@ -140,26 +136,6 @@ def _candidates(shape: tuple[int, int], tokens: int) -> Iterator[Candidate]:
         _by_mosaic,
         lambda weight: _plain_dense((weight[0].T, weight[1])),
     )
-
-
-def _own_tile(shape: tuple[int, int], how: Packing, tokens: int) -> tuple[int, int, int]:
-    cut = _own_cut(shape, how, tokens)
-    return cut.blocks, cut.depth, -(-shape[0] // how.per_value // cut.part)
-
-
-def _own_cut(shape: tuple[int, int], how: Packing, tokens: int) -> triton_quantized.Cut:
-    stored, num_blocks = shape[0] // how.per_value, shape[1] // 32
-    return triton_quantized.cut_for(tokens, num_blocks, stored, how.per_value, how.group, how.zero)
-
-
-def _by_tile(tile: tuple[int, int, int], x: jax.Array, weight: QuantizedTensor) -> jax.Array:
-    blocks, depth, parts = tile
-    stored = weight.values.shape[1]
-    part = -(-stored // depth // parts) * depth
-    own = _own_cut((x.shape[1], weight.values.shape[0] * 32), weight.packing, len(x))
-    cut = own._replace(blocks=blocks, depth=depth, part=part)
-    interpret = jax.default_backend() != "gpu"
-    return triton_quantized.product(weight.zero, x.dtype, ORDER, x, *weight.packed[:3], interpret=interpret, cut=cut)
 
 
 def _plain(shape: tuple[int, int], kind: str, depth: int) -> tuple[jax.Array, jax.Array]:
@@ -180,6 +156,10 @@ def _by_xla(x: jax.Array, weight: tuple[jax.Array, jax.Array]) -> jax.Array:
     if len(scales) > 1:
         return jnp.dot(x, _plain_dense(weight))
     return (jnp.dot(x, numbers.astype(x.dtype), preferred_element_type=jnp.float32) * scales).astype(x.dtype)
+
+
+def _arranged(make: Callable[[], tuple[jax.Array, jax.Array]]) -> fragment_product.Fragments:
+    return fragment_product.arrange(*make())
 
 
 def _is_hopper() -> bool:

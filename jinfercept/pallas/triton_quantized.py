@@ -60,7 +60,6 @@ def product(
     scales: Shaped[Array, "B G W"],
     offsets: Float[Array, "B G W"] | None,
     interpret: bool = False,
-    cut: Cut | None = None,
 ) -> Float[Array, "T N"]:
     """`x @ weight`, of a weight as `quantized_product.Packed` has it.
 
@@ -70,13 +69,12 @@ def product(
         order: of the inputs in a word of 4-bit numbers.
         x: of 16 bits a number.
         interpret: run the kernel's Python instead of compiling it.
-        cut: None: that of `cut_for`.
     """
     num_blocks, num_stored, width = values.shape
     per_value = x.shape[1] // num_stored
     float8 = values.dtype == jnp.float8_e4m3fn
     values = jax.lax.bitcast_convert_type(values, jnp.int8) if float8 else values  # masked loads know no float8
-    cut = cut or cut_for(len(x), num_blocks, num_stored, per_value, x.shape[1] // scales.shape[1], zero)
+    cut = _cut(len(x), num_blocks, num_stored, per_value, x.shape[1] // scales.shape[1], zero)
     num_parts = pl.cdiv(num_stored, cut.part)
     operands = (by_place(x, num_stored, order), values, scales, *(() if offsets is None else (offsets,)))
     sums = pl.pallas_call(
@@ -102,7 +100,7 @@ def least_capability(values: DTypeLike) -> int:
     return _ADA if values == jnp.float8_e4m3fn else _AMPERE
 
 
-def cut_for(num_rows: int, num_blocks: int, num_stored: int, per_value: int, group: int, zero: int) -> Cut:
+def _cut(num_rows: int, num_blocks: int, num_stored: int, per_value: int, group: int, zero: int) -> Cut:
     """How a product of so many rows is divided."""
     rows = max(16, min(ROWS, power_of_two(num_rows)))
     are_words = per_value > 1

@@ -1,10 +1,10 @@
 """Run as a program where the CUDA plugin is on the path: compiles for a GPU that is not there, and says what came out.
 
 Reads one JSON object from stdin, `{"gpu": "h100", "num_devices": 1, "generation": "cuda13", "kernels": {name: sizes}, "pages":
-{name: sizes}, "quantized": {name: sizes}, "experts": {name: sizes}, "steps": {"model": …, "shape": …}, "read_ptx": false}`,
-and writes `{"results": …, "sources": …}` to stdout. The results are by name the error of a compilation, or what
-`memory_analysis`, the optimised HLO and the PTX say of it; the sources are the files of the repository that were read. The
-folder `$AOT_RESULTS` holds the results of earlier runs by a hash of all that a compilation depends on.
+{name: sizes}, "quantized": {name: sizes}, "fragments": {name: sizes}, "experts": {name: sizes}, "steps": {"model": …, "shape":
+…}, "read_ptx": false}`, and writes `{"results": …, "sources": …}` to stdout. The results are by name the error of a
+compilation, or what `memory_analysis`, the optimised HLO and the PTX say of it; the sources are the files of the repository
+that were read. The folder `$AOT_RESULTS` holds the results of earlier runs by a hash of all that a compilation depends on.
 """
 
 import json
@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ import jax.numpy as jnp
 
 from benchmarks.ahead_of_time.compiler import TARGETS, Compiler, Facts, add_runner, gpus, loaded_sources
 from benchmarks.ahead_of_time.plugin import tool
-from benchmarks.gpu_bill.machine_code import read_kernels
+from benchmarks.gpu_bill.machine_code import is_product, products_loop, read_kernels
+from benchmarks.gpu_suite.fragment_product import DEPTH, arrange
+from benchmarks.gpu_suite.fragment_product import product as fragment_product
 from jinfercept.layouts.kv_rows import stored_dtype
 from jinfercept.layouts.packed_weights import WIDTH, Packed
 from jinfercept.layouts.pages import Batch, kv_shape, write_kv
@@ -124,6 +127,12 @@ def _schedule(ptx: str) -> str:
     """What a Mosaic kernel issues and waits for, a letter each: m(ultiplies), e(xponentiates), t(ries a barrier), and the
     number of products that may be under way after a wait for products."""
     return "".join("".join(words)[0] for words in PTX_SCHEDULE.findall(ptx))
+
+
+def _loop(ptx: Path) -> tuple[int, int]:
+    """Instructions of a kernel's main loop, and the products of tensor cores among them."""
+    loop = products_loop(ptx, str(tool("ptxas")), str(tool("nvdisasm")))
+    return len(loop), sum(map(is_product, loop))
 
 
 def _bytes(dtype: str, dims: str) -> int:
@@ -228,6 +237,16 @@ def quantized(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None
     compiler.add(name, multiply, compiler.shape((num_rows, depth), jnp.bfloat16), values, scales, scales)
 
 
+def fragments(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
+    """A product of the GPU suite with a weight in wgmma's order, groups of 128 or whole columns."""
+    kind, depth, num_columns = case["kind"], case["inputs"], case["outputs"]
+    num_groups = depth // DEPTH if case["grouped"] else 1
+    numbers, scales = compiler.shape((depth, num_columns), kind), compiler.shape((num_groups, num_columns), jnp.float32)
+    weight = jax.tree.map(lambda leaf: compiler.shape(leaf.shape, leaf.dtype), jax.eval_shape(arrange, numbers, scales))
+    x = compiler.shape((case["rows"], depth), jnp.bfloat16)
+    compiler.add(name, partial(fragment_product, kind=kind), x, weight)
+
+
 def experts(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
     """A layer's experts with biases, in bfloat16, in MXFP4 or in groups of 32 with offsets."""
     num_experts, size, columns, rows = (case[key] for key in ("num_experts", "hidden_size", "ffn_size", "rows"))
@@ -258,7 +277,7 @@ def main() -> None:
     num_devices = order.get("num_devices", 1)
     compiler = KernelCompiler(gpus(order["gpu"], order["generation"], num_devices), _facts, SOURCE, dumped)
     with redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
-        if "mosaic" in (case.get("attention") for case in order.get("kernels", {}).values()):
+        if "fragments" in order or "mosaic" in (case.get("attention") for case in order.get("kernels", {}).values()):
             os.environ |= {"MOSAIC_GPU_DUMP_PTX": "1", "MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_TO": folder}
         for name, case in order.get("kernels", {}).items():
             kernel(compiler, name, case)
@@ -268,11 +287,15 @@ def main() -> None:
             pages(compiler, name, case)
         for name, case in order.get("quantized", {}).items():
             quantized(compiler, name, case)
+        for name, case in order.get("fragments", {}).items():
+            fragments(compiler, name, case)
         for name, case in order.get("experts", {}).items():
             experts(compiler, name, case)
         results = compiler.results()
         for facts in results.values():
             facts["assembled"] = [path.read_text() for path in Path(folder).glob("*.ptxas")]
+            if "fragments" in order:
+                facts["loops"] = [_loop(path) for path in Path(folder).glob("*.ptx")]
             facts["scheduled"] = [_schedule(path.read_text()) for path in Path(folder).glob("*.ptx")]
     json.dump({"results": results, "sources": loaded_sources(TARGETS / f"{order['gpu']}.txtpb")}, sys.stdout)
 

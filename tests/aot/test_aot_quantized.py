@@ -1,4 +1,6 @@
-"""Products with quantised weights, compiled for A100 and H100 without a GPU: the weight is never unpacked in memory."""
+"""Products with quantised weights, compiled for A100 and H100 without a GPU: the weight is never unpacked in memory.
+
+The product of the GPU suite for Hopper takes few instructions."""
 
 from typing import Any
 
@@ -43,3 +45,21 @@ def test_up_to_so_many_rows_no_product_makes_a_copy_of_its_weight() -> None:
 @pytest.mark.parametrize(("gpu", "cases"), [("h100", H100), ("a100", A100)], ids=["h100", "a100"])
 def test_no_product_of_any_kind_makes_a_copy_of_its_weight(gpu: str, cases: dict[str, dict[str, Any]]) -> None:
     check(gpu, cases)
+
+
+NUMBERS_OF_A_THREAD = 64 * 16 // 128  # in one product of wgmma
+MOST_INSTRUCTIONS = {"int4": 2.55, "int8": 2.4, FLOAT8: 3.5}
+
+
+@pytest.mark.parametrize("rows", [1, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("kind", "grouped"), [("int4", True), ("int8", False), (FLOAT8, True)])
+def test_weights_in_the_order_of_wgmma_take_few_instructions_and_no_spills(kind: str, grouped: bool, rows: int) -> None:
+    sizes = {"rows": rows, "inputs": INPUTS, "outputs": OUTPUTS, "kind": kind, "grouped": grouped}
+    (facts,) = compile_for("h100", fragments={f"{kind}, {rows} rows": sizes}).values()
+    assert facts["error"] is None
+    assert facts["mosaic_kernels"] == 1
+    (report,) = facts["assembled"]
+    assert "0 bytes spill stores" in report
+    assert "serialized" not in report, "products wait for each other"
+    ((instructions, products),) = facts["loops"]
+    assert instructions / (products * NUMBERS_OF_A_THREAD) <= MOST_INSTRUCTIONS[kind]

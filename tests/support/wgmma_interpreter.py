@@ -57,14 +57,18 @@ class Interpreter(jaxpr_interpret.JaxprInterpreter):
 
     def interpret(self, jaxpr, token, *args):
         """As the base class, which passes the token on to the calls that it takes for code of the compiler."""
-        stores = [equation.primitive is primitives.wgmma_accumulator_store_p for equation in jaxpr.eqns]
+        others = primitives.wgmma_accumulator_store_p, primitives.wgmma_wait_p
+        changed = [equation.primitive in others for equation in jaxpr.eqns]
         equations = [
-            equation.replace(primitive=primitives.inline_mgpu_p) if is_store else equation
-            for equation, is_store in zip(jaxpr.eqns, stores, strict=True)
+            equation.replace(primitive=primitives.inline_mgpu_p) if is_other else equation
+            for equation, is_other in zip(jaxpr.eqns, changed, strict=True)
         ]
-        return super().interpret(jaxpr.replace(eqns=equations) if any(stores) else jaxpr, token, *args)
+        return super().interpret(jaxpr.replace(eqns=equations) if any(changed) else jaxpr, token, *args)
 
     def _interpret_inline_mgpu_p(self, eqn, token, get_invals):
+        if not eqn.outvars:
+            wait = partial(_wait, wait_n=eqn.params["n"])
+            return self._call(wait, eqn, gpu_callbacks.TOKEN_SHAPE_DTYPE, token), []
         accumulator, value = get_invals()
         called = self._call(_store, eqn, gpu_callbacks.TOKEN_SHAPE_DTYPE, token, accumulator=accumulator, value=value)
         return called, [value]
@@ -164,13 +168,20 @@ def _issue(*, token, thread, accumulator, left, right, transforms, in_registers,
 
 
 def _load(*, token, thread, accumulator, wait_n, source_info):
-    del source_info
-    shared_memory = gpu_callbacks._get_shared_memory()
-    products, key = _products(shared_memory, thread), Key.from_array(accumulator)
-    while wait_n is not None and len(products.pending) > wait_n:
-        _finish(shared_memory, thread, products)
+    if wait_n is not None:
+        _wait(token=token, thread=thread, wait_n=wait_n, source_info=source_info)
+    shared_memory, key = gpu_callbacks._get_shared_memory(), Key.from_array(accumulator)
     content, _, _ = shared_memory.get_buffer_content(key, shared_memory.access(key, ()), thread)
     return token, content
+
+
+def _wait(*, token, thread, wait_n, source_info):
+    del source_info
+    shared_memory = gpu_callbacks._get_shared_memory()
+    products = _products(shared_memory, thread)
+    while len(products.pending) > wait_n:
+        _finish(shared_memory, thread, products)
+    return token
 
 
 def _finish(shared_memory, thread, products: Products) -> None:
