@@ -27,7 +27,7 @@ from jinfercept.outputs import RequestOutput
 from jinfercept.rollouts.methods import RolloutMethods
 from jinfercept.runner.executables import Progress
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.estimators import EstimatorChoice
+from jinfercept.sched.estimator import EstimatorChoice
 from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.policies import PolicyChoice

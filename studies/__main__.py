@@ -20,6 +20,10 @@ COMMANDS: Mapping[str, Entry] = {
         "studies.agents.command:StudyAgents",
         "turns of coding agents under policies and published rivals, over pools, models and seeds",
     ),
+    "regimes": Entry(
+        "studies.agents.regimes:StudyRegimes",
+        "two policies under the same order, over kinds of workloads, seed by seed",
+    ),
     "overflow": Entry(
         "studies.overflow.command:StudyOverflow", "recompute or swap when running requests overflow the KV pool"
     ),

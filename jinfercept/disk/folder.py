@@ -11,7 +11,7 @@ from jinfercept.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-LOCK_NAME = "lock"
+LOCK_NAME = "jinfercept-kv.lock"
 MOUNTS = Path("/proc/self/mountinfo")
 _NETWORK = {"9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs"}
 _MEMORY = {"ramfs", "tmpfs"}

@@ -176,12 +176,12 @@ class Engine:
             self.requests.retained.clear(self._clock.now())
         else:
             self.requests.retained.keep_named()
-        self.scheduler.upheaval.change_weights(recompute=recompute)
+        self.scheduler.change_weights(recompute=recompute)
         self.requests.weights_version = version
 
     def leave_device(self) -> None:
         """Give all device pages back, in `between_steps`."""
-        self.scheduler.upheaval.leave_device(self._clock.now())
+        self.scheduler.leave_device(self._clock.now())
 
     def close(self) -> None:
         """Abort every request, and wait for the plans in flight."""

@@ -162,18 +162,16 @@ class Context:
     `side` are its pages in layers with windows that have pages of their own, or its state of recurrent layers; None where the
     model has neither. `side_cost` is the memory of one such page, or of a state, in tokens of KV.
 
-    Its extents and runs are kept until one of the extents changes. A set that `watch` has named then gets the context.
+    Its extents and runs are kept until one of the extents changes.
     """
 
     __slots__ = (
-        "_changed",
         "_extents",
-        "_num_stored",
         "_own_evictable",
-        "_own_hosted",
         "_runs",
         "held",
         "last",
+        "num_stored",
         "page_size",
         "ready",
         "root",
@@ -199,8 +197,7 @@ class Context:
         self.uncommitted = 0
         self.side: ContextWindow | ContextState | None = None
         self.side_cost = 0.0
-        self._num_stored = 0
-        self._changed: set[Context] | None = None
+        self.num_stored = 0
         self.begin(tree)
 
     def begin(self, last: PageExtent) -> None:
@@ -220,24 +217,6 @@ class Context:
         """Find the runs anew: what they show of an extent has changed."""
         self._runs: list[PageRun] | None = None
         self._own_evictable: list[PageRun] | None = None
-        self._own_hosted: list[PageRun] | None = None
-        if self._changed is not None:
-            self._changed.add(self)
-
-    def watch(self, changed: "set[Context] | None") -> None:
-        """From now on, add the context to this set when its runs or `num_stored` change; None: to none."""
-        self._changed = changed
-
-    @property
-    def num_stored(self) -> int:
-        """Leading pages that a disk had when it was last asked."""
-        return self._num_stored
-
-    @num_stored.setter
-    def num_stored(self, num_pages: int) -> None:
-        self._num_stored = num_pages
-        if self._changed is not None:
-            self._changed.add(self)
 
     @property
     def num_pages(self) -> int:
@@ -304,16 +283,6 @@ class Context:
         if runs is None:
             runs = [run for run in self.runs() if run.evictable and not (run.shared or run.in_flight)]
             self._own_evictable = runs
-        return runs
-
-    @property
-    def own_hosted(self) -> list[PageRun]:
-        """The runs only on the host that no other context has and that no plan copies; not to be changed."""
-        runs = self._own_hosted
-        if runs is None:
-            is_hosted = Residency.HOST
-            runs = [run for run in self.runs() if run.residency is is_hosted and not (run.shared or run.in_flight)]
-            self._own_hosted = runs
         return runs
 
     def _alike(self, first: int, last: int) -> list[PageRun]:

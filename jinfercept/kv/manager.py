@@ -358,11 +358,6 @@ class KVManager:
             pages += pool.is_fetchable(context)
         return pages
 
-    def fetchable(self, context: Context) -> list[tuple[int, int]]:
-        """The first token, and the end, of each run of pages that can be fetched from the host now."""
-        size = self.page_size
-        return [(extent.start * size, extent.end * size) for extent in context.extents if extent.is_fetchable]
-
     def fetch(self, context: Context, most: int, pages: range | None = None) -> tuple[PageCopies, int]:
         """Fetch up to `most` pages of a context to slots that are free or of finished prefixes.
 
@@ -390,17 +385,6 @@ class KVManager:
                 assert part.host is not None
                 copies.add(slots[:: pages.step], part.host[:: pages.step])
         return copies, num_tokens
-
-    def drop_fetchable(self, context: Context) -> None:
-        """Drop what could be fetched from the host and what no other context refers to, so that it is recomputed; nothing of a
-        context with a window, which could not go on."""
-        if self.side_pools:
-            return
-        for extent in context.extents:
-            if extent.is_fetchable and extent.num_contexts == 1:
-                self._store.drop_host(extent)
-        if context.tail.num_pages and context.tail.residency is Residency.MISSING:
-            context.drop_tail()
 
     def copy_out(self, context: Context, pages: range, most: int) -> tuple[PageCopies, int]:
         """Copy pages to the host in this order, until one cannot be copied or `most` are.

@@ -1,8 +1,65 @@
 """What one sequence's drafts come from, and how many of them were accepted lately."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, final
 
-from jinfercept.sched.ngrams import NgramIndex
+_MOST_CANDIDATES = 16
+"""Earlier occurrences of the shortest n-gram that are compared, the latest first."""
+
+
+@final
+class NgramIndex:
+    """The n-grams of one growing list of tokens: prompt, generated tokens and results of calls alike.
+
+    Memory is one entry per token; a draft takes time that does not grow with the list.
+
+    Args:
+        shortest, longest: tokens of the n-grams, at least 1.
+    """
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        assert 1 <= shortest <= longest
+        self._shortest, self._longest = shortest, longest
+        self._latest: dict[tuple[int, ...], int] = {}  # where an n-gram of the shortest length ended last
+        self._before: dict[int, int] = {}  # where the one that ends here ended before
+        self._end = shortest  # of the n-gram that is entered next
+
+    def draft(self, tokens: Sequence[int], count: int) -> tuple[int, ...]:
+        """At most `count` tokens that followed the longest n-gram that ends `tokens` and occurred before; of equals, the last.
+
+        A continuation that reaches the end of the list goes on with itself: a repetition is drafted as one.
+
+        Args:
+            tokens: those of the last call, and new ones.
+        """
+        if count < 1 or len(tokens) <= self._shortest:
+            return ()
+        for end in range(self._end, len(tokens)):
+            ngram = tuple(tokens[end - self._shortest : end])
+            if (previous := self._latest.get(ngram)) is not None:
+                self._before[end] = previous
+            self._latest[ngram] = end
+        self._end = max(self._end, len(tokens))
+        best, best_at = self._shortest - 1, None
+        at = self._latest.get(tuple(tokens[len(tokens) - self._shortest :]))
+        for _ in range(_MOST_CANDIDATES):
+            if at is None or best == self._longest:
+                break
+            if (length := self._common(tokens, at)) > best:
+                best, best_at = length, at
+            at = self._before.get(at)
+        if best_at is None:
+            return ()
+        period = len(tokens) - best_at
+        return tuple([tokens[best_at + index % period] for index in range(count)])
+
+    def _common(self, tokens: Sequence[int], end: int) -> int:
+        """How many tokens, up to the longest n-gram, are the same before `end` and at the end of the list."""
+        length = self._shortest
+        while length < min(self._longest, end) and tokens[end - 1 - length] == tokens[-1 - length]:
+            length += 1
+        return length
+
 
 _PRIOR = 2.0
 """Drafts as which the chance counts that is expected before any was tried."""

@@ -6,10 +6,12 @@ bound: that of a call in flight, or of one that timed out or was killed.
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, final
 
 from jinfercept.sched.durations import DurationHistory, Seen, SharedHistory, SurvivalCurve, recent
+from jinfercept.sched.guards import guarded_plugin
+from jinfercept.sched.plugins import check_name, is_place
 from jinfercept.sched.sequence import PendingCall, Sequence
 
 TRUST = 1 / 64
@@ -255,3 +257,24 @@ _NOTHING = SurvivalCurve.from_seen([])
 
 ESTIMATORS: dict[str, Callable[[], Estimator]] = {"elapsed": ElapsedEstimator, "history": HistoryEstimator}
 """The estimators by the name that selects them; a simulation has the `sim.oracle.OracleEstimator` too."""
+
+
+type EstimatorChoice = str | Estimator | type[Estimator] | Callable[[], Estimator]
+"""A name; a place, `path.py:Class` or `package.module:Class`; a class or a function, called once for every
+engine; or an estimator, for one engine."""
+
+
+def make_estimator(choice: EstimatorChoice, names: Mapping[str, Callable[[], Estimator]] = ESTIMATORS) -> Estimator:
+    """Make an estimator; one that is not built in is guarded.
+
+    Args:
+        choice: see `EstimatorChoice`.
+        names: the built-in ones.
+
+    Raises:
+        ConfigError: no estimator has the name, or as `build_plugin`.
+    """
+    if isinstance(choice, str) and not is_place(choice):
+        check_name("estimator", choice, names)
+        return names[choice]()
+    return guarded_plugin("estimator", choice, Estimator, ESTIMATORS.values())

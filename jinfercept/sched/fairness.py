@@ -11,8 +11,7 @@ service order of a tenant that runs several is preempted for it. Otherwise long 
 from collections.abc import Container
 from typing import final
 
-from jinfercept.sched.queues import Queues
-from jinfercept.sched.ranking import Rank
+from jinfercept.sched.queues import Queues, Rank
 from jinfercept.sched.sequence import Sequence
 
 

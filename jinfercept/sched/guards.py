@@ -23,7 +23,6 @@ _ALLOWED = {
 
 _TIME = (lambda answer: answer >= 0.0, "number from 0 to inf")  # false for NaN
 _NUMBERS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "held_pages": (lambda answer: isinstance(answer, int) and answer >= 0, "number of pages"),
     "key": (math.isfinite, "finite number"),
     "survival": (lambda answer: 0.0 <= answer <= 1.0, "number from 0 to 1"),
     **dict.fromkeys(("duration_s", "remaining_s", "seconds_per_return", "hold_until_s"), _TIME),

@@ -3,17 +3,41 @@
 from collections.abc import Callable, Mapping
 from typing import final
 
+from jinfercept.sched.cost import CostModel
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.guards import guarded_plugin
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.order import Order
 from jinfercept.sched.plugins import check_name, is_place
 from jinfercept.sched.policies import PolicyInputs
-from jinfercept.sched.position_price import PositionPrice
 from jinfercept.sched.sequence import Sequence
 
 LONGER = 120.0
 """A request may be overtaken by requests that come within so many times the seconds of its missing work."""
+
+
+@final
+class PositionPrice:
+    """Seconds of computing parts of a context, by the steps that compute it whole: attention makes later tokens dearer."""
+
+    def __init__(self, cost: CostModel, chunk_tokens: int) -> None:
+        self._cost, self._chunk_tokens = cost, chunk_tokens
+        self._whole_s = [0.0]  # seconds of computing the first chunks, by their number
+
+    def between_s(self, start: int, end: int) -> float:
+        """Seconds of computing the tokens `start … end - 1` of a context whose earlier tokens are there."""
+        return self._first_s(end) - self._first_s(start)
+
+    def _first_s(self, num_tokens: int) -> float:
+        chunks, rest = divmod(num_tokens, self._chunk_tokens)
+        seconds = self._chunks_s(chunks)
+        return seconds + (self._chunks_s(chunks + 1) - seconds) * rest / self._chunk_tokens if rest else seconds
+
+    def _chunks_s(self, number: int) -> float:
+        whole_s = self._whole_s
+        while len(whole_s) <= number:
+            whole_s.append(self._cost.recompute_s(len(whole_s) * self._chunk_tokens, self._chunk_tokens))
+        return whole_s[number]
 
 
 @final

@@ -94,9 +94,7 @@ SETTINGS: dict[str, PolicyEntry] = {
     "min_waste": PolicyEntry(_min_waste),
     "lru": PolicyEntry(lambda inputs: LeastRecentlyUsed(writes_through=False)),
     "lru_host": PolicyEntry(lambda inputs: LeastRecentlyUsed(writes_through=True)),
-    "copy_ahead": PolicyEntry(
-        lambda inputs: CopyAhead(inputs.estimator, inputs.cost, inputs.saturation, inputs.page_size)
-    ),
+    "copy_ahead": PolicyEntry(lambda inputs: CopyAhead(inputs.estimator)),
 }
 """The policies by name. The paper's ablation is discard, improved_discard, chunked_discard, budgeted_swap, heuristic_preserve
 and min_waste, in this order."""

@@ -106,21 +106,17 @@ class Policy(Protocol):
 
     It relies on this: the calls come from one thread, in the order in which things happen; `now` never falls; a page of a
     paused sequence changes its place only by a move, or when its slot is taken at last because no victim was offered. It
-    reads sequences and pages and writes to neither (`Context.watch` names a set that it joins when its pages change),
-    keeps no page beyond a call, and blocks on nothing.
+    reads sequences and pages and writes to neither, keeps no page beyond a call, and blocks on nothing.
 
     Attributes:
         requeues_at_tail: a request whose calls have returned is queued last. Constant.
         protects_paused: intercepted contexts lose no page while a sequence runs, but by `moves`. Constant.
         synchronous: transfers have no budget; the step waits for them. Constant.
-        recomputes_late: when a request runs again and the link would bring its host pages so late that recomputing them wastes
-            less memory over time (equations (4) and (2)), they are dropped and recomputed. Constant.
     """
 
     requeues_at_tail: bool = False
     protects_paused: bool = False
     synchronous: bool = False
-    recomputes_late: bool = False
 
     @abstractmethod
     def pause(self, sequence: Sequence, now: float) -> None:
@@ -160,14 +156,6 @@ class Policy(Protocol):
         refused while the host is full.
         """
         return iter(())
-
-    def held_pages(self, most: int, now: float) -> int:
-        """Device pages of intercepted contexts that a new request must not take: it waits for other slots, as long as a
-        sequence runs. Counted no further than `most`. None unless overridden.
-
-        Requests that have run before are not held up by it.
-        """
-        return 0
 
     def admits(self, sequence: Sequence, now: float) -> bool:
         """Whether a waiting sequence may start; later ones pass one that may not. True unless overridden.

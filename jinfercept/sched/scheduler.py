@@ -11,7 +11,7 @@ from jinfercept.kv.context import ContextResidency
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.admission import Admission
 from jinfercept.sched.chunk_planner import ChunkPlanner
-from jinfercept.sched.cost import CostModel
+from jinfercept.sched.cost import CostModel, StepBudget
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.eviction import Eviction
 from jinfercept.sched.fairness import FairShare
@@ -20,13 +20,10 @@ from jinfercept.sched.order import Order
 from jinfercept.sched.plan_builder import MoveOrder, PlanBuilder, PlannedStep, SchedulerCounters
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.preemption import PreemptedSequences, Preemption
-from jinfercept.sched.queues import Queues
-from jinfercept.sched.ranking import Rank
+from jinfercept.sched.queues import Queues, Rank
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence, State
 from jinfercept.sched.speculation import NO_DRAFTS, Speculation, SpeculationLimits
-from jinfercept.sched.step_budget import StepBudget
 from jinfercept.sched.transfers import Transfers
-from jinfercept.sched.upheaval import Upheaval
 
 MOST_TURNED_AWAY_S = 30.0
 """Seconds for which a policy may let nothing run though sequences wait; then the first of them starts."""
@@ -78,9 +75,7 @@ class Scheduler:
         self._transfers = transfers = Transfers(kv, policy, self.counters, observer)
         preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=kv.has_host)
         self._eviction = Eviction(kv, self._queues, self._fair, policy, transfers, self.counters, preempted)
-        recomputes_late = policy.recomputes_late and preemption == "policy"  # a forced way is not to be mended
-        self.upheaval = Upheaval(kv, queues, self._eviction, self.counters)
-        self._admission = Admission(kv, queues, policy, self._budget, recomputes_late=recomputes_late)
+        self._admission = Admission(kv, queues, policy, buckets[-1])
         self.speculation = Speculation(speculation, kv, self._budget, max_model_len, self.counters)
         self._chunks = ChunkPlanner(
             kv, queues, self._eviction, transfers, self.counters, max_model_len=max_model_len, chunk_tokens=chunk_tokens
@@ -241,6 +236,48 @@ class Scheduler:
         """Free host slots for so many pages of a waiting sequence, as far as the policy lets copies go. Between two plans."""
         self._transfers.free_host(MoveOrder(self._policy.host_victims(sequence, now)), num_pages)
 
+    # -- all sequences at once, with no plan in flight ----------------------------------------------------------------
+
+    def change_weights(self, *, recompute: bool) -> None:
+        """The weights are others now: finished prefixes are dropped, and what was never computed shares no older page.
+
+        A page of older weights is worth nothing where it is to be computed again, whatever the waste equations say of its age:
+        to hold it is waste alone, so it goes at once, on the device and on the host.
+
+        Args:
+            recompute: all sequences lose their pages. Those that ran wait again; intercepted ones do when they return.
+        """
+        self.kv.drop_prefixes(apart=True)
+        self._renew([sequence for sequence in self.unfinished if recompute or not sequence.max_computed])
+
+    def leave_device(self, now: float) -> None:
+        """Give all device slots back. Running sequences wait again; all keep what the host has of them, but for those with
+        windows or states, which are whole or lost."""
+        for sequence in self.running.copy():
+            sequence.void_pending()
+            self._eviction.set_aside(sequence, now)
+        self.kv.begin_plan()
+        if self.kv.side_pools:
+            self._renew([*self.waiting, *self.intercepted.values()])
+        else:
+            self.kv.leave_device()
+
+    def _renew(self, sequences: list[Sequence]) -> None:
+        """Empty the contexts of sequences. The first of those that wait with the same prompt computes it for the others."""
+        for sequence in sequences:
+            if sequence.state is State.RUNNING:
+                sequence.void_pending()
+                self.counters.preempt(sequence)
+                self._queues.wait(sequence)
+            self.kv.renew(sequence.context)
+        self.kv.drop_prefixes()
+        leaders: dict[tuple[str, bytes, bytes], Sequence] = {}
+        waiting = [sequence for sequence in sequences if sequence.state is State.WAITING]
+        for sequence in sorted(waiting, key=lambda sequence: sequence.order):
+            prompt = sequence.tokens[: sequence.external_spans[0][1]].tobytes()
+            leader = leaders.setdefault((sequence.tenant, sequence.context.root, prompt), sequence)
+            sequence.leader = None if leader is sequence else leader
+
     # -- the plan --------------------------------------------------------------------------------------------------
 
     @property
@@ -360,7 +397,7 @@ class Scheduler:
 
     def _place(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Admit a sequence by its tenant's right to a slot and to pages, preempting sequences of tenants that run several."""
-        while not (self._queues.has_slot and self._admission.admit(builder, sequence, entitled=True)):
+        while not (self._queues.has_slot and self._admission.admit(builder, sequence)):
             victim = self._fair.victim(sequence)
             if victim is None:
                 return False

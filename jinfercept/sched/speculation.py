@@ -16,12 +16,11 @@ from heapq import heappop, heappush
 from typing import NamedTuple, final
 
 from jinfercept.kv.manager import KVManager
-from jinfercept.sched.draft_state import Acceptance, DraftState
-from jinfercept.sched.ngrams import NgramIndex
+from jinfercept.sched.cost import StepBudget
+from jinfercept.sched.draft_state import Acceptance, DraftState, NgramIndex
 from jinfercept.sched.plan import FROM_DEVICE, FROM_DRAFT_MODEL, Chunk
 from jinfercept.sched.plan_builder import PlanBuilder, SchedulerCounters
 from jinfercept.sched.sequence import Sequence
-from jinfercept.sched.step_budget import StepBudget
 
 _NGRAM_CHANCE, _MODEL_CHANCE = 0.6, 0.9
 """Chance that a draft is accepted before any was tried: an n-gram's, and a draft model's."""

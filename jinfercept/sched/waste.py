@@ -1,5 +1,5 @@
 """What an interception wastes under each way of treating its context: InferCept's equations (1) to (5), one function each, and
-ours (6) and (7), which compare pages of different contexts, in memory and on disk.
+ours (6), the return of pages from a disk.
 
 Waste is device memory held without use, times the time it is held. The KV bytes of a token cancel inside one model, so
 everything here is in token·seconds. Pure functions: no queue, no clock, no profile; what a step or a transfer costs arrives
@@ -81,20 +81,8 @@ def chunked_discard_waste(
     return forward_s(context) * (context / 2 + state) + growth_s * other_tokens
 
 
-def recompute_worth(recompute_s: float, per_return_s: float) -> float:
-    """Equation (6), what a page is worth: `t(p) / T_ret`, seconds of recomputing that keeping it saves for each second.
-
-    Args:
-        recompute_s: t(p), seconds of computing it again at its position p, the tokens before it being there.
-        per_return_s: T_ret, expected seconds of keeping it for each return of its sequence, above 0.
-    """
-    return recompute_s / per_return_s
-
-
 def return_s(recompute_s: float, disk_s: float, swap_s: float) -> float:
-    """Equation (7), what the return of pages takes that are on disk and in no memory: `min(T_recompute, T_disk + T_swap)`.
-
-    It takes the place of t(p) in equation (6) for these pages.
+    """Equation (6), what the return of pages takes that are on disk and in no memory: `min(T_recompute, T_disk + T_swap)`.
 
     Args:
         recompute_s: T_recompute, seconds of computing them again.

@@ -18,8 +18,7 @@ from jinfercept.meter.ledger import Prices
 from jinfercept.meter.request_log import RequestLog
 from jinfercept.request import Request
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
-from jinfercept.sched.estimator import ESTIMATORS, Estimator
-from jinfercept.sched.estimators import EstimatorChoice, make_estimator
+from jinfercept.sched.estimator import ESTIMATORS, Estimator, EstimatorChoice, make_estimator
 from jinfercept.sched.orders import OrderChoice, check_order_choice
 from jinfercept.sched.plugins import label
 from jinfercept.sched.policies import PolicyChoice, PolicyInputs, check_choice

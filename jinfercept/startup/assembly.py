@@ -31,7 +31,7 @@ from jinfercept.runner.pools import Pool
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
-from jinfercept.sched.estimators import make_estimator
+from jinfercept.sched.estimator import make_estimator
 from jinfercept.sched.orders import check_order_choice
 from jinfercept.sched.policies import check_choice
 from jinfercept.sched.profile import Profile

@@ -17,7 +17,7 @@ from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
-from jinfercept.sched.estimators import EstimatorChoice, make_estimator
+from jinfercept.sched.estimator import EstimatorChoice, make_estimator
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.order import Order
 from jinfercept.sched.orders import OrderChoice

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from jinfercept.disk import files
-from jinfercept.disk.folder import file_system
+from jinfercept.disk.folder import LOCK_NAME, file_system
 from jinfercept.disk.record import Root
 from jinfercept.disk.store import DiskStore
 from jinfercept.errors import ConfigError
@@ -103,7 +103,7 @@ def test_a_damaged_byte_or_a_shorter_file_costs_pages_and_never_gives_wrong_ones
         assert [write_pages(store, tokens) for tokens in texts] == [9, 5, 2]
         store.close()
         paths = sorted(
-            (path for path in Path(folder).iterdir() if path.name != "lock"), key=lambda path: path.stat().st_size
+            (path for path in Path(folder).iterdir() if path.name != LOCK_NAME), key=lambda path: path.stat().st_size
         )
         path = data.draw(st.sampled_from(paths))
         content = bytearray(path.read_bytes())

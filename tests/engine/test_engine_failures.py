@@ -47,7 +47,7 @@ def llm(_tiny: LLM) -> LLM:
 class Breaks:
     """A policy of the right shape that raises when a request ends, also when the engine is rebuilt."""
 
-    requeues_at_tail = protects_paused = synchronous = recomputes_late = False
+    requeues_at_tail = protects_paused = synchronous = False
 
     def pause(self, sequence: Sequence, now: float) -> None: ...
 
@@ -67,9 +67,6 @@ class Breaks:
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
         return iter(())
-
-    def held_pages(self, most: int, now: float) -> int:
-        return 0
 
     def admits(self, sequence: Sequence, now: float) -> bool:
         return True

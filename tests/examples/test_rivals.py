@@ -14,8 +14,7 @@ from examples.rivals.continuum import ProgramOrder, TimeToLive
 from examples.rivals.saga import WorkflowLRU
 from examples.rivals.thunder_agent import ProgramPausing
 from examples.rivals.token_cake import PredictiveUpload
-from jinfercept.sched.estimator import ElapsedEstimator
-from jinfercept.sched.estimators import make_estimator
+from jinfercept.sched.estimator import ElapsedEstimator, make_estimator
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Policy, preserve

@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given, settings
 
+from jinfercept.sched.cost import IDLE_STEP_S
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.sequence import Sequence
-from jinfercept.sched.step_budget import IDLE_STEP_S
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.workload import Script, Segment
 from tests.support.scheduler_scenarios import (

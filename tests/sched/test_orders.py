@@ -19,7 +19,7 @@ from jinfercept.sched.order import Order
 from jinfercept.sched.orders import LONGER, MissingWork, check_order_choice, make_order
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Move, preserve
-from jinfercept.sched.ranking import REFRESHED
+from jinfercept.sched.queues import REFRESHED
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.workload import Script, Segment

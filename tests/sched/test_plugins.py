@@ -13,8 +13,7 @@ from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError, PluginError
 from jinfercept.kv.page import Residency
 from jinfercept.sched.copy_ahead import CopyAhead
-from jinfercept.sched.estimator import ElapsedEstimator, Estimator
-from jinfercept.sched.estimators import make_estimator
+from jinfercept.sched.estimator import ElapsedEstimator, Estimator, make_estimator
 from jinfercept.sched.guards import Guard, guard
 from jinfercept.sched.lru import LeastRecentlyUsed
 from jinfercept.sched.plugins import label
@@ -127,10 +126,7 @@ def test_a_policy_is_a_file_a_module_a_class_a_function_or_an_object(own: Path) 
 
 def test_built_in_policies_run_without_a_guard() -> None:
     assert type(KNOWN.make("copy_ahead")) is CopyAhead
-    assert (
-        type(KNOWN.make(lambda inputs: CopyAhead(inputs.estimator, inputs.cost, inputs.saturation, inputs.page_size)))
-        is CopyAhead
-    )
+    assert type(KNOWN.make(lambda inputs: CopyAhead(inputs.estimator))) is CopyAhead
     assert type(make_estimator(ElapsedEstimator)) is ElapsedEstimator
 
 

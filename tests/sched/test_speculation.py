@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jinfercept.sched.draft_state import Acceptance
-from jinfercept.sched.ngrams import NgramIndex
+from jinfercept.sched.draft_state import Acceptance, NgramIndex
 from jinfercept.sched.speculation import Prospect, choose_depths, kept
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60)

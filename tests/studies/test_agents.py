@@ -17,6 +17,7 @@ from jinfercept.sim.trace_files import load_sessions
 from studies.__main__ import main
 from studies.agents.cells import BASELINE, BOUNDS, CONTENDERS, OURS, AgentCell, AgentModel, play
 from studies.agents.command import StudyAgents
+from studies.agents.regimes import ratio_text
 from studies.agents.report import answer
 from studies.answer import FinishedRuns, StudyEffort
 
@@ -92,3 +93,16 @@ def test_finished_runs_are_not_played_again_and_others_are_none_of_them(trace: P
 def _run(sessions: Sequence[ScriptedSession], seed: int) -> SweepRun:
     simulation = Simulation(PROFILES[SMALL.profile], "lru", kv_tokens=SMALL.kv_tokens, max_model_len=SMALL.kv_tokens)
     return SweepRun(simulation, SimulatedLoad("agents", 0.0, seed, SessionLoad(sessions, seed, 1, duration_s=1.0)))
+
+
+def test_policies_are_compared_under_the_same_order_by_paired_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--regime", "2.5/s", "--seeds", "2", "--duration", "12", "--jobs", "1"]
+    assert main(["regimes", *arguments, "--policy", "lru_host"]) == 0
+    [row] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("small contexts, 2.5/s")]
+    assert row.count("1.00 (1.00-1.00)") == 2
+    assert main(["regimes", "--regime", "huge"]) == 2
+
+
+def test_the_interval_of_a_ratio_is_that_of_its_pairs() -> None:
+    assert ratio_text([(2.0, 1.0)]) == "2.00"
+    assert ratio_text([(1.0, 1.0), (4.0, 1.0), (2.0, 1.0)]) == "2.33 (0.36-11.18)"

@@ -1,0 +1,214 @@
+"""`python -m studies regimes`: two policies under the same order of waiting requests, over kinds of workloads, seed by seed.
+
+The regimes differ in what decides: contexts of coding agents where the device holds little, nearly enough or all of them, with
+and without a host tier; sessions whose tools answer at once; and small contexts, as a first try on one's own machine has them.
+"""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from random import Random
+from statistics import fmean, stdev
+
+from rich.console import Console
+
+from jinfercept.cli.options import Maybe, Several
+from jinfercept.errors import ConfigError, nearest
+from jinfercept.sched.named_profiles import PROFILES
+from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn, fitting
+from jinfercept.sim.arrivals import arrivals
+from jinfercept.sim.run_stats import Report
+from jinfercept.sim.session_clients import SessionLoad
+from jinfercept.sim.simulation import Simulation
+from jinfercept.sim.sweep import SimulatedLoad, SweepRun
+from jinfercept.sim.tables import TextTable, check_least, listed, number_text
+from jinfercept.sim.trace_files import load_sessions
+from jinfercept.sim.workload import Script, Segment
+from studies.agents.cells import MEAN_CONTEXT, MODELS, PAGE_SIZE
+from studies.answer import StudyAnswer, StudyEffort
+from studies.output_folder import output_folder
+
+T95 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""Student's t for 95 %, by degrees of freedom; then 2."""
+
+type Regime = Callable[[str, int, float], SweepRun]
+"""The run of a policy with a seed for so many seconds."""
+
+
+def _pools(model: int, device: float, host: float, order: str = "missing_work") -> Regime:
+    """Coding agents: the device pool over their contexts, and the host pool over the device pool."""
+    _, profile, kv_tokens = MODELS[model]
+    live = max(1, round(kv_tokens / (device * MEAN_CONTEXT)))
+    return _sessions(lambda: load_sessions("agents"), profile, kv_tokens, host, live, order)
+
+
+def _sessions(
+    trace: Callable[[], Sequence[ScriptedSession]],
+    profile: str,
+    kv_tokens: int,
+    host: float,
+    live: int,
+    order: str = "missing_work",
+) -> Regime:
+    def run(policy: str, seed: int, duration_s: float) -> SweepRun:
+        pool = kv_tokens // PAGE_SIZE * PAGE_SIZE
+        simulation = Simulation(
+            PROFILES[profile],
+            policy,
+            "history",
+            duration_s,
+            drain_s=0.0,
+            kv_tokens=pool,
+            host_tokens=round(host * pool),
+            page_size=PAGE_SIZE,
+            max_model_len=pool,
+            prefix_caching=True,
+            order=order,
+            warm_up_s=duration_s / 10,
+        )
+        load = SessionLoad(fitting(trace(), pool), seed, live, duration_s=duration_s, named=True)
+        return SweepRun(simulation, SimulatedLoad("agents", 0.0, seed, load))
+
+    return run
+
+
+def quick_tools() -> list[ScriptedSession]:
+    """20 sessions of 40 to 120 calls whose tools answer within a tenth of a second mostly, with contexts of 30,000 tokens."""
+    rng, sessions = Random(0), list[ScriptedSession]()
+    for number in range(20):
+        turns = [ScriptedTurn(1600, 120, 0, 0.0, calls=True)]
+        for _ in range(rng.randint(40, 120)):
+            kept, decode = turns[-1].prompt + turns[-1].decode, int(rng.lognormvariate(4.7, 0.8)) + 1
+            pause_s = rng.lognormvariate(-2.8, 0.4) if rng.random() < 0.95 else rng.lognormvariate(1.5, 1.0)
+            turns.append(ScriptedTurn(kept + int(rng.lognormvariate(5.2, 1.0)) + 1, decode, kept, pause_s, calls=True))
+        sessions.append(ScriptedSession(f"quick {number}", 100, tuple(turns)))
+    return sessions
+
+
+def small_requests() -> list[Script]:
+    """60 requests of 200 to 900 tokens with 1 to 4 calls of about 3 s."""
+    rng = Random(0)
+
+    def segment() -> Segment:
+        return Segment(rng.randint(20, 120), rng.expovariate(1 / 3), rng.randint(10, 80))
+
+    return [
+        Script("own", rng.randint(200, 900), (*(segment() for _ in range(rng.randint(1, 4))), Segment(70, None, 0)))
+        for _ in range(60)
+    ]
+
+
+def _requests(scripts: Callable[[], Sequence[Script]], rate: float, kv_tokens: int, host: int, order: str) -> Regime:
+    """GPT-J-6B on an A100, requests at a rate."""
+
+    def run(policy: str, seed: int, duration_s: float) -> SweepRun:
+        simulation = Simulation(
+            PROFILES["paper-gptj-6b-a100"],
+            policy,
+            "elapsed" if order == "fcfs" else "history",
+            duration_s / 3,
+            kv_tokens=kv_tokens,
+            host_tokens=host,
+            order=order,
+        )
+        rng, drawn = Random(seed), scripts()
+        load = arrivals(lambda: rng.choice(drawn), rate, duration_s / 3, rng)
+        return SweepRun(simulation, SimulatedLoad("requests", rate, seed, load))
+
+    return run
+
+
+_EIGHT = MODELS[0].profile
+REGIMES: Mapping[str, Regime] = {
+    "8B, device 0.33 ×, host 1 ×": _pools(0, 0.33, 1),
+    "8B, device 0.15 ×, host 1 ×": _pools(0, 0.15, 1),
+    "8B, device 0.15 ×, no host": _pools(0, 0.15, 0),
+    "8B, device 0.15 ×, host 4 ×": _pools(0, 0.15, 4),
+    "32B, device 0.33 ×, no host": _pools(2, 0.33, 0),
+    "32B, device 0.15 ×, host 1 ×": _pools(2, 0.15, 1),
+    "8B, 12 sessions, 200,000 and 800,000 tokens": _sessions(lambda: load_sessions("agents"), _EIGHT, 200_000, 4, 12),
+    "8B, quick tools, device 0.33 ×, host 1 ×": _sessions(quick_tools, _EIGHT, 100_000, 1, 11),
+    "small contexts, 2.5/s, 8,000 tokens": _requests(small_requests, 2.5, 8_000, 64_000, "fcfs"),
+    "small contexts, 3.5/s, 8,000 tokens": _requests(small_requests, 3.5, 8_000, 64_000, "fcfs"),
+    "small contexts, 3.5/s, missing work": _requests(small_requests, 3.5, 8_000, 64_000, "missing_work"),
+}
+"""By title. The order is `missing_work`; small contexts come first come, first served, unless it says otherwise."""
+
+
+@dataclass(frozen=True)
+class StudyRegimes:
+    """The command."""
+
+    policy: str = "copy_ahead"
+    """compared with the baseline"""
+    baseline: str = "lru_host"
+    """under the same order"""
+    regime: Several = ()
+    """parts of the regimes' titles (default: all)"""
+    seeds: int = 3
+    """of the workloads"""
+    duration: float = 600.0
+    """seconds of each run; of requests at a rate a third"""
+    jobs: int = os.cpu_count() or 1
+    """processes at a time"""
+    out: Maybe[str] = None
+    """folder to write a page and a CSV file to; made if it does not exist"""
+
+    def run(self) -> int:
+        """Play the regimes, and print a table; returns 0, or 130 after Ctrl-C."""
+        check_least("--seeds", self.seeds, 1)
+        parts = listed(self.regime)
+        titles = [title for title in REGIMES if not parts or any(part in title for part in parts)]
+        if not titles:
+            got, fix = ", ".join(parts) + nearest(parts[0], tuple(REGIMES)), f"a part of one of {'; '.join(REGIMES)}"
+            raise ConfigError("no such regime", got=got, fix=fix)
+        folder = None if self.out is None else output_folder(self.out, ("regimes.md", "regimes.csv"))
+        effort = StudyEffort(quick=False, jobs=self.jobs, seed=0, console=Console(stderr=True))
+        trials = list(product(titles, (self.policy, self.baseline), range(self.seeds)))
+        runs = [REGIMES[title](policy, seed, self.duration) for title, policy, seed in trials]
+        try:
+            reports = dict(zip(trials, effort.play(runs), strict=True))
+        except KeyboardInterrupt:
+            return 130
+        study = answer(titles, (self.policy, self.baseline), self.seeds, reports)
+        study.show()
+        if folder is not None:
+            print(f"\nwritten: {', '.join(map(str, study.write(folder, 'regimes')))}")
+        return 0
+
+
+def answer(
+    titles: Sequence[str], policies: tuple[str, str], seeds: int, reports: Mapping[tuple[str, str, int], Report]
+) -> StudyAnswer:
+    """The table: ratios of the means over seeds, and the 95 % interval of the ratios of paired seeds."""
+    policy, baseline = policies
+    rows = list[list[str]]()
+    for title in titles:
+        pairs = [(reports[title, policy, seed], reports[title, baseline, seed]) for seed in range(seeds)]
+        delays = [(own["turn_delay_s"]["mean"], other["turn_delay_s"]["mean"]) for own, other in pairs]
+        goods = [(own["goodput_per_s"], other["goodput_per_s"]) for own, other in pairs]
+        recomputed = (fmean(report["recomputed_tokens"] for report in column) for column in zip(*pairs, strict=True))
+        rows.append(
+            [
+                title,
+                *(f"{fmean(column):.3g}" for column in zip(*delays, strict=True)),
+                *map(ratio_text, (delays, goods)),
+                *map(number_text, recomputed),
+            ]
+        )
+    columns = ["", f"delay s, {policy}", baseline, "ratio", "in limits, ratio", f"recomputed, {policy}", baseline]
+    table = TextTable(f"Mean turn delay, and requests within limits; same order, {seeds} seeds.", columns, rows)
+    return StudyAnswer(f"{policy} and {baseline} under the same order", [table], [], rows=list(reports.values()))
+
+
+def ratio_text(pairs: Sequence[tuple[float, float]]) -> str:
+    """The ratio of the sums of pairs, and the 95 % interval of the pairs' ratios, by Student's t of their logarithms."""
+    whole = sum(own for own, _ in pairs) / (sum(other for _, other in pairs) or math.nan)
+    logs = [math.log(own / other) for own, other in pairs if own > 0 and other > 0]
+    if len(logs) < 2:
+        return f"{whole:.2f}"
+    degrees = len(logs) - 1
+    half = (T95[degrees] if degrees < len(T95) else 2.0) * stdev(logs) / math.sqrt(len(logs))
+    return f"{whole:.2f} ({math.exp(fmean(logs) - half):.2f}-{math.exp(fmean(logs) + half):.2f})"
