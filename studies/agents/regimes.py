@@ -27,8 +27,7 @@ from jinfercept.sim.tables import TextTable, check_least, listed, number_text
 from jinfercept.sim.trace_files import load_sessions
 from jinfercept.sim.workload import Script, Segment
 from studies.agents.cells import MEAN_CONTEXT, MODELS, PAGE_SIZE
-from studies.answer import StudyAnswer, StudyEffort
-from studies.output_folder import output_folder
+from studies.answer import StudyAnswer, StudyEffort, output_folder
 
 T95 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 """Student's t for 95 %, by degrees of freedom; then 2."""
