@@ -146,12 +146,12 @@ class RequestLog:
 
     def stepped(self, planned: PlannedStep, result: StepResult) -> None:
         """A plan's result has arrived."""
-        if self._folds:
-            self._emit(Stepped(self.now(), planned, result))
+        for fold in self._folds:
+            fold(Stepped(self.now(), planned, result))
 
     def passed(self, events: list[Event]) -> None:
-        if self._folds:
-            self._emit(Passed(self.now(), events))
+        for fold in self._folds:
+            fold(Passed(self.now(), events))
 
     def _emit(self, event: LogEvent) -> None:
         for fold in self._folds:

@@ -210,10 +210,10 @@ def test_decisions_are_one_for_each_context_and_reason() -> None:
     metered = world("copy_ahead", latency=lambda call: 2.0)
     metered.serve(*[request(f"r{i}", prompt(i, 30), 10, {3: [1, 2]}) for i in range(6)])
     decisions = list(metered.meter.decisions)
-    assert {decided.why for decided in decisions} >= {"copy ahead", "clean"}
+    assert {decided.why for decided in decisions} >= {"copy ahead", "needed last"}
     assert sum(decided.copied_tokens for decided in decisions) <= metered.meter.counts.copied_out
     assert sum(decided.freed_pages for decided in decisions) > 0
-    assert {decided.tool for decided in decisions} == {"tool"}
+    assert {decided.tool for decided in decisions} == {"tool", ""}, "no tool where a request still runs"
     assert sum(metered.meter.counts.moved_pages.values()) > len(decisions)
 
 
@@ -234,7 +234,7 @@ def test_a_tenant_is_shown_its_own_requests_however_many_another_has() -> None:
     assert len(other["intercepted"]) == SHOWN
     assert other["counts"]["intercepted"] == SHOWN + 5
     assert sum(all_of_them["counts"].values()) == SHOWN + 8
-    assert {row["request"] for row in seen["decisions"]} <= {"paused"}
+    assert {row["request"] for row in seen["decisions"]} <= {"first", "paused", "second"}
     assert "theirs" not in repr(seen)
     assert seen["sample"]["pages"] == all_of_them["sample"]["pages"]
 
