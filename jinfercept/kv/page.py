@@ -142,7 +142,7 @@ class Occupancy(NamedTuple):
     host_total: int = 0
 
 
-Slots = array[int]
+type Slots = array[int]
 """Numbers of slots: an `array("i")`."""
 
 

@@ -67,13 +67,15 @@ class CopyAhead(Policy):
 
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         """Rule 1."""
-        self._paused.refresh(now)
-        self._dirty.refresh(now)
+        if self._paused.ranked:
+            self._paused.refresh(now)
+            self._dirty.refresh(now)
         pools = budget.pools
         room = pools.host_total - pools.host
         if budget.link_tokens > 0 and room > 0:
             self._is_ahead = True
-            room = self._copy_paused(mover, room)
+            if self._dirty.ranked:
+                room = self._copy_paused(mover, room)
             if 2 * (pools.used + pools.paused) > pools.total:
                 self._copy_running(mover, room)
             self._is_ahead = False
@@ -172,7 +174,7 @@ class LastNeededFirst:
 
     An intercepted one is needed after the seconds of holding that its return takes (`seconds_per_return`), which for calls
     that return for certain are those until then. One that waits to run is needed after the delay that its order expects
-    (`QueuePlace.delay_s`): where others may overtake it since much of it is gone, the rest is of no use for as long. Without a
+    (`Sequence.delay_s`): where others may overtake it since much of it is gone, the rest is of no use for as long. Without a
     delay it is needed now.
 
     Estimates are taken when a sequence is added, and then in turn, `LOOKS` per plan. Ranks are times, so that estimates of
@@ -180,11 +182,14 @@ class LastNeededFirst:
 
     Args:
         estimator: expected seconds until an interception ends.
+
+    Attributes:
+        ranked: the members with their ranks, in order; not to be changed.
     """
 
     def __init__(self, estimator: Estimator) -> None:
         self._estimator = estimator
-        self._sorted: list[tuple[_Rank, Sequence]] = []
+        self.ranked: list[tuple[_Rank, Sequence]] = []
         self._ranks: dict[str, _Rank] = {}
         self._unrefreshed: list[Sequence] = []
         self._serial = 0
@@ -194,7 +199,7 @@ class LastNeededFirst:
 
     def __iter__(self) -> Iterator[Sequence]:
         """The members in order, as of now: members may be added and discarded during the iteration."""
-        return map(_SEQUENCE, self._sorted.copy())
+        return map(_SEQUENCE, self.ranked.copy())
 
     def add(self, sequence: Sequence, now: float) -> None:
         """Add a sequence, or take its estimate anew."""
@@ -207,19 +212,19 @@ class LastNeededFirst:
         self._serial += 1
         rank = _Rank(is_next, -sequence.order if is_next else -(now + delay_s), self._serial)
         self._ranks[sequence.id] = rank
-        insort(self._sorted, (rank, sequence))
+        insort(self.ranked, (rank, sequence))
 
     def discard(self, sequence: Sequence) -> None:
         """Remove a sequence if it is a member."""
         rank = self._ranks.pop(sequence.id, None)
         if rank is not None:
-            del self._sorted[bisect_left(self._sorted, (rank,))]
+            del self.ranked[bisect_left(self.ranked, (rank,))]
 
     def refresh(self, now: float) -> None:
         """Take the next `LOOKS` estimates anew."""
-        for _ in range(min(LOOKS, len(self._sorted))):
+        for _ in range(min(LOOKS, len(self.ranked))):
             if not self._unrefreshed:
-                self._unrefreshed = [sequence for _, sequence in self._sorted]
+                self._unrefreshed = [sequence for _, sequence in self.ranked]
             sequence = self._unrefreshed.pop()
             if sequence in self:
                 self.add(sequence, now)

@@ -316,7 +316,7 @@ class Scheduler:
             self.counters.plans,
             self._budget.bucket(used),
             self.kv.take_dropped(),
-            self.kv.take_dropped_sides(),
+            self.kv.take_dropped_sides() if self.kv.side_pools else (),
         )
         self.counters.plans += bool(planned.plan)
         return planned

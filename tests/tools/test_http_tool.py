@@ -44,8 +44,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append((self.command, self.path, dict(self.headers.items()), body))
         match self.path.split("?")[0].strip("/").split("/"):
             case ["slow"]:
-                self._answer(200, "begun", length=1000)
                 try:
+                    self._answer(200, "begun", length=1000)
                     while not self.server.go.wait(0.02):
                         self.wfile.write(b".")
                 except OSError:

@@ -20,7 +20,6 @@ from jinfercept.protocols.openai.logprobs import (
     SMALL_ENTRIES,
     chat_logprobs,
     encoded_experts,
-    num_reported,
     prompt_logprobs,
 )
 from jinfercept.protocols.schemas import StreamOptions, training_fields
@@ -149,7 +148,7 @@ class ChatAnswer:
                 choice.logprobs.append((event.token_id, event.logprobs))
             if self._body.return_token_ids:
                 choice.token_ids.append(event.token_id)
-            if num_reported(len(choice.logprobs), self._body.top_logprobs or 0) < SMALL_ENTRIES:
+            if len(choice.logprobs) * (1 + (self._body.top_logprobs or 0)) < SMALL_ENTRIES:
                 return
         number, ran = choice.state.num_rounds, choice.state.running
         match shown := choice.state.take(event):
