@@ -179,20 +179,20 @@ def _may_follow(template: ChatTemplate, messages: Sequence[Message], place: int,
 
 
 def _encoded(
-    template: ChatTemplate, text: Rendered, known: "Mapping[str, array[int]]"
+    template: ChatTemplate, text: Rendered, ids_by_segment: "Mapping[str, array[int]]"
 ) -> "tuple[array[int], dict[str, array[int]]]":
     """The token ids of a text, and those of each of its segments.
 
     Args:
-        known: ids of segments.
+        ids_by_segment: of segments that were encoded before.
     """
     segments = template.segments(text)
-    new = [segment for segment in dict.fromkeys(segments) if segment not in known]
+    new = [segment for segment in dict.fromkeys(segments) if segment not in ids_by_segment]
     encoded = dict(zip(new, map(partial(array, "i"), template.tokenizer.encode_segments(new)), strict=True))
     token_ids = array("i")
     for segment in segments:
         if segment not in encoded:
-            encoded[segment] = known[segment]
+            encoded[segment] = ids_by_segment[segment]
         token_ids += encoded[segment]
     return token_ids, encoded
 

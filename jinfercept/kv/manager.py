@@ -108,7 +108,7 @@ class KVManager:
             context.drop_tail()
         for pool in self.side_pools:
             pool.settle(context)
-        self._pin(context, held=True)
+        self._pin(context, in_use=True)
         context.ready = 0
         self.advance(context)
 
@@ -116,17 +116,17 @@ class KVManager:
         """The sequence pauses: turn its references into evictable references. Pages for tokens that did not come are free."""
         self.trim(context)
         context.give_unfilled_back()
-        self._pin(context, held=False)
+        self._pin(context, in_use=False)
         context.publish()
         if context.tail.num_pages > 1:
             context.shorten_tail(1)
         for pool in self.side_pools:
             pool.pause(context)
 
-    def _pin(self, context: Context, *, held: bool) -> None:
+    def _pin(self, context: Context, *, in_use: bool) -> None:
         """Turn a context's evictable references into references, or these into evictable ones."""
-        tail, use, change = context.tail, self._store.next_use(), 1 if held else -1
-        context.held, tail.refs, tail.evictable_refs = held, int(held), int(not held)
+        tail, use, change = context.tail, self._store.next_use(), 1 if in_use else -1
+        context.held, tail.refs, tail.evictable_refs = in_use, int(in_use), int(not in_use)
         tail.changed()
         for extent in context.extents:
             extent.last_use = use
@@ -137,7 +137,7 @@ class KVManager:
         if context.held:
             self.trim(context)
             context.give_unfilled_back()
-            self._pin(context, held=False)
+            self._pin(context, in_use=False)
         context.publish()
         for pool in self.side_pools:
             pool.end(context)

@@ -77,7 +77,7 @@ def shapes_with(shapes: Mapping[str, tuple[int, ...]], rows: Mapping[str, Stored
 def _of_fused(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, fused: Fused) -> dict[str, StoredRows]:
     queries, keys = (count * config.head_dim for count in (config.num_heads, config.num_kv_heads))
     sizes = {3: (queries, keys, keys), 2: (config.ffn_size,) * 2}
-    found = dict[str, StoredRows]()
+    by_name = dict[str, StoredRows]()
     for tensor, shape in shapes.items():
         end = next((end for end in fused if tensor.endswith(end)), None)
         if end is None or shape[:1] != (sum(sizes[len(fused[end])]),):
@@ -85,9 +85,9 @@ def _of_fused(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, fused:
         start = 0
         for name, size in zip(fused[end], sizes[len(fused[end])], strict=True):
             order = np.arange(start, start + size)
-            found[tensor.removesuffix(end) + name] = StoredRows(((tensor, shape[0]),), order, (size, *shape[1:]))
+            by_name[tensor.removesuffix(end) + name] = StoredRows(((tensor, shape[0]),), order, (size, *shape[1:]))
             start += size
-    return found
+    return by_name
 
 
 def _by_heads(shapes: Mapping[str, tuple[int, ...]], sizes: DeltaNetConfig | None) -> dict[str, StoredRows]:
@@ -100,7 +100,7 @@ def _by_heads(shapes: Mapping[str, tuple[int, ...]], sizes: DeltaNetConfig | Non
         "in_proj_ba.weight": (sizes.group,) * 2,
         "conv1d.weight": (*keys, *values),
     }
-    found = dict[str, StoredRows]()
+    by_name = dict[str, StoredRows]()
     for end, tensors in _TOGETHER.items():
         order = _by_head(parts[end], sizes.num_key_heads)
         for name in [name for name in shapes if name.endswith(f".linear_attn.{tensors[0]}")]:
@@ -108,8 +108,8 @@ def _by_heads(shapes: Mapping[str, tuple[int, ...]], sizes: DeltaNetConfig | Non
             stored = {base + tensor: shapes.get(base + tensor) or (0,) for tensor in tensors}
             num_rows = tuple((tensor, shape[0]) for tensor, shape in stored.items())
             if sum(count for _, count in num_rows) == len(order) and len({shape[1:] for shape in stored.values()}) == 1:
-                found[base + end] = StoredRows(num_rows, order, (len(order), int(np.prod(shapes[name][1:]))))
-    return found
+                by_name[base + end] = StoredRows(num_rows, order, (len(order), int(np.prod(shapes[name][1:]))))
+    return by_name
 
 
 def _by_head(widths: tuple[int, ...], num_heads: int) -> Int64[np.ndarray, "rows"]:

@@ -64,10 +64,10 @@ def test_a_tenant_that_stays_under_an_equal_share_loses_nothing(
             num_bytes, num_tenants = sum(sizes[other] for other in holding), len({tenants[other] for other in left})
             above = len(holding) > most / num_tenants or num_bytes > most_bytes / num_tenants
             own = of_tenant is not None and tenants[lost] == tenant and len(holding) > of_tenant
-            held = [[other for other in left if tenants[other] == owner] for owner in OWNERS]
+            shares = [[other for other in left if tenants[other] == owner] for owner in OWNERS]
             of_bytes = len(left) <= most
             size_of = (lambda names: sum(sizes[name] for name in names)) if of_bytes else len
-            assert own or (above and size_of(holding) == max(map(size_of, held)))
+            assert own or (above and size_of(holding) == max(map(size_of, shares)))
             assert lost == holding[0]
             quota.remove(tenants[lost], lost)
             quota.charge(tenants[lost], -sizes[lost])
