@@ -210,7 +210,7 @@ AIMS: tuple[Aim, ...] = (
     Aim(f"{OURS} is the best of the six policies in real time", _policies),
     Aim(f"turns of agents wait less under {OURS} than under the others", _agents),
 )
-"""In the order in which they are told."""
+"""The aims, in the order of the rows of the report."""
 
 
 def _attention(parts: Parts) -> list[Mapping[str, Any]]:

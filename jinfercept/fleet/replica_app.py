@@ -50,7 +50,7 @@ class HeldContexts:
 
     def __init__(self, most_tokens: int, now: Callable[[], float]) -> None:
         self._most_tokens, self._now = most_tokens, now
-        self._held: OrderedDict[bytes, HeldContext] = OrderedDict()
+        self._by_key: OrderedDict[bytes, HeldContext] = OrderedDict()
         self._evicted: OrderedDict[bytes, HeldContext] = OrderedDict()
         self._counted = 0
 
@@ -60,10 +60,10 @@ class HeldContexts:
             self._drop(key)
             self._evicted.pop(key, None)
             counted = tokens if place == 0 else 0
-            self._held[key] = HeldContext(tenant, tokens, self._now(), counted)
+            self._by_key[key] = HeldContext(tenant, tokens, self._now(), counted)
             self._counted += counted
-        while self._held and (self._counted > self._most_tokens or len(self._held) > MOST_ENTRIES):
-            key = next(iter(self._held))
+        while self._by_key and (self._counted > self._most_tokens or len(self._by_key) > MOST_ENTRIES):
+            key = next(iter(self._by_key))
             context = self._drop(key)
             assert context is not None
             self._evicted[key] = HeldContext(context.tenant, 0, self._now(), 0)
@@ -71,7 +71,7 @@ class HeldContexts:
                 self._evicted.popitem(last=False)
 
     def _drop(self, key: bytes) -> HeldContext | None:
-        context = self._held.pop(key, None)
+        context = self._by_key.pop(key, None)
         if context is not None:
             self._counted -= context.counted
         return context
@@ -81,7 +81,7 @@ class HeldContexts:
         since = float("-inf") if everything else self._now() - REPORTED_S
         most = MOST_ENTRIES if everything else MOST_REPORTED
         reported = list[tuple[str, bytes, int]]()
-        for table in (self._held, self._evicted):
+        for table in (self._by_key, self._evicted):
             for key, context in reversed(table.items()):
                 if context.changed_s < since or len(reported) >= most:
                     break

@@ -25,14 +25,14 @@ WELCOME = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serv
 class Http(NamedTuple):
     """A response as it is. `length` of more than the text: the connection is closed before its end; None: without a byte.
 
-    `held`: the client has to close it.
+    `stays_open`: the client has to close it.
     """
 
     status: int = 200
     text: str = ""
     headers: dict[str, str] = {}  # noqa: RUF012
     length: int | None = 0
-    held: bool = False
+    stays_open: bool = False
 
 
 def refused(code: int, message: str = "no", status: int = 200) -> Http:
@@ -117,12 +117,12 @@ class FaultyHandler(BaseHTTPRequestHandler):
             if params["name"] == "hang":
                 assert server.gate.wait(60)
             answer = server.answers[params["name"]]
-            held = isinstance(answer, Http) and answer.held
-            with suppress(OSError) if held else nullcontext():
+            stays_open = isinstance(answer, Http) and answer.stays_open
+            with suppress(OSError) if stays_open else nullcontext():
                 self.reply(message, answer)
-                if held:
+                if stays_open:
                     self.rfile.read(1)
-            server.left += [params["name"]] * held
+            server.left += [params["name"]] * stays_open
         else:
             server.cancelled += method == "notifications/cancelled"
             self.reply(message, {} if "id" in message else Http(202))
@@ -261,12 +261,12 @@ def test_the_fault_of_a_call_is_its_own(shop: FaultyServer, tmp_path: Path, capl
 
 
 HELD = {
-    "silent": Http(length=None, held=True),
-    "half": Http(200, "{", {}, 100, held=True),
-    "endless": Http(200, " " * (3 << 20), {}, 1 << 40, held=True),
-    "refuses": Http(400, "{", {}, 100, held=True),
-    "streams": Http(200, "data: {", STREAM, 100, held=True),
-    "notes": Http(200, "id: 1\ndata: \n\n", STREAM, 100, held=True),
+    "silent": Http(length=None, stays_open=True),
+    "half": Http(200, "{", {}, 100, stays_open=True),
+    "endless": Http(200, " " * (3 << 20), {}, 1 << 40, stays_open=True),
+    "refuses": Http(400, "{", {}, 100, stays_open=True),
+    "streams": Http(200, "data: {", STREAM, 100, stays_open=True),
+    "notes": Http(200, "id: 1\ndata: \n\n", STREAM, 100, stays_open=True),
 }
 
 
