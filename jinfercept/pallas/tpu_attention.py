@@ -1,6 +1,6 @@
 """Attention on TPUs: jax's own kernel for ragged rows over pages (`jax.experimental.pallas.ops.tpu.ragged_paged_attention`).
 
-It takes decode rows and chunks alike, with windows and soft caps, over pages as `layouts/interleaved.py` has them. It knows
+It takes decode rows and chunks alike, with windows and soft caps, over pages as `pallas/layouts/interleaved.py` has them. It knows
 no sinks, nor several KV heads on a device that are wider than 128: such layers have the reference, with a line in the log. It
 reads the pages before a window too. Tests compile it for TPUs ahead of time and interpret it on a CPU; no TPU has run it.
 """
@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
-from jinfercept.layouts.interleaved import FP8, LANES, SUBLANES
-from jinfercept.layouts.pages import Batch, KVPages, PagesLike
-from jinfercept.layouts.scoring import PLAIN, Scoring
+from jinfercept.pallas.layouts.interleaved import FP8, LANES, SUBLANES
+from jinfercept.pallas.layouts.pages import Batch, KVPages, PagesLike
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.reference import paged_attention_reference
 
 log = logging.getLogger(__name__)
