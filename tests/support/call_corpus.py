@@ -12,7 +12,7 @@ from jinfercept.chat.parsers.formats import FORMATS
 from jinfercept.chat.parsers.source import ToolSchemas
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece, Reasoning
 
-CORPUS = Path(__file__).parents[1] / "parsers" / "corpus"
+CORPUS = Path(__file__).parents[1] / "chat" / "parsers" / "corpus"
 
 
 class Turn(NamedTuple):

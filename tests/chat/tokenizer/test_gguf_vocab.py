@@ -67,7 +67,7 @@ def test_falcon_tells_digits_among_the_stand_ins_of_bytes() -> None:
 TOKENS = ["<|begin|>", "<|end|>", "<note>", *"abĠ123'SĊ", "ab", "Ġa", "12", "123", "'S"]
 MERGES = ["Ġ a", "a b", "1 2", "' S"]  # "123" is a token that no merge makes
 NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6
-SENTENCEPIECE = json.loads((Path(__file__).parents[1] / "golden" / "sentencepiece.json").read_text(encoding="utf-8"))
+SENTENCEPIECE = json.loads((Path(__file__).parents[2] / "golden" / "sentencepiece.json").read_text(encoding="utf-8"))
 
 
 def write(path: Path, pre: str | None, model: str = "gpt2", add_bos: bool | None = None) -> Path:

@@ -9,7 +9,7 @@ from jinfercept.chat.tokenizer.load import load_tokenizer
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import ModelError
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 WHOLE = (GOLDEN / "sentencepiece.model").read_bytes()
 STRINGS = json.loads((GOLDEN / "sentencepiece.json").read_text(encoding="utf-8"))["strings"]
 SIZE = 420

@@ -15,7 +15,7 @@ from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import ModelError, RequestError
 from tests.support.sample_tokenizers import sentencepiece, smollm2
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "smollm2_tokenizer.json").read_text(encoding="utf-8"))
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "smollm2_tokenizer.json").read_text(encoding="utf-8"))
 TEXTS = st.text(  # SmolLM2's vocabulary has no tokens for six control characters and for the planes above the third
     st.characters(max_codepoint=0x3FFFF, exclude_categories=["Cs"], exclude_characters="\x04\x06\x13\x14\x16\x1d")
 )

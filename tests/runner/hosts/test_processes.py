@@ -19,7 +19,7 @@ from tests.support.host_process import SIZES, WORKLOAD
 from tests.support.hosts import free_port
 from tests.support.tiny_model import streams, tiny_llm
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 END_S = 60.0
 """Seconds within which all hosts end when one is lost."""
 

@@ -163,7 +163,7 @@ def test_without_traces_nothing_of_opentelemetry_is_imported() -> None:
         names = {
             name
             for name in imported_at_once(file)
-            if re.match(r"opentelemetry|jinfercept\.server\.observe\.traces\.", name)
+            if re.match(r"opentelemetry|jinfercept\.serve\.observe\.traces\.", name)
         }
         assert not names or file.stem == "traces", file
 
