@@ -1,6 +1,6 @@
 """Attention on TPUs: jax's own kernel for ragged rows over pages (`jax.experimental.pallas.ops.tpu.ragged_paged_attention`).
 
-It takes decode rows and chunks alike, with windows and soft caps, over pages as `layouts/interleaved.py` here has them. It knows
+It takes decode rows and chunks alike, with windows and soft caps, over pages as `layouts/interleaved.py` has them. It knows
 no sinks, nor several KV heads on a device that are wider than 128: such layers have the reference, with a line in the log. It
 reads the pages before a window too. Tests compile it for TPUs ahead of time and interpret it on a CPU; no TPU has run it.
 """
