@@ -203,7 +203,8 @@ class Engine:
     def _go_on(self) -> None:
         """Plan and dispatch the next iteration, and collect one."""
         now = self._clock.now()
-        self.requests.retained.expire(now)
+        if self.requests.retained:
+            self.requests.retained.expire(now)
         if self.disk is not None:
             self.disk.read_ahead(now)
         planned = self.scheduler.plan(now)

@@ -107,15 +107,17 @@ class RequestLifecycle:
         mark = object()
         if self._ids.setdefault(request.id, mark) is not mark:  # atomic: two threads may submit one id
             raise RequestError("an unfinished request already has this id", got=request.id, fix="use another id")
-        try:
-            self._adapters.hold(request)
-        except RequestError:
-            del self._ids[request.id]
-            raise
+        if request.adapter is not None:
+            try:
+                self._adapters.hold(request.id, request.adapter)
+            except RequestError:
+                del self._ids[request.id]
+                raise
 
-    def _release(self, request_id: str) -> None:
-        self._adapters.release(request_id)
-        self._ids.pop(request_id, None)
+    def _release(self, request: Request) -> None:
+        if request.adapter is not None:
+            self._adapters.release(request.id)
+        self._ids.pop(request.id, None)
 
     def open(self, request: Request) -> None:
         """Queue a request, on a retained context if it follows one; it ends if it cannot be queued."""
@@ -124,7 +126,7 @@ class RequestLifecycle:
             key, now = request_key(request, self._seed, next(self._numbers)), self.clock.now()
             session = new_session(request, self.scheduler, key, now, self._eos_token_ids, leader)
         except BaseException as error:
-            self._release(request.id)
+            self._release(request)
             if is_users_interrupt(error):
                 raise
             self.num_finished += 1
@@ -136,8 +138,7 @@ class RequestLifecycle:
         if self._aborted and request.leader is None:
             sequence.repeats = self._aborted.use(name := _prompt_name(session))
             self._aborted.remove(name)
-        self.retained.drop(request.id, self.clock.now())  # one of the same name
-        if not self.retained.extend(request, sequence, self.clock.now()):
+        if not (self.retained and self.retained.extend(request, sequence, self.clock.now())):
             self.scheduler.add(sequence)
         try:
             session.open_readers(self._open_text)
@@ -181,7 +182,8 @@ class RequestLifecycle:
         """Abort every open request, and forget the ids of those that were never opened."""
         self.end_all("abort", None)
         for request_id in [*self._ids]:
-            self._release(request_id)
+            self._adapters.release(request_id)
+        self._ids.clear()
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
@@ -249,6 +251,7 @@ class RequestLifecycle:
             self._accept(session, drawn[index], reports[index], now, computed)
             if sequence.epoch != epoch:
                 break
+        assert self.scheduler.speculation is not None
         self.scheduler.speculation.settle(sequence, len(drafts), accepted)
 
     def _fail(self, session: Session, failure: str) -> None:
@@ -431,12 +434,13 @@ class RequestLifecycle:
         self.dispatcher.cancel(request.id)
         if session.async_calls is not None:
             session.async_calls.cancel(now)
-        if reason not in ("stop", "length") or not self.retained.keep(session, now):
+        expects = request.follow_up is not None and reason in ("stop", "length")
+        if not (expects and self.retained.keep(session, now)):
             self.scheduler.finish(sequence, now)
         self.num_finished += 1
         del self._sessions[request.id]
         self._with_grammar.pop(request.id, None)
-        self._release(request.id)
+        self._release(request)
         rest = session.text.finish() if session.text else ""
         output = session.output(reason, stop, now, paused_s)
         output = session.with_messages(output, rest, self.events)

@@ -68,12 +68,13 @@ class RetainedContexts:
         return len(self._sequences)
 
     def keep(self, session: Session, now: float) -> bool:
-        """Retain the context of a finished request, if the request asks for it; False if the context is not retained.
+        """Retain the context of a finished request that expects a follow-up; False if the context is not retained.
 
         Under a policy that takes no page of a paused context while a sequence runs, nothing is retained.
         """
         follow_up, sequence = session.request.follow_up, session.sequence
-        if follow_up is None or follow_up.last or self._scheduler.protects_paused:
+        assert follow_up is not None
+        if follow_up.last or self._scheduler.protects_paused:
             return False
         pending = tuple(
             session.pending(call, (sequence.id, "returns", index), follow_up.expected_s)
@@ -98,11 +99,13 @@ class RetainedContexts:
     def extend(self, request: Request, sequence: Sequence, now: float) -> bool:
         """Hand the retained context that a request follows to its new sequence, and queue that; False if it follows none.
 
-        A retained context that the request or its session names, and that shares no full page with the request, is dropped.
+        A retained context that the request or its session names, and that shares no full page with the request, is dropped;
+        so is that of a finished request with the same id.
 
         Args:
             sequence: of the request, not added to the scheduler yet.
         """
+        self.drop(request.id, now)
         retained = self._followed(request, sequence)
         if retained is None:
             return False

@@ -16,7 +16,7 @@ class EngineState:
     """An engine between two steps. The counts are copies: the engine does not change them.
 
     Attributes:
-        counts: what was counted since the engine began.
+        counts: what was counted since the engine was first asked for its state.
         counters: what the scheduler did since then.
         pages: pages by residency.
         num_device_pages: pages of the device's pool.

@@ -166,25 +166,31 @@ class Sampler:
             params = None if entry.options is None else entry.options.params
             reported.append(params if params is not None and params.reports_draws else None)
         step, (kind, remembered) = steps[0][0], draw_needs(samples)
-        if missing := self._run.missing:
-            least, names = kind, ["shape"]  # masks are made while the step computes
+        if self._run.missing:
+            names = ["shape"]  # masks are made while the step computes
             names += ["remember"] if remembered else []
             names += ["logprobs"] if any(reported) else []
-            scored = [chunk for chunk in chunks if chunk.score is not None]
-            for (step, keys), num_rows, kind in product(steps, counts, KINDS[KINDS.index(least) :]):
-                needed = {*keys, ("head", step[0], num_rows), *[(name, num_rows) for name in names]}
-                if scored:
-                    num_scored = self._num_scored(step[0])
-                    needed |= {("head", step[0], num_scored), ("logprobs", num_scored)}
-                draw = "sample", num_rows, kind
-                can_draw = draw in self._run.ready if kind != least else draw not in missing
-                if num_rows <= step[0] and can_draw and missing.isdisjoint(needed):
-                    break
-            else:  # it waits
-                step, num_rows, kind = steps[0][0], counts[0], least
+            has_scores = any(chunk.score is not None for chunk in chunks)
+            step, num_rows, kind = self._compiled(steps, counts, kind, names, has_scores=has_scores)
             if num_rows != counts[0]:
                 packed = pack_samples(samples, num_rows, self._num_slots)
         return Samples(packed, tuple(reported), forced, step, kind, remembered)
+
+    def _compiled(
+        self, steps: Steps, counts: Sequence[int], least: Kind, names: Sequence[str], *, has_scores: bool
+    ) -> tuple[Step, int, Kind]:
+        """The least step, rows and kind of draw whose executables are compiled; the least of all if none are."""
+        missing = self._run.missing
+        for (step, keys), num_rows, kind in product(steps, counts, KINDS[KINDS.index(least) :]):
+            needed = {*keys, ("head", step[0], num_rows), *[(name, num_rows) for name in names]}
+            if has_scores:
+                num_scored = self._num_scored(step[0])
+                needed |= {("head", step[0], num_scored), ("logprobs", num_scored)}
+            draw = "sample", num_rows, kind
+            can_draw = draw in self._run.ready if kind != least else draw not in missing
+            if num_rows <= step[0] and can_draw and missing.isdisjoint(needed):
+                return step, num_rows, kind
+        return steps[0][0], counts[0], least  # it waits
 
     def _num_scored(self, bucket: int) -> int:
         return max(rows for rows in self._row_counts if rows <= bucket)

@@ -76,7 +76,9 @@ class Scheduler:
         preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=kv.has_host)
         self._eviction = Eviction(kv, self._queues, self._fair, policy, transfers, self.counters, preempted)
         self._admission = Admission(kv, queues, policy, buckets[-1])
-        self.speculation = Speculation(speculation, kv, self._budget, max_model_len, self.counters)
+        self.speculation: Speculation | None = None
+        if speculation.num_drafts:
+            self.speculation = Speculation(speculation, kv, self._budget, max_model_len, self.counters)
         self._chunks = ChunkPlanner(
             kv, queues, self._eviction, transfers, self.counters, max_model_len=max_model_len, chunk_tokens=chunk_tokens
         )
@@ -283,7 +285,7 @@ class Scheduler:
     @property
     def waits(self) -> bool:
         """Whether the next plan should wait for the tokens of the steps in flight: for drafts."""
-        return self.speculation.waits(self.running)
+        return self.speculation is not None and self.speculation.waits(self.running)
 
     def plan(self, now: float) -> PlannedStep:
         """The next iteration; its plan is empty (false) if nothing can be done before a plan or a call returns."""
@@ -291,7 +293,10 @@ class Scheduler:
         self._queues.rank(now)
         context_tokens = sum([len(sequence.tokens) + sequence.pending for sequence in self.running])
         hidden = self._budget.link_tokens(len(self.running), context_tokens)
-        builder = PlanBuilder(now, hidden, self._largest, context_tokens, self._fair.compete(), self._largest)
+        compete = len(self._queues.by_tenant) > 1 or self._fair.served  # else there is one tenant, and was before
+        builder = PlanBuilder(
+            now, hidden, self._largest, context_tokens, bool(compete) and self._fair.compete(), self._largest
+        )
         for sequence in self.running:
             sequence.planned = False
         if self._whole_prompts:
@@ -304,7 +309,8 @@ class Scheduler:
             self._run_all(builder)
         if self.waiting and not self._whole_prompts:
             self._admit_all(builder)
-        self.speculation.extend(builder)
+        if self.speculation is not None:
+            self.speculation.extend(builder)
         if builder.tenants_compete:
             for sequence, chunk in builder.chunks:
                 self._fair.charge(sequence, len(chunk.tokens))

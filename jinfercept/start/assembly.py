@@ -31,7 +31,7 @@ from jinfercept.runner.hosts.lockstep import LeadingRunner
 from jinfercept.runner.pools import Pool
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
 from jinfercept.runner.shape import RunnerShape
-from jinfercept.sched.build import SchedulerLimits, plan_scheduler
+from jinfercept.sched.build import SchedulerBuild, SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import make_estimator
 from jinfercept.sched.orders import check_order_choice
 from jinfercept.sched.policies import check_choice
@@ -79,12 +79,29 @@ class StartTimes:
 
 
 class Serving(NamedTuple):
-    """An engine that serves: on the thread that steps it, with the dispatcher of its calls and its stats."""
+    """An engine that serves: on the thread that steps it, with the dispatcher of its calls.
+
+    Attributes:
+        log: tells what happens to its requests.
+        build: what its policy knows.
+    """
 
     engine: Engine
     thread: EngineThread
     dispatcher: Dispatcher
-    stats: EngineStats
+    log: RequestLog
+    build: SchedulerBuild
+
+    def stats(self) -> EngineStats:
+        """Counts of what the engine does from now on. To be asked between two steps."""
+        scheduler, build = self.engine.scheduler, self.build
+        return EngineStats(
+            self.log,
+            scheduler.kv,
+            build.inputs,
+            synchronous=build.policy.synchronous,
+            unfinished=scheduler.unfinished,
+        )
 
     def close(self) -> None:
         """End the thread and the calls."""
@@ -195,7 +212,6 @@ class EngineSetup:
         )
         clock = RealClock()
         log = RequestLog(clock.now)
-        stats = EngineStats(log, kv, build.inputs, synchronous=build.policy.synchronous)
         scheduler = build.build(kv, log)
         wake = threading.Event()
         dispatcher = Dispatcher(wake.set)
@@ -226,7 +242,7 @@ class EngineSetup:
             request_log=log,
             disk=disk,
         )
-        return Serving(engine, EngineThread(engine, self.settings), dispatcher, stats)
+        return Serving(engine, EngineThread(engine, self.settings), dispatcher, log, build)
 
     def close(self) -> None:
         """Free the weights and the pages, and end the other hosts."""

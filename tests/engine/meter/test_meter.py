@@ -125,6 +125,27 @@ def test_the_counts_are_the_sums_of_what_requests_say(name: str, depth: int) -> 
     assert (counts.waste.recompute > 0) == (counters.recomputed > 0)
 
 
+def test_an_engine_that_is_asked_late_counts_from_then_on() -> None:
+    metered = world("copy_ahead", latency=lambda call: 0.002)
+    for i in range(6):
+        metered.engine.submit(request(f"r{i}", prompt(i, 9 + 5 * i), 10, {3: [1, 2, 3], 6: [4] * 6}))
+    scheduler, log = metered.engine.scheduler, metered.engine.request_log
+    assert log is not None
+    while not (scheduler.running and scheduler.waiting and scheduler.intercepted):
+        metered.step()
+    early, inputs = metered.meter, metered.meter.inputs
+    late = EngineStats(log, scheduler.kv, inputs, synchronous=False, unfinished=scheduler.unfinished)
+    before, open_before = early.read(), dict(early.interceptions.open)
+    assert late.interceptions.open.keys() == open_before.keys()
+    metered.serve()
+    whole, rest = early.read(), late.read()
+    assert rest.generated == whole.generated - before.generated
+    assert rest.finished == whole.finished - before.finished
+    assert rest.steps == whole.steps - before.steps
+    assert rest.tools["tool"].results == whole.tools["tool"].results - before.tools["tool"].results
+    assert rest.tools["tool"].begun == whole.tools["tool"].begun - before.tools["tool"].begun + len(open_before)
+
+
 def test_first_tokens_queues_and_ends_take_what_the_requests_metrics_say() -> None:
     metered = world("copy_ahead")
     metered.serve(*[request(f"r{i}", prompt(i, 12), 6, {2: [1]}) for i in range(9)])
