@@ -443,7 +443,8 @@ class RequestLifecycle:
         self._release(request)
         rest = session.text.finish() if session.text else ""
         output = session.output(reason, stop, now, paused_s)
-        output = session.with_messages(output, rest, self.events)
+        if session.transcript is not None:
+            output = session.with_messages(output, rest, self.events)
         self.events.append(Finished(request.id, output, rest, failure))
 
 

@@ -9,7 +9,6 @@ which sequences give way.
 
 from jinfercept.kv.context import ContextResidency
 from jinfercept.kv.manager import KVManager
-from jinfercept.sched.admission import Admission
 from jinfercept.sched.chunk_planner import ChunkPlanner
 from jinfercept.sched.cost import CostModel, StepBudget
 from jinfercept.sched.estimator import Estimator
@@ -75,7 +74,6 @@ class Scheduler:
         self._transfers = transfers = Transfers(kv, policy, self.counters, observer)
         preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=kv.has_host)
         self._eviction = Eviction(kv, self._queues, self._fair, policy, transfers, self.counters, preempted)
-        self._admission = Admission(kv, queues, policy, buckets[-1])
         self.speculation: Speculation | None = None
         if speculation.num_drafts:
             self.speculation = Speculation(speculation, kv, self._budget, max_model_len, self.counters)
@@ -375,7 +373,7 @@ class Scheduler:
             lacks = sequence.context.residency(sequence.length).missing if self._whole_prompts and builder.chunks else 0
             if lacks > builder.query_tokens:
                 return
-            if sequence.pending or not self._admission.admit(builder, sequence):
+            if sequence.pending or not self._start(builder, sequence):
                 return
             self._chunks.run(builder, sequence, builder.query_tokens)
 
@@ -403,9 +401,48 @@ class Scheduler:
 
     def _place(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Admit a sequence by its tenant's right to a slot and to pages, preempting sequences of tenants that run several."""
-        while not (self._queues.has_slot and self._admission.admit(builder, sequence)):
+        while not (self._queues.has_slot and self._start(builder, sequence)):
             victim = self._fair.victim(sequence)
             if victim is None:
                 return False
             self._eviction.preempt(builder, victim)
         return True
+
+    def _start(self, builder: PlanBuilder, sequence: Sequence) -> bool:
+        """Start a waiting sequence, if the device has slots for its whole context; False if not."""
+        kv, context = self.kv, sequence.context
+        kv.step_back(context, sequence.length)  # a state that has seen the last token cannot give its logits again
+        if not sequence.wants_computation:
+            kv.refresh(context, sequence.tokens)
+        kv.hold(context)
+        has_room = not self._queues.running or self._has_room(sequence)
+        if not has_room:
+            kv.release(context)
+            if not sequence.max_computed:
+                kv.close(context)  # all its pages are shared ones: they stay cached prefixes
+            return False
+        self._queues.run(sequence)
+        sequence.planned = False
+        builder.context_tokens += sequence.length
+        if not sequence.max_computed:
+            sequence.max_computed = context.num_pages * kv.page_size
+        sequence.usage.start(context.residency(sequence.max_computed))
+        self._policy.resume(sequence, builder.now)
+        return True
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Whether the device has slots for a sequence beside the running ones, and a page more for each of these."""
+        for pool in self.kv.side_pools:
+            lengths = [other.length for other in (sequence, *self._queues.running)]
+            if not pool.have_room(lengths, self._largest, beside_paused=self._policy.protects_paused):
+                return False
+        num_free = self.kv.num_available - self._slots_needed(sequence)
+        num_free -= sum([self._slots_needed(other) + 1 for other in self._queues.running])
+        if not self._policy.protects_paused:
+            num_free += self.kv.num_paused
+        return num_free >= 0
+
+    def _slots_needed(self, sequence: Sequence) -> int:
+        """Device slots that the sequence still lacks for the tokens it has and the next one."""
+        context, length = sequence.context, sequence.length
+        return 0 if context.ready >= length - 1 else self.kv.slots_needed(context, length + 1)

@@ -8,8 +8,7 @@ from typing import Literal, NamedTuple
 
 from jinfercept.kv.context import Context, ContextResidency, ContextState, ContextWindow
 from jinfercept.sched.draft_state import DraftState
-from jinfercept.sched.plan import NewPages, Sample, Score, WindowEntries
-from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
+from jinfercept.sched.plan import DrawOptions, NewPages, Sample, Score, TokenHistory, WindowEntries
 
 
 class State(Enum):
@@ -111,7 +110,7 @@ _NOWHERE = ContextResidency(0, 0, 0)
 
 @dataclass(slots=True)
 class SequenceUsage:
-    """What a sequence has cost and where its context was; written by `SchedulerCounters` and `Admission`.
+    """What a sequence has cost and where its context was; written by `SchedulerCounters` and the `Scheduler`.
 
     Attributes:
         copied_out, copied_in, recomputed: tokens.
