@@ -257,7 +257,7 @@ class Scheduler:
             sequence.void_pending()
             self._eviction.set_aside(sequence, now)
         self.kv.begin_plan()
-        if self.kv.side_pools:
+        if self.kv.side_pool:
             self._renew([*self.waiting, *self.intercepted.values()])
         else:
             self.kv.leave_device()
@@ -320,7 +320,7 @@ class Scheduler:
             self.counters.plans,
             self._budget.bucket(used),
             self.kv.take_dropped(),
-            self.kv.take_dropped_sides() if self.kv.side_pools else (),
+            self.kv.take_dropped_sides(),
         )
         self.counters.plans += bool(planned.plan)
         return planned
@@ -432,9 +432,9 @@ class Scheduler:
 
     def _has_room(self, sequence: Sequence) -> bool:
         """Whether the device has slots for a sequence beside the running ones, and a page more for each of these."""
-        for pool in self.kv.side_pools:
+        if (side := self.kv.side_pool) is not None:
             lengths = [other.length for other in (sequence, *self._queues.running)]
-            if not pool.have_room(lengths, self._largest, beside_paused=self._policy.protects_paused):
+            if not side.have_room(lengths, self._largest, beside_paused=self._policy.protects_paused):
                 return False
         num_free = self.kv.num_available - self._slots_needed(sequence)
         num_free -= sum([self._slots_needed(other) + 1 for other in self._queues.running])

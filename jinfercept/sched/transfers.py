@@ -50,15 +50,14 @@ class Transfers:
         Args:
             pages: indexes of some pages of a sequence that is paused; None: all of one that runs.
         """
-        context, num_windows = sequence.context, 0
-        for pool in self._kv.side_pools:
-            if pool.is_fetchable(context):
-                window_copies = pool.fetch(context)
-                if window_copies is None:
-                    return 0
-                num_windows += 1
-                builder.add_window_fetch(window_copies)
-                builder.link_tokens -= pool.cost(len(window_copies))
+        context, num_windows, side = sequence.context, 0, self._kv.side_pool
+        if side is not None and side.is_fetchable(context):
+            window_copies = side.fetch(context)
+            if window_copies is None:
+                return 0
+            num_windows = 1
+            builder.add_window_fetch(window_copies)
+            builder.link_tokens -= side.cost(len(window_copies))
         copies, num_tokens = self._kv.fetch(context, min(most - num_windows, self.room(builder)), pages)
         builder.add_fetch(copies)
         builder.link_tokens -= len(copies) * self._kv.page_size
@@ -165,22 +164,19 @@ class Transfers:
 
     def _offloadable(self, builder: PlanBuilder, move: Move) -> int:
         """How many first pages of a move can be offloaded as far as a window goes: it leaves with its context's last page."""
-        context = move.sequence.context
-        for pool in self._kv.side_pools:
-            if not context.held and context.num_pages - 1 in move.pages and self.room(builder):
-                copies = pool.copy_out(context, context.num_tokens)
-                if copies is None:
-                    return move.pages.index(context.num_pages - 1)
-                builder.add_window_offload(copies)
-                builder.link_tokens -= pool.cost(len(copies))
+        context, side = move.sequence.context, self._kv.side_pool
+        if side is not None and not context.held and context.num_pages - 1 in move.pages and self.room(builder):
+            copies = side.copy_out(context, context.num_tokens)
+            if copies is None:
+                return move.pages.index(context.num_pages - 1)
+            builder.add_window_offload(copies)
+            builder.link_tokens -= side.cost(len(copies))
         return len(move.pages)
 
     def _num_moved(self, builder: PlanBuilder) -> int:
         """Pages that the plan moves, both ways; those of windows as many as have their memory."""
-        moved = builder.num_copies
-        for pool in self._kv.side_pools:
-            moved += -(-pool.cost(builder.num_window_copies) // self._kv.page_size)
-        return moved
+        side, windows = self._kv.side_pool, builder.num_window_copies
+        return builder.num_copies + (-(-side.cost(windows) // self._kv.page_size) if side is not None else 0)
 
     def _free_host(self, builder: PlanBuilder, sequence: Sequence, num_slots: int) -> None:
         """Free host slots for the sequence's copies, so many if the policy evicts as many other copies for them."""
