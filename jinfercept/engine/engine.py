@@ -212,7 +212,7 @@ class Engine:
         self._quiescent_at = None if has_work else self.requests.num_finished
         if has_work:
             forward = self._runner.forward(planned.plan)
-            if planned.plan.awaits_drafts:
+            if planned.has_drafts and planned.plan.awaits_drafts:
                 planned = planned.with_drafts(self._runner.drafts(forward))
             masks: Masks = {}
             if self.requests.awaits_masks(planned):

@@ -315,7 +315,7 @@ class Scheduler:
         if (used := self._largest - builder.query_tokens) != len(self.running):
             builder.link_tokens += self._budget.link_tokens(used, context_tokens) - hidden
         self._chunks.fetch_more(builder)
-        self._eviction.move_paused(builder)
+        self._transfers.move_paused(builder)
         planned = builder.build(
             self.counters.plans,
             self._budget.bucket(used),
@@ -426,7 +426,11 @@ class Scheduler:
         builder.context_tokens += sequence.length
         if not sequence.max_computed:
             sequence.max_computed = context.num_pages * kv.page_size
-        sequence.usage.start(context.residency(sequence.max_computed))
+        usage = sequence.usage
+        usage.residency = residency = context.residency(sequence.max_computed)
+        if usage.num_cached is None:
+            usage.num_cached = residency.device + residency.host
+            usage.retained = usage.retained and residency
         self._policy.resume(sequence, builder.now)
         return True
 

@@ -128,13 +128,6 @@ class SequenceUsage:
     residency: ContextResidency = _NOWHERE
     retained: ContextResidency | None = None
 
-    def start(self, residency: ContextResidency) -> None:
-        """The sequence starts to run with its context there."""
-        self.residency = residency
-        if self.num_cached is None:
-            self.num_cached = residency.device + residency.host
-            self.retained = self.retained and residency
-
 
 class Sequence:
     """One request's tokens and state, owned by the `Scheduler`; each of its parts has one writer.

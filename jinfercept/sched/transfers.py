@@ -7,7 +7,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Residency
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.plan_builder import HostVictims, MoveOrder, PlanBuilder, SchedulerCounters
-from jinfercept.sched.policy import Action, Move, Mover, Policy
+from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import Sequence
 
 
@@ -35,6 +35,14 @@ class Transfers:
         self._policy = policy
         self._counters = counters
         self._observer = observer
+
+    def move_paused(self, builder: PlanBuilder) -> None:
+        """Let the policy move pages of paused contexts."""
+        queries = builder.bucket_tokens - builder.query_tokens
+        budget = Budget(
+            builder.query_tokens, builder.link_tokens, builder.context_tokens, queries, self._kv.occupancy()
+        )
+        self._policy.moves(budget, builder.now, PlanMover(self, builder))
 
     def room(self, builder: PlanBuilder) -> int:
         """Pages that the plan can still move: as far as the link's budget goes, and the device memory for transfers."""
