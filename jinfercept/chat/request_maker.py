@@ -86,7 +86,7 @@ class RequestMaker:
         """
         self._check_process()
         params = self.default_params(is_chat=False) if params is None else params
-        grammars = self._grammars and self._grammars.of(tenant)
+        grammars = self._grammars.of(tenant) if self._grammars and tenant else self._grammars
         arguments = (ids or self._ids, prompts, params, tools, detector, self.tokenizer, grammars, async_calls)
         new_requests = requests.make_requests(*arguments)
         if lora is not None:

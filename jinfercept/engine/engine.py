@@ -87,7 +87,7 @@ class Engine:
 
     @property
     def num_retained(self) -> int:
-        return len(self.requests.retained)
+        return len(self.requests.retained.sequences)
 
     @property
     def num_waiting(self) -> int:
@@ -203,7 +203,7 @@ class Engine:
     def _go_on(self) -> None:
         """Plan and dispatch the next iteration, and collect one."""
         now = self._clock.now()
-        if self.requests.retained:
+        if self.requests.retained.sequences:
             self.requests.retained.expire(now)
         if self.disk is not None:
             self.disk.read_ahead(now)

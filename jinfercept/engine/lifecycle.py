@@ -138,7 +138,7 @@ class RequestLifecycle:
         if self._aborted and request.leader is None:
             sequence.repeats = self._aborted.use(name := _prompt_name(session))
             self._aborted.remove(name)
-        if not (self.retained and self.retained.extend(request, sequence, self.clock.now())):
+        if not (self.retained.sequences and self.retained.extend(request, sequence, self.clock.now())):
             self.scheduler.add(sequence)
         try:
             session.open_readers(self._open_text)

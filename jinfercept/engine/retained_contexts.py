@@ -46,6 +46,9 @@ class RetainedContexts:
         scheduler: holds their sequences.
         max_age_s: seconds after which one is dropped.
         max_per_tenant: retained contexts of one tenant; None: only `max_contexts` limits them.
+
+    Attributes:
+        sequences: of the finished requests, by id, intercepted.
     """
 
     def __init__(
@@ -59,13 +62,10 @@ class RetainedContexts:
         self._scheduler = scheduler
         self._max_age_s = max_age_s
         self._quota = Quota(max_contexts, most_of_tenant=max_per_tenant)
-        self._sequences: dict[str, Sequence] = {}  # by request id
+        self.sequences: dict[str, Sequence] = {}  # by request id
         # Their contexts, by the tenant and the name of the tree of the pages, so that no two tenants or salts share any.
         self._groups: dict[tuple[str, bytes], dict[str, _Retained]] = {}
         self._unchecked: list[str] = []  # request ids that this round of `expire` has not come to
-
-    def __len__(self) -> int:
-        return len(self._sequences)
 
     def keep(self, session: Session, now: float) -> bool:
         """Retain the context of a finished request that expects a follow-up; False if the context is not retained.
@@ -89,7 +89,7 @@ class RetainedContexts:
         if follow_up.session and (before := _of_session(group, follow_up.session)) is not None:
             self.drop(before.sequence.id, now)
         retained = _Retained(sequence, num_full, follow_up.session or "", bool(session.client_calls))
-        self._sequences[sequence.id] = sequence
+        self.sequences[sequence.id] = sequence
         self._groups.setdefault(_group_of(sequence), group)[sequence.id] = retained
         self._quota.add(sequence.tenant, sequence.id)
         while (name := self._quota.victim(sequence.tenant)) is not None:
@@ -119,7 +119,7 @@ class RetainedContexts:
 
     def drop(self, request_id: str, now: float) -> bool:
         """Drop a request's retained context: its private pages are free, its shareable ones cached. False if it has none."""
-        sequence = self._sequences.get(request_id)
+        sequence = self.sequences.get(request_id)
         if sequence is None:
             return False
         self._forget(sequence)
@@ -129,16 +129,16 @@ class RetainedContexts:
     def expire(self, now: float) -> None:
         """Check one retained context, the next in turn: drop it if it is too old or has lost every page."""
         if not self._unchecked:
-            self._unchecked = list(self._sequences)
+            self._unchecked = list(self.sequences)
         while self._unchecked:
-            sequence = self._sequences.get(self._unchecked.pop())
+            sequence = self.sequences.get(self._unchecked.pop())
             if sequence is not None:
                 if now - sequence.paused_s > self._max_age_s or sequence.context.is_lost:
                     self.drop(sequence.id, now)
                 return
 
     def clear(self, now: float) -> None:
-        for request_id in list(self._sequences):
+        for request_id in list(self.sequences):
             self.drop(request_id, now)
 
     def keep_named(self) -> None:
@@ -166,7 +166,7 @@ class RetainedContexts:
 
     def _forget(self, sequence: Sequence) -> None:
         group = self._groups[_group_of(sequence)]
-        del self._sequences[sequence.id], group[sequence.id]
+        del self.sequences[sequence.id], group[sequence.id]
         if not group:
             del self._groups[_group_of(sequence)]
         self._quota.remove(sequence.tenant, sequence.id)
