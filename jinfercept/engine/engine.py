@@ -42,11 +42,10 @@ class Engine:
         wake: event that the dispatcher sets when a result arrives, which ends an idle wait.
         depth: plans in flight while the next one is made, 0 or 1.
         check: assert the conservation of pages after every step.
-        request_log: gets every plan's result and every step's events; the `Observer` of the scheduler too.
         disk: contexts on disk; None: there is no such tier.
 
     Attributes:
-        requests, scheduler, wake, request_log, disk: as given.
+        requests, scheduler, wake, disk: as given.
         failure: exception of a failed step from which the engine could not recover; None while it can serve.
         is_resting: no step is planned: calls that return and requests that arrive are taken in, and wait.
     """
@@ -59,12 +58,12 @@ class Engine:
         *,
         depth: int,
         check: bool = False,
-        request_log: RequestLog | None = None,
         disk: DiskContexts | None = None,
     ) -> None:
         self.failure: BaseException | None = None
         self.is_resting = self._has_warned = False
-        self.scheduler, self.wake, self.request_log, self.disk = requests.scheduler, wake, request_log, disk
+        self.scheduler, self.wake, self.disk = requests.scheduler, wake, disk
+        self._log: RequestLog | None = None
         self.requests, self._clock = requests, requests.clock
         self._runner, self._depth, self._check = runner, depth, check
         self._arrivals: deque[Request | str] = deque()  # submitted requests, and ids of aborted ones
@@ -100,6 +99,11 @@ class Engine:
         return {tenant: waiting[tenant] + self.scheduler.num_waiting_of(tenant) for tenant in tenants}
 
     # -- from the engine's thread ----------------------------------------------------------------------------------
+
+    def observe(self, log: RequestLog) -> None:
+        """Tell a log what happens to the requests from now on, every plan's result and every step's events."""
+        self._log = log
+        self.scheduler.observe(log)
 
     def release(self, request_id: str) -> None:
         """Drop the retained context of a finished request; an id that has none is ignored."""
@@ -141,8 +145,8 @@ class Engine:
             self.check_pages()
         events = self.requests.events.copy()
         self.requests.events.clear()
-        if self.request_log is not None:
-            self.request_log.passed(events)
+        if self._log is not None:
+            self._log.passed(events)
         return events
 
     def between_steps(
@@ -253,8 +257,8 @@ class Engine:
         """Wait for the oldest plan in flight, and apply its result."""
         planned, ticket = self._in_flight.popleft()
         result = self._runner.collect(ticket)
-        if self.request_log is not None:
-            self.request_log.stepped(planned, result)
+        if self._log is not None:
+            self._log.stepped(planned, result)
         self.requests.apply(planned, result)
 
     def _collect_all(self) -> None:

@@ -159,10 +159,11 @@ class Stream(ReceivedEvents, AbstractContextManager["Stream"]):
     def close(self) -> None:
         """Abort the unfinished requests; their pages are free when this returns."""
         self._ready.clear()
-        self.abort()
-        while self._open:
-            self._take_next()
-        self._ready.clear()
+        if self._open:
+            self.abort()
+            while self._open:
+                self._take_next()
+            self._ready.clear()
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -41,7 +41,6 @@ class Scheduler:
         max_model_len: tokens that a sequence may have; the device pool must hold them.
         chunk_tokens: most query tokens of one sequence in one step.
         whole_prompts: no chunked prefill: waiting sequences are computed whole, several together, before any sequence decodes.
-        observer: called with changes of state and with moves.
         preemption: what becomes of a preempted sequence's pages; "recompute" and "swap" are for studies.
         order: of waiting sequences; None: first come first served, by original arrival.
     """
@@ -58,7 +57,6 @@ class Scheduler:
         max_model_len: int,
         chunk_tokens: int,
         whole_prompts: bool = False,
-        observer: Observer | None = None,
         preemption: Preemption = "policy",
         order: Order | None = None,
         speculation: SpeculationLimits = NO_DRAFTS,
@@ -66,12 +64,12 @@ class Scheduler:
         self.kv = kv
         self.counters = SchedulerCounters()
         self.max_model_len, self.max_num_seqs = max_model_len, max_num_seqs
-        self._queues = queues = Queues(max_num_seqs, observer, order)
+        self._queues = queues = Queues(max_num_seqs, order)
         self.running, self.waiting, self.intercepted = queues.running, queues.waiting, queues.intercepted
         self._policy, self._estimator = policy, estimator
         self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
         self._fair = FairShare(queues)
-        self._transfers = transfers = Transfers(kv, policy, self.counters, observer)
+        self._transfers = transfers = Transfers(kv, policy, self.counters)
         preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=kv.has_host)
         self._eviction = Eviction(kv, self._queues, self._fair, policy, transfers, self.counters, preempted)
         self.speculation: Speculation | None = None
@@ -82,6 +80,10 @@ class Scheduler:
         )
         self._largest, self._whole_prompts = buckets[-1], whole_prompts
         self._turned_away_s: float | None = None  # since when nothing runs, for the policy lets nothing start
+
+    def observe(self, observer: Observer) -> None:
+        """Tell an observer all changes of state and all moves from now on."""
+        self._queues.observer = self._transfers.observer = observer
 
     # -- requests come and go --------------------------------------------------------------------------------------
 
@@ -380,7 +382,7 @@ class Scheduler:
     def _next_waiting(self, now: float) -> Sequence | None:
         """The first waiting sequence that may start and that the policy lets start."""
         can_start = (sequence for sequence in self.waiting if sequence.may_start)
-        admitted = next((sequence for sequence in can_start if self.admits(sequence, now)), None)
+        admitted = next((sequence for sequence in can_start if self._policy.admits(sequence, now)), None)
         first = None if admitted or self.running else next((it for it in self.waiting if it.may_start), None)
         if first is None:
             self._turned_away_s = None

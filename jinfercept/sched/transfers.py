@@ -25,16 +25,16 @@ class Transfers:
     Args:
         policy: the order of eviction from the host.
         counters: moved tokens are added here.
-        observer: called with every move that had an effect.
+
+    Attributes:
+        observer: called with every move that had an effect; None: there is none.
     """
 
-    def __init__(
-        self, kv: KVManager, policy: Policy, counters: SchedulerCounters, observer: Observer | None = None
-    ) -> None:
+    def __init__(self, kv: KVManager, policy: Policy, counters: SchedulerCounters) -> None:
         self._kv = kv
         self._policy = policy
         self._counters = counters
-        self._observer = observer
+        self.observer: Observer | None = None
 
     def move_paused(self, builder: PlanBuilder) -> None:
         """Let the policy move pages of paused contexts."""
@@ -151,13 +151,13 @@ class Transfers:
         Args:
             run: that the pages were part of, as it was before.
         """
-        if self._observer is not None:
+        if self.observer is not None:
             first, last = bounds(move.pages)
             behind = run.start + run.num_pages - last  # all but the last page of a context are full
             lacking = run.num_pages * self._kv.page_size - run.num_tokens if not behind else 0
             num_tokens = len(move.pages) * self._kv.page_size - lacking
             part = run._replace(start=first, num_pages=len(move.pages), num_tokens=num_tokens)
-            self._observer.moved(move, part, num_tokens if copied else 0, freed)
+            self.observer.moved(move, part, num_tokens if copied else 0, freed)
 
     def _offload(self, builder: PlanBuilder, move: Move, run: PageRun) -> int:
         """Offload the first pages of a move, as many as possible; returns how many."""

@@ -79,28 +79,19 @@ class StartTimes:
 
 
 class Serving(NamedTuple):
-    """An engine that serves: on the thread that steps it, with the dispatcher of its calls.
-
-    Attributes:
-        log: tells what happens to its requests.
-        build: what its policy knows.
-    """
+    """An engine that serves: on the thread that steps it, with the dispatcher of its calls, and with what its policy knows."""
 
     engine: Engine
     thread: EngineThread
     dispatcher: Dispatcher
-    log: RequestLog
     build: SchedulerBuild
 
     def stats(self) -> EngineStats:
         """Counts of what the engine does from now on. To be asked between two steps."""
-        scheduler, build = self.engine.scheduler, self.build
+        scheduler, build, log = self.engine.scheduler, self.build, RequestLog(self.engine.requests.clock.now)
+        self.engine.observe(log)
         return EngineStats(
-            self.log,
-            scheduler.kv,
-            build.inputs,
-            synchronous=build.policy.synchronous,
-            unfinished=scheduler.unfinished,
+            log, scheduler.kv, build.inputs, synchronous=build.policy.synchronous, unfinished=scheduler.unfinished
         )
 
     def close(self) -> None:
@@ -211,8 +202,7 @@ class EngineSetup:
             windows=memory_plan.windows,
         )
         clock = RealClock()
-        log = RequestLog(clock.now)
-        scheduler = build.build(kv, log)
+        scheduler = build.build(kv)
         wake = threading.Event()
         dispatcher = Dispatcher(wake.set)
         disk = None
@@ -239,10 +229,9 @@ class EngineSetup:
             wake,
             depth=options.pipeline_depth,
             check=options.check_pages,
-            request_log=log,
             disk=disk,
         )
-        return Serving(engine, EngineThread(engine, self.settings), dispatcher, log, build)
+        return Serving(engine, EngineThread(engine, self.settings), dispatcher, build)
 
     def close(self) -> None:
         """Free the weights and the pages, and end the other hosts."""

@@ -148,7 +148,8 @@ def play_batch(
     )
     log.tell(steps)
     lifecycle = RequestLifecycle(scheduler, dispatcher, clock, vocab_size=vocab_size)
-    engine = Engine(lifecycle, runner, threading.Event(), depth=depth, request_log=log)
+    engine = Engine(lifecycle, runner, threading.Event(), depth=depth)
+    engine.observe(log)
     scripts = [Script("batch", request.prompt, (Segment(request.output, None, 0),)) for request in requests]
     coming = [(0.0, make_request(number, script, write)) for number, script in enumerate(scripts)]
     try:

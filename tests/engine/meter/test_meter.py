@@ -40,6 +40,7 @@ class World:
     engine: Engine
     meter: EngineStats
     clock: ManualClock
+    log: RequestLog
     outputs: dict[str, RequestOutput] = field(default_factory=dict)
 
     def step(self) -> None:
@@ -77,12 +78,13 @@ def world(
     log = RequestLog(clock.now)
     meter = EngineStats(log, kv, inputs, synchronous=policy.synchronous)
     sizes = {"buckets": (4, 16), "max_num_seqs": 4, "max_model_len": num_pages * SIZE, "chunk_tokens": 1 << 30}
-    scheduler = Scheduler(kv, policy, COST, estimator, observer=log, **sizes)  # pyright: ignore[reportArgumentType]
+    scheduler = Scheduler(kv, policy, COST, estimator, **sizes)  # pyright: ignore[reportArgumentType]
     dispatcher = InstantDispatcher(clock, latency, lambda call: replace(tokens_in(call), duration_s=latency(call)))
     runner, wake = TimedRunner(SIZE, (4, 16)), threading.Event()
     requests = RequestLifecycle(scheduler, dispatcher, clock, vocab_size=97)
-    engine = Engine(requests, runner, wake, depth=depth, request_log=log, check=True)
-    return World(engine, meter, clock)
+    engine = Engine(requests, runner, wake, depth=depth, check=True)
+    engine.observe(log)
+    return World(engine, meter, clock, log)
 
 
 def prompt(number: int, length: int) -> list[int]:
@@ -129,8 +131,7 @@ def test_an_engine_that_is_asked_late_counts_from_then_on() -> None:
     metered = world("copy_ahead", latency=lambda call: 0.002)
     for i in range(6):
         metered.engine.submit(request(f"r{i}", prompt(i, 9 + 5 * i), 10, {3: [1, 2, 3], 6: [4] * 6}))
-    scheduler, log = metered.engine.scheduler, metered.engine.request_log
-    assert log is not None
+    scheduler, log = metered.engine.scheduler, metered.log
     while not (scheduler.running and scheduler.waiting and scheduler.intercepted):
         metered.step()
     early, inputs = metered.meter, metered.meter.inputs
