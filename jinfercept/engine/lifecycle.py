@@ -126,12 +126,7 @@ class RequestLifecycle:
             key, now = request_key(request, self._seed, next(self._numbers)), self.clock.now()
             session = new_session(request, self.scheduler, key, now, self._eos_token_ids, leader)
         except BaseException as error:
-            self._release(request)
-            if is_users_interrupt(error):
-                raise
-            self.num_finished += 1
-            lost = lost_output(request, describe_failure(error), self.clock.now())
-            self.events.append(Finished(request.id, lost, ""))
+            self._lose(request, error)
             return
         sequence = session.sequence
         self._sessions[request.id] = session
@@ -150,6 +145,15 @@ class RequestLifecycle:
                 self._read_again(session, request.continues)
         except BaseException as error:
             self._fail_by_own_code(session, error)
+
+    def _lose(self, request: Request, error: BaseException) -> None:
+        """End a request for which no session could be made."""
+        self._release(request)
+        if is_users_interrupt(error):
+            raise error
+        self.num_finished += 1
+        lost = lost_output(request, describe_failure(error), self.clock.now())
+        self.events.append(Finished(request.id, lost, ""))
 
     def _read_again(self, session: Session, continues: CompletionOutput) -> None:
         calls, unread = session.read_again(continues)

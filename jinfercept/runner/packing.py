@@ -124,10 +124,7 @@ def pack(
         seen, ends = np.maximum(starts - shape.window + 1, 0) // page_size, (starts + lengths - 1) // page_size + 1
         _pack_windows(window.page_tables, window_tables, slots, seen, ends)
     if shape.cut is not None:
-        cut, only = shape.cut, shape.decode_only
-        work = schedules(cut, query_starts, parts.context_lens, num_decode, num_tokens, decode_only=only)
-        for into, numbers in zip(chain(parts.decodes, parts.chunks or ()), chain.from_iterable(work), strict=True):
-            into[:] = numbers
+        _pack_work(parts, shape.cut, num_decode, decode_only=shape.decode_only)
     return vector
 
 
@@ -150,6 +147,14 @@ def _pack_windows(
     """The entries of the page tables that the windows of rows see."""
     for row, slot, first, end in zip(range(len(slots)), slots.tolist(), firsts.tolist(), ends.tolist(), strict=True):
         page_tables[row, first:end] = tables[slot, first:end]
+
+
+def _pack_work(parts: "_Parts", cut: WorkCut, num_decode: int, *, decode_only: bool) -> None:
+    """The work schedules of kernels."""
+    starts, num_tokens = parts.query_starts, len(parts.tokens)
+    work = schedules(cut, starts, parts.context_lens, num_decode, num_tokens, decode_only=decode_only)
+    for into, numbers in zip(chain(parts.decodes, parts.chunks or ()), chain.from_iterable(work), strict=True):
+        into[:] = numbers
 
 
 def packed_size(shape: PackedShape) -> int:
