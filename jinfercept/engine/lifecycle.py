@@ -214,14 +214,8 @@ class RequestLifecycle:
     def apply(self, planned: PlannedStep, result: StepResult) -> None:
         """Hand every sampled token to its request, unless the request was intercepted or finished since the plan was made."""
         now = self.clock.now()
-        for row, scores in zip(planned.scored, result.scores, strict=False):
-            if row.sequence.epoch == row.epoch and (failure := self._sessions[row.sequence.id].note_scores(scores)):
-                self._fail(self._sessions[row.sequence.id], failure)
-        if result.experts is not None:
-            for chunk in planned.noted:
-                session = self._sessions.get(chunk.sequence.id)
-                if session is not None and session.sequence is chunk.sequence:
-                    session.experts.append((chunk.start, result.experts.of(chunk.place, chunk.num_tokens)))
+        if planned.scored or planned.noted:
+            self._note(planned, result)
         reports = result.logprobs or (None,) * len(result.tokens)
         for sequence, epoch, place, drafts in planned.sampled:
             if sequence.epoch != epoch:
@@ -232,6 +226,17 @@ class RequestLifecycle:
                 self._verify(session, drafts, result.tokens[drawn], reports[drawn], now)
             else:
                 self._accept(session, result.tokens[place], reports[place], now)
+
+    def _note(self, planned: PlannedStep, result: StepResult) -> None:
+        """Hand scores of prompts, and experts, to the requests that want them."""
+        for row, scores in zip(planned.scored, result.scores, strict=False):
+            if row.sequence.epoch == row.epoch and (failure := self._sessions[row.sequence.id].note_scores(scores)):
+                self._fail(self._sessions[row.sequence.id], failure)
+        if result.experts is not None:
+            for chunk in planned.noted:
+                session = self._sessions.get(chunk.sequence.id)
+                if session is not None and session.sequence is chunk.sequence:
+                    session.experts.append((chunk.start, result.experts.of(chunk.place, chunk.num_tokens)))
 
     def _verify(
         self,

@@ -266,11 +266,7 @@ class Session:
         if self.resumed_s is not None:
             self.interceptions[-1] = replace(self.interceptions[-1], delay_s=now - self.resumed_s)
         num_prompt = len(request.prompt_token_ids)
-        written, logprobs, total = sequence.tokens[num_prompt:].tolist(), None, None
-        if params.logprobs is not None:
-            logprobs = self.logprobs
-            generated = zip(written, logprobs, strict=True)
-            total = sum(named[token].logprob for token, named in generated if named is not None)
+        written = sequence.tokens[num_prompt:].tolist()
         completion = CompletionOutput(
             index=0,
             text=self.text.text if self.text else "",
@@ -281,8 +277,8 @@ class Session:
             interceptions=tuple(self.interceptions),
             interrupts=tuple(self.interrupts),
             cancelled=tuple(self.cancelled),
-            logprobs=logprobs,
-            cumulative_logprob=total,
+            logprobs=None if params.logprobs is None else self.logprobs,
+            cumulative_logprob=None if params.logprobs is None else self._total_logprob(written),
             routed_experts=self._routed_experts() if self.experts else None,
             external_spans=tuple((start - num_prompt, end - num_prompt) for start, end in sequence.external_spans[1:]),
             version_runs=tuple(self.versions),
@@ -310,6 +306,11 @@ class Session:
             prompt_logprobs=scores,
             retained=sequence.usage.retained and ContextUse(*sequence.usage.retained),
         )
+
+    def _total_logprob(self, written: list[int]) -> float:
+        """The log probability of all generated tokens together."""
+        generated = zip(written, self.logprobs, strict=True)
+        return sum(named[token].logprob for token, named in generated if named is not None)
 
     def read_again(self, output: CompletionOutput) -> tuple[tuple[Call, ...], list[Call | BadFrame]]:
         """Bring a new session to the state in which the request with this output was aborted, but for calls that had not

@@ -185,6 +185,11 @@ class ModelRunner:
             enter(plan.chunks, self._tables, self._state_slots, self._window_tables)
             hidden, experts = self._forward(plan, last_tokens, samples, commons, moving)
             return ForwardTicket(hidden, submitted_s, drafts, experts)
+        self._move(commons, moving)
+        return ForwardTicket(None, submitted_s)
+
+    def _move(self, commons: list[np.ndarray], moving: list[Pool]) -> None:
+        """Make the transfers of a plan that computes nothing, and wait for them."""
         uploaded = place(commons, self._home)
         for kv in moving:
             kv.commons = uploaded
@@ -193,7 +198,6 @@ class ModelRunner:
             kv.scatter()
         for kv in moving:
             kv.wait()
-        return ForwardTicket(None, submitted_s)
 
     def drafts(self, forward: ForwardTicket) -> tuple[tuple[int, ...], ...]:
         """The drafts of every chunk that awaited them, in the plan's order."""

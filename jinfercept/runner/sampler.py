@@ -26,6 +26,7 @@ from jinfercept.runner.packing import CommonShape
 from jinfercept.runner.packing_samples import (
     KINDS,
     Kind,
+    SampledRow,
     draw_needs,
     pack_positions,
     pack_samples,
@@ -154,6 +155,22 @@ class Sampler:
         samples = sampled_rows(chunks)
         counts = self._row_counts[bisect_left(self._row_counts, len(samples)) :] if samples else (0,)
         packed = pack_samples(samples, counts[0], self._num_slots)
+        reported, forced = [None] * len(samples), {}
+        if [sample for sample in samples if sample.sample.options is not None]:
+            reported, forced = self._enter(samples)
+        step, (kind, remembered) = steps[0][0], draw_needs(samples)
+        if self._run.missing:
+            names = ["shape"]  # masks are made while the step computes
+            names += ["remember"] if remembered else []
+            names += ["logprobs"] if any(reported) else []
+            has_scores = any(chunk.score is not None for chunk in chunks)
+            step, num_rows, kind = self._compiled(steps, counts, kind, names, has_scores=has_scores)
+            if num_rows != counts[0]:
+                packed = pack_samples(samples, num_rows, self._num_slots)
+        return Samples(packed, tuple(reported), forced, step, kind, remembered)
+
+    def _enter(self, samples: Sequence[SampledRow]) -> tuple[list[SamplingParams | None], dict[int, np.ndarray]]:
+        """Dispatch the history of new slots; returns by row what is reported of the draw, and masks that leave one token."""
         reported: list[SamplingParams | None] = []
         forced: dict[int, np.ndarray] = {}
         for row, (_, slot, entry) in enumerate(samples):
@@ -165,16 +182,7 @@ class Sampler:
                 self._slots = self._run["enter"](self._slots, *place((np.array(slot, np.int32), vector), self._home))
             params = None if entry.options is None else entry.options.params
             reported.append(params if params is not None and params.reports_draws else None)
-        step, (kind, remembered) = steps[0][0], draw_needs(samples)
-        if self._run.missing:
-            names = ["shape"]  # masks are made while the step computes
-            names += ["remember"] if remembered else []
-            names += ["logprobs"] if any(reported) else []
-            has_scores = any(chunk.score is not None for chunk in chunks)
-            step, num_rows, kind = self._compiled(steps, counts, kind, names, has_scores=has_scores)
-            if num_rows != counts[0]:
-                packed = pack_samples(samples, num_rows, self._num_slots)
-        return Samples(packed, tuple(reported), forced, step, kind, remembered)
+        return reported, forced
 
     def _compiled(
         self, steps: Steps, counts: Sequence[int], least: Kind, names: Sequence[str], *, has_scores: bool
