@@ -30,6 +30,11 @@ class Launch:
     turns: float
     in_graph: bool
 
+    @property
+    def attends_chunks(self) -> bool:
+        """Whether it is the kernel of attention for chunks; Mosaic's reads a slice of the step's upload."""
+        return self.traffic.pages and (self.thunk.kind == "kDynamicSliceFusion" or "chunk" in self.thunk.kernel)
+
 
 @dataclass
 class Reading:
@@ -52,6 +57,11 @@ class Reading:
     def kind(self) -> str:
         """`embed`, `layers`, `head`, `sample`, `gather`, …; variants as `decode layers` are of the same kind."""
         return self.key[0].split()[-1]
+
+    @property
+    def decode_only(self) -> bool:
+        """Whether it is for steps of decode rows only."""
+        return self.key[0].startswith("decode ")
 
     @property
     def num_rows(self) -> int:

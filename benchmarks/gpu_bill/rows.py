@@ -236,7 +236,7 @@ PRODUCTS: Columns = {
 }
 STEP: Columns = {
     **CASE,
-    "rows × context": lambda row: f"{row['rows']} × {row['context']}",
+    "rows × context": lambda row: f"{row['rows']} × {row['context']}{f' + {row["chunk"]}' if row['chunk'] else ''}",
     "bucket": lambda row: f"{row['bucket']}{' (default)' if row['default_buckets'] else ''}",
     "roofline, ms": _ms("roofline"),
 }
