@@ -57,7 +57,6 @@ class Step:
         host: of its waits for all other work of the host.
         kernels, waits: launches of the step, and how often the host waits for the device within it.
         update_work: seconds of the host for graphs that are recorded anew, hidden or not.
-        all_options: seconds that sampling takes more, without waits, if rows ask for every option; no part of the step.
     """
 
     weights: float
@@ -74,7 +73,6 @@ class Step:
     kernels: float
     waits: float
     update_work: float
-    all_options: float
 
     @property
     def roofline(self) -> float:
@@ -125,7 +123,6 @@ def predict(readings: Sequence[Reading], device: Device, model: ModelBytes, size
         readings = [reading for reading in readings if not reading.decode_only]
     kv_bytes = rows * context * model.kv_per_token // model.num_layers
     work = AttentionWork(*size, model.num_kv_heads, kv_bytes, model.tile_tokens, model.pair_flops)
-    bucket = readings[0].case.bucket
     step, groups = Sums(), math.ceil(model.num_layers / model.layers_per_call)
     layers = _cheapest(readings, device, "layers", work)
     step.add(layers, model.num_layers)
@@ -157,20 +154,7 @@ def predict(readings: Sequence[Reading], device: Device, model: ModelBytes, size
         kernels=step.kernels,
         waits=step.waits,
         update_work=update_work,
-        all_options=_all_options_s(readings, device, bucket),
     )
-
-
-def _all_options_s(readings: Iterable[Reading], device: Device, bucket: int) -> float:
-    """Seconds of the dearest way to sample beyond the cheapest."""
-
-    def seconds(reading: Reading, dearest: bool) -> float:
-        path = reading.path(device.assumed.loop_turns, dearest=dearest)
-        of = (device.seconds(launch, reading.kernels.get(launch.thunk.kernel), bucket) for launch in path)
-        return sum(launch.turns * took for launch, took in zip(path, of, strict=True))
-
-    samplers = [reading for reading in readings if reading.kind == "sample" and reading.error is None]
-    return max(seconds(sampler, True) for sampler in samplers) - min(seconds(sampler, False) for sampler in samplers)
 
 
 def _host_s(step: Sums, device: Device, update_work: float, device_s: float) -> float:
