@@ -64,6 +64,8 @@ def test_half_a_surrogate_pair_in_an_answer_breaks_nothing() -> None:
         ({"prompt": []}, "prompt: List should have at least 1 item"),
         ({"prompt": [[]]}, "prompt[0]: List should have at least 1 item"),
         ({"n": "two"}, "n: Input should be a valid integer (got 'two')"),
+        ({"stop": [""]}, "stop is one or several texts that are not empty"),
+        ({"stop": ["a", ""]}, "stop is one or several texts that are not empty"),
     ],
 )
 def test_of_several_readings_the_likely_one_is_complained_of(
@@ -71,6 +73,17 @@ def test_of_several_readings_the_likely_one_is_complained_of(
 ) -> None:
     answer = served.http.post("/v1/completions", json={"prompt": "Hi"} | fields)
     assert answer.json()["error"]["message"].startswith(message)
+
+
+def test_what_is_no_object_is_complained_of_without_names_of_classes(served: Running) -> None:
+    for path in ("/v1/completions", CHAT, "/v1/responses", "/v1/conversations/conv_x"):
+        answer = served.http.post(path, content=b"[]", headers={"Content-Type": "application/json"})
+        assert (answer.status_code, answer.json()["error"]["message"]) == (
+            400,
+            "the body: Input should be an object (got [])",
+        )
+    answer = served.http.post(CHAT, json={"messages": [3]})
+    assert answer.json()["error"]["message"] == "messages[0]: Input should be an object (got 3)"
 
 
 @pytest.mark.parametrize("body", [ChatBody, CompletionBody, ResponsesBody, TokenizeBody, DetokenizeBody])
