@@ -5,6 +5,7 @@ tokenizers are slow.
 """
 
 import asyncio
+import logging
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +19,10 @@ from jinfercept.calls import Call, Result
 from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.requests import check_chars
 from jinfercept.engine.streaming import AsyncStream
-from jinfercept.errors import ConfigError, JinferceptError, PromptLengthError, RequestError
+from jinfercept.errors import ConfigError, EngineError, JinferceptError, PromptLengthError, RequestError
 from jinfercept.hooks import SharedLimit
 from jinfercept.llm import LLM
+from jinfercept.meter.engine_stats import EngineStats
 from jinfercept.protocols.errors import ApiError
 from jinfercept.request import Adapter, Request
 from jinfercept.server.access.key_file import KeyRules
@@ -41,6 +43,8 @@ from jinfercept.tools.inbox import Inbox
 
 if TYPE_CHECKING:
     from jinfercept.server.observe.traces import Tracing
+
+log = logging.getLogger("jinfercept.server")
 
 _IDLE_S = 1.0
 """Seconds without requests after which freed memory is returned to the system."""
@@ -325,8 +329,10 @@ class Service:
         self.draining = True
         self.tools.ends_s = time.monotonic() + timeout_s + _ENDING_S
         if self._busy:
-            with suppress(TimeoutError):
+            with suppress(TimeoutError, EngineError):
                 async with asyncio.timeout(timeout_s):
+                    calls = await asyncio.wrap_future(self.llm.engine.ask(_running_calls))
+                    log.info("requests in progress: %d; calls that run: %s", self._busy, ", ".join(calls) or "none")
                     await self._idle.wait()
         self._closed = True
         self._threads.close()
@@ -348,6 +354,14 @@ class Service:
         """Seconds for one step of the shutdown, few if the drain took all of its time."""
         ends_s = self.tools.ends_s
         return _MOST_ENDING_S if ends_s is None else min(_MOST_ENDING_S, max(_ENDING_S, ends_s - time.monotonic()))
+
+
+def _running_calls(stats: EngineStats) -> list[str]:
+    """The tools that requests wait for, as often as they are called."""
+    waiting = [
+        pause.sequence for pause in stats.interceptions.open.values() if not pause.kept and pause.returned_s is None
+    ]
+    return [call.name for sequence in waiting for call in sequence.calls]
 
 
 def service_of(request: HttpRequest) -> Service:
