@@ -354,9 +354,7 @@ class EngineConfig:
         if "max_num_batched_tokens" not in given:
             whole = self.model.max_model_len or 0 if scheduling.chunked_prefill is False else 0
             num_tokens = max(num_tokens, num_seqs, whole)
-        return replace(
-            self, scheduling=replace(scheduling, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens)
-        )
+        return replace(self, scheduling=replace(scheduling, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens))
 
     def _check(self) -> None:
         cache, scheduling = self.cache, self.scheduling

@@ -46,6 +46,27 @@ def test_a_schema_whose_compilation_has_no_bound_is_400_at_once(served: Running)
         assert shape(served.http.post(path, json=body, timeout=60))[0] == 400, path
 
 
+@pytest.mark.parametrize("key", ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"])
+def test_a_bound_of_a_schema_that_no_float_holds_is_no_failure_of_the_server(served: Running, key: str) -> None:
+    schema = {"type": "integer", key: 10**400}
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}},
+    }
+    for path, body in (
+        ("/v1/completions", {"prompt": "x", "max_tokens": 1, "structured_outputs": {"json": schema}}),
+        (CHAT, SHORT[CHAT] | {"max_tokens": 1, "tools": [tool], "tool_choice": "required"}),
+    ):
+        assert served.http.post(path, json=body).status_code in (200, 400), path
+
+
+def test_penalties_that_make_logits_infinite_are_400(served: Running) -> None:
+    for penalty in (1e-300, 1e300):
+        body = {"prompt": "x", "max_tokens": 1, "repetition_penalty": penalty}
+        answer = served.http.post("/v1/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "repetition_penalty")
+
+
 def test_an_answer_is_one_line_to_every_client() -> None:
     answer = {"text": "a\x85b\u2028c\u2029d é \n \x1c"}
     assert len(encode(answer).decode().splitlines()) == 1
