@@ -55,8 +55,7 @@ class SamplingParams:
         top_k: draw among so many of the likeliest (and what is as likely as the last of them); 0 or -1: all.
         top_p: draw among the fewest likeliest tokens that have this probability together (likewise); 1: all; 0: the likeliest.
         min_p: draw among tokens at least so likely, compared to the likeliest; 0: all.
-        repetition_penalty: logits of tokens in prompt or output are divided by it where positive, multiplied where negative; 0.01 to
-            100.
+        repetition_penalty: logits of tokens in prompt or output are divided by it where positive, else multiplied; 0.01 to 100.
         presence_penalty: subtracted from the logits of tokens in the output; -2 to 2.
         frequency_penalty: subtracted as often as the token is in the output; -2 to 2.
         logit_bias: added to logits, by token id; -100 to 100, at most 1,024 tokens.
