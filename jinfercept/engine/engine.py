@@ -14,15 +14,15 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from jinfercept.engine.disk_contexts import CLOSE_S, DiskContexts
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.meter.request_log import RequestLog
-from jinfercept.engine.protocols import Runner
 from jinfercept.events import Event
 from jinfercept.outputs import FinishReason
 from jinfercept.request import Request
-from jinfercept.sched.plan import Masks
+from jinfercept.sched.plan import Masks, PlanRunner
 from jinfercept.sched.plan_builder import PlannedStep
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Engine:
     def __init__(
         self,
         requests: RequestLifecycle,
-        runner: Runner,
+        runner: PlanRunner[Any, Any],
         wake: threading.Event,
         *,
         depth: int,

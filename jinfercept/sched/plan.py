@@ -278,3 +278,32 @@ class StepResult(NamedTuple):
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     scores: tuple[tuple[TokenLogprobs, ...], ...] = ()
     experts: TokenExperts | None = None
+
+
+class PlanRunner[Forward, Ticket](Protocol):
+    """Executes plans in order, each in two phases, without knowing requests. Only `collect` waits for the device, and
+    `forward` where the plan awaits drafts of a draft model, for these."""
+
+    def forward(self, plan: StepPlan) -> Forward:
+        """Dispatch the plan's page transfers and its forward pass. The plan before it must have been sampled."""
+        ...
+
+    def drafts(self, forward: Forward) -> tuple[tuple[int, ...], ...]:
+        """The drafts of every chunk that awaited them from a draft model, in the plan's order. Waits for that model."""
+        ...
+
+    def sample(self, forward: Forward, masks: Masks) -> Ticket:
+        """Dispatch the sampling of the plan whose forward pass was dispatched last.
+
+        Args:
+            masks: of the plan's constrained rows; empty if it has none.
+        """
+        ...
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        """Wait for the plan's tokens."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all KV and every plan that was not collected, after a step has failed."""
+        ...
