@@ -312,7 +312,7 @@ class EngineStats:
         completion, times, counts = output.outputs[0], output.metrics, self.counts
         reason = completion.finish_reason
         counts.finished["stop" if reason == "tool_calls" else reason] += 1
-        self.interceptions.keep(output.request_id, completion.text)
+        self.interceptions.note_end(output.request_id, completion.text)
         own = self._over.get(output.request_id) or self._times.pop(output.request_id, None)
         counts.request_s.add(times.finished_s - times.arrival_s)
         if own is None or times.first_token_s is None:

@@ -186,6 +186,9 @@ def test_a_kept_context_is_a_pause_by_its_reader_until_somebody_goes_on_from_it_
     seen = live_state(metered.meter, texts=False)
     assert (seen["counts"]["retained"], seen["counts"]["intercepted"]) == (2, 0) == (metered.engine.num_retained, 0)
     assert [row["tool"] for row in seen["retained"]] == [FollowUp().reader] * 2
+    scheduler, inputs = metered.engine.scheduler, metered.meter.inputs
+    late = EngineStats(metered.log, scheduler.kv, inputs, synchronous=False, unfinished=scheduler.unfinished)
+    assert live_state(late, texts=False)["counts"] == seen["counts"]
     metered.clock.time += 7.0
     first = metered.outputs["a"]
     metered.serve(ask("c", first.prompt_token_ids + first.outputs[0].token_ids + [3, 4], "s"))
