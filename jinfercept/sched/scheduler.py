@@ -413,7 +413,8 @@ class Scheduler:
     def _start(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Start a waiting sequence, if the device has slots for its whole context; False if not."""
         kv, context = self.kv, sequence.context
-        kv.step_back(context, sequence.length)  # a state that has seen the last token cannot give its logits again
+        if kv.side_pool:
+            kv.step_back(context, sequence.length)  # a state that has seen the last token cannot give its logits again
         if not sequence.wants_computation:
             kv.refresh(context, sequence.tokens)
         kv.hold(context)
