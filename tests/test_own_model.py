@@ -288,15 +288,19 @@ def test_learned_positions_and_layers_of_two_kinds_are_served(window: int | None
         assert rows.argmax(axis=-1).tolist() == tokens
 
 
-@pytest.mark.parametrize("params", [SamplingParams(temperature=0.0), SamplingParams(seed=7), SamplingParams(top_k=3)])
-def test_ids_without_a_token_are_not_drawn(params: SamplingParams) -> None:
+@pytest.mark.parametrize("is_end", [False, True])
+def test_ids_without_a_token_are_not_drawn_unless_they_end_texts(is_end: bool) -> None:
     tokenizer = byte_tokenizer(None)
     padded = tokenizer.ids_below + 8
     zero, follows = jnp.zeros(1), jnp.full((16, padded), padded - 1, jnp.int32)  # the likeliest id has no token
     weights = Params({"zero": zero}, ({"next": follows},), {"zero": zero})
-    model = ScriptedModel(Numbers(padded, (), max_position=16))
+    model = ScriptedModel(Numbers(padded, (padded - 1,) if is_end else (), max_position=16))
     sizes = {"kv_tokens": 32, "max_num_seqs": 2, "max_num_batched_tokens": 8}
     with LLM(model, params=weights, tokenizer=tokenizer, profile="paper-gptj-6b-a100", lazy=True, **sizes) as llm:
-        [output] = llm.generate({"prompt_token_ids": [65, 66]}, replace(params, max_tokens=6))
-    assert len(output.outputs[0].token_ids) == 6
-    assert max(output.outputs[0].token_ids) < tokenizer.ids_below
+        for params in (SamplingParams(temperature=0.0), SamplingParams(seed=7), SamplingParams(top_k=3)):
+            [output] = llm.generate({"prompt_token_ids": [65, 66]}, replace(params, max_tokens=6))
+            if is_end:
+                assert output.outputs[0].token_ids == [padded - 1]
+            else:
+                assert len(output.outputs[0].token_ids) == 6
+                assert max(output.outputs[0].token_ids) < tokenizer.ids_below
