@@ -295,7 +295,7 @@ def test_ids_without_a_token_are_not_drawn_unless_they_end_texts(is_end: bool) -
     zero, follows = jnp.zeros(1), jnp.full((16, padded), padded - 1, jnp.int32)  # the likeliest id has no token
     weights = Params({"zero": zero}, ({"next": follows},), {"zero": zero})
     model = ScriptedModel(Numbers(padded, (padded - 1,) if is_end else (), max_position=16))
-    sizes = {"kv_tokens": 32, "max_num_seqs": 2, "max_num_batched_tokens": 8}
+    sizes: dict[str, Any] = {"kv_tokens": 32, "max_num_seqs": 2, "max_num_batched_tokens": 8}
     with LLM(model, params=weights, tokenizer=tokenizer, profile="paper-gptj-6b-a100", lazy=True, **sizes) as llm:
         for params in (SamplingParams(temperature=0.0), SamplingParams(seed=7), SamplingParams(top_k=3)):
             [output] = llm.generate({"prompt_token_ids": [65, 66]}, replace(params, max_tokens=6))

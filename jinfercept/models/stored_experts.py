@@ -80,11 +80,11 @@ def _packed_parts(tensors: list[PackedRows], count: int, num_sides: int, place: 
     """The parts of an expert's matrix: some columns of both its sides, or, of a matrix without sides, some inputs."""
 
     def part(number: int, *arrays: Shaped[np.ndarray, "R _"]) -> Shaped[np.ndarray, "S _"]:
-        array = np.concatenate(arrays)
+        array, width = np.concatenate(arrays), arrays[0].shape[1]
         if place.order == "interleaved":
-            array = array.reshape(-1, num_sides, array.shape[1]).swapaxes(0, 1).reshape(array.shape)
+            array = array.reshape(-1, num_sides, width).swapaxes(0, 1).reshape(-1, width)
         if num_sides == 1:
             return np.split(array, count, axis=1)[number]
-        return array.reshape(num_sides, count, -1, array.shape[1])[:, number].reshape(-1, array.shape[1])
+        return array.reshape(num_sides, count, -1, width)[:, number].reshape(-1, width)
 
     return [jax.tree.map(lambda *arrays, number=number: part(number, *arrays), *tensors) for number in range(count)]
