@@ -53,8 +53,11 @@ def checked_message(message: object) -> dict[str, Any]:
     if role not in _ROLES:
         what = f"the role of a message is one of {', '.join(_ROLES)}"
         raise RequestError(what, got=f"{shown(role)}{nearest(role, _ROLES)}", fix="give one of them")
-    if content is None and role not in ("assistant", "tool"):
+    if content in (None, [], ()) and role not in ("assistant", "tool"):
         raise RequestError(f"a message of the role {role} has content", got=shown(message), fix="give a text")
+    if message.get("function_call") is not None:
+        fix = "give the call in tool_calls, and its result the role tool"
+        raise RequestError("a message has no function_call", got=shown(message["function_call"]), fix=fix)
     if not isinstance(content, str) and isinstance(content, Sequence):
         content = _joined(content)
     if not isinstance(content, str | None):

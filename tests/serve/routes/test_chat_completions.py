@@ -237,6 +237,15 @@ def test_reasoning_behind_a_text_is_reasoning_in_every_dialect(served: Running, 
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}]}, "messages"),
+        ({"messages": [{"role": "function", "name": "f", "content": "23"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}]},
+            "messages[0].content[0]",
+        ),
         ({"modalities": ["audio"]}, "modalities"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
         ({"messages": [{"role": "user", "content": "x" * 3000}]}, "messages"),
@@ -279,17 +288,19 @@ def test_parts_and_calls_as_clients_of_other_servers_write_them(served: Running,
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     call = {"id": "x", "function": {"name": "price", "arguments": '{"item": "lamp"}'}}
     thought = {"type": "thinking", "thinking": [{"type": "text", "text": "A lamp?"}]}
+    file = {"type": "file", "file": {"filename": "a.txt", "file_data": "data:text/plain;base64,TGFtcHM6IDIz"}}
+    pdf = {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,AA=="}}
     answer = {"role": "assistant", "content": [thought, {"type": "output_text", "text": "Let me see."}]}
     result: dict[str, Any] = {"role": "tool", "tool_call_id": "x"}
     messages = [
-        {"role": "user", "content": [{"type": "input_text", "text": "How much?"}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "How much?"}, file]},
         answer | {"tool_calls": [call | {"type": None}]},
-        result | {"content": [{"type": "text", "text": "23 "}, image]},
+        result | {"content": [{"type": "text", "text": "23 "}, image, file, pdf]},
     ]
     read = [
-        {"role": "user", "content": "How much?"},
+        {"role": "user", "content": "How much?\n\na.txt\n\nLamps: 23\n\n"},
         {"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
-        result | {"content": "23 [image_url: it has no text]"},
+        result | {"content": "23 [image_url: it has no text]\n\na.txt\n\nLamps: 23\n\n[file: it has no text]"},
     ]
     says(scripted, "It costs 23." + END, read)
     prediction = {"type": "content", "content": "It costs 23."}

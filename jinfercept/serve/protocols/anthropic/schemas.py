@@ -116,12 +116,12 @@ def _as_text(block: Any) -> Any:
     if kind not in ("document", "search_result"):
         return block
     source, holder = block.get("source"), block
-    if kind == "document":
-        holder = source if isinstance(source, dict) else {}
-        if (form := holder.get("type")) not in ("text", "content"):
-            message = "document blocks whose source is {form} are not supported: send a source of type text"
-            raise PydanticCustomError("unsupported_source", message, {"form": f"{form}"[:80]})
-    content = holder.get("data" if holder.get("type") == "text" else "content")
+    if isinstance(source, dict):
+        holder = source
+        if (form := source.get("type")) not in ("text", "content"):
+            message = "{kind} blocks whose source is {form} are not supported: send a source of type text"
+            raise PydanticCustomError("unsupported_source", message, {"kind": kind, "form": f"{form}"[:80]})
+    content = next((holder[name] for name in ("data", "text", "content") if name in holder), None)
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     read = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
     texts = [text for text in read if isinstance(text, str)]

@@ -2,12 +2,23 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from jinfercept.serve.protocols.schemas import FIRST_ERROR, Body, OutputPart, SamplingBody, Text, TokenId, Usage
+from jinfercept.serve.protocols.schemas import (
+    FIRST_ERROR,
+    Body,
+    OutputPart,
+    SamplingBody,
+    Text,
+    TokenId,
+    Usage,
+    read_file,
+)
 
 MAX_MESSAGES = 16384
 MAX_TOOLS = 512
@@ -103,7 +114,7 @@ class ThinkingPart(Body):
         return self.thinking if isinstance(self.thinking, str) else "".join(part.text for part in self.thinking)
 
 
-_Part = Annotated[TextPart | RefusalPart | ThinkingPart, Field(discriminator="type")]
+_Part = Annotated[TextPart | RefusalPart | ThinkingPart, Field(discriminator="type"), BeforeValidator(read_file)]
 
 
 class CalledFunction(Body):
@@ -159,8 +170,10 @@ class Message(Body):
 
 
 def _note(part: Any) -> Any:
+    with suppress(PydanticCustomError):
+        part = read_file(part)
     kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(kind, str) or kind in ("text", "refusal", "thinking"):
+    if not isinstance(kind, str) or kind in ("text", "input_text", "refusal", "thinking"):
         return part
     return {"type": "text", "text": OutputPart.model_construct(type=kind[:80], text=part.get("text")).shown()}
 

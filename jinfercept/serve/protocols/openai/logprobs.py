@@ -4,8 +4,7 @@ import base64
 import io
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, islice
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -117,24 +116,22 @@ def chat_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokenizer) ->
     }
 
 
-def completion_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokenizer, offset: int = 0) -> dict[str, Lazy]:
+def completion_logprobs(
+    tokens: Sequence[Reported], offsets: Sequence[int], top: int, tokenizer: Tokenizer
+) -> dict[str, Any]:
     """`logprobs` of a completion's choice.
 
     Args:
         tokens: of the text; the first one of a prompt has no log probabilities.
+        offsets: of each token, the characters of the text that are complete before it.
         top: number of most likely tokens to report for each, besides itself.
-        offset: characters of the text before them.
     """
-
-    def texts() -> Iterator[str]:
-        return (tokenizer.token_text(token_id) for token_id, _ in tokens)
-
     return {
-        "text_offset": Lazy(islice(accumulate(map(len, texts()), initial=offset), len(tokens))),
+        "text_offset": offsets,
         "token_logprobs": Lazy(
             None if logprobs is None else _finite(logprobs[token_id].logprob) for token_id, logprobs in tokens
         ),
-        "tokens": Lazy(texts()),
+        "tokens": Lazy(tokenizer.token_text(token_id) for token_id, _ in tokens),
         "top_logprobs": Lazy(
             None
             if logprobs is None
