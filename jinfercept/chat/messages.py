@@ -147,10 +147,13 @@ def _id(fields: Mapping[str, Any], name: str) -> str:
 
 def with_arguments(messages: list[dict[str, Any]], form: ArgumentForm) -> list[dict[str, Any]]:
     """The messages with the arguments of their calls in a form."""
+
+    def formed(call: Mapping[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        return {**call, "function": {**function, "arguments": form(function.get("arguments"))}}
+
     return [
-        {**message, "tool_calls": [_call_in_form(call, form) for call in calls]}
-        if (calls := message.get("tool_calls"))
-        else message
+        {**message, "tool_calls": [*map(formed, calls)]} if (calls := message.get("tool_calls")) else message
         for message in messages
     ]
 
@@ -164,11 +167,6 @@ def _checked_calls(calls: Any) -> list[dict[str, Any]]:
             fix = "give them as OpenAI does"
             raise RequestError("an entry of tool_calls is not a tool call", got=shown(call), fix=fix)
     return [dict(call) for call in calls]
-
-
-def _call_in_form(call: Mapping[str, Any], form: ArgumentForm) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": form(function.get("arguments"))}}
 
 
 def _value(arguments: Any) -> Any:

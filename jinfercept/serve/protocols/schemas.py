@@ -52,6 +52,11 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, populate_by_name=True)
 
 
+def type_of(part: Any) -> Any:
+    """The type of a part of a body, an object or a model; None if it has none."""
+    return part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+
+
 def read_file(part: Any) -> Any:
     """A part of a body; a file, of chats or of responses, whose data are text as a part of text.
 

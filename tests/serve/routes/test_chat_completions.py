@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jinfercept.serve.protocols.openai.chat_schemas import Message
+from tests.support.anthropic_client import create
 from tests.support.chat_templates import QWEN3
 from tests.support.live_server import END, MODEL, Running, prompt_of
 from tests.support.responses import ASKED as QUESTION
@@ -240,7 +241,6 @@ def test_reasoning_behind_a_text_is_reasoning_in_every_dialect(served: Running, 
         ({"function_call": "auto"}, "function_call"),
         ({"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}]}, "messages"),
         ({"messages": [{"role": "function", "name": "f", "content": "23"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user"}]}, "messages"),
         ({"messages": [{"role": "user", "content": []}]}, "messages"),
         (
             {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}]},
@@ -330,3 +330,22 @@ def test_no_effort_is_no_reasoning(served: Running, make_scripted: Make) -> None
         scripted.follow(prompt + "Hello." + END)
         done = served.chat(messages=question, reasoning_effort=effort, max_tokens=20)
         assert done.json()["usage"]["prompt_tokens"] == len(scripted.tokenizer.encode(prompt)), done.text
+
+
+def test_hints_without_an_effect_are_accepted_in_every_dialect(served: Running, scripted: Scripted) -> None:
+    says(scripted, "23" + END)
+    agents = ("session-id", "thread-id", "x-session-affinity", "x-parent-session-id", "x-claude-code-session-id")
+    headers = dict.fromkeys([*agents, "x-claude-code-agent-id", "x-claude-code-parent-agent-id"], "agent-7")
+    hints = {"prompt_cache_key": "agent-7", "prompt_cache_retention": "24h", "safety_identifier": "me"}
+    nvext = {"agent_hints": {"priority": 5, "osl": 1024, "speculative_prefill": True}}
+    fields: Any = {"model": MODEL, "temperature": 0, "extra_headers": headers}
+    both = fields | hints | {"extra_body": {"nvext": nvext, "prompt_cache_options": {"ttl": "12h"}}}
+    chat: Any = served.client.chat.completions.create(messages=QUESTION, **both)
+    response: Any = served.client.responses.create(input=QUESTION, **both)
+    text = {"type": "text", "text": QUESTION[0]["content"], "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    user = {"user_id": json.dumps({"session_id": "agent-7"})}
+    message = create(served, [{"role": "user", "content": [text]}], extra_headers=headers, metadata=user)
+    assert chat.choices[0].message.content == response.output_text == message.content[0].text == "23"
+    length, usage = chat.usage.prompt_tokens, message.usage
+    assert response.usage.input_tokens_details.cached_tokens >= length // 16 * 16 - 16
+    assert usage.cache_read_input_tokens >= length // 16 * 16 - 16

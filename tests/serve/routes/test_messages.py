@@ -423,7 +423,7 @@ def test_models_are_listed_as_anthropic_does(served: Running, monkeypatch: pytes
             assert ([model.id for model in page.data], page.has_more) == (listed, more)
             assert [page.first_id, page.last_id] == [*listed[:1], *listed[-1:]] or not listed
         for wrong in ({"limit": 0}, {"limit": 1001}, {"after_id": "none"}):
-            with pytest.raises(APIStatusError, match="limit|none"):
+            with pytest.raises(APIStatusError, match=r"limit|none"):
                 client.models.list(**wrong)
     [card, *_] = served.client.models.list().data
     assert card.model_dump()["context_length"] == served.service.max_model_len

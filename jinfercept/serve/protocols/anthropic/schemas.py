@@ -7,7 +7,16 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, mode
 from pydantic_core import PydanticCustomError
 
 from jinfercept.serve.protocols.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS
-from jinfercept.serve.protocols.schemas import FIRST_ERROR, MAX_STOPS, Body, Extensions, OutputPart, Text, TypeName
+from jinfercept.serve.protocols.schemas import (
+    FIRST_ERROR,
+    MAX_STOPS,
+    Body,
+    Extensions,
+    OutputPart,
+    Text,
+    TypeName,
+    type_of,
+)
 
 _NAME = Annotated[str, Field(min_length=1, max_length=256)]
 _MAX_BLOCKS = 4096
@@ -51,7 +60,7 @@ _TOOLS: Mapping[str, tuple[str, Mapping[str, Any], tuple[str, ...]]] = {
 
 def declared(tool: Any) -> Any:
     """A tool of a body; one of these with its description and schema."""
-    kind = tool.get("type") if isinstance(tool, dict) else None
+    kind = type_of(tool)
     if not isinstance(kind, str) or (name := kind.rpartition("_")[0]) not in _TOOLS:
         return tool
     description, properties, required = _TOOLS[name]
@@ -112,7 +121,7 @@ class ProviderToolBlock(_MarkedPart):
 
 def _as_text(block: Any) -> Any:
     """A block of a body; a document or a search result as the block of text that the model reads, its title first."""
-    kind = block.get("type") if isinstance(block, dict) else None
+    kind = type_of(block)
     if kind not in ("document", "search_result"):
         return block
     source, holder = block.get("source"), block
@@ -157,7 +166,7 @@ class OtherResultBlock(OutputPart, _MarkedPart):
 
 def _result_kind(block: Any) -> str:
     """Tag of the type of a block in a result."""
-    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    kind = type_of(block)
     if not isinstance(kind, str):
         return ""
     return kind if kind in ("text", "tool_reference") else "other"
@@ -232,7 +241,7 @@ class ProviderTool(_MarkedPart):
 
 def _tool_kind(tool: Any) -> str:
     """Tag of the type of a tool."""
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    kind = type_of(tool)
     return "Other" if isinstance(kind, str) and kind != "custom" else "Input"
 
 

@@ -18,7 +18,9 @@ from jinfercept.serve.protocols.schemas import (
     TokenId,
     Usage,
     read_file,
+    type_of,
 )
+from jinfercept.values import json_object
 
 MAX_MESSAGES = 16384
 MAX_TOOLS = 512
@@ -43,10 +45,7 @@ def with_grammar(description: Any, syntax: Any, definition: Any) -> Any:
 
 def custom_input(arguments: str) -> str:
     """The input in the arguments of a call; all that the model wrote if they have none."""
-    try:
-        written = json.loads(arguments)["input"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return arguments
+    written = json_object(arguments).get("input")
     return written if isinstance(written, str) else arguments
 
 
@@ -172,7 +171,7 @@ class Message(Body):
 def _note(part: Any) -> Any:
     with suppress(PydanticCustomError):
         part = read_file(part)
-    kind = part.get("type") if isinstance(part, dict) else None
+    kind = type_of(part)
     if not isinstance(kind, str) or kind in ("text", "input_text", "refusal", "thinking"):
         return part
     return {"type": "text", "text": OutputPart.model_construct(type=kind[:80], text=part.get("text")).shown()}

@@ -67,7 +67,7 @@ def check_report(
         for field, best in prompt if per_choice or request.leader is None else ():
             entries[field] += num_reported(length, best)
         if request.params.return_routed_experts:
-            entries[EXPERTS_FIELD] += num_entries((length + num_new) * expert_bytes)
+            entries[EXPERTS_FIELD] += (length + num_new) * expert_bytes // _ENTRY_BYTES
     total = entries.total()
     if total > MAX_ENTRIES:
         [(field, _)] = entries.most_common(1)
@@ -91,7 +91,7 @@ def is_small(requests: Sequence[Request], outputs: Iterable[RequestOutput]) -> b
         total += _CHOICE_ENTRIES + num_reported(len(output.prompt_tokens), params.prompt_logprobs)
         total += num_reported(len(completion.token_ids), params.logprobs)
         if completion.routed_experts is not None:
-            total += num_entries(completion.routed_experts.nbytes)
+            total += completion.routed_experts.nbytes // _ENTRY_BYTES
     return total <= SMALL_ENTRIES
 
 
@@ -174,6 +174,7 @@ def _finite(logprob: float) -> float:
 
 EXPERTS_FIELD = "return_routed_experts"
 _ENTRY_BYTES = 64
+"""Bytes of experts that take as long an answer as an entry of log probabilities."""
 
 
 def check_experts(has_experts: bool, returns_experts: bool, stream: bool | None) -> None:
@@ -192,11 +193,6 @@ def check_experts(has_experts: bool, returns_experts: bool, stream: bool | None)
         )
     if stream:
         raise ApiError.bad("return_routed_experts cannot be streamed; fix: stream false", EXPERTS_FIELD)
-
-
-def num_entries(num_bytes: int) -> int:
-    """The entries of log probabilities that take as long an answer as the experts of so many bytes."""
-    return num_bytes // _ENTRY_BYTES
 
 
 def encoded_experts(experts: Any) -> str | None:
