@@ -172,7 +172,7 @@ def _note(part: Any) -> Any:
     with suppress(PydanticCustomError):
         part = read_file(part)
     kind = type_of(part)
-    if not isinstance(kind, str) or kind in ("text", "input_text", "refusal", "thinking"):
+    if not isinstance(kind, str) or kind in ("text", "refusal", "thinking"):
         return part
     return {"type": "text", "text": OutputPart.model_construct(type=kind[:80], text=part.get("text")).shown()}
 
