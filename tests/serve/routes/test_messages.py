@@ -151,7 +151,7 @@ def test_a_number_too_large_for_a_double_is_a_text_streamed_or_not(
     assert [[call.input for call in message.content] for message in (whole, message)] == [[expected]] * 2
 
 
-@pytest.mark.parametrize("arguments", ['"lamp"', '["lamp"]', "7", '{"item": ["lamp"]}', "null"])
+@pytest.mark.parametrize("arguments", ['["lamp"]', '{"item": ["lamp"]}', "null"])
 def test_arguments_that_are_no_object_are_an_empty_one_streamed_or_not(
     served: Running, scripted: Scripted, arguments: str
 ) -> None:
