@@ -318,14 +318,14 @@ async def _whole(service: Service, requests: Sequence[Request], answer: ServedAn
         async for event in events:
             if isinstance(event, Finished):
                 check_finish(event.output)
+        outputs = events.outputs
+        if answer.tool_calls is not None:
+            settled = await asyncio.gather(*map(answer.tool_calls.settled, outputs.values()))
+            outputs = {output.request_id: output for output in settled}
     finally:
         await service.close(events)
         for output in events.outputs.values():
             answer.usage.add(output)
-    outputs = events.outputs
-    if answer.tool_calls is not None:
-        settled = await asyncio.gather(*map(answer.tool_calls.settled, outputs.values()))
-        outputs = {output.request_id: output for output in settled}
 
     def whole() -> dict[str, Any]:
         with_experts = with_prompt_experts(requests, outputs)
