@@ -82,8 +82,8 @@ def add_steps(run: Executables, model: ServedModel, shape: RunnerShape, attentio
 
 
 def call_weights(layers: Sequence[Weights]) -> tuple[Weights, tuple[Weights, ...]]:
-    """The weights of a group of layers as its executable takes them: those of `STACKED` as one array `[L, E]` for each name, the
-    others layer by layer. Every array of a call costs the host.
+    """The weights of a group of layers as its call takes them: those of `STACKED` as one array `[L, E]` for each name, and
+    all others layer by layer, since every array of a call costs the host.
 
     Args:
         layers: arrays or shapes with shardings.
