@@ -1,22 +1,22 @@
-"""The default policy: `lru_host`, with a better choice before each of its own.
+"""The default policy: `lru_host`, but no page is lost that can be kept, and what is lost is needed last.
 
-`lru_host` copies contexts to the host as the link allows, and takes slots from the context that has been paused longest: pages
-with a host copy are free to drop, and those without are lost if the link is busy. This policy makes the same copies, and offers
-other slots first:
+`lru_host` copies contexts to the host as the link allows, and takes slots from the context that has been paused longest. This
+policy makes the same copies and evicts contexts in the same order. It differs where memory is too short for all of them:
 
-1. On the device, those of the context that is needed last: its pages with a host copy, then those that can be copied now. While
-   the link or the host is full, pages with a copy of contexts that are needed sooner go instead.
-2. On the host, copies of pages that are on the device still, of the context that is needed soonest first.
+1. A device slot is taken where nothing is lost: pages that have a host copy, or get one now, go first. While the link or the
+   host is full, such pages of contexts that were paused later go, too.
+2. A host slot is taken from a page that is also on the device, of the context that was paused last.
+3. Else it is taken from the context that is needed last, as far as durations of calls are known, not from the one that has been
+   paused longest.
 
-Only when these are used up does `lru_host` choose. So no page is lost while a slot can be had without a loss, and without a host
-both policies are the same.
+Where there is no host, or a host with room for all, both policies do the same.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from itertools import takewhile
 from operator import itemgetter
-from typing import NamedTuple, final
+from typing import final
 
 from jinfercept.kv.page import Residency
 from jinfercept.sched.estimator import Estimator, seconds_per_return
@@ -25,8 +25,9 @@ from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import Sequence, State
 
 LOOKS = 2
-"""Paused contexts whose estimates a plan takes anew, and running ones whose pages it copies: a plan costs the same however many
-there are."""
+"""Intercepted contexts whose estimates a plan takes anew: a plan costs the same however many there are."""
+RUNNING_LOOKS = 4
+"""Running contexts whose full pages a plan copies, in turn."""
 
 
 @final
@@ -38,113 +39,89 @@ class CopyAhead(Policy):
     """
 
     def __init__(self, estimator: Estimator) -> None:
-        self._lru_host = LeastRecentlyUsed(writes_through=True, looks=LOOKS)
-        self._paused = LastNeededFirst(estimator)
+        self._lru_host = LeastRecentlyUsed(writes_through=True, looks=RUNNING_LOOKS)
+        self._paused: dict[str, Sequence] = {}  # longest paused first
+        self._intercepted = LastNeededFirst(estimator)
 
     def pause(self, sequence: Sequence, now: float) -> None:
         self._lru_host.pause(sequence, now)
-        self._paused.add(sequence, now)
+        self._paused.pop(sequence.id, None)
+        self._paused[sequence.id] = sequence
+        if sequence.state is State.INTERCEPTED:
+            self._intercepted.add(sequence, now)
 
     def wait(self, sequence: Sequence) -> None:
-        if sequence in self._paused:
-            self._paused.add(sequence, 0.0)
+        self._intercepted.discard(sequence)
 
     def resume(self, sequence: Sequence, now: float) -> None:
         self._lru_host.resume(sequence, now)
-        self._paused.discard(sequence)
+        self._paused.pop(sequence.id, None)
+        self._intercepted.discard(sequence)
 
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
-        self._paused.refresh(now)
+        self._intercepted.refresh(now)
         self._lru_host.moves(budget, now, mover)
 
     def victims(self, now: float) -> Iterator[Move]:
-        """Rule 1."""
-        for sequence in self._paused:
-            runs = sequence.context.own_evictable[::-1]
-            for residency in (Residency.CLEAN, Residency.DIRTY) if runs else ():
-                for run in runs:
-                    if run.residency is residency:
-                        yield Move(sequence, run.pages[::-1], Action.OFFLOAD, "needed last")
+        """Rule 1, and then pages that are lost."""
+        for move in self._lru_host.victims(now):
+            yield move._replace(action=Action.OFFLOAD)
         yield from self._lru_host.victims(now)
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
-        """Rule 2."""
-        soonest_first = reversed(list(self._paused))
-        for other in takewhile(lambda other: other is not sequence, soonest_first):
+        """Rules 2 and 3."""
+        for other in takewhile(lambda other: other is not sequence, reversed(list(self._paused.values()))):
             for run in other.context.runs():
                 if run.residency is Residency.CLEAN and not run.shared:
                     yield Move(other, run.pages, Action.UNCOPY, "on the device still")
-        yield from self._lru_host.host_victims(sequence, now)
-
-
-class _Rank(NamedTuple):
-    """Sorts by minus the time at which a sequence is needed; then come those that are needed now, youngest first."""
-
-    is_next: bool
-    key: float
-    serial: int
-
-
-_SEQUENCE = itemgetter(1)
+        for other in self._intercepted:
+            for run in reversed(other.context.runs()):
+                if run.residency.on_host and other is not sequence:
+                    yield Move(other, run.pages[::-1], Action.UNCOPY, "needed last")
 
 
 @final
 class LastNeededFirst:
-    """A set of paused sequences, the one that is needed last first.
+    """A set of intercepted sequences, the one that is needed last first.
 
-    An intercepted one is needed after the seconds of holding that its return takes (`seconds_per_return`), which for calls
-    that return for certain are those until then. One that waits to run is needed after the delay that its order expects
-    (`Sequence.delay_s`): where others may overtake it since much of it is gone, the rest is of no use for as long. Without a
-    delay it is needed now.
-
-    Estimates are taken when a sequence is added, and then in turn, `LOOKS` per plan. Ranks are times, so that estimates of
-    different moments compare.
+    A sequence is needed after the seconds of holding that its return takes (`seconds_per_return`), which for calls that return
+    for certain are those until then. Estimates are taken when a sequence is added, and then in turn, `LOOKS` per plan. Ranks
+    are times, so that estimates of different moments compare.
 
     Args:
         estimator: expected seconds until an interception ends.
-
-    Attributes:
-        ranked: the members with their ranks, in order; not to be changed.
     """
 
     def __init__(self, estimator: Estimator) -> None:
         self._estimator = estimator
-        self.ranked: list[tuple[_Rank, Sequence]] = []
-        self._ranks: dict[str, _Rank] = {}
+        self._ranked: list[tuple[float, int, Sequence]] = []  # by minus the time of need
+        self._ranks: dict[str, tuple[float, int]] = {}
         self._unrefreshed: list[Sequence] = []
         self._serial = 0
 
-    def __contains__(self, sequence: Sequence) -> bool:
-        return sequence.id in self._ranks
-
     def __iter__(self) -> Iterator[Sequence]:
         """The members in order, as of now: members may be added and discarded during the iteration."""
-        return map(_SEQUENCE, self.ranked.copy())
+        return map(itemgetter(2), self._ranked.copy())
 
     def add(self, sequence: Sequence, now: float) -> None:
         """Add a sequence, or take its estimate anew."""
         self.discard(sequence)
-        if sequence.state is State.INTERCEPTED:
-            delay_s = seconds_per_return(self._estimator, sequence, now - sequence.paused_s)
-        else:
-            delay_s = sequence.delay_s
-        is_next = sequence.state is not State.INTERCEPTED and not delay_s
+        needed_s = now + seconds_per_return(self._estimator, sequence, now - sequence.paused_s)
         self._serial += 1
-        rank = _Rank(is_next, -sequence.order if is_next else -(now + delay_s), self._serial)
-        self._ranks[sequence.id] = rank
-        insort(self.ranked, (rank, sequence))
+        rank = self._ranks[sequence.id] = (-needed_s, self._serial)
+        insort(self._ranked, (*rank, sequence))
 
     def discard(self, sequence: Sequence) -> None:
         """Remove a sequence if it is a member."""
         rank = self._ranks.pop(sequence.id, None)
         if rank is not None:
-            del self.ranked[bisect_left(self.ranked, (rank,))]
+            del self._ranked[bisect_left(self._ranked, rank)]
 
     def refresh(self, now: float) -> None:
         """Take the next `LOOKS` estimates anew."""
-        for _ in range(min(LOOKS, len(self.ranked))):
+        for _ in range(min(LOOKS, len(self._ranked))):
             if not self._unrefreshed:
-                self._unrefreshed = [sequence for _, sequence in self.ranked]
+                self._unrefreshed = list(self)
             sequence = self._unrefreshed.pop()
-            if sequence in self:
+            if sequence.id in self._ranks:
                 self.add(sequence, now)

@@ -152,9 +152,8 @@ class Sequence:
 
     Its place in the queues, written by `Queues` and its `Ranking`, as `state` is: `order` by arrival, where smaller is served
     first and 0 has been in no queue yet. `repeats` is the first wait of an aborted request with the same prompt, whose place
-    this one takes. `rank` is in the waiting queue under an `Order`: a `ranking.Rank`. `delay_s` are the seconds by which it is
-    expected to start later than the first of those that wait, where the order's keys are `in_seconds`, as of the last rank;
-    else 0. `overtaken` counts the later sequences that started since it was last intercepted.
+    this one takes. `rank` is in the waiting queue under an `Order`: a `queues.Rank`. `overtaken` counts the later sequences
+    that started since it was last intercepted.
 
     The parts: `context` has the pages (`KVManager`), `row` is the runner's, `usage` counts, `drafting` has the drafts of its
     next tokens (`Speculation`).
@@ -166,7 +165,6 @@ class Sequence:
         "awaited",
         "calls",
         "context",
-        "delay_s",
         "drafting",
         "epoch",
         "external_spans",
@@ -258,7 +256,6 @@ class Sequence:
         self.order = 0
         self.repeats: FirstWait | None = None
         self.rank: tuple[int, float, int] = (0, 0.0, 0)
-        self.delay_s = 0.0
         self.overtaken = 0
         self.paused_s = 0.0
         self.calls: tuple[PendingCall, ...] = ()
