@@ -8,6 +8,8 @@ policy makes the same copies and evicts contexts in the same order. It differs w
 2. A host slot is taken from a page that is also on the device, of the context that was paused last.
 3. Else it is taken from the context that is needed last, as far as durations of calls are known, not from the one that has been
    paused longest.
+4. While no request waits, a copy that no slot waits for takes the host slot of no other. All contexts are served soon then, so
+   that none is worth more than another. Under load those are served that have lost least, and these were paused last.
 
 Where there is no host, or a host with room for all, both policies do the same.
 """
@@ -42,6 +44,7 @@ class CopyAhead(Policy):
         self._lru_host = LeastRecentlyUsed(writes_through=True, looks=RUNNING_LOOKS)
         self._paused: dict[str, Sequence] = {}  # longest paused first
         self._intercepted = LastNeededFirst(estimator)
+        self._displaces = True  # copies may take host slots of others
 
     def pause(self, sequence: Sequence, now: float) -> None:
         self._lru_host.pause(sequence, now)
@@ -60,7 +63,9 @@ class CopyAhead(Policy):
 
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         self._intercepted.refresh(now)
+        self._displaces = len(self._paused) > len(self._intercepted)
         self._lru_host.moves(budget, now, mover)
+        self._displaces = True
 
     def victims(self, now: float) -> Iterator[Move]:
         """Rule 1, and then pages that are lost."""
@@ -69,7 +74,9 @@ class CopyAhead(Policy):
         yield from self._lru_host.victims(now)
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
-        """Rules 2 and 3."""
+        """Rules 2 to 4."""
+        if not self._displaces:
+            return
         for other in takewhile(lambda other: other is not sequence, reversed(list(self._paused.values()))):
             for run in other.context.runs():
                 if run.residency is Residency.CLEAN and not run.shared:
@@ -98,6 +105,9 @@ class LastNeededFirst:
         self._ranks: dict[str, tuple[float, int]] = {}
         self._unrefreshed: list[Sequence] = []
         self._serial = 0
+
+    def __len__(self) -> int:
+        return len(self._ranked)
 
     def __iter__(self) -> Iterator[Sequence]:
         """The members in order, as of now: members may be added and discarded during the iteration."""

@@ -3,7 +3,7 @@
 from jinfercept.kv.page import Residency
 from jinfercept.sched.copy_ahead import CopyAhead, LastNeededFirst
 from jinfercept.sched.lru import LeastRecentlyUsed
-from jinfercept.sched.sequence import PendingCall, Sequence
+from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence
 from jinfercept.sim.simulation import OracleEstimator
 from tests.support.scheduler_bench import SchedulerBench, residencies
 
@@ -72,6 +72,23 @@ def test_a_copy_takes_the_host_slot_of_one_that_is_on_the_device_still_before_a_
         assert not missing(sequence)
     assert Residency.HOST in residencies(first)
     assert Residency.HOST not in residencies(second)
+
+
+def test_a_copy_ahead_takes_the_host_slot_of_another_context_only_while_a_request_waits() -> None:
+    bench, estimator = bench_of(num_pages=40, num_host_pages=14)
+    first = paused(bench, estimator, "first", 56, 1e9)
+    bench.steps(4)
+    second = paused(bench, estimator, "second", 56, 100.0)
+    bench.steps(4)
+    assert residencies(first).count(Residency.CLEAN) == 14
+    assert Residency.CLEAN not in residencies(second)
+    waits = paused(bench, estimator, "waits", 8, 1.0)
+    for number in range(4):
+        bench.prefilled(f"runs {number}", 4, max_tokens=50)
+    bench.scheduler.resume(waits, [1], (CallDuration(1.0),))
+    bench.steps(4)
+    assert Residency.CLEAN in residencies(second)
+    assert Residency.CLEAN not in residencies(first)
 
 
 def test_clean_pages_of_a_context_that_is_needed_sooner_go_before_any_page_is_lost() -> None:
