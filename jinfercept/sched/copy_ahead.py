@@ -27,9 +27,8 @@ from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import Sequence, State
 
 LOOKS = 2
-"""Intercepted contexts whose estimates a plan takes anew: a plan costs the same however many there are."""
-RUNNING_LOOKS = 4
-"""Running contexts whose full pages a plan copies, in turn."""
+"""Intercepted contexts whose estimates a plan takes anew, and running ones whose pages it copies: a plan costs the same however
+many there are."""
 
 
 @final
@@ -41,7 +40,7 @@ class CopyAhead(Policy):
     """
 
     def __init__(self, estimator: Estimator) -> None:
-        self._lru_host = LeastRecentlyUsed(writes_through=True, looks=RUNNING_LOOKS)
+        self._lru_host = LeastRecentlyUsed(writes_through=True, looks=LOOKS)
         self._paused: dict[str, Sequence] = {}  # longest paused first
         self._intercepted = LastNeededFirst(estimator)
         self._displaces = True  # copies may take host slots of others
