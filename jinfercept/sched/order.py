@@ -28,12 +28,9 @@ class Order(Protocol):
         patience: overtakings after which a waiting sequence goes first, at least 0. A sequence is overtaken when one of its
             tenant starts that first come first served would start later. It is overtaken at most so often between two
             interceptions. Constant.
-        in_seconds: keys are seconds of the scheduler's clock: a sequence starts about as much later than another one as its key
-            is larger. Policies then know when the pages of waiting sequences are needed (`Sequence.delay_s`). Constant.
     """
 
     patience: int = 1024
-    in_seconds: bool = False
 
     @abstractmethod
     def key(self, sequence: Sequence, now: float) -> float:

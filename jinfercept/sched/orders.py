@@ -55,7 +55,6 @@ class MissingWork(Order):
     """
 
     patience = 1 << 40  # the keys bound what a sequence is overtaken by
-    in_seconds = True
 
     def __init__(self, inputs: PolicyInputs) -> None:
         self._cost, self._price = inputs.cost, PositionPrice(inputs.cost, inputs.saturation)

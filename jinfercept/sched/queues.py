@@ -55,12 +55,6 @@ class Ranking:
             return self.first(sequence)
         return Rank(sequence.priority, self.order.key(sequence, now), sequence.order)
 
-    @staticmethod
-    def delay_s(sequence: Sequence, first: Sequence) -> float:
-        """Seconds by which a waiting sequence is expected to start later than the first one, where keys are seconds."""
-        key, first_key = sequence.rank[1], first.rank[1]
-        return max(0.0, key - first_key) if math.isfinite(first_key) and math.isfinite(key) else 0.0
-
     def first(self, sequence: Sequence) -> Rank:
         """The rank of a sequence that was overtaken too often: before its priority, by arrival."""
         return Rank(sequence.priority, -math.inf, sequence.order)
@@ -194,8 +188,6 @@ class Queues:
         if self._ranking is not None and self.waiting:
             for sequence in self._ranking.due(self.waiting):
                 self._rerank(sequence, self._ranking.rank(sequence, now))
-                if self._ranking.order.in_seconds:
-                    sequence.delay_s = self._ranking.delay_s(sequence, self.waiting[0])
 
     def rank_of(self, sequence: Sequence, now: float) -> Rank:
         """The rank of a running sequence among those that wait."""
@@ -220,7 +212,6 @@ class Queues:
     def _queue(self, sequence: Sequence) -> None:
         if self._ranking is not None:
             sequence.rank = self._ranking.begin(sequence)
-        sequence.delay_s = 0.0
         insort(self.waiting, sequence, key=self._place)
         insort(self._tenant_queue(sequence).waiting, sequence, key=self._place)
         self._enter(sequence, State.WAITING)

@@ -145,9 +145,8 @@ class Sequence:
 
     Its place in the queues, written by `Queues` and its `Ranking`, as `state` is: `order` by arrival, where smaller is served
     first and 0 has been in no queue yet. `repeats` is the first wait of an aborted request with the same prompt, whose place
-    this one takes. `rank` is in the waiting queue under an `Order`: a `ranking.Rank`. `delay_s` are the seconds by which it is
-    expected to start later than the first of those that wait, where the order's keys are `in_seconds`, as of the last rank;
-    else 0. `overtaken` counts the later sequences that started since it was last intercepted.
+    this one takes. `rank` is in the waiting queue under an `Order`: a `queues.Rank`. `overtaken` counts the later sequences
+    that started since it was last intercepted.
 
     The parts: `context` has the pages (`KVManager`), `row` is the runner's, `usage` counts, `drafting` has the drafts of its
     next tokens (`Speculation`).
@@ -194,7 +193,6 @@ class Sequence:
     order: int = field(init=False, default=0)
     repeats: FirstWait | None = field(init=False, default=None)
     rank: tuple[int, float, int] = field(init=False, default=(0, 0.0, 0))
-    delay_s: float = field(init=False, default=0.0)
     overtaken: int = field(init=False, default=0)
     paused_s: float = field(init=False, default=0.0)
     calls: tuple[PendingCall, ...] = field(init=False, default=())
