@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from jinfercept.sim.reports import Range, group, latency_ms, over_seeds
+from jinfercept.sim.reports import Range, group, latency_ms, over_seeds, ranking
 from jinfercept.sim.sweep import INTERRUPTED, Report
 from jinfercept.sim.tables import number_text, plain_table
 
@@ -93,13 +93,57 @@ def table(reports: Sequence[Report]) -> Table:
     return shown
 
 
+def delay_rankings(reports: Sequence[Report]) -> list[str]:
+    """For each load that several policies or orders played in sessions: who has the least mean turn delay, and whether these
+    seeds can tell the others from it."""
+    measured = (report for report in reports if "session_delay_s" in report and report["requests"])
+    lines = list[str]()
+    for load, same in group(measured, lambda report: report["load"]).items():
+        by_contender = group(same, scheduled_by)
+        delays = {name: {report["seed"]: turn_delay_s(report) for report in of} for name, of in by_contender.items()}
+        lines += _ranking_lines(f"{load}: mean turn delay in s, the least first", ranking(delays))
+    return lines
+
+
+def capacity_table(answers: Sequence[Report]) -> Table:
+    """A row for each policy and order: agents within limits, mean, least and most over seeds, and the share of turns within
+    them by the number of sessions that was tried.
+
+    Args:
+        answers: of `within_limits.search_report`, with the labels of their runs.
+    """
+    shown = plain_table(("policy", "agents", "least", "most", "tried"), left=("policy", "tried"))
+    for answer in answers:
+        tried = (
+            f"seed {seed}: {', '.join(f'{live} {share:.0%}' for live, share in found['within_limits_share'].items())}"
+            for seed, found in answer["seeds"].items()
+        )
+        agents = (number_text(answer["agents"][name]) for name in ("mean", "least", "most"))
+        shown.add_row(scheduled_by(answer), *agents, "; ".join(tried))
+    return shown
+
+
+def capacity_ranking(answers: Sequence[Report]) -> list[str]:
+    """Who has the most agents within limits, and whether these seeds can tell the others from it."""
+    agents = {
+        scheduled_by(answer): {seed: found["agents"] for seed, found in answer["seeds"].items()} for answer in answers
+    }
+    return _ranking_lines("agents within limits, the most first", ranking(agents, larger=True))
+
+
+def _ranking_lines(title: str, lines: Sequence[str]) -> list[str]:
+    """A ranking under its title; nothing where there is nothing to rank."""
+    how = "ratios to it seed by seed, with their 95 % interval"
+    return [f"{title}; {how}:", *(f"  {line}" for line in lines)] if len(lines) > 1 else []
+
+
 def scheduled_by(report: Mapping[str, Any]) -> str:
     """The policy, with the order of waiting requests unless they come first that came first."""
     order = report.get("order", "fcfs")
     return report["policy"] if order == "fcfs" else f"{report['policy']}, {order}"
 
 
-def turn_delay_s(report: Mapping[str, Any]) -> float | None:
+def turn_delay_s(report: Mapping[str, Any]) -> float:
     """Mean turn delay of a run of sessions, in seconds."""
     return report["turn_delay_s"]["mean"]
 
