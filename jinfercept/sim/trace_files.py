@@ -4,7 +4,7 @@ import json
 import os
 import reprlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise, takewhile
 from operator import eq
 from pathlib import Path
@@ -49,7 +49,7 @@ def claude_code_session(entry: Mapping[str, Any], where: str, name: str = "") ->
     turns, subs = list[ScriptedTurn](), list[SubAgent]()
     last: Mapping[str, Any] | None = None
     name = name or str(entry.get("id", where))
-    for number, request in enumerate(_entries(entry.get("requests"), where), 1):
+    for number, request in enumerate(_entries(entry.get("requests"), where, "requests"), 1):
         place = f"{where}, request {number}"
         if request.get("type") == "subagent" or "requests" in request:
             nested = {"block_size": size, **request}
@@ -153,8 +153,8 @@ def message_sessions(entries: Sequence[Mapping[str, Any]], path: str | os.PathLi
             raise ConfigError(f"{where}: a conversation begins with its answer", got=name, fix="give its messages")
         earlier = turns.setdefault(name, [])
         kept = earlier[-1].prompt + earlier[-1].decode if earlier else 0
-        calls = entry.get("tool_calls") or []
-        tool = str(calls[0].get("function", {}).get("name", TOOL)) if calls else TOOL
+        calls = _entries(entry.get("tool_calls") or [], where, "tool_calls")
+        tool = str(dict(calls[0].get("function") or {}).get("name", TOOL)) if calls else TOOL
         pause_s = pauses.pop(name, 0.0) if earlier else 0.0
         earlier.append(ScriptedTurn(max(context[name], kept + 1), max(1, read), kept, pause_s, bool(calls), tool))
         context[name] = earlier[-1].prompt + earlier[-1].decode
@@ -198,9 +198,9 @@ def _length(value: object, name: str, where: str) -> tuple[int, str]:
     return max(1, count), "x" * (count * CHARACTERS)
 
 
-def _entries(value: object, where: str) -> Iterable[Mapping[str, Any]]:
+def _entries(value: object, where: str, name: str) -> Sequence[Mapping[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise ConfigError(f"{where}: requests is no list of objects", got=reprlib.repr(value), fix="give the requests")
+        raise ConfigError(f"{where}: {name} is no list of objects", got=reprlib.repr(value), fix=f"give the {name}")
     return value
 
 

@@ -10,12 +10,16 @@ import pytest
 from examples import own_policy
 from examples.memory_time import MemoryTime, TurnForecast, TurnHistory
 from examples.rivals.belady import Belady
+from examples.rivals.cachewise import LongestPrefix, PredictedReuse
 from examples.rivals.continuum import ProgramOrder, TimeToLive
+from examples.rivals.mars import FeedbackLevels, WarmReturns, level_of, service_level
+from examples.rivals.mori import CYCLES, IdlenessTiers, Tier
 from examples.rivals.saga import WorkflowLRU
 from examples.rivals.thunder_agent import ProgramPausing
 from examples.rivals.token_cake import PredictiveUpload
 from jinfercept.sched.estimator import ElapsedEstimator, make_estimator
 from jinfercept.sched.named_profiles import load_profile
+from jinfercept.sched.order import Order
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Policy, preserve
 from jinfercept.sched.profile import Profile
@@ -111,7 +115,7 @@ def test_what_the_page_shows_can_be_used() -> None:
     check_policy("copy_ahead", names["Smallest"])
 
 
-RIVALS = (TimeToLive, ProgramPausing, WorkflowLRU, PredictiveUpload, Belady)
+RIVALS = (TimeToLive, ProgramPausing, WorkflowLRU, PredictiveUpload, IdlenessTiers, WarmReturns, PredictedReuse, Belady)
 DEAR = AffineCost(fixed_s=20.0)
 """Prices by which a context is worth a pin of several seconds."""
 
@@ -124,8 +128,9 @@ def test_a_rival_keeps_the_rules(rival: type[Policy]) -> None:
 
 
 @pytest.mark.slow
-def test_the_order_of_programs_keeps_the_rules() -> None:
-    check_policy("copy_ahead", ProgramOrder)
+@pytest.mark.parametrize("order", [ProgramOrder, FeedbackLevels, LongestPrefix])
+def test_the_order_of_a_rival_keeps_the_rules(order: type[Order]) -> None:
+    check_policy("copy_ahead", order)
 
 
 def bench_of(
@@ -230,6 +235,82 @@ def test_the_slower_a_tool_the_longer_its_contexts_are_protected(make: type[Poli
     bench.steps(20)
     bench.prefilled("new", 16)
     assert [tool for tool, sequence in contexts.items() if lost(sequence)] == [loser]
+
+
+# -- MORI --------------------------------------------------------------------------------------------------------------
+
+
+def paused_in_turn(policy: Policy, *tools: str) -> dict[str, Sequence]:
+    """Contexts of 16 tokens that wait for these tools, the first one longest, once another request needed slots of one."""
+    bench = SchedulerBench(policy, num_pages=10, num_host_pages=0)
+    contexts = {tool: call_out(bench, bench.prefilled(tool, 16), tool) for tool in tools}
+    bench.steps(3)
+    bench.prefilled("new", 16)
+    return contexts
+
+
+def test_the_program_that_waits_for_tools_most_leaves_the_device_first() -> None:
+    policy = IdlenessTiers(PolicyInputs(DEAR, 16, SIZE, ElapsedEstimator()))
+    bench = SchedulerBench(policy, num_pages=10, num_host_pages=0)
+    contexts = {name: call_out(bench, bench.prefilled(name, 14)) for name in ("busy", "idle")}
+    policy.programs["busy"].cycles.extend([(9.0, 1.0)] * CYCLES)
+    policy.programs["idle"].cycles.extend([(1.0, 90.0)] * CYCLES)
+    bench.steps(3)
+    bench.prefilled("new", 16)
+    assert [name for name, sequence in contexts.items() if lost(sequence)] == ["idle"]  # though it paused last
+    assert policy.programs["busy"].idleness(bench.now_s) < 0.6 < policy.programs["idle"].idleness(bench.now_s)
+
+
+def test_the_idlest_program_leaves_the_host_for_neither_tier() -> None:
+    policy = IdlenessTiers(PolicyInputs(DEAR, 16, SIZE, ElapsedEstimator()))
+    bench = SchedulerBench(policy, num_pages=10, num_host_pages=6)
+    for number in range(4):
+        call_out(bench, bench.prefilled(f"context {number}", 16))
+        bench.steps(4)
+    tiers = [policy.programs[f"context {number}"].tier for number in range(4)]
+    assert tiers == [Tier.WAITING, Tier.HOST, Tier.DEVICE, Tier.DEVICE]
+
+
+# -- MARS --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_of_little_missing_work_goes_before_a_long_one_until_that_has_waited() -> None:
+    order = FeedbackLevels()
+    bench = SchedulerBench(preserve(), num_pages=4000, max_num_seqs=1)
+    bench.prefilled("runs", 4, max_tokens=50)
+    long, short = bench.add("long", 9000), bench.add("short", 12)
+    assert order.key(short, 1.0) < order.key(long, 1.0)
+    assert order.key(long, 62.0) == order.key(short, 62.0)  # two levels are won back: the first that came goes first
+    assert [level_of(tokens) for tokens in (2048, 2049, 8193, 40_000)] == [0, 1, 2, 3]
+    assert [service_level(tokens) for tokens in (2000, 2048, 3072, 9999)] == [0, 1, 2, 3]
+
+
+def test_a_context_is_kept_for_a_tool_that_returns_before_it_could_be_computed_again() -> None:
+    policy = WarmReturns(PolicyInputs(DEAR, 16, SIZE, ElapsedEstimator()))
+    policy.durations = {"fast": (1, 2.0), "slow": (1, 90.0)}
+    contexts = paused_in_turn(policy, "fast", "slow")
+    assert [tool for tool, sequence in contexts.items() if lost(sequence)] == ["slow"]
+
+
+# -- CacheWise ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_context_whose_tool_is_expected_to_run_longest_is_lost_first() -> None:
+    policy = PredictedReuse(PolicyInputs(DEAR, 16, SIZE, ElapsedEstimator()))
+    policy.durations = {"fast": [9.0], "slow": [60.0]}
+    contexts = paused_in_turn(policy, "fast", "slow")
+    assert [tool for tool, sequence in contexts.items() if lost(sequence)] == ["slow"]
+    assert policy.rest_s(PendingCall("slow"), 20.0) == 40.0
+    assert policy.rest_s(PendingCall("slow"), 70.0) == 70.0
+
+
+def test_the_longest_prefix_in_a_cache_goes_first() -> None:
+    order = LongestPrefix()
+    bench = bench_of("lru", num_pages=20)
+    kept = call_out(bench, bench.prefilled("kept", 16, max_tokens=20))
+    new = bench.add("new", 16)
+    bench.scheduler.resume(kept, [1], (CallDuration(1.0),))
+    assert order.key(kept, 9.0) < order.key(new, 9.0)
 
 
 # -- Bélády ------------------------------------------------------------------------------------------------------------
