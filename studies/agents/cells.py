@@ -98,8 +98,6 @@ POLICIES: Mapping[str, str] = {
     "mars": f"{_RIVALS}.mars:WarmReturns",
     "cachewise": f"{_RIVALS}.cachewise:PredictedReuse",
     "thunder_agent": f"{_RIVALS}.thunder_agent:ProgramPausing",
-    "saga": f"{_RIVALS}.saga:WorkflowLRU",
-    "token_cake": f"{_RIVALS}.token_cake:PredictiveUpload",
     "belady": f"{_RIVALS}.belady:Belady",
     "infinite": "bound",
 }

@@ -106,7 +106,7 @@ def test_every_policy_is_compared_under_every_order_that_it_admits() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--contender", "sagas"], "no such policy; got sagas (did you mean 'saga'?)"),
+        (["--contender", "mary"], "no such policy; got mary (did you mean 'mars'?)"),
         (["--contender", "lru+sooner"], f"no such order; got sooner; fix: one of {', '.join(ORDERS)}"),
         (["--within-limits", "--device", "0.3"], "--within-limits and --device cannot be combined"),
         (["--model", "9B"], "no such model"),
