@@ -8,9 +8,9 @@ from statistics import median
 
 import pytest
 
+from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
-from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sim.agent_sessions import TOOL, ScriptedSession, ScriptedTurn, SubAgent, scaled_sessions
