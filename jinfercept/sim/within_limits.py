@@ -7,8 +7,8 @@ wait. More sessions are tried until too few turns keep the limits; between the l
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
+from jinfercept.engine.meter.counts import LatencyLimits
 from jinfercept.errors import ConfigError
-from jinfercept.meter.counts import LatencyLimits
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.sweep import INTERRUPTED, SweepRun
 

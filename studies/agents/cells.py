@@ -5,8 +5,8 @@ from itertools import product
 from typing import NamedTuple
 
 from jinfercept.cli.simulate import check_policies
+from jinfercept.engine.meter.counts import LatencyLimits
 from jinfercept.errors import ConfigError, nearest
-from jinfercept.meter.counts import LatencyLimits
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.orders import check_order_choice
 from jinfercept.sched.plugins import is_place
