@@ -14,6 +14,7 @@ from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import Report, SimulatedLoad, SweepRun
 from jinfercept.sim.trace_files import load_sessions
+from jinfercept.sim.within_limits import most_kept
 from studies.__main__ import main
 from studies.agents.cells import ORDERS, AgentCell, AgentModel, contenders, play, search
 from studies.agents.command import StudyAgents
@@ -67,8 +68,8 @@ def test_a_matrix_reports_order_and_policy_apart(small: AgentModel, trace: Path)
     assert f"{cell}: mean turn delay, the policy: copy_ahead, missing_work has" in study.findings[1]
 
 
-def test_a_search_has_the_agents_of_each_cell_with_their_spread_and_a_picture(small: AgentModel, trace: Path) -> None:
-    cells = [AgentCell(small, 0.0), AgentCell(small, 1.0)]
+def test_a_search_has_the_agents_of_each_cell_with_their_spread_and_a_picture() -> None:
+    cells = [AgentCell(SMALL, 0.0), AgentCell(SMALL, 1.0)]
     tried = {
         (cell, contender, seed): {8: 0.97, 12: 0.9} if seed else {4: 0.97, 8: 0.9}
         for cell in cells
@@ -81,8 +82,19 @@ def test_a_search_has_the_agents_of_each_cell_with_their_spread_and_a_picture(sm
     assert "| lru_host | missing_work | 6 (4–8) | 6 (4–8) |" in page
     assert "1.00 × (1.00–1.00)" in study.findings[0]
     assert len(study.panels) == 1
-    [sessions] = [search(EFFORT, load_sessions(trace), cells[:1], COMPARED[:1], num_seeds=1, duration_s=5.0)]
-    assert len(sessions[cells[0], COMPARED[0], 0]) > 1
+
+
+class NineServed(StudyEffort):
+    """Answers without playing: nine sessions keep the limits, ten do not."""
+
+    def play(self, runs: Sequence[SweepRun]) -> list[Report]:
+        return [{"within_limits_share": 1.0 if len(run.load.arrivals) < 10 else 0.5} for run in runs]
+
+
+def test_a_search_plays_sessions_that_begin_midway(small: AgentModel, trace: Path) -> None:
+    effort = NineServed(True, 1, 0, Console(quiet=True))
+    tried = search(effort, load_sessions(trace), [AgentCell(small, 1.0)], COMPARED[:1], num_seeds=2, duration_s=9.0)
+    assert {seed: most_kept(shares) for (_, _, seed), shares in tried.items()} == {0: 9, 1: 9}
 
 
 def test_cells_are_chosen_by_their_parts() -> None:
