@@ -5,7 +5,6 @@ from itertools import product
 from typing import NamedTuple
 
 from jinfercept.cli.simulate import check_policies
-from jinfercept.engine.meter.counts import LatencyLimits
 from jinfercept.errors import ConfigError, nearest
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.orders import check_order_choice
@@ -131,9 +130,10 @@ def contenders(names: Sequence[str] = ()) -> list[Contender]:
         policy, _, named = name.partition("+")
         place = _place("policy", policy, POLICIES)
         for order in (named,) if named else dict.fromkeys(("fcfs", "missing_work", OWN_ORDERS.get(policy, "fcfs"))):
-            titles = (title.rpartition(":")[2] for title in (policy, order))
+            order_place = _place("order", order, ORDERS)
             estimator = "oracle" if policy == "belady" else "history"
-            compared.append(Contender(*titles, place, _place("order", order, ORDERS), estimator))
+            titles = policy.rpartition(":")[2], order.rpartition(":")[2]
+            compared.append(Contender(titles[0], titles[1], place, order_place, estimator))
     for contender in compared:
         check_policies([contender.place])
         check_order_choice(contender.order_place)
@@ -208,13 +208,7 @@ def _run(sessions: Sequence[ScriptedSession], trial: Trial, live: int, duration_
     return SweepRun(simulation, SimulatedLoad("agents", 0.0, seed, load))
 
 
-def _simulation(
-    cell: AgentCell,
-    contender: Contender,
-    duration_s: float,
-    warm_up_s: float,
-    limits: LatencyLimits = AGENT_LIMITS,
-) -> Simulation:
+def _simulation(cell: AgentCell, contender: Contender, duration_s: float, warm_up_s: float) -> Simulation:
     kv_tokens = cell.model.kv_tokens // PAGE_SIZE * PAGE_SIZE
     return Simulation(
         PROFILES[cell.model.profile],
@@ -228,6 +222,6 @@ def _simulation(
         max_model_len=kv_tokens,
         prefix_caching=True,
         order=contender.order_place,
-        limits=limits,
+        limits=AGENT_LIMITS,
         warm_up_s=warm_up_s,
     )
