@@ -17,6 +17,7 @@ from tyro import conf
 
 from jinfercept.cli.options import Maybe, Several, Switch, option_flags
 from jinfercept.cli.simulation_table import (
+    CAPACITY_LEGEND,
     LEGEND,
     SESSION_LEGEND,
     capacity_ranking,
@@ -201,6 +202,7 @@ class Simulate:
         show(capacity_table(answers))
         for line in capacity_ranking(answers):
             print(line)
+        print(CAPACITY_LEGEND, file=sys.stderr)
         write_files({self.json: lambda path: write_json(path, answers)})
         return 0
 
@@ -250,6 +252,9 @@ class Simulate:
         if self.agents_within_limits and not self._plays_sessions:
             got, fix = self.trace or f"--workload {self.workload}", "--trace agents, or a file of sessions"
             raise ConfigError("--agents-within-limits needs a trace of sessions", got=got, fix=fix)
+        if self.agents_within_limits and self._warm_up_s >= self.duration:
+            got = f"--warm-up {self._warm_up_s:g}, --duration {self.duration:g}"
+            raise ConfigError("no turn would count", got=got, fix="a --warm-up below --duration")
         for flag, given in (
             ("--live", self.live),
             ("--rate", self.rate),

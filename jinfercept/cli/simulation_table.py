@@ -8,6 +8,7 @@ from rich.table import Table
 from jinfercept.sim.reports import Range, group, latency_ms, over_seeds, ranking
 from jinfercept.sim.sweep import INTERRUPTED, Report
 from jinfercept.sim.tables import number_text, plain_table
+from jinfercept.sim.within_limits import KEPT_SHARE
 
 
 def exit_status(reports: Sequence[Report]) -> int:
@@ -76,6 +77,13 @@ out, in   tokens copied to host memory and back
 waste     share of the device's KV pool, over time, that was held without being used
 wall s    seconds that the simulation took"""
 """What the columns of `table` mean for sessions of agents."""
+
+
+CAPACITY_LEGEND = f"""\
+agents    the most live sessions of which {KEPT_SHARE:.0%} of the turns keep the limits, mean over seeds
+least, …  of the seeds
+tried     numbers of live sessions, and the share of their turns within the limits"""
+"""What the columns of `capacity_table` mean."""
 
 
 def table(reports: Sequence[Report]) -> Table:

@@ -49,7 +49,8 @@ def most_within_limits[T](
                 raise KeyboardInterrupt
             if "error" in report:
                 raise ConfigError("a run failed", got=f"{step_run}: {report['error']}", fix="see the error")
-            tried[trial][live] = report["within_limits_share"] or 0.0
+            share = report["within_limits_share"]
+            tried[trial][live] = 1.0 if share is None else share  # without turns none has waited
     return tried
 
 
