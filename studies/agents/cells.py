@@ -49,13 +49,13 @@ class AgentCell(NamedTuple):
 
     Attributes:
         model: of `MODELS`.
-        host: host pool over the device pool.
         device: device pool over the contexts of the live sessions; None: the number of live sessions is searched.
+        host: host pool over the device pool.
     """
 
     model: AgentModel
+    device: float | None
     host: float
-    device: float | None = None
 
     @property
     def live(self) -> int:

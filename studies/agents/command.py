@@ -86,7 +86,7 @@ class StudyAgents:
             if self.device:
                 got, fix = "both", "leave out one of them: the sessions are searched"
                 raise ConfigError("--within-limits and --device cannot be combined", got=got, fix=fix)
-            return [AgentCell(*cell) for cell in product(models, hosts)]
+            return [AgentCell(*cell) for cell in product(models, (None,), hosts)]
         devices = numbers("--device", self.device or ("0.15,0.33",), float)
         check_least("--device", min(devices), 0.01)
-        return [AgentCell(*cell) for cell in product(models, hosts, devices)]
+        return [AgentCell(*cell) for cell in product(models, devices, hosts)]

@@ -52,7 +52,7 @@ COMPARED = contenders(["lru_host", "copy_ahead+missing_work"])
 
 
 def test_a_matrix_reports_order_and_policy_apart(small: AgentModel, trace: Path) -> None:
-    cell = AgentCell(small, 1.0, 0.5)
+    cell = AgentCell(small, 0.5, 1.0)
     study = matrix_answer(play(EFFORT, load_sessions(trace), [cell], COMPARED, num_seeds=2, duration_s=10.0))
     page = study.markdown(None)
     assert [
@@ -69,7 +69,7 @@ def test_a_matrix_reports_order_and_policy_apart(small: AgentModel, trace: Path)
 
 
 def test_a_search_has_the_agents_of_each_cell_with_their_spread_and_a_picture() -> None:
-    cells = [AgentCell(SMALL, 0.0), AgentCell(SMALL, 1.0)]
+    cells = [AgentCell(SMALL, None, 0.0), AgentCell(SMALL, None, 1.0)]
     tried = {
         (cell, contender, seed): {8: 0.97, 12: 0.9} if seed else {4: 0.97, 8: 0.9}
         for cell in cells
@@ -93,7 +93,7 @@ class NineServed(StudyEffort):
 
 def test_a_search_plays_sessions_that_begin_midway(small: AgentModel, trace: Path) -> None:
     effort = NineServed(True, 1, 0, Console(quiet=True))
-    tried = search(effort, load_sessions(trace), [AgentCell(small, 1.0)], COMPARED[:1], num_seeds=2, duration_s=9.0)
+    tried = search(effort, load_sessions(trace), [AgentCell(small, None, 1.0)], COMPARED[:1], num_seeds=2, duration_s=9.0)
     assert {seed: most_kept(shares) for (_, _, seed), shares in tried.items()} == {0: 9, 1: 9}
 
 
