@@ -1,7 +1,6 @@
 """`jinfercept simulate`: one run, or all combinations of rates, policies, orders and seeds side by side. Imports no JAX.
 
-Refuses wrong options before anything runs; ends with one table and, where asked for, JSON, a picture
-and the decisions of one run.
+Refuses wrong options before anything runs; ends with one table and, where asked for, JSON and the decisions of one run.
 """
 
 import json
@@ -22,7 +21,6 @@ from jinfercept.cli.simulation_table import (
     SESSION_LEGEND,
     capacity_ranking,
     capacity_table,
-    curves,
     delay_rankings,
     exit_status,
     table,
@@ -41,7 +39,6 @@ from jinfercept.sched.policies import SETTINGS, PolicyInputs, check_choice
 from jinfercept.sim.agent_sessions import ScriptedSession, fitting
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.own_workload import OwnWorkload
-from jinfercept.sim.plots import check_drawing, draw_latencies
 from jinfercept.sim.reports import check_outputs, write_files, write_json
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import BOUNDS, SIMULATED_ESTIMATORS, Simulation
@@ -126,8 +123,6 @@ class Simulate:
     """processes at a time"""
     json: Maybe[str] = None
     """write the reports to this file"""
-    plot: Maybe[str] = None
-    """draw latency against rate into this file"""
     decisions: Maybe[str] = None
     """write every decision to this file, a JSON line each; of one run"""
     options: Annotated[EngineOptions, option_flags("page_size", "chunked_prefill", "preemption")]
@@ -160,11 +155,9 @@ class Simulate:
         for line in delay_rankings(reports):
             print(line)
         print(SESSION_LEGEND if self._plays_sessions else LEGEND, file=sys.stderr)
-        title = f"{self._name}, {runs[0].simulation.profile.name}"
         write_files(
             {
                 self.json: lambda path: write_json(path, reports),
-                self.plot: lambda path: draw_latencies(path, title, curves(reports)),
                 self.decisions: lambda path: _write_decisions(path, stats),
             }
         )
@@ -242,9 +235,7 @@ class Simulate:
         check_policies(self._policies)
         for order in listed(self.order):
             check_order_choice(order)
-        check_outputs((("--json", self.json), ("--plot", self.plot), ("--decisions", self.decisions)))
-        if self.plot is not None:
-            check_drawing(self.plot)
+        check_outputs((("--json", self.json), ("--decisions", self.decisions)))
         if self.live and not self._plays_sessions:
             raise ConfigError("--live needs a trace of sessions", got="no such trace", fix="name one with --trace")
         if self.live and self.rate:
@@ -258,7 +249,6 @@ class Simulate:
         for flag, given in (
             ("--live", self.live),
             ("--rate", self.rate),
-            ("--plot", self.plot),
             ("--decisions", self.decisions),
         ):
             if self.agents_within_limits and given:

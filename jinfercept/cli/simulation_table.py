@@ -1,11 +1,11 @@
-"""Reports of simulations as a table and as curves, and the exit status that they come to. Imports no JAX."""
+"""Reports of simulations as tables and rankings, and the exit status that they come to. Imports no JAX."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
-from jinfercept.sim.reports import Range, group, latency_ms, over_seeds, ranking
+from jinfercept.sim.reports import group, latency_ms, over_seeds, ranking
 from jinfercept.sim.sweep import INTERRUPTED, Report
 from jinfercept.sim.tables import number_text, plain_table
 from jinfercept.sim.within_limits import KEPT_SHARE
@@ -170,14 +170,3 @@ def _cell(name: str, reports: Sequence[Report], value: Callable[[Mapping[str, An
     if spread is None:
         return "-"
     return f"{spread.mean:.1%}" if name == "waste" else number_text(spread.mean)
-
-
-def curves(reports: Sequence[Report]) -> dict[str, list[tuple[float, Range]]]:
-    """Latency by rate, for each policy and order that served requests."""
-    lines = {}
-    for policy, same in group(reports, scheduled_by).items():
-        by_rate = group(same, lambda report: report["rate"])
-        lines[policy] = [
-            (rate, spread) for rate in sorted(by_rate) if (spread := over_seeds(by_rate[rate], latency_ms))
-        ]
-    return {policy: points for policy, points in lines.items() if points}
