@@ -60,7 +60,7 @@ class SessionLoad:
         named: turns carry the name of their session, as some clients send it.
         ramp_s: seconds in which the first `live` sessions begin.
         midway: the first `live` sessions begin with any of their turns, whose whole prompt is then new, so that a short run
-            has contexts as long as those of an hour.
+            has contexts as long as those of an hour. Runs of more live sessions begin with those of fewer, and others.
     """
 
     sessions: Sequence[ScriptedSession]
@@ -156,6 +156,7 @@ class SessionClients:
         self.started_s = started_s
         self._load, self._write, self._known_durations = load, write, known_durations
         self._rng = Random(load.seed)
+        self._draws = Random(f"sessions {load.seed}") if load.midway else self._rng
         self._bag: list[ScriptedSession] = []
         self._due: list[tuple[float, int, _Live]] = []
         self._sent: dict[str, tuple[float, _Live]] = {}
@@ -234,11 +235,11 @@ class SessionClients:
         """Begin the next session."""
         if not self._bag:
             self._bag = list(self._load.sessions)
-            self._rng.shuffle(self._bag)
+            self._draws.shuffle(self._bag)
         number, script = self._drawn * NUMBERS, self._bag.pop()
         midway = self._load.midway and self._drawn < self._load.live
         self._drawn += 1
-        self._begin(script, at_s, number, number, self._rng.randrange(len(script.turns)) if midway else 0)
+        self._begin(script, at_s, number, number, self._draws.randrange(len(script.turns)) if midway else 0)
 
     def _begin(self, script: ScriptedSession, at_s: float, number: int, root: int, first: int = 0) -> None:
         self.begun += 1

@@ -177,7 +177,7 @@ def test_the_edge_set_is_read_with_its_tools_and_short_pauses() -> None:
 
 
 def test_the_first_sessions_may_begin_midway_and_their_whole_prompt_is_new_then() -> None:
-    load = SessionLoad([session(1.0, 1.0, 1.0, 1.0)], seed=0, live=1, midway=True)
+    load = SessionLoad([session(1.0, 1.0, 1.0, 1.0)], seed=2, live=1, midway=True)
     clients = SessionClients(load, session_tokens)
     prompt = prompt_of_next(clients, 200.0)
     [record] = clients.records
@@ -185,6 +185,16 @@ def test_the_first_sessions_may_begin_midway_and_their_whole_prompt_is_new_then(
     assert record.prompt == len(prompt) > 20
     assert record.new == record.prompt - 8
     assert prompt_of_next(clients, 300.0)[: len(prompt)] == prompt
+
+
+def test_more_sessions_that_begin_midway_include_those_of_fewer() -> None:
+    def begun(live: int) -> list[tuple[int, int]]:
+        sessions = [session(*[1.0] * length) for length in (3, 7, 11, 19)]
+        clients = SessionClients(SessionLoad(sessions, seed=3, live=live, midway=True), session_tokens)
+        return sorted((int(request.id.split(".")[0]), len(request.prompt_token_ids)) for request in clients.due(200.0))
+
+    assert begun(2) == begun(3)[:2] == begun(4)[:2]
+    assert len(begun(4)) == 4
 
 
 def test_a_trace_of_no_form_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
