@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from jinfercept.sim.reports import paired_ratio
+from jinfercept.sim.reports import paired_ratio, ranking
 from jinfercept.sim.run_stats import LONG_WAIT_S
 from jinfercept.sim.tables import TextTable, number_text
 from jinfercept.sim.within_limits import Shares, most_kept
@@ -52,10 +52,11 @@ def matrix_answer(matrix: Matrix) -> StudyAnswer:
     findings = [
         finding
         for cell in matrix.cells
-        for finding in _apart(
+        for finding in _comparisons(
             f"{cell}: mean turn delay",
             matrix.contenders,
             lambda it, cell=cell: matrix.values(cell, it, "turn_delay_s.mean"),
+            larger=False,
         )
     ]
     return StudyAnswer("Coding agents: how long they wait, by policy and by order", tables, findings, rows=rows)
@@ -92,7 +93,7 @@ def search_answer(tried: Mapping[Trial, Shares]) -> StudyAnswer:
     findings = [
         finding
         for cell in cells
-        for finding in _apart(f"{cell}: agents", compared, lambda it, cell=cell: agents(cell, it))
+        for finding in _comparisons(f"{cell}: agents", compared, lambda it, cell=cell: agents(cell, it), larger=True)
     ]
     bars = {str(cell): {it.title: fmean(agents(cell, it)) for it in compared} for cell in cells}
     reports = [
@@ -109,8 +110,10 @@ def _spread(values: Sequence[float]) -> str:
     return f"{fmean(values):.3g}" if least == most else f"{fmean(values):.3g} ({least:.0f}–{most:.0f})"
 
 
-def _apart(title: str, compared: Sequence[Contender], values: Callable[[Contender], Sequence[float]]) -> Iterator[str]:
-    """What the order does under the baseline's policy, and what the policy does under the served order."""
+def _comparisons(
+    title: str, compared: Sequence[Contender], values: Callable[[Contender], Sequence[float]], *, larger: bool
+) -> Iterator[str]:
+    """What the order does under the baseline's policy, what the policy does under the served order, and all from the best on."""
     by_title = {(contender.policy, contender.order): contender for contender in compared}
     same_policy, same_order = (BASELINE[0], SERVED[1]), (SERVED[0], BASELINE[1])
     for kind, own, other in (
@@ -127,3 +130,5 @@ def _apart(title: str, compared: Sequence[Contender], values: Callable[[Contende
             if ratio is not None:
                 text += f" ({ratio.low:.2f}–{ratio.high:.2f})"
             yield f"{title}, {kind}: {', '.join(own)} has {text} of {', '.join(other)}."
+    ranked = ranking({it.title: dict(enumerate(values(it))) for it in compared}, larger=larger)
+    yield f"{title}, the best first: {'; '.join(ranked)}."

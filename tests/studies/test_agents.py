@@ -64,7 +64,7 @@ def test_a_matrix_reports_order_and_policy_apart(small: AgentModel, trace: Path)
     assert "over 900 s" in page
     assert len(study.rows) == 2 * len(COMPARED)
     kinds = [finding.split(": ")[1].split(", ")[-1] for finding in study.findings]
-    assert kinds == ["the order", "the policy", "both"]
+    assert kinds == ["the order", "the policy", "both", "the best first"]
     assert f"{cell}: mean turn delay, the policy: copy_ahead, missing_work has" in study.findings[1]
 
 
@@ -93,7 +93,9 @@ class NineServed(StudyEffort):
 
 def test_a_search_plays_sessions_that_begin_midway(small: AgentModel, trace: Path) -> None:
     effort = NineServed(True, 1, 0, Console(quiet=True))
-    tried = search(effort, load_sessions(trace), [AgentCell(small, None, 1.0)], COMPARED[:1], num_seeds=2, duration_s=9.0)
+    tried = search(
+        effort, load_sessions(trace), [AgentCell(small, None, 1.0)], COMPARED[:1], num_seeds=2, duration_s=9.0
+    )
     assert {seed: most_kept(shares) for (_, _, seed), shares in tried.items()} == {0: 9, 1: 9}
 
 
