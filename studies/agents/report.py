@@ -113,7 +113,7 @@ def _spread(values: Sequence[float]) -> str:
 def _comparisons(
     title: str, compared: Sequence[Contender], values: Callable[[Contender], Sequence[float]], *, larger: bool
 ) -> Iterator[str]:
-    """What the order does under the baseline's policy, what the policy does under the served order, and all from the best on."""
+    """What the order does under the baseline's policy, and the policy under the served order; then all from the best on."""
     by_title = {(contender.policy, contender.order): contender for contender in compared}
     same_policy, same_order = (BASELINE[0], SERVED[1]), (SERVED[0], BASELINE[1])
     for kind, own, other in (
