@@ -306,6 +306,7 @@ def add_sampler(
     num_slots: int,
     *,
     drafts_for: int = 0,
+    num_drawn: int | None = None,
 ) -> None:
     """Add every executable that sampling can need.
 
@@ -314,7 +315,7 @@ def add_sampler(
         common_shape: of the steps' uploads.
         x_by_size: the shape of the last layer's output, by tokens of the bucket.
         row_counts, num_slots: as `Sampler` takes them.
-        drafts_for: see `RunnerShape`.
+        drafts_for, num_drawn: see `RunnerShape`.
     """
     home, vocab_size = beside(jax.tree.leaves(params)[0]), drafts_for or model.config.vocab_size
 
@@ -340,7 +341,7 @@ def add_sampler(
         logits, mask = struct((rows, vocab_size), jnp.float32), struct((rows, mask_words(vocab_size)), jnp.uint32)
         tokens = struct((rows,), jnp.int32)
         for kind in KINDS[:2] if drafts_for else KINDS:
-            add(("sample", rows, kind), partial(_sample, kind), logits, last_tokens, donate=(1,))
+            add(("sample", rows, kind), partial(_sample, kind, num_drawn), logits, last_tokens, donate=(1,))
         if drafts_for:
             continue
         add(("shape", rows), shape_logits, logits, mask, slots)
@@ -377,12 +378,16 @@ def _head(
 
 
 def _sample(
-    kind: Kind, logits: Float[Array, "R V"], last_tokens: Int32[Array, "slots"], rows: SampleRows
+    kind: Kind,
+    num_drawn: int | None,
+    logits: Float[Array, "R V"],
+    last_tokens: Int32[Array, "slots"],
+    rows: SampleRows,
 ) -> tuple[Array, ...]:
     """Tokens, the tokens drawn last by slot, and the bounds of "filtered" draws.
 
     Rows of the scratch slot, the last one, write nothing."""
     places = distinct(jnp.where(rows.slot < len(last_tokens) - 1, rows.slot, len(last_tokens)), len(last_tokens))
-    tokens, bound = sample(logits, rows, kind)
+    tokens, bound = sample(logits[:, :num_drawn], rows, kind)
     last_tokens = last_tokens.at[places].set(tokens, mode="drop", unique_indices=True)
     return (tokens, last_tokens) if bound is None else (tokens, last_tokens, bound)
