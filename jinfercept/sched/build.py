@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
+from jinfercept.sched.door import Overload
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.order import Order
@@ -24,7 +25,7 @@ class SchedulerLimits(NamedTuple):
         buckets: query tokens of the executables, ascending.
         max_chunk_tokens: query tokens of one sequence in one step; None: no limit of its own.
         chunked_prefill: None: as the policy was published, where the largest step holds the longest sequence.
-        preemption: see `Scheduler`.
+        preemption, overload: see `Scheduler`.
     """
 
     buckets: tuple[int, ...]
@@ -34,6 +35,7 @@ class SchedulerLimits(NamedTuple):
     chunked_prefill: bool | None = None
     preemption: Preemption = "policy"
     speculation: SpeculationLimits = NO_DRAFTS
+    overload: Overload = "serve"
 
     def chunks(self, policy: PolicyChoice) -> bool:
         """Whether prefill is chunked under a policy.
@@ -80,6 +82,7 @@ class SchedulerBuild:
             observer=observer,
             preemption=limits.preemption,
             order=self.order,
+            overload=limits.overload,
             speculation=limits.speculation,
         )
 

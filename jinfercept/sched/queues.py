@@ -126,12 +126,15 @@ class Queues:
         return bool(self._slots)
 
     def put_last(self, sequence: Sequence) -> None:
-        """The sequence waits, behind all of its priority that were put last before it, or before the one that it repeats."""
+        """The sequence waits, behind all of its priority that were put last before it."""
         self.leave(sequence)
         self._next_order += 1
-        repeats = sequence.repeats
-        number = self._next_order if repeats is None else repeats.order % _PRIORITY
-        sequence.order = sequence.priority * _PRIORITY + number
+        sequence.order = sequence.priority * _PRIORITY + self._next_order
+        self._queue(sequence)
+
+    def put_in_place(self, sequence: Sequence, finished: Sequence) -> None:
+        """The sequence waits, where another one of its conversation would that is finished."""
+        sequence.order = sequence.priority * _PRIORITY + finished.order % _PRIORITY
         self._queue(sequence)
 
     def wait(self, sequence: Sequence) -> None:

@@ -12,6 +12,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.sched.admission import Admission
 from jinfercept.sched.chunk_planner import ChunkPlanner
 from jinfercept.sched.cost import CostModel, StepBudget
+from jinfercept.sched.door import Door, Overload
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.eviction import Eviction
 from jinfercept.sched.fairness import FairShare
@@ -45,6 +46,7 @@ class Scheduler:
         observer: called with changes of state and with moves.
         preemption: what becomes of a preempted sequence's pages; "recompute" and "swap" are for studies.
         order: of waiting sequences; None: first come first served, by original arrival.
+        overload: what becomes of new conversations whose contexts do not fit beside those inside, see `Door`.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Scheduler:
         observer: Observer | None = None,
         preemption: Preemption = "policy",
         order: Order | None = None,
+        overload: Overload = "serve",
         speculation: SpeculationLimits = NO_DRAFTS,
     ) -> None:
         self.kv = kv
@@ -69,6 +72,7 @@ class Scheduler:
         self.max_model_len, self.max_num_seqs = max_model_len, max_num_seqs
         self._queues = queues = Queues(max_num_seqs, observer, order)
         self.running, self.waiting, self.intercepted = queues.running, queues.waiting, queues.intercepted
+        self.door = Door(kv, queues, is_open=overload == "serve")
         self._policy, self._estimator = policy, estimator
         self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
         self._fair = FairShare(queues)
@@ -85,9 +89,21 @@ class Scheduler:
 
     # -- requests come and go --------------------------------------------------------------------------------------
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence behind all others."""
-        self._queues.put_last(sequence)
+    def add(self, sequence: Sequence, repeated: Sequence | None = None, *, at_door: bool = False) -> None:
+        """Queue a new sequence behind all others.
+
+        Args:
+            repeated: an aborted sequence of its conversation, whose place it takes.
+            at_door: it begins a conversation, which waits at the door while there is no room.
+        """
+        if repeated is not None:
+            sequence.since_s = repeated.since_s
+        if at_door:
+            self.door.add(sequence)
+        elif repeated is not None and repeated.order:
+            self._queues.put_in_place(sequence, repeated)
+        else:
+            self._queues.put_last(sequence)
 
     def accept(self, sequence: Sequence, token: int, *, computed: bool = False) -> None:
         """Append a sampled token to its sequence.
@@ -209,6 +225,8 @@ class Scheduler:
             self._policy.resume(sequence, now)
         finally:  # an estimator, a policy or an order that raises keeps no page
             sequence.void_pending()
+            if sequence.at_door:
+                self.door.leave(sequence)
             try:
                 self._queues.finish(sequence)
             finally:
@@ -230,7 +248,7 @@ class Scheduler:
     @property
     def unfinished(self) -> list[Sequence]:
         """The sequences that run, wait or are intercepted."""
-        return [*self.running, *self.waiting, *self.intercepted.values()]
+        return [*self.running, *self.waiting, *self.door.sequences, *self.intercepted.values()]
 
     def free_host(self, sequence: Sequence, num_pages: int, now: float) -> None:
         """Free host slots for so many pages of a waiting sequence, as far as the policy lets copies go. Between two plans."""
@@ -288,6 +306,7 @@ class Scheduler:
     def plan(self, now: float) -> PlannedStep:
         """The next iteration; its plan is empty (false) if nothing can be done before a plan or a call returns."""
         self.kv.begin_plan()
+        self.door.open(now)
         self._queues.rank(now)
         context_tokens = sum([len(sequence.tokens) + sequence.pending for sequence in self.running])
         hidden = self._budget.link_tokens(len(self.running), context_tokens)

@@ -53,13 +53,6 @@ class CallDuration(NamedTuple):
     clean: bool = True
 
 
-class FirstWait(NamedTuple):
-    """The `Sequence.order` of an aborted request, and since when its client waits, in seconds."""
-
-    order: int
-    since_s: float
-
-
 class RunnerRow:
     """What the runner knows of a running sequence: its row in the page tables and in the token histories.
 
@@ -147,12 +140,14 @@ class Sequence:
     else its own id. `may_draft` says whether its tokens may be drafted: what a draw depends on is known to the host, or to be
     had for a draft. `reads_disk` says that pages of it are being read from a disk, or will be; written by the disk tier.
 
+    `since_s` is when its conversation began to wait for the next token: at its arrival, at the return of its calls, or when an
+    aborted request that it repeats did; of a conversation that waited at the door (`at_door`), for `door_s`, when it came in.
+
     `paused_s` is when it was intercepted last, `calls` those that intercepted it then, and `awaited` those of them that have
     not returned.
 
     Its place in the queues, written by `Queues` and its `Ranking`, as `state` is: `order` by arrival, where smaller is served
-    first and 0 has been in no queue yet. `repeats` is the first wait of an aborted request with the same prompt, whose place
-    this one takes. `rank` is in the waiting queue under an `Order`: a `ranking.Rank`. `delay_s` are the seconds by which it is
+    first and 0 has been in no queue yet. `rank` is in the waiting queue under an `Order`: a `ranking.Rank`. `delay_s` are the seconds by which it is
     expected to start later than the first of those that wait, where the order's keys are `in_seconds`, as of the last rank;
     else 0. `overtaken` counts the later sequences that started since it was last intercepted.
 
@@ -163,10 +158,12 @@ class Sequence:
     __slots__ = (
         "adapter",
         "arrival_s",
+        "at_door",
         "awaited",
         "calls",
         "context",
         "delay_s",
+        "door_s",
         "drafting",
         "epoch",
         "external_spans",
@@ -188,10 +185,10 @@ class Sequence:
         "random_key",
         "rank",
         "reads_disk",
-        "repeats",
         "row",
         "scored",
         "session",
+        "since_s",
         "state",
         "temperature",
         "tenant",
@@ -243,7 +240,8 @@ class Sequence:
         self.max_tokens = max_tokens
         self.temperature = temperature
         self.random_key = random_key
-        self.arrival_s = arrival_s
+        self.arrival_s = self.since_s = arrival_s
+        self.at_door, self.door_s = False, 0.0
         self.options = options
         self.num_best = num_best
         self.noted_from = noted_from
@@ -256,7 +254,6 @@ class Sequence:
         self.adapter = adapter
         self.row, self.usage = RunnerRow(), SequenceUsage()
         self.order = 0
-        self.repeats: FirstWait | None = None
         self.rank: tuple[int, float, int] = (0, 0.0, 0)
         self.delay_s = 0.0
         self.overtaken = 0
