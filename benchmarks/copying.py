@@ -13,11 +13,10 @@ from rich.console import Console
 from benchmarks.peers.peer_script import decode_rate
 from benchmarks.throughput import token_times
 from jinfercept.cli.options import HOSTS, ModelName, Several, engine_flags
-from jinfercept.config import EngineOptions
+from jinfercept.config import EngineOptions, SpeculativeConfig
 from jinfercept.errors import ConfigError
 from jinfercept.sim.tables import check_least, numbers, plain_table, show
-from jinfercept.startup.progress import StartDisplay
-from jinfercept.values.speculative_config import SpeculativeConfig
+from jinfercept.start.progress import StartDisplay
 
 if TYPE_CHECKING:
     from jinfercept.llm import LLM

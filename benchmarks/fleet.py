@@ -31,8 +31,8 @@ from jinfercept.fleet.ray_start import ray_running
 from jinfercept.fleet.replicas import ReplicaFacts, Replicas
 from jinfercept.fleet.routes import RequestPlacer
 from jinfercept.fleet.routing import ReplicaState, Route, Router
-from jinfercept.server.options import ServerOptions
-from jinfercept.server.serve import DrainingServer, listen
+from jinfercept.serve.options import ServerOptions
+from jinfercept.serve.serve import DrainingServer, listen
 from jinfercept.sim.reports import write_json
 
 LETTERS = list(range(64, 90))

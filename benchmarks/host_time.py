@@ -30,10 +30,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from jinfercept.engine.dispatcher import Dispatcher
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.protocols import RealClock
-from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.models.model import Model, abstract_params
 from jinfercept.request import Request
@@ -45,7 +45,7 @@ from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
-from jinfercept.startup.start import EngineSetup, set_up
+from jinfercept.start.start import EngineSetup, set_up
 
 MODEL = config_from_hf(
     {

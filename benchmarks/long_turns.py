@@ -31,33 +31,33 @@ import jinfercept
 from jinfercept.chat import memory
 from jinfercept.chat.request_maker import RequestMaker
 from jinfercept.chat.template import ChatTemplate
+from jinfercept.chat.tokenizer.load import load_tokenizer
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.protocols import RealClock
 from jinfercept.kv.manager import KVManager
 from jinfercept.models import embedded
-from jinfercept.protocols.anthropic.chat import chat_body as anthropic_chat_body
-from jinfercept.protocols.anthropic.schemas import MessagesBody
-from jinfercept.protocols.openai.chat_schemas import ChatBody
-from jinfercept.protocols.openai.response_chat import chat_body as response_chat_body
-from jinfercept.protocols.openai.response_chat import messages_of
-from jinfercept.protocols.openai.response_items import read_items
-from jinfercept.protocols.openai.response_schemas import ResponsesBody
-from jinfercept.protocols.openai.response_tools import ClientTools
 from jinfercept.request import Request
 from jinfercept.sched.estimator import HistoryEstimator
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.server.options import ServerOptions
-from jinfercept.server.routes.chat_completions import make_chat
-from jinfercept.server.routes.engine_requests import RequestHints
-from jinfercept.server.routes.guarded_route import parsed
-from jinfercept.server.server_tools import ServerTools
-from jinfercept.server.service import Service
-from jinfercept.state.tool_history import ToolHistory
-from jinfercept.tokenizer.load import load_tokenizer
-from jinfercept.tokenizer.tokenizer import Tokenizer
+from jinfercept.serve.options import ServerOptions
+from jinfercept.serve.protocols.anthropic.chat import chat_body as anthropic_chat_body
+from jinfercept.serve.protocols.anthropic.schemas import MessagesBody
+from jinfercept.serve.protocols.openai.chat_schemas import ChatBody
+from jinfercept.serve.protocols.openai.response_chat import chat_body as response_chat_body
+from jinfercept.serve.protocols.openai.response_chat import messages_of
+from jinfercept.serve.protocols.openai.response_items import read_items
+from jinfercept.serve.protocols.openai.response_schemas import ResponsesBody
+from jinfercept.serve.protocols.openai.response_tools import ClientTools
+from jinfercept.serve.routes.chat_completions import make_chat
+from jinfercept.serve.routes.engine_requests import RequestHints
+from jinfercept.serve.routes.guarded_route import parsed
+from jinfercept.serve.server_tools import ServerTools
+from jinfercept.serve.service import Service
+from jinfercept.serve.state.tool_history import ToolHistory
 
 MAX_LEN, PAGE_SIZE = 2**18, 16
 STAGES = ("read", "render", "tokenise", "digest", "rest", "queue")

@@ -24,8 +24,8 @@ from jinfercept.models.weight_axes import NUM_INPUTS
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import StepPlan
-from jinfercept.startup.profiler import full_rows, probe, settled
-from jinfercept.startup.start import EngineSetup, set_up
+from jinfercept.start.profiler import full_rows, probe, settled
+from jinfercept.start.start import EngineSetup, set_up
 
 MODULES: Mapping[str, frozenset[str]] = {
     "q, v": frozenset({"q", "v"}),

@@ -24,10 +24,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jinfercept.hosts.group import meet
-from jinfercept.hosts.link import HostLink, Kind
-from jinfercept.hosts.placement import PLANS_PORT, Placement
-from jinfercept.hosts.wire import decode_masks, decode_plan, encode_masks, encode_plan
+from jinfercept.runner.hosts.group import meet
+from jinfercept.runner.hosts.link import HostLink, Kind
+from jinfercept.runner.hosts.placement import PLANS_PORT, Placement
+from jinfercept.runner.hosts.wire import decode_masks, decode_plan, encode_masks, encode_plan
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Masks, NewPages, Sample, StepPlan
 from jinfercept.sched.sampling_options import draw_options

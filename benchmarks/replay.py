@@ -11,9 +11,9 @@ from typing import NamedTuple, final
 
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
+from jinfercept.engine.meter.counts import LIMITS
+from jinfercept.engine.meter.ledger import Prices
 from jinfercept.engine.protocols import RealClock
-from jinfercept.meter.counts import LIMITS
-from jinfercept.meter.ledger import Prices
 from jinfercept.request import Request
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
@@ -21,7 +21,7 @@ from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scripted import Progress, ScriptedDispatcher, drive, play
 from jinfercept.sim.session_clients import SessionClients, SessionLoad, TurnRecord, Writer
 from jinfercept.sim.simulation import Simulation
-from jinfercept.startup.start import EngineSetup
+from jinfercept.start.start import EngineSetup
 
 GIB = 1 << 30
 

@@ -31,7 +31,7 @@ from jinfercept.models import embedded
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sim.reports import check_outputs, write_json
 from jinfercept.sim.tables import check_least, listed, number_text, numbers, plain_table, show
-from jinfercept.startup.progress import StartDisplay
+from jinfercept.start.progress import StartDisplay
 from jinfercept.version import __version__
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class Throughput:
         names = listed(self.dtype or DTYPES)
         if "auto" in names:
             from jinfercept.models.load import dtype_name
-            from jinfercept.startup.backend import prepare_backend
+            from jinfercept.start.backend import prepare_backend
 
             # before JAX starts to say what `auto` is
             prepare_backend(EngineConfig.from_options(self.engine), swap_is_given="swap_space" in self.engine)

@@ -23,7 +23,7 @@ from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import locate
 from jinfercept.models.model import untied
 from jinfercept.models.protocol import Params
-from jinfercept.server.process import trim_heap
+from jinfercept.serve.process import trim_heap
 from jinfercept.sim.tables import TextTable
 
 _WARM, _TIMED, _SHOWN = 3, 5, 5

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file
 
-from jinfercept.layouts.scoring import Scoring
 from jinfercept.llm import LLM
 from jinfercept.models.blocks import Attend
 from jinfercept.models.protocol import Params, Weights
+from jinfercept.pallas.layouts.scoring import Scoring
 from jinfercept.sampling_params import SamplingParams
 
 

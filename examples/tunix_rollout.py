@@ -238,9 +238,9 @@ def learn(steps: int) -> int:
 
 
 def _tokenizer() -> Any:
+    from jinfercept.chat.tokenizer.load import load_tokenizer
     from jinfercept.models.embedded import NAME
     from jinfercept.models.load import load
-    from jinfercept.tokenizer.load import load_tokenizer
 
     adapter: Any = import_module("tunix.generate.tokenizer_adapter")
     tokenizer = load_tokenizer(load(NAME, dtype="float32").source)

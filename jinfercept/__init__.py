@@ -11,8 +11,15 @@ from jinfercept.version import __version__ as __version__
 if TYPE_CHECKING:
     from jinfercept.calls import Call as Call
     from jinfercept.calls import Tool as Tool
+    from jinfercept.chat.call_markup import AsyncCalls as AsyncCalls
+    from jinfercept.chat.detector import FormatDetector as FormatDetector
+    from jinfercept.chat.detector import RegexDetector as RegexDetector
+    from jinfercept.chat.detector import ScriptedDetector as ScriptedDetector
+    from jinfercept.chat.detector import StopStringDetector as StopStringDetector
+    from jinfercept.chat.detector import TokenDetector as TokenDetector
     from jinfercept.chat.markup_prompt import markup_prompt as markup_prompt
     from jinfercept.chat.options import ChatOptions as ChatOptions
+    from jinfercept.chat.parsers.cml import Delimiters as Delimiters
     from jinfercept.errors import ConfigError as ConfigError
     from jinfercept.errors import EngineError as EngineError
     from jinfercept.errors import JinferceptError as JinferceptError
@@ -29,15 +36,8 @@ if TYPE_CHECKING:
     from jinfercept.events import Reasoning as Reasoning
     from jinfercept.events import Resumed as Resumed
     from jinfercept.events import Token as Token
-    from jinfercept.intercept.call_markup import AsyncCalls as AsyncCalls
-    from jinfercept.intercept.detector import FormatDetector as FormatDetector
-    from jinfercept.intercept.detector import RegexDetector as RegexDetector
-    from jinfercept.intercept.detector import ScriptedDetector as ScriptedDetector
-    from jinfercept.intercept.detector import StopStringDetector as StopStringDetector
-    from jinfercept.intercept.detector import TokenDetector as TokenDetector
     from jinfercept.llm import LLM as LLM
     from jinfercept.outputs import RequestOutput as RequestOutput
-    from jinfercept.parsers.cml import Delimiters as Delimiters
     from jinfercept.rollouts.samples import Rollout as Rollout
     from jinfercept.rollouts.samples import RolloutCall as RolloutCall
     from jinfercept.rollouts.samples import Rollouts as Rollouts
@@ -53,11 +53,11 @@ _NAMES = {
     "jinfercept.errors": "ConfigError EngineError JinferceptError ModelError RequestError",
     "jinfercept.events": "Arguments Called CallEnded CallStarted Content Finished Intercepted Interrupted Reasoning Resumed"
     " Token",
-    "jinfercept.intercept.call_markup": "AsyncCalls",
-    "jinfercept.intercept.detector": "FormatDetector RegexDetector ScriptedDetector StopStringDetector TokenDetector",
+    "jinfercept.chat.call_markup": "AsyncCalls",
+    "jinfercept.chat.detector": "FormatDetector RegexDetector ScriptedDetector StopStringDetector TokenDetector",
     "jinfercept.llm": "LLM",
     "jinfercept.outputs": "RequestOutput",
-    "jinfercept.parsers.cml": "Delimiters",
+    "jinfercept.chat.parsers.cml": "Delimiters",
     "jinfercept.rollouts.samples": "Rollout RolloutCall Rollouts",
     "jinfercept.sampling_params": "SamplingParams",
     "jinfercept.structured_outputs": "StructuredOutputsParams",

@@ -6,7 +6,7 @@ from typing import Literal
 
 from jinfercept.errors import RequestError, shown
 from jinfercept.sampling_params import is_number
-from jinfercept.values.plain import short_repr
+from jinfercept.values import short_repr
 
 Status = Literal["ok", "error", "timeout", "too_large", "empty", "unknown_tool", "started"]
 

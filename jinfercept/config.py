@@ -4,15 +4,13 @@
 Groups are frozen, and a class of the engine gets only its own. Imports nothing heavy.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Self, TypedDict, get_type_hints
+from typing import Any, Literal, NamedTuple, Self, TypedDict, get_type_hints
 
 from jinfercept.errors import ConfigError, nearest, refuse_any, shown
-from jinfercept.values.adapter_choice import AdapterChoice
-from jinfercept.values.option_types import check_bounds, check_type, option
-from jinfercept.values.plain import plain
-from jinfercept.values.speculative_config import SpeculativeConfig
+from jinfercept.values import check_bounds, check_type, option, plain
 
 DTypeChoice = Literal["auto", "float32", "bfloat16"]
 KVDTypeChoice = Literal["auto", "int8", "fp8"]
@@ -22,6 +20,125 @@ QuantizationChoice = Literal["auto", "none", "gguf", "gptq", "awq", "fp8", "mxfp
 StagingChoice = Literal[1, 2, 4, 8, 16, 32]
 PreemptionChoice = Literal["auto", "policy", "recompute", "swap"]
 AttentionChoice = Literal["auto", "triton", "mosaic", "tpu", "cpu", "ordered", "reference"]
+
+_SPECULATIVE_EXAMPLE = 'such as {"method": "ngram", "num_speculative_tokens": 4}'
+_DRAFT_MODEL_EXAMPLE = 'such as {"method": "draft_model", "model": "smollm2-135m", "num_speculative_tokens": 4}'
+
+
+class SpeculativeConfig(NamedTuple):
+    """Drafts of the next tokens, which a step verifies; names and meaning as vLLM's.
+
+    Attributes:
+        method: ngram: what followed the last tokens where they occurred before, in the prompt, results of calls or the output;
+            draft_model: what a smaller model writes.
+        num_speculative_tokens: most drafts of a sequence in a step; 0: none.
+        prompt_lookup_max, prompt_lookup_min: of `ngram`: tokens of the longest and of the shortest n-gram that is looked up.
+        model: the one that drafts, by name or path as `LLM` takes it. It has the served model's tokens.
+    """
+
+    method: str = "ngram"
+    num_speculative_tokens: int = 0
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    model: str | None = None
+
+    @classmethod
+    def parse(cls, value: str | dict[str, Any] | None) -> Self:
+        """Reads a mapping or its JSON; None asks for no drafts. Raises `ConfigError`."""
+        flag = "speculative_config"
+        if value is None:
+            return cls()
+        try:
+            values: Any = json.loads(value) if isinstance(value, str) else value
+        except ValueError as error:
+            raise ConfigError(f"{flag} is no JSON", got=str(error), fix=_SPECULATIVE_EXAMPLE) from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"{flag} is an object", got=shown(values), fix=_SPECULATIVE_EXAMPLE)
+        if unknown := sorted(set(values) - set(cls._fields)):
+            raise ConfigError(f"{flag} has the keys {', '.join(cls._fields)}", got=", ".join(unknown), fix="no others")
+        model = values.get("model")
+        values = {"method": "ngram" if model is None else "draft_model", **values}
+        config = cls(**values)
+        if config.method not in ("ngram", "draft_model"):
+            raise ConfigError(f"the method of {flag} is unknown", got=shown(config.method), fix="ngram or draft_model")
+        if config.method == "ngram" and model is not None:
+            raise ConfigError(f"{flag} has n-grams of a model", got=shown(value), fix="leave out model, or draft_model")
+        if config.method == "draft_model" and not (isinstance(model, str) and model):
+            raise ConfigError(f"{flag} lacks the draft model", got=shown(value), fix=_DRAFT_MODEL_EXAMPLE)
+        if not all(type(number) is int and number >= 1 for number in config[1:4]):
+            raise ConfigError(f"{flag} has whole numbers from 1 on", got=shown(value), fix=_SPECULATIVE_EXAMPLE)
+        shortest, longest = config.prompt_lookup_min, config.prompt_lookup_max
+        if "prompt_lookup_min" not in values:
+            shortest = min(shortest, longest)
+        if "prompt_lookup_max" not in values:
+            longest = max(shortest, longest)
+        if shortest > longest:
+            raise ConfigError("prompt_lookup_min is more than prompt_lookup_max", got=shown(value), fix="lower it")
+        return config._replace(prompt_lookup_min=shortest, prompt_lookup_max=longest)
+
+
+MAX_BIAS = 100
+"""Of a logit, as in `SamplingParams.logit_bias`."""
+
+
+class AdapterChoice(NamedTuple):
+    """The adapters of a start.
+
+    Attributes:
+        directories: by name.
+        num_slots: adapters that there is room for.
+        of_any_modules: whether that room is for adapters of any modules, loaded later; else for those named alone.
+        most_rank: the largest rank that there is room for; None: the largest of those named, or 16 without any.
+        of_tools: name of the adapter of chats with tools that name none; None: they have none.
+        call_bias: added to the logit with which a call opens in chats that have that adapter and may answer.
+    """
+
+    directories: Mapping[str, str]
+    num_slots: int
+    of_any_modules: bool
+    most_rank: int | None
+    of_tools: str | None
+    call_bias: float
+
+    @classmethod
+    def parse(
+        cls,
+        loras: Sequence[str] | Mapping[str, Any] | None,
+        max_loras: int | None,
+        max_lora_rank: int | None,
+        tool_lora: str | None,
+        tool_call_bias: float | None,
+    ) -> Self:
+        """The adapters of the options with these names. Raises `ConfigError` for values that cannot work together."""
+        directories = _directories(loras)
+        if max_loras is not None and max_loras < len(directories):
+            got, fix = f"{max_loras} for {len(directories)}", f"{len(directories)} or more"
+            raise ConfigError("max_loras is less than the number of adapters in loras", got=got, fix=fix)
+        num_slots = len(directories) if max_loras is None else max_loras
+        if max_lora_rank is not None and not num_slots:
+            raise ConfigError("max_lora_rank needs adapters", got="no room for any", fix="give max_loras or loras too")
+        if tool_lora is not None and tool_lora not in directories and num_slots == len(directories):
+            names = ", ".join(directories) or "none are named"
+            raise ConfigError("tool_lora must be a name in loras", got=shown(tool_lora), fix=f"one of loras: {names}")
+        bias = tool_call_bias or 0.0
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise ConfigError("tool_call_bias is wrong", got=bias, fix=f"a number from -{MAX_BIAS} to {MAX_BIAS}")
+        return cls(directories, num_slots, max_loras is not None, max_lora_rank, tool_lora, bias)
+
+
+def _directories(loras: Sequence[str] | Mapping[str, Any] | None) -> dict[str, str]:
+    """The directories by name. Raises `ConfigError` for an entry that is none, and a name given twice."""
+    if isinstance(loras, Mapping):
+        pairs = [(str(name), str(place)) for name, place in loras.items()]
+    else:
+        words = [word.partition("=") for word in loras or ()]
+        pairs = [(name.strip(), place.strip()) for name, _, place in words]
+    if not all(name and place for name, place in pairs):
+        raise ConfigError("an adapter has a name and a directory", got=shown(loras), fix="NAME=DIRECTORY for each")
+    directories = dict(pairs)
+    if len(directories) < len(pairs):
+        raise ConfigError("two adapters have one name", got=shown(loras), fix="give each a name of its own")
+    return directories
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from jinfercept.calls import Call, Result
 from jinfercept.errors import picklable
 from jinfercept.outputs import Interrupt, Logprob, RequestOutput
-from jinfercept.values.plain import short_repr
+from jinfercept.values import short_repr
 
 
 class Token(NamedTuple):

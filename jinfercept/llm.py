@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, final
 from jax.sharding import Mesh
 
 from jinfercept.calls import Tool
+from jinfercept.chat.call_markup import AsyncCalls
 from jinfercept.chat.function_tools import ChatToolLike
+from jinfercept.chat.grammar.grammar import Grammars
 from jinfercept.chat.messages import Message
 from jinfercept.chat.options import ChatArguments, VllmArguments, check_generate
 from jinfercept.chat.request_maker import RequestMaker
 from jinfercept.chat.requests import Prompt
 from jinfercept.config import EngineConfig, LLMOptions, RestartOptions
-from jinfercept.disk.store import DiskState
 from jinfercept.engine.streaming import AsyncStream, Stream, aserve, serve
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.events import Event
-from jinfercept.grammar.grammar import Grammars
 from jinfercept.hooks import Detector
-from jinfercept.intercept.call_markup import AsyncCalls
+from jinfercept.kv.disk.store import DiskState
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.outputs import RequestOutput
@@ -32,14 +32,14 @@ from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.policies import PolicyChoice
 from jinfercept.sched.profile import Profile
-from jinfercept.startup.assembly import end_token_ids
-from jinfercept.startup.loading import TokenizerChoice
-from jinfercept.startup.memory import MemoryPlan
-from jinfercept.startup.progress import StartDisplay
-from jinfercept.startup.served_engine import ServedEngine
-from jinfercept.startup.start import EngineSetup, set_up
-from jinfercept.startup.weights import WeightControls
-from jinfercept.values.vllm_names import no_such_attribute
+from jinfercept.start.assembly import end_token_ids
+from jinfercept.start.loading import TokenizerChoice
+from jinfercept.start.memory import MemoryPlan
+from jinfercept.start.progress import StartDisplay
+from jinfercept.start.served_engine import ServedEngine
+from jinfercept.start.start import EngineSetup, set_up
+from jinfercept.start.weights import WeightControls
+from jinfercept.vllm_names import no_such_attribute
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -52,7 +52,7 @@ class LLM(RolloutMethods, WeightControls):
     The start logs the memory plan, its times and the sampling defaults of the checkpoint at INFO, to the logger `jinfercept`.
     It works under its own settings of JAX, whatever the caller's are (`docs/devices.md`). A script that ends aborts what runs.
     Before JAX's backend starts it sets JAX's environment variables that the user has not set, each logged at INFO
-    (`startup/backend.py`), and JAX's compilation cache, unless `compilation_cache` is False or JAX has one.
+    (`start/backend.py`), and JAX's compilation cache, unless `compilation_cache` is False or JAX has one.
 
     One of several hosts (`coordinator`, `num_hosts`, `host_id`) is an `LLM` on host 0 alone. On another one the constructor
     executes what host 0 plans, and raises `SystemExit` when that one closes its `LLM`. If a host is lost, all processes end.

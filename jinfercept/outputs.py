@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, final
 
 from jinfercept.calls import Call, Result
-from jinfercept.values.plain import short_repr
+from jinfercept.values import short_repr
 
 FinishReason = Literal["stop", "length", "abort", "error", "tool_calls"]
 

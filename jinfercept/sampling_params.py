@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Self
 
 from jinfercept.errors import ArgumentError, RequestError, shown
 from jinfercept.structured_outputs import StructuredOutputsParams
-from jinfercept.values.plain import plain
-from jinfercept.values.vllm_names import NAMES, no_such
+from jinfercept.values import plain
+from jinfercept.vllm_names import NAMES, no_such
 
 MAX_TEMPERATURE = 1e6
 MAX_LOGPROBS = 20

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
+from jinfercept.engine.meter.ledger import Prices, StepSeconds, StepTimer
+from jinfercept.engine.meter.request_log import Ended, LogEvent, Moved, Paused, Queued, RequestLog, Started, Stepped
 from jinfercept.kv.context import ContextState
-from jinfercept.meter.ledger import Prices, StepSeconds, StepTimer
-from jinfercept.meter.request_log import Ended, LogEvent, Moved, Paused, Queued, RequestLog, Started, Stepped
 from jinfercept.sched.estimator import remaining_s
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.plan_builder import PlannedStep

@@ -38,7 +38,7 @@ SLOWEST_FIRST = (
     "test_docs",
     "benchmarks/",
     "soak/",
-    "startup/",
+    "start/",
     "hosts/",
     "test_parity",
     "test_draft_model",
@@ -54,8 +54,7 @@ SLOWEST_FIRST = (
     "pallas/",
     "runner/",
     "engine/",
-    "server/",
-    "state/",
+    "serve/",
 )
 """Parts of the paths of files of tests, in the order in which processes begin them; the others follow."""
 

@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 
 from jinfercept.calls import Call
+from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.engine.session import random_key
 from jinfercept.engine.streaming import Stream, serve
 from jinfercept.events import Finished, Interrupted, Resumed, Token
-from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.llm import LLM
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.model import untied

@@ -28,13 +28,13 @@ from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model, joins
 from jinfercept.models.protocol import Params, states_of
 from jinfercept.models.sharding import partition_specs
+from jinfercept.models.weights import in_memory
+from jinfercept.models.weights.in_memory import Replacement, blocks_of, initial_params, shapes_of
 from jinfercept.request import FollowUp
 from jinfercept.runner.steps import kinds_of, layers_key
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.startup.compile_cache import CompileCounter
+from jinfercept.start.compile_cache import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
-from jinfercept.weights import in_memory
-from jinfercept.weights.in_memory import Replacement, blocks_of, initial_params, shapes_of
 from tests.support.dense_model import logits
 from tests.support.joining import set_joined
 from tests.support.peft_adapters import ALL, GPTJ, write_adapter

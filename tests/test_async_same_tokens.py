@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from jinfercept.calls import Tool
+from jinfercept.chat.call_markup import AsyncCalls
+from jinfercept.chat.parsers.cml import Delimiters
+from jinfercept.chat.text_stream import TextStream
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.streaming import serve
-from jinfercept.engine.text_stream import TextStream
 from jinfercept.errors import RequestError
 from jinfercept.events import Called, Event, Finished, Intercepted, Resumed, Token
-from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.llm import LLM
 from jinfercept.outputs import RequestOutput
-from jinfercept.parsers.cml import Delimiters
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.startup.compile_cache import CompileCounter
-from jinfercept.startup.start import EngineSetup
+from jinfercept.start.compile_cache import CompileCounter
+from jinfercept.start.start import EngineSetup
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.async_streams import (
     Returns,

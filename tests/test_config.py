@@ -15,13 +15,13 @@ from jinfercept.config import (
     EngineOptions,
     LLMOptions,
     RestartOptions,
+    SpeculativeConfig,
 )
 from jinfercept.errors import ConfigError
 from jinfercept.llm import LLM
-from jinfercept.pallas.attention import IMPLEMENTATIONS
-from jinfercept.server.options import ServerOptions
-from jinfercept.values.option_types import without_none
-from jinfercept.values.speculative_config import SpeculativeConfig
+from jinfercept.models.attention import IMPLEMENTATIONS
+from jinfercept.serve.options import ServerOptions
+from jinfercept.values import without_none
 
 OPTIONS = {field.name: field for group in GROUPS.values() for field in fields(group)}
 HINTS = {name: hint for group in GROUPS.values() for name, hint in get_type_hints(group).items()}

@@ -12,8 +12,8 @@ import httpx2
 import pytest
 
 import jinfercept
+from jinfercept.chat.parsers.formats import ALIASES, FORMATS
 from jinfercept.cli.main import main
-from jinfercept.parsers.formats import ALIASES, FORMATS
 from tests.support.chat_templates import QWEN
 from tests.support.docs_blocks import DOCS, NEEDS, SHOWN, blocks_of
 from tests.support.docs_reader import PORT, Reader, commands_in

@@ -14,15 +14,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from jinfercept.chat.grammar.constraint import TokenGrammar
+from jinfercept.chat.grammar.grammar import Grammars, GrammarSource
+from jinfercept.chat.parsers.call_grammars import Rules, arguments_schema
 from jinfercept.errors import ConfigError, RequestError
-from jinfercept.grammar.constraint import TokenGrammar
-from jinfercept.grammar.grammar import Grammars, GrammarSource
-from jinfercept.parsers.call_grammars import Rules, arguments_schema
-from jinfercept.structured_outputs import StructuredOutputsParams
+from jinfercept.structured_outputs import SchemaReduction, StructuredOutputsParams
 from jinfercept.tools.calls import CallFailed
 from jinfercept.tools.schemas import check_of
 from jinfercept.tools.tool_tables import Place
-from jinfercept.values.enforceable_schema import SchemaReduction
 from tests.support.fetched_packages import source_package
 from tests.support.grammars import FromTools
 from tests.support.sample_tokenizers import VOCAB, byte_level

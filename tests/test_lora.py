@@ -14,17 +14,17 @@ import pytest
 from safetensors.numpy import save_file
 
 from jinfercept.calls import Call, Tool
+from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.streaming import serve
 from jinfercept.errors import ConfigError, ModelError, RequestError
 from jinfercept.events import Token
-from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.llm import LLM
 from jinfercept.models.load import load
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.startup.compile_cache import CompileCounter
+from jinfercept.start.compile_cache import CompileCounter
 from tests.support.joining import set_joined
 from tests.support.matrices import sampled_policies
 from tests.support.peft_adapters import ALL, ATTENTION, GPTJ, PHI, matrices, merged, shapes_of, write_adapter

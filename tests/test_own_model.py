@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from jinfercept.errors import ModelError
-from jinfercept.layouts.scoring import Scoring
 from jinfercept.llm import LLM
 from jinfercept.models.protocol import MixedModel, Params, ServedModel, WindowedModel, windows_of
-from jinfercept.startup.own_model import check_functions
+from jinfercept.pallas.layouts.scoring import Scoring
+from jinfercept.start.own_model import check_functions
 from tests.support.dense_model import dense_attend
 from tests.support.tiny_model import GOLDEN
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jinfercept.calls import Call, Tool
-from jinfercept.intercept.detector import ScriptedDetector
+from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.llm import LLM
 from jinfercept.models.load import load
 from jinfercept.outputs import RequestOutput

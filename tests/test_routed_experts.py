@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from jinfercept.errors import ConfigError, RequestError
-from jinfercept.layouts.scoring import PLAIN, Scoring
-from jinfercept.layouts.states import StateRows
 from jinfercept.models.load import load
 from jinfercept.outputs import CompletionOutput, RequestOutput
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
+from jinfercept.pallas.layouts.states import StateRows
 from jinfercept.sampling_params import SamplingParams
 from tests.support.dense_model import dense_attend
 from tests.support.tiny_model import LENGTH, Workload, tiny_llm

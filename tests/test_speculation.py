@@ -10,7 +10,7 @@ import pytest
 from jinfercept.llm import LLM
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.startup.compile_cache import CompileCounter
+from jinfercept.start.compile_cache import CompileCounter
 from tests.support.tiny_model import Workload, count_ties, reference_logits, streams, tiny_llm
 
 NAME = "llama_gqa"

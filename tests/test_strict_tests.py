@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jaxtyping import TypeCheckError
 
-from jinfercept.layouts.rows import rms_normed
+from jinfercept.pallas.layouts.rows import rms_normed
 from jinfercept.runner import sampling
 from jinfercept.runner.executables import Executables
 from tests.support.strict_arrays import explicit

@@ -10,14 +10,14 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from jinfercept.calls import Call, Tool
+from jinfercept.chat.detector import FormatDetector, ScriptedDetector
+from jinfercept.chat.parsers.formats import FORMATS
 from jinfercept.errors import RequestError
-from jinfercept.intercept.detector import FormatDetector, ScriptedDetector
 from jinfercept.llm import LLM
 from jinfercept.models.load import read_config
 from jinfercept.outputs import RequestOutput
-from jinfercept.parsers.formats import FORMATS
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.startup.compile_cache import CompileCounter
+from jinfercept.start.compile_cache import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.engine_state import engine_state
 from tests.support.sample_tokenizers import VOCAB, byte_level

@@ -16,9 +16,9 @@ from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import load
 from jinfercept.models.model import untied
 from jinfercept.models.protocol import Params
+from jinfercept.models.weights import in_memory
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.startup.compile_cache import CompileCounter
-from jinfercept.weights import in_memory
+from jinfercept.start.compile_cache import CompileCounter
 from tests.support.gate import closed_gate
 from tests.support.scripted_model import Make
 from tests.support.tiny_model import GOLDEN, tiny_llm, tiny_setup

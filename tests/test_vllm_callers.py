@@ -26,8 +26,8 @@ from jinfercept import (
     load_tools,
 )
 from jinfercept.config import ALIASES, OPTIONS
-from jinfercept.startup.loading import as_tokenizer
-from jinfercept.values.vllm_names import NAMES, own_options
+from jinfercept.start.loading import as_tokenizer
+from jinfercept.vllm_names import NAMES, own_options
 from tests.support.engine_state import engine_state
 from tests.support.sample_tokenizers import byte_level
 from tests.support.scripted_model import Make

@@ -15,8 +15,8 @@ from jinfercept.llm import LLM
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.model import untied
 from jinfercept.models.protocol import Params
+from jinfercept.models.weights.named import by_name
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.weights.named import by_name
 from tests.support.tiny_model import GOLDEN, tiny_llm
 
 sys.path.append(str(GOLDEN.parents[1] / "examples"))

@@ -11,10 +11,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from jinfercept.calls import Call, Tool
+from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.engine.streaming import Stream
 from jinfercept.errors import ConfigError, EngineError, ModelError, RequestError
 from jinfercept.events import Intercepted, Token
-from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.llm import LLM
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import load
@@ -22,7 +22,7 @@ from jinfercept.models.model import untied
 from jinfercept.models.protocol import Params
 from jinfercept.outputs import CompletionOutput
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.startup.compile_cache import CompileCounter
+from jinfercept.start.compile_cache import CompileCounter
 from tests.support.gate import closed_gate
 from tests.support.tiny_model import GOLDEN, tiny_llm, tiny_setup
 

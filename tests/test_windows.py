@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from jinfercept.calls import Call, Tool
+from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.engine.streaming import serve
 from jinfercept.errors import ConfigError
-from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.llm import LLM
 from jinfercept.models.load import read_config
 from jinfercept.request import FollowUp

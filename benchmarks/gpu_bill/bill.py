@@ -27,8 +27,8 @@ from jinfercept.models.sharding import serving_config
 from jinfercept.pallas.tiles import HOPPER, choose_tiles
 from jinfercept.sim.reports import check_writable
 from jinfercept.sim.tables import show
-from jinfercept.startup.progress import StartDisplay
-from jinfercept.startup.sizing import buckets
+from jinfercept.start.progress import StartDisplay
+from jinfercept.start.sizing import buckets
 
 GENERATION = "cuda13"
 

@@ -22,22 +22,22 @@ import numpy as np
 from benchmarks.replay import Replayed, different, replay
 from benchmarks.suite.kernel_timing import interleaved, make_batch, random_queries
 from benchmarks.suite.sizes import Checked, HeadSizes, Row, Sizes
-from jinfercept.layouts.interleaved import with_padded_heads
-from jinfercept.layouts.kv_rows import is_quantised, stored_dtype
-from jinfercept.layouts.pages import Batch, KVPages, kv_shape, write_kv
-from jinfercept.layouts.scoring import Scoring
+from jinfercept.models.attention import available, cut_for, paged_attention, prepare
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params
-from jinfercept.pallas.attention import available, cut_for, paged_attention, prepare
 from jinfercept.pallas.gpu_heads import Heads
+from jinfercept.pallas.layouts.interleaved import with_padded_heads
+from jinfercept.pallas.layouts.kv_rows import is_quantised, stored_dtype
+from jinfercept.pallas.layouts.pages import Batch, KVPages, kv_shape, write_kv
+from jinfercept.pallas.layouts.scoring import Scoring
 from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.request import Request
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.scripted import make_request, random_tokens
 from jinfercept.sim.session_clients import Writer
 from jinfercept.sim.workload import Script, Segment
-from jinfercept.startup.start import set_up
+from jinfercept.start.start import set_up
 
 DECODE_CONTEXTS = (1, 700, 64, 3, 1500, 257)
 CHUNKS = ((0, 130), (513, 77), (40, 2))  # (tokens before it, query tokens)

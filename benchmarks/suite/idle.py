@@ -22,7 +22,7 @@ from jinfercept.runner.runner import ModelRunner
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sim.scripted import random_tokens
-from jinfercept.startup.start import EngineSetup, set_up
+from jinfercept.start.start import EngineSetup, set_up
 
 WARM_STEPS = 8
 TURNS = 3

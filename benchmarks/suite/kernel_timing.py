@@ -22,10 +22,10 @@ from jaxtyping import Array, Float, Int32
 
 from benchmarks.suite.sizes import MIB, AttentionCase, ExpertsCase, HeadSizes, Row, Sizes
 from benchmarks.suite.timing import RunTiming, copy_rate, matmul_rate, timed
-from jinfercept.layouts.interleaved import interleaved_shape
-from jinfercept.layouts.pages import Batch, KVPages, kv_shape
+from jinfercept.models.attention import prepare
 from jinfercept.models.quantized import QuantizedTensor
-from jinfercept.pallas.attention import prepare
+from jinfercept.pallas.layouts.interleaved import interleaved_shape
+from jinfercept.pallas.layouts.pages import Batch, KVPages, kv_shape
 from jinfercept.pallas.work_schedule import WorkCut
 from jinfercept.runner.packing import PackedShape, pack, unpack
 from jinfercept.sched.plan import Chunk

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.suite.trace import DRAIN_STEPS, FILL_STEPS
-from jinfercept.layouts.pages import KVPages
+from jinfercept.pallas.layouts.pages import KVPages
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams

@@ -23,7 +23,7 @@ from jinfercept.sim.scripted import make_request, random_tokens, scaled
 from jinfercept.sim.session_clients import NUMBERS, SessionLoad, TurnRecord
 from jinfercept.sim.trace_files import load_sessions
 from jinfercept.sim.workload import draw
-from jinfercept.startup.start import EngineSetup, set_up
+from jinfercept.start.start import EngineSetup, set_up
 
 SEED = 1
 """Of the sessions' order and times."""

@@ -19,7 +19,7 @@ from benchmarks.replay import different, replay
 from benchmarks.suite.sizes import Row, Sizes
 from jinfercept.sim.scripted import make_request, random_tokens
 from jinfercept.sim.workload import Script, Segment
-from jinfercept.startup.start import EngineSetup, set_up
+from jinfercept.start.start import EngineSetup, set_up
 
 KEEPING = "preserve"
 MOVING = ("swap", "copy_ahead")

@@ -40,10 +40,10 @@ from benchmarks.suite.plans import (
 from benchmarks.suite.sizes import GIB, AttentionCase, HeadSizes, Row, Sizes
 from benchmarks.suite.timing import copy_rate, matmul_rate
 from benchmarks.suite.trace import FILL_STEPS, gaps, operations, traced_steps
+from jinfercept.models.attention import available
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params, abstract_params, kv_bytes_per_token
-from jinfercept.pallas.attention import available
 from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape

@@ -28,15 +28,15 @@ from benchmarks.tpu_bill.cases import (
     sample_cases,
 )
 from jinfercept.errors import ConfigError
-from jinfercept.layouts.interleaved import interleaved_shape
 from jinfercept.models.model import abstract_params, param_bytes
 from jinfercept.models.sharding import serving_config
+from jinfercept.pallas.layouts.interleaved import interleaved_shape
 from jinfercept.pallas.tpu_attention import CONTEXT_TOKENS
 from jinfercept.sched.data_sheets import ACCELERATORS, REACHED_BANDWIDTH, REACHED_FLOPS
 from jinfercept.sched.roofline import ProfiledExperts, ProfiledModel, experts_in_use, roofline
 from jinfercept.sim.reports import check_writable
 from jinfercept.sim.tables import show
-from jinfercept.startup.progress import StartDisplay
+from jinfercept.start.progress import StartDisplay
 
 BUDGETS = Path(__file__).parent / "budgets.toml"
 MIB = 1 << 20

@@ -15,10 +15,10 @@ from jaxtyping import Array
 
 from benchmarks.suite.kernel_timing import Candidate, Measure, attention_rows, expert_rows, time_paged
 from benchmarks.suite.sizes import AttentionCase, ExpertsCase, Row, Sizes
-from jinfercept.layouts.interleaved import with_padded_heads
-from jinfercept.layouts.pages import Batch, KVPages
-from jinfercept.layouts.scoring import Scoring
-from jinfercept.pallas.attention import paged_attention
+from jinfercept.models.attention import paged_attention
+from jinfercept.pallas.layouts.interleaved import with_padded_heads
+from jinfercept.pallas.layouts.pages import Batch, KVPages
+from jinfercept.pallas.layouts.scoring import Scoring
 from jinfercept.pallas.tpu_attention import Blocks, operands_of, options_of
 from jinfercept.pallas.tpu_grouped import MOST_TILE, product
 

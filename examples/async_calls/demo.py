@@ -22,7 +22,7 @@ from jinfercept.events import Event, Finished, Intercepted, Interrupted, Resumed
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sim.tables import plain_table
-from jinfercept.startup.progress import StartDisplay
+from jinfercept.start.progress import StartDisplay
 
 if TYPE_CHECKING:
     from jinfercept.llm import LLM

@@ -21,8 +21,8 @@ from typing import Literal, NamedTuple, final
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import ModelError
-from jinfercept.tokenizer.tokenizer import Tokenizer
 
 LOOKUPS = ("price", "weight", "shelf", "height", "age")
 

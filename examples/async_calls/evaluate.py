@@ -14,10 +14,10 @@ from tyro import conf
 
 from examples.async_calls.dialogues import IDS, LOOKUPS, MAX_QUESTIONS, TOTAL, Dialogue, Mode, answer, dialogues, prompt
 from jinfercept import LLM, SamplingParams, Tool
+from jinfercept.chat.parsers.cml import CMLParser
 from jinfercept.errors import ConfigError
 from jinfercept.hooks import BadFrame
 from jinfercept.outputs import CompletionOutput, RequestOutput
-from jinfercept.parsers.cml import CMLParser
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=512)
 FIRST_LINE = f"\n- {IDS[0]}: "

@@ -13,9 +13,9 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 from optax.contrib import MuonDimensionNumbers
 
 from examples.async_calls.dialogues import Tokens
-from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.models.model import Model, tied, untied
 from jinfercept.models.protocol import Params
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 
 _PACKED_TOGETHER = 16
 """Rows' worth of dialogues from which rows are filled: more leave less padding."""

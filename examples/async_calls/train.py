@@ -35,6 +35,7 @@ from examples.async_calls.dialogues import (
     woven,
 )
 from examples.async_calls.learning import Batch, Learner, batch, batches, optimiser, pack, scores, start, stepper
+from jinfercept.chat.tokenizer.load import load_tokenizer
 from jinfercept.cli.options import Maybe
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.models.config import ModelConfig, RopeConfig
@@ -44,7 +45,6 @@ from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import load
 from jinfercept.models.model import Model, tied, untied
 from jinfercept.models.protocol import Params, Weights
-from jinfercept.tokenizer.load import load_tokenizer
 
 MAX_VALUES = 10
 

@@ -12,7 +12,7 @@ from examples.tool_adapter.dialogues import Dialogue
 from examples.tool_adapter.lexicon import Lexicon
 from examples.tool_adapter.network import Batch
 from jinfercept.chat.template import ChatTemplate
-from jinfercept.tokenizer.tokenizer import Tokenizer
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 
 _PACKED_TOGETHER = 256
 """Documents of which rows are filled: more leave less padding."""

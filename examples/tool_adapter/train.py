@@ -20,6 +20,7 @@ from examples.tool_adapter.dialogues import lessons
 from examples.tool_adapter.learning import RULE, Learner, learning_rates, most_learnt, stepper
 from examples.tool_adapter.network import Batch, frozen
 from examples.tool_adapter.packing import batches, document, lexicon, read_rows, save_rows
+from jinfercept.chat.tokenizer.load import load_tokenizer
 from jinfercept.cli.options import Maybe
 from jinfercept.errors import ModelError
 from jinfercept.models.converted import write
@@ -27,7 +28,6 @@ from jinfercept.models.embedded import NAME
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import load
 from jinfercept.models.model import Model
-from jinfercept.tokenizer.load import load_tokenizer
 
 _SAVED_EVERY_S = 120.0
 

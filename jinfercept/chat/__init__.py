@@ -1,1 +1,4 @@
-"""Conversations as requests: templates, turns, function tools, tool choice. Knows no HTTP and no arrays."""
+"""Conversations as requests: tokens, templates, grammars, formats of calls and of reasoning, function tools.
+
+Knows no HTTP and no arrays.
+"""

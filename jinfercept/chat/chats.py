@@ -10,8 +10,10 @@ from functools import partial
 from typing import Any, final
 
 from jinfercept.calls import Call, CallMode, Result, Tool
+from jinfercept.chat.call_markup import AsyncCalls
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.futures import Futures
+from jinfercept.chat.grammar.grammar import Grammars
 from jinfercept.chat.memory import ChatMemory, Conversation, GivenTokens
 from jinfercept.chat.messages import Message, call_ids, checked_message, results_behind_calls
 from jinfercept.chat.options import (
@@ -23,8 +25,11 @@ from jinfercept.chat.options import (
     text_format,
     tool_call_format,
 )
+from jinfercept.chat.parsers.reasoning import Beginning, ReasoningFormat
+from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
 from jinfercept.chat.requests import check_chars, compiled_params, params_of_each
 from jinfercept.chat.template import ChatTemplate
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.chat.transcript import ChatTranscript, ChatTurns, Note
 from jinfercept.chat.turn_grammars import (
     PerTurnGrammar,
@@ -36,17 +41,12 @@ from jinfercept.chat.turn_grammars import (
 )
 from jinfercept.chat.written_tools import FORMAT, are_written
 from jinfercept.engine.parallel_sampling import forks
+from jinfercept.engine.rendering import CHARS_PER_TOKEN
 from jinfercept.errors import RequestError, shown
-from jinfercept.grammar.grammar import Grammars
 from jinfercept.hooks import Grammar
-from jinfercept.intercept.call_markup import AsyncCalls
-from jinfercept.intercept.rendering import CHARS_PER_TOKEN
-from jinfercept.parsers.reasoning import Beginning, ReasoningFormat
-from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.request import Request
 from jinfercept.sampling_params import MAX_BIASED_TOKENS, SamplingParams
-from jinfercept.tokenizer.tokenizer import Tokenizer
-from jinfercept.values.plain import plain
+from jinfercept.values import plain
 
 DEFAULT_PARAMS = SamplingParams(max_tokens=1024)
 """Defaults of a chat; a completion's 16 tokens would end most answers early."""

@@ -13,7 +13,7 @@ from typing import Any, Unpack, get_origin, get_type_hints
 
 from jinfercept.calls import Tool, check_tool_name
 from jinfercept.errors import RequestError, describe_failure, shown
-from jinfercept.values.plain import plain, strict_json
+from jinfercept.values import plain, strict_json
 
 _NAME = re.compile(r'[^<>\[\]"\\\x00-\x1f]+')
 """Names that no format of calls takes for its markup."""

@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import final
 
 from jinfercept.calls import Call, Result, Tool
+from jinfercept.chat.call_markup import AsyncCalls
 from jinfercept.chat.function_tools import ChatTool
+from jinfercept.engine.current_call import CURRENT_CALL, AtOnce, RunningCall, around
+from jinfercept.engine.tool_run import Placeholder
 from jinfercept.errors import RequestError
-from jinfercept.intercept.call_markup import AsyncCalls
-from jinfercept.intercept.current_call import CURRENT_CALL, AtOnce, RunningCall, around
-from jinfercept.intercept.tool_run import Placeholder
 from jinfercept.outputs import Interception
 
 AWAIT = "await_future"

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jinfercept.chat.function_tools import ChatTool, ChatToolLike, chat_tools
+from jinfercept.chat.parsers.cml import DELIMITERS, Delimiters, escape
 from jinfercept.errors import RequestError, shown
-from jinfercept.parsers.cml import DELIMITERS, Delimiters, escape
 
 STOP = "###"
 """Stands behind every example; a stop string for the answer."""

@@ -13,10 +13,10 @@ from sys import getsizeof
 from typing import Any, NamedTuple, final
 
 from jinfercept.chat.messages import Message, digests
+from jinfercept.chat.parsers.reasoning import REASONING_FORMATS
 from jinfercept.chat.template import ChatTemplate
-from jinfercept.parsers.reasoning import REASONING_FORMATS
-from jinfercept.tenants.quota import ExpiringEntries, Quota
-from jinfercept.tokenizer.special_token_names import Rendered
+from jinfercept.chat.tokenizer.special_token_names import Rendered
+from jinfercept.tenants import ExpiringEntries, Quota
 
 _CLOSINGS = tuple({form.closing for form in REASONING_FORMATS.values()})
 

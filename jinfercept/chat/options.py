@@ -4,16 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypedDict, cast
 
+from jinfercept.chat.call_markup import AsyncCalls
 from jinfercept.chat.function_tools import ChatTool
+from jinfercept.chat.parsers.formats import ALIASES, FORMATS, detect_format
+from jinfercept.chat.parsers.reasoning import REASONING_FORMATS, ReasoningFormat, detect_reasoning_format
+from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
 from jinfercept.chat.turn_grammars import ToolChoice
 from jinfercept.errors import RequestError, shown
-from jinfercept.intercept.call_markup import AsyncCalls
-from jinfercept.parsers.formats import ALIASES, FORMATS, detect_format
-from jinfercept.parsers.reasoning import REASONING_FORMATS, ReasoningFormat, detect_reasoning_format
-from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.values.plain import plain
-from jinfercept.values.vllm_names import check_arguments
+from jinfercept.values import plain
+from jinfercept.vllm_names import check_arguments
 
 MAX_ROUNDS = 8
 """The default of `ChatOptions.max_rounds`."""

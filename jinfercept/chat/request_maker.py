@@ -11,19 +11,19 @@ from typing import Any, final
 
 from jinfercept.calls import Tool
 from jinfercept.chat import chats, requests
+from jinfercept.chat.call_markup import AsyncCalls
 from jinfercept.chat.function_tools import ChatTool, chat_tools
+from jinfercept.chat.grammar.grammar import Grammars
+from jinfercept.chat.grammar.limits import num_compiled_bytes
 from jinfercept.chat.memory import ChatMemory, GivenTokens
 from jinfercept.chat.options import ChatArguments, ChatOptions
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.chat.written_tools import log_written_tools
+from jinfercept.config import AdapterChoice
 from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.parallel_sampling import forks
-from jinfercept.grammar.grammar import Grammars
-from jinfercept.grammar.limits import num_compiled_bytes
-from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.tokenizer.tokenizer import Tokenizer
-from jinfercept.values.adapter_choice import AdapterChoice
 
 
 @final

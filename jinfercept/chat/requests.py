@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, Self
 
 from jinfercept.calls import Tool
+from jinfercept.chat.call_markup import AsyncCalls, ContextMarkup
+from jinfercept.chat.detector import StopStringDetector
 from jinfercept.chat.function_tools import ChatTool, chat_tools
+from jinfercept.chat.grammar.forbidden_text import ForbiddenText, WithoutText
+from jinfercept.chat.grammar.grammar import Grammars
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import PromptLengthError, RequestError, shown
-from jinfercept.grammar.forbidden_text import ForbiddenText, WithoutText
-from jinfercept.grammar.grammar import Grammars
 from jinfercept.hooks import Detector, Grammar
-from jinfercept.intercept.call_markup import AsyncCalls, ContextMarkup
-from jinfercept.intercept.detector import StopStringDetector
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.tokenizer.tokenizer import Tokenizer
-from jinfercept.values.plain import plain
+from jinfercept.values import plain
 
 
 class IdArray(Protocol):

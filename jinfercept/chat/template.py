@@ -23,6 +23,7 @@ from jinfercept.chat.messages import (
     one_call_a_turn,
     with_arguments,
 )
+from jinfercept.chat.parsers.reasoning import REASONING_FORMATS
 from jinfercept.chat.system_messages import (
     PROBE,
     SYSTEM_ROLES,
@@ -30,11 +31,10 @@ from jinfercept.chat.system_messages import (
     simpler_forms,
     with_leading_system,
 )
+from jinfercept.chat.tokenizer.special_token_names import Rendered, SpecialTokenNames
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.chat.written_tools import rendered_with_tools, usual_variables, with_written_tools, written_calls
 from jinfercept.errors import RequestError, shown
-from jinfercept.parsers.reasoning import REASONING_FORMATS
-from jinfercept.tokenizer.special_token_names import Rendered, SpecialTokenNames
-from jinfercept.tokenizer.tokenizer import Tokenizer
 
 _STAND_IN = ({"role": "user", "content": "?"},)
 _MARK = "@@result-5f1c"

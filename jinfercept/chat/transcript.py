@@ -10,18 +10,18 @@ from itertools import groupby
 from typing import Any, final
 
 from jinfercept.calls import Call, Result
+from jinfercept.chat.detector import ParsedTurn
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.futures import Futures, UnreadFutures, unread_calls
 from jinfercept.chat.messages import Message, call_message
-from jinfercept.engine.text_stream import TextStream
+from jinfercept.chat.parsers.reasoning import Beginning, PlainParser, ReasoningFormat, ReasoningParser, TrailingCalls
+from jinfercept.chat.parsers.source import CallParser
+from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
+from jinfercept.chat.text_stream import TextStream
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece, Reasoning
-from jinfercept.intercept.detector import ParsedTurn
 from jinfercept.outputs import CompletionOutput
-from jinfercept.parsers.reasoning import Beginning, PlainParser, ReasoningFormat, ReasoningParser, TrailingCalls
-from jinfercept.parsers.source import CallParser
-from jinfercept.parsers.tool_call_format import ToolCallFormat
 from jinfercept.request import Request
-from jinfercept.tokenizer.tokenizer import Tokenizer
 
 Note = Callable[[str, Sequence[int], Sequence[Message]], None]
 """Takes what a chat has written whose last turn has ended: its tenant, the tokens, the messages that they are."""

@@ -16,17 +16,17 @@ import numpy as np
 from jaxtyping import UInt32
 
 from jinfercept.chat.function_tools import ChatTool
+from jinfercept.chat.grammar.constraint import TokenGrammar
+from jinfercept.chat.grammar.grammar import Grammars
+from jinfercept.chat.parsers.call_grammars import JSON_NAME, CallGrammar, Rules
+from jinfercept.chat.parsers.hermes import answer_only, answer_or_calls
+from jinfercept.chat.parsers.reasoning import Beginning, ReasoningFormat
+from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
+from jinfercept.chat.tokenizer.decoding import IncrementalDetokenizer
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import RequestError, shown
-from jinfercept.grammar.constraint import TokenGrammar
-from jinfercept.grammar.grammar import Grammars
 from jinfercept.hooks import Constraint, Grammar
-from jinfercept.parsers.call_grammars import JSON_NAME, CallGrammar, Rules
-from jinfercept.parsers.hermes import answer_only, answer_or_calls
-from jinfercept.parsers.reasoning import Beginning, ReasoningFormat
-from jinfercept.parsers.tool_call_format import ToolCallFormat
-from jinfercept.tokenizer.decoding import IncrementalDetokenizer
-from jinfercept.tokenizer.tokenizer import Tokenizer
-from jinfercept.values.enforceable_schema import SchemaReduction
+from jinfercept.structured_outputs import SchemaReduction
 
 log = logging.getLogger(__name__)
 

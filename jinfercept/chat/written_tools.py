@@ -13,9 +13,9 @@ from datetime import datetime
 from typing import Any
 
 from jinfercept.chat.messages import ARGUMENT_FORMS, with_arguments
+from jinfercept.chat.parsers.formats import FORMATS, detect_format
 from jinfercept.chat.turn_grammars import TurnCalls
 from jinfercept.errors import RequestError
-from jinfercept.parsers.formats import FORMATS, detect_format
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from jinfercept.errors import ConfigError, EngineError, JinferceptError, nearest
-from jinfercept.values.vllm_names import NAMES, own_value, unneeded
 from jinfercept.version import __version__
+from jinfercept.vllm_names import NAMES, own_value, unneeded
 
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 

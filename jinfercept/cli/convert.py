@@ -33,9 +33,9 @@ class Convert:
         """
         import jax
 
+        from jinfercept.chat.tokenizer.load import load_tokenizer
         from jinfercept.models.converted import write
-        from jinfercept.startup.backend import start_backend
-        from jinfercept.tokenizer.load import load_tokenizer
+        from jinfercept.start.backend import start_backend
 
         start_backend("auto")
 

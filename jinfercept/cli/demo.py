@@ -28,7 +28,7 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.plugins import load_plugin
 from jinfercept.sim.tables import plain_table
-from jinfercept.startup.progress import StartDisplay
+from jinfercept.start.progress import StartDisplay
 
 if TYPE_CHECKING:
     from jinfercept.llm import LLM

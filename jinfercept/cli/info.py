@@ -12,7 +12,7 @@ from jinfercept.sched.roofline import experts_in_use
 
 if TYPE_CHECKING:
     from jinfercept.models.config import ModelConfig
-    from jinfercept.startup.side_pools import StatePlan
+    from jinfercept.start.side_pools import StatePlan
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Info:
         from jinfercept.models.model import Model, kv_bytes_per_token, param_bytes
         from jinfercept.models.protocol import states_of
         from jinfercept.runner.page_transfers import slot_bytes
-        from jinfercept.startup.backend import start_backend
-        from jinfercept.startup.side_pools import StatePlan
+        from jinfercept.start.backend import start_backend
+        from jinfercept.start.side_pools import StatePlan
 
         start_backend("auto")
 
@@ -102,7 +102,7 @@ def _windows(config: "ModelConfig") -> list[tuple[str, str]]:
 
 def _windowed(config: "ModelConfig", token_bytes: float) -> str:
     """How much of a token's keys and values is kept for the last tokens only, by default and in the longest context."""
-    from jinfercept.startup.side_pools import are_long
+    from jinfercept.start.side_pools import are_long
 
     windows = [kind.window for kind in config.kinds if kind.window is not None and kind.window < config.max_position]
     if not windows or len(windows) == config.num_layers or not are_long(windows, config.max_position):

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     status = run_command_line(PROG, DESCRIPTION, COMMANDS, arguments)
     if argv is None and status == 0 and "serve" in arguments[:1]:
-        from jinfercept.server.process import end_process
+        from jinfercept.serve.process import end_process
 
         end_process()
     return status

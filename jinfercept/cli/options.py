@@ -16,7 +16,7 @@ from tyro import cli, conf
 from jinfercept.cli.command import refusal
 from jinfercept.config import GROUPS, EngineOptions, HostOptions
 from jinfercept.errors import nearest
-from jinfercept.values.option_types import without_none
+from jinfercept.values import without_none
 
 CONFIG = (conf.OmitArgPrefixes, conf.DisallowNone, conf.PositionalMetavarFromFieldName)
 HOSTS = tuple(f.name for f in fields(HostOptions))

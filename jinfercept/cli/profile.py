@@ -12,7 +12,7 @@ from jinfercept.config import EngineOptions
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.reports import check_writable
-from jinfercept.startup.progress import StartDisplay
+from jinfercept.start.progress import StartDisplay
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

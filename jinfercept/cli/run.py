@@ -15,8 +15,8 @@ from jinfercept.config import EngineOptions
 from jinfercept.errors import RequestError
 
 if TYPE_CHECKING:
+    from jinfercept.chat.tokenizer.tokenizer import Tokenizer
     from jinfercept.sampling_params import SamplingParams
-    from jinfercept.tokenizer.tokenizer import Tokenizer
 
 type _File = Annotated[str | None, conf.arg(metavar="FILE", help_behavior_hint="")]
 
@@ -74,7 +74,7 @@ class RunModel:
         """Generate; returns 0. Raises `JinferceptError` for what cannot work, before the weights are loaded if possible."""
         from jinfercept.chat.options import check_parsers
         from jinfercept.llm import LLM
-        from jinfercept.startup.progress import StartDisplay
+        from jinfercept.start.progress import StartDisplay
 
         chat = self._chat_options()
         params = self._params()
@@ -138,8 +138,8 @@ def _check_tools(model: str, chat: Mapping[str, Any]) -> "Tokenizer | None":
     from jinfercept.chat.chats import ChatPlan
     from jinfercept.chat.function_tools import chat_tools
     from jinfercept.chat.options import ChatOptions
+    from jinfercept.chat.tokenizer.load import load_tokenizer
     from jinfercept.models.load import locate
-    from jinfercept.tokenizer.load import load_tokenizer
 
     tokenizer = load_tokenizer(locate(model))
     options = ChatOptions(**{name: value for name, value in chat.items() if name in ChatOptions.__annotations__})

@@ -12,10 +12,10 @@ from tyro import conf
 from jinfercept.cli.options import Maybe, ModelName, Switch, engine_flags, group_flags, option_flags
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
-from jinfercept.server.observe.log_lines import begin_logging
-from jinfercept.server.options import ServerOptions
+from jinfercept.serve.observe.log_lines import begin_logging
+from jinfercept.serve.options import ServerOptions
 
-log = logging.getLogger("jinfercept.server")
+log = logging.getLogger("jinfercept.serve")
 
 _ENDING_S = 1.0
 """Seconds after the limit of a shutdown until the process is ended."""
@@ -87,11 +87,11 @@ class Serve:
         """Serve until a signal ends it; returns 0."""
         options = self.options()
         try:
-            from jinfercept.server.app import create_app
-            from jinfercept.server.process import end_process_by
-            from jinfercept.server.serve import listen, serve_app
-            from jinfercept.server.server_tools import open_server_tools
-            from jinfercept.server.service import Service
+            from jinfercept.serve.app import create_app
+            from jinfercept.serve.process import end_process_by
+            from jinfercept.serve.serve import listen, serve_app
+            from jinfercept.serve.server_tools import open_server_tools
+            from jinfercept.serve.service import Service
         except ImportError as error:
             raise ConfigError(
                 "the server needs more packages", got=f"no package {error.name}", fix="pip install 'jinfercept[serve]'"
@@ -102,8 +102,8 @@ class Serve:
         if self.replicas is not None or self.ray_address is not None:
             return self._run_fleet(options)
         from jinfercept.llm import LLM
-        from jinfercept.startup.progress import StartDisplay
-        from jinfercept.startup.several_hosts import is_follower
+        from jinfercept.start.progress import StartDisplay
+        from jinfercept.start.several_hosts import is_follower
 
         if is_follower(self.engine):
             with StartDisplay() as progress:
@@ -167,7 +167,7 @@ class Deploy:
             print(f"{config.name}: {config.model}, {least if least == most else f'{least} to {most}'} replicas")
             return 0
         from jinfercept.fleet.ray_deploy import deploy
-        from jinfercept.server.observe.log_lines import begin_logging
+        from jinfercept.serve.observe.log_lines import begin_logging
 
         begin_logging(config.server.log_format)
         deploy(config, self.ray_address)

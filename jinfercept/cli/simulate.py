@@ -18,12 +18,12 @@ from tyro import conf
 from jinfercept.cli.options import Maybe, Several, option_flags
 from jinfercept.cli.simulation_table import LEGEND, SESSION_LEGEND, curves, exit_status, table
 from jinfercept.config import CacheOptions, EngineOptions, SchedulingOptions
+from jinfercept.engine.meter.counts import LIMITS, LatencyLimits
+from jinfercept.engine.meter.engine_stats import EngineStats
+from jinfercept.engine.meter.request_log import RequestLog
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
 from jinfercept.machine import num_processors
-from jinfercept.meter.counts import LIMITS, LatencyLimits
-from jinfercept.meter.engine_stats import EngineStats
-from jinfercept.meter.request_log import RequestLog
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.orders import ORDERS, check_order_choice
 from jinfercept.sched.plugins import check_name, is_place

@@ -20,9 +20,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jinfercept.cpu_kernels import native
-from jinfercept.layouts.kv_rows import is_quantised, split_pages, widened
-from jinfercept.layouts.pages import OUT_OF_RANGE, SCRATCH_PAGE, Batch, KVPages
-from jinfercept.layouts.scoring import PLAIN, Scoring
+from jinfercept.pallas.layouts.kv_rows import is_quantised, split_pages, widened
+from jinfercept.pallas.layouts.pages import OUT_OF_RANGE, SCRATCH_PAGE, Batch, KVPages
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 
 DECODE_ROWS = 8  # decode rows in a tile
 CHUNK_QUERIES = (64, 256)  # query tokens of one row in a tile, narrow and wide

@@ -17,8 +17,8 @@ from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.code import BF16, F32, I32, I64, TYPES, Buffer, Code, Value, Variable, add_products
 from jinfercept.cpu_kernels.decode import LOWEST, BlockPlaces, Scores, sinks_of
 from jinfercept.cpu_kernels.tiles import has_pairs
-from jinfercept.layouts.pages import Batch, KVPages
-from jinfercept.layouts.scoring import PLAIN, Scoring
+from jinfercept.pallas.layouts.pages import Batch, KVPages
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 
 BLOCK = 64
 """Most context tokens of a block."""

@@ -15,8 +15,8 @@ from jaxtyping import Array, Float, Int
 from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.code import BF16, F32, I32, I64, TYPES, Buffer, Code, Operand, Value, Variable, add_products
 from jinfercept.cpu_kernels.tiles import PAIRS, has_pairs
-from jinfercept.layouts.pages import Batch, KVPages
-from jinfercept.layouts.scoring import PLAIN, Scoring
+from jinfercept.pallas.layouts.pages import Batch, KVPages
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 
 DTYPES = ("float32", "bfloat16")
 MOST_SUMS = 16  # vectors of weighted values that stay in registers

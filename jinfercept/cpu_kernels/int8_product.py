@@ -18,8 +18,8 @@ from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.code import F32, I8, I32, TYPES, Buffer, Code, Value, Variable, results
 from jinfercept.cpu_kernels.packed_product import AHEAD_BYTES, STEP, PackedNumbers
 from jinfercept.cpu_kernels.tiles import row_parts, row_tiles
-from jinfercept.layouts.packed_weights import ORDER, WIDTH, Packed, row_group
-from jinfercept.layouts.rows import Gated, Normed, Rows, dense
+from jinfercept.pallas.layouts.packed_weights import ORDER, WIDTH, Packed, row_group
+from jinfercept.pallas.layouts.rows import Gated, Normed, Rows, dense
 
 FACTOR_BYTES = 12
 """Behind the bytes of a group: its scale, the sum of its rounded numbers times the scale, and that sum, as int32."""

@@ -168,7 +168,7 @@ def _folder() -> Path | None:
 def _sources() -> str:
     """A digest of the modules from which kernels are emitted, and of those of the layouts that they read."""
     package = Path(__file__).parents[1]
-    files = sorted(file for room in ("cpu_kernels", "layouts") for file in (package / room).glob("*.py"))
+    files = sorted(file for room in ("cpu_kernels", "pallas/layouts") for file in (package / room).glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

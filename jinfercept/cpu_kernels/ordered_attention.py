@@ -14,8 +14,8 @@ from jax.lax import dynamic_slice_in_dim as window
 from jax.lax import dynamic_update_slice_in_dim as put_window
 from jaxtyping import Array, Bool, Float, Int
 
-from jinfercept.layouts.pages import SCRATCH_PAGE, Batch, KVPages
-from jinfercept.layouts.scoring import PLAIN, Scoring
+from jinfercept.pallas.layouts.pages import SCRATCH_PAGE, Batch, KVPages
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 
 FEWEST_ROWS = 64
 """Rows and columns of a product from which on the bits of a row do not depend on how many there are."""

@@ -31,7 +31,7 @@ from jinfercept.cpu_kernels.code import (
 )
 from jinfercept.cpu_kernels.dense_product import FewRows
 from jinfercept.cpu_kernels.tiles import ManyRows, fits, has_pairs, tile_rows
-from jinfercept.layouts.packed_weights import DOUBLED_E2M1, E2M1, ORDER, WIDTH
+from jinfercept.pallas.layouts.packed_weights import DOUBLED_E2M1, E2M1, ORDER, WIDTH
 
 STEP = 8
 """Inputs of a word of 4-bit numbers, and of a step of the loop."""

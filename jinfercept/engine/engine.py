@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable
 
 from jinfercept.engine.disk_contexts import CLOSE_S, DiskContexts
 from jinfercept.engine.lifecycle import RequestLifecycle
+from jinfercept.engine.meter.request_log import RequestLog
 from jinfercept.engine.protocols import Runner
 from jinfercept.events import Event
-from jinfercept.meter.request_log import RequestLog
 from jinfercept.outputs import FinishReason
 from jinfercept.request import Request
 from jinfercept.sched.plan import Masks

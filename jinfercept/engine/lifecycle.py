@@ -13,14 +13,14 @@ from jinfercept.calls import Call, Result
 from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.admission import check_request
 from jinfercept.engine.async_calls import AsyncCallQueue
+from jinfercept.engine.dispatcher import lasted_s
 from jinfercept.engine.protocols import CallDispatcher, Clock
+from jinfercept.engine.rendering import render_each
 from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.engine.session import Session, draw_failure, lost_output, new_session, request_key
 from jinfercept.errors import RequestError, describe_failure, is_users_interrupt
 from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
 from jinfercept.hooks import Text
-from jinfercept.intercept.dispatcher import lasted_s
-from jinfercept.intercept.rendering import render_each
 from jinfercept.outputs import CompletionOutput, FinishReason, Interception
 from jinfercept.request import Request
 from jinfercept.sched.plan import Masks, StepResult, TokenLogprobs

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from jinfercept.engine.engine import Engine
+from jinfercept.engine.meter.counts import EngineCounts
+from jinfercept.engine.meter.engine_stats import EngineStats, Pages
 from jinfercept.kv.page import SlotOccupancy
-from jinfercept.meter.counts import EngineCounts
-from jinfercept.meter.engine_stats import EngineStats, Pages
 from jinfercept.sched.plan_builder import SchedulerCounters
 
 

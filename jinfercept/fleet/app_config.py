@@ -24,8 +24,8 @@ import yaml
 
 from jinfercept.config import EngineConfig, EngineOptions
 from jinfercept.errors import ConfigError, nearest
-from jinfercept.server.options import ServerOptions
-from jinfercept.values.option_types import check_type
+from jinfercept.serve.options import ServerOptions
+from jinfercept.values import check_type
 
 MOST_REPLICAS = 10_000
 MOST_FILE_BYTES = 2**20
@@ -93,7 +93,7 @@ class FleetConfig:
         Connects to no database and runs no tools; nodes of a cluster may have other files.
         """
         if (url := self.server.database_url()) is not None:
-            from jinfercept.state.database import parse_url
+            from jinfercept.serve.state.database import parse_url
 
             parse_url(url)
         for path in self.server.tools:

@@ -15,9 +15,9 @@ from jinfercept.fleet.relay import lost_error
 from jinfercept.fleet.replicas import HttpReply, ReplicaLostError, Ticket
 from jinfercept.fleet.routes import Totals
 from jinfercept.fleet.routing import NoReplicaError
-from jinfercept.protocols.encoding import EncodedReply
-from jinfercept.protocols.errors import ApiError
-from jinfercept.server.observe.metrics import MetricFamilies, encode_metrics, metrics_format
+from jinfercept.serve.observe.metrics import MetricFamilies, encode_metrics, metrics_format
+from jinfercept.serve.protocols.encoding import EncodedReply
+from jinfercept.serve.protocols.errors import ApiError
 
 _FRESH_S = 1.0
 """Seconds for which a page of metrics and the replicas' health are reused: they need no key."""

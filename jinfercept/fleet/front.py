@@ -32,18 +32,18 @@ from jinfercept.fleet.replicas import (
 )
 from jinfercept.fleet.routes import RequestPlacer, Routes
 from jinfercept.fleet.routing import NoReplicaError, Router
-from jinfercept.protocols.anthropic.dialect import REQUEST_ID, authorizations
-from jinfercept.protocols.errors import ApiError
-from jinfercept.server.access.key_file import KeyRules
-from jinfercept.server.access.key_limits import KeyLimits
-from jinfercept.server.access.keys import Keys, watch_key_file
-from jinfercept.server.http.access_log import DETAILS
-from jinfercept.server.http.error_handlers import add_handlers
-from jinfercept.server.http.middleware import add_middleware
-from jinfercept.server.http.request_body import disconnected, read_body
-from jinfercept.server.options import ServerOptions
+from jinfercept.serve.access.key_file import KeyRules
+from jinfercept.serve.access.key_limits import KeyLimits
+from jinfercept.serve.access.keys import Keys, watch_key_file
+from jinfercept.serve.http.access_log import DETAILS
+from jinfercept.serve.http.error_handlers import add_handlers
+from jinfercept.serve.http.middleware import add_middleware
+from jinfercept.serve.http.request_body import disconnected, read_body
+from jinfercept.serve.options import ServerOptions
+from jinfercept.serve.protocols.anthropic.dialect import REQUEST_ID, authorizations
+from jinfercept.serve.protocols.errors import ApiError
 
-log = logging.getLogger("jinfercept.server")
+log = logging.getLogger("jinfercept.serve")
 
 BEGIN_S = 10.0
 """Seconds in which a replica has to begin with a request."""

@@ -28,8 +28,8 @@ from jinfercept.fleet.ray_start import HANDLE_VARIABLES
 from jinfercept.fleet.replica_load import replicas_by_memory
 from jinfercept.fleet.replicas import HttpCall, HttpReply, Messages, ReplicaLostError, Replicas, Ticket
 from jinfercept.fleet.routing import NoReplicaError
-from jinfercept.server.observe.log_lines import begin_logging
-from jinfercept.server.options import KEY_VARIABLE, ServerOptions
+from jinfercept.serve.observe.log_lines import begin_logging
+from jinfercept.serve.options import KEY_VARIABLE, ServerOptions
 
 REPLICAS, FRONT = "Replica", "Front"
 _REPORT_S = 1.0
@@ -37,7 +37,7 @@ _HEALTH_S = 5.0
 _ANSWER_S = 10.0
 _HEALTH_TIMEOUT_S = 30.0
 _QUIET = {"log_level": "ERROR", "enable_access_log": False}
-log = logging.getLogger("jinfercept.server")
+log = logging.getLogger("jinfercept.serve")
 
 
 @dataclass(frozen=True)

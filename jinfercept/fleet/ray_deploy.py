@@ -18,8 +18,8 @@ from jinfercept.fleet.front import FleetFront, create_front
 from jinfercept.fleet.ray_start import ray_running
 from jinfercept.fleet.replicas import Replicas
 from jinfercept.models.load import locate
-from jinfercept.server.options import ServerOptions
-from jinfercept.server.serve import listen, serve_app
+from jinfercept.serve.options import ServerOptions
+from jinfercept.serve.serve import listen, serve_app
 
 _END_S = 30.0
 """Seconds that Ray Serve may take to end, beside the drain."""

@@ -17,13 +17,13 @@ from jinfercept.fleet.replica_app import ReplicaApp, own_seed
 from jinfercept.fleet.replicas import HttpCall, Messages
 from jinfercept.llm import LLM
 from jinfercept.models.embedded import cache_directory
-from jinfercept.server.observe.log_lines import begin_logging
-from jinfercept.server.options import ServerOptions
-from jinfercept.server.process import freeze_heap
-from jinfercept.server.serve import SWITCH_S
-from jinfercept.server.server_tools import open_server_tools
-from jinfercept.server.service import Service
-from jinfercept.startup.profiler import EFFORTS
+from jinfercept.serve.observe.log_lines import begin_logging
+from jinfercept.serve.options import ServerOptions
+from jinfercept.serve.process import freeze_heap
+from jinfercept.serve.serve import SWITCH_S
+from jinfercept.serve.server_tools import open_server_tools
+from jinfercept.serve.service import Service
+from jinfercept.start.profiler import EFFORTS
 
 
 class ReplicaSpec(NamedTuple):
@@ -49,7 +49,7 @@ class EngineReplica:
 
     async def __init__(self, spec: ReplicaSpec) -> None:
         begin_logging(spec.server.log_format, replace=True)
-        logging.getLogger("jinfercept.server").setLevel(logging.WARNING)  # the front logs requests
+        logging.getLogger("jinfercept.serve").setLevel(logging.WARNING)  # the front logs requests
         self._spec = spec
         self._ends = ExitStack()
         sys.setswitchinterval(SWITCH_S)

@@ -9,8 +9,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import Send
 
 from jinfercept.fleet.replicas import DETAILS, Messages, ReplicaLostError, Ticket
-from jinfercept.protocols.encoding import DONE, encode_event
-from jinfercept.protocols.errors import ApiError
+from jinfercept.serve.protocols.encoding import DONE, encode_event
+from jinfercept.serve.protocols.errors import ApiError
 
 LOST = "replica_lost"
 """Code of errors of requests whose replica has ended."""
@@ -47,7 +47,7 @@ def last_event(error: ApiError, path: str, last: bytes) -> bytes:
     return encode_event(error.body) + DONE
 
 
-log = logging.getLogger("jinfercept.server")
+log = logging.getLogger("jinfercept.serve")
 
 
 @final

@@ -9,14 +9,14 @@ from typing import Any, Literal, NamedTuple, final
 from prometheus_client.metrics_core import Metric
 from starlette.types import Message
 
+from jinfercept.engine.meter.engine_stats import EngineStats
 from jinfercept.fleet.replicas import DETAILS, Contents, HttpCall, HttpReply, Messages, ReplicaFacts
-from jinfercept.meter.engine_stats import EngineStats
-from jinfercept.server.app import create_app
-from jinfercept.server.http.access_log import DETAILS as LOGGED
-from jinfercept.server.observe.engine_snapshot import EngineSnapshot
-from jinfercept.server.observe.metrics import collect
-from jinfercept.server.routes.response_run import BACKGROUND, BackgroundRun
-from jinfercept.server.service import Service
+from jinfercept.serve.app import create_app
+from jinfercept.serve.http.access_log import DETAILS as LOGGED
+from jinfercept.serve.observe.engine_snapshot import EngineSnapshot
+from jinfercept.serve.observe.metrics import collect
+from jinfercept.serve.routes.response_run import BACKGROUND, BackgroundRun
+from jinfercept.serve.service import Service
 
 MOST_ENTRIES = 65_536
 MOST_REPORTED = 2_048

@@ -13,13 +13,13 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
 
 from jinfercept.cpu_kernels import native
-from jinfercept.layouts.rows import Activation, Gated, Rows, dense, gated, precision
-from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.models.adapted import AdaptedTensor
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.parallel import look_up, num_devices, sum_of_devices
 from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.models.weight_axes import WEIGHT_AXES, weight_shape
+from jinfercept.pallas.layouts.rows import Activation, Gated, Rows, dense, gated, precision
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.rotation import Rotation
 
 FEWEST_ROWS = 4

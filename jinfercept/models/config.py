@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from jinfercept.errors import ModelError, shown
-from jinfercept.layouts.rows import Activation
+from jinfercept.pallas.layouts.rows import Activation
 
 Family = Literal["llama", "gptj", "gemma", "qwen3_next"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn", "factors", "proportional"]

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int
 
-from jinfercept.layouts.states import StateRows
+from jinfercept.pallas.layouts.states import StateRows
 
 BLOCK_TOKENS = 64
 """Tokens of a row that are computed at a time."""

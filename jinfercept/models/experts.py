@@ -17,13 +17,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int, Shaped
 
 from jinfercept.cpu_kernels import native
-from jinfercept.layouts.expert_sides import ExpertSides
-from jinfercept.layouts.packed_weights import Packed
-from jinfercept.layouts.rows import gated, precision
 from jinfercept.models.config import ExpertsConfig
 from jinfercept.models.parallel import AXIS, num_devices
 from jinfercept.models.quantized import QuantizedTensor, is_quantized
 from jinfercept.pallas import gpu_kernels
+from jinfercept.pallas.layouts.expert_sides import ExpertSides
+from jinfercept.pallas.layouts.packed_weights import Packed
+from jinfercept.pallas.layouts.rows import gated, precision
 from jinfercept.pallas.tpu_grouped import tpu_grouped_product
 
 MOST_BLOCK_ROWS = 64

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Shaped
 
-from jinfercept.layouts.expert_sides import ExpertSides
 from jinfercept.models.blocks import separate_heads
 from jinfercept.models.mesh import ModelMesh, mesh_of
 from jinfercept.models.model import EXPERT_SIDES, joins, parts_experts
 from jinfercept.models.protocol import Params, Weights
 from jinfercept.models.quantized import QuantizedTensor, is_quantized
 from jinfercept.models.sharding import partition_spec
+from jinfercept.pallas.layouts.expert_sides import ExpertSides
 
 JOINED = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias")}
 """Names of joined weights of attention, and those of their parts."""

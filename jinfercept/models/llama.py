@@ -20,8 +20,6 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.layouts.rows import Normed, Rows, dense, gated, rms_normed
-from jinfercept.layouts.scoring import Scoring
 from jinfercept.models.blocks import (
     Attend,
     AttendJoined,
@@ -36,6 +34,8 @@ from jinfercept.models.config import LayerKind, ModelConfig
 from jinfercept.models.experts import ExpertWeights, choose, combined
 from jinfercept.models.parallel import add_partial_sums, gather_columns, on_first_device, sum_of_devices
 from jinfercept.models.rope import grown, rotate, rotation
+from jinfercept.pallas.layouts.rows import Normed, Rows, dense, gated, rms_normed
+from jinfercept.pallas.layouts.scoring import Scoring
 
 
 class LlamaLayer(Block):

@@ -17,9 +17,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int
 
 from jinfercept.cpu_kernels import native
-from jinfercept.layouts.expert_sides import ExpertSides
-from jinfercept.layouts.kv_rows import row_width
-from jinfercept.layouts.states import StateArray
 from jinfercept.models.blocks import Attend, Embed
 from jinfercept.models.config import PLAIN_KIND, LayerKind, ModelConfig
 from jinfercept.models.gptj import GPTJHead, GPTJLayer
@@ -27,6 +24,9 @@ from jinfercept.models.llama import LlamaHead, LlamaLayer
 from jinfercept.models.protocol import ModelDimensions, Params, Weights, num_kv_layers
 from jinfercept.models.qwen3_next import qwen3_next_layer, state_arrays
 from jinfercept.models.sharding import cut_axis, padded_vocabulary, serving_config
+from jinfercept.pallas.layouts.expert_sides import ExpertSides
+from jinfercept.pallas.layouts.kv_rows import row_width
+from jinfercept.pallas.layouts.states import StateArray
 
 EXPERT_SIDES = "experts_gate_up"
 """The weight that `parts_experts` is about."""

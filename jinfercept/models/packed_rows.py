@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from jaxtyping import Float32, Shaped
 
-from jinfercept.layouts.packed_weights import E2M1
+from jinfercept.pallas.layouts.packed_weights import E2M1
 
 _SIGNED_E2M1 = np.array([*E2M1, *(-number for number in E2M1)], np.float32)
 

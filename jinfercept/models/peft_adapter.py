@@ -21,11 +21,11 @@ from jinfercept.models.config import ModelConfig
 from jinfercept.models.hf_weights import FUSED, names_of
 from jinfercept.models.model import abstract_params
 from jinfercept.models.model_directory import check_regular, read_json
+from jinfercept.models.peft_config import PeftConfig
 from jinfercept.models.protocol import Weights
 from jinfercept.models.safetensors_weights import SafetensorsFile
 from jinfercept.models.weight_axes import NUM_INPUTS
 from jinfercept.models.weight_files import text_name
-from jinfercept.values.peft_config import PeftConfig
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Float32, Int
 
-from jinfercept.layouts.states import StateArray
 from jinfercept.models.blocks import Attend
+from jinfercept.pallas.layouts.states import StateArray
 
 Weights = dict[str, Any]
 """One block's parameters: a pytree of arrays, or of their shapes (`jax.ShapeDtypeStruct`)."""

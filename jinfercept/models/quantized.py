@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
 
-from jinfercept.layouts.packed_weights import WIDTH, Packed, blocks, unblocked, unpack, unpack_blocks
-from jinfercept.layouts.rows import Rows
 from jinfercept.models.packed_rows import Packing
-from jinfercept.pallas.quantized_product import product
+from jinfercept.models.quantized_product import product
+from jinfercept.pallas.layouts.packed_weights import WIDTH, Packed, blocks, unblocked, unpack, unpack_blocks
+from jinfercept.pallas.layouts.rows import Rows
 
 
 @partial(

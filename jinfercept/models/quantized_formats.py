@@ -20,8 +20,8 @@ import numpy as np
 from jaxtyping import Int32, Shaped, UInt8
 
 from jinfercept.errors import ModelError, shown
-from jinfercept.layouts.packed_weights import from_e2m1
 from jinfercept.models.packed_rows import PackedRows, Packing
+from jinfercept.pallas.layouts.packed_weights import from_e2m1
 
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
 """The last parts of the names of a layer's tensors; `g_idx` has the group of every input."""

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jinfercept.errors import ConfigError
-from jinfercept.layouts.packed_weights import WIDTH
 from jinfercept.models.checkpoint import PackedCheckpoint, StoredExperts, StoredTensor
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.packed_rows import PackedRows, Packing, common
@@ -20,6 +19,7 @@ from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.models.quantized_formats import E4M3
 from jinfercept.models.sharding import cut_axis, partition_spec
 from jinfercept.models.stored_weights import StoredWeight, rows_of
+from jinfercept.pallas.layouts.packed_weights import WIDTH
 
 
 def keep_quantized(checkpoint: PackedCheckpoint, shapes: Params, num_devices: int) -> Params:

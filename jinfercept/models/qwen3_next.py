@@ -13,12 +13,12 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.layouts.rows import Rows, dense
-from jinfercept.layouts.states import StateArray, StateRows, causal_convolution
 from jinfercept.models.blocks import Attend, project
 from jinfercept.models.config import DeltaNetConfig, LayerKind, ModelConfig
 from jinfercept.models.delta_rule import DeltaInputs, gated_delta_rule
 from jinfercept.models.llama import LlamaLayer
+from jinfercept.pallas.layouts.rows import Rows, dense
+from jinfercept.pallas.layouts.states import StateArray, StateRows, causal_convolution
 
 _EPS = 1e-6
 """Added to the squares of a query or a key before it is normed."""

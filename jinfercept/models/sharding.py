@@ -21,12 +21,12 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Shaped
 
 from jinfercept.errors import ConfigError
-from jinfercept.layouts.expert_sides import ExpertSides
 from jinfercept.models.config import ExpertsConfig, ModelConfig
 from jinfercept.models.parallel import AXIS
 from jinfercept.models.protocol import Params, Weights
 from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.models.weight_axes import WEIGHT_AXES
+from jinfercept.pallas.layouts.expert_sides import ExpertSides
 
 _CUT = ("vocab", "heads", "query_heads", "kv_heads", "key_heads", "ffn", "shared_ffn", "experts")
 MESH_AXES: Mapping[str, str] = dict.fromkeys(_CUT, AXIS)

@@ -1,4 +1,4 @@
-"""Attention over pages and quantised products: the kernels for GPUs, the reference, and the choice between all there are.
+"""Attention over pages and quantised products: kernels for GPUs and TPUs, their reference, how arrays lie in memory.
 
-Knows arrays only: imports `layouts` and `cpu_kernels`, nothing else of jinfercept.
+Knows arrays only: imports nothing else of jinfercept.
 """

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jinfercept.layouts.kv_rows import is_quantised
+from jinfercept.pallas.layouts.kv_rows import is_quantised
 from jinfercept.pallas.tiles import Tiles, choose_tiles
 from jinfercept.pallas.work_schedule import WorkCut
 

@@ -11,8 +11,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.layouts.pages import Batch, KVPages
-from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.gpu_heads import (
     AMPERE,
     Heads,
@@ -22,6 +20,8 @@ from jinfercept.pallas.gpu_heads import (
     tiles_for,
     work_cut,
 )
+from jinfercept.pallas.layouts.pages import Batch, KVPages
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.tiles import HOPPER, WARPGROUP_ROWS, Tiles
 from jinfercept.pallas.work_schedule import WorkCut

@@ -14,8 +14,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jinfercept.layouts.pages import Batch, KVPages, as_array
 from jinfercept.pallas.gpu_heads import Heads
+from jinfercept.pallas.layouts.pages import Batch, KVPages, as_array
 from jinfercept.pallas.mosaic_kernel import COMPUTING, HALF, chunk_kernel, share, warpgroup_queries
 from jinfercept.pallas.work_schedule import WorkSchedule
 

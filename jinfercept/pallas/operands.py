@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array
 
-from jinfercept.layouts.pages import Ints, VectorPart
+from jinfercept.pallas.layouts.pages import Ints, VectorPart
 
 EVERYWHERE = pl.BlockSpec(memory_space=pl.ANY)
 

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jinfercept.layouts.interleaved import apart, is_interleaved
-from jinfercept.layouts.kv_rows import dequantised
-from jinfercept.layouts.pages import Batch, KVPages
-from jinfercept.layouts.scoring import PLAIN, Scoring
+from jinfercept.pallas.layouts.interleaved import apart, is_interleaved
+from jinfercept.pallas.layouts.kv_rows import dequantised
+from jinfercept.pallas.layouts.pages import Batch, KVPages
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 
 TOKENS_AT_ONCE = 64  # bounds the gathered contexts to this many times P · B tokens
 

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32
 
-from jinfercept.layouts.interleaved import FP8, LANES, SUBLANES
-from jinfercept.layouts.pages import Batch, KVPages, PagesLike
-from jinfercept.layouts.scoring import PLAIN, Scoring
+from jinfercept.pallas.layouts.interleaved import FP8, LANES, SUBLANES
+from jinfercept.pallas.layouts.pages import Batch, KVPages, PagesLike
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.reference import paged_attention_reference
 
 log = logging.getLogger(__name__)

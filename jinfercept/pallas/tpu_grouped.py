@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jinfercept.layouts.interleaved import LANES
+from jinfercept.pallas.layouts.interleaved import LANES
 
 MOST_TILE = (128, 2048, 512)
 """Rows, inputs and outputs that are multiplied at a time, at most: 2 MiB of weights."""

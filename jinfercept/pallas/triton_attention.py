@@ -20,9 +20,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
-from jinfercept.layouts.kv_rows import is_quantised
-from jinfercept.layouts.pages import Batch, KVPages
-from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.gpu_heads import (
     AMPERE,
     DTYPES,
@@ -32,6 +29,9 @@ from jinfercept.pallas.gpu_heads import (
     is_supported,
     tiles_for,
 )
+from jinfercept.pallas.layouts.kv_rows import is_quantised
+from jinfercept.pallas.layouts.pages import Batch, KVPages
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.operands import EVERYWHERE, with_ints
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.tiles import Tile, Tiles

@@ -15,8 +15,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
-from jinfercept.layouts.pages import KVPages
-from jinfercept.layouts.scoring import PLAIN, Scoring
+from jinfercept.pallas.layouts.pages import KVPages
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.operands import EVERYWHERE, with_ints
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.tiles import Tile, Tiles, power_of_two

@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int, Shaped
 
-from jinfercept.layouts.packed_weights import ORDER, WIDTH, Packed, unpack
+from jinfercept.pallas.layouts.packed_weights import ORDER, WIDTH, Packed, unpack
 from jinfercept.pallas.operands import EVERYWHERE
 from jinfercept.pallas.tiles import LEAST_ROWS, power_of_two
 from jinfercept.pallas.triton_quantized import WeightTile, add_products, by_place

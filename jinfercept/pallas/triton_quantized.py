@@ -15,8 +15,8 @@ from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Float32, Int, Integer, Shaped
 
-from jinfercept.layouts.kv_rows import e4m3_shares
-from jinfercept.layouts.packed_weights import e2m1_pairs, wide_numbers, wide_scales
+from jinfercept.pallas.layouts.kv_rows import e4m3_shares
+from jinfercept.pallas.layouts.packed_weights import e2m1_pairs, wide_numbers, wide_scales
 from jinfercept.pallas.operands import EVERYWHERE
 from jinfercept.pallas.tiles import power_of_two
 

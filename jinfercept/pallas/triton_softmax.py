@@ -14,9 +14,9 @@ from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num
 
-from jinfercept.layouts.kv_rows import BYTES, is_quantised, numbers_of, widened
-from jinfercept.layouts.pages import SCRATCH_PAGE, KVPages
-from jinfercept.layouts.scoring import PLAIN, Scoring
+from jinfercept.pallas.layouts.kv_rows import BYTES, is_quantised, numbers_of, widened
+from jinfercept.pallas.layouts.pages import SCRATCH_PAGE, KVPages
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.tiles import LEAST_ROWS, power_of_two
 
 LOG2_E = 1.4426950408889634

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from jinfercept.layouts.pages import Ints
+from jinfercept.pallas.layouts.pages import Ints
 
 MOST_WAVES = 2  # of spare units: a long context needs more only where other rows already fill the GPU
 START_TOKENS = 64  # context tokens that a program could read in the time that it takes to start and to end (estimated)

@@ -16,9 +16,9 @@ from jinfercept.request import Request
 from jinfercept.rollouts.samples import Rollout, Rollouts
 from jinfercept.rollouts.stream import AsyncRolloutStream, Groups, Planned, RolloutStream
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.startup.served_engine import ServedEngine
-from jinfercept.values.plain import plain
-from jinfercept.values.vllm_names import check_arguments
+from jinfercept.start.served_engine import ServedEngine
+from jinfercept.values import plain
+from jinfercept.vllm_names import check_arguments
 
 Following = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """What is put behind a sample: messages where it is a chat, else a text or token ids."""

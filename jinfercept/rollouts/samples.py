@@ -13,7 +13,7 @@ from jaxtyping import Float32, Int8, Int16, Int32
 from jinfercept.errors import RequestError, shown
 from jinfercept.outputs import CompletionOutput, FinishReason, KeptTokens, RequestOutput
 from jinfercept.request import Request
-from jinfercept.values.plain import plain
+from jinfercept.values import plain
 
 
 class RolloutCall(NamedTuple):

@@ -12,7 +12,7 @@ from jinfercept.errors import RequestError, shown
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
 from jinfercept.rollouts.samples import Rollout, Rollouts, sample_of
-from jinfercept.values.plain import plain
+from jinfercept.values import plain
 
 
 class Planned(NamedTuple):

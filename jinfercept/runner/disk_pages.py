@@ -14,9 +14,9 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from jinfercept.disk.record import Match, Root
-from jinfercept.disk.store import DiskStore
 from jinfercept.kv.context import Context
+from jinfercept.kv.disk.record import Match, Root
+from jinfercept.kv.disk.store import DiskStore
 from jinfercept.kv.extent import TOKEN_BYTES, token_bytes
 from jinfercept.runner.page_transfers import KeptPages
 from jinfercept.runner.pools import Pool

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Int32
 
-from jinfercept.layouts.pages import OUT_OF_RANGE, Batch, StateSlots, VectorPart, WindowBatch
+from jinfercept.pallas.layouts.pages import OUT_OF_RANGE, Batch, StateSlots, VectorPart, WindowBatch
 from jinfercept.pallas.work_schedule import Work, WorkCut, schedules
 from jinfercept.runner.packing_samples import NUM_FIELDS
 from jinfercept.sched.plan import FROM_DEVICE, Chunk

@@ -19,12 +19,12 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int, Num
 
-from jinfercept.layouts.interleaved import FP8, INTERLEAVED_ON, interleaved_shape, is_interleaved
-from jinfercept.layouts.kv_rows import STORED
-from jinfercept.layouts.pages import KVPages, from_words, kv_shape, to_words
-from jinfercept.layouts.states import StateArray
 from jinfercept.models.mesh import EVERYWHERE, Placed, beside, over_devices, specs_of
 from jinfercept.models.parallel import AXIS
+from jinfercept.pallas.layouts.interleaved import FP8, INTERLEAVED_ON, interleaved_shape, is_interleaved
+from jinfercept.pallas.layouts.kv_rows import STORED
+from jinfercept.pallas.layouts.pages import KVPages, from_words, kv_shape, to_words
+from jinfercept.pallas.layouts.states import StateArray
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import CommonShape
 

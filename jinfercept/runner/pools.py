@@ -27,10 +27,10 @@ import numpy as np
 from jaxtyping import Array, Int32, Num
 
 from jinfercept.kv.page import PageCopy
-from jinfercept.layouts.kv_rows import stored_dtype
-from jinfercept.layouts.pages import OUT_OF_RANGE
 from jinfercept.models.mesh import Placed, beside, move, place
 from jinfercept.models.protocol import ServedModel, states_of
+from jinfercept.pallas.layouts.kv_rows import stored_dtype
+from jinfercept.pallas.layouts.pages import OUT_OF_RANGE
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape
 from jinfercept.runner.page_transfers import KeptPages, add_transfers, layer_pages, on_link, state_shapes

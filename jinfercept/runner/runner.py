@@ -21,6 +21,7 @@ from jinfercept.errors import EngineError
 from jinfercept.models.mesh import beside, mesh_of, place
 from jinfercept.models.protocol import Params, ServedModel, states_of
 from jinfercept.models.quantized import weights_of
+from jinfercept.models.weights.in_memory import shapes_of
 from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape, enter, pack
 from jinfercept.runner.packing_samples import KINDS, Kind
@@ -30,7 +31,6 @@ from jinfercept.runner.sampler import Drawn, Hidden, Sampler, Samples
 from jinfercept.runner.shape import RunnerShape, in_second_pool
 from jinfercept.runner.steps import RowExperts, add_steps, kinds_of, layers_key, step_names, step_shapes
 from jinfercept.sched.plan import Masks, StepPlan, StepResult, WindowCopies
-from jinfercept.weights.in_memory import shapes_of
 
 if TYPE_CHECKING:
     from jinfercept.runner.drafting import ModelDrafter

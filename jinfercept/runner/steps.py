@@ -10,19 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Int16
 
-from jinfercept.layouts.interleaved import with_padded_heads
-from jinfercept.layouts.kv_rows import is_quantised, stored_dtype
-from jinfercept.layouts.pages import Batch, KVPages, write_kv
-from jinfercept.layouts.scoring import PLAIN, Scoring
-from jinfercept.layouts.states import StateRows
 from jinfercept.models.adapted import for_rows
+from jinfercept.models.attention import best, cut_for, paged_attention
 from jinfercept.models.blocks import Attend
 from jinfercept.models.mesh import EVERYWHERE, Placed, beside, mesh_of, over_devices, specs_of
 from jinfercept.models.protocol import MixedModel, Params, ServedModel, Weights, windows_of
 from jinfercept.models.quantized import weights_of
-from jinfercept.pallas.attention import best, cut_for, paged_attention
 from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import joined_attention
+from jinfercept.pallas.layouts.interleaved import with_padded_heads
+from jinfercept.pallas.layouts.kv_rows import is_quantised, stored_dtype
+from jinfercept.pallas.layouts.pages import Batch, KVPages, write_kv
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
+from jinfercept.pallas.layouts.states import StateRows
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import CommonShape, PackedShape, in_place, packed_size, unpack

@@ -1,1 +1,1 @@
-"""The engine in virtual time: workloads, and a runner that prices plans. Knows no JAX."""
+"""The engine in virtual time: workloads, a runner that prices plans, and checks of a user's own policy. Knows no JAX."""

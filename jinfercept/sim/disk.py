@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, final
 
-from jinfercept.disk.record import NO_DATA, Root, Tree
 from jinfercept.kv.context import Context
+from jinfercept.kv.disk.record import NO_DATA, Root, Tree
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.simulator import VirtualClock
 

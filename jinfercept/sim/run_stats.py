@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, final
 
-from jinfercept.meter.counts import LatencyLimits
-from jinfercept.meter.ledger import Ledger, Prices
-from jinfercept.meter.request_log import LogEvent, Passed, RequestLog, Stepped
+from jinfercept.engine.meter.counts import LatencyLimits
+from jinfercept.engine.meter.ledger import Ledger, Prices
+from jinfercept.engine.meter.request_log import LogEvent, Passed, RequestLog, Stepped
 from jinfercept.request import Request
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.scheduler import Scheduler

@@ -14,13 +14,13 @@ from threading import Event
 from typing import NamedTuple, Protocol, final
 
 from jinfercept.calls import Call, Result, Tool
+from jinfercept.chat.call_markup import ContextMarkup
+from jinfercept.chat.detector import ScriptedDetector
+from jinfercept.chat.text_stream import TextStream
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.protocols import Clock
-from jinfercept.engine.text_stream import TextStream
 from jinfercept.errors import ConfigError
 from jinfercept.events import Finished
-from jinfercept.intercept.call_markup import ContextMarkup
-from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams

@@ -14,8 +14,8 @@ from random import Random
 from typing import NamedTuple, final
 
 from jinfercept.calls import Call
+from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.errors import ConfigError
-from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
 from jinfercept.sampling_params import SamplingParams

@@ -9,13 +9,13 @@ from typing import NamedTuple, final
 from jinfercept.engine.disk_contexts import DiskContexts
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
+from jinfercept.engine.meter.counts import LIMITS, LatencyLimits
+from jinfercept.engine.meter.ledger import Prices
+from jinfercept.engine.meter.request_log import RequestLog
 from jinfercept.engine.protocols import CallDispatcher
 from jinfercept.errors import ConfigError
 from jinfercept.hooks import Text
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.counts import LIMITS, LatencyLimits
-from jinfercept.meter.ledger import Prices
-from jinfercept.meter.request_log import RequestLog
 from jinfercept.request import Request
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.door import Overload

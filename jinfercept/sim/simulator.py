@@ -6,7 +6,7 @@ No JAX and no model: a simulated model writes what a request's `forced_output_id
 from threading import Event
 from typing import NamedTuple, final
 
-from jinfercept.meter.ledger import Prices
+from jinfercept.engine.meter.ledger import Prices
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 
 

@@ -11,12 +11,12 @@ from typing import Any, final
 
 from jinfercept.calls import Tool
 from jinfercept.chat.function_tools import ChatTool
-from jinfercept.intercept.current_call import CURRENT_CALL, AtOnce, CurrentCall
-from jinfercept.intercept.tool_executor import ToolExecutor
-from jinfercept.intercept.tool_run import ToolRun
-from jinfercept.tenants.slots import FairSlots
+from jinfercept.engine.current_call import CURRENT_CALL, AtOnce, CurrentCall
+from jinfercept.engine.tool_executor import ToolExecutor
+from jinfercept.engine.tool_run import ToolRun
+from jinfercept.tenants import FairSlots
 from jinfercept.tools.tool_tables import Limits
-from jinfercept.values.plain import strict_json
+from jinfercept.values import strict_json
 
 TOO_LATE = "it took longer than"
 """Message of a timeout, before its seconds."""

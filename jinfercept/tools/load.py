@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from jinfercept.chat.function_tools import ChatTool, chat_tools
+from jinfercept.engine.tool_executor import ToolExecutor
 from jinfercept.errors import ConfigError, shown
-from jinfercept.intercept.tool_executor import ToolExecutor
 from jinfercept.tools.calls import TOO_LATE, CallQueue, CallRequest, Endpoint, declare, endpoint_tool
 from jinfercept.tools.inbox import Inbox
 from jinfercept.tools.tool_tables import (

@@ -26,10 +26,10 @@ from mcp.server.stdio import stdio_server
 
 from jinfercept.calls import Tool
 from jinfercept.chat.function_tools import ChatTool, chat_tools
+from jinfercept.engine.current_call import CALL_KEY, CURRENT_CALL, CurrentCall
+from jinfercept.engine.tool_executor import ToolExecutor
+from jinfercept.engine.tool_run import ToolFailed, ToolRun
 from jinfercept.errors import ConfigError, JinferceptError, RequestError
-from jinfercept.intercept.current_call import CALL_KEY, CURRENT_CALL, CurrentCall
-from jinfercept.intercept.tool_executor import ToolExecutor
-from jinfercept.intercept.tool_run import ToolFailed, ToolRun
 from jinfercept.tools.calls import BLOCKED_S, CallQueue
 
 

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from jinfercept.calls import CallMode, Tool
+from jinfercept.chat.call_markup import AsyncCalls
 from jinfercept.events import Event, Token
-from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.llm import LLM
 from jinfercept.models.config import ModelConfig, RopeConfig
 from jinfercept.sampling_params import SamplingParams

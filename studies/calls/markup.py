@@ -15,14 +15,14 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from jinfercept.calls import Call, CallMode, Tool
-from jinfercept.intercept.call_markup import AsyncCalls, ContextMarkup
-from jinfercept.parsers.cml import DELIMITERS
+from jinfercept.chat.call_markup import AsyncCalls, ContextMarkup
+from jinfercept.chat.parsers.cml import DELIMITERS
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sim.arrivals import arrival_times
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.sweep import SimulatedLoad
-from jinfercept.tokenizer.tokenizer import Tokenizer
 from studies.calls.scripts import DURATIONS, CallMix, CallScript, ScriptedCall, WrittenRound
 
 PARAMETERS = ("seconds", "tokens")

@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple, final
 
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
+from jinfercept.engine.meter.ledger import Prices
+from jinfercept.engine.meter.request_log import LogEvent, RequestLog, Stepped
 from jinfercept.engine.protocols import Clock, Runner
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.ledger import Prices
-from jinfercept.meter.request_log import LogEvent, RequestLog, Stepped
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.named_profiles import load_profile

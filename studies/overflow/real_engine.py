@@ -16,18 +16,18 @@ from typing import Any, Self, final
 
 import jax
 
+from jinfercept.engine.meter.ledger import Prices
 from jinfercept.engine.protocols import RealClock
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.ledger import Prices
 from jinfercept.models.config import ModelConfig, RopeConfig
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sim.scripted import plain_tokens, random_tokens
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
-from jinfercept.startup.compile_cache import CompileCounter
-from jinfercept.startup.profiler import EFFORTS, Effort, measure
-from jinfercept.startup.start import EngineSetup, set_up
+from jinfercept.start.compile_cache import CompileCounter
+from jinfercept.start.profiler import EFFORTS, Effort, measure
+from jinfercept.start.start import EngineSetup, set_up
 from studies.overflow.batch_run import (
     AUTO,
     OUR_RECOMPUTE,

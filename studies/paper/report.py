@@ -10,8 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
+from jinfercept.engine.meter.ledger import WasteTotals
 from jinfercept.errors import ConfigError, shown
-from jinfercept.meter.ledger import WasteTotals
 from jinfercept.sim.reports import Range, group, latency_ms
 from jinfercept.sim.simulation import BOUNDS
 from jinfercept.sim.sweep import Report

@@ -11,7 +11,7 @@ from random import Random
 from statistics import fmean
 from typing import NamedTuple
 
-from jinfercept.meter.counts import LIMITS
+from jinfercept.engine.meter.counts import LIMITS
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.reports import percentiles

@@ -14,7 +14,7 @@ from random import Random
 from statistics import fmean
 from typing import NamedTuple
 
-from jinfercept.meter.counts import LatencyLimits
+from jinfercept.engine.meter.counts import LatencyLimits
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.roofline import (
     LLAMA_2_7B,

@@ -28,18 +28,18 @@ from benchmarks.ahead_of_time.plugin import tool
 from benchmarks.gpu_bill.machine_code import is_product, products_loop, read_kernels
 from benchmarks.gpu_suite.fragment_product import DEPTH, arrange
 from benchmarks.gpu_suite.fragment_product import product as fragment_product
-from jinfercept.layouts.kv_rows import stored_dtype
-from jinfercept.layouts.packed_weights import WIDTH, Packed
-from jinfercept.layouts.pages import Batch, kv_shape, write_kv
-from jinfercept.layouts.scoring import Scoring
+from jinfercept.models.attention import CUTS, paged_attention
 from jinfercept.models.config import ExpertsConfig
 from jinfercept.models.experts import ExpertWeights, choose, combined
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.models.packed_rows import Packing
 from jinfercept.models.quantized import QuantizedTensor
-from jinfercept.pallas.attention import CUTS, paged_attention
+from jinfercept.models.quantized_product import product
 from jinfercept.pallas.gpu_heads import Heads, work_cut
-from jinfercept.pallas.quantized_product import product
+from jinfercept.pallas.layouts.kv_rows import stored_dtype
+from jinfercept.pallas.layouts.packed_weights import WIDTH, Packed
+from jinfercept.pallas.layouts.pages import Batch, kv_shape, write_kv
+from jinfercept.pallas.layouts.scoring import Scoring
 from jinfercept.pallas.rotation import Rotation
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import joined_attention_triton, paged_attention_triton

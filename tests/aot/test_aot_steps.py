@@ -13,7 +13,7 @@ import pytest
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.models.model import kv_bytes_per_token, param_bytes
 from jinfercept.runner.page_transfers import GPU_TRANSFERS
-from jinfercept.startup.sizing import buckets
+from jinfercept.start.sizing import buckets
 from tests.aot.cuda import compile_for
 
 MODELS = {

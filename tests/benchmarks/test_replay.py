@@ -13,7 +13,7 @@ from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.scripted import make_request, random_tokens
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.workload import Script, Segment
-from jinfercept.startup.start import EngineSetup
+from jinfercept.start.start import EngineSetup
 from tests.support.tiny_model import tiny_setup
 
 WRITE = random_tokens(128, seed=3)

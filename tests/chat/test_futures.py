@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from jinfercept.calls import Call, Result, Tool
+from jinfercept.chat.call_markup import AsyncCalls
 from jinfercept.chat.function_tools import chat_tools
 from jinfercept.chat.futures import future_of
+from jinfercept.engine.current_call import CURRENT_CALL
 from jinfercept.errors import RequestError
 from jinfercept.events import Intercepted
 from jinfercept.hooks import SharedLimit
-from jinfercept.intercept.call_markup import AsyncCalls
-from jinfercept.intercept.current_call import CURRENT_CALL
 from tests.chat.test_chats import CALL, END, GREEDY, QUESTION, ask, price, result
 from tests.support.chat_templates import QWEN
 from tests.support.scripted_model import Make

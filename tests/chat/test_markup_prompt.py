@@ -5,14 +5,14 @@ import re
 import pytest
 
 from jinfercept.calls import Tool
+from jinfercept.chat.call_markup import AsyncCalls
 from jinfercept.chat.markup_prompt import STOP, markup_prompt
+from jinfercept.chat.parsers.cml import CallFrame, CMLParser, Delimiters
+from jinfercept.chat.parsers.python_calls import parse_call
 from jinfercept.errors import RequestError
 from jinfercept.hooks import TrapFrame
-from jinfercept.intercept.call_markup import AsyncCalls
 from jinfercept.llm import LLM
 from jinfercept.outputs import CompletionOutput
-from jinfercept.parsers.cml import CallFrame, CMLParser, Delimiters
-from jinfercept.parsers.python_calls import parse_call
 from jinfercept.sampling_params import SamplingParams
 
 

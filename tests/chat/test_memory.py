@@ -7,7 +7,7 @@ import pytest
 
 from jinfercept.chat.memory import ChatMemory
 from jinfercept.chat.template import ChatTemplate
-from jinfercept.tokenizer.tokenizer import Tokenizer
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from tests.support.chat_templates import MISTRAL, QWEN, QWEN3
 from tests.support.responses import ASKED as QUESTION
 from tests.support.responses import CHAT_PRICE as PRICE

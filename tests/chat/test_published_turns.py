@@ -11,8 +11,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from jinfercept.chat.memory import GivenTokens
 from jinfercept.chat.template import ChatTemplate
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import RequestError
-from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.responses import ASKED as QUESTION
 from tests.support.template_table import published_templates
 

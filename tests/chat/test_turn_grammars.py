@@ -4,13 +4,13 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from jinfercept.chat.grammar.grammar import Grammars
+from jinfercept.chat.parsers.reasoning import REASONING_FORMATS, Beginning
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.chat.turn_grammars import PerTurnGrammar
 from jinfercept.errors import RequestError
-from jinfercept.grammar.grammar import Grammars
 from jinfercept.hooks import Constraint
-from jinfercept.parsers.reasoning import REASONING_FORMATS, Beginning
 from jinfercept.structured_outputs import StructuredOutputsParams
-from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.sample_tokenizers import MERGES, VOCAB
 
 BEGINNINGS = {"a", "b", "c", "ab", "abc"}

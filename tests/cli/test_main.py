@@ -12,7 +12,7 @@ import pytest
 from jinfercept import __version__
 from jinfercept.cli.demo import PRICES, calculator, prompts, shop
 from jinfercept.cli.main import COMMANDS, main
-from jinfercept.values.vllm_names import NAMES
+from jinfercept.vllm_names import NAMES
 from tests.models.test_variants import VARIANTS, write
 from tests.support.tiny_model import GOLDEN
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jinfercept.cpu_kernels import native
-from jinfercept.layouts.packed_weights import row_group
-from jinfercept.layouts.rows import Gated, Normed, Rows, dense, rounded
-from jinfercept.pallas.quantized_product import product
+from jinfercept.models.quantized_product import product
+from jinfercept.pallas.layouts.packed_weights import row_group
+from jinfercept.pallas.layouts.rows import Gated, Normed, Rows, dense, rounded
 from tests.support.quantized_weight import weight
 
 CPU = Literal["this", "eight numbers", "no bytes"]

@@ -40,7 +40,7 @@ def called(kernel: Any) -> set[str]:
 
 def test_products_and_attention_call_no_function_of_a_compilers_library(kernels: list[Any]):
     from jinfercept.cpu_kernels import chunks, decode, dense_product, grouped_product
-    from jinfercept.pallas import quantized_product
+    from jinfercept.models import quantized_product
 
     def products(x: jax.Array, w: jax.Array, tied: jax.Array) -> list[jax.Array]:
         return [

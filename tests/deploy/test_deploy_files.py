@@ -21,7 +21,7 @@ from jinfercept.cli.main import COMMANDS, PROG
 from jinfercept.cli.serve import Serve
 from jinfercept.config import EngineConfig
 from jinfercept.fleet.app_config import FleetConfig
-from jinfercept.server.options import ServerOptions
+from jinfercept.serve.options import ServerOptions
 from tests.support.live_server import until
 
 WRITABLE = {"/var/cache/jinfercept", "/var/lib/jinfercept", "/tmp"}

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jinfercept.calls import Tool
-from jinfercept.engine.text_stream import TextStream
+from jinfercept.chat.call_markup import ContextMarkup
+from jinfercept.chat.parsers.cml import Delimiters
+from jinfercept.chat.text_stream import TextStream
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
+from jinfercept.engine.dispatcher import Dispatcher
 from jinfercept.events import Called, Event, Finished, Intercepted, Interrupted, Resumed, Token
 from jinfercept.hooks import SharedLimit, TrapFrame
-from jinfercept.intercept.call_markup import ContextMarkup
-from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.outputs import CompletionOutput
-from jinfercept.parsers.cml import Delimiters
 from jinfercept.sched.sequence import State
-from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.async_streams import (
     Returns,
     ascii_tokenizer,

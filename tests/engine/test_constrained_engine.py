@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from jinfercept.calls import Call, Result, Tool
+from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.engine.engine import Engine
 from jinfercept.errors import RequestError
-from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.outputs import CompletionOutput, RequestOutput
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams

@@ -93,7 +93,7 @@ BEGIN = """
 import asyncio, atexit, os, signal, sys, threading, time
 from dataclasses import replace
 from jinfercept import LLM, SamplingParams, Tool
-from jinfercept.intercept.detector import ScriptedDetector
+from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.models.load import read_config
 from jinfercept.calls import Call
 from tests.support.tiny_model import GOLDEN

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from jinfercept.calls import Call, Result, Tool
+from jinfercept.chat.detector import ScriptedDetector, StopStringDetector
 from jinfercept.engine.admission import check_request
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.session import random_key
 from jinfercept.errors import RequestError
 from jinfercept.events import Finished, Intercepted, Resumed, Token
-from jinfercept.intercept.detector import ScriptedDetector, StopStringDetector
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import StepPlan, StepResult

@@ -14,9 +14,9 @@ import pytest
 from jinfercept import LLM, ConfigError, EngineError, RequestError, SamplingParams
 from jinfercept.config import SchedulingOptions
 from jinfercept.engine.engine import Engine
+from jinfercept.engine.meter.engine_stats import EngineStats
+from jinfercept.engine.meter.request_log import Passed
 from jinfercept.events import Event, Finished
-from jinfercept.meter.engine_stats import EngineStats
-from jinfercept.meter.request_log import Passed
 from jinfercept.request import FollowUp, Request
 from jinfercept.runner.packing import pack
 from jinfercept.sched.estimator import ElapsedEstimator

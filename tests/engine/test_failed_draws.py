@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jinfercept.calls import Call
-from jinfercept.intercept.detector import ScriptedDetector
+from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.llm import LLM
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.model import untied
@@ -18,7 +18,7 @@ from jinfercept.outputs import CompletionOutput, RequestOutput
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import NOT_FINITE
 from jinfercept.sched.speculation import NO_DRAFTS, SpeculationLimits
-from jinfercept.testing.fake_runner import FakeRunner
+from jinfercept.sim.fake_runner import FakeRunner
 from tests.support.engine_requests import request, serve
 from tests.support.fake_engine import POLICIES, copying_token, run_all
 from tests.support.tiny_model import TOOL, streams, tiny_setup

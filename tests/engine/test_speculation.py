@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jinfercept.engine.text_stream import TextStream
+from jinfercept.chat.text_stream import TextStream
 from jinfercept.events import Finished, Token
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request

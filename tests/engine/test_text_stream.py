@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from jinfercept.engine.text_stream import TextStream
-from jinfercept.tokenizer.tokenizer import Tokenizer
+from jinfercept.chat.text_stream import TextStream
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 
 ALPHABET = "ab é"
 WORDS = st.text(ALPHABET, max_size=12)

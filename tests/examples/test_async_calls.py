@@ -30,14 +30,14 @@ from examples.async_calls.dialogues import (
 )
 from examples.async_calls.learning import batch, logits, pack
 from jinfercept import LLM, SamplingParams
+from jinfercept.chat.parsers import cml
+from jinfercept.chat.parsers.python_calls import parse_call
 from jinfercept.cli import demo as cli
 from jinfercept.cli.main import main
 from jinfercept.errors import ModelError
 from jinfercept.events import Intercepted, Resumed, Token
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import load
-from jinfercept.parsers import cml
-from jinfercept.parsers.python_calls import parse_call
 from tests.support.sample_tokenizers import smollm2
 
 

@@ -21,11 +21,11 @@ from examples.tool_adapter.network import Batch, frozen, loss
 from examples.tool_adapter.packing import batch, batches, document, lexicon, read_rows, save_rows, tokens
 from examples.tool_adapter.score import held_out_cases, interval
 from examples.tool_adapter.train import Train
-from jinfercept.layouts.scoring import PLAIN, Scoring
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import load
 from jinfercept.models.model import Model
 from jinfercept.models.protocol import Params
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from tests.support.sample_tokenizers import smollm2
 from tests.support.tiny_model import GOLDEN
 

@@ -26,10 +26,10 @@ from jinfercept.fleet.replica_app import ReplicaApp
 from jinfercept.fleet.replicas import HttpCall, Messages, ReplicaLostError, Replicas, Ticket
 from jinfercept.fleet.routing import NoReplicaError
 from jinfercept.llm import LLM
-from jinfercept.server.options import ServerOptions
-from jinfercept.server.serve import DrainingServer, listen
-from jinfercept.server.server_tools import ServerTools
-from jinfercept.server.service import Service
+from jinfercept.serve.options import ServerOptions
+from jinfercept.serve.serve import DrainingServer, listen
+from jinfercept.serve.server_tools import ServerTools
+from jinfercept.serve.service import Service
 from tests.support.chat_templates import QWEN
 from tests.support.engine_state import engine_state
 from tests.support.gate import Gate, closed_gate

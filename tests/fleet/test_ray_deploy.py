@@ -93,7 +93,7 @@ def test_replicas_have_seeds_of_their_own_which_depend_on_the_fleets() -> None:
 @pytest.mark.slow
 def test_one_process_imports_no_ray() -> None:
     modules = (
-        "jinfercept.cli.serve, jinfercept.server.serve, jinfercept.server.app, jinfercept.fleet.front, jinfercept.llm"
+        "jinfercept.cli.serve, jinfercept.serve.serve, jinfercept.serve.app, jinfercept.fleet.front, jinfercept.llm"
     )
     code = f"import sys, {modules}, jinfercept.fleet.fan_out, jinfercept.fleet.replica_app; print('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

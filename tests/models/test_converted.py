@@ -9,11 +9,11 @@ import jax
 import numpy as np
 import pytest
 
+from jinfercept.chat.tokenizer.load import load_tokenizer
 from jinfercept.cli.main import main
 from jinfercept.errors import ModelError
 from jinfercept.models import embedded
 from jinfercept.models.load import load, read_config
-from jinfercept.tokenizer.load import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jinfercept.chat.tokenizer.gguf import read_vocab
+from jinfercept.chat.tokenizer.load import load_tokenizer
 from jinfercept.errors import ModelError
 from jinfercept.models.hf_weights import read_config
 from jinfercept.models.load import load
-from jinfercept.tokenizer.gguf import read_vocab
-from jinfercept.tokenizer.load import load_tokenizer
 from tests.support.scripted_model import byte_tokenizer
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jinfercept.layouts.states import StateRows, causal_convolution
 from jinfercept.models.delta_rule import BLOCK_TOKENS, DeltaInputs, gated_delta_rule
+from jinfercept.pallas.layouts.states import StateRows, causal_convolution
 
 NUM_STATES, HEADS, GROUP, KEYS, VALUES, TAPS = 8, 2, 3, 4, 5, 4
 LONG = BLOCK_TOKENS + 7

@@ -14,7 +14,6 @@ import pytest
 from benchmarks.suite.models import SMALL_LLAMA
 from jinfercept.cpu_kernels import native
 from jinfercept.errors import ModelError
-from jinfercept.layouts.expert_sides import ExpertSides
 from jinfercept.models import joined_weights, model
 from jinfercept.models.config import ExpertsConfig, ModelConfig
 from jinfercept.models.dummy import random_params
@@ -26,7 +25,8 @@ from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model, abstract_params, param_bytes
 from jinfercept.models.protocol import Params
 from jinfercept.models.sharding import partition_specs
-from jinfercept.weights.in_memory import Replacement, initial_params, shapes_of
+from jinfercept.models.weights.in_memory import Replacement, initial_params, shapes_of
+from jinfercept.pallas.layouts.expert_sides import ExpertSides
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 EXPERTS = ExpertsConfig(num_experts=5, per_token=2, ffn_size=12, normalised=True)

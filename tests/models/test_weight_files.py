@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jinfercept.chat.tokenizer.load import load_tokenizer
 from jinfercept.errors import ModelError
 from jinfercept.models.gguf_weights import GGUFCheckpoint
 from jinfercept.models.hf_weights import HFCheckpoint
@@ -20,7 +21,6 @@ from jinfercept.models.load import load, quantization_of
 from jinfercept.models.quantized import is_quantized
 from jinfercept.models.safetensors_weights import SafetensorsFile
 from jinfercept.models.torch_weights import TorchFile
-from jinfercept.tokenizer.load import load_tokenizer
 from tests.support import quantised_checkpoints as words
 from tests.support import tiny_gguf
 

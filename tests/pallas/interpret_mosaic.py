@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jinfercept.models.attention import prepare
 from jinfercept.pallas import mosaic_kernel
-from jinfercept.pallas.attention import prepare
 from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import mosaic_cut, paged_attention_mosaic
 from tests.support import wgmma_interpreter

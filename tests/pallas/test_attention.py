@@ -10,10 +10,10 @@ from hypothesis import given, settings
 
 from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.attention import CHUNK_QUERIES, DECODE_ROWS, _tiled, paged_attention_cpu
-from jinfercept.layouts.pages import write_kv
-from jinfercept.layouts.scoring import Scoring
-from jinfercept.pallas.attention import IMPLEMENTATIONS, available, paged_attention
+from jinfercept.models.attention import IMPLEMENTATIONS, available, paged_attention
 from jinfercept.pallas.gpu_heads import Heads
+from jinfercept.pallas.layouts.pages import write_kv
+from jinfercept.pallas.layouts.scoring import Scoring
 from jinfercept.pallas.reference import paged_attention_reference
 from tests.support.attention_steps import Shapes, make_step, reference, steps
 

@@ -10,9 +10,10 @@ import pytest
 
 import jinfercept
 from benchmarks.suite.models import SMALL_GEMMA2, SMALL_GPT_OSS, SMALL_LLAMA
+from jinfercept.models import attention
 from jinfercept.models.config import LayerKind, ModelConfig
 from jinfercept.models.model import Model
-from jinfercept.pallas import attention, gpu_kernels
+from jinfercept.pallas import gpu_kernels
 from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.tiles import HOPPER
 from jinfercept.runner.shape import RunnerShape

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jinfercept.layouts.scoring import Scoring
+from jinfercept.models.attention import prepare
 from jinfercept.pallas import mosaic_kernel
-from jinfercept.pallas.attention import prepare
 from jinfercept.pallas.gpu_heads import Heads, tiles_for
 from jinfercept.pallas.gpu_kernels import mosaic_cut, paged_attention_mosaic
+from jinfercept.pallas.layouts.scoring import Scoring
 from jinfercept.pallas.tiles import HOPPER
 from jinfercept.pallas.triton_attention import paged_attention_triton
 from tests.support.attention_steps import Shapes, make_step
@@ -155,5 +155,5 @@ def test_a_scored_layer_takes_the_chunks_of_triton() -> None:
 
 
 def test_nobody_imports_the_backend_who_does_not_ask_for_it() -> None:
-    code = "import sys, jinfercept.pallas.attention; sys.exit('jinfercept.pallas.mosaic_attention' in sys.modules)"
+    code = "import sys, jinfercept.models.attention; sys.exit('jinfercept.pallas.mosaic_attention' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=environment(), check=False).returncode == 0

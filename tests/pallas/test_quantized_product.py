@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jinfercept.cpu_kernels import native
-from jinfercept.layouts.packed_weights import ORDER, Packed, e2m1_pairs, from_e2m1, pack_nibbles, unpack
-from jinfercept.pallas.quantized_product import product, supports
+from jinfercept.models.quantized_product import product, supports
+from jinfercept.pallas.layouts.packed_weights import ORDER, Packed, e2m1_pairs, from_e2m1, pack_nibbles, unpack
 from tests.support.quantized_weight import mxfp4_weight, weight
 
 

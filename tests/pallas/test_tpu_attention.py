@@ -12,10 +12,10 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import ref_ragged_paged_attention
 
-from jinfercept.layouts.interleaved import FP8, apart, interleaved_shape, with_padded_heads
-from jinfercept.layouts.scoring import PLAIN, Scoring
-from jinfercept.pallas.attention import available
+from jinfercept.models.attention import available
 from jinfercept.pallas.gpu_heads import Heads
+from jinfercept.pallas.layouts.interleaved import FP8, apart, interleaved_shape, with_padded_heads
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.pallas.tpu_attention import (
     CONTEXT_TOKENS,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jinfercept.layouts.scoring import Scoring
-from jinfercept.pallas.attention import prepare
+from jinfercept.models.attention import prepare
 from jinfercept.pallas.gpu_heads import AMPERE, Heads, is_supported, tiles_for, work_cut
+from jinfercept.pallas.layouts.scoring import Scoring
 from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import paged_attention_triton

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jinfercept.layouts.interleaved import FP8
+from jinfercept.pallas.layouts.interleaved import FP8
 from jinfercept.runner import page_transfers
 from tests.support.tiny_model import Workload, count_ties, streams, tiny_llm
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from jinfercept.calls import Call
+from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.engine.streaming import serve
-from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.llm import LLM
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.startup.compile_cache import CompileCounter
+from jinfercept.start.compile_cache import CompileCounter
 from tests.support.sampling_reference import probabilities, shaped
 from tests.support.tiny_model import TIE, TOOL, Workload, reference_logits, streams, tiny_llm
 

@@ -11,10 +11,10 @@ import pytest
 
 from jinfercept.cpu_kernels import native
 from jinfercept.kv.page import PageCopy
+from jinfercept.models import attention
 from jinfercept.models.config import PLAIN_KIND, LayerKind
 from jinfercept.models.load import load
 from jinfercept.models.protocol import windows_of
-from jinfercept.pallas import attention
 from jinfercept.pallas.gpu_heads import work_cut
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import joined_attention_triton, paged_attention_triton
@@ -22,7 +22,7 @@ from jinfercept.runner import steps
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import Chunk, NewPages, Sample, Score, StepPlan, StepResult, WindowCopies, WindowEntries
-from jinfercept.testing.fake_runner import FakeRunner
+from jinfercept.sim.fake_runner import FakeRunner
 from tests.support.tiny_model import GOLDEN
 
 WINDOW, VOCAB, SIZE, BUCKET = 20, 128, 4, 8  # the model's window; tokens of a page, and of a step

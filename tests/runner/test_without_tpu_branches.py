@@ -8,12 +8,12 @@ import jax
 import pytest
 
 from benchmarks.suite.models import SMALL_GEMMA2, SMALL_LLAMA
-from jinfercept.layouts import pages
 from jinfercept.models import experts, joined_weights, model
 from jinfercept.models.config import ExpertsConfig, ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model
 from jinfercept.pallas import reference
+from jinfercept.pallas.layouts import pages
 from jinfercept.runner import page_transfers, steps
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.runner import ModelRunner

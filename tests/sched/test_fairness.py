@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from jinfercept.engine.admission import check_request
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
+from jinfercept.engine.meter.ledger import Prices
 from jinfercept.errors import RequestError
 from jinfercept.events import Finished, Token
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.ledger import Prices
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.estimator import ElapsedEstimator

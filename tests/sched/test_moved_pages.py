@@ -3,7 +3,7 @@
 import pytest
 
 from jinfercept.calls import Call, Result
-from jinfercept.intercept.detector import ScriptedDetector
+from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.kv.windows import WindowSizes
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams

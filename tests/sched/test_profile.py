@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from jinfercept.engine.meter.ledger import Prices
 from jinfercept.errors import ConfigError
 from jinfercept.kv.page import PageCopy
-from jinfercept.meter.ledger import Prices
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.data_sheets import ACCELERATORS
 from jinfercept.sched.named_profiles import PROFILES, load_profile

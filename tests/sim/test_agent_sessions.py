@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
-from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn, SubAgent, scaled_sessions

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from jinfercept.engine.meter.ledger import Prices
 from jinfercept.errors import ConfigError
 from jinfercept.kv.page import PageCopy
-from jinfercept.meter.ledger import Prices
 from jinfercept.sched.plan import Chunk, StepPlan
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import Profile

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
+from jinfercept.engine.meter.request_log import RequestLog
 from jinfercept.kv.manager import KVManager
-from jinfercept.meter.request_log import RequestLog
 from jinfercept.sched.named_profiles import PROFILES, load_profile
 from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import PolicyInputs

@@ -5,17 +5,17 @@ from functools import cache
 from typing import NamedTuple
 
 from jinfercept.calls import Call, Result, Tool
+from jinfercept.chat.call_markup import AsyncCalls, ContextMarkup
+from jinfercept.chat.parsers.cml import Delimiters
+from jinfercept.chat.text_stream import TextStream
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.protocols import Clock
-from jinfercept.engine.text_stream import TextStream
 from jinfercept.hooks import TrapFrame
-from jinfercept.intercept.call_markup import AsyncCalls, ContextMarkup
-from jinfercept.parsers.cml import Delimiters
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.sequence import Sequence, State
-from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_engine import ManualClock, make_engine, next_token
 from tests.support.sample_tokenizers import byte_backend, ended
 

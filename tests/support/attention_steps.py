@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 
-from jinfercept.layouts.kv_rows import is_quantised
-from jinfercept.layouts.pages import SCRATCH_PAGE, Batch, kv_shape
-from jinfercept.pallas.attention import prepare
+from jinfercept.models.attention import prepare
 from jinfercept.pallas.gpu_heads import Heads, work_cut
+from jinfercept.pallas.layouts.kv_rows import is_quantised
+from jinfercept.pallas.layouts.pages import SCRATCH_PAGE, Batch, kv_shape
 from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.pallas.tiles import Tiles
 

@@ -8,11 +8,11 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+from jinfercept.chat.parsers.formats import FORMATS
+from jinfercept.chat.parsers.source import ToolSchemas
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece, Reasoning
-from jinfercept.parsers.formats import FORMATS
-from jinfercept.parsers.source import ToolSchemas
 
-CORPUS = Path(__file__).parents[1] / "parsers" / "corpus"
+CORPUS = Path(__file__).parents[1] / "chat" / "parsers" / "corpus"
 
 
 class Turn(NamedTuple):

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
-from jinfercept.layouts.scoring import PLAIN, Scoring
-from jinfercept.layouts.states import StateRows
 from jinfercept.models.protocol import MixedModel, Params, RecurrentModel, ServedModel, Weights
 from jinfercept.models.quantized import is_quantized
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
+from jinfercept.pallas.layouts.states import StateRows
 from jinfercept.runner.steps import kinds_of
 
 

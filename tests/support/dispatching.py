@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from jinfercept.calls import Call, Result, Tool
-from jinfercept.intercept.dispatcher import Dispatcher
+from jinfercept.engine.dispatcher import Dispatcher
 
 SOON_S = 0.05
 LONG_S = 60.0

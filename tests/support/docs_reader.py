@@ -24,8 +24,8 @@ from jinfercept.cli.serve import Serve
 from jinfercept.llm import LLM
 from jinfercept.models.protocol import Params
 from jinfercept.sched.plan import FROM_DEVICE, Chunk
-from jinfercept.server.access.key_file import read_key_file
-from jinfercept.server.server_tools import open_server_tools
+from jinfercept.serve.access.key_file import read_key_file
+from jinfercept.serve.server_tools import open_server_tools
 from jinfercept.tools.tool_tables import read_tables
 from tests.support.docs_blocks import SHOWN, Block
 from tests.support.live_server import END, Running, running

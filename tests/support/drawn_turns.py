@@ -9,11 +9,11 @@ import numpy as np
 from jsonschema import Draft202012Validator
 
 from jinfercept.chat.function_tools import chat_tools
+from jinfercept.chat.grammar.grammar import Grammars
+from jinfercept.chat.parsers.formats import FORMATS
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.chat.turn_grammars import compile_calls, tool_choice
 from jinfercept.events import CallEnded, Content
-from jinfercept.grammar.grammar import Grammars
-from jinfercept.parsers.formats import FORMATS
-from jinfercept.tokenizer.tokenizer import Tokenizer
 from tests.support.sample_tokenizers import byte_backend, ended
 
 MARKS = sorted({tag for form in FORMATS.values() for tag in form.tags if not tag.endswith("=")})

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from jinfercept.calls import Call, Result, Tool
+from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.engine.engine import Engine
 from jinfercept.events import Event, Finished
-from jinfercept.intercept.detector import ScriptedDetector
 from jinfercept.outputs import CompletionOutput, RequestOutput
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams

@@ -6,6 +6,7 @@ from threading import Event
 from typing import Any
 
 from jinfercept.calls import Call, Result, Tool
+from jinfercept.engine.dispatcher import Dispatcher
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.protocols import CallDispatcher, Clock, RealClock, Runner
@@ -13,7 +14,6 @@ from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.errors import RequestError
 from jinfercept.events import Finished as FinishedEvent
 from jinfercept.hooks import Text
-from jinfercept.intercept.dispatcher import Dispatcher
 from jinfercept.kv.manager import KVManager
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
@@ -25,7 +25,7 @@ from jinfercept.sched.policies import SETTINGS, PolicyInputs
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.speculation import NO_DRAFTS, SpeculationLimits
-from jinfercept.testing.fake_runner import VOCAB, FakeRunner, next_token
+from jinfercept.sim.fake_runner import VOCAB, FakeRunner, next_token
 
 __all__ = [
     "POLICIES",

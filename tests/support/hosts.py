@@ -4,9 +4,9 @@ import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from jinfercept.hosts.group import HostGroup, meet
-from jinfercept.hosts.link import HostLink
-from jinfercept.hosts.placement import Placement
+from jinfercept.runner.hosts.group import HostGroup, meet
+from jinfercept.runner.hosts.link import HostLink
+from jinfercept.runner.hosts.placement import Placement
 
 
 def free_port() -> int:

@@ -16,11 +16,11 @@ from openai import OpenAI
 from jinfercept.chat.options import ChatOptions
 from jinfercept.engine.state import EngineState
 from jinfercept.llm import LLM
-from jinfercept.server.app import create_app
-from jinfercept.server.options import ServerOptions
-from jinfercept.server.serve import DrainingServer, listen
-from jinfercept.server.server_tools import ServerTools
-from jinfercept.server.service import Service
+from jinfercept.serve.app import create_app
+from jinfercept.serve.options import ServerOptions
+from jinfercept.serve.serve import DrainingServer, listen
+from jinfercept.serve.server_tools import ServerTools
+from jinfercept.serve.service import Service
 from tests.support.engine_state import engine_state
 from tests.support.scripted_model import Scripted
 from tests.support.tool_runner import until as until

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jinfercept.layouts.packed_weights import Packed, from_e2m1, pack
+from jinfercept.pallas.layouts.packed_weights import Packed, from_e2m1, pack
 
 
 def weight(

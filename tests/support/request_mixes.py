@@ -7,9 +7,9 @@ from random import Random
 from typing import Any, NamedTuple
 
 from jinfercept.calls import Call, Tool
+from jinfercept.chat.call_markup import AsyncCalls
+from jinfercept.chat.detector import ScriptedDetector, TokenDetector
 from jinfercept.hooks import Detector
-from jinfercept.intercept.call_markup import AsyncCalls
-from jinfercept.intercept.detector import ScriptedDetector, TokenDetector
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.async_streams import ascii_tokenizer

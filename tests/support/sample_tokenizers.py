@@ -6,9 +6,9 @@ from functools import cache
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from jinfercept.chat.tokenizer.load import load_tokenizer
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.models import embedded
-from jinfercept.tokenizer.load import load_tokenizer
-from jinfercept.tokenizer.tokenizer import Tokenizer
 
 MERGES = [('"', ":"), ("{", '"'), ('"', ","), ("Ġ", '"'), ("a", "b"), ("ab", "c"), ("t", "r"), ("u", "e"), ("tr", "ue")]
 VOCAB = 290

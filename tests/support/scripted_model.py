@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.llm import LLM
 from jinfercept.models.blocks import Attend
 from jinfercept.models.protocol import Params, Weights
 from jinfercept.runner.runner import ModelRunner
-from jinfercept.startup.start import set_up
-from jinfercept.tokenizer.tokenizer import Tokenizer
+from jinfercept.start.start import set_up
 from tests.support.sample_tokenizers import byte_backend
 
 SPECIAL = (

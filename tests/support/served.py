@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jinfercept.state.database import StateDatabase
+from jinfercept.serve.state.database import StateDatabase
 from tests.support.chat_templates import QWEN
 from tests.support.gate import Gate, closed_gate
 from tests.support.live_server import Running, running

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jinfercept.kv.page import PageCopy
-from jinfercept.layouts.states import StateArray
 from jinfercept.models.mesh import ModelMesh, place
+from jinfercept.pallas.layouts.states import StateArray
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape
 from jinfercept.runner.packing_samples import NUM_FIELDS

@@ -6,7 +6,7 @@ Argument: the URL of the database.
 import sys
 import threading
 
-from jinfercept.state import entries
+from jinfercept.serve.state import entries
 from tests.support.chat_templates import QWEN
 from tests.support.gate import closed_gate
 from tests.support.live_server import END, running

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from jsonschema import ValidationError
 
 from jinfercept.chat.function_tools import chat_tools
+from jinfercept.chat.parsers.formats import FORMATS, detect_format
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.chat.turn_grammars import tool_choice
 from jinfercept.chat.written_tools import FORMAT, are_written
 from jinfercept.errors import RequestError
 from jinfercept.events import CallEnded
-from jinfercept.parsers.formats import FORMATS, detect_format
 from tests.support.docs_blocks import DOCS
 from tests.support.drawn_turns import calls, turn
 from tests.support.fetched_packages import published_package

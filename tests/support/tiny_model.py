@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jinfercept.calls import Call, Tool
-from jinfercept.intercept.detector import ScriptedDetector
+from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.llm import LLM
 from jinfercept.models.load import load
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.startup.start import EngineSetup, set_up
+from jinfercept.start.start import EngineSetup, set_up
 from tests.support.dense_model import logits
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jinfercept.calls import Call, Result
-from jinfercept.intercept.dispatcher import Dispatcher
+from jinfercept.engine.dispatcher import Dispatcher
 from jinfercept.tools.load import LoadedTools, load_tools
 
 

@@ -7,7 +7,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from jinfercept.server.server_tools import open_server_tools
+from jinfercept.serve.server_tools import open_server_tools
 from tests.support.live_server import END, MODEL, Running, prompt_of, running, until
 from tests.support.scripted_model import Scripted
 from tests.support.tool_runner import patient_endpoints

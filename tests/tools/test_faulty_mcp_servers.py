@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from jinfercept.errors import ConfigError
-from jinfercept.server.server_tools import open_server_tools
+from jinfercept.serve.server_tools import open_server_tools
 from jinfercept.tools.load import LoadedTools, load_tools
 from tests.support.tool_runner import ToolRunner, tool_runner, until
 

@@ -1,0 +1,241 @@
+"""Asynchronous calls in context markup language: finds calls and traps in a request's tokens, and writes results as interrupts.
+
+The delimiters are single tokens where the vocabulary has all five, else text, which tokens divide in any way.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, final
+
+from jinfercept.calls import Call, CallMode, Result, Tool
+from jinfercept.chat.detector import TokenOwners
+from jinfercept.chat.parsers.cml import (
+    DELIMITERS,
+    MAX_DELIMITER_CHARS,
+    CallFrame,
+    CMLParser,
+    Delimiters,
+    Frame,
+    Mark,
+    escape,
+)
+from jinfercept.chat.parsers.python_calls import UNREADABLE, parse_call
+from jinfercept.chat.parsers.reasoning import REASONING_FORMATS, ReasoningFormat
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
+from jinfercept.engine.rendering import CHARS_PER_TOKEN, render, with_known_ids
+from jinfercept.errors import RequestError, shown
+from jinfercept.hooks import BadFrame, SharedLimit, TrapFrame
+
+OnEnd = Literal["wait", "cancel"]
+"""What an end of text does while calls are pending: wait for them as a trap does, or cancel them."""
+
+MAX_PENDING = 128
+"""Default limit of a request's pending calls."""
+TAIL_TOKENS = 32
+"""Tokens at the end of a prompt among which a mark of reasoning is looked for, white space behind it included."""
+NO_ID = "?"
+"""The id of an interrupt that answers markup without one."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncCalls:
+    """How a request's calls in context markup language are written, run and waited for.
+
+    Attributes:
+        calls: when a call runs whose tool does not say so itself: "async": at its `[END]`, while the model goes on; "parallel":
+            at the next trap, with all others; "sync": at its `[END]`, and the request waits for it.
+        on_end: what an end-of-text token does while calls are pending. A stop string, a stop token that the request names and
+            a limit of tokens cancel them.
+        max_pending: limit of calls that run at once; a call beyond it is answered with an error.
+        delimiters: their texts.
+        reasoning: name of the marks of reasoning, in which delimiters are text; None: the model writes none.
+        shared_limit: limits the pending calls of several requests together; None: no such limit.
+    """
+
+    calls: CallMode = "async"
+    on_end: OnEnd = "wait"
+    max_pending: int = MAX_PENDING
+    delimiters: Delimiters = DELIMITERS
+    reasoning: str | None = "qwen3"
+    shared_limit: SharedLimit | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, choices in (
+            ("calls", self.calls, ("sync", "parallel", "async")),
+            ("on_end", self.on_end, ("wait", "cancel")),
+            ("reasoning", self.reasoning, (None, *REASONING_FORMATS)),
+        ):
+            if value not in choices:
+                raise RequestError(f"{name} of AsyncCalls is unknown", got=shown(value), fix=f"one of {choices}")
+        if type(self.max_pending) is not int or self.max_pending < 1:
+            raise RequestError("max_pending is a whole number from 1", got=shown(self.max_pending), fix="such as 8")
+        if (
+            not isinstance(self.delimiters, Delimiters)
+            or not all(isinstance(text, str) for text in self.delimiters)
+            or not self.delimiters.are_distinct
+        ):
+            raise RequestError(
+                f"delimiters have 2 to {MAX_DELIMITER_CHARS} characters and no backslash, and none contains another one or the "
+                "beginning of one at its end",
+                got=shown(self.delimiters),
+                fix="leave them out, or give Delimiters(call=…, head=…, end=…, trap=…, interrupt=…)",
+            )
+
+
+@final
+class ContextMarkup:
+    """The markup of one model's requests with the same tools.
+
+    Args:
+        tools: by name; their functions take a JSON object as text.
+        parameters: names of each tool's parameters, in order.
+    """
+
+    def __init__(
+        self,
+        options: AsyncCalls,
+        tools: Mapping[str, Tool],
+        parameters: Mapping[str, Sequence[str]],
+        tokenizer: Tokenizer,
+    ) -> None:
+        self.on_end: OnEnd = options.on_end
+        self.max_pending, self.shared_limit = options.max_pending, options.shared_limit
+        self._options, self._tools, self._parameters = options, tools, parameters
+        self.tokenizer = tokenizer
+        self._marks = special_marks(options.delimiters, tokenizer)
+
+    @cached_property
+    def interrupt_token_id(self) -> int | None:
+        """The token that begins an interrupt, which the model may not write; None where it is text."""
+        return next((token_id for token_id, mark in self._marks.items() if mark == "interrupt"), None)
+
+    def watch(self, prompt: str | None, prompt_token_ids: Sequence[int]) -> "ContextMarkupWatch":
+        """Finds the calls and traps of one request.
+
+        Args:
+            prompt: its text, which may open reasoning at its end; None: that of its tokens.
+        """
+        if prompt is None:
+            prompt = self.tokenizer.decode(prompt_token_ids[-TAIL_TOKENS:], skip_special_tokens=False)
+        name = self._options.reasoning
+        reasoning = REASONING_FORMATS[name] if name else None
+        return ContextMarkupWatch(self._options.delimiters, self._marks, self._parameters, reasoning, prompt)
+
+    def mode(self, call: Call) -> CallMode:
+        tool = self._tools.get(call.name)
+        return (tool and tool.calls) or self._options.calls
+
+    def kept(self, call: Call, result: Result) -> Result:
+        """The beginning of a result that an interrupt can hold, and one character more if the result is longer."""
+        tool = self._tools.get(call.name)
+        if tool is None:
+            return result
+        ids = result.token_ids and result.token_ids[: tool.max_result_tokens + 1]
+        return replace(result, text=result.text[: CHARS_PER_TOKEN * tool.max_result_tokens + 1], token_ids=ids)
+
+    def interrupt(self, call: Call, result: Result, room: int) -> tuple[list[int], Result]:
+        """The tokens of an interrupt, and the result as it is in them.
+
+        Args:
+            call: the call, or one with an id only for markup that called nothing.
+            room: tokens that the sequence can still take; a longer result is cut.
+        """
+        delimiters, tool = self._options.delimiters, self._tools.get(call.name)
+        shown_id = escape(call.id, delimiters) or NO_ID
+        head = self._encode(f"{delimiters.interrupt} {shown_id} {delimiters.head}")
+        tail = self._encode(f" {delimiters.end}")
+        result = with_known_ids(result, self.tokenizer.vocab_size)
+        text = result.text if result.token_ids is None else self.tokenizer.decode(result.token_ids)
+        template = replace(tool, result=f" {tool.result}") if tool else Tool(str, name="markup", result=" {}")
+        escaped = replace(result, text=escape(text, delimiters), token_ids=None)
+        body_room = max(0, room - len(head) - len(tail))
+        body, used = render(escaped, template, body_room, self.tokenizer.vocab_size, self._encode)
+        return [*head, *body, *tail][:room], replace(result, status=used.status)
+
+    def _encode(self, text: str) -> list[int]:
+        """The tokens of a text, its delimiters as tokens of their own where the vocabulary has them."""
+        if not self._marks:
+            return self.tokenizer.encode(text, plain=True)
+        ids = {getattr(self._options.delimiters, mark): token_id for token_id, mark in self._marks.items()}
+        tokens: list[int] = []
+        for part in re.split(f"({'|'.join(map(re.escape, ids))})", text):
+            tokens += [ids[part]] if part in ids else self.tokenizer.encode(part, plain=True)
+        return tokens
+
+
+def special_marks(delimiters: Delimiters, tokenizer: Tokenizer) -> dict[int, Mark]:
+    """The delimiters by token id, if each of them is a token of its own; else none."""
+    ids = [tokenizer.added_token_id(text) for text in delimiters]
+    fields: tuple[Mark, ...] = Delimiters._fields  # pyright: ignore[reportAssignmentType]
+    return {} if None in ids else dict(zip(ids, fields, strict=True))  # pyright: ignore[reportReturnType]
+
+
+@final
+class ContextMarkupWatch:
+    """Finds the calls and traps of one request in its generated tokens.
+
+    Args:
+        delimiters: as text.
+        marks: delimiters by token id; empty where they are text.
+        parameters: names of each tool's parameters, in order.
+        prompt: the prompt's text.
+    """
+
+    def __init__(
+        self,
+        delimiters: Delimiters,
+        marks: Mapping[int, Mark],
+        parameters: Mapping[str, Sequence[str]],
+        reasoning: ReasoningFormat | None,
+        prompt: str,
+    ) -> None:
+        thinking = reasoning is not None and reasoning.beginning(prompt) == "thinking"
+        self._parser = CMLParser(delimiters, written=not marks, reasoning=reasoning, thinking=thinking)
+        self._delimiters, self._marks, self._parameters = delimiters, marks, parameters
+        self._ids: set[str] = set()
+        self._owners = TokenOwners()  # those that add text
+
+    @property
+    def clean(self) -> bool:
+        """Whether an interrupt may follow the last token: outside every frame, reasoning and half-written mark."""
+        return self._parser.clean
+
+    def feed(self, index: int, token_id: int, text: str) -> tuple[Call | TrapFrame | BadFrame, ...]:
+        """The calls, traps and mistakes that are complete with the next generated token, in order; see `hooks.Watch`."""
+        mark = self._marks.get(token_id)
+        length = len(text) if mark is None else len(getattr(self._delimiters, mark))
+        if not length:
+            return ()
+        self._owners.add(index, length)
+        frames = self._parser.feed(text) if mark is None else self._parser.feed_mark(mark)
+        return tuple(map(self._found, frames))
+
+    def end(self) -> tuple[BadFrame, ...]:
+        """The end of a text: an open call is a mistake."""
+        return tuple(frame._replace(span=self._owners.span(*frame.span)) for frame in self._parser.end())
+
+    def _found(self, frame: Frame) -> Call | TrapFrame | BadFrame:
+        """A frame with its range in tokens; a call whose code calls no tool is a mistake."""
+        frame = frame._replace(span=self._owners.span(*frame.span))
+        if not isinstance(frame, CallFrame):
+            return frame
+        if frame.id in self._ids:
+            return BadFrame(frame.id, f"the id {frame.id!r} belongs to an earlier call", frame.span)
+        self._ids.add(frame.id)
+        name = frame.code.partition("(")[0].strip()
+        if name not in self._parameters and "(" in frame.code:
+            names = ", ".join(sorted(self._parameters)) or "none"
+            return BadFrame(frame.id, f"no tool {name[:MAX_SHOWN]!r} (there are: {names})", frame.span)
+        try:
+            name, arguments = parse_call(frame.code, self._parameters)
+        except UNREADABLE as error:
+            shown = frame.code[:MAX_SHOWN]
+            return BadFrame(frame.id, f"{shown!r} is no call of a tool with literal arguments: {error}", frame.span)
+        return Call(name, arguments, frame.span, id=frame.id)
+
+
+MAX_SHOWN = 80
+"""Characters of a call that an error message repeats."""

@@ -1,0 +1,97 @@
+"""A text in which one string never occurs, however tokens would write it; on top of a grammar, if there is one."""
+
+from collections.abc import Mapping
+from functools import cache, cached_property
+from typing import final
+
+import numpy as np
+from jaxtyping import UInt32
+
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
+from jinfercept.hooks import Constraint, Grammar
+
+
+@final
+class ForbiddenText:
+    """The masks of a text in which a string never occurs. Shared by all requests of one model.
+
+    Args:
+        text: the string, not empty.
+        vocab_size: columns of its logits.
+    """
+
+    def __init__(self, text: str, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._pattern, self._tokenizer, self._vocab_size = text.encode(), tokenizer, vocab_size
+        self.mask = cache(self._mask)
+
+    def after(self, matched: int, token_id: int) -> int:
+        """The bytes of the string that the text ends with, after one more token.
+
+        Args:
+            matched: as many before that token.
+        """
+        return self._advance(matched, self._tokenizer.token_bytes(token_id))
+
+    def _advance(self, matched: int, written: bytes) -> int:
+        """The bytes of the string that a text ends with; the string's length once these bytes complete it."""
+        pattern = self._pattern
+        text = pattern[:matched] + written
+        if pattern in text:
+            return len(pattern)
+        return next((n for n in range(min(len(pattern), len(text)), 0, -1) if text.endswith(pattern[:n])), 0)
+
+    @cached_property
+    def _suspects(self) -> Mapping[int, bytes]:
+        """The tokens that hold the string's last byte."""
+        tokens = {token_id: self._tokenizer.token_bytes(token_id) for token_id in range(self._vocab_size)}
+        return {token_id: written for token_id, written in tokens.items() if self._pattern[-1] in written}
+
+    def _mask(self, matched: int) -> UInt32[np.ndarray, "words"]:
+        """The tokens that do not complete the string where `matched` of its bytes stand."""
+        words = np.full(-(-self._vocab_size // 32), 0xFFFFFFFF, np.uint32)
+        for token_id, written in self._suspects.items():
+            if self._advance(matched, written) == len(self._pattern):
+                words[token_id // 32] &= np.uint32(0xFFFFFFFF ^ 1 << token_id % 32)
+        return words
+
+
+@final
+class WithoutText:
+    """A grammar whose texts do not have a string.
+
+    Args:
+        grammar: of the text otherwise; where it allows only what completes the string, that may come.
+    """
+
+    def __init__(self, forbidden: ForbiddenText, grammar: Grammar | None) -> None:
+        self._forbidden, self._grammar = forbidden, grammar
+
+    def constrain(self, end_token_ids: frozenset[int]) -> "WithoutTextConstraint":
+        """The constraint of an empty text, see `hooks.Grammar`."""
+        inner = self._grammar.constrain(end_token_ids) if self._grammar is not None else None
+        return WithoutTextConstraint(self._forbidden, inner)
+
+
+@final
+class WithoutTextConstraint:
+    """The state of one text without a string."""
+
+    def __init__(self, forbidden: ForbiddenText, inner: Constraint | None) -> None:
+        self._forbidden, self._inner, self._matched = forbidden, inner, 0
+        self.ended = False
+
+    def allowed(self) -> UInt32[np.ndarray, "words"]:
+        """The tokens that may come next."""
+        mask = self._forbidden.mask(self._matched)
+        if self._inner is None:
+            return mask
+        words = self._inner.allowed()
+        self.ended = self._inner.ended
+        both = words & mask
+        return both if both.any() else words
+
+    def accept(self, token_id: int) -> None:
+        self._matched = self._forbidden.after(self._matched, token_id)
+        if self._inner is not None:
+            self._inner.accept(token_id)
+            self.ended = self._inner.ended

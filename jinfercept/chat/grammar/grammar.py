@@ -1,0 +1,221 @@
+"""`Grammars`: compiles grammars over one vocabulary, by llguidance, and keeps the last ones.
+
+A grammar is compiled once, in the thread that asks for it; every request has its own state of it.
+"""
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from copy import copy
+from functools import cache
+from hashlib import sha256
+from math import inf
+from time import monotonic
+from typing import Protocol, final
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import any_to_lark
+
+from jinfercept.chat.grammar.constraint import JsonText, JsonTokens, TokenGrammar, next_tokens, problem_of
+from jinfercept.chat.grammar.forbidden_text import ForbiddenText
+from jinfercept.chat.grammar.limits import check_gbnf, check_limits, check_rules, num_compiled_bytes
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
+from jinfercept.errors import RequestError
+from jinfercept.structured_outputs import JSON_SPACE
+from jinfercept.tenants import ExpiringEntries, Quota
+
+_STACK_BYTES = 2**28
+"""Stack of the thread that compiles: llguidance follows rules and references by recursion, up to 300 bytes of stack a
+character of a schema, and a stack that is too small ends the process. Only used pages take memory."""
+_LEXER_FUEL = 250_000
+"""Work on regular expressions before the first token, in llguidance's unit: half a second; its own limit takes two."""
+_NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
+"""Ends every grammar in Lark: llguidance does not search for forced text, which it would tokenise anew at every token, and
+which in `start: A A` with `A: /b+/` has no end."""
+_starting = threading.Lock()
+
+
+class Vocabulary:
+    """A tokenizer as llguidance wants it. One more token behind the last one stands for the end of the text."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        special = {token_id for token_id in tokenizer.special_ids if token_id < vocab_size}
+        self.tokens = [*map(tokenizer.token_bytes, range(vocab_size)), b"<end>"]
+        self.special_token_ids = [*sorted(special), vocab_size]
+        self.eos_token_id, self.bos_token_id = vocab_size, None
+        self._id_of = {token: i for i, token in enumerate(self.tokens[:-1]) if token and i not in special}
+        self._longest = max(map(len, self._id_of), default=0)
+
+    def __call__(self, text: str) -> list[int]:
+        """The tokens of a forced text; they have exactly its bytes, or masks would be wrong.
+
+        SentencePiece-like vocabularies put a space before a text, and others normalise it: then the text is encoded behind a
+        character that merges with nothing, or as the longest tokens that fit.
+        """
+        for before in ("", "\x02"):
+            skipped = len(self._tokenizer.encode(before, plain=True))
+            token_ids = self._tokenizer.encode(before + text, plain=True)[skipped:]
+            if b"".join(map(self._tokenizer.token_bytes, token_ids)) == text.encode():
+                return token_ids
+        return self._longest_first(text.encode())
+
+    def _longest_first(self, text: bytes) -> list[int]:
+        token_ids = []
+        while text:
+            lengths = (length for length in range(self._longest, 0, -1) if text[:length] in self._id_of)
+            length = next(lengths, None)
+            if length is None:  # the vocabulary cannot write the rest
+                break
+            token_ids.append(self._id_of[text[:length]])
+            text = text[length:]
+        return token_ids
+
+
+def make_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(Vocabulary(tokenizer, vocab_size)), n_vocab=vocab_size + 1)
+
+
+def compile_matcher(vocabulary: LLTokenizer, vocab_size: int, kind: str, text: str) -> LLMatcher:
+    """The matcher of a grammar, whose first mask was computed to find grammars that are too complex or cannot be written.
+
+    Raises:
+        RequestError: llguidance refuses the grammar, or it matches no text that the vocabulary can write.
+    """
+    return _on_large_stack(lambda: _matcher(vocabulary, vocab_size, kind, text))
+
+
+def _matcher(vocabulary: LLTokenizer, vocab_size: int, kind: str, text: str) -> LLMatcher:
+    try:
+        source = _source(kind, text)
+        limits = LLParserLimits(initial_lexer_fuel=_LEXER_FUEL)
+        matcher = LLMatcher(vocabulary, source, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise ValueError(problem_of(matcher))
+        if not next_tokens(matcher, vocab_size).any():
+            raise ValueError("it matches only the empty text")
+    except ValueError as error:  # RequestError is one
+        problem = error.got if isinstance(error, RequestError) else error
+        raise RequestError(
+            f"structured_outputs.{kind} cannot be enforced",
+            got=f"{text[:80]}: {problem}",
+            fix="see StructuredOutputsParams for what each of them takes",
+        ) from error
+    return matcher
+
+
+def _source(kind: str, text: str) -> str:
+    """A grammar as llguidance reads it. Raises `ValueError`."""
+    if kind == "json":
+        schema = LLMatcher.grammar_from_json_schema(
+            text, overrides={"whitespace_pattern": JSON_SPACE, "coerce_one_of": True}
+        )
+        whole = {"name": "whole", "lark_grammar": f"start: @json_schema{_NO_FORCING}"}
+        return json.dumps({"grammars": [whole, *json.loads(schema)["grammars"]]})
+    if kind == "choice":  # one lexeme: a rule of thousands of texts has too many items
+        lark = f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))}"
+    elif kind == "regex":
+        lark = json.loads(LLMatcher.grammar_from_regex(text))["grammars"][0]["lark_grammar"]
+    else:
+        lark = _lark(text) if kind == "grammar" else text
+    return LLMatcher.grammar_from_lark(lark + _NO_FORCING)
+
+
+def _lark(text: str) -> str:
+    """A grammar in Lark or GBNF as Lark."""
+    check_gbnf(text)
+    try:
+        lark = any_to_lark(text)
+    except Exception as error:  # it raises plain exceptions
+        raise ValueError(f"neither Lark nor GBNF: {error}") from error
+    check_rules(lark)
+    return lark
+
+
+def _on_large_stack[T](work: Callable[[], T]) -> T:
+    """Run `work` in a thread with a large stack; returns or raises as it does."""
+    task = Future[T]()
+
+    def run() -> None:
+        try:
+            task.set_result(work())
+        except Exception as error:
+            task.set_exception(error)
+        except BaseException as error:  # a panic of llguidance
+            task.set_exception(RequestError("the grammar cannot be compiled", got=f"{error}"[:300], fix="simplify it"))
+
+    with _starting:  # the size of stacks is the process's
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            threading.Thread(target=run, name="jinfercept-grammar", daemon=True).start()
+        finally:
+            threading.stack_size(before)
+    return task.result()
+
+
+MAX_COMPILED = 256
+"""Limit of the grammars that are kept."""
+MAX_COMPILED_BYTES = 2**26
+"""Limit of the bytes of the grammars that are kept, for all tenants together."""
+
+
+class GrammarSource(Protocol):
+    """A grammar to compile; `StructuredOutputsParams` are one."""
+
+    @property
+    def source(self) -> tuple[str, str]:
+        """The kind of grammar, as llguidance calls it or one of `structured_outputs.KINDS`, and its text."""
+        ...
+
+
+@final
+class Grammars:
+    """Compiles the grammars of requests; from any thread.
+
+    Args:
+        vocab_size: tokens of the model's output layer, `V`; tokens that the tokenizer does not have are never allowed.
+
+    Attributes:
+        forbidden: makes the masks of texts in which a string never occurs, once for each string.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._vocab_size, self._tenant = vocab_size, ""
+        self.forbidden = cache(lambda text: ForbiddenText(text, tokenizer, vocab_size))
+        self._vocabulary = cache(lambda: make_vocabulary(tokenizer, vocab_size))
+        self._tokens = JsonTokens(tokenizer.token_bytes, vocab_size)
+        self._kept = ExpiringEntries[TokenGrammar](Quota(MAX_COMPILED, MAX_COMPILED_BYTES), inf, monotonic)
+        self._lock = threading.Lock()
+
+    def of(self, tenant: str) -> "Grammars":
+        """The same vocabulary for a tenant, whose grammars no other tenant finds: the time of a compilation would reveal
+        them."""
+        copied = copy(self)
+        copied._tenant = tenant
+        return copied
+
+    @property
+    def num_compiled_bytes(self) -> int:
+        """Bytes of the grammars that are kept, as `limits.num_compiled_bytes` estimates them."""
+        return self._kept.num_bytes
+
+    def compile(self, grammar: GrammarSource) -> "TokenGrammar":
+        """A grammar, compiled only if it is not among the tenant's last ones.
+
+        Raises:
+            RequestError: it is too long or invalid, repeats something too often, cannot be enforced, or matches no text that
+                the vocabulary can write.
+        """
+        kind, text = grammar.source
+        name = sha256(json.dumps([self._tenant, kind, text]).encode()).hexdigest()
+        if (earlier := self._kept.use(name)) is not None:
+            return earlier
+        check_limits(kind, text)
+        with self._lock:
+            vocabulary = self._vocabulary()
+        matcher = compile_matcher(vocabulary, self._vocab_size, kind, text)
+        json_text = JsonText(self._tokens, whole=kind == "json", has_patterns="patternProperties" in text)
+        compiled = TokenGrammar(matcher, self._vocab_size, json_text if kind in ("json", "lark") else None)
+        self._kept.put(self._tenant, name, compiled, num_compiled_bytes(text))
+        return compiled

@@ -1,0 +1,112 @@
+"""The tool-call formats of the model families that the engine loads, by the names that vLLM's `--tool-call-parser` uses."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, final
+
+from jinfercept.chat.parsers.call_grammars import CallGrammar, quoted
+from jinfercept.chat.parsers.call_objects import read_calls
+from jinfercept.chat.parsers.harmony import OPENAI
+from jinfercept.chat.parsers.hermes import HERMES
+from jinfercept.chat.parsers.llama import LLAMA3_JSON
+from jinfercept.chat.parsers.mistral import MISTRAL
+from jinfercept.chat.parsers.pythonic import PYTHONIC
+from jinfercept.chat.parsers.qwen_coder import QWEN3_CODER
+from jinfercept.chat.parsers.source import Source, Steps
+from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CallLists:
+    """How one family writes such calls.
+
+    Attributes:
+        opening, closing: the tags around the list; `closing` may be empty.
+        bracket: the opening of the list; empty where the tag has it.
+        readable: other tags behind which calls are read.
+    """
+
+    opening: str
+    closing: str
+    bracket: str = "["
+    readable: tuple[str, ...] = ()
+
+    def read(self, source: Source) -> Steps[None]:
+        """Read a turn. The closing tag may be missing; objects may be in a list or not. `read_calls` says the rest."""
+        while mark := (yield from source.read_content()):
+            if mark in (self.opening, *self.readable):
+                yield from read_calls(source, tagged=True)
+
+    def grammar(self, calls: CallGrammar) -> str:
+        """The grammar of a turn that has to call."""
+        objects = calls.several(calls.objects("arguments"), '", "')
+        return f'{calls.tag(self.opening)} {quoted(self.bracket)} {objects} "]" {calls.tag(self.closing)}'
+
+    def write(self, calls: Sequence[tuple[str, Any]]) -> str:
+        """Calls of an earlier turn."""
+        objects = [json.dumps({"name": name, "arguments": values}, ensure_ascii=False) for name, values in calls]
+        return f"{self.opening}{self.bracket}{', '.join(objects)}]{self.closing}"
+
+    def format(
+        self, detect: Callable[[str], bool], turn_ends: tuple[str, ...], tags: tuple[str, ...] = ()
+    ) -> ToolCallFormat:
+        """The format of the family.
+
+        Args:
+            tags: more markup than that of calls.
+        """
+        return ToolCallFormat(
+            read=self.read,
+            grammar=self.grammar,
+            detect=detect,
+            tags=(self.opening, *([self.closing] if self.closing else ()), *self.readable, *tags),
+            turn_ends=turn_ends,
+            write=self.write,
+        )
+
+
+GRANITE = CallLists("<|tool_call|>", "", readable=("<tool_call>",)).format(
+    lambda template: "<|tool_call|>" in template and "<|start_of_role|>" in template, ("<|end_of_text|>",)
+)
+NEMOTRON = CallLists("<TOOLCALL>", "</TOOLCALL>").format(
+    lambda template: "<TOOLCALL>" in template, ("<SPECIAL_12>", "</s>")
+)
+APRIEL = CallLists("<tool_calls>", "</tool_calls>").format(
+    lambda template: "<tool_calls>[" in template, ("<|end|>",), tags=("[BEGIN FINAL RESPONSE]", "[END FINAL RESPONSE]")
+)
+FIREFUNCTION = CallLists("functools[", "", bracket="").format(
+    lambda template: "functools[" in template, ("<|eot_id|>",)
+)
+
+
+FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
+    {
+        "mistral": MISTRAL,  # and Ministral, Devstral, Magistral
+        "qwen3_coder": QWEN3_CODER,  # and Qwen 3.5
+        "apriel": APRIEL,  # Apriel Nemotron
+        "hermes": HERMES,  # Hermes 2 and 3, Qwen 2.5 and 3
+        "pythonic": PYTHONIC,  # Llama 3.2 when asked for a list of calls, ToolACE
+        "llama3_json": LLAMA3_JSON,  # Llama 3.1, 3.2, 3.3
+        "openai": OPENAI,  # gpt-oss
+        "granite": GRANITE,  # 3.0 to 3.3
+        "nemotron_json": NEMOTRON,  # Llama-3.1-Nemotron-Nano
+        "firefunction": FIREFUNCTION,
+    }
+)
+"""All formats by name. `detect_format` tries them in this order."""
+
+ALIASES: Mapping[str, str] = MappingProxyType({"qwen3_xml": "qwen3_coder"})
+"""Other names that vLLM has for them."""
+
+
+def detect_format(chat_template: str) -> str | None:
+    """The name of the first format that a chat template asks its model for; None if there is none.
+
+    Args:
+        chat_template: the Jinja source; it shows the format where it describes tools and where it writes earlier calls.
+    """
+    template = chat_template.replace('\\"', '"')
+    return next((name for name, form in FORMATS.items() if form.detect(template)), None)

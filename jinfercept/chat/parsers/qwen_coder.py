@@ -1,0 +1,187 @@
+"""Qwen3-Coder: `<tool_call><function=name><parameter=key>value</parameter>…</function></tool_call>`.
+
+A value stands on lines of its own.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jinfercept.chat.parsers.call_grammars import CallGrammar, quoted
+from jinfercept.chat.parsers.hermes import CLOSING, OPENING, QWEN_TURN_ENDS
+from jinfercept.chat.parsers.json_values import stream_arguments
+from jinfercept.chat.parsers.python_calls import to_json
+from jinfercept.chat.parsers.schema_values import may_have, property_types, value_of
+from jinfercept.chat.parsers.source import Marks, Source, Steps
+from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
+
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_TAGS = (OPENING, CLOSING, _FUNCTION, _FUNCTION_END, _PARAMETER, _PARAMETER_END)
+_BESIDE = (OPENING, CLOSING, _FUNCTION, _FUNCTION_END, _PARAMETER, *QWEN_TURN_ENDS)
+"""What may stand beside an argument."""
+_BESIDE_MARKS = Marks(_BESIDE)
+_VALUE_MARKS = Marks((_PARAMETER, _PARAMETER_END, _FUNCTION, _FUNCTION_END))
+_NAME_CHAR = re.compile(r'[^<>\n"]')
+_NAME = re.compile(r'[^<>\s"]([^<>\n"]*[^<>\s"])?')
+_LINE = r'"\n"?'
+
+
+def _read(source: Source) -> Steps[None]:
+    """Read a turn.
+
+    Tags are never content. A call begins with its function's tag, the outer tag may be missing; without a parameter or its
+    closing tag behind the name it is none. Text beside parameters is dropped. `_read_value` says where a value ends. Each value
+    becomes one piece of JSON, of the type in the tool's schema (`schema_values`). All arguments may be one JSON object, in the
+    place of parameters. Closing tags may be missing where the turn ends after a value; a call that ends within one, or before
+    any, is cut off.
+    """
+    while mark := (yield from source.read_content()):
+        if mark == _FUNCTION:
+            yield from _read_call(source)
+
+
+def _read_call(source: Source) -> Steps[None]:
+    """Read a call behind its function's tag, or leave it as content."""
+    start = source.at
+    name = yield from _read_name(source)
+    behind = source.at
+    if not name:
+        source.leave(start)
+        return
+    if (char := (yield from source.skip())) != "{":
+        mark = yield from source.skip_until(_BESIDE_MARKS)
+        if mark not in (_PARAMETER, _FUNCTION_END) and char and source.text[behind : source.at].strip():
+            source.at = start
+            return
+    source.begin_call(name, start)
+    source.add_arguments("")
+    if char == "{":
+        if (yield from stream_arguments(source)):
+            yield from source.skip()
+            yield from source.take(_FUNCTION_END)
+            source.end_call()
+    else:
+        yield from _read_parameters(source, name)
+
+
+def _read_parameters(source: Source, name: str) -> Steps[None]:
+    """Read the open call's arguments, each with a tag."""
+    schema = (source.tools or {}).get(name, {})
+    keys: set[str] = set()
+    rest = source.at
+
+    def is_next(key: str) -> bool:
+        return key not in keys and (not keys or may_have(schema, key))
+
+    while (mark := (yield from source.skip_until(_BESIDE_MARKS))) == _PARAMETER:
+        source.at += len(mark)
+        key = yield from _read_name(source)
+        if not key or not is_next(key):
+            continue
+        separator = ", " if keys else "{"
+        keys.add(key)
+        text = yield from _read_value(source, is_next)
+        if text is None:
+            return
+        source.add_arguments(f"{separator}{to_json(key)}: {_json(text, property_types(schema, key))}")
+        rest = source.at
+    if not mark and (not keys or source.text[rest:].strip()):
+        return
+    if mark == _FUNCTION_END:
+        source.at += len(mark)
+    source.add_arguments("}" if keys else "{}")
+    source.end_call()
+
+
+def _read_name(source: Source) -> Steps[str]:
+    """The name behind a tag; passes over the `>` that ends it. "" if this is no tag."""
+    name = (yield from source.match(_NAME_CHAR)).strip()
+    return name if (yield from source.take(">")) else ""
+
+
+def _read_value(source: Source, is_next: Callable[[str], bool]) -> Steps[str | None]:
+    """The next value; passes over its closing tag.
+
+    Values are not escaped, so a value may quote the markup that it stands in. It ends at a closing tag that closes no
+    parameter opened within the value, before a tag that may follow it. Where there is none up to the end of the function,
+    closing tags are missing: it ends where the first tag that may follow it stands, a parameter at the beginning of a line.
+
+    Args:
+        is_next: whether an argument of this name may follow: one that the tool has, and that was not given.
+
+    Returns:
+        None if the value is cut off.
+    """
+    start = source.at
+    num_parameters = num_functions = 0  # opened within the value
+    first_end: tuple[int, int] | None = None  # of the value, and of the tag that closes it
+    while mark := (yield from source.skip_until(_VALUE_MARKS)):
+        end, after = source.at, source.at + len(mark)
+        source.at = after
+        if mark in (_PARAMETER, _FUNCTION):
+            name = yield from _read_name(source)
+            source.at = after
+            if not name:
+                continue
+            if mark == _PARAMETER and source.text[end - 1] == "\n" and is_next(name):
+                first_end = first_end or (end, end)
+            num_parameters += mark == _PARAMETER
+            num_functions += mark == _FUNCTION
+            continue
+        may_end = yield from _may_follow(source, is_next)
+        source.at = after
+        if may_end:
+            first_end = first_end or (end, after if mark == _PARAMETER_END else end)
+        if mark == _PARAMETER_END:
+            if may_end and not num_parameters:
+                first_end = (end, after)
+                break
+            num_parameters = max(0, num_parameters - 1)
+        elif may_end and not num_functions:
+            break
+        else:
+            num_functions = max(0, num_functions - 1)
+    if first_end is None or (source.cut and not mark):
+        source.at = len(source.text)
+        return None
+    end, source.at = first_end
+    return source.text[start:end].removeprefix("\n").removesuffix("\n")
+
+
+def _json(text: str, types: list[str]) -> str:
+    """A value as JSON, of one of these types; as a string if JSON cannot express it."""
+    try:
+        return to_json(value_of(text, types))
+    except (ValueError, RecursionError):
+        return to_json(text)
+
+
+def _may_follow(source: Source, is_next: Callable[[str], bool]) -> Steps[bool]:
+    """Whether the next text is a tag that may stand behind a value, or the end of a turn."""
+    if not (yield from source.skip()):
+        return True
+    mark = yield from source.take(*_BESIDE)
+    if mark != _PARAMETER:
+        return bool(mark)
+    key = yield from _read_name(source)
+    return not (yield from source.peek()) or (key != "" and is_next(key))
+
+
+def _grammar(calls: CallGrammar) -> str:
+    """Calls whose arguments are one JSON object: plain text cannot express every schema."""
+
+    def write(name: str, schema: Mapping[str, Any]) -> str:
+        return f"{quoted(f'{name}>')} {_LINE} {calls.arguments(name, schema)} {_LINE} {calls.tag(_FUNCTION_END)}"
+
+    call = f"{calls.tag(_FUNCTION)} {calls.each(write, _NAME)}"
+    return f"{calls.several(f'{calls.tag(OPENING)} {_LINE} {call} {_LINE} {calls.tag(CLOSING)}', _LINE)} {_LINE}"
+
+
+QWEN3_CODER = ToolCallFormat(
+    read=_read,
+    grammar=_grammar,
+    detect=lambda template: OPENING in template and _FUNCTION in template,
+    tags=_TAGS,
+    turn_ends=QWEN_TURN_ENDS,
+)

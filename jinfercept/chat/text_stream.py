@@ -1,0 +1,178 @@
+"""The text of one request while it grows: detokenization, stop strings, results of tools in between.
+
+It decides about text only: the engine decides whether the request is finished, and detectors find the calls.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Self, final
+
+from jinfercept.chat.tokenizer.decoding import IncrementalDetokenizer
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
+from jinfercept.request import Request
+
+
+@final
+class TextStream:
+    """A request's text, fed with tokens, cut at the first stop string that is complete.
+
+    Text is held back while it could be the beginning of a stop string. The cut depends on the text alone, not on how
+    tokens divide it: the stop string that is complete first wins, the longest where several end at the same character. One
+    that begins within a call is part of the call.
+
+    Attributes:
+        stopped: the stop string that was found, if any; no token may follow.
+        last_raw: the text of the last generated token, neither held back nor cut, special tokens written out: the input
+            of detectors.
+        hidden: tokens that end the text and are left out of it.
+        num_taken: characters that the last generated token adds to the text, whether shown or held back.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...],
+        include_stop: bool,
+        skip_special_tokens: bool,
+        min_tokens: int = 0,
+        markup: frozenset[int] = frozenset(),
+        turn_ends: frozenset[int] = frozenset(),
+        in_call: Callable[[str, str], bool] | None = None,
+    ) -> None:
+        """An empty text.
+
+        Args:
+            stop: non-empty strings that end the text.
+            include_stop: whether the stop string itself is shown.
+            skip_special_tokens: whether special tokens are left out of the text.
+            min_tokens: generated tokens within which no stop string may end; one that began in them counts if it ends later.
+            markup: special tokens that are never left out.
+            turn_ends: tokens that are always left out, and behind which no text is held back.
+            in_call: whether a text is part of a call, for which nothing is cut: gets the text in front of it that is new and
+                certain, as the next text to show begins, and the text itself. None: there are no calls.
+        """
+        self._tokenizer = tokenizer
+        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens, markup)
+        self._turn_ends, self.hidden = turn_ends, frozenset[int]()
+        self._finders = [_Finder(pattern) for pattern in stop]
+        self._include_stop, self._in_call = include_stop, in_call
+        self._num_early = min_tokens
+        self._held = ""
+        self._shown: list[str] = []
+        self.stopped: str | None = None
+        self.last_raw = ""
+        self.num_taken = 0
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, request: Request) -> Self:
+        """The text of a request."""
+        params = request.params
+        stop = tuple(params.stop or ())
+        return cls(tokenizer, stop, params.include_stop_str_in_output, params.skip_special_tokens, params.min_tokens)
+
+    @property
+    def text(self) -> str:
+        """Everything shown so far."""
+        self._shown = ["".join(self._shown)]
+        return self._shown[0]
+
+    @property
+    def half_character(self) -> bool:
+        """Whether the text ends within a character."""
+        return self._detokenizer.half_character
+
+    def add(self, token_id: int) -> str:
+        """Add a generated token; returns the new text to show."""
+        assert self.stopped is None, "a token after the stop string"
+        if token_id in self._turn_ends or token_id in self.hidden:
+            self._num_early -= 1
+            self.last_raw = "" if token_id in self._turn_ends else self._tokenizer.token_text(token_id)
+            self.num_taken = 0
+            return self.finish()
+        text = self._detokenizer.add(token_id)
+        self.last_raw = self._tokenizer.token_text(token_id) if token_id in self._tokenizer.special_ids else text
+        self.num_taken = len(text)
+        shown = self._take(text) if self._finders else self._show(text)
+        self._num_early -= 1
+        return shown
+
+    def inject(self, token_ids: Iterable[int]) -> str:
+        """Add the tokens of a tool's result; returns the new text to show, which includes all of them.
+
+        Stop strings are not looked for in it, and none spans its borders: text held back before is released, and half a
+        character on either side becomes U+FFFD.
+        """
+        assert self.stopped is None, "an injection after the stop string"
+        self.last_raw = ""
+        pieces = [self._release(), *map(self._detokenizer.add, token_ids), self._detokenizer.flush()]
+        return self._show("".join(pieces))
+
+    def finish(self) -> str:
+        """End the text; returns the text held back, half a character as U+FFFD. Nothing is left after a stop string."""
+        return self._show(self._release())
+
+    def token_text(self, token_id: int) -> str:
+        """A token alone, special tokens written out."""
+        return self._tokenizer.token_text(token_id)
+
+    def _take(self, text: str) -> str:
+        pending = self._held + text
+        for offset, char in enumerate(text, start=len(self._held) + 1):
+            complete = [finder.pattern for finder in self._finders if finder.push(char)]
+            if complete and self._num_early <= 0 and (stop := self._outside_calls(complete, pending[:offset])):
+                self.stopped = stop
+                self._held = ""
+                return self._show(pending[: offset if self._include_stop else offset - len(self.stopped)])
+        num_certain = len(pending) - max(finder.matched for finder in self._finders)
+        self._held = pending[num_certain:]
+        return self._show(pending[:num_certain])
+
+    def _outside_calls(self, complete: list[str], text: str) -> str:
+        """The longest of the strings with which a text ends that is no part of a call; "" if there is none."""
+        certain = len(text) - max(finder.matched for finder in self._finders)
+        for stop in sorted(complete, key=len, reverse=True):
+            start = len(text) - len(stop)
+            if self._in_call is None or not self._in_call(text[: min(start, certain)], stop):
+                return stop
+        return ""
+
+    def _release(self) -> str:
+        """The text held back and an incomplete character; the search for stop strings begins anew."""
+        if self.stopped is not None:
+            return ""
+        released, self._held = self._held + self._detokenizer.flush(), ""
+        for finder in self._finders:
+            finder.matched = 0
+        return released
+
+    def _show(self, text: str) -> str:
+        if text:
+            self._shown.append(text)
+        return text
+
+
+class _Finder:
+    """Looks for one string in a stream of characters (Knuth, Morris, Pratt: constant amortised work per character).
+
+    `matched` is the length of the pattern's longest prefix that ends the stream: so much text is held back.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        assert pattern, "an empty stop string"
+        self.pattern, self.matched = pattern, 0
+        self._border = [0] * len(pattern)  # [i]: the longest proper border of pattern[: i + 1]
+        length = 0
+        for i in range(1, len(pattern)):
+            length = self._border[i] = self._extend(length, pattern[i])
+
+    def push(self, char: str) -> bool:
+        """Take a character; returns whether the pattern ends with it."""
+        self.matched = self._extend(self.matched, char)
+        if self.matched < len(self.pattern):
+            return False
+        self.matched = self._border[-1]
+        return True
+
+    def _extend(self, matched: int, char: str) -> int:
+        while matched and self.pattern[matched] != char:
+            matched = self._border[matched - 1]
+        return matched + (self.pattern[matched] == char)

@@ -1,0 +1,103 @@
+"""Reads the tokenizer of a model from whatever files the model has."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from jinfercept.chat.tokenizer import sentencepiece_model
+from jinfercept.chat.tokenizer.gguf import GGUFVocab, read_vocab
+from jinfercept.chat.tokenizer.tokenizer import SETTINGS_FILE, Tokenizer
+from jinfercept.errors import ModelError
+from jinfercept.models.model_directory import check_model_directory
+
+_SOONER = ("tokenizer.json", "vocab.json")  # than tokenizer.model
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_SAVE = "save the model's tokenizer there with save_pretrained (tokenizer.json and tokenizer_config.json)"
+
+
+def load_tokenizer(source: Path | None) -> Tokenizer | None:
+    """The tokenizer of a model directory, converted or not, or of a `.gguf` file; None where there is none to read.
+
+    Raises:
+        ModelError: there is a tokenizer, and it cannot be used.
+    """
+    if source is None:
+        return None
+    if source.suffix == ".gguf":
+        return _of_vocab(read_vocab(source), set())
+    check_model_directory(source)
+    if (source / SETTINGS_FILE).is_file():
+        return Tokenizer.from_saved(source)
+    if (source / sentencepiece_model.FILE).is_file() and not any((source / name).is_file() for name in _SOONER):
+        return _of_vocab(sentencepiece_model.read_sentencepiece(source), _configured_ids(source))
+    if any((source / name).is_file() for name in _TOKENIZER_FILES):
+        return _from_directory(source)
+    return None
+
+
+def _of_vocab(vocab: GGUFVocab, more_eos: set[int]) -> Tokenizer:
+    return Tokenizer(
+        vocab.backend,
+        bos_token_id=vocab.bos_token_id,
+        eos_token_ids=vocab.eos_token_ids | more_eos,
+        special_tokens=vocab.special_tokens,
+        chat_templates=vocab.chat_templates,
+    )
+
+
+def _from_directory(path: Path) -> Tokenizer:
+    """The tokenizer of a Hugging Face model directory, read by `transformers`.
+
+    Raises:
+        ModelError: it cannot be read, or has no fast form.
+    """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would ask for torch on import
+    from transformers import AutoTokenizer
+
+    try:
+        loaded: Any = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever a broken or foreign file makes of it
+        raise ModelError("the tokenizer cannot be read", got=f"{path}: {error}", fix=_SAVE) from error
+    return from_transformers(loaded, _configured_ids(path), str(path))
+
+
+def from_transformers(loaded: Any, eos_token_ids: set[int], place: str) -> Tokenizer:
+    """A tokenizer of `transformers`, on the same backend, with further end tokens. Raises `ModelError` if it is a slow one."""
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise ModelError("the tokenizer has no fast form", got=f"{place}: {type(loaded).__name__}", fix=_SAVE)
+    templates = loaded.chat_template or {}
+    own = {loaded.eos_token_id} if loaded.eos_token_id is not None else set()
+    return Tokenizer(
+        backend,
+        bos_token_id=loaded.bos_token_id,
+        eos_token_ids=frozenset(own | eos_token_ids),
+        special_tokens={
+            name: str(token) for name, token in loaded.special_tokens_map.items() if isinstance(token, str)
+        },
+        chat_templates={"default": templates} if isinstance(templates, str) else templates,
+    )
+
+
+def _configured_ids(path: Path) -> set[int]:
+    """The end tokens that the model's own configuration adds to the tokenizer's. Raises `ModelError` for what are none."""
+    try:
+        return _configured_eos(path)
+    except (ValueError, TypeError, AttributeError, OSError, RecursionError) as error:
+        raise ModelError(
+            "the end tokens of the tokenizer cannot be read", got=f"{path}: {error}"[:500], fix=_SAVE
+        ) from error
+
+
+def _configured_eos(path: Path) -> set[int]:
+    ids: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        if (path / name).is_file():
+            eos = json.loads((path / name).read_text(encoding="utf-8")).get("eos_token_id")
+            ids.update(eos if isinstance(eos, list) else [] if eos is None else [eos])
+    if not all(type(id_) is int for id_ in ids):
+        raise TypeError(f"eos_token_id {ids}"[:200])
+    return ids

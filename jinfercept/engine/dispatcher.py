@@ -1,0 +1,209 @@
+"""Runs the calls of tools off the engine's thread and hands back one `Result` per call, also if the tool fails.
+
+A `ToolExecutor` runs the functions. Polling enforces timeouts, so that no function can hold a request back; results after a
+timeout are dropped, and calls whose result is no longer needed are cancelled. The engine polls it, and it calls
+`on_result` for news.
+"""
+
+import heapq
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextvars import Context
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from jinfercept.calls import Call, Result, Tool
+from jinfercept.engine.current_call import CURRENT_CALL, CurrentCall, ToolFunction
+from jinfercept.engine.tool_executor import ToolExecutor
+from jinfercept.engine.tool_run import ToolRun, ToolValue, failure_result, value_result
+
+
+def lasted_s(calls: tuple[Call, ...], results: tuple[Result, ...], tools: Mapping[str, Tool]) -> float:
+    """Seconds from the beginning of a pause to its last result."""
+    began_s = end_s = 0.0
+    for call, result in zip(calls, results, strict=True):
+        end_s = max(end_s, began_s + result.duration_s)
+        if (tool := tools.get(call.name)) is not None and tool.calls == "sync":
+            began_s += result.duration_s
+    return end_s
+
+
+@dataclass(eq=False)
+class _Pause:
+    """The calls of one interception, or one asynchronous call, and their results as they come."""
+
+    request_id: str
+    calls: tuple[Call, ...]
+    tools: Mapping[str, Tool]
+    tenant: str
+    asynchronous: bool
+    started: list[float] = field(default_factory=list[float])  # when each call began, of those that have
+    cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        self.results: list[Result | None] = [None] * len(self.calls)
+        self.runs: list[ToolRun[Any] | None] = [None] * len(self.calls)
+
+    def cancel_run(self, index: int) -> None:
+        """Cancel a call, if it has begun."""
+        if (run := self.runs[index]) is not None:
+            run.cancel()
+
+
+@final
+class Dispatcher:
+    """The calls of one engine's requests.
+
+    Args:
+        on_result: called, from any thread, when `poll` has a new result (an engine passes its event's `set`).
+        now: the clock of deadlines, in seconds.
+    """
+
+    def __init__(self, on_result: Callable[[], None], now: Callable[[], float] = time.monotonic) -> None:
+        self._on_result = on_result
+        self._now = now
+        self._open: dict[str, list[_Pause]] = {}  # by request
+        self._returned: list[tuple[str, Call, Result]] = []  # asynchronous calls
+        self._arrived: deque[tuple[_Pause, int, Result]] = deque()
+        self._deadlines: list[tuple[float, int, _Pause, int]] = []
+        self._count = 0
+        self._ends: dict[str, list[Callable[[], None]]] = {}  # cancel calls that outlast their pause, by request
+        self._executor = ToolExecutor()
+        self._lock = threading.Lock()
+
+    def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool], tenant: str = "") -> None:
+        """Start the calls of one interception. They run in parallel, but those behind a sync tool's wait for its result."""
+        self._begin(_Pause(request_id, calls, tools, tenant, asynchronous=False))
+
+    def start(self, request_id: str, call: Call, tools: Mapping[str, Tool], tenant: str = "") -> None:
+        """Start an asynchronous call, whose result `poll_started` has."""
+        self._begin(_Pause(request_id, (call,), tools, tenant, asynchronous=True))
+
+    def _begin(self, pause: _Pause) -> None:
+        self._open.setdefault(pause.request_id, []).append(pause)
+        self._start_next(pause)
+
+    def _start_next(self, pause: _Pause) -> None:
+        """Start the calls that have not begun, up to the first of a sync tool."""
+        for index in range(len(pause.started), len(pause.calls)):
+            call, began_s = pause.calls[index], self._now()
+            pause.started.append(began_s)
+            tool = pause.tools.get(call.name)
+            if tool is None:
+                names = ", ".join(sorted(pause.tools)) or "none"
+                text = f"error: no tool {call.name!r} (there are: {names})"
+                self._deliver(pause, index, Result(text, "unknown_tool"))
+                continue
+            self._count += 1
+            heapq.heappush(self._deadlines, (began_s + tool.timeout_s, self._count, pause, index))
+            self._start(pause, index, tool, call.arguments)
+            if tool.calls == "sync":
+                return
+
+    def poll(self) -> list[tuple[str, tuple[Result, ...]]]:
+        """The interceptions whose calls have all returned or timed out since the last poll."""
+        answers: list[tuple[str, tuple[Result, ...]]] = []
+        while self._arrived:
+            self._settle(*self._arrived.popleft(), answers)
+        while self._deadlines and self._deadlines[0][0] <= self._now():
+            _, _, pause, index = heapq.heappop(self._deadlines)
+            text = f"error: {pause.calls[index].name} timed out"
+            waited_s = self._now() - pause.started[index]
+            self._settle(pause, index, Result(text, "timeout", duration_s=waited_s), answers)
+            pause.cancel_run(index)
+        return answers
+
+    def poll_started(self) -> list[tuple[str, Call, Result]]:
+        """The asynchronous calls that had returned or timed out at the last `poll`, in the order of their returns."""
+        returned, self._returned = self._returned, []
+        return returned
+
+    def next_s(self) -> float | None:
+        """The next deadline, in seconds of the clock; None if no call is pending."""
+        while self._deadlines:
+            deadline, _, pause, index = self._deadlines[0]
+            if not pause.cancelled and pause.results[index] is None:
+                return deadline
+            heapq.heappop(self._deadlines)
+        return None
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel the calls of a request, those that outlast their pause too, and drop their results."""
+        with self._lock:
+            pauses = self._open.pop(request_id, ())
+            for pause in pauses:
+                pause.cancelled = True
+            cancels = self._ends.pop(request_id, ())
+        for pause in pauses:
+            for index in range(len(pause.calls)):
+                pause.cancel_run(index)
+        for cancel in cancels:
+            cancel()
+        if self._returned:
+            self._returned = [returned for returned in self._returned if returned[0] != request_id]
+
+    def close(self) -> None:
+        """Cancel all calls and stop the event loops; hung threads end with the process."""
+        with self._lock:
+            unfinished = {*self._open, *self._ends}
+        for request_id in unfinished:
+            self.cancel(request_id)
+        self._executor.close(timeout_s=0.0)
+
+    def _settle(self, pause: _Pause, index: int, result: Result, answers: list[tuple[str, tuple[Result, ...]]]) -> None:
+        """Note a result; only the first one of a call counts, and none after `cancel`."""
+        if pause.cancelled or pause.results[index] is not None:
+            return
+        pause.results[index] = result
+        results = tuple(result for result in pause.results if result is not None)
+        if len(results) < len(pause.calls):
+            if index == len(pause.started) - 1:  # the others wait for this one
+                self._start_next(pause)
+            return
+        pauses = self._open[pause.request_id]
+        pauses.remove(pause)
+        if not pauses:
+            del self._open[pause.request_id]
+        if pause.asynchronous:
+            self._returned.append((pause.request_id, pause.calls[0], results[0]))
+        else:
+            answers.append((pause.request_id, results))
+
+    def _start(self, pause: _Pause, index: int, tool: Tool, arguments: str) -> None:
+        def outlast(function: ToolFunction, arguments: str, at_end: Callable[[], None]) -> ToolRun[ToolValue]:
+            if self._is_over(pause, index, at_end):
+                at_end()
+                return ToolRun()
+            return self._executor.call(tool.name, function, arguments)
+
+        def begin() -> ToolRun[Any]:
+            CURRENT_CALL.set(
+                CurrentCall(tool.name, pause.calls[index].id, pause.request_id, pause.tenant, outlast=outlast)
+            )
+            return self._executor.call(tool.name, tool.function, arguments)
+
+        def deliver(value: Future[Any]) -> None:
+            duration_s, error = self._now() - pause.started[index], value.exception()
+            if error is not None:
+                result = failure_result(error, duration_s)
+            else:
+                result = value_result(value.result(), duration_s, tool.max_result_tokens)
+            self._deliver(pause, index, result)
+
+        run = pause.runs[index] = Context().run(begin)
+        run.result.add_done_callback(deliver)
+
+    def _deliver(self, pause: _Pause, index: int, result: Result) -> None:
+        self._arrived.append((pause, index, result))
+        self._on_result()
+
+    def _is_over(self, pause: _Pause, index: int, at_end: Callable[[], None]) -> bool:
+        """Whether no request waits for a call any more; else `at_end` is called at the end of the request. From any thread."""
+        with self._lock:
+            is_over = pause.cancelled or pause.results[index] is not None
+            if not is_over:
+                self._ends.setdefault(pause.request_id, []).append(at_end)
+        return is_over

@@ -1,0 +1,117 @@
+"""Chooses the implementation of paged attention. A new kernel is a file, and an entry in the table here, or in that of
+`gpu_kernels` if it is one for NVIDIA GPUs.
+
+Every implementation takes `(q, pages, batch, scoring)`, applies the 1/√D scale itself, gives zeros for padding tokens, and is
+tested against `paged_attention_reference`.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jinfercept.cpu_kernels.attention import paged_attention_cpu
+from jinfercept.cpu_kernels.ordered_attention import ordered_attention
+from jinfercept.pallas import gpu_kernels, tpu_attention
+from jinfercept.pallas.gpu_heads import Heads
+from jinfercept.pallas.gpu_kernels import CUTS
+from jinfercept.pallas.layouts.pages import Batch, KVPages
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
+from jinfercept.pallas.reference import paged_attention_reference
+from jinfercept.pallas.tpu_attention import paged_attention_tpu
+from jinfercept.pallas.work_schedule import Work, WorkCut, schedules
+
+IMPLEMENTATIONS = {
+    "reference": paged_attention_reference,
+    "cpu": paged_attention_cpu,
+    "ordered": ordered_attention,
+    "tpu": paged_attention_tpu,
+    **gpu_kernels.ATTENTION,
+}
+
+
+def paged_attention(
+    q: Float[Array, "T H D"],
+    pages: KVPages,
+    batch: Batch,
+    *,
+    scoring: Scoring = PLAIN,
+    implementation: str = "auto",
+    decode_only: bool = False,
+) -> Float[Array, "T H D"]:
+    """Causal attention of a step's query tokens over the pages of their rows, the step's own tokens already written.
+
+    Args:
+        q: queries, unscaled; H is a multiple of the pages' K.
+        pages: one layer's pages.
+        batch: the ragged rows, with their work if the implementation has a cut; see `Batch` and `prepare`.
+        scoring: of the layer.
+        implementation: a name in `IMPLEMENTATIONS`, or `auto`: the best one for these shapes on JAX's default backend.
+            Code that is compiled for another device has to name one.
+        decode_only: every row of the batch is a decode row. Leaves out the kernel for chunks.
+
+    Raises:
+        ValueError: the implementation is unknown, or does not support these shapes.
+    """
+    if implementation == "auto":
+        heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
+        implementation = best(q.dtype, pages.dtype, heads, pages.shape[1], plain=scoring.is_plain)
+    if implementation not in IMPLEMENTATIONS:
+        fix = f"choose auto or one of {', '.join(IMPLEMENTATIONS)}"
+        raise ValueError(f"no such attention implementation; got {implementation}; fix: {fix}")
+    options: dict[str, Any] = {"decode_only": True} if decode_only and implementation in CUTS else {}
+    if not scoring.is_plain:
+        options["scoring"] = scoring
+    return IMPLEMENTATIONS[implementation](q, pages, batch, **options)
+
+
+def cut_for(heads: Heads, implementation: str) -> WorkCut | None:
+    """How the implementation, not `auto`, cuts a batch on the GPU that code is lowered for; None if it has no work schedules,
+    and no other code for steps of decode rows only."""
+    return CUTS[implementation](heads) if implementation in CUTS else None
+
+
+def prepare(batch: Batch, cut: WorkCut | None, *, decode_only: bool = False) -> Batch:
+    """A batch whose numbers the host can read with its work, which an implementation with a `cut` needs.
+
+    Args:
+        batch: of one step; not traced.
+        cut: of the implementation, see `cut_for`.
+        decode_only: as for `paged_attention`.
+    """
+    if cut is None:
+        return batch
+    starts, contexts = np.asarray(batch.query_starts), np.asarray(batch.context_lens)
+    num_tokens = batch.tokens.shape[0]
+    decodes, *chunks = schedules(cut, starts, contexts, int(batch.num_decode), num_tokens, decode_only=decode_only)
+    numbers = batch.query_starts, batch.context_lens, batch.page_tables, batch.num_decode
+    return batch._replace(work=Work(*numbers, decodes, chunks[0] if chunks else None))
+
+
+def available(q: DTypeLike, pages: DTypeLike, heads: Heads, page_size: int) -> list[str]:
+    """The implementations that support these shapes on JAX's default backend, without the reference, in the order of `best`.
+
+    Args:
+        q, pages: the types of queries and of pages.
+    """
+    match jax.default_backend():
+        case "cpu":
+            return ["cpu"]
+        case "gpu":
+            return gpu_kernels.available_attention(q, pages, heads, page_size)
+        case "tpu" if tpu_attention.is_supported(q, pages):
+            return ["tpu"]
+        case _:
+            return []
+
+
+def best(q: DTypeLike, pages: DTypeLike, heads: Heads, page_size: int, *, plain: bool) -> str:
+    """What `auto` stands for on JAX's default backend.
+
+    Args:
+        q, pages, heads, page_size: as for `available`.
+        plain: whether any layer is, see `Scoring`: all layers share a step's schedules, and so an implementation.
+    """
+    return (available(q, pages, heads, page_size) or ["reference"])[0 if plain else -1]

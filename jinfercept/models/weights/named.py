@@ -1,0 +1,235 @@
+"""Weights in memory by name, as `Params`: states and modules of Flax NNX, mappings, and parts of any of these.
+
+A name is parts with dots between them. Names are those of `Params`, as `layers.0.q`, or those that transformers has for the
+model's weights, then in the shapes of its checkpoints.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Final, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jinfercept.errors import ModelError, nearest, shown
+from jinfercept.models.joined_weights import JOINED, SIDES, separate_layer
+from jinfercept.models.model import Model, abstract_params, untied
+from jinfercept.models.protocol import Params, ServedModel, Weights
+from jinfercept.models.quantized import is_quantized
+from jinfercept.models.stored_weights import LazyWeight
+from jinfercept.models.weights.checkpoint_arrays import weights_of_checkpoint
+
+
+@final
+class _Kept:
+    def __repr__(self) -> str:
+        return "KEPT"
+
+
+_NARROW = ("float8_", "float6_", "float4_", "int4", "uint4", "int2", "uint2")
+"""Dtypes, by the beginnings of their names, that JAX casts to no other by itself: without their scales they are no weights."""
+KEPT: Final = _Kept()
+"""In place of a new weight: the served one stays."""
+
+
+def made(weights: Any) -> Any:
+    """A tree of weights whose lazy ones are made."""
+    return jax.tree.map(lambda leaf: leaf.make() if isinstance(leaf, LazyWeight) else leaf, weights)
+
+
+def check_leaf(name: str, leaf: Any, kinds: tuple[type, ...]) -> None:
+    """Raise `ModelError` unless a weight is an array of these kinds of numbers that exists, without a mask."""
+    fix = "give a numpy or JAX array of floating-point numbers, of 16 bits or more"
+    if not isinstance(leaf, jax.Array | np.ndarray) or isinstance(leaf, np.ma.MaskedArray):
+        raise ModelError(f"weight {name} is not an array", got=type(leaf).__name__, fix=fix)
+    narrow = leaf.dtype.name.startswith(_NARROW)
+    if narrow or not any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds):
+        raise ModelError(f"weight {name} has an unsupported dtype", got=leaf.dtype, fix=fix)
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        raise ModelError(
+            f"weight {name} was deleted", got="an array that was deleted or donated", fix="give the new one"
+        )
+
+
+def dotted(path: Iterable[Any]) -> str:
+    """A leaf's name, of its path as JAX has it."""
+    return ".".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
+
+
+def by_name(weights: Any) -> dict[str, Any]:
+    """The leaves of a tree by their names; quantised weights are leaves."""
+    return {dotted(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(weights, is_leaf=is_quantized)[0]}
+
+
+type WeightTree = Params | Mapping[Any, Any] | nnx.Module
+"""`Params`, an `nnx.State`, or mappings in mappings with arrays in them. Keys are texts, numbers, or tuples of them."""
+type NameFilter = str | Collection[str] | Callable[[str], bool]
+"""A beginning of names, several, or a function that says of a name whether it counts."""
+
+
+def params_by_name(
+    model: ServedModel, weights: WeightTree, shapes: Params, names: Mapping[str, str] | None, only: NameFilter | None
+) -> Params:
+    """Weights as `Params`, in the sizes of a checkpoint or of the served ones, apart.
+
+    Args:
+        weights: of a module, its `nnx.Param`s.
+        shapes: of the served weights; of a model of one's own they say which names there are.
+        names: names to put in place of names here; `*` in both is a number.
+        only: names that count, as `weights` has them; `KEPT` is in place of all that is not there.
+
+    Raises:
+        ModelError: a name is none of the model's, or is there twice, or a leaf is no array; or one is missing without `only`.
+    """
+    chosen, unused = _chosen(_flat(weights), only), list[str]()
+    if names:
+        chosen, unused = _renamed(chosen, names)
+    try:
+        return _params(model, chosen, shapes, may_lack=only is not None)
+    except ModelError as error:
+        if not unused:
+            raise
+        fix = f"{error.fix}; `names` has {unused[0][:200]!r}, which is like no name that is given"
+        raise ModelError(error.what, got=error.got, fix=fix) from None
+
+
+def _params(model: ServedModel, chosen: dict[str, Any], shapes: Params, *, may_lack: bool) -> Params:
+    kinds = (np.floating,) if isinstance(model, Model) else (np.number, np.bool)
+    for name, leaf in chosen.items():
+        if not isinstance(leaf, LazyWeight):
+            check_leaf(name, leaf, kinds)
+    if isinstance(model, Model):
+        config = model.checkpoint_config
+        shapes = untied(config, abstract_params(config, jnp.float32, joined=False))
+        ours = by_name(shapes)
+        if not chosen.keys() & ours.keys():
+            chosen = weights_of_checkpoint(config, chosen, shapes, may_lack=may_lack)
+        elif config.tie_embeddings:
+            chosen.pop("head.unembed", None)
+    else:
+        ours = by_name(shapes)
+    _check_names(chosen, ours, may_lack=may_lack)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
+    return jax.tree.unflatten(tree, [chosen.get(dotted(path), KEPT) for path, _ in leaves])
+
+
+def arrays_by_name(weights: WeightTree, names: Mapping[str, str] | None) -> dict[str, Any]:
+    """The leaves of weights by names, of which `names` replaces some. Raises `ModelError` as `params_by_name`."""
+    return _renamed(_flat(weights), names)[0] if names else _flat(weights)
+
+
+def _flat(weights: WeightTree) -> dict[str, Any]:
+    """The leaves by names. Raises `ModelError` if there are none, or two of one name."""
+    if isinstance(weights, nnx.Module):
+        weights = nnx.state(weights, nnx.Param)
+    if isinstance(weights, Params):
+        weights = weights._replace(layers=tuple(map(_apart, weights.layers)))._asdict()
+    if not isinstance(weights, Mapping):
+        got, fix = type(weights).__name__, "give Params, an nnx.State, an nnx.Module, or a dict of arrays by name"
+        raise ModelError("params must be Params, or arrays by name", got=got, fix=fix)
+    flat = dict[str, Any]()
+    for name, leaf in _leaves(weights, ()):
+        if name in flat:
+            raise ModelError("two weights have the same name", got=name[:200], fix="give each once")
+        flat[name] = leaf
+    if not flat:
+        raise ModelError("no weights were given", got="an empty mapping", fix="give arrays by name")
+    return flat
+
+
+def _leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, nnx.Variable):
+        tree = tree.get_value()
+    if isinstance(tree, Mapping):
+        items: Iterable[tuple[Any, Any]] = tree.items()
+    elif isinstance(tree, tuple | list):
+        items = enumerate(tree)
+    else:
+        yield ".".join(path), tree
+        return
+    for key, value in items:
+        yield from _leaves(value, (*path, *(map(str, key) if isinstance(key, tuple) else (str(key),))))
+
+
+def _apart(layer: Weights) -> Weights:
+    """A layer whose joined weights are lazy parts."""
+    layer = dict(layer)
+    for name, parts in (JOINED | SIDES).items():
+        if name in layer:
+            joined = {name: layer.pop(name)}
+            shapes = jax.eval_shape(separate_layer, joined)
+            for part in parts:
+                layer[part] = LazyWeight(shapes[part].shape, lambda of=joined, part=part: separate_layer(of)[part])
+    return layer
+
+
+def _chosen(flat: dict[str, Any], only: NameFilter | None) -> dict[str, Any]:
+    if only is None:
+        return flat
+    begins = () if callable(only) else (only,) if isinstance(only, str) or not isinstance(only, Iterable) else (*only,)
+    if not all(isinstance(name, str) for name in begins):
+        fix = "give a text, several, or a function of a name"
+        raise ModelError("`only` must be beginnings of names, or a function", got=shown(only), fix=fix)
+    chosen = {name: leaf for name, leaf in flat.items() if (only(name) if callable(only) else name.startswith(begins))}
+    if not chosen:
+        some = ", ".join(name[:60] for name in [*flat][:3])
+        got = f"only={only!r}" if not callable(only) else "a function that takes none"
+        raise ModelError("no weight has a name that `only` selects", got=got, fix=f"names are like {some}")
+    return chosen
+
+
+def _renamed(flat: dict[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """The weights by their names here, and the entries of `names` that are like no given name."""
+    plain, patterns = dict[str, str](), list[tuple[re.Pattern[str], str]]()
+    if not isinstance(names, Mapping) or not all(isinstance(part, str) for pair in names.items() for part in pair):
+        fix = "a dict of a trainer's names and those of `Params`"
+        raise ModelError("`names` must map names to names", got=repr(names)[:80], fix=fix)
+    for theirs, ours in names.items():
+        if theirs.count("*") != ours.count("*"):
+            raise ModelError(
+                "the two sides of an entry of `names` have different numbers of *",
+                got=f"{theirs!r}: {ours!r}",
+                fix="give both a * for each number, in order",
+            )
+        if "*" in theirs:
+            patterns.append((re.compile("([0-9]+)".join(map(re.escape, theirs.split("*")))), theirs))
+        else:
+            plain[theirs] = ours
+
+    unused = dict.fromkeys(names)
+
+    def ours_of(name: str) -> str:
+        if name in plain:
+            unused.pop(name, None)
+            return plain[name]
+        for pattern, theirs in patterns:
+            if (match := pattern.fullmatch(name)) is not None:
+                unused.pop(theirs, None)
+                parts = names[theirs].split("*")
+                return parts[0] + "".join(number + part for number, part in zip(match.groups(), parts[1:], strict=True))
+        return name
+
+    renamed = dict[str, Any]()
+    for name, leaf in flat.items():
+        if (ours := ours_of(name)) in renamed:
+            raise ModelError(
+                "two weights have the same name", got=f"{ours[:200]}, also of {name[:200]}", fix="correct `names`"
+            )
+        renamed[ours] = leaf
+    return renamed, [*unused]
+
+
+def _check_names(chosen: Mapping[str, Any], ours: Mapping[str, Any], *, may_lack: bool) -> None:
+    if unknown := [name for name in chosen if name not in ours]:
+        raise ModelError(
+            f"weight {unknown[0][:200]} is not a weight of the model",
+            got=f"{len(unknown)} such names{nearest(unknown[0], [*ours])}",
+            fix="leave them out by `only`, or translate them by `names`",
+        )
+    if not may_lack and (missing := [name for name in ours if name not in chosen]):
+        got = f"{len(chosen)} weights for {len(ours)}"
+        raise ModelError(
+            f"weight {missing[0]} is missing", got=got, fix="give all, or say by `only` which ones you give"
+        )

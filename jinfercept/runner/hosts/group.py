@@ -1,0 +1,295 @@
+"""How the hosts of a group find each other, what one sends to the others, and how all end when one is lost.
+
+The other hosts connect to host 0 with the token's key, and say what they run. All start, or none: if one is missing, comes
+twice or runs something else, every host that has come gets the same `ConfigError`.
+
+A thread of every process receives, beside JAX, so that a host is missed while the others wait for it in a collective. The end
+of a connection is noticed at once, silence after six seconds (`link`). Then, and if a host fails, every process writes one line
+to standard error and ends with status 1: a thread that waits in a collective cannot be brought back.
+"""
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+from typing import Final, final
+
+from jinfercept.errors import ConfigError, JinferceptError, describe_failure
+from jinfercept.runner.hosts.link import Frame, HostLink, Kind
+from jinfercept.runner.hosts.placement import TOKEN_VARIABLE, Placement
+from jinfercept.runner.hosts.wire import decode_values, encode_values
+
+log = logging.getLogger(__name__)
+
+_ANSWER_S = 10.0
+"""Seconds for host 0's answer, beyond those for which it waits for others."""
+_WAIT_S = 0.1
+
+
+def meet(
+    placement: Placement, facts: Mapping[str, str], token: str, timeout_s: float
+) -> tuple[HostLink, dict[int, bytes]]:
+    """This host's link, and its connection of every host at the other end. Raises `ConfigError`.
+
+    Args:
+        facts: what has to be the same on every host, by name.
+        token: the secret; empty: none.
+    """
+    if placement.host_id:
+        return _join(placement, facts, token, timeout_s), {0: b""}
+    link = HostLink(placement, token)
+    came: list[bytes] = []
+    try:
+        return link, _gather(link, came, placement, facts, timeout_s)
+    except ConfigError as error:
+        for peer in came:
+            refuse(link, peer, error)
+        link.close()
+        raise
+
+
+def refuse(link: HostLink, peer: bytes, error: ConfigError) -> None:
+    """Tell a host why it cannot come."""
+    with suppress(ConnectionError):
+        link.send(Kind.REFUSED, encode_values({"what": error.what, "got": str(error.got), "fix": error.fix}), peer)
+
+
+def _gather(
+    link: HostLink, came: list[bytes], placement: Placement, facts: Mapping[str, str], timeout_s: float
+) -> dict[int, bytes]:
+    """The connections of all other hosts; `came` gets those of all that ask. Raises `ConfigError`."""
+    deadline = time.monotonic() + timeout_s
+    hosts: dict[int, bytes] = {}
+    while missing := sorted({*range(1, placement.num_hosts)} - {*hosts}):
+        if time.monotonic() > deadline:
+            name = "host" if len(missing) == 1 else "hosts"
+            raise ConfigError(
+                f"{name} {', '.join(map(str, missing))} of {placement.num_hosts} did not come within {timeout_s:g} s",
+                got=f"{placement.num_hosts - len(missing)} hosts",
+                fix="start all, with this --coordinator and --num-hosts; --host-timeout waits longer",
+            )
+        link.wait()
+        hellos = [frame for frame in link.receive() if frame.kind == Kind.HELLO]
+        hosts = {host_id: peer for host_id, peer in hosts.items() if not link.is_lost(peer)}  # it may come again
+        for _, body, peer in hellos:
+            try:
+                values = decode_values(body)
+                hello = int(values["host_id"]), int(values["num_hosts"]), dict[str, str](values["facts"])
+            except (ValueError, TypeError, KeyError):
+                continue  # it is no host
+            came.append(peer)
+            hosts[_checked(*hello, placement, facts, hosts)] = peer
+            log.info("host %d of %d has come", len(hosts), placement.num_hosts - 1)
+    for host_id, peer in hosts.items():
+        try:
+            link.send(Kind.WELCOME, peer=peer)
+        except ConnectionError as error:
+            what = f"host {host_id} was lost while the others came"
+            raise ConfigError(what, got=error, fix="start all again") from error
+    return hosts
+
+
+def _checked(
+    host_id: int,
+    stated_hosts: int,
+    stated: Mapping[str, str],
+    placement: Placement,
+    facts: Mapping[str, str],
+    hosts: Mapping[int, bytes],
+) -> int:
+    """The number of a host that may come. Raises `ConfigError`."""
+    num_hosts = placement.num_hosts
+    if stated_hosts != num_hosts:
+        raise ConfigError(
+            "the hosts do not agree on their number",
+            got=f"{num_hosts} on host 0, {stated_hosts} on host {host_id}",
+            fix="start all with the same --num-hosts",
+        )
+    if host_id in hosts:
+        raise ConfigError(
+            "two hosts have the same number", got=f"host {host_id} twice", fix="give each a --host-id of its own"
+        )
+    if stated != facts:
+        got = "; ".join(
+            f"{name} {str(facts.get(name))[:80]} on host 0, {str(stated.get(name))[:80]} on host {host_id}"
+            for name in sorted(facts.keys() | stated.keys())
+            if facts.get(name) != stated.get(name)
+        )
+        fix = "start all with the same versions, options and model"
+        raise ConfigError("the hosts do not run the same", got=got, fix=fix)
+    return host_id
+
+
+def _join(placement: Placement, facts: Mapping[str, str], token: str, timeout_s: float) -> HostLink:
+    """The link of another host to host 0, which may start later. Raises `ConfigError` if there is none, or it refuses."""
+    address = placement.plans_address
+    late = ConfigError(
+        f"host 0 does not answer within {timeout_s:g} s",
+        got=address,
+        fix="start it, and check --coordinator; --host-timeout waits longer",
+    )
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            link = HostLink(placement, token)
+            break
+        except OSError:  # the name of host 0 is not known yet
+            if time.monotonic() > deadline:
+                raise late from None
+            time.sleep(_WAIT_S)
+    values = {"host_id": placement.host_id, "num_hosts": placement.num_hosts, "facts": dict(facts)}
+    link.send(Kind.HELLO, encode_values(values))
+    is_open = False
+    while not (frames := link.receive()):
+        problem = None
+        if link.is_refused:
+            problem = ConfigError(
+                "this host has another token than host 0, or what listens there is no host",
+                got=address,
+                fix=f"set ${TOKEN_VARIABLE} alike on all, and see --coordinator",
+            )
+        elif is_open and link.is_lost(b""):
+            problem = ConfigError("host 0 ended the start", got=address, fix="see what host 0 says")
+        elif time.monotonic() > deadline + _ANSWER_S * is_open:
+            problem = late
+        if problem is not None:
+            link.close()
+            raise problem
+        is_open = not link.is_lost(b"")
+        link.wait()
+    kind, body, _ = frames[0]
+    if kind == Kind.WELCOME:
+        return link
+    link.close()
+    # without what a terminal would obey
+    refusal = {name: "".join(c if c.isprintable() else "?" for c in text) for name, text in decode_values(body).items()}
+    raise ConfigError(f"host 0 refuses: {refusal['what']}", got=refusal["got"], fix=refusal["fix"])
+
+
+log = logging.getLogger(__name__)
+
+REASON_S: Final = 1.0
+"""Seconds that a failed host waits for the news that another was lost, which its collective may have failed of; and that
+host 0 waits for the others to end."""
+_LATE = ConfigError("the hosts have started without this one", got="a host that comes too late", fix="start all again")
+
+
+def end_process(message: str) -> None:
+    """Write the message to standard error and end this process with status 1, whatever its threads do."""
+    with suppress(OSError, ValueError):
+        print(f"jinfercept: {message}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+@final
+class HostGroup:
+    """This process's connections to the others: host 0's to all, of every other one to host 0.
+
+    Args:
+        peers: the connections by the number of the host at the other end.
+        end: called with the reason when a host is lost or fails; it should not return.
+    """
+
+    def __init__(
+        self, host_id: int, link: HostLink, peers: Mapping[int, bytes], end: Callable[[str], None] = end_process
+    ) -> None:
+        self.host_id = host_id
+        self._link, self._peers, self._end = link, peers, end
+        self._hosts = {peer: other_id for other_id, peer in peers.items()}
+        self._inboxes = {other_id: SimpleQueue[Frame]() for other_id in peers}
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        threading.Thread(target=self._receive, name="jinfercept-hosts", daemon=True).start()
+
+    def send(self, kind: Kind, body: bytes = b"") -> None:
+        """Send a frame to every other end, without waiting for what they do with it."""
+        for other_id, peer in self._peers.items():
+            try:
+                self._link.send(kind, body, peer)
+            except ConnectionError as error:
+                self._lose(other_id, error)
+
+    def take(self, peer: int = 0) -> Frame:
+        """Wait for the next frame of another host that is no heartbeat."""
+        return self._inboxes[peer].get()
+
+    def least(self, numbers: Mapping[str, int]) -> dict[str, int]:
+        """The smallest of every host's numbers, by name. All hosts call it, in the same order; it waits for them."""
+        if self.host_id:
+            self.send(Kind.NUMBERS, encode_values(numbers))
+            return self._numbers(0)
+        proposed = [dict(numbers), *map(self._numbers, self._peers)]
+        agreed = {name: min(of_host[name] for of_host in proposed) for name in numbers}
+        self.send(Kind.NUMBERS, encode_values(agreed))
+        return agreed
+
+    def fail(self, message: str) -> None:
+        """End every process of the group, host 0 last: JAX's connection of the others depends on it."""
+        if not self._end_once():
+            return
+        for peer in self._peers.values():
+            with suppress(ConnectionError):
+                self._link.send(Kind.FAILED, encode_values({"message": message}), peer)
+        if not self.host_id:
+            time.sleep(REASON_S)
+        self._link.close()
+        self._end(message)
+
+    def close(self) -> None:
+        """End in order: host 0 ends the others, and no end of a connection is an error any more."""
+        if self._end_once() and not self.host_id:
+            for peer in self._peers.values():
+                with suppress(ConnectionError):
+                    self._link.send(Kind.CLOSE, peer=peer)
+        self._link.close()
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """End the group if the body raises: the hosts may have executed different things. A lost host is the better reason."""
+        try:
+            yield
+        except BaseException as error:
+            time.sleep(REASON_S)
+            if not isinstance(error, JinferceptError | SystemExit):
+                log.error("host %d failed", self.host_id, exc_info=error)
+            self.fail(f"host {self.host_id} failed: {describe_failure(error)}")
+            raise
+
+    def _end_once(self) -> bool:
+        with self._lock:
+            ended = self._closing.is_set()
+            self._closing.set()
+        return not ended
+
+    def _numbers(self, peer: int) -> dict[str, int]:
+        kind, body, _ = self.take(peer)
+        assert kind == Kind.NUMBERS, kind
+        return decode_values(body)
+
+    def _receive(self) -> None:
+        """Pass on what comes, until a connection ends."""
+        while not self._closing.is_set():
+            self._link.wait()
+            lost = [other_id for other_id, peer in self._peers.items() if self._link.is_lost(peer)]
+            for frame in self._link.receive():  # what the lost ones sent before, too
+                self._take(frame)
+            for other_id in lost:
+                self._lose(other_id, "the connection was closed")
+
+    def _take(self, frame: Frame) -> None:
+        if frame.peer not in self._hosts:
+            if frame.kind == Kind.HELLO:
+                refuse(self._link, frame.peer, _LATE)
+            return
+        if frame.kind == Kind.FAILED:
+            self.fail(str(decode_values(frame.body)["message"]))
+        elif frame.kind == Kind.CLOSE:  # what follows is no failure
+            self._closing.set()
+        self._inboxes[self._hosts[frame.peer]].put(frame)
+
+    def _lose(self, host_id: int, why: object) -> None:
+        self.fail(f"host {host_id} was lost ({why}); all hosts end, start them again")

@@ -1,0 +1,177 @@
+"""Limits of each API key: requests in progress, requests and tokens per minute; and their turns on the threads that read large
+bodies, render, tokenise and compile grammars."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import final
+
+from jinfercept.serve.access.key_file import KeyRules
+from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.state.tenant_pool import TenantPool
+
+_MINUTE_S = 60.0
+HEAVY_BYTES = 2**16
+"""Input of the largest light job. A larger one takes a tenth of a second and more."""
+_MOST_RETRY_S = 60
+"""Largest `Retry-After`: clients of OpenAI's protocol heed none above."""
+_RECENT = 0.2
+"""Weight of the newest request in a key's mean seconds of one."""
+
+
+@final
+class TokenBucket:
+    """So many units per minute on average, and as many at once. What is taken afterwards may leave a debt."""
+
+    def __init__(self, now: float) -> None:
+        self._used, self._at_s = 0.0, now
+
+    def wait_s(self, number: int, per_minute: int, now: float) -> float:
+        """Seconds until so many may be taken; 0 if they may now."""
+        self._used = max(0.0, self._used - per_minute * (now - self._at_s) / _MINUTE_S)
+        self._at_s = now
+        return max(0.0, (self._used + number - per_minute) * _MINUTE_S / per_minute)
+
+    def take(self, number: float) -> None:
+        self._used += number
+
+
+@dataclass(slots=True)
+class _Use:
+    """The use of a key."""
+
+    requests: TokenBucket
+    tokens: TokenBucket
+    request_s: float = 1.0
+    """Mean seconds of a request of its own."""
+    began_s: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """By number of a submission in progress: when it began, and its requests."""
+    room_s: float = 0.0
+    """When there is probably room behind all that was refused."""
+
+    @property
+    def in_progress(self) -> int:
+        """Its requests in progress."""
+        return sum(requests for _, requests in self.began_s.values())
+
+    def turn_s(self, number: int, preparing: int) -> float:
+        """Seconds in which so many requests leave, of those in progress and those that are prepared (Little's law)."""
+        return number * self.request_s / max(1, preparing + self.in_progress)
+
+
+@final
+class KeyLimits:
+    """Counts the use of the keys that have limits, and of no others.
+
+    Args:
+        now: monotonic seconds.
+    """
+
+    def __init__(self, rules: Callable[[str], KeyRules], now: Callable[[], float]) -> None:
+        self._rules, self._now = rules, now
+        self._uses: dict[str, _Use] = {}
+
+    def check(self, tenant: str, number: int, preparing: int) -> None:
+        """Take requests of a key.
+
+        Args:
+            preparing: requests of the key that are not submitted yet.
+
+        Raises:
+            ApiError: 429 for now, 400 for more requests than the key may ever have at once.
+        """
+        rules = self._rules(tenant)
+        most = min(rules.max_concurrent or math.inf, rules.requests_per_minute or math.inf)
+        if number > most:
+            raise ApiError.bad(f"this API key may ask for {most} answers; got {number}; fix: a smaller n", "n")
+        use, now = self._use(tenant), self._now()
+        if rules.max_concurrent is not None and preparing + use.in_progress + number > rules.max_concurrent:
+            ahead = f"{preparing + use.in_progress} requests of this key are in progress"
+            message = f"{ahead}, {rules.max_concurrent} may; got {number} more"
+            raise _limited(message, "concurrency_limit_exceeded", self.retry_s(tenant, number, preparing))
+        for limited, bucket, least, limit in (
+            ("requests", use.requests, number, rules.requests_per_minute),
+            ("tokens", use.tokens, 1, rules.tokens_per_minute),
+        ):
+            if limit is not None and (wait_s := bucket.wait_s(least, limit, now)):
+                raise _limited(f"this key may use {limit} {limited} per minute", "rate_limit_exceeded", wait_s)
+        use.requests.take(number)
+
+    def retry_s(self, tenant: str, number: int, preparing: int) -> float:
+        """Seconds until so many refused requests of a key have room, behind those that were refused before them."""
+        use, now = self._use(tenant), self._now()
+        wait_s = max(0.0, use.room_s - now) + use.turn_s(number, preparing)
+        use.room_s = now + min(wait_s, _MOST_RETRY_S)
+        return wait_s
+
+    def check_turn(self, tenant: str, number: int, waiting: int, limit_s: float) -> None:
+        """Raise `ApiError`, 429, if a key's waiting requests last longer than a limit of seconds.
+
+        Args:
+            number: of the requests that come now.
+            waiting: number of those that wait before them. None: it is their turn, so that they are never refused.
+        """
+        turn_s = self._use(tenant).turn_s(waiting, 0)
+        if turn_s > limit_s:
+            message = f"the first token would come after about {turn_s:.1f} s, and {limit_s:g} s is the limit"
+            raise _limited(message, "overloaded", self.retry_s(tenant, number, 0))
+
+    def began(self, tenant: str, submission: int, number: int, num_tokens: int) -> None:
+        """Requests of a key are submitted: count them as in progress, and their prompts.
+
+        Args:
+            submission: unique while they are in progress.
+        """
+        use = self._use(tenant)
+        use.began_s[submission] = self._now(), number
+        use.tokens.take(num_tokens)
+
+    def ended(self, tenant: str, submission: int, num_tokens: int) -> None:
+        """Requests of a key are over, having generated so many tokens."""
+        use = self._use(tenant)
+        began_s, _ = use.began_s.pop(submission)
+        use.tokens.take(num_tokens)
+        use.request_s += _RECENT * (self._now() - began_s - use.request_s)
+
+    def forget(self, tenants: Callable[[str], bool]) -> None:
+        """Forget idle keys but those for which `tenants` is true."""
+        self._uses = {tenant: use for tenant, use in self._uses.items() if use.began_s or tenants(tenant)}
+
+    def _use(self, tenant: str) -> _Use:
+        use = self._uses.get(tenant)
+        if use is None:
+            now = self._now()
+            use = self._uses[tenant] = _Use(TokenBucket(now), TokenBucket(now))
+        return use
+
+
+def retry_after(seconds: float) -> str:
+    """A value of `Retry-After`: whole seconds, from 1 to 60."""
+    return f"{min(max(1, math.ceil(seconds)), _MOST_RETRY_S)}"
+
+
+def _limited(message: str, code: str, wait_s: float) -> ApiError:
+    return ApiError(429, message, code=code, headers={"Retry-After": retry_after(wait_s)})
+
+
+@final
+class FairThreadPool:
+    """The preparation threads of a server.
+
+    Args:
+        max_waiting: jobs that one tenant may have waiting in each pool.
+    """
+
+    def __init__(self, max_waiting: int) -> None:
+        self._light = TenantPool("light", num_threads=4, per_tenant=3, max_waiting=max_waiting)
+        self._heavy = TenantPool("heavy", num_threads=2, per_tenant=1, max_waiting=max_waiting)
+
+    async def run[T](self, tenant: str, num_bytes: int, work: Callable[[], T]) -> T:
+        """Runs a function in a thread, see `TenantPool.run`."""
+        pool = self._heavy if num_bytes > HEAVY_BYTES else self._light
+        return await pool.run(tenant, num_bytes, work)
+
+    def close(self) -> None:
+        """Fail all waiting and running jobs, see `TenantPool.close`."""
+        self._light.close()
+        self._heavy.close()

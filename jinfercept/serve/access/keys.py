@@ -1,0 +1,162 @@
+"""API keys: the key of a request, its permissions, and the salt that separates the contexts of two keys."""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import final
+
+from jinfercept.errors import ConfigError
+from jinfercept.serve.access.key_file import KeyRules, key_digest
+from jinfercept.serve.options import ServedState
+from jinfercept.serve.protocols.errors import ApiError
+
+log = logging.getLogger("jinfercept.serve")
+
+POLL_S = 2.0
+"""Seconds between two looks at the file."""
+
+
+@final
+class Keys:
+    """The API keys of a server. Without keys every request is accepted, and all belong to one tenant.
+
+    Args:
+        rules: of the keys, by `key_digest`.
+    """
+
+    def __init__(self, rules: Mapping[str, KeyRules]) -> None:
+        self._rules = dict(rules)
+
+    def replace(self, rules: Mapping[str, KeyRules]) -> str:
+        """Use other rules from now on; returns the names of keys whose rules changed, with commas.
+
+        Requests in progress of a key that is gone go on; new ones are refused.
+
+        Args:
+            rules: at least one, and only for a server that has keys.
+        """
+        assert self._rules
+        assert rules
+        before, self._rules = self._rules, dict(rules)
+        return ", ".join(sorted({of.name for _, of in before.items() ^ self._rules.items()}))
+
+    def rules(self, tenant: str) -> KeyRules:
+        """The rules of a tenant; those of a key that is gone, and of a server without keys, limit nothing."""
+        return self._rules.get(tenant) or KeyRules("")
+
+    @property
+    def needed(self) -> bool:
+        """Whether a request needs a key."""
+        return bool(self._rules)
+
+    @property
+    def tenants(self) -> Collection[str]:
+        """All tenants; none without keys."""
+        return self._rules.keys()
+
+    def check(self, *authorizations: str) -> str:
+        """The tenant of a request: its key's digest, "" if no key is needed. Takes constant time for all keys.
+
+        Args:
+            authorizations: values of the headers `Authorization`; one of them, `Bearer KEY`, is needed.
+
+        Raises:
+            ApiError: 401; 400 for several values.
+        """
+        if not self._rules:
+            return ""
+        if len(authorizations) > 1:
+            raise ApiError.bad("the request has two different API keys; fix: send one")
+        authorization = authorizations[0] if authorizations else None
+        scheme, _, key = (authorization or "").partition(" ")
+        sent_digest = key_digest(key.strip())
+        matches = [hmac.compare_digest(sent_digest, digest) for digest in self._rules]
+        if scheme.lower() != "bearer" or not key.strip() or not any(matches):
+            raise ApiError(
+                401,
+                "the API key is wrong" if authorization else "no API key was sent; fix: Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return sent_digest
+
+    def watched_by(self, tenant: str) -> str | None:
+        """The tenant whose requests a key may see and whose calls it may answer: its own; None: all tenants.
+
+        Args:
+            tenant: of the key, from `check`.
+        """
+        return None if not tenant or self.rules(tenant).operator else tenant
+
+    def check_operator(self, tenant: str) -> None:
+        """Raise `ApiError` 403 for a key that is no operator's, on a server with keys.
+
+        Args:
+            tenant: of the key, from `check`.
+        """
+        if self.watched_by(tenant) is not None:
+            raise ApiError(403, "this path needs an operator's key (--operator-key)", code="operator_key_needed")
+
+    def priority(self, tenant: str, requested: int) -> int:
+        """The priority of a request: the requested one, clamped to the range of its key if there is one.
+
+        Args:
+            tenant: of the key, from `check`.
+        """
+        if not tenant:
+            return requested
+        least, most = self.rules(tenant).priority
+        return min(max(requested, least), most)
+
+    def name(self, tenant: str) -> str:
+        """The name of a key in logs; "" without keys."""
+        return self.rules(tenant).name
+
+
+def isolation(key: str, cache_salt: str | None) -> str:
+    """The salt of a client's pages and stored data: nothing is shared between keys, nor between cache salts of one key.
+
+    Args:
+        key: tenant of the key, from `Keys.check`.
+        cache_salt: field of the body.
+    """
+    if not key and not cache_salt:
+        return ""
+    return hashlib.sha256(f"{key}/{cache_salt or ''}".encode()).hexdigest()
+
+
+async def watch_key_file(service: ServedState) -> None:
+    """Follow the file of `--api-key-file` until cancelled; returns at once if there is none."""
+    path = service.options.api_key_file
+    if path is None:
+        return
+    seen = await asyncio.to_thread(_mark, path)
+    await _read(service, path)  # it may have changed since the server read it
+    while True:
+        await asyncio.sleep(POLL_S)
+        mark = await asyncio.to_thread(_mark, path)
+        if mark != seen:
+            seen = mark
+            await _read(service, path)
+
+
+async def _read(service: ServedState, path: str) -> None:
+    try:
+        rules = await asyncio.to_thread(service.options.key_rules)
+    except ConfigError as error:  # its text has no secrets
+        log.error("the changed file of API keys is not used, the old rules hold: %s: %s", path, error)
+        return
+    if changed := service.use_key_rules(rules):
+        log.info("the file of API keys was read again: %s", changed)
+
+
+def _mark(path: str) -> tuple[int, int, int] | None:
+    """A mark that differs when a file was written or replaced; None if it is not there."""
+    try:
+        stat = Path(path).stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino

@@ -1,0 +1,72 @@
+"""The FastAPI application: its routers, its middleware, and its OpenAPI document."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from fastapi import Depends, FastAPI
+from fastapi.security import HTTPBearer
+
+from jinfercept.serve.access.keys import watch_key_file
+from jinfercept.serve.http.error_handlers import add_handlers
+from jinfercept.serve.http.middleware import add_middleware
+from jinfercept.serve.observe.live import live_router, page_router
+from jinfercept.serve.observe.metrics import metrics_router
+from jinfercept.serve.protocols.errors import ERRORS
+from jinfercept.serve.routes import (
+    chat_completions,
+    completions,
+    conversations,
+    health,
+    inbox,
+    messages,
+    models,
+    operators,
+    responses,
+    tokens,
+)
+from jinfercept.serve.routes.api_docs import docs_router
+from jinfercept.serve.service import Service
+from jinfercept.version import __version__
+
+_DESCRIPTION = (
+    "OpenAI's protocol with vLLM's extensions, and Anthropic's Messages, on jinfercept. Unknown fields are ignored. "
+    "Further extensions: `session_id` or the header `x-session-id`, `cache_salt`, and the object `jinfercept`."
+)
+
+
+def create_app(service: Service) -> FastAPI:
+    """The ASGI application of a service. Its lifespan warms the service up and closes it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+        await service.warm_up()
+        watching = asyncio.create_task(watch_key_file(service))
+        yield
+        watching.cancel()
+        service.close_threads()
+        await service.close_state()
+
+    app = FastAPI(
+        title="jinfercept",
+        version=__version__,
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        separate_input_output_schemas=False,
+        redirect_slashes=False,  # a redirect would repeat the host and the scheme that the client sent
+        openapi_url=None,  # FastAPI's own /docs and /redoc load scripts from other hosts
+    )
+    app.state.service, app.state.refused = service, service.refused
+    add_handlers(app)
+    for router in (health.router, metrics_router(service), page_router(), docs_router()):
+        app.include_router(router)
+    options = service.options
+    key = [Depends(HTTPBearer(auto_error=False))] if service.keys.needed else []  # for the document; see `GuardedRoute`
+    modules = chat_completions, completions, responses, conversations, messages, models, tokens, inbox
+    guarded = [module.router for module in modules]
+    guarded += [operators.weights_router] if options.weights_dir is not None else []
+    guarded += [operators.lora_router] if options.lora_dir is not None else []
+    for router in (*guarded, live_router(service)):
+        app.include_router(router, responses=ERRORS, dependencies=key)
+    add_middleware(app, service)
+    return app

@@ -1,0 +1,110 @@
+"""The middleware that a server's application and a fleet's front share: access log, check of hosts, CORS, answers to HEAD."""
+
+from collections.abc import Container, Sequence
+from typing import final
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from jinfercept.serve.http.access_log import AccessLog
+from jinfercept.serve.http.allowed_hosts import AllowedHosts
+from jinfercept.serve.http.error_handlers import error_response
+from jinfercept.serve.options import ServedState
+from jinfercept.serve.protocols.errors import ApiError
+
+_NAMES = ("x-request-id", "request-id")
+_SHOWN = 256
+"""Maximum characters of a host or an origin in a message."""
+
+
+@final
+class HeadRequests:
+    """ASGI middleware around an application that knows no HEAD."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. The client of a stream has its end at once, so that the application sees it disconnect."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        await self._app({**scope, "method": "GET"}, receive, send_head)
+
+
+def add_middleware(app: FastAPI, service: ServedState, shown: Sequence[str] = ()) -> None:
+    """Log and count all requests of an application, refuse those for other hosts, let web pages of allowed origins use it, and
+    answer HEAD as GET.
+
+    Args:
+        shown: further headers of responses that web pages may read.
+    """
+    options = service.options
+    app.add_middleware(HeadRequests)
+    if options.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.allowed_origins,
+            allow_methods=options.allowed_methods,
+            allow_headers=options.allowed_headers,
+            allow_credentials=options.allow_credentials,
+            expose_headers=[*_NAMES, *shown],
+        )
+    if (hosts := options.hosts()) is not None:
+        app.add_middleware(HostCheck, hosts=hosts, origins=options.allowed_origins)
+    app.add_middleware(AccessLog, service=service)
+
+
+@final
+class HostCheck:
+    """Refuses what a web page of another site may send to a server without keys: requests for other hosts, and forms.
+
+    A browser asks before it sends a page's request with a JSON body or a header of its own to another site (CORS). It does not
+    ask before a POST without a body, or with that of a form. A request that names no host, as HTTP/1.0 allows, is served: no
+    web page sends one.
+
+    Args:
+        origins: of web pages that may use the server, `*` for all.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: AllowedHosts, origins: Container[str]) -> None:
+        self._app, self._hosts, self._origins = app, hosts, origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (error := self._refusal(scope["method"], Headers(scope=scope))) is not None:
+            await error_response(Request(scope), error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, method: str, headers: Headers) -> ApiError | None:
+        """Why a request is refused; None if it is not."""
+        for host in headers.getlist("host"):
+            if not self._hosts.allows(host):
+                return misdirected(host)
+        origin = headers.get("origin")
+        if method != "POST" or origin is None or "*" in self._origins or origin in self._origins:
+            return None
+        if origin.partition("://")[2].lower() == headers.get("host", "").lower():
+            return None
+        if headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
+            return None
+        message = f"web pages of {origin[:_SHOWN]!r} may not use this server; fix: --allowed-origins names their origin"
+        return ApiError(403, message, code="origin_not_allowed")
+
+
+def misdirected(host: str) -> ApiError:
+    """Status 421, for a request that names another host."""
+    message = (
+        f"this server is not reached as {host[:_SHOWN]!r}: use localhost or an IP address, or start the server with "
+        "--allowed-hosts NAME"
+    )
+    return ApiError(421, message, code="host_not_allowed")

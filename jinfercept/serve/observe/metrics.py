@@ -1,0 +1,375 @@
+"""`/metrics` for Prometheus. Needs no key, as in vLLM: it has numbers and the names of the server's own tools, no data of
+requests and no name that a client chooses. A metric with the meaning of one of vLLM's has its name.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from prometheus_client import exposition
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.utils import floatToGoString
+
+from jinfercept.engine.meter.counts import EngineCounts, Histogram, ToolCounts
+from jinfercept.engine.state import EngineState
+from jinfercept.kv.disk.store import DiskState
+from jinfercept.serve.observe.engine_snapshot import EngineSnapshot, SnapshotValue
+from jinfercept.serve.service import Service
+
+
+class MetricFamilies(NamedTuple):
+    """Makes metric families of one value, or of several by the values of further labels: a tuple for several labels.
+
+    Attributes:
+        model: value of the label `model_name`.
+    """
+
+    model: str
+
+    def gauge(self, name: str, text: str, values: float | Mapping[Any, float], *labels: str) -> Metric:
+        """A value that rises and falls."""
+        return self._filled(GaugeMetricFamily(name, text, labels=["model_name", *labels]), values)
+
+    def counter(self, name: str, text: str, values: float | Mapping[Any, float], *labels: str) -> Metric:
+        """A value that only rises; its name gets the suffix `_total`."""
+        return self._filled(CounterMetricFamily(name, text, labels=["model_name", *labels]), values)
+
+    def histogram(self, name: str, text: str, values: Histogram | Mapping[Any, Histogram], *labels: str) -> Metric:
+        """A histogram with the buckets of the engine's own."""
+        family = HistogramMetricFamily(name, text, labels=["model_name", *labels])
+        for key, histogram in self._keyed(values):
+            buckets = [(floatToGoString(bound), count) for bound, count in histogram.cumulative]
+            family.add_metric(key, buckets, histogram.total)
+        return family
+
+    def info(self, name: str, text: str, values: Mapping[str, object]) -> Metric:
+        """Constants as labels; the name gets the suffix `_info`."""
+        family = InfoMetricFamily(name, text, labels=["model_name"])
+        family.add_metric([self.model], {key: str(value) for key, value in values.items()})
+        return family
+
+    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, values: float | Mapping[Any, float]) -> Metric:
+        for key, value in self._keyed(values):
+            family.add_metric(key, value)
+        return family
+
+    def _keyed(self, values: Any) -> Iterator[tuple[list[str], Any]]:
+        """Values with the values of all labels."""
+        for key, value in (values if isinstance(values, Mapping) else {(): values}).items():
+            yield [self.model, *(map(str, key) if isinstance(key, tuple) else (str(key),))], value
+
+
+_FRESH_S = 1.0
+"""Seconds for which an encoded page is reused: encoding takes milliseconds, and needs no key."""
+REFUSALS = (
+    "queue_full",
+    "overloaded",
+    "concurrency_limit_exceeded",
+    "rate_limit_exceeded",
+    "too_many_background_responses",
+)
+"""Codes of errors with status 429."""
+
+
+class Reading(NamedTuple):
+    """An engine's numbers between two steps, and those that do not change while it runs.
+
+    Attributes:
+        num_devices: among which weights and pages are cut.
+        token_bytes: bytes of the keys and values of one token, on all devices together.
+        link_tokens_per_s: bandwidth of the host link in one direction, from the profile.
+        prefix_caching: whether the prefix cache is on.
+        refused: answers of status 429, by the code of their error.
+        disk: of `kv_disk`; None without it.
+    """
+
+    state: EngineState
+    page_size: int
+    num_devices: int
+    weight_bytes: int
+    token_bytes: int
+    link_tokens_per_s: int
+    prefix_caching: bool
+    pending_calls: int
+    refused: Mapping[str, int]
+    disk: DiskState | None
+    is_sleeping: bool = False
+
+
+def families(look: SnapshotValue[Reading], model: str) -> Iterator[Metric]:
+    """All metrics of one reading.
+
+    Args:
+        model: for the label `model_name`.
+    """
+    reading, make = look.seen, MetricFamilies(model)
+    counts = reading.state.counts
+    yield from _vllm(reading, make)
+    yield from _vllm_requests(counts, make)
+    yield from _pool(reading, make)
+    yield from _link(reading, make)
+    if reading.disk is not None:
+        yield from _disk(reading.disk, make)
+    yield make.counter("jinfercept:steps", "Steps by token bucket; 0: transfers only", counts.steps, "bucket")
+    yield make.counter("jinfercept:step_seconds", "Seconds of steps by token bucket", counts.step_s, "bucket")
+    yield make.gauge("jinfercept:pending_calls", "Asynchronous calls that run", reading.pending_calls)
+    yield make.gauge("jinfercept:sleeping", "1 while the engine sleeps or is paused", int(reading.is_sleeping))
+    refused = {**dict.fromkeys(REFUSALS, 0), **reading.refused}
+    yield make.counter(
+        "jinfercept:refused_requests", "Answers of status 429, by the code of the error", refused, "code"
+    )
+    text = "Seconds from the submission of a turn (arrival of a request, return of its calls) to its first token"
+    yield make.histogram("jinfercept:turn_delay_seconds", text, counts.turn_delay_s)
+    within = {"yes": counts.turns[True], "no": counts.turns[False]}
+    text = (
+        "Turns that have ended, by whether their delay and their seconds per token stayed within the limits of goodput"
+    )
+    yield make.counter("jinfercept:turns", text, within, "within_limits")
+    yield from _tools(counts.tools, make)
+    age_s = time.monotonic() - look.at_s
+    yield make.gauge("jinfercept:reading_age_seconds", "Age of these numbers; they wait for the end of a step", age_s)
+
+
+def _vllm(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
+    """Metrics of the engine that have vLLM's names."""
+    state = reading.state
+    counts, counters = state.counts, state.counters
+    usage = state.pages.used / state.num_device_pages
+    config = {
+        "block_size": reading.page_size,
+        "num_gpu_blocks": state.num_device_pages,
+        "num_cpu_blocks": state.num_host_pages,
+        "enable_prefix_caching": reading.prefix_caching,
+    }
+    yield make.info("vllm:cache_config", "Page size in tokens and pool sizes in pages, as labels", config)
+    yield make.gauge("vllm:num_requests_running", "Running requests", state.num_running)
+    yield make.gauge("vllm:num_requests_waiting", "Waiting requests", state.num_waiting)
+    yield make.gauge("vllm:kv_cache_usage_perc", "Fraction of the device pages that running requests use", usage)
+    yield make.counter("vllm:prompt_tokens", "Prompt tokens, cached tokens included", counts.prompt)
+    yield make.counter("vllm:generation_tokens", "Generated tokens", counts.generated)
+    yield make.counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", counts.prompt)
+    yield make.counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", counts.cached)
+    yield make.counter("vllm:num_preemptions", "Preemptions of running requests", counters.preemptions)
+    yield make.counter("vllm:spec_decode_num_drafts", "Steps of a request with drafts", counters.drafts)
+    yield make.counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens", counters.drafted)
+    accepted = counters.accepted
+    yield make.counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that became tokens", accepted.total())
+    by_place = dict(sorted(accepted.items()))
+    text = "The same by place among the drafts of a step, from 0"
+    yield make.counter("vllm:spec_decode_num_accepted_tokens_per_pos", text, by_place, "position")
+    finished = {"stop": 0, "length": 0, "abort": 0, "error": 0} | counts.finished
+    yield make.counter("vllm:request_success", "Finished requests", finished, "finished_reason")
+    yield make.histogram("vllm:iteration_tokens_total", "Query tokens per step", counts.step_tokens)
+
+
+def _vllm_requests(counts: EngineCounts, make: MetricFamilies) -> Iterator[Metric]:
+    """Metrics of requests that have vLLM's names."""
+    prefix = "vllm:request_"
+    for name, text, values in (
+        ("vllm:time_to_first_token_seconds", "Seconds from arrival to the first token", counts.first_token_s),
+        ("vllm:inter_token_latency_seconds", "Seconds between tokens, pauses for calls excluded", counts.token_s),
+        (
+            "vllm:e2e_request_latency_seconds",
+            "Seconds from arrival to the end, pauses for calls included",
+            counts.request_s,
+        ),
+        (f"{prefix}queue_time_seconds", "Seconds from arrival until the request first runs", counts.queued_s),
+        (f"{prefix}prefill_time_seconds", "Seconds from the first run to the first token", counts.prefill_s),
+        (
+            f"{prefix}decode_time_seconds",
+            "Seconds from the first token to the end, pauses for calls excluded",
+            counts.decode_s,
+        ),
+        (f"{prefix}time_per_output_token_seconds", "Mean decode seconds per token of a request", counts.mean_token_s),
+        (f"{prefix}prompt_tokens", "Prompt tokens per request", counts.request_prompt),
+        (f"{prefix}generation_tokens", "Generated tokens per request", counts.request_generated),
+    ):
+        yield make.histogram(name, text, values)
+
+
+def _pool(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
+    """Requests by state, pages by residency, and waste."""
+    state = reading.state
+    states = {
+        "running": state.num_running,
+        "waiting": state.num_waiting,
+        "intercepted": state.num_intercepted,
+        "retained": state.num_retained,
+    }
+    yield make.gauge(
+        "jinfercept:requests",
+        "Requests by state; retained: finished, the context is retained for a follow-up request",
+        states,
+        "state",
+    )
+    yield make.gauge(
+        "jinfercept:pages",
+        "Pages by residency; host and host_free are host pages, all others device pages",
+        state.pages._asdict(),
+        "residency",
+    )
+    if state.window_pages is not None:
+        text = "Device pages of layers with a window, where these have a pool of their own, by use"
+        yield make.gauge("jinfercept:window_pages", text, state.window_pages._asdict(), "use")
+    if state.state_slots is not None:
+        text = "Device slots for states of recurrent layers, by use"
+        yield make.gauge("jinfercept:state_slots", text, state.state_slots._asdict(), "use")
+    yield make.gauge("jinfercept:page_tokens", "Tokens per page", reading.page_size)
+    text = "Bytes of keys and values per token, on all devices together"
+    yield make.gauge("jinfercept:kv_bytes_per_token", text, reading.token_bytes)
+    yield make.gauge("jinfercept:devices", "Devices among which weights and pages are cut", reading.num_devices)
+    yield make.gauge("jinfercept:weight_bytes", "Bytes of the weights on each device", reading.weight_bytes)
+    text = "Token-seconds of device memory held without use; multiply by kv_bytes_per_token for byte-seconds"
+    yield make.counter("jinfercept:waste_token_seconds", text, asdict(state.counts.waste), "kind")
+    yield make.counter(
+        "jinfercept:recomputed_tokens", "Tokens whose keys and values were computed again", state.counters.recomputed
+    )
+
+
+def _link(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
+    """Use of the host link."""
+    counts, size = reading.state.counts, reading.token_bytes
+    moved = {"out": counts.copied_out * size, "in": counts.copied_in * size}
+    yield make.counter("jinfercept:link_bytes", "Bytes copied over the host link, in whole pages", moved, "direction")
+    budget, rate = counts.link_budget * size, reading.link_tokens_per_s * size
+    yield make.counter(
+        "jinfercept:link_budget_bytes",
+        "Bytes that the host link could have copied in one direction while steps ran",
+        budget,
+    )
+    yield make.gauge(
+        "jinfercept:link_bytes_per_second", "Bandwidth of the host link in one direction, from the profile", rate
+    )
+    yield make.counter(
+        "jinfercept:moved_pages",
+        "Pages of paused contexts by the action of the policy and its reason",
+        counts.moved_pages,
+        "action",
+        "why",
+    )
+
+
+def _disk(disk: DiskState, make: MetricFamilies) -> Iterator[Metric]:
+    """Contexts in the folder of `kv_disk`."""
+    counters, used = disk.counters, disk.occupancy
+    yield make.gauge("jinfercept:disk_up", "1 while contexts are stored, 0 after a failure", int(disk.works))
+    space = {"used": used.used_bytes, "free": used.total_bytes - used.used_bytes}
+    yield make.gauge("jinfercept:disk_space_bytes", "Space of contexts on disk", space, "kind")
+    moved = {"read": counters.read_bytes, "written": counters.written_bytes, "refused": counters.refused_bytes}
+    text = "Bytes of contexts by what became of them; refused: they were not written, to spare the drive"
+    yield make.counter("jinfercept:disk_bytes", text, moved, "what")
+    text = "Bytes that may be written to the drive now"
+    yield make.gauge("jinfercept:disk_writes_left_bytes", text, disk.writes_left_bytes)
+    lost = {"evicted": counters.evicted_pages, "damaged": counters.damaged_pages}
+    yield make.counter("jinfercept:disk_lost_pages", "Pages that are no longer on disk, by the reason", lost, "why")
+    yield make.counter("jinfercept:disk_failures", "Writes of contexts that failed", counters.failures)
+
+
+def _tools(tools: Mapping[str, ToolCounts], make: MetricFamilies) -> Iterator[Metric]:
+    """Interceptions by tool: the server's tools by name, all others under fixed names (`meter.interceptions`)."""
+
+    def each[T](value: Callable[[ToolCounts], T]) -> dict[str, T]:
+        return {name: value(tool) for name, tool in tools.items()}
+
+    text = "Pauses, by calls or at a finished answer"
+    yield make.counter("jinfercept:interceptions", text, each(lambda tool: tool.begun), "tool")
+    text = "Pauses that ended without a result or a follow-up request"
+    yield make.counter("jinfercept:interceptions_given_up", text, each(lambda tool: tool.given_up), "tool")
+    results = {(name, status): number for name, tool in tools.items() for status, number in tool.results.items()}
+    yield make.counter("jinfercept:call_results", "Calls that the server ran, by status", results, "tool", "status")
+    contexts = {
+        (name, what): number
+        for name, tool in tools.items()
+        for what, number in (("kept", tool.kept), ("copied_in", tool.copied_in), ("recomputed", tool.recomputed))
+    }
+    text = "Tokens of contexts that resumed, by whether they were preserved, copied in or recomputed"
+    yield make.counter("jinfercept:interception_context_tokens", text, contexts, "tool", "context")
+    text = "Seconds from a pause to its results or its follow-up request"
+    yield make.histogram("jinfercept:interception_seconds", text, each(lambda tool: tool.duration_s), "tool")
+    text = "Seconds from the results or the follow-up request to the next token"
+    yield make.histogram("jinfercept:resume_seconds", text, each(lambda tool: tool.resume_s), "tool")
+    text = "Sum of the predicted pause durations"
+    yield make.counter("jinfercept:expected_interception_seconds", text, each(lambda tool: tool.predicted_s), "tool")
+    text = "Sum of |predicted - actual| pause durations; divide by interception_seconds_count for the mean"
+    yield make.counter("jinfercept:estimate_error_seconds", text, each(lambda tool: tool.error_s), "tool")
+
+
+def metrics_router(service: Service) -> APIRouter:
+    """Router of one service. Uses no global registry."""
+    router = APIRouter(tags=["operations"])
+    window = EngineSnapshot(service.llm.engine.snapshot)
+    text: Any = {"text/plain": {"schema": {"type": "string"}}}
+    pages: dict[ModuleType, tuple[bytes, float]] = {}
+    """By format: the last page, and when it was encoded, on the monotonic clock."""
+
+    def last(form: ModuleType) -> bytes | None:
+        page, encoded_s = pages.get(form, (None, 0.0))
+        return page if time.monotonic() - encoded_s < _FRESH_S else None
+
+    @router.get("/metrics", response_class=Response, responses={200: {"content": text}})
+    async def metrics(request: Request) -> Response:
+        """Counts, times and pages, for Prometheus."""
+        form, kind = metrics_format(request.headers.get("accept", ""))
+        if last(form) is None:
+            looked = await window.look()
+            if last(form) is None:  # no other request has encoded it meanwhile
+                pages[form] = encode_metrics(form, collect(service, looked)), time.monotonic()
+        return Response(pages[form][0], media_type=kind)
+
+    return router
+
+
+def metrics_format(accept: str) -> tuple[ModuleType, str]:
+    """The module that encodes, and the content type: OpenMetrics 1.0.0 for clients that accept it, otherwise text 0.0.4."""
+    for media_range in accept.lower().split(","):
+        kind, *parameters = (part.replace(" ", "") for part in media_range.split(";"))
+        versions = [
+            value for name, _, value in (parameter.partition("=") for parameter in parameters) if name == "version"
+        ]
+        if kind == "application/openmetrics-text" and versions in ([], ["1.0.0"]):
+            return openmetrics, openmetrics.CONTENT_TYPE_LATEST
+    return exposition, exposition.CONTENT_TYPE_PLAIN_0_0_4
+
+
+def collect(service: Service, looked: SnapshotValue[EngineState]) -> list[Metric]:
+    """All metrics of a service. Runs on its event loop."""
+    num_tasks = len(asyncio.all_tasks())
+    tasks = MetricFamilies(service.names[0]).gauge("jinfercept:tasks", "Tasks of the server's event loop", num_tasks)
+    reading = SnapshotValue(read(service, looked.seen), looked.at_s)
+    return [*families(reading, service.names[0]), tasks]
+
+
+def encode_metrics(form: ModuleType, metrics: list[Metric]) -> bytes:
+    """A page of metrics. `form` is from `metrics_format`."""
+    return form.generate_latest(SimpleNamespace(collect=lambda: metrics))  # in place of a registry
+
+
+def read(service: Service, state: EngineState) -> Reading:
+    """The numbers of an engine state, and those that do not change while the engine runs."""
+    llm = service.llm
+    plan, page_size = llm.memory_plan, llm.shape.page_size
+    return Reading(
+        state,
+        page_size=page_size,
+        num_devices=plan.num_devices,
+        weight_bytes=plan.weight_bytes,
+        token_bytes=plan.token_bytes(page_size),
+        link_tokens_per_s=llm.profile.link_tokens(1.0),
+        prefix_caching=llm.config.cache.enable_prefix_caching,
+        pending_calls=sum(limit.number for limit in list(service.pending_calls.values())),
+        refused=dict(service.refused),
+        disk=llm.disk,
+        is_sleeping=llm.is_sleeping,
+    )

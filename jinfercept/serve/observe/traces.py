@@ -1,0 +1,238 @@
+"""OpenTelemetry traces: one span for each HTTP request that generates, and one below it for each of its pauses.
+
+The spans of pauses are made of the request's outputs when it has ended. Only this module imports `opentelemetry`, and it is
+imported only when traces are on. The SDK's own environment variables hold. No global provider is set, so that other
+instrumented packages of the process are not affected.
+"""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from jinfercept.chat.function_tools import ChatTool
+from jinfercept.engine.current_call import CURRENT_CALL, around
+from jinfercept.engine.streaming import AsyncStream
+from jinfercept.outputs import Interception, RequestOutput
+from jinfercept.request import Request
+from jinfercept.serve.observe.traces_choice import TracesChoice
+from jinfercept.version import __version__
+
+log = logging.getLogger(__name__)
+
+CLOSING_S = 3.0
+"""Seconds that the last spans have to reach the collector when the server ends, if so many are left."""
+MOST_CHARS = 16384
+"""Maximum characters of one text in an attribute."""
+_MOST_INT = 2**63 - 1
+"""Largest integer that OTLP can carry; the SDK logs a traceback for each larger one."""
+_PROPAGATOR = TraceContextTextMapPropagator()
+_PARAMS = ("temperature", "top_p", "top_k", "max_tokens", "seed", "frequency_penalty", "presence_penalty")
+
+
+def open_tracing(choice: TracesChoice) -> "Tracing":
+    """Traces that are exported. A collector that does not answer loses spans, beyond a bounded queue, and nothing else."""
+    named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    default = {} if named else {"service.name": "jinfercept"}  # attributes of code take precedence over variables
+    resource = Resource.create({"service.version": __version__} | default)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=choice.endpoint)))
+    return Tracing(provider, texts=choice.texts)
+
+
+@final
+class Tracing:
+    """The traces of one server.
+
+    Args:
+        texts: whether spans have prompts, answers, arguments and results.
+
+    Attributes:
+        headers: W3C trace context for the tools of each engine request that is not over, by its id.
+    """
+
+    def __init__(self, provider: TracerProvider, *, texts: bool = False) -> None:
+        self.texts, self._provider = texts, provider
+        self.tracer = provider.get_tracer("jinfercept", __version__)
+        self.headers: dict[str, Mapping[str, str]] = {}
+
+    def tool(self, tool: ChatTool) -> ChatTool:
+        """A copy of a tool whose calls pass the trace of their request on."""
+        assert tool.tool is not None, "a tool that runs here"
+        function = tool.tool.function
+
+        def call(arguments: str) -> object:
+            here = CURRENT_CALL.get()
+            CURRENT_CALL.set(replace(here, trace=self.headers.get(here.request_id, {})))  # in the context of the call
+            return function(arguments)
+
+        return replace(tool, tool=replace(tool.tool, function=around(function, call)))
+
+    def close(self, timeout_s: float) -> None:
+        """Export what is left, as far as the collector takes it in time."""
+        thread = threading.Thread(target=self._provider.shutdown, name="jinfercept-traces", daemon=True)
+        thread.start()
+        thread.join(min(timeout_s, CLOSING_S))
+
+
+@final
+class RequestTrace:
+    """The span of one HTTP request. It ends when every holder has released it; the first holder is the one that made it.
+
+    Args:
+        operation: `gen_ai.operation.name`.
+        scope: of the request.
+        details: fields of the request's log line; read when the span ends.
+
+    Attributes:
+        streams: of its submitted requests, which have their outputs at the end.
+    """
+
+    def __init__(
+        self, tracing: Tracing, operation: str, route: str, scope: Mapping[str, Any], details: Mapping[str, Any]
+    ) -> None:
+        self._tracing, self._operation, self._details = tracing, operation, details
+        self._epoch_ns = time.time_ns() - time.monotonic_ns()
+        carrier = dict[str, str]()
+        for name, value in scope["headers"]:
+            key, text = name.decode("latin-1"), value.decode("latin-1")
+            carrier[key] = f"{carrier[key]},{text}" if key in carrier else text
+        attributes = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "jinfercept",
+            "http.request.method": "POST",
+            "http.route": route,
+        }
+        parent = _PROPAGATOR.extract(carrier, Context())
+        self._root = tracing.tracer.start_span(operation, parent, SpanKind.SERVER, attributes)
+        self._status, self._holders = 0, 1
+        self._requests: list[Request] = []
+        self.streams: list[AsyncStream] = []
+
+    def describe(self, model: str | None, answering: str, conversation: str | None) -> None:
+        """Note the model that the body names, the one that answers, and the client's name of the conversation."""
+        self._root.update_name(f"{self._operation} {answering}")
+        values = {"gen_ai.request.model": model or answering, "gen_ai.response.model": answering}
+        self._root.set_attributes(values | ({"gen_ai.conversation.id": conversation} if conversation else {}))
+
+    def attach(self, requests: Sequence[Request]) -> None:
+        """Note engine requests that are submitted next."""
+        self._requests += requests
+        headers = dict[str, str]()
+        _PROPAGATOR.inject(headers, set_span_in_context(self._root, Context()))
+        self._tracing.headers.update(dict.fromkeys([request.id for request in requests], headers))
+
+    def hold(self) -> None:
+        """Add a holder: work that goes on behind the response."""
+        self._holders += 1
+
+    def release(self, status: int | None = None) -> None:
+        """Remove a holder; the last one ends the span.
+
+        Args:
+            status: of the response.
+        """
+        self._status = status or self._status
+        self._holders -= 1
+        if self._holders:
+            return
+        for request in self._requests:
+            self._tracing.headers.pop(request.id, None)
+        try:
+            self._end()
+        except Exception:  # a trace is no reason to fail a request
+            log.exception("the spans of a request are lost")
+
+    def _end(self) -> None:
+        if not self._root.is_recording():
+            return
+        outputs = {name: output for stream in self.streams for name, output in stream.outputs.items()}
+        for place, request in enumerate(self._requests):
+            if (output := outputs.get(request.id)) is not None:
+                for number, pause in enumerate(output.outputs[0].interceptions, 1):
+                    common = {"jinfercept.choice": place} if len(self._requests) > 1 else {}
+                    self._pause(pause, output, common | {"jinfercept.interception": number})
+        self._describe_end(list(outputs.values()))
+        self._root.end()
+
+    def _pause(self, pause: Interception, output: RequestOutput, attributes: dict[str, Any]) -> None:
+        names = ", ".join(dict.fromkeys(call.name for call in pause.calls))
+        attributes |= {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": names,
+            "jinfercept.call.status": [result.status for result in pause.results] or ["cancelled"],
+        }
+        if pause.context is not None:
+            attributes |= {f"jinfercept.{name}_tokens": value for name, value in pause.context._asdict().items()}
+        if self._tracing.texts:
+            attributes["gen_ai.tool.call.arguments"] = "\n".join(call.arguments for call in pause.calls)[:MOST_CHARS]
+            attributes["gen_ai.tool.call.result"] = "\n".join(result.text for result in pause.results)[:MOST_CHARS]
+        end_s = pause.began_s + pause.duration_s if pause.results else output.metrics.finished_s
+        start_ns, end_ns = (round(at_s * 1e9) + self._epoch_ns for at_s in (pause.began_s, end_s))
+        below = set_span_in_context(self._root, Context())
+        span = self._tracing.tracer.start_span(
+            f"execute_tool {names}", below, attributes=attributes, start_time=start_ns
+        )
+        failed = [status for status in attributes["jinfercept.call.status"] if status not in ("ok", "empty", "started")]
+        if failed:
+            span.set_attribute("error.type", failed[0])
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(end_ns)
+
+    def _describe_end(self, outputs: Sequence[RequestOutput]) -> None:
+        """Add what is known only when the request has ended."""
+        details, status, values = self._details, self._status, dict[str, Any]()
+        completions = [completion for output in outputs for completion in output.outputs]
+        reasons = [completion.finish_reason for completion in completions]
+        if requests := self._requests:
+            params = {name: getattr(requests[0].params, name) for name in _PARAMS} | {"choice.count": len(requests)}
+            values |= {
+                f"gen_ai.request.{name}": max(-_MOST_INT, min(_MOST_INT, value))
+                for name, value in params.items()
+                if value is not None
+            }
+        if outputs:
+            metrics = [output.metrics for output in outputs]
+            values |= {
+                "jinfercept.recomputed_tokens": sum(times.recomputed_tokens for times in metrics),
+                "jinfercept.offloaded_tokens": sum(times.copied_out_tokens for times in metrics),
+                "jinfercept.fetched_tokens": sum(times.copied_in_tokens for times in metrics),
+                "jinfercept.preemptions": sum(times.preemptions for times in metrics),
+            }
+        failed = next((reason for reason in reasons if reason in ("error", "abort")), None)
+        values |= {
+            "gen_ai.response.id": details.get("id"),
+            "gen_ai.response.finish_reasons": reasons or None,
+            "gen_ai.usage.input_tokens": details.get("prompt_tokens"),
+            "gen_ai.usage.output_tokens": details.get("completion_tokens"),
+            "gen_ai.usage.cache_read.input_tokens": details.get("cached_tokens"),
+            "http.response.status_code": status or None,
+            "jinfercept.request_id": details.get("request_id"),
+            "jinfercept.key": details.get("key"),
+            "error.type": f"{status}" if status >= 400 else failed,
+        }
+        if self._tracing.texts and self._requests:
+            prompts = [request.prompt for request in self._requests if request.leader is None and request.prompt]
+            values["gen_ai.input.messages"] = _messages("user", prompts)
+            values["gen_ai.output.messages"] = _messages("assistant", [completion.text for completion in completions])
+        self._root.set_attributes({name: value for name, value in values.items() if value is not None})
+        if status >= 500 or failed == "error":
+            self._root.set_status(Status(StatusCode.ERROR))
+
+
+def _messages(role: str, texts: Sequence[str]) -> str:
+    """Texts, each as one part of a message."""
+    shown = [{"role": role, "parts": [{"type": "text", "content": text[: MOST_CHARS // len(texts)]}]} for text in texts]
+    return json.dumps(shown, ensure_ascii=False)

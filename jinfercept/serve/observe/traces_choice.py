@@ -1,0 +1,93 @@
+"""Whether traces are exported, and where to: by flags and by the standard `OTEL_*` variables. Imports no tracing library."""
+
+import logging
+from collections.abc import Mapping
+from contextvars import ContextVar
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
+
+from jinfercept.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jinfercept.serve.observe.traces import RequestTrace
+
+log = logging.getLogger(__name__)
+
+TRACE: "ContextVar[RequestTrace | None]" = ContextVar("jinfercept_trace", default=None)
+"""The trace of the HTTP request that the current task serves; None while traces are off, and if it generates nothing."""
+
+_FIX = "pip install 'jinfercept[otel]'"
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_PROTOCOL = "http/protobuf"
+
+
+class TracesChoice(NamedTuple):
+    """Where traces are exported to.
+
+    Attributes:
+        endpoint: URL of a collector's `/v1/traces`; None: as the `OTEL_*` variables say.
+        texts: whether spans have prompts, answers, arguments and results.
+    """
+
+    endpoint: str | None
+    texts: bool
+
+
+def traces_choice(flag: str | None, texts: bool, environ: Mapping[str, str]) -> TracesChoice | None:
+    """Where traces are exported to; None if neither the flag nor the environment asks for traces.
+
+    The flag has precedence over variables. `OTEL_SDK_DISABLED=true` and `OTEL_TRACES_EXPORTER=none` turn traces off that only
+    variables ask for. Variables that cannot be followed are logged, and traces stay off: they may be meant for other processes.
+
+    Args:
+        flag: value of `--otlp-traces-endpoint`.
+        texts: value of `--otlp-traces-texts`.
+
+    Raises:
+        ConfigError: the flag's URL is wrong, or packages are missing for it.
+    """
+    installed = _is_installed()
+    if flag is not None:
+        endpoint = _checked(flag)
+        if not installed:
+            raise ConfigError("traces need more packages", got=f"--otlp-traces-endpoint {flag}", fix=_FIX)
+        return TracesChoice(endpoint, texts)
+    exporter = environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+    is_configured = exporter == "otlp" or any(environ.get(name) for name in _ENDPOINTS)
+    if not is_configured or exporter == "none" or environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    protocol = next((value for name in _PROTOCOLS if (value := environ.get(name))), _PROTOCOL)
+    if problem := (
+        f"OTEL_TRACES_EXPORTER is {exporter}, only otlp is supported"
+        if exporter not in ("", "otlp")
+        else f"the OTLP protocol is {protocol}, only {_PROTOCOL} is supported"
+        if protocol != _PROTOCOL
+        else ""
+        if installed
+        else f"packages are missing: {_FIX}"
+    ):
+        log.warning("OTEL_* variables ask for traces, which stay off: %s", problem)
+        return None
+    return TracesChoice(None, texts)
+
+
+def _is_installed() -> bool:
+    try:
+        return find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:  # a parent package is missing
+        return False
+
+
+def _checked(endpoint: str) -> str:
+    """The URL; one without a path gets that of OTLP. Raises `ConfigError`."""
+    try:
+        url = urlsplit(endpoint)
+        is_url = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        url, is_url = urlsplit(""), False
+    if not is_url:
+        fix = "the URL of a collector that speaks OTLP over HTTP, such as http://127.0.0.1:4318"
+        raise ConfigError("otlp_traces_endpoint is not a URL", got=endpoint, fix=fix)
+    return url._replace(path="/v1/traces").geturl() if url.path in ("", "/") else endpoint

@@ -1,0 +1,288 @@
+"""Options of the server: the fields are flags of `jinfercept serve`. Imports no JAX."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from jinfercept.chat.parsers.cml import DELIMITERS, Delimiters
+from jinfercept.chat.parsers.formats import ALIASES, FORMATS
+from jinfercept.chat.parsers.reasoning import REASONING_FORMATS
+from jinfercept.errors import ConfigError, shown
+from jinfercept.serve.access.key_file import KeyRules, key_digest, read_key_file
+from jinfercept.serve.http.allowed_hosts import AllowedHosts, check_allowed_hosts
+from jinfercept.serve.observe.traces_choice import TracesChoice, traces_choice
+from jinfercept.values import check_bounds, option
+
+if TYPE_CHECKING:
+    from jinfercept.serve.state.database import StateDatabase
+
+KEY_VARIABLE = "JINFERCEPT_API_KEY"
+STATE_VARIABLE = "JINFERCEPT_STATE_URL"
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How requests reach the model. Names as in `vllm serve` where the meaning is the same; tuples are flags that repeat."""
+
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: every one of the machine")
+    port: int = option(8000, "port to listen on; 0: a free one, which is printed", least=0, most=65535)
+    uds: str | None = option(None, "path of a Unix socket to listen on instead")
+    served_model_name: tuple[str, ...] = option((), "name by which clients ask for the model; default: MODEL")
+    api_key: tuple[str, ...] = option(
+        (),
+        f"a key that clients have to bring; clients of one key share no cached context with others; "
+        f"/health, /ready, /version, /metrics and the empty page at / need none. Also ${KEY_VARIABLE}",
+    )
+    operator_key: tuple[str, ...] = option(
+        (), "a key that also sees and answers the calls of all clients in the inbox; other keys: their own"
+    )
+    api_key_file: str | None = option(
+        None,
+        "a TOML file of API keys, their names, priorities, weights and limits; it is read again when it changes; see "
+        "docs/serving.md",
+    )
+    first_token_limit: float | None = option(
+        None,
+        "seconds; requests whose first token is likely to come later are answered 429 at once, with the seconds after "
+        "which it would come in time; default: none is refused for that",
+        least=0.001,
+    )
+    lora_dir: str | None = option(
+        None,
+        "a folder of adapters that may be loaded and unloaded while the server runs, by operators where clients need keys; "
+        "default: none may",
+    )
+    weights_dir: str | None = option(
+        None,
+        "a folder of checkpoints whose weights the server may take while it runs; opens /pause, /resume, /sleep, /wake_up and "
+        "/update_weights, to operators where clients need keys; default: none may",
+    )
+    chat_template: str | None = option(None, "a Jinja file instead of the model's template")
+    tool_call_parser: str | None = option(None, "how the model writes calls; default: as its template shows")
+    reasoning_parser: str = option(
+        "auto", "how the model marks its reasoning; auto: as its template shows; none: reasoning is text"
+    )
+    special_tokens_in_text: bool = option(
+        False,
+        "names of special tokens in messages become these tokens, so that any text in them can begin a system turn",
+    )
+    tools: tuple[str, ...] = option(
+        (), "a file of tools, .toml or .py, that the server runs for requests that ask for them; see docs/tools.md"
+    )
+    max_tool_rounds: int = option(
+        32, "limit of turns whose calls the server runs for one answer; 8 for requests that set none", least=0
+    )
+    max_pending_calls: int = option(
+        32, "limit of one request's asynchronous calls that run at once; see docs/async_calls.md", least=1
+    )
+    max_pending_calls_per_key: int = option(
+        512, "asynchronous calls that run at once for all requests of one key", least=1
+    )
+    call_delimiters: str | None = option(
+        None,
+        "texts that begin a call, its code, the end of a frame, a trap and an interrupt, with commas, as the model knows them; "
+        "default: [CALL],[HEAD],[END],[TRAP],[INTR]",
+    )
+    max_body_size: int = option(4 * 2**20, "bytes of the largest request body", least=1)
+    max_prompt_chars: int | None = option(
+        None, "characters of the longest prompt; default: 16 for each token of --max-model-len, at least 65536", least=1
+    )
+    max_queue_len: int = option(
+        1024,
+        "requests that may wait for their turn, each prompt and each of its n answers counted; more are answered 429",
+        least=1,
+    )
+    state_url: str | None = option(
+        None,
+        "database of responses and conversations that outlive the server: a path or sqlite:///PATH, or "
+        f"postgresql://USER:PASSWORD@HOST/DATABASE; default: memory. Also ${STATE_VARIABLE}; see docs/state.md",
+    )
+    max_state_bytes: int = option(
+        2**33, "bytes that are stored in the database; beyond it the key that holds the most loses its oldest", least=0
+    )
+    max_state_bytes_per_key: int | None = option(
+        None, "bytes that are stored in the database for one key; default: all", least=0
+    )
+    response_ttl: float = option(
+        86400.0,
+        "seconds for which a response is stored, so that requests can name it as their previous one, and a conversation "
+        "since its last change",
+        least=0,
+    )
+    max_stored_responses: int = option(
+        4096, "responses and conversations in memory; beyond it the key that holds the most loses its oldest", least=0
+    )
+    max_stored_responses_per_key: int | None = option(
+        None, "responses and conversations in memory for one key; default: all", least=0
+    )
+    max_background_responses: int = option(
+        128, "background responses of one key at a time; more are answered 429", least=0
+    )
+    header_timeout: float = option(10.0, "seconds until the head of a request has to be there", least=0.001)
+    body_timeout: float = option(60.0, "seconds until the body of a request has to be there", least=0.001)
+    write_timeout: float = option(60.0, "seconds without a byte read by a client until it counts as gone", least=0.001)
+    max_connections: int = option(
+        2048,
+        "connections at once, fewer if the limit of open files is too low; more are answered 503 and closed",
+        least=1,
+    )
+    timeout_keep_alive: int = option(5, "seconds that an idle connection is kept open", least=0)
+    drain_timeout: float = option(30.0, "seconds that requests may go on after SIGTERM", least=0)
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "a name by which clients reach the server, beside localhost and IP addresses; *.example.org: every name below it; "
+        "*: every name; default: only those two where clients need no key, else every name",
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (), "an origin whose web pages may use the server (CORS); *: all; default: the server's own"
+    )
+    allowed_methods: tuple[str, ...] = option(("*",), "an HTTP method that web pages of allowed origins may use")
+    allowed_headers: tuple[str, ...] = option(("*",), "an HTTP header that web pages of allowed origins may send")
+    allow_credentials: bool = option(False, "web pages of allowed origins may send cookies")
+    show_texts: bool = option(
+        False,
+        "the live page at / shows arguments of calls and the ends of answers: to a key its own, to an operator all",
+    )
+    log_format: Literal["text", "json"] = option("text", "a line for each request, as key=value or as JSON")
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "URL of a collector for OpenTelemetry traces (OTLP over HTTP), such as http://127.0.0.1:4318; default: as the OTEL_* "
+        "variables say, else no traces; see docs/operations.md",
+    )
+    otlp_traces_texts: bool = option(
+        False, "traces have prompts, answers, and the arguments and results of calls; default: numbers and names"
+    )
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        if self.state_url is not None and not self.state_url.strip():
+            raise ConfigError(
+                "state_url names no database", got=shown(self.state_url), fix="leave it out to store in memory"
+            )
+        if not all(self.served_model_name):
+            raise ConfigError("served_model_name must not be empty", got="''", fix="leave it out, or give one")
+        for name in ("lora_dir", "weights_dir"):
+            folder = getattr(self, name)
+            if folder is not None and not Path(folder).is_dir():
+                raise ConfigError(f"{name} is not a folder", got=shown(folder), fix="make it, or name another one")
+        self._check_parsers()
+        check_allowed_hosts(self.allowed_hosts)
+        self.delimiters()
+        self.template()
+        self.key_rules()
+        self.traces()
+
+    def _check_parsers(self) -> None:
+        calls, thinkings = (*FORMATS, *ALIASES), ("auto", "none", *REASONING_FORMATS)
+        if self.tool_call_parser is not None and self.tool_call_parser not in calls:
+            raise ConfigError("no such tool_call_parser", got=self.tool_call_parser, fix=f"one of {', '.join(calls)}")
+        if self.reasoning_parser not in thinkings:
+            raise ConfigError(
+                "no such reasoning_parser", got=self.reasoning_parser, fix=f"one of {', '.join(thinkings)}"
+            )
+
+    def check_adapters(self, names: Iterable[str], adapters: Iterable[str], num_slots: int) -> None:
+        """Raise `ConfigError` for an adapter with a name of the model, and for `lora_dir` without room for adapters."""
+        if both := sorted({*names} & {*adapters}):
+            raise ConfigError("an adapter has the name of the model", got=", ".join(both), fix="give it another one")
+        if self.lora_dir is not None and not num_slots:
+            raise ConfigError("there is no room for adapters", got="lora_dir", fix="give --max-loras too")
+
+    def delimiters(self) -> Delimiters:
+        """The delimiters of asynchronous calls. Raises `ConfigError` for texts that cannot be told apart."""
+        texts = DELIMITERS if self.call_delimiters is None else self.call_delimiters.split(",")
+        delimiters = Delimiters(*texts) if len(texts) == len(DELIMITERS) else None
+        if delimiters is None or not delimiters.are_distinct:
+            raise ConfigError(
+                "call_delimiters must be five texts of at least two characters, none of which contains or overlaps another",
+                got=self.call_delimiters,
+                fix=f"such as {','.join(DELIMITERS)}",
+            )
+        return delimiters
+
+    def hosts(self) -> AllowedHosts | None:
+        """The hosts that requests may name; None: any, where no flag names some, and clients bring a key or use a Unix socket.
+
+        Web pages have no key, and reach no Unix socket.
+        """
+        if not self.allowed_hosts and (self.uds is not None or self.key_rules()):
+            return None
+        return AllowedHosts((*self.allowed_hosts, self.host))
+
+    def database_url(self) -> str | None:
+        """URL or path of the database of the stored state: of the flag, or else of the environment; None: in memory."""
+        return self.state_url or os.environ.get(STATE_VARIABLE) or None
+
+    def open_state(self, timeout_s: float = 5.0) -> "StateDatabase":
+        """The database of the stored state, see `StateDatabase`. Raises `ConfigError`."""
+        from jinfercept.serve.state.database import StateDatabase
+        from jinfercept.serve.state.entries import StateLimits
+
+        url = self.database_url()
+        limits = StateLimits(self.response_ttl, self.max_state_bytes, self.max_state_bytes_per_key)
+        if url is None:
+            own = self.max_stored_responses_per_key
+            limits = limits._replace(most_entries=self.max_stored_responses, most_entries_of_tenant=own)
+        return StateDatabase(url, limits, timeout_s)
+
+    def template(self) -> str | None:
+        """The chat template's source, if a file of one is named. Raises `ConfigError` if it cannot be read."""
+        if self.chat_template is None:
+            return None
+        try:
+            return Path(self.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                "the chat template cannot be read", got=error, fix="give a file of Jinja source"
+            ) from error
+
+    def traces(self) -> TracesChoice | None:
+        """Where traces are exported to; None: nowhere. Raises `ConfigError` for a wrong URL and for missing packages."""
+        return traces_choice(self.otlp_traces_endpoint, self.otlp_traces_texts, os.environ)
+
+    def key_rules(self) -> dict[str, KeyRules]:
+        """Rules of each API key, by its digest: those of flags, of the environment and of the file. Empty: no key is needed.
+
+        Raises:
+            ConfigError: the file cannot be used.
+        """
+        rules: dict[str, KeyRules] = {}
+        environment = os.environ.get(KEY_VARIABLE)
+        for key in (*self.api_key, *(() if environment is None else (environment,)), *self.operator_key):
+            if not key or key != key.strip():
+                raise ConfigError(
+                    "an API key is empty, or has blanks around it",
+                    got=f"one of --api-key, --operator-key and ${KEY_VARIABLE}",
+                    fix="give a key, or neither the flag nor the variable: then every request may come",
+                )
+            digest = key_digest(key)
+            rules[digest] = KeyRules(f"key-{digest[:8]}", key in self.operator_key)
+        return rules | (read_key_file(self.api_key_file) if self.api_key_file is not None else {})
+
+
+class ServedState(Protocol):
+    """What is behind an application: the service of a server, or the front of a fleet."""
+
+    draining: bool
+    """Whether new requests are refused."""
+
+    @property
+    def options(self) -> ServerOptions: ...
+
+    def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
+        """Use other rules of the keys from now on; returns the names of keys whose rules changed, with commas."""
+        ...
+
+    def request_started(self) -> None:
+        """Count an HTTP request in progress. On the event loop."""
+        ...
+
+    def request_ended(self) -> None:
+        """Uncount an HTTP request that has ended."""
+        ...
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, and return when those in progress have ended; after `timeout_s` they are aborted."""
+        ...

@@ -1,0 +1,302 @@
+"""Schemas of `/v1/chat/completions`: the body and the answer."""
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+
+from jinfercept.serve.protocols.schemas import FIRST_ERROR, Body, OutputPart, SamplingBody, Text, TokenId, Usage
+
+MAX_MESSAGES = 16384
+MAX_TOOLS = 512
+_NAME = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+CUSTOM_INPUT: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+def with_grammar(description: Any, syntax: Any, definition: Any) -> Any:
+    """The description of a custom tool, with the grammar of its input: the model reads it, and it is not enforced."""
+    if not definition:
+        return description
+    grammar = f"The input follows this {syntax or ''} grammar:".replace("  ", " ")
+    return "\n\n".join(filter(None, [description, f"{grammar}\n{definition}"]))
+
+
+def custom_input(arguments: str) -> str:
+    """The input in the arguments of a call; all that the model wrote if they have none."""
+    try:
+        written = json.loads(arguments)["input"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return arguments
+    return written if isinstance(written, str) else arguments
+
+
+def declared(tool: Any) -> Any:
+    """A tool of a chat, the declaration of a custom one as that of a function."""
+    if (custom := _custom(tool)) is None:
+        return tool
+    form = custom.get("format")
+    grammar = form.get("grammar") if isinstance(form, dict) else None
+    description, (syntax, definition) = custom.get("description"), _texts(grammar, "syntax", "definition")
+    if isinstance(description, str | None):
+        description = with_grammar(description, syntax, definition)
+    function = {"name": custom.get("name"), "description": description, "parameters": CUSTOM_INPUT}
+    return {"type": "custom", "function": function}
+
+
+def called(call: Any) -> Any:
+    """A call in a message, that of a custom tool as one of a function. One without a type is of a function."""
+    if (custom := _custom(call)) is None:
+        is_bare = isinstance(call, dict) and call.get("type") in (None, "")
+        return {**call, "type": "function"} if is_bare else call
+    [text] = _texts(custom, "input")
+    function = {"name": custom.get("name"), "arguments": json.dumps({"input": text}, ensure_ascii=False)}
+    return {"id": call.get("id"), "function": function}
+
+
+def chosen(choice: Any) -> Any:
+    """A tool that has to be called, a custom one as a function."""
+    return choice if (custom := _custom(choice)) is None else {"type": "function", "function": custom}
+
+
+def _custom(part: Any) -> dict[str, Any] | None:
+    """What a part of a body has of a custom tool."""
+    custom = part.get("custom") if isinstance(part, dict) and part.get("type") == "custom" else None
+    return custom if isinstance(custom, dict) else None
+
+
+def _texts(part: Any, *names: str) -> list[str]:
+    values = [part.get(name) if isinstance(part, dict) else None for name in names]
+    return [value if isinstance(value, str) else "" for value in values]
+
+
+class TextPart(Body):
+    """A text part of a message's content, also with the names of `/v1/responses`."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: Text
+
+
+class RefusalPart(Body):
+    """A part of an assistant's content: a refusal."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+
+class ThinkingPart(Body):
+    """A part of an assistant's content: reasoning, as Mistral's clients send it."""
+
+    type: Literal["thinking"]
+    thinking: Text | Annotated[list[TextPart], Field(max_length=4096), FIRST_ERROR]
+
+    @property
+    def thought(self) -> str:
+        return self.thinking if isinstance(self.thinking, str) else "".join(part.text for part in self.thinking)
+
+
+_Part = Annotated[TextPart | RefusalPart | ThinkingPart, Field(discriminator="type")]
+
+
+class CalledFunction(Body):
+    """The function of a call, with its arguments as JSON."""
+
+    name: _NAME
+    arguments: Text | None = None
+
+
+class ToolCall(Body):
+    """A call in an assistant's message."""
+
+    id: Annotated[str, Field(max_length=256)] | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Body):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[_Part], Field(max_length=4096), FIRST_ERROR] | None = None
+    name: Annotated[str, Field(max_length=256)] | None = None
+    tool_calls: (
+        Annotated[list[Annotated[ToolCall, BeforeValidator(called)]], Field(max_length=1024), FIRST_ERROR] | None
+    ) = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _noted(cls, message: Any) -> Any:
+        """What a result has beside text becomes a note in it, as in the other protocols."""
+        parts = message.get("content") if isinstance(message, dict) and message.get("role") == "tool" else None
+        return {**message, "content": [*map(_note, parts)]} if isinstance(parts, list) else message
+
+    @cached_property
+    def as_read(self) -> dict[str, Any]:
+        """The message for a chat template: `developer` becomes `system`, missing fields are left out."""
+        message = self.model_dump(exclude_none=True)
+        if isinstance(self.content, list):
+            message["content"] = [{"type": "text", "text": text} for text in self.texts]
+            if thoughts := "".join(part.thought for part in self.content if isinstance(part, ThinkingPart)):
+                message.setdefault("reasoning_content", thoughts)
+        return message | {"role": "system"} if self.role == "developer" else message
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the content's parts, reasoning left out; a text content is one."""
+        if isinstance(self.content, list):
+            parts = [part for part in self.content if not isinstance(part, ThinkingPart)]
+            return [part.text if isinstance(part, TextPart) else part.refusal for part in parts]
+        return [self.content or ""]
+
+
+def _note(part: Any) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind in ("text", "refusal", "thinking"):
+        return part
+    return {"type": "text", "text": OutputPart.model_construct(type=kind[:80], text=part.get("text")).shown()}
+
+
+class Function(Body):
+    """Declaration of a function."""
+
+    name: _NAME
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDeclaration(Body):
+    """A tool that the client runs."""
+
+    type: Literal["function", "custom"]
+    function: Function
+
+
+InputTool = Annotated[ToolDeclaration, BeforeValidator(declared)]
+
+
+class DeferredTool(ToolDeclaration):
+    """A tool that a message of the conversation declares."""
+
+
+class NamedFunction(Body):
+    """Name of a function."""
+
+    name: _NAME
+
+
+class NamedTool(Body):
+    """A tool that the model has to call."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedFunctions(Body):
+    """The tools that the model may call.
+
+    Attributes:
+        mode: `required`: one of them has to be called.
+    """
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[Annotated[NamedTool, BeforeValidator(chosen)]], Field(max_length=MAX_TOOLS), FIRST_ERROR]
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool.function.name for tool in self.tools)
+
+
+class AllowedTools(Body):
+    """A choice of some of the tools; the prompt declares no others."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctions
+
+
+_ChosenTools = Annotated[Annotated[NamedTool | AllowedTools, Field(discriminator="type")], BeforeValidator(chosen)]
+
+
+class ChatBody(SamplingBody):
+    """A conversation, and the parameters of its answer.
+
+    Attributes:
+        max_tool_calls: calls of the server's tools that are run.
+    """
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=0)] | None = None
+    tools: Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    tool_choice: Literal["none", "auto", "required"] | _ChosenTools | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+
+
+class TopLogprob(BaseModel):
+    """A token and its log probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    """The sampled token, and the most likely ones."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """Log probabilities of the tokens of an answer."""
+
+    content: list[TokenLogprob] | None
+
+
+class Answer(BaseModel):
+    """The message of the assistant."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(BaseModel):
+    """One of `n` answers."""
+
+    index: int
+    message: Answer
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: str | int | None = None
+    token_ids: list[TokenId] | None = None
+    routed_experts: str | None = None
+
+
+class ChatCompletion(BaseModel):
+    """The answer; with `stream` it comes in chunks, as server-sent events."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    jinfercept: dict[str, Any] | None = None
+    prompt_token_ids: list[TokenId] | None = None

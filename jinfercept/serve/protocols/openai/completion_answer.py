@@ -1,0 +1,197 @@
+"""Outputs of requests as OpenAI's text completion: one object, or a stream of chunks."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, final
+
+from jinfercept.calls import Call
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
+from jinfercept.events import Called, Event, Finished, Intercepted, Interrupted, Resumed, Token
+from jinfercept.outputs import CompletionOutput, Interrupt, Logprob, RequestOutput
+from jinfercept.request import Request
+from jinfercept.serve.protocols.answers import ServerToolCalls, UsageCount
+from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.openai.chat_answer import ChunkMaker
+from jinfercept.serve.protocols.openai.completion_schemas import CompletionBody
+from jinfercept.serve.protocols.openai.logprobs import Reported, completion_logprobs, encoded_experts, prompt_logprobs
+from jinfercept.serve.protocols.schemas import training_fields
+
+_CallEvent = Called | Interrupted | Intercepted | Resumed
+"""The events of a request that calls in markup, beside its tokens and its end."""
+
+
+class _StreamedText:
+    """State of one streamed choice: its unreported tokens, and the length of the text so far in characters."""
+
+    def __init__(self, index: int, request: Request) -> None:
+        self.index, self.request = index, request
+        self.begun = False
+        self.tokens: list[Reported] = []
+        self.offset = 0
+
+
+@final
+class CompletionAnswer:
+    """The text completion for one body.
+
+    Args:
+        requests: made of the body; forks follow the request they are forked from.
+        tokenizer: of the model; None if it has none.
+        details: fields of the log line; filled in as they become known.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        body: CompletionBody,
+        requests: Sequence[Request],
+        tokenizer: Tokenizer | None,
+        details: dict[str, Any],
+    ) -> None:
+        self._body, self._requests, self._tokenizer = body, requests, tokenizer
+        if tokenizer is None and (body.echo or body.logprobs is not None):
+            raise ApiError.bad(
+                "echo and logprobs need a tokenizer, and the model has none", "echo" if body.echo else "logprobs"
+            )
+        self._head = {"id": name, "object": "text_completion", "created": int(time.time()), "model": model}
+        details["id"] = name
+        self._only_echo = body.max_tokens == 0
+        self.usage = UsageCount(requests, details, silent=self._only_echo)
+        self._choices = {request.id: _StreamedText(index, request) for index, request in enumerate(requests)}
+        self._chunks = ChunkMaker(self._head, self.usage, body.stream_options)
+        self._prompt_scores = dict[str, Sequence[Mapping[int, Logprob] | None] | None]()  # by their first requests
+        self.tool_calls: ServerToolCalls | None = None
+        self.first: Sequence[Mapping[str, Any]] = ()
+        self._calls = any(request.markup is not None for request in requests)
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """The whole completion, of the outputs of the requests in their order."""
+        choices = list(map(self._whole_choice, self._choices.values(), outputs))
+        answer = self._head | {"choices": choices, "usage": self.usage.body()}
+        completions = enumerate(output.outputs[0] for output in outputs)
+        return answer | ({"jinfercept": _answer_report(completions)} if self._calls else {})
+
+    def _whole_choice(self, choice: _StreamedText, output: RequestOutput) -> dict[str, Any]:
+        """A choice, of what a stream of it would have, and of what no stream has."""
+        body, [completion] = self._body, output.outputs
+        text = self._begin(choice)
+        prompt_scores = self._prompt_scores.setdefault(
+            choice.request.leader or output.request_id, output.prompt_logprobs
+        )
+        if body.echo and body.logprobs is not None:
+            choice.tokens += _reported(output.prompt_tokens, prompt_scores)
+        if not self._only_echo:
+            text += completion.text
+            choice.tokens += _reported(completion.token_ids, completion.logprobs)
+        shown = self._shown(choice, text, completion) | training_fields(body, completion)
+        if body.prompt_logprobs is not None and prompt_scores is not None:
+            shown["prompt_logprobs"] = prompt_logprobs(prompt_scores)
+        if body.return_token_ids and body.echo:
+            shown["token_ids"] = [] if self._only_echo else completion.token_ids
+        if body.return_routed_experts:
+            shown["routed_experts"] = encoded_experts(completion.routed_experts)
+        return shown
+
+    def take(self, event: Event) -> Iterator[dict[str, Any]]:
+        """The chunks for an event of one request."""
+        choice = self._choices[event.request_id]
+        match event:
+            case Token():
+                self.usage.count(1)
+                if not self._only_echo:
+                    choice.tokens.append((event.token_id, event.logprobs))
+                text = self._begin(choice) + ("" if self._only_echo else event.text)
+                if text or self._carries:
+                    yield self._chunks.chunk(self._shown(choice, text))
+            case Called() | Intercepted():
+                yield self._chunks.chunk(self._shown(choice, "")) | {"jinfercept": _event_report(event)}
+            case Interrupted() | Resumed():
+                choice.tokens += _reported(event.token_ids, None)
+                yield self._chunks.chunk(self._shown(choice, event.text)) | {"jinfercept": _event_report(event)}
+            case Finished():
+                [completion] = event.output.outputs
+                text = self._begin(choice) + ("" if self._only_echo else event.text)
+                report = {"jinfercept": _answer_report([(choice.index, completion)])} if self._calls else {}
+                yield self._chunks.chunk(self._shown(choice, text, completion)) | report
+                yield from self._chunks.last()
+            case _:
+                pass
+
+    @property
+    def _carries(self) -> bool:
+        """Whether chunks report their tokens."""
+        return self._body.logprobs is not None or bool(self._body.return_token_ids)
+
+    def _begin(self, choice: _StreamedText) -> str:
+        """The echo of the prompt, before the first token of a text."""
+        request = choice.request
+        if choice.begun or not self._body.echo:
+            return ""
+        assert self._tokenizer is not None
+        return self._tokenizer.decode(request.prompt_token_ids) if request.prompt is None else request.prompt
+
+    def _shown(self, choice: _StreamedText, text: str, end: CompletionOutput | None = None) -> dict[str, Any]:
+        """A choice with a text, its tokens that were not reported, and its end."""
+        body = self._body
+        shown: dict[str, Any] = {
+            "index": choice.index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": end.finish_reason if end else None,
+        }
+        if end is not None:
+            shown["stop_reason"] = end.stop_reason
+        if body.logprobs is not None and self._tokenizer is not None and choice.tokens:
+            shown["logprobs"] = completion_logprobs(choice.tokens, body.logprobs, self._tokenizer, choice.offset)
+        if body.return_token_ids:
+            shown["token_ids"] = [token_id for token_id, _ in choice.tokens]
+            if not choice.begun:
+                shown["prompt_token_ids"] = list(choice.request.prompt_token_ids)
+        choice.begun, choice.tokens = True, []
+        choice.offset += len(text)
+        return shown
+
+
+def _reported(token_ids: Sequence[int], scores: Sequence[Mapping[int, Logprob] | None] | None) -> list[Reported]:
+    return list(zip(token_ids, scores or [None] * len(token_ids), strict=True))
+
+
+def _event_report(event: _CallEvent) -> dict[str, Any]:
+    """The object `jinfercept` of a chunk for an event: `called`, `interrupts` or `trap`."""
+    match event:
+        case Called():
+            return {"called": [{**_named(event.call), "arguments": event.call.arguments}]}
+        case Intercepted():
+            return {"trap": {"calls": [call.id for call in event.calls]}}
+        case Interrupted() | Resumed():
+            return {"interrupts": [_interrupt(interrupt) for interrupt in event.interrupts]}
+
+
+def _answer_report(completions: Iterable[tuple[int, CompletionOutput]]) -> Mapping[str, Any]:
+    """The object `jinfercept` of an answer: the `interrupts`, the `cancelled` calls and the `traps` of all its choices."""
+    report: dict[str, list[dict[str, Any]]] = {"interrupts": [], "cancelled": [], "traps": []}
+    for index, completion in completions:
+        choice = {"choice": index}
+        report["interrupts"] += [choice | _interrupt(interrupt) for interrupt in completion.interrupts]
+        report["cancelled"] += [choice | _named(call) for call in completion.cancelled]
+        report["traps"] += [
+            choice
+            | {
+                "calls": [call.id for call in pause.calls],
+                "seconds": round(pause.duration_s, 4),
+                "context": pause.context._asdict() if pause.context is not None else None,
+            }
+            for pause in completion.interceptions
+        ]
+    return report
+
+
+def _interrupt(interrupt: Interrupt) -> dict[str, Any]:
+    result = interrupt.result
+    return {**_named(interrupt.call), "status": result.status, "seconds": round(result.duration_s, 4)}
+
+
+def _named(call: Call) -> dict[str, Any]:
+    """A call by its id and its tool; None for markup that called nothing."""
+    return {"id": call.id, "name": call.name or None}

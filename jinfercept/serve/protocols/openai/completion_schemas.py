@@ -1,0 +1,72 @@
+"""Schemas of `/v1/completions`: the body and the answer."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Discriminator, Field, Tag
+
+from jinfercept.serve.protocols.schemas import FIRST_ERROR, SamplingBody, Text, TokenId, Usage
+
+MAX_PROMPTS = 2048
+
+Ids = Annotated[list[TokenId], Field(min_length=1, max_length=2**22), FIRST_ERROR]
+
+
+def _kind(prompt: Any) -> str:
+    """Tag of a prompt's type, by its first item: the other types are not tried, so errors are about the type that is meant."""
+    if not isinstance(prompt, list) or not prompt:
+        return "Texts" if isinstance(prompt, list) else "Text"
+    return {int: "Ids", list: "IdLists"}.get(type(prompt[0]), "Texts")
+
+
+Prompts = Annotated[
+    Annotated[Text, Tag("Text")]
+    | Annotated[Ids, Tag("Ids")]
+    | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS), FIRST_ERROR, Tag("Texts")]
+    | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS), FIRST_ERROR, Tag("IdLists")],
+    Discriminator(_kind),
+]
+"""A text, its token ids, or several of one kind."""
+
+
+class CompletionBody(SamplingBody):
+    """Prompts, and the parameters of their continuations."""
+
+    prompt: Prompts
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+
+
+class CompletionLogprobs(BaseModel):
+    """Log probabilities of the tokens of a text."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(BaseModel):
+    """One of `n` continuations of one prompt."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | int | None = None
+    token_ids: list[TokenId] | None = None
+    prompt_token_ids: list[TokenId] | None = None
+    routed_experts: str | None = None
+
+
+class Completion(BaseModel):
+    """The answer; with `stream` it comes in chunks, as server-sent events."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    jinfercept: dict[str, Any] | None = None

@@ -1,0 +1,206 @@
+"""Converts the items of a body of `/v1/responses` to stored items.
+
+Stored items are dicts, with the same form for input and output.
+"""
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.openai.response_schemas import (
+    MAX_ITEMS,
+    AdditionalToolsItem,
+    CallOutputItem,
+    CustomToolCallItem,
+    FunctionCallItem,
+    InputItem,
+    ItemReference,
+    ItemRefusalPart,
+    LocalShellCallItem,
+    McpCallItem,
+    MessageItem,
+    OtherItem,
+    ReasoningItem,
+    ToolSearchCallItem,
+    ToolSearchOutputItem,
+)
+from jinfercept.serve.protocols.openai.response_tools import CLIENT_CALLS, InputTool
+
+Item = dict[str, Any]
+"""A stored item: `id`, `type`, `status`, and the fields of its type."""
+
+SERVER_LABEL = "jinfercept"
+
+CALL_OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output", "tool_search_output")
+"""Types of the items of results of calls that the client ran."""
+
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+    "additional_tools": "at",
+    "mcp_call": "mcp",
+    "reasoning": "rs",
+}
+
+
+def new_item(kind: str, status: str = "completed", **fields: Any) -> Item:
+    return {"id": f"{_PREFIXES[kind]}_{secrets.token_hex(16)}", "type": kind, "status": status, **fields}
+
+
+def server_call(name: str, note: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a call that the server runs, before its arguments are known."""
+    fixed = {"server_label": SERVER_LABEL, "approval_request_id": None}
+    return {"name": name, "arguments": "", "output": None, "error": None} | fixed | {"jinfercept": note}
+
+
+def check_length(body_input: str | Sequence[InputItem], num_before: int) -> None:
+    """Raise 400 if a conversation has too many items. Items without text count too.
+
+    Args:
+        body_input: the body's `input`.
+        num_before: items of the conversation that it continues.
+    """
+    number = num_before + (1 if isinstance(body_input, str) else len(body_input))
+    if number > MAX_ITEMS:
+        message = f"a conversation has at most {MAX_ITEMS} items; with the {num_before} before it this one has {number}"
+        raise ApiError.bad(message, "input", "too_many_items")
+
+
+def references(body_input: str | Sequence[InputItem]) -> set[str]:
+    """Ids of the stored items that a body refers to."""
+    return set() if isinstance(body_input, str) else {item.id for item in body_input if isinstance(item, ItemReference)}
+
+
+def read_items(
+    body_input: str | Sequence[InputItem],
+    before: Iterable[Item],
+    referred: Mapping[str, Item],
+    *,
+    check_calls: bool = True,
+) -> list[Item]:
+    """The stored items of a body. Slow: a body may have half a million parts.
+
+    Args:
+        before: the conversation that it continues.
+        referred: items of stored responses by the ids of `references`.
+        check_calls: whether each result needs its call before it.
+
+    Raises:
+        ApiError: 400 for a result without its call.
+    """
+    if isinstance(body_input, str):
+        return [new_item("message", role="user", content=[_text(body_input, "user")])]
+    call_ids: dict[str, str] = {}
+    for item in before:
+        call_ids |= _call_ids(item)
+    items: list[Item] = []
+    for index, part in enumerate(body_input):
+        if isinstance(part, OtherItem):
+            continue
+        item = referred[part.id] if isinstance(part, ItemReference) else _converted(part)
+        call_ids |= _call_ids(item)
+        if item["type"] in CALL_OUTPUTS:
+            call_id = call_ids.get(item["call_id"])
+            if call_id is None and (check_calls or not item["call_id"]):
+                raise ApiError.bad(f"no earlier item is the call {item['call_id']!r}", f"input[{index}].call_id")
+            if call_id != item["call_id"]:
+                item = item | {"call_id": call_id or item["call_id"]}
+        items.append(item)
+    return items
+
+
+def tools_of_items(body_input: str | Sequence[InputItem]) -> Iterator[InputTool]:
+    for item in () if isinstance(body_input, str) else body_input:
+        if isinstance(item, AdditionalToolsItem | ToolSearchOutputItem):
+            yield from item.tools
+
+
+def types_left_out(body_input: str | Sequence[InputItem]) -> set[str]:
+    """Types of a body's items that are not supported."""
+    return set() if isinstance(body_input, str) else {item.type for item in body_input if isinstance(item, OtherItem)}
+
+
+def _call_ids(item: Item) -> dict[str, str]:
+    """The id of a client's call, by the ids that its result may name. A result of the local shell may name the item."""
+    if item["type"] not in CLIENT_CALLS:
+        return {}
+    call_id = item["call_id"]
+    return {call_id: call_id} | ({item["id"]: call_id} if item["type"] == "local_shell_call" else {})
+
+
+def _converted(item: InputItem) -> Item:
+    fields: dict[str, Any]
+    match item:
+        case MessageItem():
+            if isinstance(item.content, str):
+                parts = [item.content]
+            else:
+                parts = [p.refusal if isinstance(p, ItemRefusalPart) else p.text for p in item.content]
+            fields = {"role": item.role, "content": [_text(part, item.role) for part in parts]}
+        case FunctionCallItem() | CustomToolCallItem() | LocalShellCallItem() | ToolSearchCallItem():
+            fields = _call_fields(item)
+        case ToolSearchOutputItem():
+            fields = {"execution": "client", "call_id": item.call_id, "tools": _dumped(item.tools)}
+        case AdditionalToolsItem():
+            fields = {"role": "developer", "tools": _dumped(item.tools)}
+        case McpCallItem():
+            note = item.jinfercept.model_dump() if item.jinfercept else {}
+            fields = server_call(item.name, note) | {"arguments": item.arguments, "output": item.output}
+            fields["status"] = item.status or "completed"
+        case CallOutputItem():
+            output = item.output if isinstance(item.output, str) else "".join(part.shown() for part in item.output)
+            if item.call_id is None:
+                return new_item(item.type, call_id=item.id or "", output=output)
+            fields = {"call_id": item.call_id, "output": output}
+        case ReasoningItem():
+            thoughts = [{"type": "reasoning_text", "text": text} for text in _texts(item.content)]
+            fields = {"summary": [{"type": "summary_text", "text": text} for text in _texts(item.summary)]}
+            fields["content"] = thoughts
+        case ItemReference() | OtherItem():
+            raise AssertionError("references are looked up, and items of other types left out")
+    own = new_item(item.type, **fields)
+    return own | {"id": item.id} if item.id is not None else own
+
+
+def _dumped(tools: Sequence[InputTool]) -> list[dict[str, Any]]:
+    return [tool.model_dump(exclude_none=True) for tool in tools]
+
+
+def _call_fields(
+    item: FunctionCallItem | CustomToolCallItem | LocalShellCallItem | ToolSearchCallItem,
+) -> dict[str, Any]:
+    """The fields of a call that the client runs."""
+    fields: dict[str, Any] = item.model_dump(include={"name", CLIENT_CALLS[item.type]})
+    fields |= item.model_dump(include={"namespace"}, exclude_none=True)
+    if isinstance(item, LocalShellCallItem):
+        fields["action"]["type"] = "exec"
+    if isinstance(item, ToolSearchCallItem):
+        fields["execution"] = "client"
+    fields["call_id"] = item.call_id or item.id or f"call_{secrets.token_hex(16)}"
+    fields["status"] = item.status or "completed"
+    return fields | ({"jinfercept": item.jinfercept.model_dump()} if item.jinfercept else {})
+
+
+def _texts(parts: Any) -> list[str]:
+    """The texts of parts of reasoning, in whatever form a client has them."""
+    listed = [parts] if isinstance(parts, str | dict) else parts if isinstance(parts, list) else []
+    texts = [part.get("text") if isinstance(part, dict) else part for part in listed]
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _text(text: str, role: str) -> dict[str, Any]:
+    answer = {"type": "output_text", "text": text, "annotations": list[Any]()}
+    return answer if role == "assistant" else {"type": "input_text", "text": text}
+
+
+def joined(parts: Sequence[dict[str, Any]]) -> str:
+    """The text of stored parts."""
+    return "".join(part["text"] for part in parts)

@@ -1,0 +1,403 @@
+"""Schemas of `/v1/responses`: the body, whose input is a text or a flat list of *items* with ids, and the answers."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from jinfercept.serve.protocols.openai.response_tools import (
+    MAX_TOOLS,
+    InputTool,
+    Name,
+    ResponseToolChoice,
+    is_of_client,
+)
+from jinfercept.serve.protocols.schemas import (
+    FIRST_ERROR,
+    Body,
+    OutputPart,
+    OutputTokensDetails,
+    SamplingBody,
+    Text,
+    TypeName,
+    read_file,
+)
+
+MAX_ITEMS = 4096
+"""Maximum items of a body, and of a conversation with its output."""
+LOGPROBS = "message.output_text.logprobs"
+"""The value of `include` that requests log probabilities."""
+
+_ID = Annotated[str, Field(min_length=1, max_length=256)]
+_Status = Literal["in_progress", "completed", "incomplete"] | None
+
+
+class ItemTextPart(Body):
+    """A text part; other kinds of parts are refused."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: Text
+
+
+class ItemRefusalPart(Body):
+    """A refusal of the model."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+
+_Part = Annotated[ItemTextPart | ItemRefusalPart, BeforeValidator(read_file)]
+_Tools = Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
+_Output = Text | Annotated[list[Annotated[OutputPart, BeforeValidator(read_file)]], Field(max_length=4096), FIRST_ERROR]
+
+
+class _InputItem(Body):
+    """Base of all items."""
+
+    id: _ID | None = None
+
+
+class MessageItem(_InputItem):
+    """A message."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[_Part], Field(max_length=4096), FIRST_ERROR]
+
+
+class CallNote(Body):
+    """Extension of the items of calls.
+
+    Attributes:
+        round: number of the round; calls of one round are of one turn.
+        call_id: id of the call in the chat template.
+        future: name of the placeholder that the model read at the call; None: it read the result there.
+        read_after: number of further items of the conversation behind which the model read the result of a future; None: it
+            read it as the result of another call, which waited for it.
+    """
+
+    round: Annotated[int, Field(ge=0)] = 0
+    call_id: _ID | None = None
+    future: _ID | None = None
+    read_after: Annotated[int, Field(ge=0)] | None = None
+
+
+class _CallItem(_InputItem):
+    """Base of the calls that the client runs."""
+
+    status: _Status = None
+    jinfercept: CallNote | None = None
+
+
+class FunctionCallItem(_CallItem):
+    """A call of a tool that the client runs."""
+
+    type: Literal["function_call"]
+    call_id: _ID
+    name: Name
+    namespace: Name | None = None
+    arguments: Text
+
+
+class CustomToolCallItem(_CallItem):
+    """A call of a custom tool."""
+
+    type: Literal["custom_tool_call"]
+    call_id: _ID
+    name: Name
+    namespace: Name | None = None
+    input: Text
+
+
+class ShellAction(Body):
+    """A command for the client's shell."""
+
+    command: Annotated[list[Text], Field(max_length=4096), FIRST_ERROR]
+    env: dict[str, str] | None = None
+    timeout_ms: int | None = None
+    working_directory: Text | None = None
+    user: Text | None = None
+
+
+class LocalShellCallItem(_CallItem):
+    """A call of the client's shell."""
+
+    type: Literal["local_shell_call"]
+    call_id: _ID | None = None
+    action: ShellAction
+
+
+class ToolSearchCallItem(_CallItem):
+    """A call of the client's search for tools."""
+
+    type: Literal["tool_search_call"]
+    call_id: _ID | None = None
+    arguments: Any = None
+
+
+class ToolSearchOutputItem(_InputItem):
+    """The tools that a search of the client has found; the model reads their declarations here."""
+
+    type: Literal["tool_search_output"]
+    call_id: _ID
+    tools: _Tools
+
+
+class AdditionalToolsItem(_InputItem):
+    """Further tools of the body."""
+
+    type: Literal["additional_tools"]
+    tools: _Tools
+
+
+class CallOutputItem(_InputItem):
+    """The result of a call that the client ran. Without a `call_id`, `id` is that of the call, or of its item."""
+
+    type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
+    call_id: _ID | None = None
+    output: _Output
+
+
+class McpCallItem(_InputItem):
+    """A call that the server ran, with OpenAI's item type for tools that the client does not run."""
+
+    type: Literal["mcp_call"]
+    name: Name
+    arguments: Text
+    output: Text | None = None
+    status: Literal["in_progress", "completed", "incomplete", "calling", "failed"] | None = None
+    jinfercept: CallNote | None = None
+
+
+class ReasoningItem(_InputItem):
+    """Reasoning of the model. Without texts in `content` it adds nothing to the conversation."""
+
+    type: Literal["reasoning"]
+    summary: Any = None
+    content: Any = None
+
+
+class ItemReference(Body):
+    """A reference to an item of a stored response."""
+
+    type: Literal["item_reference"]
+    id: _ID
+
+
+_LEFT_OUT = (
+    *("code_interpreter_call", "computer_call", "file_search_call", "image_generation_call", "mcp_approval_request"),
+    *("mcp_list_tools", "tool_search_call", "tool_search_output", "web_search_call"),
+)
+"""Types of items that OpenAI's own tools add to an answer."""
+
+
+class OtherItem(Body):
+    """An item of a tool that the provider of an earlier answer ran: it is left out. Items of other types are refused."""
+
+    type: TypeName
+
+    @model_validator(mode="after")
+    def _is_left_out(self) -> Self:
+        if self.type not in _LEFT_OUT:
+            raise PydanticCustomError("item_type", "items of type {kind} are not supported", {"kind": self.type[:80]})
+        return self
+
+
+def _kind(item: Any) -> str:
+    """Tag of an item's type; without a type it is a message."""
+    if not isinstance(item, dict | Body):
+        return ""
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    if kind in ("tool_search_call", "tool_search_output") and not is_of_client(item):
+        return "Other"
+    return _KINDS.get("message" if kind is None else kind, "Other") if isinstance(kind, str | None) else ""
+
+
+_KINDS = {
+    "message": "Message",
+    "function_call": "FunctionCall",
+    "function_call_output": "CallOutput",
+    "custom_tool_call": "CustomToolCall",
+    "custom_tool_call_output": "CallOutput",
+    "local_shell_call": "LocalShellCall",
+    "local_shell_call_output": "CallOutput",
+    "tool_search_call": "ToolSearchCall",
+    "tool_search_output": "ToolSearchOutput",
+    "additional_tools": "AdditionalTools",
+    "mcp_call": "McpCall",
+    "reasoning": "Reasoning",
+    "item_reference": "ItemReference",
+}
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("Message")]
+    | Annotated[FunctionCallItem, Tag("FunctionCall")]
+    | Annotated[CustomToolCallItem, Tag("CustomToolCall")]
+    | Annotated[LocalShellCallItem, Tag("LocalShellCall")]
+    | Annotated[CallOutputItem, Tag("CallOutput")]
+    | Annotated[ToolSearchCallItem, Tag("ToolSearchCall")]
+    | Annotated[ToolSearchOutputItem, Tag("ToolSearchOutput")]
+    | Annotated[AdditionalToolsItem, Tag("AdditionalTools")]
+    | Annotated[McpCallItem, Tag("McpCall")]
+    | Annotated[ReasoningItem, Tag("Reasoning")]
+    | Annotated[ItemReference, Tag("ItemReference")]
+    | Annotated[OtherItem, Tag("Other")],
+    Discriminator(
+        _kind,
+        custom_error_type="item_type",
+        custom_error_message="an item is an object whose type, if it has one, is a text",
+    ),
+]
+
+
+class TextFormat(Body):
+    """The format of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Field(max_length=256)] | None = None
+    description: Text | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextSettings(Body):
+    """`text` of a body."""
+
+    format: TextFormat | None = None
+
+
+class ReasoningSettings(Body):
+    """`reasoning` of a body: effort `none` sets `enable_thinking=False` for the chat template, others `reasoning_effort` where
+    it takes them."""
+
+    effort: Annotated[str, Field(max_length=64)] | None = None
+    summary: Annotated[str, Field(max_length=64)] | None = None
+
+
+class ConversationReference(Body):
+    """`conversation` of a body."""
+
+    id: _ID
+
+
+class ResponsesBody(SamplingBody):
+    """Input, the response that it continues, and the parameters of the answer."""
+
+    input: Text | Annotated[list[InputItem], Field(max_length=MAX_ITEMS), FIRST_ERROR]
+    instructions: Text | None = None
+    previous_response_id: _ID | None = None
+    conversation: _ID | ConversationReference | None = None
+    store: bool | None = None
+    background: bool | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=0)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: _Tools | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextSettings | None = None
+    reasoning: ReasoningSettings | None = None
+    include: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=64), FIRST_ERROR] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        """Id of the conversation that the response is a turn of."""
+        conversation = self.conversation
+        return conversation.id if isinstance(conversation, ConversationReference) else conversation
+
+
+class InputTokensBody(ResponsesBody):
+    """What a response would be made of, for counting."""
+
+    input: Text | Annotated[list[InputItem], Field(max_length=MAX_ITEMS), FIRST_ERROR] = ""
+
+
+class InputTokenCount(BaseModel):
+    """The number of tokens of a prompt."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class InputTokensDetails(BaseModel):
+    """Details of the input tokens."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class ResponseUsage(BaseModel):
+    """Token counts of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseFailure(BaseModel):
+    """The error of a failed response."""
+
+    code: str
+    message: str
+
+
+class ConversationId(BaseModel):
+    """The conversation that a response is a turn of."""
+
+    id: str
+
+
+class ResponseObject(BaseModel):
+    """A response in its current state; with `stream` it comes in typed server-sent events."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool
+    error: ResponseFailure | None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None = None
+    metadata: dict[str, str]
+    model: str
+    output: list[dict[str, Any]]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    conversation: ConversationId | None = None
+    reasoning: dict[str, Any]
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["auto", "disabled"]
+    usage: ResponseUsage | None
+    user: str | None
+    jinfercept: dict[str, Any] | None = None
+
+
+class ItemList(BaseModel):
+    """A page of items."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedResponse(BaseModel):
+    """Confirms that a response is deleted."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]

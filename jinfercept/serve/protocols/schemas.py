@@ -1,0 +1,354 @@
+"""Schemas that the bodies of several routes share. Types are strict: a number is not a text.
+
+Unknown fields are ignored, as in vLLM; known fields that are not supported are refused, and so are unknown names in the object
+`jinfercept` and in the objects within it (`check_extras`). A list is refused at its first wrong item, and an
+object by its size before its items are validated: a body has room for a million items.
+"""
+
+import logging
+import re
+from base64 import b64decode
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+from urllib.parse import unquote
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
+from pydantic_core import PydanticCustomError
+
+from jinfercept.errors import nearest
+from jinfercept.outputs import CompletionOutput
+from jinfercept.serve.protocols.errors import ApiError
+
+MAX_STOPS = 64
+MAX_CHOICES = 128
+MAX_SESSION_ID = 256
+MAX_BIASES = 1024
+
+
+class _FirstError(FailFast):
+    """`FailFast`, hashable: members of a union have to be."""
+
+    def __hash__(self) -> int:
+        return hash(_FirstError)
+
+
+FIRST_ERROR = _FirstError()
+"""Annotation of a list: validation ends at its first wrong item."""
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Text = Annotated[str, Field(max_length=2**24)]
+
+
+_TEXT_FILE = re.compile(r"data:(text/|application/(json|xml|yaml|toml)\b).*", re.DOTALL)
+"""The beginning of a data URL of a text."""
+
+TypeName = Annotated[str, Field(max_length=256)]
+"""A type that may be unknown."""
+
+
+class Body(BaseModel):
+    """Base of all parts of a body."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, populate_by_name=True)
+
+
+def read_file(part: Any) -> Any:
+    """A part of a body; a file whose data are text as a part of text.
+
+    Raises:
+        PydanticCustomError: its data are none.
+    """
+    if not isinstance(part, dict) or part.get("type") != "input_file":
+        return part
+    name, text, (head, _, data) = part.get("filename"), part.get("text"), f"{part.get('file_data')}".partition(",")
+    try:
+        if text is None and not _TEXT_FILE.fullmatch(head):
+            raise ValueError(head)
+        if text is None:
+            text = b64decode(data, validate=True).decode() if head.endswith(";base64") else unquote(data)
+    except ValueError as error:
+        message = "input_file parts are not supported unless file_data is a data URL with text"
+        raise PydanticCustomError("unsupported_file", message) from error
+    shown = "\n\n".join(["", *(f"{each}" for each in (name, text) if each), ""])  # apart from the other parts
+    return {"type": "input_text", "text": shown}
+
+
+class OutputPart(Body):
+    """A part of a tool's output; the model reads its text."""
+
+    type: TypeName
+    text: Text | None = None
+
+    def shown(self) -> str:
+        """The text; of a part that has none, what stands in its place."""
+        return f"[{self.type}: it has no text]" if self.text is None else self.text
+
+
+def _few_biases(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise PydanticCustomError("too_many", "Dictionary should have at most {most} items", {"most": MAX_BIASES})
+    return value
+
+
+class AsyncCallOptions(Body):
+    """How calls of the server's tools run while the model goes on.
+
+    Attributes:
+        calls: when a call runs: "async", the default: at once, while the model goes on; "parallel": with the others, and the
+            model waits for them; "sync": the model waits for each.
+        on_end: what the end of the text does while calls are pending: it waits for them, the default, or cancels them.
+        max_pending: limit of one request's pending calls; by default as many as the server allows.
+        reasoning: marks of reasoning, in which no call is found; "none": the model writes none. Of text completions.
+    """
+
+    calls: Literal["sync", "parallel", "async"] | None = None
+    on_end: Literal["wait", "cancel"] | None = None
+    max_pending: Annotated[int, Field(ge=1)] | None = None
+    reasoning: Annotated[str, Field(max_length=64)] | None = None
+
+
+class SessionHints(Body):
+    """The body's object `jinfercept`: hints about the session, and the server's tools.
+
+    Attributes:
+        expected_s: seconds until the follow-up request.
+        priority: smaller ones are served first.
+        release: no follow-up request comes, so the context is not retained.
+        server_tools: tools of the server that the model is offered: all, or those named.
+        async_calls: the model goes on while calls of the server's tools run.
+    """
+
+    session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID)] | None = None
+    expected_s: Annotated[float, Field(ge=0)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    release: bool | None = None
+    server_tools: (
+        bool | Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=512), FIRST_ERROR] | None
+    ) = None
+    max_rounds: Annotated[int, Field(ge=0)] | None = None
+    async_calls: AsyncCallOptions | None = None
+
+    @property
+    def wants_server_tools(self) -> bool:
+        """Whether the body requests tools of the server."""
+        return self.server_tools not in (None, False)
+
+
+class Extensions(Body):
+    """Extensions of OpenAI's protocol in all bodies that generate."""
+
+    jinfercept: SessionHints | None = None
+    session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+
+
+class StreamOptions(Body):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class JsonSchema(Body):
+    """The schema of a `response_format`."""
+
+    name: Annotated[str, Field(max_length=256)] | None = None
+    description: Text | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """`response_format`. Some clients have the schema beside the type, also of a `json_object`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class StructuredOutputs(Body):
+    """vLLM's `structured_outputs`; one field is given."""
+
+    json_: Text | dict[str, Any] | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: Text | None = None
+    choice: Annotated[list[Text], Field(min_length=1, max_length=4096), FIRST_ERROR] | None = None
+    grammar: Text | None = None
+
+
+class SamplingBody(Extensions):
+    """Sampling parameters and stop conditions: OpenAI's fields and vLLM's."""
+
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS), FIRST_ERROR] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024), FIRST_ERROR] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    skip_special_tokens: bool | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[str, Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=MAX_BIASES),
+            BeforeValidator(_few_biases),
+        ]
+        | None
+    ) = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=2**18), FIRST_ERROR] | None = None
+    bad_words: Annotated[list[Text], Field(max_length=1024), FIRST_ERROR] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    return_token_ids: bool | None = None
+    return_routed_experts: bool | None = None
+    return_loss_mask: bool | None = None
+    return_processed_logprobs: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Text | dict[str, Any] | None = None
+    guided_regex: Text | None = None
+    guided_choice: Annotated[list[Text], Field(min_length=1, max_length=4096), FIRST_ERROR] | None = None
+    guided_grammar: Text | None = None
+    user: Annotated[str, Field(max_length=4096)] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class PromptTokensDetails(BaseModel):
+    """Details of the prompt's tokens."""
+
+    cached_tokens: int
+
+
+class OutputTokensDetails(BaseModel):
+    """Details of the output tokens."""
+
+    reasoning_tokens: int
+
+
+class Usage(BaseModel):
+    """Token counts of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: OutputTokensDetails
+
+
+TRAINING_FIELDS = ("return_loss_mask", "return_processed_logprobs")
+
+
+def check_training_fields(body: SamplingBody) -> None:
+    """Raise 400 for a body that asks for such fields in a stream."""
+    for name in TRAINING_FIELDS if body.stream else ():
+        if getattr(body, name):
+            raise ApiError.bad(f"{name} cannot be streamed; fix: stream false", name)
+
+
+def training_fields(body: SamplingBody, completion: CompletionOutput) -> dict[str, Any]:
+    """The fields of a choice, by token of its `token_ids`: those of tools' results are among them."""
+    fields: dict[str, Any] = {}
+    if body.return_loss_mask or body.return_processed_logprobs:
+        fields |= {"token_ids": completion.token_ids, "loss_mask": completion.loss_mask}
+        fields["weight_versions"] = completion.weight_versions
+    if body.return_processed_logprobs:
+        fields["processed_logprobs"] = completion.processed_logprobs
+    return fields
+
+
+log = logging.getLogger(__name__)
+
+_NEVER = (
+    *("audio", "chat_template", "function_call", "guided_choice", "guided_grammar", "guided_json", "guided_regex"),
+    *("output_format", "prompt_embeds", "structural_tag", "structured_outputs", "truncate_prompt_tokens"),
+    "web_search_options",
+)
+_HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(_NEVER, ()),
+    "best_of": (1,),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "ebnf": ("",),
+    "functions": ([],),
+    "grammar": ("",),
+    "guided_json_object": (False,),
+    "json_schema": ({},),
+    "kv_transfer_params": ({},),
+    "length_penalty": (1.0, 1),
+    "logits_processors": ([],),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "regex": ("",),
+    "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+}
+"""Fields that are not supported, with the values that have no effect and are accepted.
+
+Some are fields of other routes: where the schema of a body has one, it is not among the body's unknown fields.
+"""
+
+_MOST_UNKNOWN = 256
+_MOST_LOGGED = 1000
+
+
+def check_extras(body: Extensions, logged: set[str]) -> None:
+    """Checks the fields that the schema of a body does not have.
+
+    Args:
+        logged: names of unknown fields that were logged before; added to.
+
+    Raises:
+        ApiError: 400, for an unsupported field, and for an unknown one in the object `jinfercept`.
+    """
+    if body.jinfercept is not None:
+        _check_names(body.jinfercept, "jinfercept")
+        if body.jinfercept.async_calls is not None:
+            _check_names(body.jinfercept.async_calls, "jinfercept.async_calls")
+    if len(body.model_extra or ()) > _MOST_UNKNOWN:
+        raise ApiError.bad(f"the body has more than {_MOST_UNKNOWN} unknown fields; fix: leave them out")
+    for name, value in (body.model_extra or {}).items():
+        if name in _HARMLESS:
+            if value is not None and value not in _HARMLESS[name]:
+                raise ApiError.bad(f"{name} is not supported; fix: leave it out", name, "unsupported_parameter")
+        elif _is_new(name, logged):
+            log.debug("the field %.80r is not known; it is ignored", name)
+
+
+def log_left_out(what: str, types: Iterable[str], logged: set[str]) -> None:
+    """Log once each that parts of a body are left out, since their types are not supported.
+
+    Args:
+        what: the parts, in the plural.
+        logged: as of `check_extras`.
+    """
+    for kind in types:
+        if _is_new(f"{what} {kind}", logged):
+            log.warning("%s of type %.80r are not supported here; requests are answered without them", what, kind)
+
+
+def _is_new(name: str, logged: set[str]) -> bool:
+    """Whether a name was not logged before; it counts as logged from now on."""
+    if name in logged or len(logged) >= _MOST_LOGGED:
+        return False
+    logged.add(name)
+    return True
+
+
+def _check_names(part: Body, field: str) -> None:
+    """Raise 400 for a name that an object of ours does not have."""
+    for name in part.model_extra or ():
+        names = list(type(part).model_fields)
+        message = f"{field} has no {name[:80]!r}{nearest(name[:80], names)}; it has {', '.join(names)}"
+        raise ApiError.bad(message, f"{field}.{name[:80]}", "unknown_parameter")

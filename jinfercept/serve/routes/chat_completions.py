@@ -1,0 +1,216 @@
+"""`/v1/chat/completions`: makes engine requests of a conversation, and a chat completion of their outputs."""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from jinfercept.chat.function_tools import ChatTool, chat_tools
+from jinfercept.chat.options import MAX_ROUNDS
+from jinfercept.chat.tokenizer.tokenizer import EFFORTS
+from jinfercept.engine.current_call import ToolFunction, around
+from jinfercept.engine.tool_run import ToolFailed
+from jinfercept.errors import JinferceptError, RequestError
+from jinfercept.request import Request as EngineRequest
+from jinfercept.serve.http.access_log import DETAILS
+from jinfercept.serve.protocols.answers import Message, Remember, ServerToolCalls
+from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.openai.chat_answer import ChatAnswer
+from jinfercept.serve.protocols.openai.chat_schemas import (
+    AllowedFunctions,
+    AllowedTools,
+    ChatBody,
+    ChatCompletion,
+    DeferredTool,
+    NamedTool,
+)
+from jinfercept.serve.protocols.openai.logprobs import check_report
+from jinfercept.serve.protocols.schemas import SessionHints, check_extras
+from jinfercept.serve.routes.engine_requests import (
+    RequestHints,
+    answered,
+    async_calls,
+    check_requests,
+    read_hints,
+    sampling_params,
+    with_hints,
+)
+from jinfercept.serve.routes.guarded_route import GuardedRoute
+from jinfercept.serve.service import Service, service_of
+
+_OPTIONS = ("chat_template_kwargs", "tool_choice")
+"""Fields of a body with which the messages of their errors begin."""
+
+router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
+
+
+@router.post("/v1/chat/completions", response_model=ChatCompletion)
+async def create_chat_completion(body: ChatBody, request: Request) -> Response:
+    """Answer a conversation. With `stream`, in server-sent events: `chat.completion.chunk` objects, then `[DONE]`."""
+    service = service_of(request)
+    model = service.check_model(body.model)
+    check_extras(body, service.ignored)
+    hints = read_hints(body, request)
+    name = f"chatcmpl-{uuid.uuid4().hex}"
+    requests = await service.prepare(request, lambda: make_chat(service, body, hints, name), body.n or 1)
+    tool_calls = server_tool_calls(service, body, requests, recorder(service, body, hints))
+    answer = ChatAnswer(name, model, body, requests, tool_calls, service.tokenizer, request.scope[DETAILS])
+    return await answered(service, request, requests, answer, body.stream)
+
+
+def make_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) -> list[EngineRequest]:
+    """The requests of a body. Slow: renders, tokenises, compiles grammars.
+
+    Args:
+        name: id of the first request.
+
+    Raises:
+        ApiError: 400.
+    """
+    requests = rendered_chat(service, body, hints, name)
+    check_requests(service, requests, "messages")
+    report = ("top_logprobs" if body.top_logprobs else "logprobs", _logprobs(body))
+    prompt = [("prompt_logprobs", body.prompt_logprobs)]
+    check_report(requests, service.max_model_len, prompt, report, expert_bytes=service.expert_bytes)
+    return with_hints(requests, hints)
+
+
+def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: str) -> list[EngineRequest]:
+    """As `make_chat`, but the prompt may be longer than the model's context, and the requests have no hints."""
+    params = sampling_params(
+        body, body.max_completion_tokens or body.max_tokens, _logprobs(body), service, hints.tenant
+    )
+    if body.stream_options is not None and not body.stream:
+        raise ApiError.bad("stream_options are allowed only with stream: true", "stream_options")
+    extension = body.jinfercept or SessionHints()
+    chosen = extension.server_tools
+    offered = service.tools.offered(chosen, _client_tools(body)) if chosen else []
+    choice = body.tool_choice
+    if isinstance(choice, AllowedTools):
+        body, offered = _with_allowed_tools(body, choice.allowed_tools, offered)
+        choice = choice.allowed_tools.mode
+    tools = _tools(body)
+    calls = None
+    if extension.async_calls is not None:
+        calls = async_calls(service, body, hints.tenant)
+        if extension.async_calls.reasoning is not None:
+            raise ApiError.bad("reasoning is not an option of chats", "jinfercept.async_calls.reasoning")
+    options = service.chat_options(
+        async_calls=calls,
+        chat_template_kwargs=_template_variables(service, body),
+        add_generation_prompt=body.add_generation_prompt is not False,
+        tool_choice=choice.model_dump() if isinstance(choice, NamedTool) else choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        max_rounds=_max_rounds(service, body),
+    )
+    messages = [message.as_read for message in body.messages]
+    declarations = [tool.declaration for tool in tools]
+    for texts, field in ((messages, "messages"), (declarations, "tools"), (body.chat_template_kwargs, _OPTIONS[0])):
+        service.check_chars(texts, field)
+    try:
+        messages = service.tool_history.restored(hints.salt, messages)
+        if body.max_tool_calls is not None:
+            offered = _limited(offered, body.max_tool_calls)
+        arguments = [*tools, *offered], options, iter([name]), hints.tenant, hints.salt
+        return service.llm.make_chats([messages], params, *arguments)
+    except JinferceptError as error:
+        raise ApiError.of(error, field_of_chat(error, bool(tools))) from error
+
+
+def _limited(tools: Sequence[ChatTool], most: int) -> list[ChatTool]:
+    """Tools of whose calls together so many are run; the model reads that the others were not."""
+    numbers = count(1)
+
+    def limited(function: ToolFunction) -> ToolFunction:
+        def run(arguments: str) -> object:
+            if next(numbers) > most:
+                raise ToolFailed(f"not run: max_tool_calls is {most}")
+            return function(arguments)
+
+        return around(function, run)
+
+    executed = [(tool, tool.tool) for tool in tools if tool.tool is not None]
+    return [replace(chat, tool=replace(tool, function=limited(tool.function))) for chat, tool in executed]
+
+
+def _template_variables(service: Service, body: ChatBody) -> dict[str, Any]:
+    """Variables of the template by a body's effort, where the template takes it, and by its `chat_template_kwargs`."""
+    effort = body.reasoning_effort
+    own: dict[str, Any] = {"enable_thinking": False} if effort == "none" else {}
+    if effort in EFFORTS and service.tokenizer.takes_effort(effort, bool(body.tools), service.chat_template):
+        own = {"reasoning_effort": effort}
+    return own | (body.chat_template_kwargs or {})
+
+
+def _with_allowed_tools(
+    body: ChatBody, allowed: AllowedFunctions, offered: Sequence[ChatTool]
+) -> tuple[ChatBody, list[ChatTool]]:
+    """A body with those of its tools that are allowed, and the allowed ones of the server's. Raises 400 for unknown ones."""
+    if missing := sorted(allowed.names - _client_tools(body) - {tool.name for tool in offered}):
+        raise ApiError.bad(f"tool_choice names unknown tools: {', '.join(missing)[:200]}", "tool_choice")
+    tools = [tool for tool in body.tools or () if tool.function.name in allowed.names]
+    return body.model_copy(update={"tools": tools}), [tool for tool in offered if tool.name in allowed.names]
+
+
+def field_of_chat(error: JinferceptError, tools: bool) -> str:
+    """The field of a body that an error of a chat is about.
+
+    Args:
+        tools: whether the body has tools.
+    """
+    field = "tools" if tools and "tool" in error.what else "messages"
+    return next((name for name in _OPTIONS if error.what.startswith(name)), field)
+
+
+def server_tool_calls(
+    service: Service, body: ChatBody, requests: Sequence[EngineRequest], remember: Remember
+) -> ServerToolCalls:
+    """Runs the calls of the server's tools in the outputs of a body's requests."""
+    return ServerToolCalls(
+        requests, _client_tools(body), _max_rounds(service, body), service.max_model_len, remember, service.note_calls
+    )
+
+
+def recorder(service: Service, body: ChatBody, hints: RequestHints) -> Remember:
+    """Stores the turns that the client does not see, unless the body says that no follow-up comes."""
+
+    def remember(turns: Sequence[Message]) -> None:
+        if not hints.release:
+            messages = [message.as_read for message in body.messages]
+            service.tool_history.remember(hints.tenant, hints.salt, messages, turns, _client_tools(body))
+
+    return remember
+
+
+def _client_tools(body: ChatBody) -> frozenset[str]:
+    """Names of the tools that the client runs."""
+    return frozenset(tool.function.name for tool in body.tools or ())
+
+
+def _max_rounds(service: Service, body: ChatBody) -> int:
+    """Maximum rounds of calls that the server runs. Raises 400 for more than the server allows."""
+    most, requested = service.options.max_tool_rounds, body.jinfercept and body.jinfercept.max_rounds
+    if requested is not None and requested > most:
+        raise ApiError.bad(f"max_rounds must be at most {most}; got {requested}", "jinfercept.max_rounds")
+    return min(MAX_ROUNDS, most) if requested is None else requested
+
+
+def _logprobs(body: ChatBody) -> int | None:
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError.bad("top_logprobs are allowed only with logprobs: true", "top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _tools(body: ChatBody) -> list[ChatTool]:
+    """The body's tools. Raises 400 for a wrong declaration."""
+    body_tools = body.tools or ()
+    try:
+        tools = chat_tools([tool.model_dump(exclude_none=True) | {"type": "function"} for tool in body_tools])
+    except RequestError as error:
+        raise ApiError.of(error, "tools") from error
+    deferred = [isinstance(tool, DeferredTool) for tool in body_tools]
+    return [replace(tool, is_deferred=is_deferred) for tool, is_deferred in zip(tools, deferred, strict=True)]

@@ -1,0 +1,110 @@
+"""`/v1/completions`: continuations of texts."""
+
+import uuid
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from jinfercept.chat.call_markup import AsyncCalls
+from jinfercept.errors import RequestError
+from jinfercept.request import Request as EngineRequest
+from jinfercept.serve.http.access_log import DETAILS
+from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.openai.completion_answer import CompletionAnswer
+from jinfercept.serve.protocols.openai.completion_schemas import Completion, CompletionBody
+from jinfercept.serve.protocols.openai.logprobs import check_report
+from jinfercept.serve.protocols.schemas import check_extras
+from jinfercept.serve.routes.engine_requests import (
+    RequestHints,
+    answered,
+    async_calls,
+    check_length,
+    check_requests,
+    read_hints,
+    sampling_params,
+    with_hints,
+)
+from jinfercept.serve.routes.guarded_route import GuardedRoute
+from jinfercept.serve.service import Service, service_of
+
+DEFAULT_MAX_TOKENS = 16
+
+router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
+
+
+@router.post("/v1/completions", response_model=Completion)
+async def create_completion(body: CompletionBody, request: Request) -> Response:
+    """Continue a text, or several. With `stream`, in server-sent events: `text_completion` objects, then `[DONE]`."""
+    service = service_of(request)
+    model = service.check_model(body.model)
+    check_extras(body, service.ignored)
+    hints = read_hints(body, request)
+    calls = async_calls(service, body, hints.tenant)
+    if calls is None and body.jinfercept is not None and body.jinfercept.wants_server_tools:
+        message = (
+            "a text completion calls no tools without jinfercept.async_calls: use /v1/chat/completions, or give them"
+        )
+        raise ApiError.bad(message, "jinfercept.server_tools", "unsupported_parameter")
+    name = f"cmpl-{uuid.uuid4().hex}"
+    number = len(_prompts(body)) * (body.n or 1)
+    requests = await service.prepare(request, lambda: make_completions(service, body, hints, name, calls), number)
+    answer = CompletionAnswer(name, model, body, requests, service.llm.tokenizer, request.scope[DETAILS])
+    return await answered(service, request, requests, answer, body.stream)
+
+
+def make_completions(
+    service: Service, body: CompletionBody, hints: RequestHints, name: str, calls: AsyncCalls | None
+) -> list[EngineRequest]:
+    """The requests of a body. Slow: tokenises, compiles grammars.
+
+    Args:
+        name: prefix of their ids.
+        calls: how they call the server's tools in markup; None: not.
+
+    Raises:
+        ApiError: 400.
+    """
+    if body.stream_options is not None and not body.stream:
+        raise ApiError.bad("stream_options are allowed only with stream: true", "stream_options")
+    if body.echo and body.stream and body.logprobs is not None:
+        raise ApiError.bad("echo with logprobs cannot be streamed; fix: stream false", "echo", "unsupported_parameter")
+    prompts = _prompts(body)
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    if max_tokens == 0 and not body.echo:
+        raise ApiError.bad("max_tokens must be at least 1 without echo", "max_tokens")
+    prompt_logprobs = body.prompt_logprobs
+    if body.echo and body.logprobs is not None and prompt_logprobs is None:
+        body = body.model_copy(update={"prompt_logprobs": body.logprobs})
+    params = sampling_params(body, max(1, max_tokens), body.logprobs, service, hints.tenant)
+    ids = (f"{name}-{index}" for index in range(len(prompts)))
+    asked_tools = body.jinfercept.server_tools if body.jinfercept is not None else None
+    tools = service.tools.offered(asked_tools, ())
+    try:
+        engine_prompts = [_prompt(service, prompt, body.add_special_tokens is not False) for prompt in prompts]
+        requests = service.llm.make_requests(engine_prompts, params, tools, None, ids, hints.tenant, calls)
+    except RequestError as error:
+        raise ApiError.of(error, "prompt") from error
+    check_requests(service, requests, "prompt")
+    reports = [("prompt_logprobs", prompt_logprobs), ("logprobs", body.logprobs if body.echo else None)]
+    report, size = ("logprobs", body.logprobs), service.expert_bytes
+    check_report(requests, service.max_model_len, reports, report, per_choice=True, expert_bytes=size)
+    return with_hints(requests, hints)
+
+
+def _prompts(body: CompletionBody) -> list[Any]:
+    """The prompts of a body: each is a text or a list of token ids."""
+    prompt = body.prompt
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        return [prompt]
+    return list(prompt)
+
+
+def _prompt(service: Service, prompt: str | list[int], add_special_tokens: bool) -> str | dict[str, Any]:
+    if isinstance(prompt, str):
+        service.check_chars(prompt, "prompt")
+        if add_special_tokens:
+            return prompt
+        return {"prompt": prompt, "prompt_token_ids": service.tokenizer.encode(prompt)}
+    check_length(service, len(prompt), "prompt")
+    return {"prompt_token_ids": prompt}

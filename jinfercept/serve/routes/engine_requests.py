@@ -1,0 +1,341 @@
+"""What routes share between a body and the engine: a request's hints, its sampling parameters, its checks, and its outputs."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from jinfercept.chat.call_markup import AsyncCalls
+from jinfercept.engine.admission import check_request
+from jinfercept.engine.parallel_sampling import with_prompt_experts
+from jinfercept.engine.streaming import AsyncStream
+from jinfercept.errors import RequestError
+from jinfercept.events import Event, Finished
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import Adapter, FollowUp, Request
+from jinfercept.sampling_params import SamplingParams
+from jinfercept.serve.access.keys import isolation
+from jinfercept.serve.http.event_stream import EventStream
+from jinfercept.serve.http.request_body import unless_disconnected
+from jinfercept.serve.observe.traces_choice import TRACE
+from jinfercept.serve.protocols.answers import ServerToolCalls, UsageCount
+from jinfercept.serve.protocols.encoding import OPENAI, EncodedReply, LargeReply, StreamFormat
+from jinfercept.serve.protocols.errors import ApiError, check_finish
+from jinfercept.serve.protocols.openai.logprobs import check_experts, is_small
+from jinfercept.serve.protocols.schemas import (
+    MAX_SESSION_ID,
+    Extensions,
+    ResponseFormat,
+    SamplingBody,
+    check_training_fields,
+)
+from jinfercept.serve.service import Service, service_of, tenant_of
+from jinfercept.structured_outputs import StructuredOutputsParams
+
+_FIELD = "jinfercept.async_calls"
+_SAME_NAMES = (
+    *("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output"),
+    *("ignore_eos", "min_tokens", "skip_special_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs", "return_routed_experts"),
+    "return_processed_logprobs",
+)
+"""Fields with the same name in the body and in `SamplingParams`."""
+_NAMES = frozenset(field.name for field in fields(SamplingParams))
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHints:
+    """The hints of one request.
+
+    Attributes:
+        salt: of its pages and its session, which are found only with the same salt.
+        session_id: of the session that a follow-up names; None without one.
+        expected_s: seconds until the follow-up; None if unknown.
+        priority: smaller ones are served first; within the range of the key.
+        release: no follow-up comes, so the context is not retained.
+        follows: id of the finished request that this one continues.
+        adapter: whose name the body has as its model; None: the name is the model's own.
+    """
+
+    tenant: str = ""
+    salt: str = ""
+    session_id: str | None = None
+    expected_s: float | None = None
+    priority: int = 0
+    weight: float = 1.0
+    release: bool = False
+    follows: str | None = None
+    adapter: Adapter | None = None
+
+
+def read_hints(body: Extensions, request: HttpRequest) -> RequestHints:
+    """The hints in a body and in the header `x-session-id`; the body's object `jinfercept` takes precedence.
+
+    Raises:
+        ApiError: 400, for a header that is too long.
+    """
+    extension = body.jinfercept
+    header = request.headers.get("x-session-id")
+    if header is not None and len(header) > MAX_SESSION_ID:
+        raise ApiError.bad(f"a session id must have at most {MAX_SESSION_ID} characters", "x-session-id")
+    session = (extension.session_id if extension else None) or body.session_id or header or None
+    if (trace := TRACE.get()) is not None:
+        model = getattr(body, "model", None)
+        conversation = getattr(body, "conversation_id", None)
+        trace.describe(model, model or service_of(request).names[0], conversation or session)
+    tenant, keys = tenant_of(request), service_of(request).keys
+    priority = (extension.priority if extension and extension.priority is not None else body.priority) or 0
+    return RequestHints(
+        tenant=tenant,
+        salt=isolation(tenant, body.cache_salt),
+        session_id=session,
+        expected_s=extension.expected_s if extension else None,
+        priority=keys.priority(tenant, priority),
+        weight=keys.rules(tenant).weight,
+        release=bool(extension and extension.release),
+        adapter=service_of(request).adapter(getattr(body, "model", None)),
+    )
+
+
+def with_hints(requests: Sequence[Request], hints: RequestHints) -> list[Request]:
+    """The requests of one body with their hints.
+
+    The context of each is retained for a follow-up; of several answers to one prompt, that of the first.
+    """
+    follow_up = FollowUp(hints.session_id or "", hints.expected_s, last=hints.release)
+    return [
+        replace(
+            request,
+            cache_salt=hints.salt,
+            tenant=hints.tenant,
+            priority=hints.priority,
+            weight=hints.weight,
+            follows=hints.follows,
+            follow_up=follow_up if request.leader is None else None,
+            adapter=hints.adapter or request.adapter,
+        )
+        for request in requests
+    ]
+
+
+def async_calls(service: Service, body: Extensions, tenant: str) -> AsyncCalls | None:
+    """How a body's calls run while its requests go on, within the limits of the server; None if it does not say so.
+
+    Raises:
+        ApiError: 400, for a limit above the server's, marks of reasoning that are not known, and a body without server tools.
+    """
+    extension = body.jinfercept
+    if extension is None or extension.async_calls is None:
+        return None
+    if not extension.wants_server_tools:
+        raise ApiError.bad("async_calls need tools of the server; fix: name them in server_tools", _FIELD)
+    requested, most = extension.async_calls, service.options.max_pending_calls
+    if requested.max_pending is not None and requested.max_pending > most:
+        raise ApiError.bad(f"max_pending must be at most {most}; got {requested.max_pending}", f"{_FIELD}.max_pending")
+    options: dict[str, Any] = {
+        name: value for name in ("calls", "on_end") if (value := getattr(requested, name)) is not None
+    }
+    if requested.reasoning is not None:
+        options["reasoning"] = None if requested.reasoning == "none" else requested.reasoning
+    shared = service.pending_calls[tenant]
+    try:
+        delimiters = service.options.delimiters()
+        return AsyncCalls(
+            **options, max_pending=requested.max_pending or most, delimiters=delimiters, shared_limit=shared
+        )
+    except RequestError as error:
+        raise ApiError.of(error, f"{_FIELD}.reasoning") from error
+
+
+def sampling_params(
+    body: SamplingBody, max_tokens: int | None, logprobs: int | None, service: Service, tenant: str
+) -> SamplingParams:
+    """The sampling parameters of a body. Structured outputs are compiled, so that mistakes in them are found here.
+
+    Args:
+        max_tokens: maximum tokens to generate; None: the default of the checkpoint, or up to the length of a sequence.
+        logprobs: number of most likely tokens to report for each; None: no report.
+        service: has the vocabulary and the grammar compiler.
+
+    Raises:
+        ApiError: 400, with the field.
+    """
+    given_params = {name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None}
+    keywords: dict[str, Any] = {"max_tokens": None, **service.llm.sampling_defaults, **given_params}
+    if max_tokens is not None:
+        keywords["max_tokens"] = max_tokens
+    stop = keywords.pop("stop", None) or ()
+    keywords["stop"] = [stop] if isinstance(stop, str) else [text for text in stop if text]
+    for name in ("stop", "bad_words"):
+        service.check_chars(keywords.get(name), name)
+    structured, llm = _structured(body), service.llm
+    try:
+        params = SamplingParams(logprobs=logprobs, **keywords)
+    except RequestError as error:
+        raise ApiError.of(error, _field_of(error)) from error
+    vocab_size = llm.model.config.vocab_size
+    for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        if wrong := [token for token in getattr(params, name) or () if not 0 <= token < vocab_size]:
+            raise ApiError.bad(f"token ids in {name} must be from 0 to {vocab_size - 1}; got {wrong[0]}", name)
+    check_training_fields(body)
+    if params.return_routed_experts:
+        check_experts(getattr(llm.model.config, "experts", None) is not None, llm.shape.routed_experts > 0, body.stream)
+    if structured is None:
+        return params
+    field, options = structured
+    try:
+        outputs = StructuredOutputsParams(**options)
+        if llm.grammars is not None:
+            llm.grammars.of(tenant).compile(outputs)
+    except RequestError as error:
+        raise ApiError.of(error, field) from error
+    return replace(params, structured_outputs=outputs)
+
+
+def _structured(body: SamplingBody) -> tuple[str, dict[str, Any]] | None:
+    """The field that defines the form of the answer, with the keywords of `StructuredOutputsParams`; None without one."""
+    constraints: list[tuple[str, dict[str, Any]]] = []
+    form = body.response_format
+    if form is not None and (keywords := _of_format(form)) is not None:
+        constraints.append(("response_format", keywords))
+    if body.structured_outputs is not None:
+        outputs = body.structured_outputs.model_dump(exclude_none=True, by_alias=True)
+        constraints.append(("structured_outputs", _supported(outputs)))
+    for kind in ("json", "regex", "choice", "grammar"):
+        value = getattr(body, f"guided_{kind}")
+        if value is not None:
+            constraints.append((f"guided_{kind}", {kind: value}))
+    if len(constraints) > 1:
+        names = ", ".join(name for name, _ in constraints)
+        raise ApiError.bad(f"only one of these may constrain the answer: {names}", constraints[1][0])
+    return constraints[0] if constraints else None
+
+
+def _of_format(form: ResponseFormat) -> dict[str, Any] | None:
+    """The keywords for a `response_format`; None for a text. A schema is enforced wherever it stands."""
+    inner = form.json_schema.schema_ if form.json_schema else None
+    if None not in (inner, form.schema_) and inner != form.schema_:
+        raise ApiError.bad("response_format has two schemas; fix: leave one out", "response_format.schema")
+    schema = form.schema_ if inner is None else inner
+    if form.type == "text":
+        if schema is not None:
+            raise ApiError.bad("response_format of type text has no schema: use json_schema", "response_format")
+        return None
+    if form.type == "json_object":
+        return {"json_object": True} if schema is None else {"json": {"type": "object"} | schema}
+    if schema is None:
+        raise ApiError.bad("response_format needs a schema", "response_format.json_schema.schema")
+    return {"json": schema}
+
+
+def _supported(outputs: dict[str, Any]) -> dict[str, Any]:
+    kinds = ("json", "json_object", "regex", "choice", "grammar")
+    if "structural_tag" in outputs:
+        raise ApiError.bad("structural tags are not supported", "structured_outputs.structural_tag")
+    return {kind: outputs[kind] for kind in kinds if kind in outputs}
+
+
+def _field_of(error: RequestError) -> str | None:
+    """The field with which the message of an error of `SamplingParams` begins; None if there is none."""
+    if error.what.startswith("greedy outputs"):
+        return "n"
+    first = error.what.split(maxsplit=1)[0]
+    return first if first in _NAMES else None
+
+
+def check_requests(service: Service, requests: Sequence[Request], param: str) -> None:
+    """Raise 400 for requests that the engine refuses, for example for a prompt that leaves no room for an answer."""
+    for request in requests:
+        check_length(service, len(request.prompt_token_ids), param)
+        try:
+            check_request(request, service.llm.model.config.vocab_size, service.max_model_len)
+        except RequestError as error:
+            raise ApiError.of(error, param) from error
+
+
+def check_length(service: Service, num_tokens: int, param: str) -> None:
+    """Raise 400 for a number of prompt tokens that leaves no room for an answer."""
+    if num_tokens >= service.max_model_len:
+        message = f"the prompt has {num_tokens} tokens; with its answer it may have {service.max_model_len}"
+        raise ApiError.bad(message, param, "context_length_exceeded")
+
+
+class ServedAnswer(Protocol):
+    """An answer in the shapes of a protocol, made of the events of its requests, or of their outputs at once.
+
+    Attributes:
+        tool_calls: runs the calls of the server's tools that an output leaves; None: it leaves none.
+        first: events of a stream before any of the engine's.
+    """
+
+    usage: UsageCount
+    tool_calls: ServerToolCalls | None
+    first: Sequence[Mapping[str, Any]]
+
+    def take(self, event: Event) -> Iterator[dict[str, Any]]:
+        """The events of a stream for one of the engine's."""
+        ...
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """One object, of the outputs of the requests in their order."""
+        ...
+
+
+async def answered(
+    service: Service,
+    http: HttpRequest,
+    requests: Sequence[Request],
+    answer: ServedAnswer,
+    stream: bool | None,
+    form: StreamFormat = OPENAI,
+) -> Response:
+    """The HTTP response to a body, whose requests are submitted here. They are aborted if the client disconnects.
+
+    Args:
+        stream: whether the body requests server-sent events.
+
+    Raises:
+        ApiError: 499 if the client disconnects, 503 if the server aborts a request, 500 if the engine fails one.
+    """
+    events = service.submit(requests, ends_only=not stream)
+    if stream:
+        return EventStream(_streamed(answer, events, form), lambda: service.close(events), form)
+    return await unless_disconnected(http.receive, _whole(service, requests, answer, events))
+
+
+async def _streamed(answer: ServedAnswer, events: AsyncStream, form: StreamFormat) -> AsyncGenerator[bytes]:
+    for shown in answer.first:
+        yield form.event(shown)
+    async for event in events:
+        if isinstance(event, Finished):
+            answer.usage.add(event.output)
+            check_finish(event.output)
+            if answer.tool_calls is not None:
+                event = replace(event, output=await answer.tool_calls.settled(event.output))
+        for shown in answer.take(event):
+            yield form.event(shown)
+    yield form.end
+
+
+async def _whole(service: Service, requests: Sequence[Request], answer: ServedAnswer, events: AsyncStream) -> Response:
+    try:
+        async for event in events:
+            if isinstance(event, Finished):
+                check_finish(event.output)
+    finally:
+        await service.close(events)
+        for output in events.outputs.values():
+            answer.usage.add(output)
+    outputs = events.outputs
+    if answer.tool_calls is not None:
+        settled = await asyncio.gather(*map(answer.tool_calls.settled, outputs.values()))
+        outputs = {output.request_id: output for output in settled}
+
+    def whole() -> dict[str, Any]:
+        with_experts = with_prompt_experts(requests, outputs)
+        return answer.whole([with_experts[request.id] for request in requests])
+
+    return EncodedReply(whole()) if is_small(requests, outputs.values()) else LargeReply(await asyncio.to_thread(whole))

@@ -1,0 +1,348 @@
+"""`/v1/responses`: responses that are stored, continue one another, and may be generated in the background."""
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from jinfercept.events import Token
+from jinfercept.request import Request as EngineRequest
+from jinfercept.sampling_params import SamplingParams
+from jinfercept.serve.http.access_log import DETAILS
+from jinfercept.serve.http.event_stream import EventStream
+from jinfercept.serve.http.request_body import unless_disconnected
+from jinfercept.serve.protocols.answers import ServerToolCalls, UsageCount
+from jinfercept.serve.protocols.encoding import EncodedReply
+from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, Message
+from jinfercept.serve.protocols.openai.logprobs import chat_logprobs, check_report
+from jinfercept.serve.protocols.openai.response_chat import (
+    REPORTS,
+    chat_body,
+    check_supported,
+    messages_of,
+    renamed,
+    truncated,
+    wants_logprobs,
+)
+from jinfercept.serve.protocols.openai.response_items import (
+    Item,
+    check_length,
+    read_items,
+    references,
+    tools_of_items,
+    types_left_out,
+)
+from jinfercept.serve.protocols.openai.response_schemas import (
+    DeletedResponse,
+    InputTokenCount,
+    InputTokensBody,
+    ItemList,
+    ResponseObject,
+    ResponsesBody,
+)
+from jinfercept.serve.protocols.openai.response_tools import ClientTools, FunctionTool, InputTool, ResponseToolChoice
+from jinfercept.serve.protocols.openai.response_tools import types_left_out as tool_types_left_out
+from jinfercept.serve.protocols.openai.response_writer import ResponseWriter
+from jinfercept.serve.protocols.schemas import check_extras, log_left_out
+from jinfercept.serve.routes.chat_completions import make_chat, rendered_chat, server_tool_calls
+from jinfercept.serve.routes.conversations import item_page
+from jinfercept.serve.routes.engine_requests import RequestHints, read_hints
+from jinfercept.serve.routes.guarded_route import GuardedRoute
+from jinfercept.serve.routes.response_run import (
+    BACKGROUND,
+    EVENTS_NOT_KEPT,
+    BackgroundRun,
+    Generation,
+    reply,
+    write,
+    written,
+)
+from jinfercept.serve.service import BODY_BYTES, Service, service_of, tenant_of
+from jinfercept.serve.state.store import ANSWERED, StoredResponse
+
+router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
+
+_CHARS_PER_TOKEN = 4
+
+
+@router.post("/v1/responses", response_model=ResponseObject)
+async def create_response(body: ResponsesBody, request: Request) -> Response:
+    """Answer a whole conversation, or the continuation of a stored response. With `stream`, in typed server-sent events."""
+    service = service_of(request)
+    model = service.check_model(body.model)
+    check_extras(body, service.ignored)
+    check_supported(body)
+    log_left_out("items", types_left_out(body.input), service.ignored)
+    given_tools = [*(body.tools or ()), *tools_of_items(body.input)]
+    log_left_out("tools", tool_types_left_out(given_tools), service.ignored)
+    tenant, state = tenant_of(request), service.state
+    previous = await _previous(service, body, tenant)
+    referred = await state.items(references(body.input), tenant)
+    name = f"resp_{uuid.uuid4().hex}"
+    stored = StoredResponse(name, tenant, previous, body.conversation_id, request.scope.get(BODY_BYTES, 0))
+    number = 1 if isinstance(body.input, str) else len(body.input)
+    before, follows = None, body.previous_response_id
+    try:
+        if body.conversation_id:
+            before, follows = await state.begin_turn(stored, number)
+        hints = replace(read_hints(body, request), follows=follows)
+        generation = await _begun(service, body, request, model, stored, before, referred, hints)
+    except BaseException:
+        state.abandon(stored)
+        raise
+    if stored.background is not None:
+        return EventStream(stored.background.follow(0)) if body.stream else reply(stored.response)
+    if body.stream:
+        return EventStream(write(generation), generation.close)
+    await unless_disconnected(request.receive, written(generation))
+    return reply(stored.response)
+
+
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(body: InputTokensBody, request: Request) -> InputTokenCount:
+    """The number of tokens of the prompt that a body of `/v1/responses` would have. Nothing is stored."""
+    service, tenant = service_of(request), tenant_of(request)
+    service.check_model(body.model)
+    check_extras(body, service.ignored)
+    check_supported(body)
+    if body.conversation_id:
+        raise ApiError.bad("conversation cannot be counted: its last response has usage", "conversation")
+    previous = await _previous(service, body, tenant)
+    referred = await service.state.items(references(body.input), tenant)
+
+    def count() -> int:
+        before = previous.conversation if previous else []
+        items = [*before, *read_items(body.input, before, referred)]
+        messages = messages_of(items, body.instructions)
+        try:
+            chat = chat_body(body, messages, ClientTools(body.tools or (), items))
+            [made] = rendered_chat(service, chat, read_hints(body, request), "count")
+            return len(made.prompt_token_ids)
+        except ApiError as error:
+            raise renamed(error) from error
+
+    counted = await service.prepare(request, count, 1, _num_bytes(previous))
+    return InputTokenCount(object="response.input_tokens", input_tokens=counted)
+
+
+async def _begun(
+    service: Service,
+    body: ResponsesBody,
+    request: Request,
+    model: str,
+    stored: StoredResponse,
+    before: Sequence[Item] | None,
+    referred: Mapping[str, Item],
+    hints: RequestHints,
+) -> Generation:
+    """Begin the response of a body: prepare its request, store it, submit it.
+
+    Args:
+        before: the items of its conversation; None: those of the response that it continues.
+        referred: the items to which the body refers, by id.
+    """
+
+    def make() -> tuple[list[EngineRequest], ClientTools, ServerToolCalls]:
+        earlier = stored.before if before is None else before
+        own_items = read_items(body.input, earlier, referred)
+        items = [*earlier, *own_items]
+        tools = ClientTools(body.tools or (), items)
+        requests, tool_calls = _make_chat(
+            service, body, messages_of(items, body.instructions), tools, hints, stored.name
+        )
+        stored.response = _new_response(stored.name, model, body, service.llm.get_default_sampling_params())
+        stored.inputs = [*map(dict, own_items)]  # which the store keeps without what was computed of them
+        return requests, tools, tool_calls
+
+    requests, tools, tool_calls = await service.prepare(request, make, 1, _num_bytes(stored.previous))
+    await service.state.begin(stored)
+    usage = UsageCount(requests, request.scope[DETAILS])
+    writer = ResponseWriter(stored.response, usage, tools, tool_calls, _logprobs(service, body))
+    stream = service.submit(requests, patient=bool(body.background))
+    generation = Generation(service, stream, writer, stored)
+    request.scope[DETAILS]["id"] = stored.name
+    if body.background:
+        request.scope[BACKGROUND] = stored.background = BackgroundRun(generation, replayable=bool(body.stream))
+    return generation
+
+
+def _make_chat(
+    service: Service, body: ResponsesBody, messages: list[Message], tools: ClientTools, hints: RequestHints, name: str
+) -> tuple[list[EngineRequest], ServerToolCalls]:
+    """The request of a body with its whole conversation, and the runner of its calls of server tools. Slow, as `make_chat`."""
+
+    def make(messages: list[Message]) -> tuple[ChatBody, list[EngineRequest]]:
+        chat = chat_body(body, messages, tools)
+        return chat, make_chat(service, chat, hints, name)
+
+    try:
+        chat, requests = truncated(messages, make) if body.truncation == "auto" else make(messages)
+        best = (body.top_logprobs or 0) if wants_logprobs(body) else None
+        check_report(requests, service.max_model_len, (), ("top_logprobs", best), copies=REPORTS)
+        return requests, server_tool_calls(service, chat, requests, lambda turns: None)  # all turns are stored
+    except ApiError as error:
+        raise renamed(error) from error
+
+
+@router.get("/v1/responses/{response_id}", response_model=ResponseObject)
+async def get_response(
+    response_id: str, request: Request, stream: bool = False, starting_after: Annotated[int | None, Query(ge=0)] = None
+) -> Response:
+    """A stored response as it stands. With `stream`, the events of one that was created with `background` and `stream`."""
+    stored = await _stored(request, response_id)
+    if not stream:
+        return reply(stored.response)
+    if not stored.response["background"]:
+        raise ApiError.bad("only a response with background: true can be streamed again", "stream")
+    if stored.background is None:
+        raise ApiError.bad(EVENTS_NOT_KEPT, "stream")
+    return EventStream(stored.background.follow(0 if starting_after is None else starting_after + 1))
+
+
+@router.delete("/v1/responses/{response_id}", response_model=DeletedResponse)
+async def delete_response(response_id: str, request: Request) -> Response:
+    """Delete a stored response and release its context. A response that is generated in the background is cancelled."""
+    service = service_of(request)
+    stored = await service.state.delete(response_id, tenant_of(request))
+    if stored.background is not None and stored.is_open:
+        await stored.background.cancel()
+    service.llm.engine.release(response_id)
+    return EncodedReply({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.post("/v1/responses/{response_id}/cancel", response_model=ResponseObject)
+async def cancel_response(response_id: str, request: Request) -> Response:
+    """Cancel a response in the background. A response that has ended is unchanged."""
+    stored = await _stored(request, response_id)
+    if not stored.response["background"]:
+        raise ApiError.bad("only a response with background: true can be cancelled: close other connections")
+    if stored.is_open:
+        if stored.background is None:
+            raise ApiError(
+                409, "another server generates this response; fix: cancel it there", code="not_generated_here"
+            )
+        await stored.background.cancel()
+        stored = await _stored(request, response_id)
+    return reply(stored.response)
+
+
+@router.get("/v1/responses/{response_id}/input_items", response_model=ItemList)
+async def list_input_items(
+    response_id: str,
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: str | None = None,
+) -> Response:
+    """A page of the items of the conversation that a response answers, without instructions.
+
+    A page has fewer items than `limit` if they are long.
+    """
+    service = service_of(request)
+    stored = await service.state.find(response_id, tenant_of(request), whole=True)
+    return await service.prepare(request, lambda: item_page([*stored.before, *stored.inputs], limit, order, after))
+
+
+async def _stored(request: Request, response_id: str) -> StoredResponse:
+    return await service_of(request).state.find(response_id, tenant_of(request))
+
+
+async def _previous(service: Service, body: ResponsesBody | InputTokensBody, tenant: str) -> StoredResponse | None:
+    """The response that a body continues, loaded with its conversation. Raises 404 and 400, also for too many items."""
+    if (previous_id := body.previous_response_id) is None:
+        check_length(body.input, 0)
+        return None
+    field = "previous_response_id"
+    try:
+        previous = await service.state.find(previous_id, tenant, whole=True)
+    except ApiError as error:
+        if error.status_code != 404:
+            raise
+        raise ApiError(404, error.detail, param=field, code="previous_response_not_found") from error
+    if previous.response["status"] not in ANSWERED:
+        raise ApiError.bad(f"the previous response is {previous.response['status']}", field)
+    if (conversation := previous.response.get("conversation")) is not None:
+        raise ApiError.bad(f"this response belongs to a conversation: send {conversation['id']!r} instead", field)
+    check_length(body.input, len(previous.conversation))
+    return previous
+
+
+def _num_bytes(previous: StoredResponse | None) -> int:
+    """Bytes of the conversation that a body continues, about."""
+    usage = previous.response["usage"] if previous is not None else None
+    return _CHARS_PER_TOKEN * usage["total_tokens"] if usage else 0
+
+
+def _new_response(name: str, model: str, body: ResponsesBody, defaults: SamplingParams) -> dict[str, Any]:
+    """The object of a response before any output.
+
+    Args:
+        defaults: sampling parameters where the body does not say otherwise.
+    """
+    form, reasoning, chosen = body.text and body.text.format, body.reasoning, body.tool_choice
+    return {
+        "id": name,
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "queued" if body.background else "in_progress",
+        "background": bool(body.background),
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "conversation": {"id": body.conversation_id} if body.conversation_id else None,
+        "reasoning": {
+            "effort": reasoning.effort if reasoning else None,
+            "summary": reasoning.summary if reasoning else None,
+        },
+        "store": body.store is not False,
+        "temperature": defaults.temperature if body.temperature is None else body.temperature,
+        "text": {"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}},
+        "tool_choice": chosen.model_dump(exclude_none=True)
+        if isinstance(chosen, ResponseToolChoice)
+        else chosen or "auto",
+        "tools": [_shown_tool(tool) for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": defaults.top_p if body.top_p is None else body.top_p,
+        "truncation": body.truncation or "disabled",
+        "usage": None,
+        "user": body.user,
+    } | _call_lists(body)
+
+
+def _shown_tool(tool: InputTool) -> dict[str, Any]:
+    if isinstance(tool, FunctionTool):
+        return tool.model_dump(include={"type", "name", "description", "parameters", "strict"})
+    return tool.model_dump(exclude_none=True)
+
+
+def _call_lists(body: ResponsesBody) -> dict[str, Any]:
+    """The object `jinfercept` before any call."""
+    hints = body.jinfercept
+    if hints is None or not hints.wants_server_tools:
+        return {}
+    return {"jinfercept": {"server_calls": []} | ({"cancelled": []} if hints.async_calls is not None else {})}
+
+
+def _logprobs(service: Service, body: ResponsesBody) -> Any:
+    """A function that reports log probabilities of tokens; None if the body requests none."""
+    if not wants_logprobs(body):
+        return None
+    top, tokenizer = body.top_logprobs or 0, service.tokenizer
+
+    def report(tokens: Sequence[Token]) -> list[dict[str, Any]]:
+        return list(chat_logprobs([(token.token_id, token.logprobs) for token in tokens], top, tokenizer)["content"])
+
+    return report

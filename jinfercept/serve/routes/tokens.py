@@ -1,0 +1,108 @@
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as in vLLM."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
+
+from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS, ChatBody, InputTool, Message
+from jinfercept.serve.protocols.schemas import FIRST_ERROR, Body, Extensions, Text, TokenId
+from jinfercept.serve.routes.chat_completions import rendered_chat
+from jinfercept.serve.routes.engine_requests import RequestHints, read_hints
+from jinfercept.serve.routes.guarded_route import GuardedRoute
+from jinfercept.serve.service import Service, service_of
+
+router = APIRouter(route_class=GuardedRoute, tags=["tokens"])
+
+
+class TokenizeBody(Extensions):
+    """A text, or a conversation that the chat template renders."""
+
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR] | None = None
+    tools: Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class Tokenized(BaseModel):
+    """Token ids of a text."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeBody(Body):
+    """Tokens."""
+
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=2**22), FIRST_ERROR]
+
+
+class Detokenized(BaseModel):
+    """Their text, special tokens written out."""
+
+    prompt: str
+
+
+@router.post("/tokenize", response_model=Tokenized)
+async def tokenize(body: TokenizeBody, request: Request) -> Response:
+    """The tokens of a text (with those that begin it, unless `add_special_tokens` is false) or of a conversation."""
+    service = service_of(request)
+    service.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError.bad("give either a prompt or messages", "prompt")
+    hints = read_hints(body, request)
+    tokenized = await service.prepare(request, lambda: _tokenized(service, body, hints))
+    return Response(tokenized, media_type="application/json")
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeBody, request: Request) -> Detokenized:
+    """The text of tokens."""
+    service = service_of(request)
+    service.check_model(body.model)
+    return Detokenized(prompt=await service.prepare(request, lambda: _text(service, body.tokens)))
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> dict[str, str | None]:
+    """The texts of the special tokens, and the chat template."""
+    return service_of(request).tokenizer.texts
+
+
+def _text(service: Service, tokens: list[int]) -> str:
+    vocab_size = service.llm.model.config.vocab_size
+    service.check_chars(tokens, "tokens")
+    if (largest := max(tokens, default=0)) >= vocab_size:
+        raise ApiError.bad(f"token ids must be below {vocab_size}; got {largest}", "tokens")
+    return service.tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def _tokenized(service: Service, body: TokenizeBody, hints: RequestHints) -> bytes:
+    ids = _tokens(service, body, hints)
+    texts = [service.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
+    answer = Tokenized(count=len(ids), max_model_len=service.max_model_len, tokens=ids, token_strs=texts)
+    return answer.model_dump_json().encode()
+
+
+def _tokens(service: Service, body: TokenizeBody, hints: RequestHints) -> list[int]:
+    """The tokens of a text, or of the prompt that `/v1/chat/completions` makes of a conversation."""
+    if body.messages is None:
+        service.check_chars(body.prompt, "prompt")
+        return service.tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+    chat = ChatBody(
+        messages=body.messages,
+        tools=body.tools,
+        chat_template_kwargs=body.chat_template_kwargs,
+        add_generation_prompt=body.add_generation_prompt,
+    )
+    [request] = rendered_chat(service, chat, hints, "tokens")
+    return list(request.prompt_token_ids)

@@ -1,0 +1,99 @@
+"""The tools that the server runs itself: loads them, and selects those that a request is offered."""
+
+import time
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import final
+
+from jinfercept.chat.function_tools import ChatTool
+from jinfercept.errors import ConfigError
+from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.tools.inbox import Inbox
+from jinfercept.tools.load import LoadedTools, load_tools, tools_of
+
+_FIELD = "jinfercept.server_tools"
+_CLOSE_S = 0.5
+"""Seconds for the tools of a file to end, however little time is left."""
+
+
+@final
+class ServerTools:
+    """The tools of the server's files.
+
+    Args:
+        loaded: tools of each file; the caller closes them.
+        inbox: where calls of person tools wait.
+
+    Attributes:
+        inbox: as given; None if there is no person tool.
+        traced: lets a tool's calls pass the trace of their request on; by default it returns the tool.
+        ends_s: time by which the server and its tools should have ended, in seconds of `time.monotonic`; None: it does not end.
+    """
+
+    def __init__(self, loaded: Sequence[LoadedTools] = (), inbox: Inbox | None = None) -> None:
+        self._loaded = loaded
+        self.inbox = inbox if inbox is not None and inbox.tools else None
+        self.traced: Callable[[ChatTool], ChatTool] = lambda tool: tool
+        self.ends_s: float | None = None
+
+    def close(self) -> None:
+        """Close the tools in the time that is left."""
+        for file in self._loaded:
+            file.close() if self.ends_s is None else file.close(max(_CLOSE_S, self.ends_s - time.monotonic()))
+
+    @property
+    def tools(self) -> dict[str, ChatTool]:
+        """The current tools by name; those of an MCP server change."""
+        return {tool.name: tool for tool in tools_of(self._loaded)}
+
+    def offered(self, chosen: bool | Sequence[str] | None, client_tools: Collection[str]) -> list[ChatTool]:
+        """The server's tools that a request is offered.
+
+        If a request for all tools has a tool of its own with the same name, its own one is used, so that new tools of a server
+        do not break clients. A request for a tool by a name that it also declares is refused.
+
+        Args:
+            chosen: True for all tools, or names of tools.
+            client_tools: names of the tools that the client runs.
+
+        Raises:
+            ApiError: 400, for unknown and for ambiguous names.
+        """
+        if not chosen:
+            return []
+        tools = self.tools
+        if not tools:
+            raise ApiError.bad("the server has no tools; fix: start it with --tools FILE", _FIELD)
+        if chosen is True:
+            return [self.traced(tool) for name, tool in tools.items() if name not in client_tools]
+        unknown = [name for name in chosen if name not in tools]
+        if unknown:
+            raise ApiError.bad(f"no server tool is named {unknown[0]!r}; available: {', '.join(tools)}", _FIELD)
+        twice = [name for name in chosen if name in client_tools]
+        if twice:
+            raise ApiError.bad(f"tool {twice[0]!r} is in tools and in server_tools; fix: leave one out", _FIELD)
+        return [self.traced(tools[name]) for name in dict.fromkeys(chosen)]
+
+
+@contextmanager
+def open_server_tools(paths: Sequence[str]) -> Generator[ServerTools]:
+    """The tools of files, with their servers started. They are closed at the end.
+
+    Raises:
+        ConfigError, RequestError: as `load_tools`, or two files have a tool of one name.
+    """
+    inbox = Inbox()
+    with ExitStack() as ends:
+        loaded: list[LoadedTools] = []
+        tools = ServerTools(loaded, inbox)
+        ends.callback(tools.close)
+        for path in paths:
+            loaded.append(load_tools(path, inbox))  # noqa: PERF401 # they are closed if a later file fails
+        names = [tool.name for tool in tools_of(loaded)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(
+                "two files have the same tool", got=", ".join(twice), fix="rename one; MCP servers take a prefix"
+            )
+        tools.inbox = inbox if inbox.tools else None
+        yield tools

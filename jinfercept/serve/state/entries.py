@@ -1,0 +1,353 @@
+"""The two tables of the stored state, and what is done with their rows within one transaction.
+
+An entry is a response or a conversation; an item belongs to an entry. Documents are JSON. Every query for a client names the
+tenant. Knows no threads, and not what a response is.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from itertools import batched
+from typing import Any, NamedTuple, final
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Row,
+    String,
+    Table,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    select,
+    update,
+)
+
+from jinfercept.serve.protocols.encoding import encode
+from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.openai.response_items import Item
+from jinfercept.tenants import UNLIMITED
+
+TABLES = MetaData()
+_ID = String(64)
+ENTRIES = Table(
+    "jinfercept_entries",
+    TABLES,
+    Column("id", _ID, primary_key=True),
+    Column("tenant", _ID, nullable=False),
+    Column("previous", _ID, ForeignKey("jinfercept_entries.id"), index=True),  # the response that it continues
+    Column("changed", Double, nullable=False),
+    Column("expires", Double, nullable=False, index=True),  # 0: deleted, but others continue it
+    Column("deadline", Double, nullable=False),  # 0: nothing is generated; else it is lost after this time
+    Column("num_bytes", BigInteger, nullable=False),
+    Column("document", LargeBinary, nullable=False),
+    Index("ix_jinfercept_entries_age", "tenant", "changed", "num_bytes"),
+)
+ITEMS = Table(
+    "jinfercept_items",
+    TABLES,
+    Column("owner", _ID, ForeignKey("jinfercept_entries.id", ondelete="CASCADE"), primary_key=True),
+    Column("place", Integer, primary_key=True, autoincrement=False),  # negative for the input of a response
+    Column("tenant", _ID, nullable=False),
+    Column("name", _ID, nullable=False),  # `digest` of its id, which may have characters that a database refuses
+    Column("document", LargeBinary, nullable=False),
+    Index("ix_jinfercept_items_name", "tenant", "name"),
+)
+OPEN_S = 30.0
+"""Seconds after which something that is generated is lost, if its server has not extended them."""
+_MOST_LOADED_BYTES = 2**26
+"""Maximum bytes of documents that one request loads."""
+_ENTRY_BYTES, _ITEM_BYTES = 1024, 256
+"""Bytes that are counted for a row besides its document."""
+_MOST_LINKS = 5000
+"""Maximum responses of a chain, more than a conversation has items."""
+_AT_ONCE = 500
+_ENTRY_ID = re.compile(r"(resp|conv)_[0-9a-f]{32}")
+_E, _I = ENTRIES.c, ITEMS.c
+
+
+class StateLimits(NamedTuple):
+    """Seconds until an entry expires, and the most bytes and entries of all tenants, and of one; None: no own limit."""
+
+    ttl_s: float = 86400.0
+    most_bytes: int = UNLIMITED
+    most_bytes_of_tenant: int | None = None
+    most_entries: int = UNLIMITED
+    most_entries_of_tenant: int | None = None
+
+
+class StateEntry(NamedTuple):
+    """A row of `ENTRIES`.
+
+    Attributes:
+        is_open: whether something is generated for it, or was when its server was lost.
+        is_lost: whether its server has not extended its deadline.
+    """
+
+    id: str
+    tenant: str
+    num_bytes: int
+    document: bytes
+    is_open: bool
+    is_lost: bool
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The parsed document."""
+        return json.loads(self.document)
+
+
+class OwnItems(NamedTuple):
+    """The items of an entry; a conversation has only outputs."""
+
+    inputs: list[Item]
+    outputs: list[Item]
+
+
+@final
+class Entries:
+    """The rows within one transaction.
+
+    Args:
+        wall_s: time of the machine, in seconds since 1970.
+        now_s: time by which entries expire (`TrustedClock`).
+        ttl_s: seconds until an entry expires, since its last change.
+
+    Attributes:
+        new_bytes, new_entries: counted bytes and entries that were written.
+    """
+
+    def __init__(self, connection: Connection, wall_s: float, now_s: float, ttl_s: float) -> None:
+        self._rows, self._wall_s, self._now_s, self._ttl_s = connection, wall_s, now_s, ttl_s
+        self._is_visible = (_E.expires > now_s) | (_E.deadline > 0)
+        self.new_bytes = self.new_entries = 0
+
+    # -- read ----------------------------------------------------------------------------------------------------------
+
+    def find(self, entry_id: str, tenant: str, *, lock: bool = False) -> StateEntry | None:
+        """An entry of a tenant; with `lock` no other transaction changes it before the end of this one."""
+        if not _ENTRY_ID.fullmatch(entry_id):
+            return None
+        query = select(ENTRIES).where(_E.id == entry_id, _E.tenant == tenant, self._is_visible)
+        row = self._rows.execute(query.with_for_update() if lock else query).one_or_none()
+        return None if row is None else self._entry(row)
+
+    def chain(self, entry_id: str) -> list[StateEntry]:
+        """An entry and those that it continues, the youngest first. The tenant is not checked.
+
+        Raises:
+            ApiError: 400 if they have too many bytes.
+        """
+        columns = _E.id, _E.previous, _E.num_bytes
+        links = select(*columns, literal(0).label("link")).where(_E.id == entry_id).cte("links", recursive=True)
+        earlier = select(*columns, links.c.link + 1).where(_E.id == links.c.previous, links.c.link < _MOST_LINKS)
+        links = links.union_all(earlier)
+        check_loaded(self._rows.scalar(select(func.sum(links.c.num_bytes))) or 0, "previous_response_id")
+        rows = self._rows.execute(select(ENTRIES).join(links, links.c.id == _E.id).order_by(links.c.link))
+        return [self._entry(row) for row in rows]
+
+    def items_of(self, owners: Collection[str]) -> dict[str, OwnItems]:
+        """The items of entries, by the entries' ids."""
+        items = {owner: OwnItems([], []) for owner in owners}
+        for some in batched(owners, _AT_ONCE):
+            query = select(_I.owner, _I.place, _I.document).where(_I.owner.in_(some)).order_by(_I.owner, _I.place)
+            for owner, place, document in self._rows.execute(query):
+                items[owner][place >= 0].append(json.loads(document))
+        return items
+
+    def items_named(self, tenant: str, item_ids: Collection[str]) -> dict[str, Item]:
+        """Items of a tenant by their ids, the oldest one of each id; unknown ids are left out.
+
+        Raises:
+            ApiError: 400 if they have too many bytes.
+        """
+        items: dict[str, Item] = {}
+        num_bytes = 0
+        for some in batched(item_ids, _AT_ONCE):
+            named = _I.tenant == tenant, _I.name.in_([digest(item_id) for item_id in some]), self._is_visible
+            sources = ITEMS.join(ENTRIES, _E.id == _I.owner)
+            size = select(func.sum(func.length(_I.document))).select_from(sources).where(*named)
+            num_bytes += self._rows.scalar(size) or 0
+            check_loaded(num_bytes, "input")
+            query = select(_I.document).select_from(sources).where(*named).order_by(_E.changed.desc(), _I.place.desc())
+            read = [json.loads(document) for document in self._rows.scalars(query)]
+            items |= {item["id"]: item for item in read}
+        return items
+
+    def item(self, owner: str, item_id: str) -> bytes | None:
+        """The document of an item of an entry."""
+        query = select(_I.document).where(_I.owner == owner, _I.name == digest(item_id)).order_by(_I.place)
+        return self._rows.scalars(query.limit(1)).one_or_none()
+
+    def extent(self, owner: str) -> tuple[int, int]:
+        """The number of an entry's items, and the place behind the last one."""
+        query = select(func.count(), func.coalesce(func.max(_I.place) + 1, 0)).where(_I.owner == owner)
+        number, end = self._rows.execute(query).one()
+        return number, end
+
+    # -- written -------------------------------------------------------------------------------------------------------
+
+    def insert(
+        self,
+        entry_id: str,
+        tenant: str,
+        body: Mapping[str, Any],
+        items: Sequence[Item] = (),
+        *,
+        first: int = 0,
+        previous: str | None = None,
+        is_open: bool = False,
+    ) -> None:
+        """Insert an entry with items.
+
+        Args:
+            first: place of the first item.
+
+        Raises:
+            IntegrityError: the response that it continues is gone.
+        """
+        document, (rows, num_bytes) = encode(body), self._item_rows(entry_id, tenant, items, first)
+        num_bytes += _ENTRY_BYTES + len(document)
+        row = {"id": entry_id, "tenant": tenant, "previous": previous, "num_bytes": num_bytes}
+        self._rows.execute(insert(ENTRIES), row | self._times(is_open) | {"document": document})
+        self._add(rows)
+        self.new_entries += 1
+        self.new_bytes += num_bytes
+
+    def update(
+        self, entry: StateEntry, body: Mapping[str, Any], items: Sequence[Item] = (), *, first: int = 0, is_open: bool
+    ) -> None:
+        """Replace the document of an entry, and add items, the first one at the place `first`."""
+        document, (rows, num_bytes) = encode(body), self._item_rows(entry.id, entry.tenant, items, first)
+        num_bytes += len(document) - len(entry.document)
+        changed = {"document": document, "num_bytes": entry.num_bytes + num_bytes, **self._times(is_open)}
+        self._rows.execute(update(ENTRIES).where(_E.id == entry.id).values(changed))
+        self._add(rows)
+        self.new_bytes += num_bytes
+
+    def delete(self, entry_id: str, tenant: str) -> None:
+        """Delete an entry of a tenant; it remains, unseen, while others continue it."""
+        mine = _E.id == entry_id, _E.tenant == tenant
+        self._rows.execute(update(ENTRIES).where(*mine).values(expires=0.0, deadline=0.0))
+        self._rows.execute(delete(ENTRIES).where(*mine, ~_is_continued()))
+
+    def delete_items(self, entry: StateEntry, item_id: str) -> StateEntry:
+        """Delete the items of an entry that have an id; returns the entry that is left."""
+        mine = _I.owner == entry.id, _I.name == digest(item_id)
+        size = select(func.coalesce(func.sum(func.length(_I.document) + _ITEM_BYTES), 0)).where(*mine)
+        freed = int(self._rows.scalar(size) or 0)
+        self._rows.execute(delete(ITEMS).where(*mine))
+        return entry._replace(num_bytes=entry.num_bytes - freed)
+
+    # -- kept and removed ----------------------------------------------------------------------------------------------
+
+    def tend(self, own: Sequence[str], limits: StateLimits) -> bool:
+        """Extend the entries for which something is generated here, and sweep; whether there may be more to remove."""
+        for some in batched(own, _AT_ONCE):
+            mine = _E.id.in_(some), _E.deadline > 0
+            self._rows.execute(update(ENTRIES).where(*mine).values(deadline=self._wall_s + OPEN_S))
+        self.end_lost()
+        self._shrink(limits)
+        return self._remove()
+
+    def end_lost(self) -> None:
+        """End what is open and has not been extended: its server has ended, or has lost the database."""
+        lost = _E.deadline > 0, _E.deadline < self._wall_s
+        self._rows.execute(update(ENTRIES).where(*lost).values(deadline=0.0))
+
+    def _shrink(self, limits: StateLimits) -> None:
+        """Delete the oldest entries of tenants that hold too much."""
+        everything = literal(0) == 0  # what others continue has bytes, though it is deleted
+        for measure, counted, most, most_of_tenant in (
+            (_E.num_bytes, everything, limits.most_bytes, limits.most_bytes_of_tenant),
+            (literal(1), _E.expires > 0, limits.most_entries, limits.most_entries_of_tenant),
+        ):
+            query = select(_E.tenant, func.sum(measure)).where(counted).group_by(_E.tenant)
+            sizes = {tenant: int(size) for tenant, size in self._rows.execute(query)}
+            for tenant, over in excess(sizes, most, most_of_tenant).items():
+                older = func.sum(measure).over(order_by=(_E.changed, _E.id)) - measure
+                idle = _E.tenant == tenant, _E.expires > 0, _E.deadline == 0
+                ages = select(_E.id, older.label("older")).where(*idle).subquery()
+                oldest = select(ages.c.id).where(ages.c.older < over)
+                self._rows.execute(update(ENTRIES).where(_E.id.in_(oldest)).values(expires=0.0))
+
+    def _remove(self) -> bool:
+        """Remove what is deleted or has expired; whether there may be more."""
+        unneeded = select(_E.id, _E.previous).where(_E.expires <= self._now_s, _E.deadline == 0, ~_is_continued())
+        rows = first = self._rows.execute(unneeded.limit(_AT_ONCE)).all()
+        while rows:  # then those that they continued
+            self._rows.execute(delete(ENTRIES).where(_E.id.in_([row.id for row in rows])))
+            earlier = {row.previous for row in rows if row.previous is not None}
+            rows = self._rows.execute(unneeded.where(_E.id.in_(earlier))).all()
+        return bool(first)
+
+    def _entry(self, row: Row[Any]) -> StateEntry:
+        is_lost = 0 < row.deadline < self._wall_s
+        return StateEntry(row.id, row.tenant, row.num_bytes, row.document, row.deadline > 0, is_lost)
+
+    def _times(self, is_open: bool) -> dict[str, float]:
+        deadline = self._wall_s + OPEN_S if is_open else 0.0
+        return {"changed": self._now_s, "expires": self._wall_s + self._ttl_s, "deadline": deadline}
+
+    def _item_rows(
+        self, owner: str, tenant: str, items: Sequence[Item], first: int
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Rows of items, and their counted bytes."""
+        shared = {"owner": owner, "tenant": tenant}
+        rows = [
+            {"place": place, "name": digest(item["id"]), "document": encode(item), **shared}
+            for place, item in enumerate(items, start=first)
+        ]
+        return rows, sum(_ITEM_BYTES + len(row["document"]) for row in rows)
+
+    def _add(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        for some in batched(rows, _AT_ONCE):
+            self._rows.execute(insert(ITEMS), some)
+
+
+def excess(sizes: Mapping[str, int], most: int, most_of_tenant: int | None) -> dict[str, int]:
+    """What each tenant gives back so that all fits: those that hold the most give back, down to an equal level.
+
+    Args:
+        sizes: bytes, or entries, by tenant.
+        most, most_of_tenant: limits of all tenants together, and of one.
+    """
+    capped = {tenant: size if most_of_tenant is None else min(size, most_of_tenant) for tenant, size in sizes.items()}
+    level, room = most, most
+    for rest, size in zip(range(len(capped), 0, -1), sorted(capped.values()), strict=True):
+        level = room // rest
+        if size > level:
+            break
+        room -= size
+    else:
+        level = most
+    over = {tenant: size - min(capped[tenant], level) for tenant, size in sizes.items()}
+    return {tenant: number for tenant, number in over.items() if number > 0}
+
+
+def check_loaded(num_bytes: int, param: str) -> None:
+    """Raise 400 if a request would load too many bytes of what the field `param` names."""
+    if num_bytes > _MOST_LOADED_BYTES:
+        message = f"the stored conversation has {num_bytes} bytes; at most {_MOST_LOADED_BYTES} can be loaded"
+        raise ApiError.bad(message, param, "context_length_exceeded")
+
+
+def digest(text: str) -> str:
+    """SHA-256 of an id in hexadecimal digits."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _is_continued() -> ColumnElement[bool]:
+    later = ENTRIES.alias()
+    return exists().where(later.c.previous == _E.id)

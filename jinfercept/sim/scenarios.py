@@ -1,0 +1,262 @@
+"""Scheduling scenarios: scripted requests, the real engine and scheduler, a virtual clock, and a runner that asserts."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jinfercept.engine.engine import Engine
+from jinfercept.engine.lifecycle import RequestLifecycle
+from jinfercept.engine.meter.ledger import Prices
+from jinfercept.engine.meter.request_log import LogEvent, RequestLog, Stepped
+from jinfercept.events import Finished
+from jinfercept.kv.manager import KVManager
+from jinfercept.kv.states import NO_STATES, StateSizes
+from jinfercept.kv.windows import NO_WINDOWS, WindowSizes
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import FollowUp, Request
+from jinfercept.sampling_params import SamplingParams
+from jinfercept.sched.build import SchedulerLimits, plan_scheduler
+from jinfercept.sched.estimator import EstimatorChoice, make_estimator
+from jinfercept.sched.observer import Observer
+from jinfercept.sched.order import Order
+from jinfercept.sched.orders import OrderChoice
+from jinfercept.sched.plan import Masks, StepPlan, StepResult
+from jinfercept.sched.plan_builder import PlannedStep
+from jinfercept.sched.policies import PolicyChoice
+from jinfercept.sched.policy import Policy
+from jinfercept.sched.profile import Profile
+from jinfercept.sim.arrivals import Arrival
+from jinfercept.sim.fake_runner import VOCAB, FakeRunner
+from jinfercept.sim.scripted import ScriptedDispatcher, make_request
+from jinfercept.sim.simulation import SIMULATED_ESTIMATORS, reads_durations
+from jinfercept.sim.simulator import PricedRunner, VirtualClock
+from jinfercept.sim.workload import Script
+
+NEVER = 1e9
+"""Seconds of a call that does not return within a scenario."""
+
+SIZE = 4
+"""Tokens per page."""
+MAX_SEQS = 3
+BUCKETS = (4, 12)
+FOLLOW_UP_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The requests and the machine of a check. A sequence may be as long as the pool.
+
+    Attributes:
+        arrivals: the requests.
+        policy, estimator: any choice of them.
+        depth: plans in flight while the next one is made.
+        chunk_tokens: most query tokens of one sequence in one step.
+        whole_prompts: no chunked prefill.
+        num_pages, num_host_pages: slots of the two pools.
+        link_tokens_per_s: of the host link, each way.
+        fixed_s: seconds of a step without tokens.
+        num_tenants: the requests belong to so many tenants in turn.
+        one_prompt: all prompts are alike as far as the shorter one goes, so that contexts share pages.
+        aborts: seconds and numbers of requests that are aborted then.
+        follow_ups: each request that ends is followed, at once, by another one that extends its retained context.
+        order: of waiting requests; any choice of one.
+        windows: pages of layers with windows; by default the model has none.
+        states: of recurrent layers; by default the model has none.
+    """
+
+    arrivals: tuple[Arrival, ...]
+    policy: PolicyChoice = "copy_ahead"
+    estimator: EstimatorChoice = "elapsed"
+    depth: int = 0
+    chunk_tokens: int = 12
+    whole_prompts: bool = False
+    num_pages: int = 12
+    num_host_pages: int = 8
+    link_tokens_per_s: float = 800.0
+    fixed_s: float = 0.010
+    num_tenants: int = 1
+    one_prompt: bool = False
+    aborts: tuple[tuple[float, int], ...] = ()
+    follow_ups: bool = False
+    order: OrderChoice = "fcfs"
+    windows: WindowSizes = NO_WINDOWS
+    states: StateSizes = NO_STATES
+
+    @property
+    def profile(self) -> Profile:
+        """The machine."""
+        link = self.link_tokens_per_s
+        return Profile(
+            name="small",
+            source="paper",
+            fixed_s=self.fixed_s,
+            per_query_s=1e-4,
+            per_context_s=1e-6,
+            saturation=12,
+            link_out_tokens_per_s=link,
+            link_in_tokens_per_s=link,
+            link_both_tokens_per_s=link,
+            kv_bytes_per_token=1,
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a sequence."""
+        return self.num_pages * SIZE
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Query tokens of the executables. Whole prompts need one that holds the longest."""
+        return (*BUCKETS, max(self.max_model_len, 13)) if self.whole_prompts else BUCKETS
+
+    @property
+    def limits(self) -> SchedulerLimits:
+        chunk_tokens = None if self.whole_prompts else self.chunk_tokens
+        return SchedulerLimits(self.buckets, MAX_SEQS, self.max_model_len, chunk_tokens, not self.whole_prompts)
+
+    def tokens(self, number: int, place: int, count: int) -> tuple[int, ...]:
+        """A prompt or a result. Without `one_prompt` no two prompts begin alike, so that requests share no page."""
+        first = 0 if self.one_prompt and not place else number
+        return tuple((first + (place + index) * 7) % VOCAB for index in range(count))
+
+
+def hangs(script: Script) -> bool:
+    """Whether a request waits for a call that never returns."""
+    return any(segment.call_s == NEVER for segment in script.segments)
+
+
+class CheckedRunner:
+    """Executes on the fake device, which asserts what a real one assumes, and takes the time that plans are priced at.
+
+    Args:
+        planned: called with every plan before it runs.
+    """
+
+    def __init__(self, fake: FakeRunner, priced: PricedRunner, planned: Callable[[StepPlan], None]) -> None:
+        self._fake, self._priced, self._planned = fake, priced, planned
+
+    def forward(self, plan: StepPlan) -> tuple[Any, Any]:
+        self._planned(plan)
+        return self._fake.forward(plan), self._priced.forward(plan)
+
+    def drafts(self, forward: tuple[Any, Any]) -> tuple[tuple[int, ...], ...]:
+        return self._fake.drafts(forward[0])
+
+    def sample(self, forward: tuple[Any, Any], masks: Masks) -> tuple[StepResult, Any]:
+        fake, priced = forward
+        return self._fake.sample(fake, masks), self._priced.sample(priced, masks)
+
+    def collect(self, ticket: tuple[StepResult, Any]) -> StepResult:
+        result, priced = ticket
+        return StepResult(result.tokens, self._priced.collect(priced).elapsed_s)
+
+    def reset(self) -> None:
+        self._fake.reset()
+
+
+class ScenarioRun:
+    """The real engine serving a scenario on a virtual clock.
+
+    Args:
+        watch: called after every step of the engine.
+        planned: called when a plan was made and has not run.
+        fake: run on the fake device too; without it, plans are only priced, as in a simulation.
+        wrap: puts another policy around the scenario's.
+        wrap_order: puts another order around the scenario's, if it has one.
+
+    Attributes:
+        outputs: by the request's number; of those that were aborted too.
+        failures: what the engine's steps have raised.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        watch: Callable[["ScenarioRun"], None] = lambda run: None,
+        planned: Callable[["ScenarioRun", StepPlan], None] = lambda run, plan: None,
+        fake: bool = True,
+        wrap: Callable[[Policy], Policy] = lambda policy: policy,
+        wrap_order: Callable[[Order], Order] = lambda order: order,
+        observer: Observer | None = None,
+    ) -> None:
+        self.scenario = scenario
+        self.outputs: dict[int, RequestOutput] = {}
+        self.failures: list[BaseException] = []
+        self.plans: list[PlannedStep] = []
+        self.clock = VirtualClock()
+        self._watch = watch
+        estimator = make_estimator(scenario.estimator, SIMULATED_ESTIMATORS)
+        build = plan_scheduler(scenario.profile, estimator, scenario.policy, scenario.limits, SIZE, scenario.order)
+        order = wrap_order(build.order) if build.order is not None else None
+        build = replace(build, policy=wrap(build.policy), order=order)
+        self.synchronous = build.policy.synchronous
+        beside = {"windows": scenario.windows, "states": scenario.states}
+        kv = KVManager(scenario.num_pages, scenario.num_host_pages, SIZE, **beside)
+        self.scheduler = build.build(kv, observer)
+        priced = PricedRunner(Prices(scenario.profile, SIZE, synchronous=self.synchronous), self.clock)
+        self._dispatcher = ScriptedDispatcher(self.clock, scenario.tokens)
+        window, has_states = scenario.windows.window or None, scenario.states.num_states > 0
+        device = FakeRunner(SIZE, scenario.buckets, window=window, has_states=has_states)
+        checked = CheckedRunner(device, priced, lambda plan: planned(self, plan))
+        log = RequestLog(self.clock.now)
+        log.tell(self._note)
+        requests = RequestLifecycle(self.scheduler, self._dispatcher, self.clock, vocab_size=VOCAB)
+        runner, wake = checked if fake else priced, threading.Event()
+        self.engine = Engine(requests, runner, wake, depth=scenario.depth, check=fake, request_log=log)
+
+    def _note(self, event: LogEvent) -> None:
+        if isinstance(event, Stepped):
+            self.plans.append(event.planned)
+
+    def run(self, max_steps: int = 20_000) -> "ScenarioRun":
+        """Until all have finished but those that wait for a call that never returns.
+
+        Raises:
+            AssertionError: after `max_steps` steps; or pages are lost, or owned twice, after a step.
+        """
+        coming = sorted(enumerate(self.scenario.arrivals), key=lambda entry: entry[1].at_s)
+        aborts = sorted(self.scenario.aborts)
+        for _ in range(max_steps):
+            while coming and coming[0][1].at_s <= self.clock.time:
+                self._submit(*coming.pop(0))
+            while aborts and aborts[0][0] <= self.clock.time:
+                self.engine.abort(str(aborts.pop(0)[1]))
+            self._dispatcher.next_arrival_s = min(
+                coming[0][1].at_s if coming else float("inf"), aborts[0][0] if aborts else float("inf")
+            )
+            if self.engine.has_work:
+                self._step()
+            elif coming:
+                self.clock.time = coming[0][1].at_s
+            else:
+                return self
+            idle = not (self.scheduler.running or self.scheduler.waiting or coming or aborts)
+            if idle and self._dispatcher.next_s() >= NEVER:
+                return self
+        raise AssertionError(f"no end after {max_steps} steps: {self.scheduler.unfinished}")
+
+    def _submit(self, number: int, arrival: Arrival) -> None:
+        scenario = self.scenario
+        request = make_request(number, arrival.script, scenario.tokens, reads_durations(scenario.estimator))
+        follow_up = FollowUp() if scenario.follow_ups else None
+        self.engine.submit(replace(request, tenant=str(number % scenario.num_tenants), follow_up=follow_up))
+
+    def _follow(self, number: int, output: RequestOutput) -> None:
+        """Submit the follow-up of a request, with a question of 3 tokens and an answer of `FOLLOW_UP_TOKENS`."""
+        count = len(self.scenario.arrivals)
+        prompt = (*output.prompt_token_ids, *output.outputs[0].token_ids, *self.scenario.tokens(number, 1, 3))
+        if number < count and len(prompt) + FOLLOW_UP_TOKENS < self.scenario.max_model_len:
+            params = SamplingParams(temperature=0.0, max_tokens=FOLLOW_UP_TOKENS, ignore_eos=True)
+            self.engine.submit(Request(str(number + count), prompt, params, follows=str(number)))
+
+    def _step(self) -> None:
+        for event in self.engine.step():
+            if isinstance(event, Finished):
+                self.outputs[int(event.request_id)] = event.output
+                if self.scenario.follow_ups:
+                    self._follow(int(event.request_id), event.output)
+                if event.failure is not None:
+                    self.failures.append(event.failure)
+        self._watch(self)

@@ -1,0 +1,277 @@
+"""What engines run on, and an engine of it. Weights and executables outlive engines; every engine starts with empty pages."""
+
+import inspect
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+from jinfercept.chat.text_stream import TextStream
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
+from jinfercept.config import CHOICES, EngineConfig, RestartOptions
+from jinfercept.engine.adapter_table import AdapterTable
+from jinfercept.engine.disk_contexts import DiskContexts
+from jinfercept.engine.dispatcher import Dispatcher
+from jinfercept.engine.engine import Engine
+from jinfercept.engine.lifecycle import RequestLifecycle
+from jinfercept.engine.meter.engine_stats import EngineStats
+from jinfercept.engine.meter.request_log import RequestLog
+from jinfercept.engine.protocols import RealClock
+from jinfercept.engine.thread import EngineThread
+from jinfercept.errors import ConfigError
+from jinfercept.kv.manager import KVManager
+from jinfercept.kv.states import StateSizes
+from jinfercept.models.jax_settings import own_settings
+from jinfercept.models.load import dtype_name
+from jinfercept.models.protocol import ModelDimensions, ServedModel
+from jinfercept.runner.disk_pages import DiskPages
+from jinfercept.runner.hosts.lockstep import LeadingRunner
+from jinfercept.runner.pools import Pool
+from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
+from jinfercept.runner.shape import RunnerShape
+from jinfercept.sched.build import SchedulerLimits, plan_scheduler
+from jinfercept.sched.estimator import make_estimator
+from jinfercept.sched.orders import check_order_choice
+from jinfercept.sched.policies import check_choice
+from jinfercept.sched.profile import Profile
+from jinfercept.sched.speculation import SpeculationLimits
+from jinfercept.start.disk_tier import DiskTier
+from jinfercept.start.invariant import as_invariant
+from jinfercept.start.memory import MemoryPlan
+from jinfercept.start.served_adapters import ServedAdapters
+from jinfercept.start.several_hosts import disconnect
+from jinfercept.start.side_pools import check_recurrent
+
+CHANGEABLE = frozenset({*CHOICES, *RestartOptions.__annotations__})
+"""Options that no executable depends on."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartTimes:
+    """Seconds of the parts of a start.
+
+    Attributes:
+        load_s: for the weights, `tokenizer_s` for the tokenizer, `pages_s` for the pools, `compile_s` for the executables.
+        num_executables: executables that were compiled, of which `num_cached` were found on disk.
+        num_pending: executables that a lazy start left to be compiled behind the first requests.
+    """
+
+    load_s: float
+    tokenizer_s: float
+    pages_s: float
+    compile_s: float
+    num_executables: int
+    num_cached: int
+    num_pending: int
+    profile_s: float
+    profile: str
+
+    def __str__(self) -> str:
+        loaded_s = self.load_s + self.tokenizer_s + self.pages_s
+        pending_note = f", {self.num_pending} more behind the first requests" if self.num_pending else ""
+        return (
+            f"start: loaded in {loaded_s:.1f} s; {self.num_executables} executables in {self.compile_s:.1f} s, "
+            f"{self.num_cached} of them from the cache{pending_note}; "
+            f"profile {self.profile} in {self.profile_s:.1f} s"
+        )
+
+
+class Serving(NamedTuple):
+    """An engine that serves: on the thread that steps it, with the dispatcher of its calls and its stats."""
+
+    engine: Engine
+    thread: EngineThread
+    dispatcher: Dispatcher
+    stats: EngineStats
+
+    def close(self) -> None:
+        """End the thread and the calls."""
+        self.thread.close()
+        self.dispatcher.close()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """A model that is loaded and compiled, and the options of the engines that run on it, one at a time.
+
+    Attributes:
+        leader: executes on all of several hosts what host 0 executes; None: there is one host.
+        draft_model: name of the model that drafts for this one; None: there is none.
+        disk: contexts on disk; None: there is no such tier.
+        room: of adapters; None: the model has no room for any.
+        flags: the options as they were given, by name, without policies, estimators and orders that are objects: these have
+            the state of one engine.
+        config: the same, with defaults, in sections; and with such objects.
+        memory_plan: sizes of the pools.
+        times: seconds that the start took.
+        sampling_defaults: fields of `SamplingParams` whose defaults come from the checkpoint's `generation_config.json`.
+        name: of the model, as it was given, or of its family.
+    """
+
+    model: ServedModel
+    tokenizer: Tokenizer | None
+    runner: ModelRunner
+    shape: RunnerShape
+    profile: Profile
+    leader: LeadingRunner[ForwardTicket, StepTicket] | None
+    draft_model: str | None
+    disk: DiskTier | None
+    room: ServedAdapters | None
+    flags: Mapping[str, Any]
+    config: EngineConfig
+    memory_plan: MemoryPlan
+    times: StartTimes
+    sampling_defaults: Mapping[str, Any]
+    name: str
+
+    @property
+    def adapters(self) -> AdapterTable:
+        """The adapters by name; an empty table if there is no room for any."""
+        return AdapterTable() if self.room is None else self.room.table
+
+    @property
+    def executor(self) -> ModelRunner | LeadingRunner[ForwardTicket, StepTicket]:
+        """The executor of an engine's plans."""
+        return self.leader or self.runner
+
+    def settings(self) -> AbstractContextManager[None]:
+        """A context with the settings of JAX under which the runner works in any thread, see `own_settings`."""
+        return own_settings(self.runner.device)
+
+    @property
+    def dtype(self) -> str:
+        """The type of weights and activations."""
+        return dtype_name(self.config.model.dtype)
+
+    def changed(self, **flags: Any) -> Self:
+        """The same with other options, of those that are `CHANGEABLE`; None is the value before.
+
+        Raises:
+            ConfigError: an option is fixed once executables are compiled, unknown or out of range.
+        """
+        flags = {name: value for name, value in flags.items() if name not in CHOICES or value is not None}
+        kept = {**self.flags, **without_objects(flags)}
+        config = EngineConfig.from_options({**kept, **flags})
+        check_recurrent(config, self.model)
+        config = as_invariant(config, self.model, self.runner.params)
+        fixed = sorted(set(flags) - CHANGEABLE)
+        if fixed:
+            raise ConfigError(
+                "restart cannot change this option", got=", ".join(fixed), fix=f"change {sorted(CHANGEABLE)}"
+            )
+        drafter, loaded = config.scheduling.speculation.model, self.draft_model
+        if drafter not in (None, loaded):
+            raise ConfigError(
+                "restart cannot load another draft model", got=drafter, fix=f"{loaded or 'ngram'}, or a new LLM"
+            )
+        drafts, most = config.scheduling.speculation.num_speculative_tokens, self.shape.num_drafts
+        if drafts > most:
+            raise ConfigError(
+                "this LLM was compiled for fewer draft tokens", got=drafts, fix=f"at most {most}, or a new LLM"
+            )
+        return replace(self, flags=kept, config=config, memory_plan=self.memory_plan.with_host(config.cache))
+
+    def serve(self) -> Serving:
+        """A new engine with empty pages, whose thread starts with the first request."""
+        shape, tokenizer, config, memory_plan = self.shape, self.tokenizer, self.config, self.memory_plan
+        model_config, page_size = self.model.config, shape.page_size
+        options = config.scheduling
+        limits = _limits(config, shape, self.profile.draft_share)
+        profile = self.profile if self.disk is not None else self.profile.without_disk()
+        estimator = make_estimator(options.estimator)
+        build = plan_scheduler(profile, estimator, options.policy, limits, page_size, options.order)
+        self.runner.drafting = options.speculation.method == "draft_model"
+        kv = KVManager(
+            shape.num_pages,
+            memory_plan.host_tokens // page_size,
+            page_size,
+            identity=f"{model_config} {config.model.dtype} {config.model.activation_dtype} {config.cache.kv_cache_dtype}",
+            prefix_caching=config.cache.enable_prefix_caching,
+            most_moved_pages=max(1, memory_plan.moved_tokens // page_size),
+            states=StateSizes(shape.num_states, memory_plan.states.num_host_states, memory_plan.state_size(page_size)),
+            windows=memory_plan.windows,
+        )
+        clock = RealClock()
+        log = RequestLog(clock.now)
+        stats = EngineStats(log, kv, build.inputs, synchronous=build.policy.synchronous)
+        scheduler = build.build(kv, log)
+        wake = threading.Event()
+        dispatcher = Dispatcher(wake.set)
+        disk = None
+        if self.disk is not None and isinstance(self.runner.kv, Pool):
+            store, identity = self.disk
+            pages = DiskPages(store, self.runner.kv, identity, page_size, self.settings, wake.set)
+            disk = DiskContexts(scheduler, pages, self.profile, shape.buckets[-1])
+        requests = RequestLifecycle(
+            scheduler,
+            dispatcher,
+            clock,
+            vocab_size=model_config.vocab_size,
+            eos_token_ids=end_token_ids(model_config, tokenizer),
+            open_text=partial(TextStream.of, tokenizer) if tokenizer else None,
+            encode=partial(tokenizer.encode, plain=True) if tokenizer else None,
+            seed=config.model.seed,
+            returns_experts=shape.routed_experts > 0,
+            adapters=self.adapters,
+        )
+        options = config.advanced
+        engine = Engine(
+            requests,
+            self.executor,
+            wake,
+            depth=options.pipeline_depth,
+            check=options.check_pages,
+            request_log=log,
+            disk=disk,
+        )
+        return Serving(engine, EngineThread(engine, self.settings), dispatcher, stats)
+
+    def close(self) -> None:
+        """Free the weights and the pages, and end the other hosts."""
+        self.executor.close()
+        if self.leader is not None:
+            disconnect()
+        if self.disk is not None:
+            self.disk.store.close()
+
+
+def without_objects(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Options without the policies, estimators and orders that are neither names nor classes nor functions."""
+    return {
+        name: value
+        for name, value in flags.items()
+        if name not in CHOICES or isinstance(value, str) or inspect.isclass(value) or inspect.isroutine(value)
+    }
+
+
+def check_choices(config: EngineConfig) -> None:
+    """Raise `ConfigError` if the policy, the estimator or the order cannot be made. Classes are tried."""
+    check_choice(config.scheduling.policy)
+    make_estimator(config.scheduling.estimator)
+    check_order_choice(config.scheduling.order)
+
+
+def chunks(config: EngineConfig, shape: RunnerShape) -> bool:
+    """Whether prefill is chunked; raises `ConfigError` if it cannot be as asked. Policies of the user's own chunk."""
+    return _limits(config, shape).chunks(config.scheduling.policy)
+
+
+def _limits(config: EngineConfig, shape: RunnerShape, draft_share: float = 0.0) -> SchedulerLimits:
+    options, drafts = config.scheduling, config.scheduling.speculation
+    pass_share = draft_share if drafts.method == "draft_model" else None
+    return SchedulerLimits(
+        shape.buckets,
+        shape.max_num_seqs,
+        shape.max_model_len,
+        options.max_chunk_tokens,
+        options.chunked_prefill,
+        options.preemption,  # pyright: ignore[reportArgumentType] # a choice of its option
+        SpeculationLimits(*drafts[1:4], pass_share),
+    )
+
+
+def end_token_ids(model_config: ModelDimensions, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """The tokens that end a text or a turn: the model's and its tokenizer's."""
+    return tuple({*model_config.eos_token_ids, *(tokenizer.eos_token_ids if tokenizer else ())})

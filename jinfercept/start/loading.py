@@ -1,0 +1,196 @@
+"""What a start loads: the served model, a draft model beside it, the tokenizer that a user gives, and sampling defaults."""
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+
+from jinfercept.chat.tokenizer.load import from_transformers, load_tokenizer
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
+from jinfercept.config import EngineConfig
+from jinfercept.errors import ConfigError, ModelError, RequestError, shown
+from jinfercept.models.config import ModelConfig
+from jinfercept.models.load import Loaded, bytes_to_load, dtype_name, load, locate
+from jinfercept.models.mesh import ModelMesh
+from jinfercept.models.model import Model
+from jinfercept.models.protocol import Params, ServedModel
+from jinfercept.models.weights.in_memory import initial_params
+from jinfercept.runner.drafting import ModelDrafter
+from jinfercept.runner.runner import ModelRunner
+from jinfercept.runner.shape import RunnerShape
+from jinfercept.sampling_params import SamplingParams
+from jinfercept.start.devices import on_devices
+from jinfercept.start.memory import FreeMemory, check_weights
+from jinfercept.start.own_model import check_config, check_functions
+from jinfercept.start.sizing import draft_shape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_model(
+    model: str | Path | ModelConfig | ServedModel, params: Params | None, config: EngineConfig, mesh: ModelMesh
+) -> Loaded[ServedModel]:
+    """The model with its weights on its devices. Raises `ModelError`, or `ConfigError` if the weights do not fit there."""
+    options = config.model
+    if options.activation_dtype != "auto" and (isinstance(model, ServedModel) or params is not None):
+        fix = "activation_dtype=auto, or the name of a quantised checkpoint"
+        raise ModelError("activation_dtype int8 needs a checkpoint that is loaded", got="weights in memory", fix=fix)
+    if isinstance(model, ServedModel):
+        if params is None:
+            raise ModelError("a Model needs its weights", got="no params", fix="pass params=...")
+        is_own = not isinstance(model, Model)
+        if is_own:
+            check_config(model)
+        served = on_devices(model, mesh)
+        params = initial_params(served, params, mesh)
+        if is_own:
+            check_functions(served, params)
+        return Loaded(served, params, None, "dummy")
+    if params is not None:
+        raise ModelError("params need a Model", got=type(model).__name__, fix="pass Model(config), or leave params out")
+    num_bytes = bytes_to_load(model, dtype_name(options.dtype), mesh.size, options.load_format, options.quantization)
+    check_weights(num_bytes, FreeMemory.on(*mesh.local_devices))
+    return load(
+        model,
+        dtype=options.dtype,
+        load_format=options.load_format,
+        seed=options.seed,
+        mesh=mesh,
+        quantization=options.quantization,
+        activation_dtype=options.activation_dtype,
+    )  # pyright: ignore[reportReturnType]
+
+
+def load_draft_model(
+    config: EngineConfig, mesh: ModelMesh, tokenizer: Tokenizer | None, *, across_hosts: bool
+) -> Loaded[ServedModel] | None:
+    """The draft model that the options name, with its weights; None if they name none.
+
+    Args:
+        mesh: the devices of the served model.
+        across_hosts: whether these are devices of several hosts.
+
+    Raises:
+        ModelError: there is no such model.
+        ConfigError: it does not fit into the memory that is left, has other tokens, or there are several hosts.
+    """
+    name, options = config.scheduling.speculation.model, config.model
+    if name is None:
+        return None
+    if across_hosts:
+        raise ConfigError("several hosts allow no draft model", got=name, fix="use the method ngram, or one host")
+    num_bytes = bytes_to_load(name, dtype_name(options.dtype), mesh.size, options.load_format)
+    check_weights(num_bytes, FreeMemory.on(*mesh.local_devices))
+    loaded = load(name, dtype=options.dtype, load_format=options.load_format, seed=options.seed, mesh=mesh)
+    own = None if loaded.source is None else load_tokenizer(loaded.source)
+    if tokenizer is not None and own is not None and not tokenizer.has_tokens_of(own):
+        raise ConfigError(
+            "the draft model has other tokens than the served model", got=name, fix="take one of the same family"
+        )
+    return loaded  # pyright: ignore[reportReturnType]
+
+
+def add_drafter(
+    runner: ModelRunner, served: ServedModel, draft: Loaded[ServedModel], shape: RunnerShape, attention: str
+) -> ModelRunner:
+    """Give a runner a draft model; returns this model's own runner.
+
+    Args:
+        runner: of the served model, which has run no plan; the draft model's executables are compiled with its own.
+        attention: implementation of attention, see `pallas.attention`.
+    """
+    sizes = draft_shape(draft.model, served, shape)
+    executables = runner.executables.under("draft model")
+    drafting = ModelRunner(draft.model, draft.params, sizes, attention=attention, executables=executables)
+    runner.drafter = ModelDrafter(drafting, sizes, draft.model.config.vocab_size)
+    return drafting
+
+
+type TokenizerChoice = "Tokenizer | str | Path | tokenizers.Tokenizer | PreTrainedTokenizerBase"
+_FIX = "give a directory, a .gguf file or a hub id that has one, a fast tokenizer of transformers, or leave it out"
+
+
+def as_tokenizer(choice: object) -> Tokenizer:
+    """The tokenizer; a `Tokenizer` stays as it is.
+
+    Args:
+        choice: a `Tokenizer`; a name or a path, as of a model; a fast tokenizer of `transformers`, or one of `tokenizers`.
+
+    Raises:
+        ModelError: it is none of these, is not there, or cannot be used.
+    """
+    if isinstance(choice, Tokenizer):
+        return choice
+    if isinstance(choice, str | Path):
+        try:
+            source = locate(choice)
+        except ModelError as error:
+            raise ModelError("there is no such tokenizer", got=error.got, fix=_FIX) from error
+        if (tokenizer := load_tokenizer(source)) is None:
+            raise ModelError("the directory has no tokenizer", got=choice, fix=_FIX)
+        return tokenizer
+    if isinstance(choice, tokenizers.Tokenizer):
+        return Tokenizer(copy.deepcopy(choice))
+    if hasattr(choice, "special_tokens_map"):
+        return from_transformers(copy.deepcopy(choice), set(), "tokenizer")
+    raise ModelError("this is not a tokenizer", got=shown(choice), fix=_FIX)
+
+
+FILE = "generation_config.json"
+NAMES = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+"""Fields of the file that are read, and their names in `SamplingParams`."""
+
+
+def sampling_defaults(option: str, source: Path | None) -> Mapping[str, Any]:
+    """Fields of `SamplingParams` whose defaults come from a `generation_config.json`; empty where there is none.
+
+    Args:
+        option: `auto`: the checkpoint's file, if it has one; `vllm`: no file; else a directory that has one.
+        source: the directory or the file of the checkpoint; None if the weights come from elsewhere.
+
+    Raises:
+        ConfigError: the directory has no such file.
+        ModelError: the file is no JSON object, or one of its values cannot be used.
+    """
+    if option == "vllm":
+        return {}
+    if option != "auto":
+        path = Path(option).expanduser() / FILE
+        if not path.is_file():
+            raise ConfigError(
+                "generation_config must be auto, vllm or a directory with a generation_config.json",
+                got=option,
+                fix="give one of them",
+            )
+    elif source is None or not (path := source / FILE).is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(
+            f"{FILE} cannot be read", got=error, fix="correct it, or use generation_config=vllm"
+        ) from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{FILE} is a JSON object", got=shown(config), fix="use the original file")
+    defaults = {ours: config[name] for name, ours in NAMES.items() if config.get(name) is not None}
+    try:
+        replace(SamplingParams(), **defaults)
+    except RequestError as error:
+        raise ModelError(
+            f"{FILE} has a sampling parameter that cannot be used",
+            got=error,
+            fix="correct it, or use generation_config=vllm",
+        ) from error
+    return defaults

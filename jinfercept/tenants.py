@@ -1,0 +1,259 @@
+"""A limit of entries and bytes that several tenants share, with max-min fairness between them.
+
+Tenants are API keys to a server and tenants to an engine; entries are known by name only. While the total is over the
+limit, the tenant that holds the most drops its oldest entry; a tenant that holds no more than an equal share drops nothing.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import NamedTuple, final
+
+UNLIMITED = 2**63
+
+
+@final
+class _Holding:
+    """The entries of one tenant.
+
+    Attributes:
+        names: of its entries, oldest first.
+    """
+
+    __slots__ = ("names", "num_bytes")
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+        self.num_bytes = 0
+
+
+@final
+class Quota:
+    """Counts entries and bytes by tenant.
+
+    Args:
+        most_bytes: bytes of all tenants together.
+        most_of_tenant: entries of one tenant; None: no more than `most`.
+    """
+
+    def __init__(self, most: int, most_bytes: int = UNLIMITED, *, most_of_tenant: int | None = None) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self._most_of_tenant = UNLIMITED if most_of_tenant is None else most_of_tenant
+        self._holdings: dict[str, _Holding] = {}
+        self._num_entries = self._num_bytes = 0
+
+    def add(self, tenant: str, name: str) -> None:
+        """Count an entry as the tenant's youngest, whether it is new or not."""
+        names = self._holding(tenant).names
+        self._num_entries += name not in names
+        names.pop(name, None)
+        names[name] = None
+
+    def remove(self, tenant: str, name: str) -> None:
+        """Count an entry no more; its bytes are given back with `charge`."""
+        del self._holdings[tenant].names[name]
+        self._num_entries -= 1
+        self._tidy(tenant)
+
+    def charge(self, tenant: str, num_bytes: int) -> None:
+        """Count bytes that a tenant holds from now on; a negative number gives them back."""
+        self._holding(tenant).num_bytes += num_bytes
+        self._num_bytes += num_bytes
+        self._tidy(tenant)
+
+    def victim(self, tenant: str) -> str | None:
+        """Name of the entry to drop next, after a change of a tenant's; None once all fits."""
+        own = self._holdings.get(tenant)
+        if own is not None and len(own.names) > self._most_of_tenant:
+            return next(iter(own.names))
+        for total, most, size_of in (
+            (self._num_entries, self._most, _num_entries),
+            (self._num_bytes, self._most_bytes, _num_bytes),
+        ):
+            if total > most:
+                share = most / len(self._holdings)
+                for holding in sorted(self._holdings.values(), key=size_of, reverse=True):
+                    if size_of(holding) > share and holding.names:
+                        return next(iter(holding.names))
+        return None
+
+    def _holding(self, tenant: str) -> _Holding:
+        holding = self._holdings.get(tenant)
+        if holding is None:
+            holding = self._holdings[tenant] = _Holding()
+        return holding
+
+    def _tidy(self, tenant: str) -> None:
+        """Forget a tenant that holds nothing: it takes no share."""
+        holding = self._holdings[tenant]
+        if not holding.names and not holding.num_bytes:
+            del self._holdings[tenant]
+
+
+def _num_entries(holding: _Holding) -> int:
+    return len(holding.names)
+
+
+def _num_bytes(holding: _Holding) -> int:
+    return holding.num_bytes
+
+
+class _Entry[T](NamedTuple):
+    tenant: str
+    value: T
+    num_bytes: int
+    until_s: float
+
+
+@final
+class ExpiringEntries[T]:
+    """Entries by name, of tenants that share a quota. Thread-safe.
+
+    Args:
+        quota: of nothing else; the tenant with the most loses its least recently used entry first.
+        max_age_s: seconds until an entry expires, since its last use.
+        now: a monotonic clock.
+    """
+
+    def __init__(self, quota: Quota, max_age_s: float, now: Callable[[], float]) -> None:
+        self._quota, self._max_age_s, self._now = quota, max_age_s, now
+        self._entries: dict[str, _Entry[T]] = {}  # least recently used first
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all entries."""
+        with self._lock:
+            return sum(entry.num_bytes for entry in self._entries.values())
+
+    def peek(self, name: str) -> T | None:
+        """An entry, expired or not, which is not a use of it."""
+        entry = self._entries.get(name)
+        return None if entry is None else entry.value
+
+    def use(self, name: str) -> T | None:
+        """An entry that has not expired; it is the most recent one now."""
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry is None or entry.until_s <= self._now():
+                return None
+            self._put(name, entry)
+            return entry.value
+
+    def put(self, tenant: str, name: str, value: T, num_bytes: int) -> None:
+        """Make an entry the most recent one, and remove expired entries and those beyond the limits."""
+        with self._lock:
+            self._put(name, _Entry(tenant, value, num_bytes, 0.0))
+
+    def remove(self, name: str) -> None:
+        """Remove an entry if there is one."""
+        with self._lock:
+            self._remove(name)
+
+    def _put(self, name: str, entry: _Entry[T]) -> None:
+        self._remove(name)
+        now, tenant = self._now(), entry.tenant
+        self._entries[name] = entry._replace(until_s=now + self._max_age_s)
+        self._quota.add(tenant, name)
+        self._quota.charge(tenant, entry.num_bytes)
+        for old in list(takewhile(lambda old: self._entries[old].until_s <= now, self._entries)):
+            self._remove(old)
+        while (victim := self._quota.victim(tenant)) is not None:
+            self._remove(victim)
+
+    def _remove(self, name: str) -> None:
+        if (entry := self._entries.pop(name, None)) is not None:
+            self._quota.remove(entry.tenant, name)
+            self._quota.charge(entry.tenant, -entry.num_bytes)
+
+
+@dataclass(slots=True)
+class _TenantWork:
+    """The work of one tenant: the number of its slots, and what waits for one in order of arrival."""
+
+    running: int = 0
+    waiting: dict[asyncio.Future[None], None] = field(default_factory=dict[asyncio.Future[None], None])
+
+
+@final
+class FairSlots:
+    """Slots in which tenants take turns. Belongs to one event loop.
+
+    A free slot goes to the tenant with the fewest slots; of several, to the one whose last work began or ended longest ago; of
+    the work of this tenant, to the oldest.
+
+    Args:
+        most_of_tenant: slots that one tenant may have at a time; None: all.
+    """
+
+    def __init__(self, slots: int, most_of_tenant: int | None = None) -> None:
+        self._free, self._most_of_tenant = slots, slots if most_of_tenant is None else most_of_tenant
+        self._tenants: dict[str, _TenantWork] = {}  # with slots or waiting; last the one whose work began or ended last
+
+    async def begin(self, tenant: str) -> None:
+        """Wait for a slot and take it. Work that is cancelled while it waits takes none."""
+        work = self._tenants.setdefault(tenant, _TenantWork())
+        if self._free and work.running < self._most_of_tenant:
+            self._take(tenant)
+            return
+        place = asyncio.get_running_loop().create_future()
+        work.waiting[place] = None
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.cancelled():
+                self._leave(tenant, place)
+            else:  # it has a slot already
+                self.end(tenant)
+            raise
+
+    def end(self, tenant: str) -> None:
+        self._free += 1
+        self._count(tenant, -1)
+        self._next()
+
+    def close(self, error: Exception) -> None:
+        """Fail all that waits."""
+        for work in self._tenants.values():
+            for place in work.waiting:
+                if not place.done():
+                    place.set_exception(error)
+            work.waiting.clear()
+
+    def _next(self) -> None:
+        """Give a free slot to what waits next."""
+        while (tenant := self._whose_turn()) is not None:
+            waiting = self._tenants[tenant].waiting
+            place = next(iter(waiting))
+            del waiting[place]
+            if not place.cancelled():
+                self._take(tenant)
+                place.set_result(None)
+                return
+
+    def _whose_turn(self) -> str | None:
+        may_begin = (
+            tenant for tenant, work in self._tenants.items() if work.waiting and work.running < self._most_of_tenant
+        )
+        return min(may_begin, key=lambda tenant: self._tenants[tenant].running, default=None)
+
+    def _take(self, tenant: str) -> None:
+        self._free -= 1
+        self._count(tenant, 1)
+
+    def _count(self, tenant: str, change: int) -> None:
+        work = self._tenants.pop(tenant)
+        work.running += change
+        if work.running or work.waiting:
+            self._tenants[tenant] = work
+
+    def _leave(self, tenant: str, place: asyncio.Future[None]) -> None:
+        if (work := self._tenants.get(tenant)) is not None:
+            work.waiting.pop(place, None)
+            if not work.running and not work.waiting:
+                del self._tenants[tenant]

@@ -1,0 +1,86 @@
+"""Vocabularies of published models give the ids that their publishers' tokenizers give, or are refused by name.
+
+The vocabularies, the texts and their ids are those in the source package of llama-cpp-python.
+"""
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from jinfercept.chat.tokenizer.gguf import read_vocab
+from jinfercept.errors import ModelError
+from tests.support.fetched_packages import published_package
+
+PREFIX = "ggml-vocab-"
+REFUSED = {
+    "aquila": "tokenizer.ggml.pre None.*does not say how its text is cut into words",
+    "gpt-neox": "tokenizer.ggml.pre None.*does not say how its text is cut into words",
+    "bert-bge": r"model 'bert'.*\(WordPiece, of embedding models\)",
+    "nomic-bert-moe": r"model 't5'.*\(SentencePiece unigrams\)",
+}
+WITHOUT_TEXTS = {"baichuan"}  # a plain SentencePiece vocabulary
+EXACT = {
+    "command-r",
+    "deepseek-coder",
+    "deepseek-llm",
+    "falcon",
+    "gemma-4",
+    "gpt-2",
+    "llama-bpe",
+    "llama-spm",
+    "mpt",
+} | {
+    "phi-3",
+    "qwen2",
+    "qwen35",
+    "refact",
+    "starcoder",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The vocabularies, the texts and their ids."""
+    path = tmp_path_factory.mktemp("vocabularies")
+    with tarfile.open(published_package()) as package:
+        for member in package:
+            if (name := member.name.rpartition("/")[2]).startswith(PREFIX):
+                (path / name).write_bytes(package.extractfile(member).read())  # pyright: ignore[reportOptionalMemberAccess]
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_every_published_vocabulary_is_accounted_for(folder: Path) -> None:
+    names = {path.stem.removeprefix(PREFIX) for path in folder.glob("*.gguf")}
+    assert names == {*REFUSED, *EXACT, *WITHOUT_TEXTS}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("name", sorted(EXACT))
+def test_a_published_vocabulary_gives_its_publishers_ids(folder: Path, name: str) -> None:
+    file = folder / f"{PREFIX}{name}.gguf"
+    texts = Path(f"{file}.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
+    ids = [[int(word) for word in line.split()] for line in Path(f"{file}.out").read_text().split("\n")]
+    backend = read_vocab(file).backend
+    assert [backend.encode(text, add_special_tokens=False).ids for text in texts] == ids[: len(texts)]
+    assert len(texts) > 40
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_published_vocabulary_that_cannot_be_exact_is_refused_by_name(folder: Path, name: str) -> None:
+    with pytest.raises(ModelError, match=REFUSED[name]):
+        read_vocab(folder / f"{PREFIX}{name}.gguf")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("name", sorted(WITHOUT_TEXTS))
+def test_a_published_vocabulary_without_texts_reads_back_what_it_writes(folder: Path, name: str) -> None:
+    backend = read_vocab(folder / f"{PREFIX}{name}.gguf").backend
+    text = "Hello, world!  \u4f60\u597d\uff0c\u4e16\u754c \U0001f642 3.14\n"
+    assert backend.decode(backend.encode(text, add_special_tokens=False).ids) == text

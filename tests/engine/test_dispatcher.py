@@ -1,0 +1,382 @@
+"""Every call has exactly one result, however its endpoint behaves and beside others of a turn; the engine is never blocked."""
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from jinfercept.calls import Call, Result, Tool
+from jinfercept.chat.detector import ScriptedDetector
+from jinfercept.engine.current_call import CURRENT_CALL
+from jinfercept.engine.dispatcher import lasted_s
+from jinfercept.request import Request
+from jinfercept.sampling_params import SamplingParams
+from tests.support.dispatching import LONG_S, SOON_S, THE_END, Service, hangs
+from tests.support.fake_engine import POLICIES, make_engine, run_all
+from tests.support.matrices import sampled_names
+
+
+def ask(function: Callable[[str], object], timeout_s: float = LONG_S) -> Result:
+    """The result of one call."""
+    service = Service()
+    service.call("r", function, timeout_s)
+    (result,) = service.results(1)["r"]
+    service.dispatcher.close()
+    return result
+
+
+class Unprintable:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Deadly(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("not even an error message")
+
+
+def fails(arguments: str) -> str:
+    raise ValueError(f"cannot compute {arguments}")
+
+
+def exits(arguments: str) -> str:
+    sys.exit("the tool leaves")
+
+
+def dies(arguments: str) -> str:
+    raise Deadly
+
+
+def is_late(arguments: str) -> str:
+    THE_END.wait(100 * SOON_S)
+    return "too late"
+
+
+async def fails_async(arguments: str) -> str:
+    raise ValueError(f"cannot compute {arguments}")
+
+
+async def exits_async(arguments: str) -> str:
+    sys.exit("the tool leaves")
+
+
+async def interrupts_async(arguments: str) -> str:
+    raise KeyboardInterrupt
+
+
+async def cancels_itself(arguments: str) -> str:
+    raise asyncio.CancelledError
+
+
+async def hangs_async(arguments: str) -> str:
+    await asyncio.sleep(LONG_S)
+    return "too late"
+
+
+async def answers(arguments: str) -> str:
+    await asyncio.sleep(0)
+    return f"async {arguments}"
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "status"),
+    [
+        (None, "(nothing)", "empty"),
+        ("", "(nothing)", "empty"),
+        (" \n", "(nothing)", "empty"),
+        ([], "", "empty"),
+        (b"ab", "b'ab'", "ok"),
+        (3.5, "3.5", "ok"),
+        ({"a": 1}, "{'a': 1}", "ok"),
+        ([True], "[True]", "ok"),
+        ("a\ud800b", "a?b", "ok"),
+        (Unprintable(), "error: RuntimeError: no text", "error"),
+        (10**5000, "error: ValueError: Exceeds the limit", "error"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_any_value_becomes_a_text(value: object, text: str, status: str) -> None:
+    result = ask(lambda arguments: value)
+    assert (result.text[: len(text) or 1], result.status, result.token_ids) == (text, status, None)
+
+
+def test_token_ids_are_handed_on_as_they_are() -> None:
+    assert ask(lambda arguments: [3, -1, 10**9]).token_ids == (3, -1, 10**9)
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (fails, "error: ValueError: cannot compute x"),
+        (exits, "error: SystemExit: the tool leaves"),
+        (dies, "error: Deadly"),
+        (fails_async, "error: ValueError: cannot compute x"),
+        (exits_async, "error: SystemExit: the tool leaves"),
+        (interrupts_async, "error: KeyboardInterrupt"),
+        (cancels_itself, "error: CancelledError"),
+    ],
+)
+def test_whatever_a_tool_raises_is_its_result(function: Callable[[str], object], text: str) -> None:
+    result = ask(function)
+    assert result.text.startswith(text)
+    assert result.status == "error"
+
+
+@pytest.mark.parametrize("function", [hangs, hangs_async, is_late])
+def test_what_does_not_return_in_time_times_out(function: Callable[[str], object]) -> None:
+    result = ask(function, SOON_S)
+    assert (result.text, result.status) == ("error: tool timed out", "timeout")
+    assert SOON_S <= result.duration_s < LONG_S
+
+
+def test_a_result_after_the_deadline_is_thrown_away() -> None:
+    service, go = Service(), threading.Event()
+    service.call("r", lambda arguments: go.wait(60) and "too late", SOON_S)
+    assert service.results(1)["r"][0].status == "timeout"
+    go.set()
+    assert service.wake.wait(60), "the late result"
+    assert service.dispatcher.poll() == []
+    service.call("r", lambda arguments: "the next call of the same request")
+    assert service.results(1)["r"][0].status == "ok"
+
+
+def test_an_unknown_tool_is_named_with_those_that_there_are() -> None:
+    service = Service()
+    service.dispatcher.call("r", (Call("shop", ""),), {"b": Tool(fails, name="b"), "a": Tool(fails, name="a")})
+    service.dispatcher.call("s", (Call("shop", ""),), {})
+    done = dict(service.dispatcher.poll())
+    assert done["r"] == (Result("error: no tool 'shop' (there are: a, b)", "unknown_tool"),)
+    assert done["s"][0].text.endswith("(there are: none)")
+
+
+def test_the_calls_of_one_interception_run_in_parallel_and_return_together_in_order() -> None:
+    both = threading.Barrier(2, timeout=60)
+    tools = {
+        "meet": Tool(lambda arguments: f"{arguments}{both.wait() * 0}", name="meet"),
+        "hang": Tool(hangs, name="hang", timeout_s=SOON_S),
+    }
+    service = Service()
+    service.dispatcher.call("r", (Call("meet", "a"), Call("hang", ""), Call("no", ""), Call("meet", "b")), tools)
+    results = service.results(1)["r"]
+    assert [result.status for result in results] == ["ok", "timeout", "unknown_tool", "ok"]
+    assert [results[0].text, results[3].text] == ["a0", "b0"]
+    assert service.dispatcher.next_s() is None
+
+
+def test_nothing_comes_of_a_call_that_was_cancelled() -> None:
+    service = Service()
+    returned = threading.Event()
+    service.call("r", lambda arguments: returned.wait(60) and "late", SOON_S)
+    service.dispatcher.cancel("r")
+    service.dispatcher.cancel("was never there")
+    assert service.dispatcher.next_s() is None
+    returned.set()
+    assert service.wake.wait(60)
+    time.sleep(SOON_S)
+    assert service.dispatcher.poll() == []
+
+
+@pytest.mark.parametrize("timeout_s", [LONG_S, SOON_S])
+def test_an_async_function_is_cancelled_when_its_result_is_no_longer_needed(timeout_s: float) -> None:
+    started, cancelled = threading.Event(), threading.Event()
+
+    async def waits(arguments: str) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(LONG_S)
+        finally:
+            cancelled.set()
+
+    service = Service()
+    service.call("r", waits, timeout_s)
+    assert started.wait(60)
+    if timeout_s == LONG_S:
+        service.dispatcher.cancel("r")
+    else:
+        assert service.results(1)["r"][0].status == "timeout"
+    assert cancelled.wait(60)
+    service.dispatcher.close()
+
+
+def test_a_function_that_itself_gives_up_in_time_times_out() -> None:
+    def impatient(arguments: str) -> str:
+        raise TimeoutError("nobody answered")
+
+    result = ask(impatient)
+    assert (result.text, result.status) == ("error: TimeoutError: nobody answered", "timeout")
+
+
+def test_a_function_knows_whose_call_it_is() -> None:
+    service = Service()
+
+    async def later(arguments: str) -> str:
+        return CURRENT_CALL.get().request_id
+
+    service.call("a", lambda arguments: CURRENT_CALL.get().request_id)
+    service.call("b", later)
+    assert {name: result.text for name, (result,) in service.results(2).items()} == {"a": "a", "b": "b"}
+    assert CURRENT_CALL.get().request_id == ""
+    service.dispatcher.close()
+
+
+def test_a_cancelled_request_may_call_again_under_the_same_id() -> None:
+    service = Service()
+    go = threading.Event()
+    service.call("r", lambda arguments: go.wait(60) and "of the first")
+    service.dispatcher.cancel("r")
+    service.call("r", lambda arguments: go.wait(60) and "of the second")
+    go.set()
+    assert service.results(1)["r"][0].text == "of the second"
+
+
+def test_thousands_of_calls_return_once_each() -> None:
+    service = Service()
+    for number in range(2000):
+        service.call(f"r{number}", answers if number % 2 else len)
+    done = service.results(2000)
+    assert {results[0].text for results in done.values()} == {"async x", "1"}
+    assert service.dispatcher.poll() == []
+    assert service.dispatcher.next_s() is None
+    service.dispatcher.close()
+
+
+def test_a_machine_out_of_threads_is_an_error_that_the_model_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    result = ask(len)
+    assert (result.text, result.status) == ("error: RuntimeError: can't start new thread", "error")
+
+
+def test_closing_stops_the_event_loop_and_forgets_what_is_called() -> None:
+    started = threading.Event()
+
+    async def hangs_after_a_start(arguments: str) -> None:
+        started.set()
+        await asyncio.sleep(LONG_S)
+
+    before = set(threading.enumerate())
+    service = Service()
+    service.call("hangs", hangs_after_a_start)
+    assert started.wait(60)
+    (loop_thread,) = [thread for thread in set(threading.enumerate()) - before if thread.name == "jinfercept-calls"]
+    service.dispatcher.close()
+    service.dispatcher.close()
+    loop_thread.join(60)
+    assert not loop_thread.is_alive()
+    assert service.dispatcher.poll() == []
+
+
+def characters(text: str) -> list[int]:
+    """A tokenizer of the tests: a token per character."""
+    return [ord(character) % 97 for character in text]
+
+
+HOSTILE: dict[str, tuple[Callable[[str], object], str]] = {
+    "answers": (answers, "ok"),
+    "fails": (fails, "error"),
+    "exits": (exits, "error"),
+    "dies": (dies, "error"),
+    "exits_async": (exits_async, "error"),
+    "hangs": (hangs, "timeout"),
+    "hangs_async": (hangs_async, "timeout"),
+    "is_late": (is_late, "timeout"),
+    "none": (lambda arguments: None, "empty"),
+    "empty": (lambda arguments: "", "empty"),
+    "no_tokens": (lambda arguments: [], "empty"),
+    "bytes": (lambda arguments: b"\xff", "ok"),
+    "huge": (lambda arguments: "long " * 500_000, "too_large"),
+    "surrogates": (lambda arguments: "\ud800\udfff", "ok"),
+    "unprintable": (lambda arguments: Unprintable(), "error"),
+    "negative": (lambda arguments: [-1, 5], "error"),
+    "out_of_range": (lambda arguments: [5, 97, 10**30], "error"),
+    "too_many": (lambda arguments: [5] * 1000, "too_large"),
+}
+
+
+@pytest.mark.parametrize("policy", sampled_names())
+def test_no_hostile_endpoint_hangs_an_engine_or_keeps_a_page(policy: str) -> None:
+    tools = {
+        name: Tool(function, name=name, timeout_s=SOON_S if status == "timeout" else LONG_S, max_result_tokens=40)
+        for name, (function, status) in HOSTILE.items()
+    }
+    names = [*HOSTILE, "unknown"]
+    requests = []
+    for number in range(2 * len(names)):
+        calls = [Call(names[number % len(names)], "x"), Call(names[(number * 5 + 1) % len(names)], "y")]
+        script = {2: calls[:1], 4: calls} if number % 3 else {3: calls}
+        prompt = tuple(range(number % 7 + 1))
+        params = SamplingParams(temperature=0, max_tokens=6)
+        requests.append(Request(f"r{number}", prompt, params, tools, ScriptedDetector(script)))
+    engine = make_engine(POLICIES[policy](), num_pages=250, num_host_pages=10, depth=1, encode=characters)
+    outputs = run_all(engine, requests)
+    for number, request in enumerate(requests):
+        output = outputs[request.id].outputs[0]
+        assert output.finish_reason == "length"
+        interceptions = output.interceptions
+        assert len(interceptions) == (2 if number % 3 else 1)
+        assert all(token in range(97) for token in output.token_ids)
+        for interception in interceptions:
+            for call, result in zip(interception.calls, interception.results, strict=True):
+                assert result.status == (HOSTILE[call.name][1] if call.name in HOSTILE else "unknown_tool"), call
+    assert engine.scheduler.kv.occupancy().free + engine.scheduler.kv.occupancy().cached == 250
+
+
+def test_calls_behind_a_sync_tool_begin_when_it_has_returned() -> None:
+    service, log, go = Service(), list[str](), threading.Event()
+
+    def sync(arguments: str) -> str:
+        assert go.wait(LONG_S)
+        log.append(f"sync {arguments}")
+        return "s"
+
+    def other(arguments: str) -> str:
+        log.append(f"other {arguments}")
+        return "o"
+
+    tools = {"sync": Tool(sync, name="sync", calls="sync"), "other": Tool(other, name="other")}
+    calls = tuple(Call(name, str(i)) for i, name in enumerate(("other", "sync", "gone", "other", "sync")))
+    service.dispatcher.call("r", calls, tools)
+    while log != ["other 0"]:
+        service.wake.wait(LONG_S)
+        assert service.dispatcher.poll() == []
+    go.set()
+    results = service.results(1)["r"]
+    assert [result.text[:2] for result in results] == ["o", "s", "er", "o", "s"]
+    assert log[:2] == ["other 0", "sync 1"]
+    assert sorted(log[2:]) == ["other 3", "sync 4"]
+    times = tuple(Result("", duration_s=s) for s in (5.0, 2.0, 0.0, 4.0, 1.0))
+    assert lasted_s(calls, times, tools) == 6.0
+
+
+def test_a_sync_tool_that_hangs_holds_its_turn_no_longer_than_its_timeout() -> None:
+    service = Service()
+    tools = {
+        "sync": Tool(hangs, name="sync", calls="sync", timeout_s=SOON_S),
+        "other": Tool(str, name="other", calls="sync"),
+    }
+    service.dispatcher.call("r", (Call("sync", "x"), Call("other", "y")), tools)
+    assert [result.status for result in service.results(1)["r"]] == ["timeout", "ok"]
+
+
+def test_what_outlasts_its_call_is_cancelled_with_its_request() -> None:
+    service, cancelled = Service(), list[str]()
+
+    def registers(arguments: str) -> str:
+        outlast = CURRENT_CALL.get().outlast
+        assert outlast is not None
+        outlast(hangs, arguments, lambda: cancelled.append(arguments))
+        return "at once"
+
+    service.call("r", registers)
+    service.call("s", registers)
+    service.results(2)
+    service.dispatcher.cancel("r")
+    assert cancelled == ["x"]
+    service.dispatcher.cancel("r")
+    service.dispatcher.close()
+    assert cancelled == ["x", "x"]

@@ -1,0 +1,222 @@
+"""Hosts know their places by options and variables, execute the same plans, agree on sizes, and end together."""
+
+import threading
+import time
+from array import array
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+
+from jinfercept.config import HostOptions
+from jinfercept.errors import ConfigError
+from jinfercept.runner.hosts import group as group_module
+from jinfercept.runner.hosts.group import HostGroup
+from jinfercept.runner.hosts.lockstep import LeadingRunner, follow
+from jinfercept.runner.hosts.placement import Placement, first_node, place
+from jinfercept.sched.plan import Chunk, Masks, NewPages, Sample, StepPlan, StepResult
+from tests.support.engine_requests import DEPTHS, request, serve
+from tests.support.fake_engine import POLICIES, VOCAB, FakeRunner, run_all
+from tests.support.hosts import groups, linked
+
+PLAN = StepPlan(0, 4, (Chunk(0, 0, (1, 2), NewPages(0, array("i", [1])), Sample(0.0, 0, 2)),))
+
+
+class Ends:
+    """The messages with which hosts would have ended, by host."""
+
+    def __init__(self) -> None:
+        self._said = SimpleQueue[tuple[int, str]]()
+
+    def __call__(self, host_id: int, message: str) -> None:
+        self._said.put((host_id, message))
+
+    def take(self, number: int) -> dict[int, str]:
+        return dict(self._said.get(timeout=60) for _ in range(number))
+
+    @property
+    def none(self) -> bool:
+        return self._said.empty()
+
+
+class HeldRunner(FakeRunner):
+    """A runner that collects nothing until it may."""
+
+    def __init__(self) -> None:
+        super().__init__(4, (4, 16))
+        self.free = threading.Event()
+        self.masks: list[Masks] = []
+
+    def sample(self, forward: list[tuple[int, list[int]]], masks: Masks) -> StepResult:
+        self.masks.append(masks)
+        return super().sample(forward, masks)
+
+    def collect(self, ticket: StepResult) -> StepResult:
+        assert self.free.wait(60)
+        return ticket
+
+
+def followers(hosts: list[HostGroup], runners: list[HeldRunner]) -> list[Future[None]]:
+    pool = ThreadPoolExecutor(len(hosts))
+    return [pool.submit(follow, runner, host) for runner, host in zip(runners, hosts[1:], strict=True)]
+
+
+@DEPTHS
+def test_all_hosts_execute_the_plans_of_host_0(depth: int) -> None:
+    ends, runners = Ends(), [HeldRunner(), HeldRunner()]
+    hosts = groups(3, ends)
+    loops = followers(hosts, runners)
+    for runner in runners:
+        runner.free.set()
+    own = FakeRunner(4, (4, 16))
+    leader = LeadingRunner(own, hosts[0])
+    engine = serve(
+        POLICIES["swap"](), latency=lambda call: 1.0, num_pages=12, num_host_pages=20, depth=depth, runner=leader
+    )
+    run_all(engine, [request(str(number), [number] * 9, calls={3: [1, 2]}) for number in range(6)])
+    leader.close()
+    for loop in loops:
+        loop.result(60)
+    assert any(plan.fetch for plan in own.plans)
+    for runner in runners:
+        assert runner.plans == own.plans
+    assert ends.none
+
+
+def test_host_0_does_not_wait_for_what_the_others_execute() -> None:
+    ends, runner = Ends(), HeldRunner()
+    hosts = groups(2, ends)
+    (loop,) = followers(hosts, [runner])
+    leader = LeadingRunner(FakeRunner(4, (4, 16)), hosts[0])
+    mask = np.array([7, *[0] * (VOCAB // 32)], np.uint32)
+    for _ in range(20):
+        leader.collect(leader.sample(leader.forward(PLAN), {0: mask}))
+    assert len(runner.plans) <= 3
+    runner.free.set()
+    leader.reset()
+    leader.close()
+    loop.result(60)
+    assert [masks[0].tolist() for masks in runner.masks] == [mask.tolist()] * 20
+
+
+def test_hosts_agree_on_the_smallest_numbers() -> None:
+    hosts = groups(3, Ends())
+    proposed = [{"kv_tokens": 64, "layers": 4}, {"kv_tokens": 32, "layers": 4}, {"kv_tokens": 48, "layers": 1}]
+    with ThreadPoolExecutor(3) as pool:
+        agreed = list(pool.map(lambda host, numbers: host.least(numbers), hosts, proposed))
+    assert agreed == [{"kv_tokens": 32, "layers": 1}] * 3
+
+
+def test_a_host_that_fails_ends_all_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_module, "REASON_S", 0.0)
+    ends = Ends()
+    hosts = groups(3, ends)
+    runners = [FakeRunner(4, (4, 16)), FakeRunner(4, (4, 16), fail_at=2)]
+    pool = ThreadPoolExecutor(2)
+    loops = [pool.submit(follow, runner, host) for runner, host in zip(runners, hosts[1:], strict=True)]
+    leader = LeadingRunner(FakeRunner(4, (4, 16)), hosts[0])
+    for _ in range(2):
+        leader.submit(PLAN)
+    reasons = ends.take(3)
+    assert reasons == dict.fromkeys(range(3), "host 2 failed: RuntimeError: the device is gone")
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        loops[1].result(60)
+
+
+def test_a_lost_connection_ends_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_module, "REASON_S", 0.0)
+    ends = Ends()
+    (first, peers), (killed, _), (third, others) = linked(3)
+    HostGroup(0, first, peers, lambda message: ends(0, message))
+    HostGroup(2, third, others, lambda message: ends(2, message))
+    killed.close()
+    message = "host 1 was lost (the connection was closed); all hosts end, start them again"
+    assert ends.take(2) == {0: message, 2: message}
+
+
+def test_the_end_of_host_0_ends_the_others() -> None:
+    ends = Ends()
+    (first, _), (second, peers) = linked(2)
+    HostGroup(1, second, peers, lambda message: ends(1, message))
+    first.close()  # it is killed
+    assert ends.take(1) == {1: "host 0 was lost (the connection was closed); all hosts end, start them again"}
+
+
+def test_an_end_in_order_is_no_failure() -> None:
+    ends = Ends()
+    hosts = groups(2, ends)
+    (loop,) = followers(hosts, [HeldRunner()])
+    hosts[0].close()
+    loop.result(60)
+    hosts[0].fail("too late")
+    time.sleep(0.1)
+    assert ends.none
+
+
+SLURM = {
+    "SLURM_PROCID": "3",
+    "SLURM_NTASKS": "4",
+    "SLURM_JOB_ID": "70001",
+    "SLURM_STEP_NODELIST": "gpu[07-09,12],login1",
+}
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+POD_NAME = "llama-2.llama.default.svc.cluster.local"
+
+
+def test_a_process_serves_alone_unless_an_option_asks_for_several_hosts() -> None:
+    assert place(HostOptions(), SLURM, "gpu12") is None
+
+
+def test_options_say_all() -> None:
+    options = HostOptions("10.1.2.3:7000", 4, 1)
+    assert place(options, {}, "here") == Placement("10.1.2.3", 7000, 4, 1)
+    assert place(HostOptions("[fd00::1]:7000", 2, 0), {}, "here") == Placement("fd00::1", 7000, 2, 0)
+
+
+def test_slurm_says_what_options_leave_open() -> None:
+    placement = place(HostOptions("auto"), SLURM, "gpu12")
+    assert placement == Placement("gpu07", 61440 + 2 * 70001 % 4096, 4, 3)
+    assert place(HostOptions("gpu07:9000"), SLURM, "gpu12") == Placement("gpu07", 9000, 4, 3)
+
+
+@pytest.mark.parametrize("nodes", ["gpu07", "gpu07,gpu08", "gpu[07,12]", "gpu[07-12]", "gpu0[7-9],x[1-2]"])
+def test_the_first_node_of_slurms_lists(nodes: str) -> None:
+    assert first_node(nodes) == "gpu07"
+
+
+def test_the_first_node_of_a_list_with_a_suffix() -> None:
+    assert first_node("rack[1-2]-eth,other") == "rack1-eth"
+
+
+def test_kubernetes_numbers_pods() -> None:
+    by_name = place(HostOptions(num_hosts=3), POD, POD_NAME)
+    by_index = place(HostOptions(num_hosts=3), {**POD, "JOB_COMPLETION_INDEX": "2"}, POD_NAME)
+    assert by_name == by_index == Placement("llama-0.llama.default.svc.cluster.local", 5000, 3, 2)
+
+
+def test_a_leader_worker_set_says_all() -> None:
+    variables = {**POD, "LWS_LEADER_ADDRESS": "lws-0.lws", "LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1"}
+    assert place(HostOptions("auto"), variables, "lws-0-1.lws") == Placement("lws-0.lws", 5000, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "words"),
+    [
+        (HostOptions("auto"), {}, "several hosts need --coordinator and --num-hosts and --host-id"),
+        (HostOptions("a:1", 2), {}, "several hosts need --host-id; got neither an option nor a variable of no cluster"),
+        (
+            HostOptions(num_hosts=3),
+            POD,
+            "need --coordinator and --host-id; got neither an option nor a variable of Kub",
+        ),
+        (HostOptions("auto", 8), SLURM, "--num-hosts is not what Slurm says; got 8, not 4"),
+        (HostOptions("a:1", 2, 2), {}, "--host-id must be below --num-hosts; got host 2 of 2"),
+        (HostOptions("a", 2, 1), {}, "--coordinator must be the address and a port of host 0; got a"),
+        (HostOptions("a:65535", 2, 1), {}, "a port up to 65534"),
+    ],
+)
+def test_what_is_missing_or_wrong(options: HostOptions, variables: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        place(options, variables, "here")
+    assert words in str(error.value)
