@@ -91,8 +91,8 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the waiting queue, and arrivals that the next step takes in."""
-        return len(self._arrivals) + len(self.scheduler.waiting)
+        """Sequences in the waiting queue and at the door, and arrivals that the next step takes in."""
+        return len(self._arrivals) + len(self.scheduler.waiting) + len(self.scheduler.door.sequences)
 
     def num_waiting_by_tenant(self, tenants: Iterable[str]) -> dict[str, int]:
         """Waiting requests of each of these tenants; 0 for a tenant that has none."""
@@ -110,6 +110,12 @@ class Engine:
         self.requests.retained.clear(self._clock.now())
         self.scheduler.kv.drop_prefixes()
         return not self.has_work
+
+    def place_at_door(self, request_id: str) -> int | None:
+        """As `RequestLifecycle.place_at_door`, of a submitted request."""
+        while self._arrivals and request_id not in self.requests:
+            self._take_in()
+        return self.requests.place_at_door(request_id)
 
     @property
     def has_work(self) -> bool:
@@ -233,6 +239,10 @@ class Engine:
 
     def _poll(self) -> None:
         """Take in the next arrivals, and the results of calls."""
+        self._take_in()
+        self.requests.poll()
+
+    def _take_in(self) -> None:
         for _ in range(min(_MOST_TAKEN_IN, len(self._arrivals))):
             item = self._arrivals.popleft()
             if not isinstance(item, Request):
@@ -246,7 +256,6 @@ class Engine:
                 self.requests.open(item)
         if self._arrivals:
             self.wake.set()  # the rest is for the next step
-        self.requests.poll()
 
     def _collect(self) -> None:
         """Wait for the oldest plan in flight, and apply its result."""

@@ -34,8 +34,7 @@ class _Retained(NamedTuple):
         sequence: of its last request, intercepted; or finished, if it has no context.
         prompt_tokens: tokens on the full pages of its prompt; 0: requests with this prompt do not follow it.
         session: name of the session; "" if it has none.
-        keeps_place: whether the follow-up waits by the arrival of the last request, which ended in calls, or was aborted while
-            it waited for a token.
+        keeps_place: whether the follow-up waits by the arrival of the last request, which ended in calls or was aborted.
     """
 
     sequence: Sequence
@@ -65,15 +64,15 @@ class RetainedContexts:
         self._scheduler = scheduler
         self._max_age_s = max_age_s
         self._quota = Quota(max_contexts, most_of_tenant=max_per_tenant)
-        self._sequences: dict[str, Sequence] = {}  # by request id
-        self._num_contexts = 0
+        self._sequences: dict[str, Sequence] = {}  # by request id, of conversations that have a context
+        self._without: dict[str, Sequence] = {}  # of the others
         # By the tenant and the name of the tree of the pages, so that no two tenants or salts share any.
         self._groups: dict[tuple[str, bytes], dict[str, _Retained]] = {}
         self._unchecked: list[str] = []  # request ids that this round of `expire` has not come to
 
     def __len__(self) -> int:
         """Conversations that have a context."""
-        return self._num_contexts
+        return len(self._sequences)
 
     def keep(self, session: Session, now: float) -> bool:
         """Retain the context of a finished request, if the request asks for it; False if the context is not retained.
@@ -90,18 +89,18 @@ class RetainedContexts:
             PendingCall(follow_up.reader, (sequence.id, "returns", 0), follow_up.expected_s, sequence.tenant, "reader"),
         )
         self._scheduler.intercept(sequence, now, pending)
-        self._num_contexts += 1
+        self._sequences[sequence.id] = sequence
         self._add(session, bool(session.client_calls), now)
         return True
 
     def remember(self, session: Session, now: float) -> None:
-        """Remember the conversation of an aborted request, and its place if it waited for a token.
+        """Remember the conversation of an aborted request, and its place.
 
         Else the prompts of impatient clients, half computed for each, would evict each other for ever.
         """
-        waited = session.first_token_s is None or session.resumed_s is not None
         session.sequence.paused_s = now
-        self._add(session, waited, now)
+        self._without[session.sequence.id] = session.sequence
+        self._add(session, True, now)
 
     def _add(self, session: Session, keeps_place: bool, now: float) -> None:
         request, sequence, size = session.request, session.sequence, self._scheduler.kv.page_size
@@ -110,7 +109,6 @@ class RetainedContexts:
             self.drop(before.sequence.id, now)
         num_full = (len(request.prompt_token_ids) - 1) // size * size
         retained = _Retained(sequence, num_full, name, keeps_place)
-        self._sequences[sequence.id] = sequence
         self._groups.setdefault(_group_of(sequence), {})[sequence.id] = retained
         self._quota.add(sequence.tenant, sequence.id)
         while (victim := self._quota.victim(sequence.tenant)) is not None:
@@ -136,13 +134,13 @@ class RetainedContexts:
             return True
         again = not has_context and retained.keeps_place and now - before.paused_s <= AGAIN_S
         self.drop(before.id, now)
-        scheduler.add(sequence, before if again else None, at_door=before.at_door)
+        scheduler.add(sequence, before if again else None, at_door=now if before.at_door else None)
         return True
 
     def drop(self, request_id: str, now: float) -> bool:
         """Forget a request's conversation: the private pages of its context are free, its shareable ones cached. False if it is
         not known."""
-        sequence = self._sequences.get(request_id)
+        sequence = self._sequences.get(request_id) or self._without.get(request_id)
         if sequence is None:
             return False
         self._forget(sequence)
@@ -150,7 +148,11 @@ class RetainedContexts:
         return True
 
     def expire(self, now: float) -> None:
-        """Check one conversation, the next in turn: forget it if it is too old; it has no context if that has no page left."""
+        """Check one conversation with a context, the next in turn, and the first of those without: forget what is too old, and
+        a context that has no page left."""
+        oldest = next(iter(self._without.values()), None)
+        if oldest is not None and now - oldest.paused_s > self._max_age_s:
+            self.drop(oldest.id, now)
         if not self._unchecked:
             self._unchecked = list(self._sequences)
         while self._unchecked:
@@ -158,15 +160,15 @@ class RetainedContexts:
             if sequence is not None:
                 if now - sequence.paused_s > self._max_age_s:
                     self.drop(sequence.id, now)
-                elif sequence.state is State.INTERCEPTED and sequence.context.is_lost:
-                    self._num_contexts -= 1
+                elif sequence.context.is_lost:
+                    self._without[sequence.id] = self._sequences.pop(sequence.id)
                     self._scheduler.finish(sequence, now)
                     group = self._groups[_group_of(sequence)]
                     group[sequence.id] = group[sequence.id]._replace(keeps_place=False)
                 return
 
     def clear(self, now: float) -> None:
-        for request_id in list(self._sequences):
+        for request_id in (*self._sequences, *self._without):
             self.drop(request_id, now)
 
     def keep_named(self) -> None:
@@ -193,9 +195,8 @@ class RetainedContexts:
         return best
 
     def _forget(self, sequence: Sequence) -> None:
-        self._num_contexts -= sequence.state is State.INTERCEPTED
         group = self._groups[_group_of(sequence)]
-        del self._sequences[sequence.id], group[sequence.id]
+        del (self._sequences if sequence.id in self._sequences else self._without)[sequence.id], group[sequence.id]
         if not group:
             del self._groups[_group_of(sequence)]
         self._quota.remove(sequence.tenant, sequence.id)

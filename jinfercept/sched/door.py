@@ -1,11 +1,16 @@
-"""Where new conversations wait until those that are inside leave room for their contexts. Orders nothing, plans nothing.
+"""Where new conversations wait until those inside can do with more. Orders nothing inside, plans nothing.
 
-A conversation is one that a follow-up request may extend. It is inside from the moment that the door lets it in, and whatever
-its later requests do: none of them waits here again. What keeps its turns short is that its context stays in memory between
-them. So a new conversation comes in while its prompt fits in the device's and the host's pool together, beside the contexts
-of those inside that run, wait, or have paused for less than `IDLE_S`. A tool that never answers therefore holds up none of
-those at the door for longer. A tenant that has no such conversation inside has a right to one, and among tenants the one with
-the fewest tokens inside over its weight comes first.
+A conversation is what follow-up requests go on with. It is inside from the moment that it comes in, and none of its later
+requests waits at the door again. A new one comes in when
+
+* no request inside waits for longer than `LATE_S` and `LATE_TOKEN_S` for each of its new tokens, and
+* its prompt fits in the device's and the host's pool together, beside the contexts of running and waiting requests, and of
+  paused ones that are about to return: these have returned before, or wait for a tool of the server, and have paused for less
+  than `IDLE_S`. So an answer that is the last one and a tool that never answers keep no one out.
+
+Requests wait inside whenever the door is shut: the device is never idle for its sake. The least priority comes in first, then
+the tenant with the fewest tokens inside over its weight, then the one that has waited longest. A tenant without a conversation
+inside has a right to one.
 """
 
 from collections import defaultdict
@@ -14,12 +19,15 @@ from typing import Literal, final
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.queues import Queues
-from jinfercept.sched.sequence import Sequence, State
+from jinfercept.sched.sequence import Sequence
 
 Overload = Literal["queue", "refuse", "serve"]
+"""What becomes of conversations that cannot come in: they wait at the door, are refused, or come in all the same."""
 
+LATE_S, LATE_TOKEN_S = 2.0, 1e-4
+"""Seconds of a wait inside, and seconds more for each new token, after which the door is shut."""
 IDLE_S = 60.0
-"""Seconds of a pause after which a context is not expected to be in memory still: most tools answer sooner."""
+"""Seconds of a pause after which a context is not expected to be in memory still: three of four tools answer within 20."""
 LOOK_S = 0.1
 """Seconds between two looks for room."""
 
@@ -28,43 +36,41 @@ LOOK_S = 0.1
 class Door:
     """The conversations that wait at the door of one scheduler.
 
-    Args:
-        is_open: it lets in all, whatever room there is.
-
     Attributes:
-        sequences: the first requests of these conversations, in the order in which they come in.
+        overload: see `Overload`.
+        sequences: the first requests of these conversations, in the order in which they come in if tenants have equal shares.
     """
 
-    def __init__(self, kv: KVManager, queues: Queues, is_open: bool) -> None:
-        self._is_open = is_open
+    def __init__(self, kv: KVManager, queues: Queues, overload: Overload) -> None:
+        self.overload: Overload = overload
         self.sequences: list[Sequence] = []
-        self._queues, self._page_size = queues, kv.page_size
+        self._queues = queues
         pools = kv.occupancy()
         self._capacity = (pools.total + pools.host_total) * kv.page_size
         self._next_look_s = 0.0
 
-    def add(self, sequence: Sequence) -> None:
-        """A new conversation comes to the door. The next look decides whether it waits."""
+    def add(self, sequence: Sequence, now: float) -> None:
+        """A new conversation comes to the door, and in if there is room."""
         sequence.at_door = True
         self.sequences.append(sequence)
-        self._next_look_s = 0.0
-
-    def leave(self, sequence: Sequence) -> None:
-        """A sequence ends, and waits here no more."""
-        self.sequences.remove(sequence)
+        self.sequences.sort(key=lambda sequence: (sequence.priority, sequence.since_s))
+        self.open(now)
 
     def open(self, now: float) -> None:
-        """Let in whom there is room for. For every plan, first."""
+        """Let in those for which there is room. For every plan, first."""
         if not self.sequences or now < self._next_look_s:
             return
-        self._next_look_s = now + LOOK_S
         inside = defaultdict[str, int](int)  # tokens by tenant
         for sequence in self._inside(now):
             inside[sequence.tenant] += sequence.length
-        self.sequences.sort(key=lambda sequence: (sequence.priority, sequence.since_s))
+        is_late = any(_is_late(sequence, now) for sequence in self._queues.waiting)
         while self.sequences:
-            first = min(self.sequences, key=lambda sequence: (sequence.priority, inside[sequence.tenant] / sequence.weight))
-            if not self._is_open and inside[first.tenant] and sum(inside.values()) + first.length > self._capacity:
+            first = min(
+                self.sequences, key=lambda sequence: (sequence.priority, inside[sequence.tenant] / sequence.weight)
+            )
+            is_shut = is_late or sum(inside.values()) + first.length > self._capacity
+            if is_shut and inside[first.tenant] and self.overload != "serve":
+                self._next_look_s = now + LOOK_S
                 return
             self.sequences.remove(first)
             first.at_door, first.door_s, first.since_s = False, now - first.arrival_s, now
@@ -72,9 +78,16 @@ class Door:
             inside[first.tenant] += first.length
 
     def _inside(self, now: float) -> Iterator[Sequence]:
-        queues = self._queues
-        yield from queues.running
-        yield from queues.waiting
-        for sequence in queues.intercepted.values():
-            if now - sequence.paused_s < IDLE_S:
+        yield from self._queues.running
+        yield from self._queues.waiting
+        for sequence in self._queues.intercepted.values():
+            if now - sequence.paused_s < IDLE_S and _returns(sequence):
                 yield sequence
+
+
+def _is_late(sequence: Sequence, now: float) -> bool:
+    return now - sequence.since_s > LATE_S + LATE_TOKEN_S * (sequence.length - sequence.max_computed)
+
+
+def _returns(sequence: Sequence) -> bool:
+    return sequence.usage.retained is not None or any(call.kind == "server_tool" for call in sequence.calls)

@@ -72,7 +72,7 @@ class Scheduler:
         self.max_model_len, self.max_num_seqs = max_model_len, max_num_seqs
         self._queues = queues = Queues(max_num_seqs, observer, order)
         self.running, self.waiting, self.intercepted = queues.running, queues.waiting, queues.intercepted
-        self.door = Door(kv, queues, is_open=overload == "serve")
+        self.door = Door(kv, queues, overload)
         self._policy, self._estimator = policy, estimator
         self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
         self._fair = FairShare(queues)
@@ -89,17 +89,17 @@ class Scheduler:
 
     # -- requests come and go --------------------------------------------------------------------------------------
 
-    def add(self, sequence: Sequence, repeated: Sequence | None = None, *, at_door: bool = False) -> None:
+    def add(self, sequence: Sequence, repeated: Sequence | None = None, *, at_door: float | None = None) -> None:
         """Queue a new sequence behind all others.
 
         Args:
             repeated: an aborted sequence of its conversation, whose place it takes.
-            at_door: it begins a conversation, which waits at the door while there is no room.
+            at_door: it begins a conversation, and comes to the door now, in seconds; None: it does not.
         """
         if repeated is not None:
             sequence.since_s = repeated.since_s
-        if at_door:
-            self.door.add(sequence)
+        if at_door is not None:
+            self.door.add(sequence, at_door)
         elif repeated is not None and repeated.order:
             self._queues.put_in_place(sequence, repeated)
         else:
@@ -226,7 +226,7 @@ class Scheduler:
         finally:  # an estimator, a policy or an order that raises keeps no page
             sequence.void_pending()
             if sequence.at_door:
-                self.door.leave(sequence)
+                self.door.sequences.remove(sequence)
             try:
                 self._queues.finish(sequence)
             finally:
@@ -242,8 +242,9 @@ class Scheduler:
         return self._policy.admits(sequence, now)
 
     def num_waiting_of(self, tenant: str) -> int:
-        """Sequences of a tenant in the waiting queue. From any thread."""
-        return len(queue.waiting) if (queue := self._queues.by_tenant.get(tenant)) is not None else 0
+        """Sequences of a tenant in the waiting queue and at the door. From any thread."""
+        at_door = sum([sequence.tenant == tenant for sequence in self.door.sequences])
+        return at_door + (len(queue.waiting) if (queue := self._queues.by_tenant.get(tenant)) is not None else 0)
 
     @property
     def unfinished(self) -> list[Sequence]:

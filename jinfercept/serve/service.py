@@ -20,17 +20,19 @@ from jinfercept.chat.requests import check_chars
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.engine.streaming import AsyncStream
 from jinfercept.errors import ConfigError, JinferceptError, PromptLengthError, RequestError
+from jinfercept.events import Finished
 from jinfercept.hooks import SharedLimit
 from jinfercept.llm import LLM
 from jinfercept.request import Adapter, Request
 from jinfercept.serve.access.key_file import KeyRules
 from jinfercept.serve.access.key_limits import FairThreadPool, KeyLimits, retry_after
 from jinfercept.serve.access.keys import Keys
+from jinfercept.serve.http.access_log import DETAILS, PLACE
 from jinfercept.serve.http.request_body import unless_disconnected
 from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.process import trim_heap
-from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.errors import ApiError, check_finish
 from jinfercept.serve.server_tools import ServerTools
 from jinfercept.serve.state.database import StateDatabase
 from jinfercept.serve.state.store import StateStore
@@ -254,25 +256,20 @@ class Service:
             self._preparing[key] -= number
             self._preparing += Counter()  # drops keys with no requests
 
-    def submit(self, requests: Sequence[Request], *, ends_only: bool = False, patient: bool = False) -> AsyncStream:
-        """Submit prepared requests to the engine.
+    async def submit(self, http: HttpRequest, requests: Sequence[Request], *, ends_only: bool = False) -> AsyncStream:
+        """Submit prepared requests to the engine. Their place at the door, if they wait there, is in the details of `http`.
 
         Args:
             requests: are started together.
             ends_only: whether the stream has only the last event of each request.
-            patient: no client waits for the first token, so that there is no limit of its seconds.
 
         Raises:
-            ApiError: then none is started: 400 if the engine refuses a request, 429 if the first token would come too late,
-                503 after the drain.
+            ApiError: then none is started: 400 if the engine refuses a request, 429 if it takes no new conversation, 503 after
+                the drain.
         """
         if self._closed:
             raise ApiError(503, "the server aborted the request; fix: send it again", code="aborted")
         tenant = requests[0].tenant
-        limit_s = self.keys.rules(tenant).first_token_limit or self.options.first_token_limit
-        if limit_s is not None and not patient:
-            waiting = self.llm.engine.num_waiting_by_tenant((tenant,))[tenant]
-            self._limits.check_turn(tenant, len(requests), waiting, limit_s)
         self._event_bridge = self._event_bridge or EventBridge()
         trace = TRACE.get()
         if trace is not None:
@@ -287,6 +284,15 @@ class Service:
         self._streams[stream] = tenant
         num_tokens = sum(len(request.prompt_token_ids) for request in requests if request.leader is None)
         self._limits.began(tenant, id(stream), len(requests), num_tokens)
+        try:
+            place = await asyncio.wrap_future(self.llm.engine.place_at_door(requests[0].id))
+            if place is None and isinstance(event := await stream.first(), Finished):
+                check_finish(event.output)
+        except BaseException:
+            await self.close(stream)
+            raise
+        if place:
+            http.scope[DETAILS][PLACE] = place
         return stream
 
     async def close(self, stream: AsyncStream) -> None:

@@ -269,6 +269,7 @@ def _limits(config: EngineConfig, shape: RunnerShape, draft_share: float = 0.0) 
         options.chunked_prefill,
         options.preemption,  # pyright: ignore[reportArgumentType] # a choice of its option
         SpeculationLimits(*drafts[1:4], pass_share),
+        options.overload,
     )
 
 

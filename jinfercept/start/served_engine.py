@@ -98,6 +98,10 @@ class ServedEngine:
         """
         return self.thread.ask(lambda: question(self._serving.stats))
 
+    def place_at_door(self, request_id: str) -> Future[int | None]:
+        """The place of a submitted request at the door, from 1; 0 if it is inside; None if it is over."""
+        return self.thread.ask(lambda: self._engine.place_at_door(request_id))
+
     def check_pages(self) -> None:
         """Assert between two steps that no page is lost or owned twice. Raises `AssertionError`."""
         self.thread.ask(self._engine.check_pages).result()

@@ -104,18 +104,6 @@ class KeyLimits:
         use.room_s = now + min(wait_s, _MOST_RETRY_S)
         return wait_s
 
-    def check_turn(self, tenant: str, number: int, waiting: int, limit_s: float) -> None:
-        """Raise `ApiError`, 429, if a key's waiting requests last longer than a limit of seconds.
-
-        Args:
-            number: of the requests that come now.
-            waiting: number of those that wait before them. None: it is their turn, so that they are never refused.
-        """
-        turn_s = self._use(tenant).turn_s(waiting, 0)
-        if turn_s > limit_s:
-            message = f"the first token would come after about {turn_s:.1f} s, and {limit_s:g} s is the limit"
-            raise _limited(message, "overloaded", self.retry_s(tenant, number, 0))
-
     def began(self, tenant: str, submission: int, number: int, num_tokens: int) -> None:
         """Requests of a key are submitted: count them as in progress, and their prompts.
 
