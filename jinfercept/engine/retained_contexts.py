@@ -1,9 +1,9 @@
-"""Conversations that a follow-up request may go on with, and their contexts: keeps, finds, extends and drops them. Plans nothing.
+"""Conversations and their contexts, which stay for a follow-up request: keeps, finds, extends and drops them. Plans nothing.
 
 To the scheduler a retained context is an intercepted sequence, which waits for a tool that the client runs or for the reader
-of the answer. So one order of eviction covers all paused contexts, and a retained one loses its pages one by one. A conversation
-that has lost all of them, or whose last request was aborted, is known still, without a context: its next request does not wait
-at the door, and a client that gives up and asks again goes on waiting where it was. The number of conversations is shared
+of the answer. So one order of eviction covers all paused contexts, and a retained one loses its pages one by one. A
+conversation that has lost all of them, or whose last request was aborted, stays without a context: its next request does not
+wait at the door, and a client that gives up and asks again goes on waiting where it was. The number of conversations is shared
 fairly between tenants (`Quota`), and no tenant finds or drops one of another tenant.
 """
 
@@ -177,8 +177,8 @@ class RetainedContexts:
             group.update({name: retained._replace(prompt_tokens=0) for name, retained in group.items()})
 
     def _followed(self, request: Request, sequence: Sequence) -> _Retained | None:
-        """The conversation that a request names, or its session; else the one whose prompt the request goes on from, the longest
-        of these prompts, and where several have it the one that shares most tokens."""
+        """The conversation that a request names, or its session; else the one whose prompt the request goes on from, the
+        longest of these prompts, and where several have it the one that shares most tokens."""
         group, tokens, size = self._groups.get(_group_of(sequence), {}), sequence.tokens, self._scheduler.kv.page_size
         if request.follows is not None and (named := group.get(request.follows)) is not None:
             return named

@@ -5,8 +5,8 @@ requests waits at the door again. A new one comes in when
 
 * no request inside waits for longer than `LATE_S` and `LATE_TOKEN_S` for each of its new tokens, and
 * its prompt fits in the device's and the host's pool together, beside the contexts of running and waiting requests, and of
-  paused ones that are about to return: these have returned before, or wait for a tool of the server, and have paused for less
-  than `IDLE_S`. So an answer that is the last one and a tool that never answers keep no one out.
+  paused ones that are about to return: these have returned before, or wait for a tool, and have paused for less than `IDLE_S`.
+  So an answer that is the last one and a tool that never answers keep no one out.
 
 Requests wait inside whenever the door is shut: the device is never idle for its sake. The least priority comes in first, then
 the tenant with the fewest tokens inside over its weight, then the one that has waited longest. A tenant without a conversation
@@ -54,6 +54,7 @@ class Door:
         sequence.at_door = True
         self.sequences.append(sequence)
         self.sequences.sort(key=lambda sequence: (sequence.priority, sequence.since_s))
+        self._next_look_s = now
         self.open(now)
 
     def open(self, now: float) -> None:
@@ -90,4 +91,4 @@ def _is_late(sequence: Sequence, now: float) -> bool:
 
 
 def _returns(sequence: Sequence) -> bool:
-    return sequence.usage.retained is not None or any(call.kind == "server_tool" for call in sequence.calls)
+    return sequence.usage.retained is not None or any(call.kind != "reader" for call in sequence.calls)

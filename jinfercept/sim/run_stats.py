@@ -136,7 +136,9 @@ class RunStats:
         warm_up_s: float = 0.0,
     ) -> Report:
         """The report of a run of sessions, in which every turn is a request. A turn without a first token at the end counts
-        with its time until then, and so does an unfinished turn in the delay of its session.
+        with its time until then, and so does an unfinished turn in the delay of its session. A turn delay has no time at the
+        door, but for `turn_delay_with_door_s`, where it counts like any other; `door_s` is that of sessions. The delay of a
+        session and its goodput have it.
 
         Args:
             lasted: the run's length.
@@ -156,6 +158,9 @@ class RunStats:
             "step_tokens": self._largest_step,
             "requests": len(records),
             "turn_delay_s": _summary(record.delay_s for record in records),
+            "longest_wait_s": max((record.delay_s for record in records), default=None),
+            "door_s": _summary(record.door_s for record in records if not record.turn),
+            "turn_delay_with_door_s": _summary(record.delay_s + record.door_s for record in records),
             "turn_delay_after_person_s": _summary(record.delay_s for record in records if record.person),
             "session_delay_s": _summary(sessions.values()),
             "sessions": clients.begun,
@@ -178,8 +183,9 @@ class RunStats:
         }
 
     def _keeps_limits(self, record: TurnRecord) -> bool:
-        rest_s = record.finished_s - record.submitted_s - record.delay_s
-        return self._limits.keeps(record.delay_s, record.new, rest_s, record.generated)
+        delay_s = record.delay_s + record.door_s
+        rest_s = record.finished_s - record.submitted_s - delay_s
+        return self._limits.keeps(delay_s, record.new, rest_s, record.generated)
 
     def _machine(
         self, counters: SchedulerCounters, kv_tokens: int, alive_s: float, lasted: RunSeconds

@@ -197,6 +197,7 @@ class EngineSetup:
         log = RequestLog(clock.now)
         stats = EngineStats(log, kv, build.inputs, synchronous=build.policy.synchronous)
         scheduler = build.build(kv, log)
+        stats.at_door = scheduler.door.sequences
         wake = threading.Event()
         dispatcher = Dispatcher(wake.set)
         disk = None

@@ -18,6 +18,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
+from jinfercept.sched.door import Overload
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator
 from jinfercept.sched.order import Order
 from jinfercept.sched.plan import StepPlan
@@ -159,6 +160,7 @@ def make_engine(
     vocab_size: int = VOCAB,
     speculation: SpeculationLimits = NO_DRAFTS,
     order: Order | None = None,
+    overload: Overload = "serve",
 ) -> Engine:
     """An engine on a fake runner, checked after every step."""
     kv = KVManager(num_pages, num_host_pages, page_size, prefix_caching=prefix_caching)
@@ -173,6 +175,7 @@ def make_engine(
         chunk_tokens=chunk_tokens,
         speculation=speculation,
         order=order,
+        overload=overload,
     )
     wake = Event()
     requests = RequestLifecycle(

@@ -1,0 +1,61 @@
+"""New conversations at the door of a server: refused with a time to come again, or shown with their place."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+from tests.support.gate import closed_gate
+from tests.support.live_server import Running, until
+from tests.support.scripted_model import Scripted
+
+LONG: dict[str, Any] = {"max_tokens": 90, "ignore_eos": True, "stream": True}
+
+
+@contextmanager
+def crowded(served: Running, scripted: Scripted, overload: str) -> Iterator[None]:
+    """Two conversations run that fill the memory, until the end of the context."""
+    scripted.llm.restart(overload=overload, swap_space=0)
+    scripted.follow()
+    with closed_gate(scripted.llm) as gate, ExitStack() as stack:
+        answers = [
+            stack.enter_context(served.http.stream("POST", "/v1/completions", json=LONG | {"prompt": name * 1900}))
+            for name in "ab"
+        ]
+        pieces = [answer.iter_raw() for answer in answers]
+        assert all(map(next, pieces))
+        yield
+        gate.open()
+    scripted.llm.restart(overload="queue", swap_space=0)
+
+
+def test_a_new_conversation_is_refused_with_a_time_to_come_again(served: Running, scripted: Scripted) -> None:
+    with crowded(served, scripted, "refuse"):
+        for stream in (False, True):
+            refused = served.http.post("/v1/completions", json={"prompt": "c" * 600, "stream": stream})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
+        messages = [{"role": "user", "content": "c" * 600}]
+        body = {"model": "scripted", "max_tokens": 5, "messages": messages}
+        assert served.http.post("/v1/messages", json=body).json()["error"]["type"] == "rate_limit_error"
+        assert 'refused_requests_total{code="overloaded",model_name="tiny"} 3.0' in served.http.get("/metrics").text
+
+
+def test_a_new_conversation_that_waits_has_a_place_in_the_header_the_log_live_and_metrics(
+    served: Running, scripted: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="jinfercept.serve")
+    with ExitStack() as stack:
+        with crowded(served, scripted, "queue"):
+            for place in ("1", "2"):
+                body = {"prompt": "c" * 600, "max_tokens": 2, "stream": True}
+                answer = stack.enter_context(served.http.stream("POST", "/v1/completions", json=body))
+                assert (answer.status_code, answer.headers["x-place-at-door"]) == (200, place)
+            live = served.http.get("/live").json()
+            assert (live["counts"]["at_door"], live["counts"]["waiting"]) == (2, 0)
+            assert [row["place"] for row in live["at_door"]] == [1, 2]
+            assert 'jinfercept:requests{model_name="tiny",state="at_door"} 2.0' in served.http.get("/metrics").text
+        assert answer.read().endswith(b"[DONE]\n\n")
+    until(lambda: "place_at_door=2 " in caplog.text and "door_s=" in caplog.text)
+    assert 'jinfercept:door_seconds_count{model_name="tiny"} 2.0' in served.http.get("/metrics").text
