@@ -16,7 +16,7 @@ from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.guards import Guard
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.order import Order
-from jinfercept.sched.orders import LONGER, MissingWork, check_order_choice, make_order
+from jinfercept.sched.orders import LONGER, LONGEST_S, MissingWork, check_order_choice, make_order
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Move, preserve
 from jinfercept.sched.queues import REFRESHED
@@ -163,8 +163,17 @@ def test_a_request_with_much_missing_work_goes_first_once_it_has_waited_long_for
     order = MissingWork(KNOWN)
     long, early, late = (bench.add(name, length) for name, length in (("long", 40), ("early", 8), ("late", 8)))
     waits_s = LONGER * (order.missing_s(long) - order.missing_s(early))
-    first = order.key(long, 0.0)
-    assert order.key(early, 0.9 * waits_s) < first < order.key(late, 1.1 * waits_s)
+    early.since_s, late.since_s = 0.9 * waits_s, 1.1 * waits_s
+    assert order.key(early, 9.0) < order.key(long, 9.0) < order.key(late, 9.0)
+
+
+def test_no_request_is_overtaken_by_one_that_comes_later_than_the_longest_wait() -> None:
+    bench = SchedulerBench(preserve(), max_num_seqs=1)
+    order = MissingWork(KNOWN._replace(cost=AffineCost(per_query_s=1.0)))
+    long, late = bench.add("long", 40), bench.add("late", 1)
+    assert LONGER * order.missing_s(long) > LONGEST_S
+    late.since_s = LONGEST_S
+    assert order.key(long, LONGEST_S) < order.key(late, LONGEST_S)
 
 
 def test_where_keys_are_seconds_a_waiting_request_has_its_delay_behind_the_first() -> None:
