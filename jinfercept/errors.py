@@ -60,10 +60,6 @@ class GrammarError(RequestError):
     """A grammar that a request brings cannot be enforced to the end of its text."""
 
 
-class OverloadError(RequestError):
-    """A new conversation is refused, since those that are served leave no room for it."""
-
-
 class PromptLengthError(RequestError):
     """A prompt is longer than the context that it is for."""
 

@@ -168,7 +168,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Times in seconds of the engine's clock, `door_s` those that it waited at the door; token counts over the request's life."""
+    """Times in seconds of the engine's clock, `door_s` at the door; token counts over the request's life."""
 
     arrival_s: float
     first_token_s: float | None

@@ -111,11 +111,12 @@ class Engine:
         self.scheduler.kv.drop_prefixes()
         return not self.has_work
 
-    def place_at_door(self, request_id: str) -> int | None:
-        """As `RequestLifecycle.place_at_door`, of a submitted request."""
+    def place_at_door(self, request_id: str) -> int:
+        """The place of a submitted request at the door, from 1; 0 if it does not wait there."""
         while self._arrivals and request_id not in self.requests:
             self._take_in()
-        return self.requests.place_at_door(request_id)
+        at_door = [sequence.id for sequence in self.scheduler.door.sequences]
+        return at_door.index(request_id) + 1 if request_id in at_door else 0
 
     @property
     def has_work(self) -> bool:

@@ -18,7 +18,7 @@ from jinfercept.engine.protocols import CallDispatcher, Clock
 from jinfercept.engine.rendering import render_each
 from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.engine.session import Session, draw_failure, lost_output, new_session, request_key
-from jinfercept.errors import OverloadError, RequestError, describe_failure, is_users_interrupt
+from jinfercept.errors import RequestError, describe_failure, is_users_interrupt
 from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
 from jinfercept.hooks import Text
 from jinfercept.outputs import CompletionOutput, FinishReason, Interception
@@ -132,10 +132,6 @@ class RequestLifecycle:
         if not self.retained.extend(request, sequence, now):
             begins = request.follow_up is not None and request.continues is None
             self.scheduler.add(sequence, at_door=now if begins else None)
-            if sequence.at_door and self.scheduler.door.overload == "refuse":
-                refusal = OverloadError("no more conversations can be served now", got="a new one", fix="retry later")
-                self._finish(session, "error", describe_failure(refusal))
-                return
         try:
             session.open_readers(self._open_text)
             if session.constraint is not None:
@@ -153,13 +149,6 @@ class RequestLifecycle:
             session.async_calls.begin_again(unread, {call.id for call in calls}, self.clock.now())
         elif calls:
             self._intercept(session, calls, self.clock.now())
-
-    def place_at_door(self, request_id: str) -> int | None:
-        """The place of a request at the door, from 1; 0 if it is inside; None if it is not open."""
-        session = self._sessions.get(request_id)
-        if session is None or not session.sequence.at_door:
-            return session and 0
-        return self.scheduler.door.sequences.index(session.sequence) + 1
 
     def abort(self, request_id: str) -> None:
         """End a request in whatever state it is; an id that is not open is ignored."""

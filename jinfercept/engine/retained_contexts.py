@@ -107,7 +107,7 @@ class RetainedContexts:
         name = request.follow_up.session if request.follow_up is not None else ""
         if name and (before := _of_session(self._groups.get(_group_of(sequence), {}), name)) is not None:
             self.drop(before.sequence.id, now)
-        num_full = (len(request.prompt_token_ids) - 1) // size * size
+        num_full = len(request.prompt_token_ids) // size * size
         retained = _Retained(sequence, num_full, name, keeps_place)
         self._groups.setdefault(_group_of(sequence), {})[sequence.id] = retained
         self._quota.add(sequence.tenant, sequence.id)
@@ -188,9 +188,9 @@ class RetainedContexts:
         best, best_key = None, (0, 0, "")
         for name, retained in group.items():
             end, before = retained.prompt_tokens, retained.sequence.tokens
-            if best_key[0] <= end < len(tokens) and end and tokens[end - size : end] == before[end - size : end]:
+            if best_key[0] <= end <= len(tokens) and end and tokens[end - size : end] == before[end - size : end]:
                 key = end, _shared(retained.sequence, tokens), name
-                if key[1] >= end and key > best_key:
+                if tokens[:end] == before[:end] and key > best_key:
                     best, best_key = retained, key
         return best
 

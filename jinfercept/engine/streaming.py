@@ -217,12 +217,6 @@ class AsyncStream(ReceivedEvents, AbstractAsyncContextManager["AsyncStream"]):
             self._take(await self._events.get())
         return self._ready.popleft()
 
-    async def first(self) -> Event:
-        """The next event, which stays."""
-        while not self._ready:
-            self._take(await self._events.get())
-        return self._ready[0]
-
     async def aclose(self) -> None:
         """Abort the unfinished requests; their pages are free when this returns."""
         self._ready.clear()

@@ -29,7 +29,7 @@ LATE_S, LATE_TOKEN_S = 2.0, 1e-4
 SHARE = 0.8
 """Share of the memory that new conversations may fill: contexts grow."""
 IDLE_S = 120.0
-"""Seconds of a pause after which a context takes no room here: of 20 calls of a coding agent's tools, 19 last less than 154 s."""
+"""Seconds of a pause after which a context takes no room: of 20 calls of a coding agent's tools, 19 last less than 154 s."""
 LOOK_S = 0.1
 """Seconds between two looks for room."""
 

@@ -2,7 +2,7 @@
 
 Waiting sequences are new, or their calls have returned, or they were preempted. First come first served, by original arrival,
 is the default and needs no order. Under an `Order` they start by ascending keys, with two exceptions that the scheduler makes
-itself: a smaller `priority` goes before every key, and a sequence that was overtaken `patience` times goes before every key of
+itself: a smaller `priority` goes before every key, and a sequence that has waited for `queues.LONGEST_S` goes before every key of
 its priority. While tenants compete, the order applies within each tenant. Running sequences are never preempted by an order.
 
 While one tenant is served, running sequences that lack more than one token get their chunks in the same order: one whose prompt
@@ -25,14 +25,10 @@ class Order(Protocol):
     whether ten or ten thousand wait: it may depend on time, but slowly.
 
     Attributes:
-        patience: overtakings after which a waiting sequence goes first, at least 0. A sequence is overtaken when one of its
-            tenant starts that first come first served would start later. It is overtaken at most so often between two
-            interceptions. Constant.
         in_seconds: keys are seconds of the scheduler's clock: a sequence starts about as much later than another one as its key
             is larger. Policies then know when the pages of waiting sequences are needed (`Sequence.delay_s`). Constant.
     """
 
-    patience: int = 1024
     in_seconds: bool = False
 
     @abstractmethod

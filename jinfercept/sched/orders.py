@@ -12,9 +12,8 @@ from jinfercept.sched.plugins import check_name, is_place
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.sequence import Sequence
 
-LONGER, LONGEST_S = 120.0, 600.0
-"""A request may be overtaken by requests that come within so many times the seconds of its missing work, and within so many
-seconds at most."""
+LONGER = 120.0
+"""A request may be overtaken by requests that come within so many times the seconds of its missing work."""
 
 
 @final
@@ -43,18 +42,15 @@ class PositionPrice:
 
 @final
 class MissingWork(Order):
-    """Ascending `since + min(LONGER · missing, LONGEST_S)`: when the conversation began to wait (`Sequence.since_s`), and the
-    seconds of the work that the request lacks: those of computing what is at neither place, at its positions, and of fetching
-    what is on the host.
+    """Ascending `since + LONGER · missing`: when the conversation began to wait (`Sequence.since_s`), and the seconds of the
+    work that the request lacks: of computing what is at neither place, at its positions, and of fetching what is on the host.
 
-    So of two requests with equal work the first goes first, and no request is overtaken by one that comes `LONGEST_S` later.
-    What is evicted while a request waits is missing work, too.
+    So of two requests with equal work the first goes first. What is evicted while a request waits is missing work, too.
 
     Args:
         inputs: prices, and the tokens of a full step.
     """
 
-    patience = 1 << 40  # the keys bound what a sequence is overtaken by
     in_seconds = True
 
     def __init__(self, inputs: PolicyInputs) -> None:
@@ -62,7 +58,7 @@ class MissingWork(Order):
 
     def key(self, sequence: Sequence, now: float) -> float:
         """Seconds; see the class."""
-        return sequence.since_s + min(LONGER * self.missing_s(sequence), LONGEST_S)
+        return sequence.since_s + LONGER * self.missing_s(sequence)
 
     def missing_s(self, sequence: Sequence) -> float:
         """Seconds of the work that a sequence lacks for its next token."""
@@ -86,7 +82,7 @@ def make_order(choice: OrderChoice, inputs: PolicyInputs) -> Order | None:
     """Make an order; one that is not built in is guarded. None: first come first served.
 
     Raises:
-        ConfigError: no order has the name, its `patience` is no number of overtakings, or as `build_plugin`.
+        ConfigError: no order has the name, or as `build_plugin`.
     """
     if isinstance(choice, str) and not is_place(choice):
         check_name("order", choice, ORDERS)

@@ -147,9 +147,9 @@ class Sequence:
     not returned.
 
     Its place in the queues, written by `Queues` and its `Ranking`, as `state` is: `order` by arrival, where smaller is served
-    first and 0 has been in no queue yet. `rank` is in the waiting queue under an `Order`: a `ranking.Rank`. `delay_s` are the seconds by which it is
-    expected to start later than the first of those that wait, where the order's keys are `in_seconds`, as of the last rank;
-    else 0. `overtaken` counts the later sequences that started since it was last intercepted.
+    first and 0 has been in no queue yet. `rank` is in the waiting queue under an `Order`: a `ranking.Rank`. `delay_s` are the
+    seconds by which it is expected to start later than the first of those that wait, where the order's keys are `in_seconds`,
+    as of the last rank; else 0.
 
     The parts: `context` has the pages (`KVManager`), `row` is the runner's, `usage` counts, `drafting` has the drafts of its
     next tokens (`Speculation`).
@@ -177,7 +177,6 @@ class Sequence:
         "num_best",
         "options",
         "order",
-        "overtaken",
         "paused_s",
         "pending",
         "planned",
@@ -256,7 +255,6 @@ class Sequence:
         self.order = 0
         self.rank: tuple[int, float, int] = (0, 0.0, 0)
         self.delay_s = 0.0
-        self.overtaken = 0
         self.paused_s = 0.0
         self.calls: tuple[PendingCall, ...] = ()
         self.awaited: tuple[PendingCall, ...] = ()

@@ -20,7 +20,6 @@ from jinfercept.chat.requests import check_chars
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.engine.streaming import AsyncStream
 from jinfercept.errors import ConfigError, JinferceptError, PromptLengthError, RequestError
-from jinfercept.events import Finished
 from jinfercept.hooks import SharedLimit
 from jinfercept.llm import LLM
 from jinfercept.request import Adapter, Request
@@ -32,7 +31,7 @@ from jinfercept.serve.http.request_body import unless_disconnected
 from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.process import trim_heap
-from jinfercept.serve.protocols.errors import ApiError, check_finish
+from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.server_tools import ServerTools
 from jinfercept.serve.state.database import StateDatabase
 from jinfercept.serve.state.store import StateStore
@@ -51,6 +50,8 @@ _ENDING_S, _MOST_ENDING_S = 1.0, 5.0
 _CHARS_PER_TOKEN = 16
 _MIN_PROMPT_CHARS = 2**16
 """Default of `--max-prompt-chars` for small models."""
+_DOOR_S = "30"
+"""`Retry-After` of a refused conversation. Those inside last minutes; clients heed at most a minute."""
 BODY_BYTES = "jinfercept.body_bytes"
 """Key of a request's scope: the size of its body in bytes."""
 
@@ -284,15 +285,12 @@ class Service:
         self._streams[stream] = tenant
         num_tokens = sum(len(request.prompt_token_ids) for request in requests if request.leader is None)
         self._limits.began(tenant, id(stream), len(requests), num_tokens)
-        try:
-            place = await asyncio.wrap_future(self.llm.engine.place_at_door(requests[0].id))
-            if place is None and isinstance(event := await stream.first(), Finished):
-                check_finish(event.output)
-        except BaseException:
-            await self.close(stream)
-            raise
-        if place:
+        if place := await asyncio.wrap_future(self.llm.engine.place_at_door(requests[0].id)):
             http.scope[DETAILS][PLACE] = place
+            if self.llm.engine.overload == "refuse":
+                await self.close(stream)
+                message, headers = "no more conversations can be served now; fix: retry later", {"Retry-After": _DOOR_S}
+                raise ApiError(429, message, code="overloaded", headers=headers)
         return stream
 
     async def close(self, stream: AsyncStream) -> None:

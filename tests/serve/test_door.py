@@ -22,7 +22,7 @@ def crowded(served: Running, scripted: Scripted, overload: Overload) -> Iterator
     scripted.follow()
     with closed_gate(scripted.llm) as gate, ExitStack() as stack:
         answers = [
-            stack.enter_context(served.http.stream("POST", "/v1/completions", json=LONG | {"prompt": name * 1900}))
+            stack.enter_context(served.http.stream("POST", "/v1/completions", json=LONG | {"prompt": name * 1500}))
             for name in "ab"
         ]
         pieces = [answer.iter_raw() for answer in answers]

@@ -8,13 +8,10 @@ from typing import Any
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from jinfercept.errors import EngineError, GrammarError, JinferceptError, OverloadError, PromptLengthError, reduced
+from jinfercept.errors import EngineError, GrammarError, JinferceptError, PromptLengthError, reduced
 from jinfercept.outputs import RequestOutput
 
 log = logging.getLogger(__name__)
-
-_OVERLOAD_RETRY_S = "30"
-"""`Retry-After` of a refused conversation. Those that are served last minutes; clients heed at most a minute."""
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _SHORT = Repr(maxstring=80, maxother=80)
@@ -130,16 +127,12 @@ def invalid_body(problems: Sequence[Any]) -> ApiError:
 
 
 def check_finish(output: RequestOutput) -> None:
-    """Raise `ApiError` for the output of a refused, aborted or failed request: 429, 503, 500, or 400 if its grammar failed."""
+    """Raise `ApiError` for the output of an aborted or failed request: 503, 500, or 400 if its grammar failed."""
     for completion in output.outputs:
         if completion.finish_reason == "abort":
             raise ApiError(503, "the server aborted the request; fix: send it again", code="aborted")
         if completion.finish_reason == "error" and f"{completion.stop_reason}".startswith(GrammarError.__name__):
             raise ApiError.bad(f"{completion.stop_reason}", code="grammar_error")
-        if completion.finish_reason == "error" and f"{completion.stop_reason}".startswith(OverloadError.__name__):
-            raise ApiError(
-                429, f"{completion.stop_reason}", code="overloaded", headers={"Retry-After": _OVERLOAD_RETRY_S}
-            )
         if completion.finish_reason == "error":
             raise ApiError(500, f"the engine failed: {completion.stop_reason}", code="engine_error")
 
