@@ -3,6 +3,7 @@
 from typing import final
 
 from jinfercept.kv.manager import KVManager
+from jinfercept.sched.door import Door
 from jinfercept.sched.plan_builder import PlanBuilder
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.queues import Queues
@@ -19,8 +20,8 @@ class Admission:
         largest: query tokens of the largest step.
     """
 
-    def __init__(self, kv: KVManager, queues: Queues, policy: Policy, largest: int) -> None:
-        self._kv, self._queues, self._policy, self._largest = kv, queues, policy, largest
+    def __init__(self, kv: KVManager, queues: Queues, door: Door, policy: Policy, largest: int) -> None:
+        self._kv, self._queues, self._door, self._policy, self._largest = kv, queues, door, policy, largest
 
     def admit(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Start a waiting sequence, if the device has slots for its whole context; False if not."""
@@ -41,6 +42,7 @@ class Admission:
         if not sequence.max_computed:
             sequence.max_computed = context.num_pages * kv.page_size
         sequence.usage.start(context.residency(sequence.max_computed))
+        self._door.started(sequence, builder.now)
         self._policy.resume(sequence, builder.now)
         return True
 

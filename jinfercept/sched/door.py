@@ -3,14 +3,16 @@
 A conversation is what follow-up requests go on with. It is inside from the moment that it comes in, and none of its later
 requests waits at the door again. A new one comes in when
 
-* no request inside waits for longer than `LATE_S` and `LATE_TOKEN_S` for each of its new tokens, and
-* its prompt fits in `SHARE` of the device's and the host's pool together, beside the contexts of running and waiting requests,
-  and of paused ones that are about to return: these have returned before, or wait for a tool, and have paused for less than
-  `IDLE_S`. So an answer that is the last one and a tool that never answers keep no one out.
+* no request inside is late: none has waited for longer than `LATE_S`, and `LATE_TOKEN_S` for each of its new tokens, and
+* fewer than `MOST_LATE` of the last turns were late; or else its prompt fits in `SHARE` of the device's and the host's pool
+  together, beside the contexts of running and waiting requests, and of paused ones that are about to return: these have
+  returned before, or wait for a tool, and have paused for less than `IDLE_S`. So an answer that is the last one and a tool that
+  never answers keep no one out.
 
-Requests wait inside whenever the door is shut: the device is never idle for its sake. The least priority comes in first, then
-the tenant with the fewest tokens inside over its weight, then the one that has waited longest. A tenant without a conversation
-inside has a right to one.
+One that comes in although there is no room counts as late: the next turns must show that there is.
+
+The least priority comes in first, then the tenant with the fewest tokens inside over its weight, then the one that has waited
+longest. A tenant without a conversation inside has a right to one.
 """
 
 from collections import defaultdict
@@ -18,6 +20,7 @@ from collections.abc import Iterator
 from typing import Literal, final
 
 from jinfercept.kv.manager import KVManager
+from jinfercept.sched.cost import CostModel
 from jinfercept.sched.queues import Queues
 from jinfercept.sched.sequence import Sequence
 
@@ -26,7 +29,9 @@ Overload = Literal["queue", "refuse", "serve"]
 
 LATE_S, LATE_TOKEN_S = 2.0, 1e-4
 """Seconds of a wait inside, and seconds more for each new token, after which the door is shut."""
-SHARE = 0.8
+MOST_LATE, RECENT = 0.05, 0.02
+"""Share of late turns, of which the newest has the weight `RECENT`."""
+SHARE = 0.5
 """Share of the memory that new conversations may fill: contexts grow."""
 IDLE_S = 120.0
 """Seconds of a pause after which a context takes no room: of 20 calls of a coding agent's tools, 19 last less than 154 s."""
@@ -38,47 +43,63 @@ LOOK_S = 0.1
 class Door:
     """The conversations that wait at the door of one scheduler.
 
+    Args:
+        chunk_tokens: query tokens of the steps that compute a context.
+
     Attributes:
         overload: see `Overload`.
         sequences: the first requests of these conversations, in the order in which they come in if tenants have equal shares.
     """
 
-    def __init__(self, kv: KVManager, queues: Queues, overload: Overload) -> None:
+    def __init__(self, kv: KVManager, queues: Queues, cost: CostModel, chunk_tokens: int, overload: Overload) -> None:
         self.overload: Overload = overload
         self.sequences: list[Sequence] = []
         self._queues = queues
         pools = kv.occupancy()
-        self._capacity = SHARE * (pools.total + pools.host_total) * kv.page_size
+        self._room = SHARE * (pools.total + pools.host_total) * kv.page_size
+        self._cost, self._chunk_tokens = cost, chunk_tokens
+        self._late = 0.0  # share of the last turns
         self._next_look_s = 0.0
 
     def add(self, sequence: Sequence, now: float) -> None:
-        """A new conversation comes to the door, and in if there is room."""
+        """A new conversation comes to the door, and in if it can."""
         sequence.at_door = True
         self.sequences.append(sequence)
         self.sequences.sort(key=lambda sequence: (sequence.priority, sequence.since_s))
         self._next_look_s = now
         self.open(now)
 
+    def started(self, sequence: Sequence, now: float) -> None:
+        """A turn starts, inside."""
+        lost = sequence.usage.residency.missing
+        lost_s = self._cost.recompute_s(lost, self._chunk_tokens) if lost else 0.0
+        self._late += RECENT * (_is_late(sequence, now + lost_s) - self._late)
+
     def open(self, now: float) -> None:
-        """Let in those for which there is room. For every plan, first."""
+        """Let in those that can come in. For every plan, first."""
         if not self.sequences or now < self._next_look_s:
             return
-        inside = defaultdict[str, int](int)  # tokens by tenant
+        inside, room = defaultdict[str, int](int), self._room  # tokens by tenant, and for new ones
         for sequence in self._inside(now):
             inside[sequence.tenant] += sequence.length
+            room -= sequence.length
         is_late = any(_is_late(sequence, now) for sequence in self._queues.waiting)
         while self.sequences:
             first = min(
                 self.sequences, key=lambda sequence: (sequence.priority, inside[sequence.tenant] / sequence.weight)
             )
-            is_shut = is_late or sum(inside.values()) + first.length > self._capacity
+            has_room = first.length <= room
+            is_shut = is_late or not (has_room or self._late < MOST_LATE)
             if is_shut and inside[first.tenant] and self.overload != "serve":
                 self._next_look_s = now + LOOK_S
                 return
+            if not has_room:
+                self._late += RECENT
             self.sequences.remove(first)
             first.at_door, first.door_s, first.since_s = False, now - first.arrival_s, now
             self._queues.put_last(first)
             inside[first.tenant] += first.length
+            room -= first.length
 
     def _inside(self, now: float) -> Iterator[Sequence]:
         yield from self._queues.running

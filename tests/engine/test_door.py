@@ -122,3 +122,27 @@ def test_a_conversation_that_has_lost_its_context_is_inside_still() -> None:
     served(engine, ask("a again", [*[97 % 90] * 60, 4], follow_up=FollowUp("a")))
     assert arrives(engine, new("b")) == 1
     assert arrives(engine, ask("late", [*stream(last), 3], 2, follow_up=FollowUp("inside"))) == 0
+
+
+def test_all_that_return_at_once_are_served_and_those_at_the_door_read_the_same_tokens() -> None:
+    outputs = dict[Overload, dict[str, list[int]]]()
+    overloads: list[Overload] = ["queue", "serve"]
+    for overload in overloads:
+        clock = ManualClock()
+        engine = make_engine(policy("copy_ahead"), num_pages=30, num_host_pages=20, clock=clock, overload=overload)
+        inside = [new(f"inside {number}", 20) for number in range(6)]
+        answers = served(engine, *inside)
+        clock.time += 50.0
+        returns = [
+            ask(f"again {number}", [*stream(answer), 3], 9, follow_up=FollowUp(f"inside {number}"))
+            for number, answer in enumerate(answers)
+        ]
+        for request in (*returns, *(new(f"later {number}", 40) for number in range(6))):
+            engine.submit(request)
+        ended = finished(engine)
+        assert len(ended) == 12
+        waited = [name for name, output in ended.items() if output.metrics.door_s > 0.0]
+        assert [name.startswith("later") for name in waited] == [overload == "queue"] * len(waited)
+        assert bool(waited) is (overload == "queue")
+        outputs[overload] = {name: stream(output) for name, output in ended.items()}
+    assert outputs["queue"] == outputs["serve"]
