@@ -4,12 +4,13 @@ A conversation is what follow-up requests go on with. It is inside from the mome
 requests waits at the door again. A new one comes in when
 
 * no request inside is late: none has waited for longer than `LATE_S`, and `LATE_TOKEN_S` for each of its new tokens, and
-* fewer than `MOST_LATE` of the last turns were late; or else its prompt fits in `SHARE` of the device's and the host's pool
-  together, beside the contexts of running and waiting requests, and of paused ones that are about to return: these have
-  returned before, or wait for a tool, and have paused for less than `IDLE_S`. So an answer that is the last one and a tool that
-  never answers keep no one out.
+* there is room for its context in the device's and the host's pool together, or fewer than `MOST_LATE` of the last turns were
+  late. One that comes in without room counts as late: the next turns must show that it does no harm.
 
-One that comes in although there is no room counts as late: the next turns must show that there is.
+Room is what the contexts leave of running and waiting requests, and of paused ones that are about to return: these have
+returned before, or wait for a tool, and have paused for less than `IDLE_S`. So an answer that is the last one and a tool that
+never answers keep no one out. A conversation that has returned counts `GROWTH` times, since it goes on to grow; a context that
+is computed again within `LATE_S` does not count, since it makes no turn late where it is lost.
 
 The least priority comes in first, then the tenant with the fewest tokens inside over its weight, then the one that has waited
 longest. A tenant without a conversation inside has a right to one.
@@ -17,6 +18,7 @@ longest. A tenant without a conversation inside has a right to one.
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import count
 from typing import Literal, final
 
 from jinfercept.kv.manager import KVManager
@@ -31,8 +33,8 @@ LATE_S, LATE_TOKEN_S = 2.0, 1e-4
 """Seconds of a wait inside, and seconds more for each new token, after which the door is shut."""
 MOST_LATE, RECENT = 0.05, 0.02
 """Share of late turns, of which the newest has the weight `RECENT`."""
-SHARE = 0.5
-"""Share of the memory that new conversations may fill: contexts grow."""
+GROWTH = 2
+"""The last context of a conversation over the one that it has when it returns, about."""
 IDLE_S = 120.0
 """Seconds of a pause after which a context takes no room: of 20 calls of a coding agent's tools, 19 last less than 154 s."""
 LOOK_S = 0.1
@@ -56,7 +58,9 @@ class Door:
         self.sequences: list[Sequence] = []
         self._queues = queues
         pools = kv.occupancy()
-        self._room = SHARE * (pools.total + pools.host_total) * kv.page_size
+        self._room = (pools.total + pools.host_total) * kv.page_size
+        sizes = (2**power for power in count())
+        self._large = next(it for it in sizes if it > self._room or cost.recompute_s(it, chunk_tokens) > LATE_S)
         self._cost, self._chunk_tokens = cost, chunk_tokens
         self._late = 0.0  # share of the last turns
         self._next_look_s = 0.0
@@ -82,13 +86,13 @@ class Door:
         inside, room = defaultdict[str, int](int), self._room  # tokens by tenant, and for new ones
         for sequence in self._inside(now):
             inside[sequence.tenant] += sequence.length
-            room -= sequence.length
+            room -= self._needs(sequence)
         is_late = any(_is_late(sequence, now) for sequence in self._queues.waiting)
         while self.sequences:
             first = min(
                 self.sequences, key=lambda sequence: (sequence.priority, inside[sequence.tenant] / sequence.weight)
             )
-            has_room = first.length <= room
+            has_room = self._needs(first) <= room
             is_shut = is_late or not (has_room or self._late < MOST_LATE)
             if is_shut and inside[first.tenant] and self.overload != "serve":
                 self._next_look_s = now + LOOK_S
@@ -99,7 +103,12 @@ class Door:
             first.at_door, first.door_s, first.since_s = False, now - first.arrival_s, now
             self._queues.put_last(first)
             inside[first.tenant] += first.length
-            room -= first.length
+            room -= self._needs(first)
+
+    def _needs(self, sequence: Sequence) -> int:
+        if sequence.length < self._large:
+            return 0
+        return sequence.length if sequence.usage.retained is None else GROWTH * sequence.length
 
     def _inside(self, now: float) -> Iterator[Sequence]:
         yield from self._queues.running
