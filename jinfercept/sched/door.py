@@ -16,9 +16,9 @@ The least priority comes in first, then the tenant with the fewest tokens inside
 longest. A tenant without a conversation inside has a right to one.
 """
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import count
 from typing import Literal, final
 
 from jinfercept.kv.manager import KVManager
@@ -59,8 +59,8 @@ class Door:
         self._queues = queues
         pools = kv.occupancy()
         self._room = (pools.total + pools.host_total) * kv.page_size
-        sizes = (2**power for power in count())
-        self._large = next(it for it in sizes if it > self._room or cost.recompute_s(it, chunk_tokens) > LATE_S)
+        sizes = range(self._room + 1)
+        self._large = bisect_right(sizes, LATE_S, key=lambda tokens: cost.recompute_s(tokens, chunk_tokens))
         self._cost, self._chunk_tokens = cost, chunk_tokens
         self._late = 0.0  # share of the last turns
         self._next_look_s = 0.0
@@ -92,7 +92,7 @@ class Door:
             first = min(
                 self.sequences, key=lambda sequence: (sequence.priority, inside[sequence.tenant] / sequence.weight)
             )
-            has_room = self._needs(first) <= room
+            has_room = self._needs(first) <= max(0, room)
             is_shut = is_late or not (has_room or self._late < MOST_LATE)
             if is_shut and inside[first.tenant] and self.overload != "serve":
                 self._next_look_s = now + LOOK_S

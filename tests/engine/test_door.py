@@ -2,27 +2,35 @@
 
 from typing import Any
 
+import pytest
+
 from jinfercept.engine.engine import Engine
 from jinfercept.events import Finished
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
+from jinfercept.sched import door
 from jinfercept.sched.door import IDLE_S, LATE_S, Overload
 from tests.support.engine_requests import ask, policy, served, stream
 from tests.support.fake_engine import ManualClock, make_engine
 
-DEVICE, HOST = 16, 12
-"""Pages of 4 tokens: room for a conversation of 60 tokens and a short one, with a fifth left."""
+DEVICE, HOST = 16, 16
+"""Pages of 4 tokens."""
+SLOW: Any = {"num_pages": DEVICE, "num_host_pages": HOST, "per_query_s": 0.1}
+"""A context of 20 tokens takes two seconds to compute."""
 
 
-def crowded(overload: Overload = "queue", **more: Any) -> tuple[Engine, ManualClock, RequestOutput]:
-    """An engine whose memory one conversation nearly fills, which has returned once; and its last output."""
+def crowded(overload: Overload = "queue") -> tuple[Engine, ManualClock, RequestOutput]:
+    """An engine whose memory one conversation nearly fills, all of whose turns came late; and its last output."""
     clock = ManualClock()
-    engine = make_engine(
-        policy("copy_ahead"), num_pages=DEVICE, num_host_pages=HOST, clock=clock, overload=overload, **more
-    )
-    [first] = served(engine, ask("first", [1] * 50, follow_up=FollowUp("inside")))
-    [second] = served(engine, ask("second", [*stream(first), 2], follow_up=FollowUp("inside")))
-    return engine, clock, second
+    engine = make_engine(policy("copy_ahead"), clock=clock, overload=overload, **SLOW)
+    tokens, output = [1] * 46, None
+    for number in range(4):
+        arrives(engine, ask(f"turn {number}", tokens, 2, follow_up=FollowUp("inside")))
+        clock.time += 10.0
+        output = finished(engine)[f"turn {number}"]
+        tokens = [*stream(output), number]
+    assert output is not None
+    return engine, clock, output
 
 
 def arrives(engine: Engine, request: Request) -> int | None:
@@ -92,7 +100,7 @@ def test_a_client_that_gives_up_leaves_at_once_and_has_its_place_when_it_asks_ag
 
 
 def test_answers_that_are_the_last_ones_keep_no_one_out() -> None:
-    engine = make_engine(policy("copy_ahead"), num_pages=DEVICE, num_host_pages=HOST, overload="queue")
+    engine = make_engine(policy("copy_ahead"), overload="queue", **SLOW)
     for number in range(12):
         assert arrives(engine, new(f"{number}")) == 0
         served(engine)
@@ -124,7 +132,10 @@ def test_a_conversation_that_has_lost_its_context_is_inside_still() -> None:
     assert arrives(engine, ask("late", [*stream(last), 3], 2, follow_up=FollowUp("inside"))) == 0
 
 
-def test_all_that_return_at_once_are_served_and_those_at_the_door_read_the_same_tokens() -> None:
+def test_all_that_return_at_once_are_served_and_those_at_the_door_read_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(door, "LATE_S", -1.0)
     outputs = dict[Overload, dict[str, list[int]]]()
     overloads: list[Overload] = ["queue", "serve"]
     for overload in overloads:

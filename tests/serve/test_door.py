@@ -6,31 +6,32 @@ from typing import Any
 
 import pytest
 
-from jinfercept.config import CacheOptions
+from jinfercept.sched import door
 from jinfercept.sched.door import Overload
 from tests.support.gate import Gate, closed_gate
 from tests.support.live_server import Running, until
 from tests.support.scripted_model import Scripted
 
-LONG: dict[str, Any] = {"max_tokens": 90, "ignore_eos": True, "stream": True}
+LONG: dict[str, Any] = {"prompt": "a", "max_tokens": 90, "ignore_eos": True, "stream": True}
 
 
 @contextmanager
 def crowded(served: Running, scripted: Scripted, overload: Overload) -> Iterator[Gate]:
-    """Two conversations run that fill the memory, until the gate is open."""
-    scripted.llm.restart(overload=overload, swap_space=0)
+    """More answers than run at a time, of which one waits longer than it should, until the gate is open."""
+    scripted.llm.restart(overload=overload)
     scripted.follow()
-    with closed_gate(scripted.llm) as gate, ExitStack() as stack:
-        answers = [
-            stack.enter_context(served.http.stream("POST", "/v1/completions", json=LONG | {"prompt": name * 1500}))
-            for name in "ab"
-        ]
-        pieces = [answer.iter_raw() for answer in answers]
-        assert all(map(next, pieces))
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        closed_gate(scripted.llm) as gate,
+        served.http.stream("POST", "/v1/completions", json=LONG | {"n": 9}) as answer,
+    ):
+        patch.setattr(door, "LATE_S", -1.0)
+        pieces = answer.iter_raw()
+        assert next(pieces)
         yield gate
         gate.open()
     served.wait_idle()
-    scripted.llm.restart(overload="queue", swap_space=CacheOptions.swap_space)
+    scripted.llm.restart(overload="queue")
 
 
 def test_a_new_conversation_is_refused_with_a_time_to_come_again(served: Running, scripted: Scripted) -> None:
@@ -57,7 +58,7 @@ def test_a_new_conversation_that_waits_has_a_place_in_the_header_the_log_live_an
             (200, "2"),
         ]
         live = served.http.get("/live").json()
-        assert (live["counts"]["at_door"], live["counts"]["waiting"]) == (2, 0)
+        assert (live["counts"]["at_door"], live["counts"]["waiting"]) == (2, 1)
         assert [row["place"] for row in live["at_door"]] == [1, 2]
         assert 'jinfercept:requests{model_name="scripted",state="at_door"} 2.0' in served.http.get("/metrics").text
         gate.open()

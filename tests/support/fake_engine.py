@@ -161,13 +161,14 @@ def make_engine(
     speculation: SpeculationLimits = NO_DRAFTS,
     order: Order | None = None,
     overload: Overload = "serve",
+    per_query_s: float = AffineCost.per_query_s,
 ) -> Engine:
     """An engine on a fake runner, checked after every step."""
     kv = KVManager(num_pages, num_host_pages, page_size, prefix_caching=prefix_caching)
     scheduler = Scheduler(
         kv,
         policy,
-        AffineCost(link_tokens_per_s=link_tokens_per_s),
+        AffineCost(link_tokens_per_s=link_tokens_per_s, per_query_s=per_query_s),
         estimator or ElapsedEstimator(),
         buckets=buckets,
         max_num_seqs=max_num_seqs,
