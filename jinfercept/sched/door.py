@@ -3,7 +3,8 @@
 A conversation is what follow-up requests go on with. It is inside from the moment that it comes in, and none of its later
 requests waits at the door again. A new one comes in when
 
-* no request inside is late: none has waited for longer than `LATE_S`, and `LATE_TOKEN_S` for each of its new tokens, and
+* no request inside of its tenant and its priority is late: none has waited for longer than `LATE_S`, and `LATE_TOKEN_S` for
+  each of its new tokens, and
 * there is room for its context in the device's and the host's pool together, or fewer than `MOST_LATE` of the last turns were
   late. One that comes in without room counts as late: the next turns must show that it does no harm.
 
@@ -87,14 +88,15 @@ class Door:
         for sequence in self._inside(now):
             inside[sequence.tenant] += sequence.length
             room -= self._needs(sequence)
-        is_late = any(_is_late(sequence, now) for sequence in self._queues.waiting)
         while self.sequences:
             first = min(
                 self.sequences, key=lambda sequence: (sequence.priority, inside[sequence.tenant] / sequence.weight)
             )
+            late = (sequence for sequence in self._waiting() if _is_late(sequence, now))
+            is_late = any(it.tenant == first.tenant and it.priority <= first.priority for it in late)
             has_room = self._needs(first) <= max(0, room)
             is_shut = is_late or not (has_room or self._late < MOST_LATE)
-            if is_shut and inside[first.tenant] and self.overload != "serve":
+            if is_shut and inside[first.tenant]:
                 self._next_look_s = now + LOOK_S
                 return
             if not has_room:
@@ -110,9 +112,12 @@ class Door:
             return 0
         return sequence.length if sequence.usage.retained is None else GROWTH * sequence.length
 
+    def _waiting(self) -> Iterator[Sequence]:
+        return (sequence for sequence in self._queues.waiting if sequence.may_start)  # its leader may wait at the door
+
     def _inside(self, now: float) -> Iterator[Sequence]:
         yield from self._queues.running
-        yield from self._queues.waiting
+        yield from self._waiting()
         for sequence in self._queues.intercepted.values():
             if now - sequence.paused_s < IDLE_S and _returns(sequence):
                 yield sequence

@@ -98,7 +98,7 @@ class Scheduler:
         """
         if repeated is not None:
             sequence.since_s = repeated.since_s
-        if at_door is not None:
+        if at_door is not None and self.door.overload != "serve":
             self.door.add(sequence, at_door)
         elif repeated is not None and repeated.order:
             self._queues.put_in_place(sequence, repeated)

@@ -113,6 +113,20 @@ def test_a_tenant_without_a_conversation_inside_comes_in_at_once() -> None:
     assert arrives(engine, new("c", tenant="other")) == 2
 
 
+def test_several_answers_to_a_prompt_at_the_door_wait_for_it_and_do_not_keep_it_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(door, "LATE_S", -1.0)
+    engine, clock, _ = crowded()
+    assert arrives(engine, new("first")) == 1
+    assert [arrives(engine, ask(f"{number}", [*new("first").prompt_token_ids], leader="first")) for number in "12"] == [
+        0,
+        0,
+    ]
+    clock.time += IDLE_S
+    assert sorted(finished(engine)) == ["1", "2", "first"]
+
+
 def test_a_request_that_no_other_follows_passes_the_door() -> None:
     engine, _, _ = crowded()
     assert arrives(engine, ask("alone", [5] * 40)) == 0
