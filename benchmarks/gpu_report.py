@@ -251,11 +251,12 @@ class Predictions(NamedTuple):
 
     Attributes:
         origin: its name, commit and date.
-        steps: by GPU, model, rows and context, in buckets that fit the rows; `seconds` and `ratio` to the roofline.
+        steps: by GPU, model, decode rows, their context and the tokens of a chunk beside them, in buckets that fit the tokens;
+            `seconds` and `ratio` to the roofline.
     """
 
     origin: str
-    steps: Mapping[tuple[str, str, int, int], Mapping[str, Any]]
+    steps: Mapping[tuple[str, str, int, int, int], Mapping[str, Any]]
 
 
 def predictions(path: Path = BILL) -> Predictions | None:
@@ -264,9 +265,9 @@ def predictions(path: Path = BILL) -> Predictions | None:
         return None
     bill = json.loads(path.read_text(encoding="utf-8"))
     steps = {
-        (row["gpu"], row["model"], row["rows"], row["context"]): row
+        (row["gpu"], row["model"], row["rows"], row["context"], row["chunk"]): row
         for row in bill["steps"]
-        if row["library"] == LIBRARY and not row["default_buckets"]
+        if row["library"] == LIBRARY and (row["chunk"] or not row["default_buckets"])
     }
     return Predictions(f"{path.name} of commit {bill['commit']}, {bill['date']}", steps)
 
@@ -274,25 +275,25 @@ def predictions(path: Path = BILL) -> Predictions | None:
 def predicted_table(
     device: str, parts: Mapping[str, Sequence[Mapping[str, Any]]], predicted: Predictions | None
 ) -> list[str]:
-    """Lines of Markdown: every decode step of greedy rows that was measured, and its prediction if there is one."""
-    steps = [row for name in STEP_PARTS for row in parts.get(name, ()) if row["step"] == "decode"]
-    rows = [row for row in steps if row["sampling"] == "greedy"]
+    """Lines of Markdown: every step of greedy rows that was measured, and its prediction if there is one."""
+    rows = [row for name in STEP_PARTS for row in parts.get(name, ()) if row["sampling"] == "greedy"]
     if not rows:
         return []
     gpus = {key[0] for key in predicted.steps} if predicted else set()
     gpu = next((name for name in sorted(gpus) if name in device.lower()), OTHERWISE)
     origin = f"for {gpu.upper()}, {predicted.origin}" if predicted else "no table of the GPU bill is there"
     lines = [
-        f"\nDecode steps on {device}; predicted: {origin}.\n",
+        f"\nSteps on {device}; predicted: {origin}.\n",
         "| step | layers a call | measured | predicted | measured ÷ predicted | × roofline | predicted |",
         "|---" * 7 + "|",
     ]
     for row in rows:
-        key = (gpu, row["model"], row["batch"], row["context"])
+        chunk = row["chunk"]
+        key = (gpu, row["model"], row["batch"], row["context"], chunk)
         step = predicted.steps.get(key) if predicted else None
         seconds, ratio = (0.0, 0.0) if step is None else (step["seconds"], step["ratio"])
         cells = [
-            f"{row['model']}, {row['batch']} × {row['context']:,}",
+            f"{row['model']}, {row['batch']} × {row['context']:,}" + (f" + {chunk:,}" if chunk else ""),
             str(row["layers_per_step"]),
             f"{1e3 * row['seconds']:.2f} ms",
             f"{1e3 * seconds:.2f} ms" if step else "",

@@ -468,19 +468,16 @@ class EngineConfig:
     def _fitted(self, given: Mapping[str, Any]) -> Self:
         """The same with defaults that work beside the given options, which alone may be refused."""
         cache, scheduling = self.cache, self.scheduling
-        page_size, num_seqs, num_tokens = cache.page_size, scheduling.max_num_seqs, scheduling.max_num_batched_tokens
-        if "page_size" not in given and cache.kv_tokens is not None:
-            page_size = min(page_size, 1 << max(0, cache.kv_tokens.bit_length() - 1))
+        num_seqs, num_tokens = scheduling.max_num_seqs, scheduling.max_num_batched_tokens
         if "max_num_seqs" not in given:
             most = [num_seqs, num_tokens]
-            most += [] if cache.kv_tokens is None else [cache.kv_tokens // max(1, page_size)]
+            most += [] if cache.kv_tokens is None else [cache.kv_tokens // max(1, cache.page_size)]
             most += [] if cache.num_states is None else [cache.num_states]
             num_seqs = max(1, min(most))
         if "max_num_batched_tokens" not in given:
             whole = self.model.max_model_len or 0 if scheduling.chunked_prefill is False else 0
             num_tokens = max(num_tokens, num_seqs, whole)
-        scheduling = replace(scheduling, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens)
-        return replace(self, cache=replace(cache, page_size=page_size), scheduling=scheduling)
+        return replace(self, scheduling=replace(scheduling, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens))
 
     def _check(self) -> None:
         cache, scheduling = self.cache, self.scheduling

@@ -1,7 +1,5 @@
 """Sampling parameters of one request, checked."""
 
-import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from itertools import chain
@@ -57,7 +55,7 @@ class SamplingParams:
         top_k: draw among so many of the likeliest (and what is as likely as the last of them); 0 or -1: all.
         top_p: draw among the fewest likeliest tokens that have this probability together (likewise); 1: all; 0: the likeliest.
         min_p: draw among tokens at least so likely, compared to the likeliest; 0: all.
-        repetition_penalty: logits of tokens in prompt or output are divided by it where positive, multiplied where negative.
+        repetition_penalty: logits of tokens in prompt or output are divided by it where positive, else multiplied; 0.01 to 100.
         presence_penalty: subtracted from the logits of tokens in the output; -2 to 2.
         frequency_penalty: subtracted as often as the token is in the output; -2 to 2.
         logit_bias: added to logits, by token id; -100 to 100, at most 1,024 tokens.
@@ -247,7 +245,7 @@ _RULES: Mapping[str, _Rule] = {
     "temperature": _number(f"is a number from 0 to {MAX_TEMPERATURE:g}", "0 is greedy", 0, MAX_TEMPERATURE),
     "top_p": _number("must be from 0 to 1", "1 turns it off", 0, 1),
     "min_p": _number("must be from 0 to 1", "0 turns it off", 0, 1),
-    "repetition_penalty": _number("is a number above 0", "1 turns it off", math.ulp(0), sys.float_info.max),
+    "repetition_penalty": _number("is a number from 0.01 to 100", "1 turns it off", 0.01, 100),
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
     "top_k": _whole("0 or -1 turn it off", -1),

@@ -354,7 +354,7 @@ def _allows_texts(schema: Any) -> bool:
 
 
 def _is_huge(value: Any, schema: Mapping[str, Any]) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and abs(value) > _largest(schema)
+    return isinstance(value, int | float) and _largest(schema) < abs(value) < math.inf
 
 
 def _largest(schema: Mapping[str, Any]) -> int:

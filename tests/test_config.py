@@ -194,7 +194,7 @@ def test_an_unknown_option_is_named_with_those_that_there_are() -> None:
     ("name", "value", "least"),
     [
         ("page_size", 0, 1),
-        ("kv_tokens", 0, 1),
+        ("kv_tokens", 15, 16),
         ("swap_space", -1, 0),
         ("swap_space", math.nan, 0),
         ("max_model_len", 1, 2),
@@ -252,7 +252,7 @@ def test_a_step_that_cannot_hold_a_token_of_everybody_is_refused_by_both_names()
     ("given", "page_size", "max_num_seqs", "max_num_batched_tokens"),
     [
         ({"kv_tokens": 256}, 16, 16, 512),
-        ({"kv_tokens": 8}, 8, 1, 512),
+        ({"kv_tokens": 31}, 16, 1, 512),
         ({"kv_tokens": 100, "page_size": 64}, 64, 1, 512),
         ({"max_num_batched_tokens": 16}, 16, 16, 16),
         ({"max_num_seqs": 1000}, 16, 1000, 1000),

@@ -41,6 +41,7 @@ class Assumptions:
     tensor_reach: float
     attention_reach: float
     attention_without_wide_loads: float
+    chunk_reach: float
     peer_rate: float
     collective_latency: float
     memory_latency: float

@@ -14,7 +14,7 @@ from benchmarks.ahead_of_time.plugin import PROJECT, child_lines, environment, t
 from benchmarks.gpu_bill.assumptions import assumed, listed
 from benchmarks.gpu_bill.budgets import PATH as BUDGETS
 from benchmarks.gpu_bill.budgets import finish
-from benchmarks.gpu_bill.cases import NUM_LAYERS, STEPS, Case, default_cases, full_cases, sample_case
+from benchmarks.gpu_bill.cases import NUM_LAYERS, STEPS, Case, StepSize, default_cases, full_cases, sample_case
 from benchmarks.gpu_bill.cases import with_default_buckets as with_default
 from benchmarks.gpu_bill.kernel_time import Device, multiprocessor
 from benchmarks.gpu_bill.prediction import ModelBytes, predict
@@ -85,8 +85,8 @@ def default_buckets(max_num_seqs: int) -> tuple[int, ...]:
     return buckets(scheduling.max_num_seqs, scheduling.max_num_batched_tokens, "gpu")
 
 
-def model_bytes(case: Case, rows: int) -> ModelBytes:
-    """The sizes of a case's model, or of a GPU's part of it, for a step of so many rows."""
+def model_bytes(case: Case, tokens: int) -> ModelBytes:
+    """The sizes of a case's model, or of a GPU's part of it, for a step of so many query tokens."""
     config = serving_config(case.config, case.num_devices)
     shapes = abstract_params(config, jnp.bfloat16)
     weights = sum(2 * leaf.size for leaf in jax.tree.leaves((shapes.layers, shapes.head))) // case.num_devices
@@ -95,13 +95,15 @@ def model_bytes(case: Case, rows: int) -> ModelBytes:
         config.head_dim, config.num_heads // config.num_kv_heads, 2, HOPPER, 1
     )  # decode tiles are alike
     return ModelBytes(
-        weights=weights - int(experts * case.idle_share(rows)),
+        weights=weights - int(experts * case.idle_share(tokens)),
         active=weights - int(experts * case.idle_share(1)),
+        head=2 * shapes.head["unembed"].size // case.num_devices,
         kv_per_token=kv_bytes_per_token(config, jnp.bfloat16) // case.num_devices,
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads // case.num_devices,
         layers_per_call=config.num_layers,
         tile_tokens=tiles.decode.tokens,
+        pair_flops=4 * config.num_heads * config.head_dim // case.num_devices,
     )
 
 
@@ -138,19 +140,18 @@ def _steps(readings: Sequence[Reading]) -> Iterator[dict[str, Any]]:
     for entry in readings:
         by_case.setdefault(entry.case._replace(transfers=False), []).append(entry)
     for mine in _families(by_case):
-        for rows, context in STEPS:
-            for is_default, case in _cases_of([case for case in mine if case.takes(context)], rows):
+        for size in STEPS:
+            for is_default, case in _cases_of([case for case in mine if case.takes(size.context)], size):
                 plain = case._replace(triton_products=False)
                 of_step = _with_shared(by_case[case], by_case.get(plain, []))
                 for gpu in SAME_CODE[case.gpu]:
-                    step = predict(of_step, _device(case, gpu), model_bytes(case, rows), rows, context)
+                    step = predict(of_step, _device(case, gpu), model_bytes(case, size.tokens), size)
                     yield {
                         "gpu": gpu,
                         "num_devices": case.num_devices,
                         "model": case.model,
                         "library": case.library,
-                        "rows": rows,
-                        "context": context,
+                        **size._asdict(),
                         "bucket": case.bucket,
                         "default_buckets": is_default,
                         **step.row(),
@@ -171,10 +172,12 @@ def _with_shared(mine: Sequence[Reading], others: Sequence[Reading]) -> list[Rea
     return [*mine, *(entry for entry in others if entry.kind not in kinds)]
 
 
-def _cases_of(cases: Sequence[Case], rows: int) -> Iterator[tuple[bool, Case]]:
-    """The case of the smallest bucket for so many rows, and the case of the bucket of an engine's defaults."""
-    own = [case for case in cases if case.bucket == case.max_num_seqs and rows <= case.bucket < max(8, 2 * rows)]
-    default = next((size for size in default_buckets(rows) if size >= rows), rows)
+def _cases_of(cases: Sequence[Case], size: StepSize) -> Iterator[tuple[bool, Case]]:
+    """The case of the smallest bucket for a step without a chunk, and the case of the bucket of an engine's defaults."""
+    tokens, rows = size.tokens, size.sequences
+    tight = [case for case in cases if case.bucket == case.max_num_seqs and rows <= case.bucket < max(8, 2 * rows)]
+    own = [] if size.chunk else tight
+    default = next((bucket for bucket in default_buckets(rows) if bucket >= tokens), tokens)
     served = [case for case in cases if case.bucket == default and rows <= case.max_num_seqs]
     for is_default, fitting in ((False, own), (True, served)):
         if fitting:

@@ -33,8 +33,6 @@ EXPERT_MODELS: dict[str, ModelConfig] = {"qwen3-30b-a3b": QWEN3_30B_A3B}
 """Models whose steps read the experts in use."""
 GPUS = ("h100", "a100")
 ROWS = (1, 8, 64, 256, 512)
-STEPS = ((1, 1000), (8, 1000), (64, 1000), (256, 1000), (512, 1000), (48, 8000), (1, 131_000), (2, 131_000))
-"""Rows that decode, and tokens of context of each, of the predicted steps."""
 DEFAULT_ROWS = {"llama-3-8b": ROWS, "gpt-j-6b": (1, 64), "qwen3-8b": (1, 64)}
 EXPERT_ROWS = (1, 64)
 TRITON_ROWS = (1, 64, 256)
@@ -47,6 +45,40 @@ shared by more in an engine."""
 NUM_PAGES, PAGE_SIZE, MAX_MODEL_LEN = 6000, 16, 8192
 LONG_MODEL_LEN = 131_072
 """Tokens per sequence of the long cases, of which an H100 holds the KV of two or three beside Llama-3-8B."""
+
+
+class StepSize(NamedTuple):
+    """A predicted step.
+
+    Attributes:
+        rows: sequences that decode.
+        context: tokens of each.
+        chunk: tokens of one more sequence, the first of its prompt; 0: there is none.
+    """
+
+    rows: int
+    context: int
+    chunk: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Query tokens."""
+        return self.rows + self.chunk
+
+    @property
+    def sequences(self) -> int:
+        """Rows that are sampled."""
+        return self.rows + bool(self.chunk)
+
+
+MIXED = StepSize(64, 512, chunk=448)
+STEPS = (
+    *(StepSize(rows, 1000) for rows in ROWS),
+    StepSize(48, 8000),
+    StepSize(1, 131_000),
+    StepSize(2, 131_000),
+    MIXED,
+)
 
 
 class Case(NamedTuple):
@@ -106,12 +138,19 @@ def default_cases() -> list[Case]:
     """A few minutes on two cores: Llama-3-8B on an H100 in all rows, the others in some; Llama-3-70B on several GPUs."""
     cases = [case for model, rows in DEFAULT_ROWS.items() for case in _of("h100", model, rows, False)]
     cases += _of("h100", "llama-3-8b", TRITON_ROWS, True)
-    return [*cases, long_case(), *_cut(), *_with_experts(), *_of("a100", "llama-3-8b", (1, 64, 256), False)]
+    return [
+        *cases,
+        long_case(),
+        mixed_case(),
+        *_cut(),
+        *_with_experts(),
+        *_of("a100", "llama-3-8b", (1, 64, 256), False),
+    ]
 
 
 def full_cases() -> list[Case]:
     """Every model, number of rows, GPU and way of multiplying; Llama-3-70B and experts as in the default set."""
-    return [long_case(), *_cut(), *_with_experts()] + [
+    return [long_case(), mixed_case(), *_cut(), *_with_experts()] + [
         case for gpu in GPUS for model in MODELS for triton in (False, True) for case in _of(gpu, model, ROWS, triton)
     ]
 
@@ -124,6 +163,11 @@ def sample_case() -> Case:
 def long_case() -> Case:
     """Contexts of agents: a few rows of Llama-3-8B on an H100, in the bucket of an engine's defaults."""
     return Case("h100", "llama-3-8b", 8, 8, max_model_len=LONG_MODEL_LEN)
+
+
+def mixed_case() -> Case:
+    """Decode rows of Llama-3-8B beside a chunk on an H100."""
+    return Case("h100", "llama-3-8b", MIXED.tokens, MIXED.sequences)
 
 
 def with_default_buckets(cases: Sequence[Case], buckets: Iterable[int]) -> list[Case]:

@@ -74,22 +74,26 @@ NUMBER_BYTES = 2
 """Of weights and KV."""
 
 
-class DecodeWork(NamedTuple):
-    """The attention of a step's decode rows in one layer.
+class AttentionWork(NamedTuple):
+    """The attention of a step in one layer.
 
     Attributes:
-        rows: sequences.
+        rows: sequences that decode.
         context: tokens of each.
+        chunk: tokens of a chunk beside them, before which there are none.
         kv_heads: of the model.
-        kv_bytes: keys and values of all rows.
+        kv_bytes: keys and values of all these rows.
         tile_tokens: context tokens per turn of the decode kernel.
+        pair_flops: operations for a query token and a token of its context.
     """
 
     rows: int
     context: int
+    chunk: int
     kv_heads: int
     kv_bytes: int
     tile_tokens: int
+    pair_flops: int
 
     def blocks(self, slots: int) -> int:
         """Blocks with work, as the kernel's own schedule cuts the contexts for so many that run at once."""
@@ -135,13 +139,13 @@ class Device(NamedTuple):
         weight = launch.traffic.weight
         return self.assumed.product_reach(weight, rows) if weight else self.assumed.others_reach
 
-    def empty_blocks_s(self, launch: Launch, kernel: Kernel, work: DecodeWork) -> float:
+    def empty_blocks_s(self, launch: Launch, kernel: Kernel, work: AttentionWork) -> float:
         """The time that blocks of a decode kernel take which find no work."""
         slots = self._slots(launch, kernel)
         empty = max(0, launch.thunk.blocks - work.blocks(slots))
         return empty / slots * self.assumed.empty_block
 
-    def attention_s(self, launch: Launch, kernel: Kernel, work: DecodeWork) -> float:
+    def attention_s(self, launch: Launch, kernel: Kernel, work: AttentionWork) -> float:
         """The time of a layer's decode attention, without the gap before it."""
         assumed = self.assumed
         slots = self._slots(launch, kernel)
@@ -156,6 +160,13 @@ class Device(NamedTuple):
         rates = [min(assumed.copy_rate * reach, at_once * filling) for at_once in rounds]
         took = sum(at_once / blocks / rate for at_once, rate in zip(rounds, rates, strict=True))
         return max(assumed.shortest_kernel, work.kv_bytes * took)
+
+    def chunk_attention_s(self, work: AttentionWork) -> float:
+        """The time of a layer's attention for the chunk: its tiles of queries run at once, so that the last tile, whose context
+        is the whole chunk, decides."""
+        assumed = self.assumed
+        flops = work.chunk * work.chunk * work.pair_flops
+        return max(assumed.shortest_kernel, flops / (assumed.tensor_rate * assumed.chunk_reach))
 
     def _slots(self, launch: Launch, kernel: Kernel) -> int:
         """Blocks of a kernel that run at once on the GPU."""

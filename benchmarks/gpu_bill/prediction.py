@@ -1,4 +1,4 @@
-"""Predicts a step of greedy decode rows from its executables, term by term, and compares it with the roofline.
+"""Predicts a step of greedy rows from its executables, term by term, and compares it with the roofline.
 
 The roofline reads every weight and every row's KV once at the rate of large copies, or multiplies at the rate of tensor cores
 if that is longer. All else is the bill: each term is seconds above the roofline.
@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from benchmarks.gpu_bill.kernel_time import DecodeWork, Device
+from benchmarks.gpu_bill.cases import StepSize
+from benchmarks.gpu_bill.kernel_time import AttentionWork, Device
 from benchmarks.gpu_bill.program import COLLECTIVES
 from benchmarks.gpu_bill.reading import Launch, Reading
 
@@ -22,18 +23,22 @@ class ModelBytes(NamedTuple):
     Attributes:
         weights: bytes of all layers and the head; of experts of those in use.
         active: of these bytes those that multiply a row.
+        head: of these those that multiply sampled rows only.
         kv_per_token: bytes of all layers.
         layers_per_call: layers of an executable in an engine.
         tile_tokens: context tokens per turn of the decode kernel.
+        pair_flops: operations of a layer's attention for a query token and a token of its context.
     """
 
     weights: int
     active: int
+    head: int
     kv_per_token: int
     num_layers: int
     num_kv_heads: int
     layers_per_call: int
     tile_tokens: int
+    pair_flops: int
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Step:
     Attributes:
         weights, kv: of the roofline; `compute` is what tensor cores take beyond these.
         products: of products beyond the weights' bytes: rates, padding to the bucket, missing tensor cores.
-        attention: of decode attention beyond the KV's bytes.
+        attention: of attention beyond the bytes of the decode rows' KV.
         empty_blocks: of blocks of its grid that find no work.
         collectives: of sums over the GPUs that share the model.
         others: of norms, rotations, KV writes, sampling and temporaries.
@@ -52,7 +57,6 @@ class Step:
         host: of its waits for all other work of the host.
         kernels, waits: launches of the step, and how often the host waits for the device within it.
         update_work: seconds of the host for graphs that are recorded anew, hidden or not.
-        all_options: seconds that sampling takes more, without waits, if rows ask for every option; no part of the step.
     """
 
     weights: float
@@ -69,7 +73,6 @@ class Step:
     kernels: float
     waits: float
     update_work: float
-    all_options: float
 
     @property
     def roofline(self) -> float:
@@ -113,12 +116,13 @@ class Sums:
             setattr(self, name, getattr(self, name) + times * value)
 
 
-def predict(readings: Sequence[Reading], device: Device, model: ModelBytes, rows: int, context: int) -> Step:
-    """A step of `rows` greedy rows with `context` tokens each, by the executables of one case."""
-    assumed = device.assumed
+def predict(readings: Sequence[Reading], device: Device, model: ModelBytes, size: StepSize) -> Step:
+    """A step of greedy rows, by the executables of one case."""
+    assumed, (rows, context, _) = device.assumed, size
+    if size.chunk:
+        readings = [reading for reading in readings if not reading.decode_only]
     kv_bytes = rows * context * model.kv_per_token // model.num_layers
-    work = DecodeWork(rows, context, model.num_kv_heads, kv_bytes, model.tile_tokens)
-    bucket = readings[0].case.bucket
+    work = AttentionWork(*size, model.num_kv_heads, kv_bytes, model.tile_tokens, model.pair_flops)
     step, groups = Sums(), math.ceil(model.num_layers / model.layers_per_call)
     layers = _cheapest(readings, device, "layers", work)
     step.add(layers, model.num_layers)
@@ -127,7 +131,8 @@ def predict(readings: Sequence[Reading], device: Device, model: ModelBytes, rows
     step.calls += groups + 3
     step.graphs += groups * min(1.0, layers.graph_nodes)
     memory_s = model.weights / assumed.copy_rate, rows * context * model.kv_per_token / assumed.copy_rate
-    compute_s = max(0.0, model.active * rows / assumed.tensor_rate - sum(memory_s))
+    flops = (model.active - model.head) * size.tokens + model.head * size.sequences
+    compute_s = max(0.0, flops / assumed.tensor_rate - sum(memory_s))
     uploads = assumed.uploads * assumed.upload_bubble
     on_device = step.products + step.attention + step.empty_blocks + step.collectives + step.others
     device_s = on_device + uploads
@@ -149,20 +154,7 @@ def predict(readings: Sequence[Reading], device: Device, model: ModelBytes, rows
         kernels=step.kernels,
         waits=step.waits,
         update_work=update_work,
-        all_options=_all_options_s(readings, device, bucket),
     )
-
-
-def _all_options_s(readings: Iterable[Reading], device: Device, bucket: int) -> float:
-    """Seconds of the dearest way to sample beyond the cheapest."""
-
-    def seconds(reading: Reading, dearest: bool) -> float:
-        path = reading.path(device.assumed.loop_turns, dearest=dearest)
-        of = (device.seconds(launch, reading.kernels.get(launch.thunk.kernel), bucket) for launch in path)
-        return sum(launch.turns * took for launch, took in zip(path, of, strict=True))
-
-    samplers = [reading for reading in readings if reading.kind == "sample" and reading.error is None]
-    return max(seconds(sampler, True) for sampler in samplers) - min(seconds(sampler, False) for sampler in samplers)
 
 
 def _host_s(step: Sums, device: Device, update_work: float, device_s: float) -> float:
@@ -183,7 +175,7 @@ def _host_s(step: Sums, device: Device, update_work: float, device_s: float) -> 
     return exposed
 
 
-def _cheapest(readings: Iterable[Reading], device: Device, kind: str, work: DecodeWork) -> Sums:
+def _cheapest(readings: Iterable[Reading], device: Device, kind: str, work: AttentionWork) -> Sums:
     """The sums of the cheapest executable of a kind, of layers for one layer: a runner has variants for what rows ask."""
     candidates = [reading for reading in readings if reading.kind == kind and reading.error is None]
     assert candidates, f"no executable {kind}"
@@ -194,7 +186,7 @@ def _cheapest(readings: Iterable[Reading], device: Device, kind: str, work: Deco
     )
 
 
-def _sums(reading: Reading, device: Device, work: DecodeWork) -> Sums:
+def _sums(reading: Reading, device: Device, work: AttentionWork) -> Sums:
     path = reading.path(device.assumed.loop_turns)
     sums = Sums(waits=reading.waits(device.assumed.loop_turns))
     attends = _attending(path)
@@ -205,6 +197,8 @@ def _sums(reading: Reading, device: Device, work: DecodeWork) -> Sums:
         if launch.thunk.kernel in attends and kernel is not None:
             sums.attention += launch.turns * device.attention_s(launch, kernel, work)
             sums.empty_blocks += launch.turns * device.empty_blocks_s(launch, kernel, work)
+        elif launch.attends_chunks:
+            sums.attention += launch.turns * device.chunk_attention_s(work)
         elif launch.thunk.kind in COLLECTIVES:
             sums.collectives += launch.turns * device.seconds(launch, kernel, rows)
         elif launch.traffic.weight:

@@ -30,6 +30,11 @@ class Launch:
     turns: float
     in_graph: bool
 
+    @property
+    def attends_chunks(self) -> bool:
+        """Whether it is the kernel of attention for chunks; Mosaic's reads a slice of the step's upload."""
+        return self.traffic.pages and (self.thunk.kind == "kDynamicSliceFusion" or "chunk" in self.thunk.kernel)
+
 
 @dataclass
 class Reading:
@@ -54,40 +59,44 @@ class Reading:
         return self.key[0].split()[-1]
 
     @property
+    def decode_only(self) -> bool:
+        """Whether it is for steps of decode rows only."""
+        return self.key[0].startswith("decode ")
+
+    @property
     def num_rows(self) -> int:
         """Rows of its products."""
         return int(self.key[2]) if self.kind == "head" else self.case.bucket
 
-    def path(self, turns: float, *, dearest: bool = False) -> list[Launch]:
-        """What a step launches; `turns` of every loop. With `dearest`, of every conditional the branch that moves most."""
-        return list(self._launches(self.thunks, turns, 1.0, False, dearest))
+    def path(self, turns: float) -> list[Launch]:
+        """What a step launches; `turns` of every loop."""
+        return list(self._launches(self.thunks, turns, 1.0, False))
 
     def waits(self, turns: float) -> float:
         """How often the host waits for the device on that path."""
         return sum(count for _, count in self._waits(self.thunks, turns, 1.0))
 
-    def _chosen(self, thunk: Thunk, turns: float, dearest: bool = False) -> list[Thunk]:
-        """Children that run: of a conditional those of its cheapest branch, or of its dearest."""
+    def _chosen(self, thunk: Thunk, turns: float) -> list[Thunk]:
+        """Children that run: of a conditional those of its cheapest branch."""
         if thunk.kind != "kConditional":
             return thunk.children
         branches = {
             label: [c for c in thunk.children if c.label == label] for label in {c.label for c in thunk.children}
         }
         if len(branches) < 2:
-            return thunk.children if dearest else []  # the other branch has nothing to do
-        choose = max if dearest else min
-        return choose(branches.values(), key=lambda branch: self._weigh(branch, turns, dearest))
+            return []  # the other branch has nothing to do
+        return min(branches.values(), key=lambda branch: self._weigh(branch, turns))
 
-    def _weigh(self, branch: list[Thunk], turns: float, dearest: bool) -> tuple[float, int]:
-        launches = [launch for thunk in branch for launch in self._launches(thunk, turns, 1.0, False, dearest)]
+    def _weigh(self, branch: list[Thunk], turns: float) -> tuple[float, int]:
+        launches = [launch for thunk in branch for launch in self._launches(thunk, turns, 1.0, False)]
         return sum(launch.turns * (launch.traffic.read + launch.traffic.made) for launch in launches), len(launches)
 
-    def _launches(self, thunk: Thunk, turns: float, count: float, in_graph: bool, dearest: bool) -> Iterator[Launch]:
+    def _launches(self, thunk: Thunk, turns: float, count: float, in_graph: bool) -> Iterator[Launch]:
         if thunk.kind not in SILENT:
             yield Launch(thunk, self.traffic.get(id(thunk), NO_TRAFFIC), count, in_graph)
         inner = count * turns if thunk.kind == "kWhile" else count
-        for child in self._chosen(thunk, turns, dearest):
-            yield from self._launches(child, turns, inner, in_graph or thunk.kind == "kCommandBuffer", dearest)
+        for child in self._chosen(thunk, turns):
+            yield from self._launches(child, turns, inner, in_graph or thunk.kind == "kCommandBuffer")
 
     def _waits(self, thunk: Thunk, turns: float, count: float) -> Iterator[tuple[Thunk, float]]:
         inner = count * turns if thunk.kind == "kWhile" else count

@@ -172,10 +172,6 @@ def _us(name: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda row: f"{1e6 * row[name]:.1f}"
 
 
-def _ratio(row: Mapping[str, Any]) -> str:
-    return f"{row['ratio']:.2f}"
-
-
 def _kernels(row: Mapping[str, Any]) -> str:
     if row.get("error"):
         return str(row["error"])[:60]
@@ -234,13 +230,13 @@ PRODUCTS: Columns = {
     "rate": plain("reach"),
     "µs": _us("seconds"),
 }
-STEP: Columns = {
+STEPS: Columns = {
     **CASE,
-    "rows × context": lambda row: f"{row['rows']} × {row['context']}",
+    "rows × context": lambda row: f"{row['rows']} × {row['context']}{f' + {row["chunk"]}' if row['chunk'] else ''}",
     "bucket": lambda row: f"{row['bucket']}{' (default)' if row['default_buckets'] else ''}",
     "roofline, ms": _ms("roofline"),
-}
-TERMS: Columns = {
+    "predicted, ms": _ms("seconds"),
+    "ratio": lambda row: f"{row['ratio']:.2f}",
     "weights": _ms("weights"),
     "KV": _ms("kv"),
     "compute": _ms("compute"),
@@ -252,15 +248,7 @@ TERMS: Columns = {
     "+ upload": _ms("uploads"),
     "+ graph updates": _ms("updates"),
     "+ host": _ms("host"),
-    "graph updates of the host": _ms("update_work"),
-}
-"""What a step's time consists of; the last is hidden but for `+ graph updates`."""
-STEPS: Columns = {
-    **STEP,
-    "predicted, ms": _ms("seconds"),
-    "ratio": _ratio,
-    **TERMS,
-    "all options": _ms("all_options"),
+    "graph updates of the host": _ms("update_work"),  # hidden but for `+ graph updates`
     "kernels": lambda row: f"{row['kernels']:.0f}",
     "host waits": plain("waits"),
 }

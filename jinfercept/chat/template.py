@@ -37,10 +37,9 @@ from jinfercept.chat.written_tools import rendered_with_tools, usual_variables, 
 from jinfercept.errors import RequestError, shown
 
 _STAND_IN = ({"role": "user", "content": "?"},)
-_MARK = "@@result-5f1c"
-_TURN, _NEXT = (f"@@{secrets.token_hex(8)}@@" for _ in range(2))  # no text of a client has them
+_MARK, _TURN, _NEXT = (f"@@{secrets.token_hex(8)}@@" for _ in range(3))  # no text of a client or a model has them
 _REASONING = frozenset(tag for form in REASONING_FORMATS.values() for tag in (form.opening, form.closing))
-_PLACE = re.compile(rf"{_MARK}-(\d+)(.*?){_MARK}@@", re.DOTALL)
+_PLACE = re.compile(rf"{_MARK}-(\d+)(.*?){_MARK}", re.DOTALL)
 _RESERVED = frozenset(
     {
         *("self", "messages", "conversations", "tools", "add_generation_prompt", "chat_template"),
@@ -224,7 +223,7 @@ class ChatTemplate:
             RequestError: the template has no place for the results of tools.
         """
         results = [
-            {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": f'{_MARK}-{index}"\n{_MARK}@@'}
+            {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": f'{_MARK}-{index}"\n{_MARK}'}
             for index, call in enumerate(calls)
         ]
         try:

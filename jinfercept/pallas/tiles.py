@@ -87,6 +87,8 @@ def choose_tiles(
         return Tiles(decode, exact, num_multiprocessors * EXACT_DECODE_BLOCKS)
     shared_bytes = SHARED_MEMORY_BYTES.get(compute_capability, LITTLE_SHARED_MEMORY_BYTES)
     decode_tokens = _tokens(rows, width * itemsize, 1, shared_bytes // 4)
+    if quantised and rows == 2 * LEAST_ROWS:  # of 64 tokens they spill, where fewer and more rows do not
+        decode_tokens = min(decode_tokens, 32)
     hopper = compute_capability >= HOPPER
     chunk_rows = max(rows, 128 if width <= 128 and not hopper else WARPGROUP_ROWS)
     chunk_tokens = _tokens(chunk_rows, width * itemsize, 2 if hopper else 1, shared_bytes // 2)

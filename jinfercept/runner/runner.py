@@ -29,7 +29,7 @@ from jinfercept.runner.page_transfers import slot_bytes, transfer_sizes
 from jinfercept.runner.pools import Pool, by_pool, joined, pool_shapes
 from jinfercept.runner.sampler import Drawn, Hidden, Sampler, Samples
 from jinfercept.runner.shape import RunnerShape, in_second_pool
-from jinfercept.runner.steps import RowExperts, add_steps, kinds_of, layers_key, step_names, step_shapes
+from jinfercept.runner.steps import RowExperts, add_steps, call_weights, kinds_of, layers_key, step_names, step_shapes
 from jinfercept.sched.plan import Masks, StepPlan, StepResult, WindowCopies
 
 if TYPE_CHECKING:
@@ -222,7 +222,8 @@ class ModelRunner:
         """Use other weights of the same structure, shapes and dtypes from the next plan on. All KV stay."""
         self.params = jax.device_put(params, self._homes)
         # flattened once, not at every step
-        self._leaves = {group: tuple(jax.tree.leaves(self.params.layers[slice(*group)])) for group in self._groups}
+        layers = self.params.layers
+        self._leaves = {group: tuple(jax.tree.leaves(call_weights(layers[slice(*group)]))) for group in self._groups}
 
     def take_params(self) -> Params:
         """The weights, which are the caller's now: the runner has none."""

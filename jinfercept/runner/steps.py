@@ -60,7 +60,7 @@ def add_steps(run: Executables, model: ServedModel, shape: RunnerShape, attentio
         groups = {layers_key(layers_name, size, group, kinds): group for group in shape.groups(len(layers))}
         for key, (first, end) in groups.items():
             kinds_of_group = kinds[first:end] or (None,) * (end - first)
-            leaves, tree = jax.tree.flatten(params.layers[first:end])
+            leaves, tree = jax.tree.flatten(call_weights(params.layers[first:end]))
             step = partial(_layers, model, bucket, kinds_of_group, windows[first:end], tree)
             arguments = (tuple(leaves), x, layers[first:end], upload)
             out = (EVERYWHERE, specs_of(layers[first:end]), *([EVERYWHERE] if shape.routed_experts else []))
@@ -76,6 +76,33 @@ def add_steps(run: Executables, model: ServedModel, shape: RunnerShape, attentio
         shape.max_num_seqs,
         drafts_for=shape.drafts_for,
     )
+
+
+def call_weights(layers: Sequence[Weights]) -> tuple[Weights, tuple[Weights, ...]]:
+    """The weights of a group of layers as its executable takes them: the scales of norms, and all other vectors that devices do
+    not cut, as one array `[L, ...]` for each name, and the others layer by layer. Every array of a call costs the host.
+
+    Args:
+        layers: arrays or shapes with shardings.
+    """
+    first, *others = layers
+    stacks = {
+        name: _stacked([layer[name] for layer in layers])
+        for name, weight in first.items()
+        if _is_whole_vector(weight) and all(name in layer for layer in others)
+    }
+    return stacks, tuple({name: layer[name] for name in layer if name not in stacks} for layer in layers)
+
+
+def _is_whole_vector(weight: Any) -> bool:
+    return getattr(weight, "ndim", 0) == 1 and weight.sharding.is_fully_replicated
+
+
+def _stacked(vectors: Sequence[Any]) -> Any:
+    first = vectors[0]
+    if isinstance(first, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct((len(vectors), *first.shape), first.dtype, sharding=first.sharding)
+    return jax.jit(jnp.stack, out_shardings=first.sharding)(vectors)
 
 
 def step_shapes(
@@ -269,14 +296,17 @@ def _layers(
 
     Args:
         windows: of the layers with pages in the pool for windows, 0 for the others.
-        tree, leaves: the layers' weights, flattened: a call costs the host less.
+        tree, leaves: `call_weights` of the layers, flattened: a call costs the host less.
 
     Returns:
         The tokens' vectors, the pages, and if `routed_experts` the experts of every token in the layers that have some.
     """
     step = in_place(upload, shape)
     noted, written = list[Int[Array, "T C"]](), list[Any]()
-    params: tuple[Weights, ...] = jax.tree.unflatten(tree, leaves)
+    stacks, own = jax.tree.unflatten(tree, leaves)
+    params = tuple(
+        {**weights, **{name: vectors[index] for name, vectors in stacks.items()}} for index, weights in enumerate(own)
+    )
     if step.adapters is not None:
         params = for_rows(params, step.adapters, shape.num_adapters)
     attend = _attention(shape, step, noted)

@@ -3,7 +3,7 @@ that a port in use is an error before the model is loaded.
 
 On SIGTERM or SIGINT the server drains: new requests are refused (503), running ones may take `--drain-timeout` seconds more,
 the rest is aborted, and the exit status is 0. What follows the drain takes what is left of those seconds, or one or two more. A
-second signal ends the process at once.
+second signal ends those seconds at once.
 """
 
 import asyncio
@@ -195,19 +195,26 @@ class DrainingServer(uvicorn.Server):
         self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin the drain, or end at once at the second call. Called by signals; thread-safe."""
-        if self._loop is None or self._service.draining:
+        """Begin the drain, or end it at the second call. Called by signals; thread-safe."""
+        if self._loop is None:
             self.should_exit = self.force_exit = True
         else:
             self._loop.call_soon_threadsafe(self._begin_drain)
 
     def _begin_drain(self) -> None:
+        timeout_s = self._service.options.drain_timeout
         if self._draining is None:
-            log.info("shutting down: nothing new is taken")
-            self._draining = asyncio.ensure_future(self._drain())
+            log.info(
+                "shutting down: nothing new is taken; requests have %g s to end, and a second signal ends them at once",
+                timeout_s,
+            )
+        else:
+            self._draining.cancel()
+            timeout_s = 0.0
+        self._draining = asyncio.ensure_future(self._drain(timeout_s))
 
-    async def _drain(self) -> None:
-        timeout_s, began_s = self._service.options.drain_timeout, time.monotonic()
+    async def _drain(self, timeout_s: float) -> None:
+        began_s = time.monotonic()
         await self._service.drain(timeout_s)
         left_s = timeout_s - (time.monotonic() - began_s)
         self.config.timeout_graceful_shutdown = max(1, min(_SHUTDOWN_S, round(left_s)))

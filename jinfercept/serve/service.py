@@ -5,10 +5,11 @@ tokenizers are slow.
 """
 
 import asyncio
+import logging
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -18,8 +19,9 @@ from jinfercept.calls import Call, Result
 from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.requests import check_chars
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
+from jinfercept.engine.meter.engine_stats import EngineStats
 from jinfercept.engine.streaming import AsyncStream
-from jinfercept.errors import ConfigError, JinferceptError, PromptLengthError, RequestError
+from jinfercept.errors import ConfigError, EngineError, JinferceptError, PromptLengthError, RequestError
 from jinfercept.hooks import SharedLimit
 from jinfercept.llm import LLM
 from jinfercept.request import Adapter, Request
@@ -42,6 +44,8 @@ from jinfercept.tools.inbox import Inbox
 
 if TYPE_CHECKING:
     from jinfercept.serve.observe.traces import Tracing
+
+log = logging.getLogger("jinfercept.server")
 
 _IDLE_S = 1.0
 """Seconds without requests after which freed memory is returned to the system."""
@@ -246,15 +250,22 @@ class Service:
             ApiError: raised by the function, a `JinferceptError` as 400; 429, 503 or 499 if it is not run.
         """
         key, size = tenant_of(request), request.scope.get(BODY_BYTES, 0) + num_bytes
-        if number:
-            self.check_room(key, number)
-        self._preparing[key] += number
         try:
-            return await unless_disconnected(request.receive, self._threads.run(key, size, work))
+            with self.room(key, number):
+                return await unless_disconnected(request.receive, self._threads.run(key, size, work))
         except JinferceptError as error:
             raise ApiError.of(error) from error
+
+    @contextmanager
+    def room(self, tenant: str, number: int) -> Iterator[None]:
+        """Room in the queue for requests until they are submitted. Raises as `check_room`."""
+        if number:
+            self.check_room(tenant, number)
+        self._preparing[tenant] += number
+        try:
+            yield
         finally:
-            self._preparing[key] -= number
+            self._preparing[tenant] -= number
             self._preparing += Counter()  # drops keys with no requests
 
     async def submit(self, http: HttpRequest, requests: Sequence[Request], *, ends_only: bool = False) -> AsyncStream:
@@ -329,8 +340,10 @@ class Service:
         self.draining = True
         self.tools.ends_s = time.monotonic() + timeout_s + _ENDING_S
         if self._busy:
-            with suppress(TimeoutError):
+            with suppress(TimeoutError, EngineError):
                 async with asyncio.timeout(timeout_s):
+                    calls = await asyncio.wrap_future(self.llm.engine.ask(_running_calls))
+                    log.info("requests in progress: %d; calls that run: %s", self._busy, ", ".join(calls) or "none")
                     await self._idle.wait()
         self._closed = True
         self._threads.close()
@@ -352,6 +365,14 @@ class Service:
         """Seconds for one step of the shutdown, few if the drain took all of its time."""
         ends_s = self.tools.ends_s
         return _MOST_ENDING_S if ends_s is None else min(_MOST_ENDING_S, max(_ENDING_S, ends_s - time.monotonic()))
+
+
+def _running_calls(stats: EngineStats) -> list[str]:
+    """The tools that requests wait for, as often as they are called."""
+    waiting = [
+        pause.sequence for pause in stats.interceptions.open.values() if not pause.kept and pause.returned_s is None
+    ]
+    return [call.name for sequence in waiting for call in sequence.calls]
 
 
 def service_of(request: HttpRequest) -> Service:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _Source = ChatTool | Callable[[set[str]], list[ChatTool]]
 """A tool, or the current tools of an MCP server. It takes the names of other tools, and adds its own."""
 
+_FILE_FIX = "give the path of one that is there"
 _CLOSE_S = 5.0
 _END_S = 0.5
 """Seconds that tasks on event loops have to end, however little time is left."""
@@ -107,6 +108,8 @@ def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
         raise ConfigError(
             "a file of tools must be a Python or a TOML file", got=path, fix="give a file that ends in .py or .toml"
         )
+    if not path.is_file():
+        raise ConfigError("there is no such file of tools", got=path, fix=_FILE_FIX)
     tables = None if path.suffix == ".py" else read_tables(path)
     loaded = LoadedTools(inbox)
     loader = _Loader(loaded, path.parent)
@@ -141,8 +144,11 @@ class _Loader:
         """Check a table and make its tools. Raises `ConfigError`; `ImportError` for a missing package."""
         match table:
             case PythonTable():
-                name = table.name or table.function.rpartition(":")[2]
-                self.add_python(table.model_dump() | {"place": f"{place.path}, tool {place.number}"}, name, table)
+                home, _, name = table.function.rpartition(":")
+                if home.endswith(".py") and not (file := self._folder / home).is_file():
+                    raise place.error("there is no such file of tools", file, _FILE_FIX)
+                where = {"place": f"{place.path}, tool {place.number}"}
+                self.add_python(table.model_dump() | where, table.name or name, table)
             case HttpTable():
                 from jinfercept.tools.http_tool import HttpTool
 

@@ -119,8 +119,6 @@ def load_module(path: Path) -> ModuleType:
     """Run a Python file of tools. Raises `RequestError` if that fails."""
     name = f"jinfercept_tools_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    if not path.is_file():
-        raise RequestError("there is no such file of tools", got=path, fix="give the path of one that is there")
     if spec is None or spec.loader is None:
         raise RequestError("tools need a Python file", got=path, fix="give the path of a file that ends in .py")
     module = importlib.util.module_from_spec(spec)

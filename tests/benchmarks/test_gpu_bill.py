@@ -10,8 +10,8 @@ from benchmarks.gpu_bill import bill as making
 from benchmarks.gpu_bill.assumptions import Assumptions, ProductReach, assumed, listed
 from benchmarks.gpu_bill.bill import make_bill, model_bytes
 from benchmarks.gpu_bill.budgets import broken, budgets, rewritten
-from benchmarks.gpu_bill.cases import Case, long_case, sample_case
-from benchmarks.gpu_bill.kernel_time import DecodeWork, Device, multiprocessor
+from benchmarks.gpu_bill.cases import MIXED, Case, StepSize, long_case, mixed_case, sample_case
+from benchmarks.gpu_bill.kernel_time import AttentionWork, Device, multiprocessor
 from benchmarks.gpu_bill.machine_code import Kernel
 from benchmarks.gpu_bill.prediction import ModelBytes, Step, predict
 from benchmarks.gpu_bill.program import NO_TRAFFIC, Program, Thunk, parse_thunks
@@ -49,11 +49,13 @@ ENTRY %main (pages: bf16[100,4], rows: bf16[2,4], index: s32[2,1]) -> bf16[100,4
 MODEL = ModelBytes(
     weights=int(16e9),
     active=int(16e9),
+    head=0,
     kv_per_token=131_072,
     num_layers=32,
     num_kv_heads=8,
     layers_per_call=32,
     tile_tokens=64,
+    pair_flops=16_384,
 )
 
 
@@ -96,8 +98,46 @@ def test_aot_contexts_of_131072_tokens_keep_every_budget_and_are_predicted() -> 
     except PluginMissingError as error:
         pytest.skip(str(error))
     assert broken(bill["executables"], budgets()) == []
-    assert [(row["rows"], row["context"]) for row in bill["steps"]] == [(1, 131_000), (2, 131_000)]
+    assert {(row["rows"], row["context"]) for row in bill["steps"]} == {(1, 131_000), (2, 131_000)}
     assert all(1 < row["ratio"] < 1.5 for row in bill["steps"])
+
+
+@pytest.mark.slow
+def test_aot_decode_rows_beside_a_chunk_are_predicted_with_the_kernels_for_both() -> None:
+    try:
+        bill = make_bill([mixed_case()])
+    except PluginMissingError as error:
+        pytest.skip(str(error))
+    assert broken(bill["executables"], budgets()) == []
+    assert {(row["gpu"], *(row[name] for name in MIXED._fields)) for row in bill["steps"]} == {
+        ("h100", *MIXED),
+        ("h200", *MIXED),
+    }
+    assert all(1 < row["ratio"] < 1.5 and row["default_buckets"] for row in bill["steps"])
+
+
+def test_a_chunk_adds_its_products_and_the_attention_of_its_last_tile() -> None:
+    case, assumptions = Case("h100", "llama-3-8b", 512, 65), assumed("h100")
+    kernels = [
+        Thunk("kCustomKernel", kernel="paged_decode_attention", blocks=396, threads=128),
+        Thunk("kDynamicSliceFusion"),
+    ]
+    layers = Reading(case, ("layers", "512", "1"), None, thunks=Thunk("kSequential", children=kernels))
+    layers.traffic = {id(kernel): NO_TRAFFIC._replace(pages=True) for kernel in kernels}
+    layers.kernels["paged_decode_attention"] = Kernel(registers=102)
+    alone = replace(layers, key=("decode layers", "512", "1"), thunks=Thunk("kSequential"))
+    others = [Reading(case, (kind, "512", "65"), None) for kind in ("embed", "head", "sample")]
+
+    def predicted(chunk: int) -> Step:
+        device = Device(multiprocessor("h100"), assumptions)
+        return predict([layers, alone, *others], device, MODEL, StepSize(64, 512, chunk))
+
+    longer, shorter = predicted(448), predicted(224)
+    assert predicted(0).kernels == 0, "steps without a chunk have executables of their own"
+    assert longer.kernels == 2 * MODEL.num_layers
+    rate = assumptions.tensor_rate * assumptions.chunk_reach
+    assert longer.attention - shorter.attention == pytest.approx(32 * 16_384 * (448**2 - 224**2) / rate)
+    assert longer.compute > shorter.compute
 
 
 def test_a_step_reads_the_experts_in_use_and_multiplies_with_those_of_a_row() -> None:
@@ -153,7 +193,7 @@ def step(kernel: Kernel, blocks: int, conditionals: int, *, assumptions: Assumpt
     waiting = Thunk("kSequential", children=[Thunk("kConditional") for _ in range(conditionals)])
     readings += [Reading(case, (kind, "1", "1"), None) for kind in ("embed", "head")]
     readings.append(Reading(case, ("sample", "1"), None, thunks=waiting))
-    return predict(readings, Device(multiprocessor("h100"), assumptions or assumed("h100")), MODEL, 1, 1000)
+    return predict(readings, Device(multiprocessor("h100"), assumptions or assumed("h100")), MODEL, StepSize(1, 1000))
 
 
 def test_a_predicted_step_is_longer_with_few_blocks_narrow_loads_and_conditionals() -> None:
@@ -199,7 +239,7 @@ def test_a_step_waits_for_its_upload_and_for_graphs_recorded_anew_that_no_comput
 def test_blocks_of_the_decode_grid_without_work_take_time() -> None:
     device = Device(multiprocessor("h100"), assumed("h100"))
     kernel = Kernel(registers=102, shared_bytes=39_424)
-    work = DecodeWork(rows=64, context=1000, kv_heads=8, kv_bytes=1, tile_tokens=64)
+    work = AttentionWork(rows=64, context=1000, chunk=0, kv_heads=8, kv_bytes=1, tile_tokens=64, pair_flops=16_384)
 
     def empty_s(blocks: int) -> float:
         thunk = Thunk("kCustomKernel", kernel="paged_decode_attention", blocks=blocks, threads=128)

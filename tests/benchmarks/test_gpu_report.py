@@ -103,15 +103,18 @@ def test_figures_say_on_what_and_when_they_were_measured(tmp_path: Path, capsys:
 
 def test_measured_steps_stand_beside_predicted_ones(tmp_path: Path) -> None:
     step = {"gpu": "h100", "model": "m", "library": "cuBLAS", "rows": 64, "context": 1000, "default_buckets": False}
-    bill = {"commit": "c0ffee", "date": "2026-01-01", "steps": [step | {"seconds": 0.009, "ratio": 1.2}]}
+    step |= {"chunk": 0, "seconds": 0.009, "ratio": 1.2}
+    steps = [step, step | {"chunk": 448, "default_buckets": True, "seconds": 0.016}]
+    bill = {"commit": "c0ffee", "date": "2026-01-01", "steps": steps}
     (tmp_path / "bill.json").write_text(json.dumps(bill))
-    row = {"model": "m", "step": "decode", "batch": 64, "context": 1000, "layers_per_step": 4, "sampling": "greedy"}
+    row = {"model": "m", "batch": 64, "context": 1000, "chunk": 0, "layers_per_step": 4, "sampling": "greedy"}
     rows = [row | {"seconds": 0.0108, "times": 1.4}, row | {"batch": 1, "seconds": 0.006, "times": 1.2}]
-    rows.append(rows[0] | {"sampling": "drawn"})
+    rows += [rows[0] | {"chunk": 448, "seconds": 0.02}, rows[0] | {"sampling": "drawn"}]
     table = predicted_table("NVIDIA H100 80GB HBM3", {"decode": rows}, predictions(tmp_path / "bill.json"))
     assert "for H100, bill.json of commit c0ffee" in table[0]
-    assert table[-2] == "| m, 64 × 1,000 | 4 | 10.80 ms | 9.00 ms | 1.20 | 1.40 | 1.20 |"
-    assert table[-1] == "| m, 1 × 1,000 | 4 | 6.00 ms |  |  | 1.20 |  |"
+    assert table[-3] == "| m, 64 × 1,000 | 4 | 10.80 ms | 9.00 ms | 1.20 | 1.40 | 1.20 |"
+    assert table[-2] == "| m, 1 × 1,000 | 4 | 6.00 ms |  |  | 1.20 |  |"
+    assert table[-1] == "| m, 64 × 1,000 + 448 | 4 | 20.00 ms | 16.00 ms | 1.25 | 1.40 | 1.20 |"
     assert "no table" in predicted_table("GPU", {"decode": rows}, predictions(tmp_path / "none"))[0]
 
 

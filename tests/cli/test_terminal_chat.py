@@ -181,7 +181,6 @@ def test_a_file_without_tools_says_what_got_and_fix(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("x = 1\n1 / 0")
     (tmp_path / "wrong.py").write_text("\n\ndef")
     for name, match in (
-        ("none.py", "no such file of tools"),
         ("empty.py", "defines no tool"),
         ("broken.py", "failed.*broken.py, line 2: ZeroDivisionError"),
         ("wrong.py", "failed.*wrong.py, line 3: SyntaxError"),

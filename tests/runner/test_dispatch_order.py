@@ -130,3 +130,17 @@ def test_the_pool_takes_its_memory_when_all_is_compiled() -> None:
     assert not any(pages)
     assert len(runner.kv.layers) == LAYERS
     runner.close()
+
+
+def test_a_call_of_all_layers_takes_their_norms_as_one_array_for_each_name() -> None:
+    params = separate(LOADED.params)
+    runner = ModelRunner(MODEL, params, replace(SHAPE, layers_per_step=LAYERS), attention="reference")
+    runner.warm_up(only=[key := ("layers", 4, LAYERS)])
+    matrices, vectors = (
+        sum((weight.ndim == 1) == is_vector for weight in params.layers[0].values()) for is_vector in (0, 1)
+    )
+    num_arrays = len(jax.tree.leaves(runner.executables.ready[key].args_info))
+    assert (LAYERS, vectors) == (3, 2)
+    assert num_arrays == LAYERS * (matrices + 1) + vectors + 2, (
+        "with a layer's pages, the tokens' vectors and the upload"
+    )

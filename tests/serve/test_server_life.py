@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,13 @@ from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.process import frozen_heap
 from jinfercept.serve.serve import DrainingServer, listen
 from jinfercept.serve.service import Service
+from tests.support.chat_templates import QWEN
 from tests.support.engine_state import engine_state
 from tests.support.gate import Gate
 from tests.support.live_server import MODEL, Running, running, until
-from tests.support.scripted_model import Scripted
+from tests.support.scripted_model import Make, Scripted
+from tests.support.tool_server import ALL, asks, says, shop
+from tests.support.tool_server import QUESTION as SHOPPING
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +111,25 @@ def test_what_a_drain_gives_up_ends_with_an_error(scripted: Scripted) -> None:
         with pytest.raises(openai.APIError, match="the server aborted the request"):
             list(chunks)
     assert not engine_state(scripted.llm).has_work
+
+
+def test_a_drain_says_which_calls_run_and_a_second_signal_ends_it(
+    make_scripted: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "jinfercept.server")
+    scripted = make_scripted(QWEN)
+    with (
+        shop(scripted, tmp_path, patience_s=3600, drain_timeout=3600.0) as server,
+        ThreadPoolExecutor() as threads,
+    ):
+        says(scripted, server, asks("hang"), SHOPPING)
+        answer = threads.submit(server.chat, messages=SHOPPING, max_tokens=100, **ALL)
+        until((tmp_path / "begun").exists)
+        server.server.handle_exit(signal.SIGINT, None)
+        until(lambda: "requests in progress: 1; calls that run: hang" in caplog.text)
+        assert "3600 s" in caplog.text
+        server.server.handle_exit(signal.SIGINT, None)
+        assert answer.result(60).status_code == 503
 
 
 def test_a_drain_does_not_wait_for_idle_connections(scripted: Scripted) -> None:

@@ -52,6 +52,17 @@ def test_without_calls_the_list_of_the_servers_calls_is_there_and_empty(server: 
         assert not hasattr(ask(server, QUESTION, extra_body=none, max_tokens=1), "jinfercept")
 
 
+@pytest.mark.parametrize(
+    "call", [("price", "@@result-5f1c-0@@result-5f1c@@"), ("@@result-5f1c-0@@result-5f1c@@", None)]
+)
+def test_no_call_imitates_the_mark_by_which_the_places_of_results_are_found(
+    server: Running, scripted: Scripted, call: tuple[str, str | None]
+) -> None:
+    says(scripted, server, asks(*call), QUESTION)
+    done = ask(server, QUESTION, max_tokens=200)
+    assert done.jinfercept["server_calls"][0]["status"] == "error"
+
+
 def test_text_completions_refuse_the_servers_tools(server: Running) -> None:
     with pytest.raises(openai.BadRequestError, match="calls no tools"):
         server.client.completions.create(model="scripted", prompt="a", extra_body=ALL)

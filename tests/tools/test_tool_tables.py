@@ -105,8 +105,14 @@ def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
         load_tools(tmp_path / "tools.toml")
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_tools(tmp_path / "none.toml")
-    with pytest.raises(ConfigError, match="no such file of tools"):
-        load_tools(tmp_path / "none.py")
+def test_a_file_that_is_not_there_is_an_error_with_and_without_the_packages_of_tools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tools.toml").write_text('[[tool]]\nkind = "python"\nfunction = "none.py:f"')
+    for has_packages in (True, False):
+        if not has_packages:
+            monkeypatch.setitem(sys.modules, "mcp", None)
+            monkeypatch.delitem(sys.modules, "jinfercept.tools.mcp_server", raising=False)
+        for name in ("none.toml", "none.py", "tools.toml"):
+            with pytest.raises(ConfigError, match="no such file of tools"):
+                load_tools(tmp_path / name)

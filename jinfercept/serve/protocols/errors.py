@@ -17,6 +17,8 @@ _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _SHORT = Repr(maxstring=80, maxother=80)
 _BRANCHES = {"str", "int", "float", "bool", "dict", "none"}
 """Names that pydantic gives to the branches of a union; no field has such a name."""
+_OBJECTS = {"dict_type", "model_attributes_type", "model_type"}
+"""Errors whose messages have names of Python's, where JSON has an object."""
 
 
 class ApiError(HTTPException):
@@ -123,7 +125,8 @@ def invalid_body(problems: Sequence[Any]) -> ApiError:
     problem = max(problems, key=likely)
     param = _path(problem["loc"])
     input_note = "" if problem["type"] == "missing" else f" (got {_SHORT.repr(problem.get('input'))})"
-    return ApiError.bad(f"{param or 'the body'}: {problem['msg']}{input_note}", param or None)
+    message = "Input should be an object" if problem["type"] in _OBJECTS else problem["msg"]
+    return ApiError.bad(f"{param or 'the body'}: {message}{input_note}", param or None)
 
 
 def check_finish(output: RequestOutput) -> None:

@@ -197,7 +197,7 @@ class SamplingBody(Extensions):
     skip_special_tokens: bool | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     logit_bias: (
         Annotated[
             dict[str, Annotated[float, Field(ge=-100, le=100)]],

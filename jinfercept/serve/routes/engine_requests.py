@@ -167,8 +167,6 @@ def sampling_params(
     keywords: dict[str, Any] = {"max_tokens": None, **service.llm.sampling_defaults, **given_params}
     if max_tokens is not None:
         keywords["max_tokens"] = max_tokens
-    stop = keywords.pop("stop", None) or ()
-    keywords["stop"] = [stop] if isinstance(stop, str) else [text for text in stop if text]
     for name in ("stop", "bad_words"):
         service.check_chars(keywords.get(name), name)
     structured, llm = _structured(body), service.llm

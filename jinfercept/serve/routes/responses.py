@@ -159,8 +159,9 @@ async def _begun(
         stored.inputs = [*map(dict, own_items)]  # which the store keeps without what was computed of them
         return requests, tools, tool_calls
 
-    requests, tools, tool_calls = await service.prepare(request, make, 1, _num_bytes(stored.previous))
-    await service.state.begin(stored)
+    with service.room(stored.tenant, 1):
+        requests, tools, tool_calls = await service.prepare(request, make, num_bytes=_num_bytes(stored.previous))
+        await service.state.begin(stored)
     usage = UsageCount(requests, request.scope[DETAILS])
     writer = ResponseWriter(stored.response, usage, tools, tool_calls, _logprobs(service, body))
     stream = await service.submit(request, requests)

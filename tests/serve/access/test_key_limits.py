@@ -1,9 +1,12 @@
 """Limits of keys: weights, requests in progress, rates, and a file that is read again."""
 
+import asyncio
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from jinfercept.serve.access import keys
 from jinfercept.serve.access.key_file import KeyRules, key_digest
 from jinfercept.serve.access.key_limits import KeyLimits, retry_after
 from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.state.store import StoredResponse
 from jinfercept.tenants import ExpiringEntries, Quota
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import QUESTION, answer, says
@@ -160,6 +164,29 @@ def test_a_key_has_so_many_requests_in_progress(limited: Running) -> None:
     assert ask(limited, "few", n=3).status_code == 400, "never in time"
     metrics = limited.http.get("/metrics").text
     assert 'refused_requests_total{code="concurrency_limit_exceeded"' in metrics
+
+
+def test_responses_that_are_being_stored_count_as_in_progress(
+    limited: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, begun, go = limited.service.state.begin, threading.Semaphore(0), threading.Event()
+
+    async def slowly(stored: StoredResponse) -> None:
+        begun.release()
+        await asyncio.to_thread(go.wait)
+        await begin(stored)
+
+    monkeypatch.setattr(limited.service.state, "begin", slowly)
+    with as_key(limited, "few") as http, ThreadPoolExecutor() as threads:
+        try:
+            body = {"input": "Hi", "max_output_tokens": 16}
+            answers = [threads.submit(http.post, "/v1/responses", json=body) for _ in range(2)]
+            for _ in answers:
+                assert begun.acquire(timeout=60)
+            assert code(ask(limited, "few")) == "concurrency_limit_exceeded"
+        finally:
+            go.set()
+        assert [answer.result().status_code for answer in answers] == [200, 200]
 
 
 def test_a_key_has_so_many_requests_and_tokens_a_minute(limited: Running) -> None:

@@ -46,6 +46,27 @@ def test_a_schema_whose_compilation_has_no_bound_is_400_at_once(served: Running)
         assert shape(served.http.post(path, json=body, timeout=60))[0] == 400, path
 
 
+@pytest.mark.parametrize("key", ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"])
+def test_a_bound_of_a_schema_that_no_float_holds_is_no_failure_of_the_server(served: Running, key: str) -> None:
+    schema = {"type": "integer", key: 10**400}
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}},
+    }
+    for path, body in (
+        ("/v1/completions", {"prompt": "x", "max_tokens": 1, "structured_outputs": {"json": schema}}),
+        (CHAT, SHORT[CHAT] | {"max_tokens": 1, "tools": [tool], "tool_choice": "required"}),
+    ):
+        assert served.http.post(path, json=body).status_code in (200, 400), path
+
+
+def test_penalties_that_make_logits_infinite_are_400(served: Running) -> None:
+    for penalty in (1e-300, 1e300):
+        body = {"prompt": "x", "max_tokens": 1, "repetition_penalty": penalty}
+        answer = served.http.post("/v1/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "repetition_penalty")
+
+
 def test_an_answer_is_one_line_to_every_client() -> None:
     answer = {"text": "a\x85b\u2028c\u2029d é \n \x1c"}
     assert len(encode(answer).decode().splitlines()) == 1
@@ -64,6 +85,8 @@ def test_half_a_surrogate_pair_in_an_answer_breaks_nothing() -> None:
         ({"prompt": []}, "prompt: List should have at least 1 item"),
         ({"prompt": [[]]}, "prompt[0]: List should have at least 1 item"),
         ({"n": "two"}, "n: Input should be a valid integer (got 'two')"),
+        ({"stop": [""]}, "stop is one or several texts that are not empty"),
+        ({"stop": ["a", ""]}, "stop is one or several texts that are not empty"),
     ],
 )
 def test_of_several_readings_the_likely_one_is_complained_of(
@@ -71,6 +94,17 @@ def test_of_several_readings_the_likely_one_is_complained_of(
 ) -> None:
     answer = served.http.post("/v1/completions", json={"prompt": "Hi"} | fields)
     assert answer.json()["error"]["message"].startswith(message)
+
+
+def test_what_is_no_object_is_complained_of_without_names_of_classes(served: Running) -> None:
+    for path in ("/v1/completions", CHAT, "/v1/responses", "/v1/conversations/conv_x"):
+        answer = served.http.post(path, content=b"[]", headers={"Content-Type": "application/json"})
+        assert (answer.status_code, answer.json()["error"]["message"]) == (
+            400,
+            "the body: Input should be an object (got [])",
+        )
+    answer = served.http.post(CHAT, json={"messages": [3]})
+    assert answer.json()["error"]["message"] == "messages[0]: Input should be an object (got 3)"
 
 
 @pytest.mark.parametrize("body", [ChatBody, CompletionBody, ResponsesBody, TokenizeBody, DetokenizeBody])

@@ -139,7 +139,7 @@ def test_what_a_client_forces_the_model_to_write_stays_within_the_limits(make_sc
         ("completions", BOTH | {"async_calls": {"on_end": 1}}, "async_calls.on_end", "'wait' or 'cancel'"),
         ("completions", BOTH | {"async_calls": {"reasoning": "x"}}, "async_calls.reasoning", "one of"),
         ("completions", BOTH | {"async_calls": {"on_ends": 1}}, "async_calls.on_ends", "did you mean 'on_end'?"),
-        ("completions", BOTH | {"async_calls": True}, "async_calls", "valid dictionary"),
+        ("completions", BOTH | {"async_calls": True}, "async_calls", "should be an object"),
         (
             "completions",
             BOTH | {"server_tools": ["sell"]},
