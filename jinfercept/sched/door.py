@@ -81,8 +81,8 @@ class Door:
         self._late += RECENT * (_is_late(sequence, now + lost_s) - self._late)
 
     def open(self, now: float) -> None:
-        """Let in those that can come in. For every plan, first."""
-        if not self.sequences or now < self._next_look_s:
+        """Let in those that can come in. For every plan while some wait, first."""
+        if now < self._next_look_s:
             return
         inside, room = defaultdict[str, int](int), self._room  # tokens by tenant, and for new ones
         for sequence in self._inside(now):

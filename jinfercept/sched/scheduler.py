@@ -307,7 +307,8 @@ class Scheduler:
     def plan(self, now: float) -> PlannedStep:
         """The next iteration; its plan is empty (false) if nothing can be done before a plan or a call returns."""
         self.kv.begin_plan()
-        self.door.open(now)
+        if self.door.sequences:
+            self.door.open(now)
         self._queues.rank(now)
         context_tokens = sum([len(sequence.tokens) + sequence.pending for sequence in self.running])
         hidden = self._budget.link_tokens(len(self.running), context_tokens)
