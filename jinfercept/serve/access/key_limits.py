@@ -54,10 +54,6 @@ class _Use:
         """Its requests in progress."""
         return sum(requests for _, requests in self.began_s.values())
 
-    def turn_s(self, number: int, preparing: int) -> float:
-        """Seconds in which so many requests leave, of those in progress and those that are prepared (Little's law)."""
-        return number * self.request_s / max(1, preparing + self.in_progress)
-
 
 @final
 class KeyLimits:
@@ -98,9 +94,10 @@ class KeyLimits:
         use.requests.take(number)
 
     def retry_s(self, tenant: str, number: int, preparing: int) -> float:
-        """Seconds until so many refused requests of a key have room, behind those that were refused before them."""
+        """Seconds until so many refused requests of a key have room, behind those that were refused before them: as many as
+        it takes for as many to leave of those in progress and in preparation (Little's law)."""
         use, now = self._use(tenant), self._now()
-        wait_s = max(0.0, use.room_s - now) + use.turn_s(number, preparing)
+        wait_s = max(0.0, use.room_s - now) + number * use.request_s / max(1, preparing + use.in_progress)
         use.room_s = now + min(wait_s, _MOST_RETRY_S)
         return wait_s
 
