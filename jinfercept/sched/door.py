@@ -4,7 +4,7 @@ A conversation is what follow-up requests go on with. It is inside from the mome
 requests waits at the door again. A new one comes in when
 
 * no request inside of its tenant and its priority is late: none has waited for longer than `LATE_S`, and `LATE_TOKEN_S` for
-  each of its new tokens, and
+  each of its new tokens; and their new tokens do not take as long, either; and
 * there is room for its context in the device's and the host's pool together, or fewer than `MOST_LATE` of the last turns were
   late. One that comes in without room counts as late: the next turns must show that it does no harm.
 
@@ -61,8 +61,8 @@ class Door:
         pools = kv.occupancy()
         self._room = (pools.total + pools.host_total) * kv.page_size
         sizes = range(self._room + 1)
-        self._large = bisect_right(sizes, LATE_S, key=lambda tokens: cost.recompute_s(tokens, chunk_tokens))
         self._cost, self._chunk_tokens = cost, chunk_tokens
+        self._large = bisect_right(sizes, LATE_S, key=self._compute_s)
         self._late = 0.0  # share of the last turns
         self._next_look_s = 0.0
 
@@ -76,8 +76,7 @@ class Door:
 
     def started(self, sequence: Sequence, now: float) -> None:
         """A turn starts, inside."""
-        lost = sequence.usage.residency.missing
-        lost_s = self._cost.recompute_s(lost, self._chunk_tokens) if lost else 0.0
+        lost_s = self._compute_s(sequence.usage.residency.missing)
         self._late += RECENT * (_is_late(sequence, now + lost_s) - self._late)
 
     def open(self, now: float) -> None:
@@ -92,8 +91,9 @@ class Door:
             first = min(
                 self.sequences, key=lambda sequence: (sequence.priority, inside[sequence.tenant] / sequence.weight)
             )
-            late = (sequence for sequence in self._waiting() if _is_late(sequence, now))
-            is_late = any(it.tenant == first.tenant and it.priority <= first.priority for it in late)
+            ahead = [it for it in self._waiting() if it.tenant == first.tenant and it.priority <= first.priority]
+            ahead_s = sum(self._compute_s(sequence.length - sequence.max_computed) for sequence in ahead)
+            is_late = _is_late(first, first.since_s + ahead_s) or any(_is_late(sequence, now) for sequence in ahead)
             has_room = self._needs(first) <= max(0, room)
             is_shut = is_late or not (has_room or self._late < MOST_LATE)
             if is_shut and inside[first.tenant]:
@@ -106,6 +106,9 @@ class Door:
             self._queues.put_last(first)
             inside[first.tenant] += first.length
             room -= self._needs(first)
+
+    def _compute_s(self, num_tokens: int) -> float:
+        return self._cost.recompute_s(num_tokens, self._chunk_tokens) if num_tokens else 0.0
 
     def _needs(self, sequence: Sequence) -> int:
         if sequence.length < self._large:
