@@ -29,8 +29,7 @@ from jinfercept.runner.hosts.link import HostLink, Kind
 from jinfercept.runner.hosts.placement import PLANS_PORT, Placement
 from jinfercept.runner.hosts.wire import decode_masks, decode_plan, encode_masks, encode_plan
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.plan import FROM_DEVICE, Chunk, Masks, NewPages, Sample, StepPlan
-from jinfercept.sched.sampling_options import draw_options
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, Masks, NewPages, Sample, StepPlan, draw_options
 
 CONTEXT, PREFILL, VOCAB, EXCEPTIONS = 4000, 2048, 128_256, 8
 SAMPLED = SamplingParams(temperature=0.7, top_p=0.95, presence_penalty=0.5, logprobs=2)

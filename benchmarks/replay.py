@@ -13,6 +13,7 @@ from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.meter.counts import LIMITS
 from jinfercept.engine.meter.ledger import Prices
+from jinfercept.engine.meter.request_log import RequestLog
 from jinfercept.engine.protocols import RealClock
 from jinfercept.request import Request
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
@@ -93,15 +94,15 @@ def replay(
     config, shape, profile = setup.config, setup.shape, setup.profile
     serving = setup.serve()
     serving.dispatcher.close()  # the calls are scripted
-    scheduler, log = serving.engine.scheduler, serving.engine.request_log
-    assert log is not None
+    scheduler, log = serving.engine.scheduler, RequestLog(clock.now)
     prices = Prices(profile, shape.page_size, synchronous=False)
     accounts = RunStats(log, scheduler, prices, shape.buckets[-1], LIMITS)
     dispatcher = ScriptedDispatcher(clock, write)
     runner = TimedRunner(setup.runner)
     lifecycle = RequestLifecycle(scheduler, dispatcher, clock, vocab_size=setup.model.config.vocab_size)
     depth, check = config.advanced.pipeline_depth, config.advanced.check_pages
-    engine = Engine(lifecycle, runner, threading.Event(), depth=depth, check=check, request_log=log)
+    engine = Engine(lifecycle, runner, threading.Event(), depth=depth, check=check)
+    engine.observe(log)
     started_s, turns = time.thread_time(), list[TurnRecord]()
     try:
         with setup.settings():

@@ -362,12 +362,9 @@ class AdvancedOptions:
 class HostOptions:
     """One model over several processes, each with devices of its own; host 0 schedules and answers."""
 
-    coordinator: str | None = option(
-        None,
-        "HOST:PORT at which host 0 serves the others, there and at the next port; auto: as Slurm or Kubernetes says",
-    )
-    num_hosts: int | None = option(None, "processes of the model; default: as Slurm says", least=1)
-    host_id: int | None = option(None, "this process's number, from 0; default: as Slurm or Kubernetes says", least=0)
+    coordinator: str | None = option(None, "HOST:PORT at which host 0 serves the others, there and at the next port")
+    num_hosts: int | None = option(None, "processes of the model", least=1)
+    host_id: int | None = option(None, "this process's number, from 0", least=0)
     host_timeout: float = option(300.0, "seconds that hosts wait for each other at the start", least=0)
 
 

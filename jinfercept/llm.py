@@ -238,7 +238,8 @@ class LLM(RolloutMethods, WeightControls):
                 request alone (its detector or its grammar raises, its logits are NaN) is no exception: its finish reason is
                 "error".
         """
-        check_generate(others)
+        if others:
+            check_generate(others)
         requests = self._requests.make_requests(prompts, sampling_params, tools, detector, None, "", async_calls, lora)
         return serve(self.engine.thread, requests, on_event=on_event)
 
@@ -254,7 +255,8 @@ class LLM(RolloutMethods, WeightControls):
         **others: Unpack[VllmArguments],
     ) -> list[RequestOutput]:
         """Does what `generate` does without blocking the event loop; cancelled, it aborts the requests."""
-        check_generate(others)
+        if others:
+            check_generate(others)
         requests = self._requests.make_requests(prompts, sampling_params, tools, detector, None, "", async_calls, lora)
         return await aserve(self.engine.thread, requests)
 

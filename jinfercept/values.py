@@ -34,6 +34,15 @@ def strict_json(text: str) -> Any:
     return json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
 
+def json_object(text: str) -> dict[str, Any]:
+    """The object that a JSON text is; {} if it is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def _finite(digits: str) -> float:
     number = float(digits)
     return number if math.isfinite(number) else _refuse(digits)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from jinfercept.chat.grammar.constraint import TokenGrammar
-from jinfercept.chat.grammar.grammar import Grammars, GrammarSource
+from jinfercept.chat.grammar.grammar import Grammars
 from jinfercept.chat.parsers.call_grammars import Rules, arguments_schema
 from jinfercept.errors import ConfigError, RequestError
 from jinfercept.structured_outputs import SchemaReduction, StructuredOutputsParams
@@ -23,7 +23,6 @@ from jinfercept.tools.calls import CallFailed
 from jinfercept.tools.schemas import check_of
 from jinfercept.tools.tool_tables import Place
 from tests.support.fetched_packages import source_package
-from tests.support.grammars import FromTools
 from tests.support.sample_tokenizers import VOCAB, byte_level
 
 VERSION = "4.25.1"
@@ -114,8 +113,7 @@ def allows_text(grammar: TokenGrammar, text: str) -> bool:
 def compiled(make: Any) -> TokenGrammar | None:
     """The grammar of what a function makes; None if it is refused."""
     try:
-        source: GrammarSource = make()
-        return GRAMMARS.compile(source)
+        return GRAMMARS.compile(make())
     except RequestError:
         return None
 
@@ -153,7 +151,7 @@ def test_arguments_of_a_tool_are_valid_or_the_log_says_what_is_checked_later(dra
             check = check_of(whole, Place(Path("tools.toml"), 1))
         except (RequestError, ConfigError):
             continue
-        grammar = compiled(lambda arguments=arguments, rules=rules: FromTools(rules.text(rules.json(arguments))))
+        grammar = compiled(lambda arguments=arguments, rules=rules: rules.text(rules.json(arguments)))
         if grammar is None:
             continue
         for value, valid in values:

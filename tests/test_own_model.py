@@ -17,8 +17,10 @@ from jinfercept.errors import ModelError
 from jinfercept.llm import LLM
 from jinfercept.models.protocol import MixedModel, Params, ServedModel, WindowedModel, windows_of
 from jinfercept.pallas.layouts.scoring import Scoring
+from jinfercept.sampling_params import SamplingParams
 from jinfercept.start.own_model import check_functions
 from tests.support.dense_model import dense_attend
+from tests.support.scripted_model import Numbers, ScriptedModel, byte_tokenizer
 from tests.support.tiny_model import GOLDEN
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -284,3 +286,21 @@ def test_learned_positions_and_layers_of_two_kinds_are_served(window: int | None
     for prompt, tokens in zip([[1, 2, 3], list(range(40))], GPT2["main"](window=window), strict=True):
         rows = gpt2_logits(model, params, jnp.asarray(prompt + tokens))[len(prompt) - 1 : -1]
         assert rows.argmax(axis=-1).tolist() == tokens
+
+
+@pytest.mark.parametrize("is_end", [False, True])
+def test_ids_without_a_token_are_not_drawn_unless_they_end_texts(is_end: bool) -> None:
+    tokenizer = byte_tokenizer(None)
+    padded = tokenizer.ids_below + 8
+    zero, follows = jnp.zeros(1), jnp.full((16, padded), padded - 1, jnp.int32)  # the likeliest id has no token
+    weights = Params({"zero": zero}, ({"next": follows},), {"zero": zero})
+    model = ScriptedModel(Numbers(padded, (padded - 1,) if is_end else (), max_position=16))
+    sizes: dict[str, Any] = {"kv_tokens": 32, "max_num_seqs": 2, "max_num_batched_tokens": 8}
+    with LLM(model, params=weights, tokenizer=tokenizer, profile="paper-gptj-6b-a100", lazy=True, **sizes) as llm:
+        for params in (SamplingParams(temperature=0.0), SamplingParams(seed=7), SamplingParams(top_k=3)):
+            [output] = llm.generate({"prompt_token_ids": [65, 66]}, replace(params, max_tokens=6))
+            if is_end:
+                assert output.outputs[0].token_ids == [padded - 1]
+            else:
+                assert len(output.outputs[0].token_ids) == 6
+                assert max(output.outputs[0].token_ids) < tokenizer.ids_below

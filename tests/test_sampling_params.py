@@ -12,7 +12,7 @@ from jinfercept.engine.parallel_sampling import forks
 from jinfercept.errors import ConfigError, JinferceptError, ModelError, RequestError
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams, check_vocabulary
-from jinfercept.sched.sampling_options import draw_options
+from jinfercept.sched.plan import draw_options
 from tests.support.engine_state import engine_state
 from tests.support.fake_engine import POLICIES, make_engine, run_all
 from tests.support.tiny_model import tiny_llm

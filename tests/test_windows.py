@@ -14,6 +14,7 @@ from jinfercept.llm import LLM
 from jinfercept.models.load import read_config
 from jinfercept.request import FollowUp
 from jinfercept.sampling_params import SamplingParams
+from tests.support.kv_contexts import side_pool
 from tests.support.matrices import sampled_depths
 from tests.support.tiny_model import GOLDEN, Workload, all_return_at_once, count_ties, tiny_llm
 
@@ -68,17 +69,17 @@ def test_a_paused_context_keeps_the_pages_that_the_formula_says(small: LLM) -> N
     config, num_tokens, seen = read_config(GOLDEN / "gemma3"), 80, list[tuple[int, int]]()
     small.restart(policy="preserve", pipeline_depth=0)
     kv, runner, plan = small.engine._engine.scheduler.kv, small.engine.setup.runner, small.memory_plan  # pyright: ignore[reportPrivateUsage]
-    before = kv.side_pools[0].num_free
+    before = side_pool(kv).num_free
 
     def look(argument: str) -> list[int]:
-        kv.side_pools[0].forget_checkpoints()  # what is kept for others
-        seen.append((kv.occupancy().paused, before - kv.side_pools[0].num_free))
+        side_pool(kv).forget_checkpoints()  # what is kept for others
+        seen.append((kv.occupancy().paused, before - side_pool(kv).num_free))
         return []
 
     prompt, detector = {"prompt_token_ids": [*range(num_tokens)]}, ScriptedDetector({1: [Call("look", "")]})
     [output] = small.generate(prompt, GREEDY, tools=[Tool(look, name="look")], detector=detector)
     assert count_ties("gemma3", output) == 0
-    occupancy = kv.side_pools[0].occupancy()
+    occupancy = side_pool(kv).occupancy()
     assert (occupancy.used, occupancy.paused, sum(occupancy)) == (0, 0, plan.windows.num_device_pages)
     assert runner.second is not None
     assert sum(array.nbytes for array in runner.second.layers) == plan.window_bytes

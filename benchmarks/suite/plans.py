@@ -15,8 +15,7 @@ from jinfercept.pallas.layouts.pages import KVPages
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.plan import FROM_DEVICE, Chunk, NewPages, Sample, StepPlan
-from jinfercept.sched.sampling_options import TokenHistory, draw_options
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, NewPages, Sample, StepPlan, TokenHistory, draw_options
 
 GREEDY = SamplingParams(temperature=0.0)
 FIRST_PAGE = 1  # the scratch page is before it

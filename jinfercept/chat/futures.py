@@ -6,7 +6,6 @@ for all of them, and the model goes on. The tool `await_future` waits for one. T
 for placeholders, and traps. The end of the request cancels the calls that run. (Futures as in AsyncFC, arXiv 2605.15077.)
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import final
@@ -18,6 +17,7 @@ from jinfercept.engine.current_call import CURRENT_CALL, AtOnce, RunningCall, ar
 from jinfercept.engine.tool_run import Placeholder
 from jinfercept.errors import RequestError
 from jinfercept.outputs import Interception
+from jinfercept.values import json_object
 
 AWAIT = "await_future"
 
@@ -173,7 +173,4 @@ def unread_calls(pauses: Iterable[Interception]) -> tuple[Call, ...]:
 
 def _named(arguments: str) -> str:
     """The name of a future in the arguments of `await_future`; "" if they are no such."""
-    try:
-        return str(json.loads(arguments)["future"])
-    except (ValueError, TypeError, LookupError, RecursionError):
-        return ""
+    return str(json_object(arguments).get("future", ""))

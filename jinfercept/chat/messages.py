@@ -53,8 +53,11 @@ def checked_message(message: object) -> dict[str, Any]:
     if role not in _ROLES:
         what = f"the role of a message is one of {', '.join(_ROLES)}"
         raise RequestError(what, got=f"{shown(role)}{nearest(role, _ROLES)}", fix="give one of them")
-    if content is None and role not in ("assistant", "tool"):
+    if content in (None, [], ()) and role not in ("assistant", "tool"):
         raise RequestError(f"a message of the role {role} has content", got=shown(message), fix="give a text")
+    if message.get("function_call") is not None:
+        fix = "give the call in tool_calls, and its result the role tool"
+        raise RequestError("a message has no function_call", got=shown(message["function_call"]), fix=fix)
     if not isinstance(content, str) and isinstance(content, Sequence):
         content = _joined(content)
     if not isinstance(content, str | None):
@@ -144,10 +147,13 @@ def _id(fields: Mapping[str, Any], name: str) -> str:
 
 def with_arguments(messages: list[dict[str, Any]], form: ArgumentForm) -> list[dict[str, Any]]:
     """The messages with the arguments of their calls in a form."""
+
+    def formed(call: Mapping[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        return {**call, "function": {**function, "arguments": form(function.get("arguments"))}}
+
     return [
-        {**message, "tool_calls": [_call_in_form(call, form) for call in calls]}
-        if (calls := message.get("tool_calls"))
-        else message
+        {**message, "tool_calls": [*map(formed, calls)]} if (calls := message.get("tool_calls")) else message
         for message in messages
     ]
 
@@ -161,11 +167,6 @@ def _checked_calls(calls: Any) -> list[dict[str, Any]]:
             fix = "give them as OpenAI does"
             raise RequestError("an entry of tool_calls is not a tool call", got=shown(call), fix=fix)
     return [dict(call) for call in calls]
-
-
-def _call_in_form(call: Mapping[str, Any], form: ArgumentForm) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": form(function.get("arguments"))}}
 
 
 def _value(arguments: Any) -> Any:

@@ -86,11 +86,12 @@ class RequestMaker:
         """
         self._check_process()
         params = self.default_params(is_chat=False) if params is None else params
-        grammars = self._grammars and self._grammars.of(tenant)
+        grammars = self._grammars.of(tenant) if self._grammars and tenant else self._grammars
         arguments = (ids or self._ids, prompts, params, tools, detector, self.tokenizer, grammars, async_calls)
         new_requests = requests.make_requests(*arguments)
-        names = requests.one_each(lora, str, len(new_requests), "lora")
-        new_requests = [self.with_adapter(request, name) for request, name in zip(new_requests, names, strict=True)]
+        if lora is not None:
+            names = requests.one_each(lora, str, len(new_requests), "lora")
+            new_requests = [self.with_adapter(request, name) for request, name in zip(new_requests, names, strict=True)]
         return [fork for request in new_requests for fork in forks(request)]
 
     def make_chats(

@@ -54,7 +54,11 @@ def make_requests(
     listed = _prompts(prompts)
     all_params = params_of_each(SamplingParams() if params is None else params, len(listed))
     checked_tools = _checked_tools(tools)
-    marked = MarkedTools.of(checked_tools, async_calls, tokenizer, grammars)
+    marked = None
+    if async_calls is not None or any(isinstance(tool, ChatTool) or tool.calls == "async" for tool in checked_tools):
+        marked = MarkedTools.of(
+            checked_tools, AsyncCalls() if async_calls is None else async_calls, tokenizer, grammars
+        )
     by_name = {tool.name: tool for tool in checked_tools if isinstance(tool, Tool)}
     if marked is not None:
         by_name |= marked.tools
@@ -246,11 +250,11 @@ class MarkedTools(NamedTuple):
     def of(
         cls,
         tools: Sequence[Tool | ChatTool],
-        options: AsyncCalls | None,
+        options: AsyncCalls,
         tokenizer: Tokenizer | None,
         grammars: Grammars | None,
-    ) -> Self | None:
-        """The tools without a start text; None if neither the request nor one of them asks for markup.
+    ) -> Self:
+        """The tools without a start text.
 
         Args:
             grammars: of the model; None without a tokenizer.
@@ -258,10 +262,6 @@ class MarkedTools(NamedTuple):
         Raises:
             RequestError: there is no tokenizer, or a function cannot be called by the names of its arguments.
         """
-        if options is None:
-            if not any(isinstance(tool, ChatTool) or tool.calls == "async" for tool in tools):
-                return None
-            options = AsyncCalls()
         if not isinstance(options, AsyncCalls):
             raise RequestError("async_calls must be an AsyncCalls", got=shown(options), fix="AsyncCalls(on_end=…)")
         if tokenizer is None or grammars is None:

@@ -108,7 +108,7 @@ def compile_calls(
     def compiled(some: Mapping[str, Mapping[str, Any]]) -> TokenGrammar:
         several = choice.parallel and not choice.once
         source = replace(form, tools=some).calls_grammar(_tokens(tokenizer), template, several)
-        return grammars.compile(_LarkSource(source))
+        return grammars.compile(source)
 
     try:
         return compiled(tools)
@@ -135,7 +135,7 @@ def compile_answer_or_calls(
     def compiled(tools: Mapping[str, Mapping[str, Any]]) -> TokenGrammar | None:
         calls = CallGrammar(Rules(), tools, _tokens(tokenizer), "", parallel)
         with suppress(*_UNSOUND):
-            return grammars.compile(_LarkSource(calls.rules.text(answer_or_calls(calls))))
+            return grammars.compile(calls.rules.text(answer_or_calls(calls)))
         return None
 
     tools = {name: _loosened(name, schema) for name, schema in (form.tools or {}).items() if JSON_NAME.fullmatch(name)}
@@ -154,7 +154,7 @@ def compile_answer_or_calls(
 def compile_answer(grammars: Grammars) -> TokenGrammar:
     """The grammar of a turn without calls in the format of Hermes."""
     rules = Rules()
-    return grammars.compile(_LarkSource(rules.text(answer_only(rules))))
+    return grammars.compile(rules.text(answer_only(rules)))
 
 
 def _loosened(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -186,18 +186,6 @@ def _log_unenforced(name: str, places: tuple[str, ...]) -> None:
         name,
         ", ".join(places),
     )
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _LarkSource:
-    """A `GrammarSource` in Lark."""
-
-    text: str
-
-    @property
-    def source(self) -> tuple[str, str]:
-        return "lark", self.text
 
 
 def _tokens(tokenizer: Tokenizer) -> Callable[[str], int | None]:

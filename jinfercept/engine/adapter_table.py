@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import final
 
 from jinfercept.errors import ConfigError, RequestError, nearest, shown
-from jinfercept.request import Adapter, Request
+from jinfercept.request import Adapter
 
 
 @final
@@ -100,17 +100,14 @@ class AdapterTable:
             self._named.pop(name, None)
         return adapter
 
-    def hold(self, request: Request) -> None:
+    def hold(self, request_id: str, adapter: Adapter) -> None:
         """Keep a request's adapter until `release`. Raises `RequestError` if it is not there any more."""
-        adapter = request.adapter
-        if adapter is None:
-            return
         with self._lock:
             if self._named.get(adapter.name) != adapter:
                 raise RequestError(
                     "the adapter was unloaded or replaced", got=adapter.name, fix="make the request again"
                 )
-            self._held[request.id] = adapter
+            self._held[request_id] = adapter
 
     def release(self, request_id: str) -> None:
         """The request has ended; one that holds none is ignored."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextvars import Context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 from jinfercept.calls import Call, Result, Tool
@@ -41,16 +42,11 @@ class _Pause:
     tenant: str
     asynchronous: bool
     started: list[float] = field(default_factory=list[float])  # when each call began, of those that have
+    results: dict[int, Result] = field(default_factory=dict[int, Result])  # by the call's place
+    runs: dict[int, ToolRun[Any]] = field(
+        default_factory=dict[int, ToolRun[Any]]
+    )  # likewise, of the calls that have begun
     cancelled: bool = False
-
-    def __post_init__(self) -> None:
-        self.results: list[Result | None] = [None] * len(self.calls)
-        self.runs: list[ToolRun[Any] | None] = [None] * len(self.calls)
-
-    def cancel_run(self, index: int) -> None:
-        """Cancel a call, if it has begun."""
-        if (run := self.runs[index]) is not None:
-            run.cancel()
 
 
 @final
@@ -113,7 +109,7 @@ class Dispatcher:
             text = f"error: {pause.calls[index].name} timed out"
             waited_s = self._now() - pause.started[index]
             self._settle(pause, index, Result(text, "timeout", duration_s=waited_s), answers)
-            pause.cancel_run(index)
+            pause.runs[index].cancel()
         return answers
 
     def poll_started(self) -> list[tuple[str, Call, Result]]:
@@ -125,7 +121,7 @@ class Dispatcher:
         """The next deadline, in seconds of the clock; None if no call is pending."""
         while self._deadlines:
             deadline, _, pause, index = self._deadlines[0]
-            if not pause.cancelled and pause.results[index] is None:
+            if not pause.cancelled and index not in pause.results:
                 return deadline
             heapq.heappop(self._deadlines)
         return None
@@ -138,8 +134,8 @@ class Dispatcher:
                 pause.cancelled = True
             cancels = self._ends.pop(request_id, ())
         for pause in pauses:
-            for index in range(len(pause.calls)):
-                pause.cancel_run(index)
+            for run in [*pause.runs.values()]:
+                run.cancel()
         for cancel in cancels:
             cancel()
         if self._returned:
@@ -155,11 +151,10 @@ class Dispatcher:
 
     def _settle(self, pause: _Pause, index: int, result: Result, answers: list[tuple[str, tuple[Result, ...]]]) -> None:
         """Note a result; only the first one of a call counts, and none after `cancel`."""
-        if pause.cancelled or pause.results[index] is not None:
+        if pause.cancelled or index in pause.results:
             return
         pause.results[index] = result
-        results = tuple(result for result in pause.results if result is not None)
-        if len(results) < len(pause.calls):
+        if len(pause.results) < len(pause.calls):
             if index == len(pause.started) - 1:  # the others wait for this one
                 self._start_next(pause)
             return
@@ -168,18 +163,13 @@ class Dispatcher:
         if not pauses:
             del self._open[pause.request_id]
         if pause.asynchronous:
-            self._returned.append((pause.request_id, pause.calls[0], results[0]))
+            self._returned.append((pause.request_id, pause.calls[0], result))
         else:
-            answers.append((pause.request_id, results))
+            answers.append((pause.request_id, tuple([pause.results[place] for place in range(len(pause.calls))])))
 
     def _start(self, pause: _Pause, index: int, tool: Tool, arguments: str) -> None:
-        def outlast(function: ToolFunction, arguments: str, at_end: Callable[[], None]) -> ToolRun[ToolValue]:
-            if self._is_over(pause, index, at_end):
-                at_end()
-                return ToolRun()
-            return self._executor.call(tool.name, function, arguments)
-
         def begin() -> ToolRun[Any]:
+            outlast = partial(self._outlast, pause, index, tool.name)
             CURRENT_CALL.set(
                 CurrentCall(tool.name, pause.calls[index].id, pause.request_id, pause.tenant, outlast=outlast)
             )
@@ -200,10 +190,21 @@ class Dispatcher:
         self._arrived.append((pause, index, result))
         self._on_result()
 
-    def _is_over(self, pause: _Pause, index: int, at_end: Callable[[], None]) -> bool:
-        """Whether no request waits for a call any more; else `at_end` is called at the end of the request. From any thread."""
+    def _outlast(
+        self,
+        pause: _Pause,
+        index: int,
+        tool: str,
+        function: ToolFunction,
+        arguments: str,
+        at_end: Callable[[], None],
+    ) -> ToolRun[ToolValue]:
+        """Start a function behind a call that is not over, see `CurrentCall.outlast`. From any thread."""
         with self._lock:
-            is_over = pause.cancelled or pause.results[index] is not None
+            is_over = pause.cancelled or index in pause.results
             if not is_over:
                 self._ends.setdefault(pause.request_id, []).append(at_end)
-        return is_over
+        if is_over:
+            at_end()
+            return ToolRun()
+        return self._executor.call(tool, function, arguments)

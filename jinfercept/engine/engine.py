@@ -14,15 +14,15 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from jinfercept.engine.disk_contexts import CLOSE_S, DiskContexts
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.meter.request_log import RequestLog
-from jinfercept.engine.protocols import Runner
 from jinfercept.events import Event
 from jinfercept.outputs import FinishReason
 from jinfercept.request import Request
-from jinfercept.sched.plan import Masks
+from jinfercept.sched.plan import Masks, PlanRunner
 from jinfercept.sched.plan_builder import PlannedStep
 
 log = logging.getLogger(__name__)
@@ -42,11 +42,10 @@ class Engine:
         wake: event that the dispatcher sets when a result arrives, which ends an idle wait.
         depth: plans in flight while the next one is made, 0 or 1.
         check: assert the conservation of pages after every step.
-        request_log: gets every plan's result and every step's events; the `Observer` of the scheduler too.
         disk: contexts on disk; None: there is no such tier.
 
     Attributes:
-        requests, scheduler, wake, request_log, disk: as given.
+        requests, scheduler, wake, disk: as given.
         failure: exception of a failed step from which the engine could not recover; None while it can serve.
         is_resting: no step is planned: calls that return and requests that arrive are taken in, and wait.
     """
@@ -54,17 +53,17 @@ class Engine:
     def __init__(
         self,
         requests: RequestLifecycle,
-        runner: Runner,
+        runner: PlanRunner[Any, Any],
         wake: threading.Event,
         *,
         depth: int,
         check: bool = False,
-        request_log: RequestLog | None = None,
         disk: DiskContexts | None = None,
     ) -> None:
         self.failure: BaseException | None = None
         self.is_resting = self._has_warned = False
-        self.scheduler, self.wake, self.request_log, self.disk = requests.scheduler, wake, request_log, disk
+        self.scheduler, self.wake, self.disk = requests.scheduler, wake, disk
+        self._log: RequestLog | None = None
         self.requests, self._clock = requests, requests.clock
         self._runner, self._depth, self._check = runner, depth, check
         self._arrivals: deque[Request | str] = deque()  # submitted requests, and ids of aborted ones
@@ -87,7 +86,7 @@ class Engine:
 
     @property
     def num_retained(self) -> int:
-        return len(self.requests.retained)
+        return len(self.requests.retained.sequences)
 
     @property
     def num_waiting(self) -> int:
@@ -100,6 +99,11 @@ class Engine:
         return {tenant: waiting[tenant] + self.scheduler.num_waiting_of(tenant) for tenant in tenants}
 
     # -- from the engine's thread ----------------------------------------------------------------------------------
+
+    def observe(self, log: RequestLog) -> None:
+        """Tell a log what happens to the requests from now on, every plan's result and every step's events."""
+        self._log = log
+        self.scheduler.observe(log)
 
     def release(self, request_id: str) -> None:
         """Drop the retained context of a finished request; an id that has none is ignored."""
@@ -148,8 +152,8 @@ class Engine:
             self.check_pages()
         events = self.requests.events.copy()
         self.requests.events.clear()
-        if self.request_log is not None:
-            self.request_log.passed(events)
+        if self._log is not None:
+            self._log.passed(events)
         return events
 
     def between_steps(
@@ -210,7 +214,8 @@ class Engine:
     def _go_on(self) -> None:
         """Plan and dispatch the next iteration, and collect one."""
         now = self._clock.now()
-        self.requests.retained.expire(now)
+        if self.requests.retained.groups:
+            self.requests.retained.expire(now)
         if self.disk is not None:
             self.disk.read_ahead(now)
         planned = self.scheduler.plan(now)
@@ -218,7 +223,7 @@ class Engine:
         self._quiescent_at = None if has_work else self.requests.num_finished
         if has_work:
             forward = self._runner.forward(planned.plan)
-            if planned.plan.awaits_drafts:
+            if planned.has_drafts and planned.plan.awaits_drafts:
                 planned = planned.with_drafts(self._runner.drafts(forward))
             masks: Masks = {}
             if self.requests.awaits_masks(planned):
@@ -262,8 +267,8 @@ class Engine:
         """Wait for the oldest plan in flight, and apply its result."""
         planned, ticket = self._in_flight.popleft()
         result = self._runner.collect(ticket)
-        if self.request_log is not None:
-            self.request_log.stepped(planned, result)
+        if self._log is not None:
+            self._log.stepped(planned, result)
         self.requests.apply(planned, result)
 
     def _collect_all(self) -> None:

@@ -102,15 +102,17 @@ class RequestLifecycle:
         mark = object()
         if self._ids.setdefault(request.id, mark) is not mark:  # atomic: two threads may submit one id
             raise RequestError("an unfinished request already has this id", got=request.id, fix="use another id")
-        try:
-            self._adapters.hold(request)
-        except RequestError:
-            del self._ids[request.id]
-            raise
+        if request.adapter is not None:
+            try:
+                self._adapters.hold(request.id, request.adapter)
+            except RequestError:
+                del self._ids[request.id]
+                raise
 
-    def _release(self, request_id: str) -> None:
-        self._adapters.release(request_id)
-        self._ids.pop(request_id, None)
+    def _release(self, request: Request) -> None:
+        if request.adapter is not None:
+            self._adapters.release(request.id)
+        self._ids.pop(request.id, None)
 
     def open(self, request: Request) -> None:
         """Queue a request, on a retained context if it follows one; it ends if it cannot be queued."""
@@ -119,17 +121,11 @@ class RequestLifecycle:
             key, now = request_key(request, self._seed, next(self._numbers)), self.clock.now()
             session = new_session(request, self.scheduler, key, now, self._eos_token_ids, leader)
         except BaseException as error:
-            self._release(request.id)
-            if is_users_interrupt(error):
-                raise
-            self.num_finished += 1
-            lost = lost_output(request, describe_failure(error), self.clock.now())
-            self.events.append(Finished(request.id, lost, ""))
+            self._lose(request, error)
             return
         sequence = session.sequence
         self._sessions[request.id] = session
-        self.retained.drop(request.id, now)  # one of the same name
-        if not self.retained.extend(request, sequence, now):
+        if not (self.retained.groups and self.retained.extend(request, sequence, now)):
             begins = request.follow_up is not None and request.continues is None
             self.scheduler.add(sequence, at_door=now if begins else None)
         try:
@@ -142,6 +138,15 @@ class RequestLifecycle:
                 self._read_again(session, request.continues)
         except BaseException as error:
             self._fail_by_own_code(session, error)
+
+    def _lose(self, request: Request, error: BaseException) -> None:
+        """End a request for which no session could be made."""
+        self._release(request)
+        if is_users_interrupt(error):
+            raise error
+        self.num_finished += 1
+        lost = lost_output(request, describe_failure(error), self.clock.now())
+        self.events.append(Finished(request.id, lost, ""))
 
     def _read_again(self, session: Session, continues: CompletionOutput) -> None:
         calls, unread = session.read_again(continues)
@@ -166,7 +171,8 @@ class RequestLifecycle:
         """Abort every open request, and forget the ids of those that were never opened."""
         self.end_all("abort", None)
         for request_id in [*self._ids]:
-            self._release(request_id)
+            self._adapters.release(request_id)
+        self._ids.clear()
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
@@ -193,14 +199,8 @@ class RequestLifecycle:
     def apply(self, planned: PlannedStep, result: StepResult) -> None:
         """Hand every sampled token to its request, unless the request was intercepted or finished since the plan was made."""
         now = self.clock.now()
-        for row, scores in zip(planned.scored, result.scores, strict=False):
-            if row.sequence.epoch == row.epoch and (failure := self._sessions[row.sequence.id].note_scores(scores)):
-                self._fail(self._sessions[row.sequence.id], failure)
-        if result.experts is not None:
-            for chunk in planned.noted:
-                session = self._sessions.get(chunk.sequence.id)
-                if session is not None and session.sequence is chunk.sequence:
-                    session.experts.append((chunk.start, result.experts.of(chunk.place, chunk.num_tokens)))
+        if planned.scored or planned.noted:
+            self._note(planned, result)
         reports = result.logprobs or (None,) * len(result.tokens)
         for sequence, epoch, place, drafts in planned.sampled:
             if sequence.epoch != epoch:
@@ -211,6 +211,17 @@ class RequestLifecycle:
                 self._verify(session, drafts, result.tokens[drawn], reports[drawn], now)
             else:
                 self._accept(session, result.tokens[place], reports[place], now)
+
+    def _note(self, planned: PlannedStep, result: StepResult) -> None:
+        """Hand scores of prompts, and experts, to the requests that want them."""
+        for row, scores in zip(planned.scored, result.scores, strict=False):
+            if row.sequence.epoch == row.epoch and (failure := self._sessions[row.sequence.id].note_scores(scores)):
+                self._fail(self._sessions[row.sequence.id], failure)
+        if result.experts is not None:
+            for chunk in planned.noted:
+                session = self._sessions.get(chunk.sequence.id)
+                if session is not None and session.sequence is chunk.sequence:
+                    session.experts.append((chunk.start, result.experts.of(chunk.place, chunk.num_tokens)))
 
     def _verify(
         self,
@@ -234,6 +245,7 @@ class RequestLifecycle:
             self._accept(session, drawn[index], reports[index], now, computed)
             if sequence.epoch != epoch:
                 break
+        assert self.scheduler.speculation is not None
         self.scheduler.speculation.settle(sequence, len(drafts), accepted)
 
     def _fail(self, session: Session, failure: str) -> None:
@@ -416,15 +428,17 @@ class RequestLifecycle:
         self.dispatcher.cancel(request.id)
         if session.async_calls is not None:
             session.async_calls.cancel(now)
-        if reason not in ("stop", "length") or not self.retained.keep(session, now):
+        expects = request.follow_up is not None and reason in ("stop", "length")
+        if not (expects and self.retained.keep(session, now)):
             self.scheduler.finish(sequence, now)
             if reason == "abort" and request.leader is None:
                 self.retained.remember(session, now)
         self.num_finished += 1
         del self._sessions[request.id]
         self._with_grammar.pop(request.id, None)
-        self._release(request.id)
+        self._release(request)
         rest = session.text.finish() if session.text else ""
         output = session.output(reason, stop, now, paused_s)
-        output = session.with_messages(output, rest, self.events)
+        if session.transcript is not None:
+            output = session.with_messages(output, rest, self.events)
         self.events.append(Finished(request.id, output, rest, failure))

@@ -5,6 +5,7 @@ The first request computes the prompt; the others start afterwards, share its fu
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from jinfercept.outputs import CompletionOutput, RequestOutput
 from jinfercept.request import Request
@@ -45,14 +46,10 @@ def joined(requests: Iterable[Request], outputs: Mapping[str, RequestOutput]) ->
 
 def complete(requests: Iterable[Request], outputs: Mapping[str, RequestOutput]) -> list[RequestOutput | None]:
     """As `joined`, with None for prompts of which an output is missing."""
-    groups: dict[str, list[RequestOutput | None]] = {}
+    groups: dict[str, list[Any]] = {}
     for request in requests:
         groups.setdefault(request.leader or request.id, []).append(outputs.get(request.id))
-    whole = [[output for output in group if output is not None] for group in groups.values()]
-    return [
-        None if len(finished) < len(group) else finished[0] if len(group) == 1 else _together(finished)
-        for finished, group in zip(whole, groups.values(), strict=True)
-    ]
+    return [None if None in group else group[0] if len(group) == 1 else _together(group) for group in groups.values()]
 
 
 def _together(group: list[RequestOutput]) -> RequestOutput:

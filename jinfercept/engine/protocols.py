@@ -1,6 +1,4 @@
-"""What the engine needs of its clock, of its runner, which executes plans, of its dispatcher, which has calls answered, and of
-grammars.
-"""
+"""What the engine needs of its clock, of its dispatcher, which has calls answered, and of grammars."""
 
 import time
 from collections.abc import Mapping
@@ -9,7 +7,6 @@ from typing import Protocol, final, runtime_checkable
 
 from jinfercept.calls import Call, Result, Tool
 from jinfercept.hooks import Constraint
-from jinfercept.sched.plan import Masks, StepPlan, StepResult
 
 
 class Clock(Protocol):
@@ -32,35 +29,6 @@ class RealClock:
     def wait(self, wake: Event, timeout_s: float) -> None:
         wake.wait(timeout_s)
         wake.clear()
-
-
-class Runner[Forward, Ticket](Protocol):
-    """Executes plans in order, each in two phases, without knowing requests. Only `collect` waits for the device, and
-    `forward` where the plan awaits drafts of a draft model, for these."""
-
-    def forward(self, plan: StepPlan) -> Forward:
-        """Dispatch the plan's page transfers and its forward pass. The plan before it must have been sampled."""
-        ...
-
-    def drafts(self, forward: Forward) -> tuple[tuple[int, ...], ...]:
-        """The drafts of every chunk that awaited them from a draft model, in the plan's order. Waits for that model."""
-        ...
-
-    def sample(self, forward: Forward, masks: Masks) -> Ticket:
-        """Dispatch the sampling of the plan whose forward pass was dispatched last.
-
-        Args:
-            masks: of the plan's constrained rows; empty if it has none.
-        """
-        ...
-
-    def collect(self, ticket: Ticket) -> StepResult:
-        """Wait for the plan's tokens."""
-        ...
-
-    def reset(self) -> None:
-        """Forget all KV and every plan that was not collected, after a step has failed."""
-        ...
 
 
 class CallDispatcher(Protocol):

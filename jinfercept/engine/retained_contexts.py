@@ -51,6 +51,10 @@ class RetainedContexts:
         scheduler: holds their sequences.
         max_age_s: seconds after which one is forgotten.
         max_per_tenant: conversations of one tenant; None: only `max_contexts` limits them.
+
+    Attributes:
+        sequences: of the finished requests that have a context, by id, intercepted.
+        groups: all conversations by the tenant and the name of the tree of their pages: no two tenants or salts share any.
     """
 
     def __init__(
@@ -64,23 +68,19 @@ class RetainedContexts:
         self._scheduler = scheduler
         self._max_age_s = max_age_s
         self._quota = Quota(max_contexts, most_of_tenant=max_per_tenant)
-        self._sequences: dict[str, Sequence] = {}  # by request id, of conversations that have a context
-        self._without: dict[str, Sequence] = {}  # of the others
-        # By the tenant and the name of the tree of the pages, so that no two tenants or salts share any.
-        self._groups: dict[tuple[str, bytes], dict[str, _Retained]] = {}
+        self.sequences: dict[str, Sequence] = {}
+        self._without: dict[str, Sequence] = {}  # of conversations that have no context
+        self.groups: dict[tuple[str, bytes], dict[str, _Retained]] = {}
         self._unchecked: list[str] = []  # request ids that this round of `expire` has not come to
 
-    def __len__(self) -> int:
-        """Conversations that have a context."""
-        return len(self._sequences)
-
     def keep(self, session: Session, now: float) -> bool:
-        """Retain the context of a finished request, if the request asks for it; False if the context is not retained.
+        """Retain the context of a finished request that expects a follow-up; False if the context is not retained.
 
         Under a policy that takes no page of a paused context while a sequence runs, nothing is retained.
         """
         follow_up, sequence = session.request.follow_up, session.sequence
-        if follow_up is None or follow_up.last or self._scheduler.protects_paused:
+        assert follow_up is not None
+        if follow_up.last or self._scheduler.protects_paused:
             return False
         pending = tuple(
             session.pending(call, (sequence.id, "returns", index), follow_up.expected_s)
@@ -89,7 +89,7 @@ class RetainedContexts:
             PendingCall(follow_up.reader, (sequence.id, "returns", 0), follow_up.expected_s, sequence.tenant, "reader"),
         )
         self._scheduler.intercept(sequence, now, pending)
-        self._sequences[sequence.id] = sequence
+        self.sequences[sequence.id] = sequence
         self._add(session, bool(session.client_calls), now)
         return True
 
@@ -105,11 +105,11 @@ class RetainedContexts:
     def _add(self, session: Session, keeps_place: bool, now: float) -> None:
         request, sequence, size = session.request, session.sequence, self._scheduler.kv.page_size
         name = request.follow_up.session if request.follow_up is not None else ""
-        if name and (before := _of_session(self._groups.get(_group_of(sequence), {}), name)) is not None:
+        if name and (before := _of_session(self.groups.get(_group_of(sequence), {}), name)) is not None:
             self.drop(before.sequence.id, now)
         num_full = len(request.prompt_token_ids) // size * size
         retained = _Retained(sequence, num_full, name, keeps_place)
-        self._groups.setdefault(_group_of(sequence), {})[sequence.id] = retained
+        self.groups.setdefault(_group_of(sequence), {})[sequence.id] = retained
         self._quota.add(sequence.tenant, sequence.id)
         while (victim := self._quota.victim(sequence.tenant)) is not None:
             self.drop(victim, now)
@@ -118,12 +118,17 @@ class RetainedContexts:
         """Queue the sequence of a request that goes on with a known conversation, on its retained context if it has one; False
         if it begins one.
 
-        A retained context that the request or its session names, and that shares no full page with the request, is dropped.
+        A retained context that the request or its session names, and that shares no full page with the request, is dropped;
+        so is that of a finished request with the same id.
 
         Args:
             sequence: of the request, not added to the scheduler yet.
         """
+        if request.id in self.sequences:
+            self.drop(request.id, now)
         retained = self._followed(request, sequence)
+        if retained is None or retained.sequence.id != request.id:
+            self.drop(request.id, now)
         if retained is None:
             return False
         before, scheduler = retained.sequence, self._scheduler
@@ -140,7 +145,7 @@ class RetainedContexts:
     def drop(self, request_id: str, now: float) -> bool:
         """Forget a request's conversation: the private pages of its context are free, its shareable ones cached. False if it is
         not known."""
-        sequence = self._sequences.get(request_id) or self._without.get(request_id)
+        sequence = self.sequences.get(request_id) or self._without.get(request_id)
         if sequence is None:
             return False
         self._forget(sequence)
@@ -154,32 +159,32 @@ class RetainedContexts:
         if oldest is not None and now - oldest.paused_s > self._max_age_s:
             self.drop(oldest.id, now)
         if not self._unchecked:
-            self._unchecked = list(self._sequences)
+            self._unchecked = list(self.sequences)
         while self._unchecked:
-            sequence = self._sequences.get(self._unchecked.pop())
+            sequence = self.sequences.get(self._unchecked.pop())
             if sequence is not None:
                 if now - sequence.paused_s > self._max_age_s:
                     self.drop(sequence.id, now)
                 elif sequence.context.is_lost:
-                    self._without[sequence.id] = self._sequences.pop(sequence.id)
+                    self._without[sequence.id] = self.sequences.pop(sequence.id)
                     self._scheduler.finish(sequence, now)
-                    group = self._groups[_group_of(sequence)]
+                    group = self.groups[_group_of(sequence)]
                     group[sequence.id] = group[sequence.id]._replace(keeps_place=False)
                 return
 
     def clear(self, now: float) -> None:
-        for request_id in (*self._sequences, *self._without):
+        for request_id in (*self.sequences, *self._without):
             self.drop(request_id, now)
 
     def keep_named(self) -> None:
         """From now on, only requests that name them follow the present contexts, by the finished request or by the session."""
-        for group in self._groups.values():
+        for group in self.groups.values():
             group.update({name: retained._replace(prompt_tokens=0) for name, retained in group.items()})
 
     def _followed(self, request: Request, sequence: Sequence) -> _Retained | None:
         """The conversation that a request names, or its session; else the one whose prompt the request goes on from, the
         longest of these prompts, and where several have it the one that shares most tokens."""
-        group, tokens, size = self._groups.get(_group_of(sequence), {}), sequence.tokens, self._scheduler.kv.page_size
+        group, tokens, size = self.groups.get(_group_of(sequence), {}), sequence.tokens, self._scheduler.kv.page_size
         if request.follows is not None and (named := group.get(request.follows)) is not None:
             return named
         follow_up = request.follow_up
@@ -195,10 +200,10 @@ class RetainedContexts:
         return best
 
     def _forget(self, sequence: Sequence) -> None:
-        group = self._groups[_group_of(sequence)]
-        del (self._sequences if sequence.id in self._sequences else self._without)[sequence.id], group[sequence.id]
+        group = self.groups[_group_of(sequence)]
+        del (self.sequences if sequence.id in self.sequences else self._without)[sequence.id], group[sequence.id]
         if not group:
-            del self._groups[_group_of(sequence)]
+            del self.groups[_group_of(sequence)]
         self._quota.remove(sequence.tenant, sequence.id)
 
 

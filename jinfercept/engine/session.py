@@ -30,8 +30,7 @@ from jinfercept.outputs import (
     RequestOutput,
 )
 from jinfercept.request import Adapter, Request
-from jinfercept.sched.plan import NOTHING_ALLOWED, TokenExperts, TokenLogprobs
-from jinfercept.sched.sampling_options import draw_options
+from jinfercept.sched.plan import NOTHING_ALLOWED, TokenExperts, TokenLogprobs, draw_options
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import PendingCall, Sequence
 
@@ -232,10 +231,8 @@ class Session:
         self.logprobs.append(named)
         return named
 
-    def _routed_experts(self) -> Any | None:
-        """The experts of all tokens but the last, which no step has computed, if the request wants to know them."""
-        if not self.experts:
-            return None
+    def _routed_experts(self) -> Any:
+        """The experts of all tokens but the last, which no step has computed."""
         experts = self.experts[0][1].placed(self.experts, len(self.sequence.tokens) - 1)
         before = self.request.continues
         if before is not None and before.routed_experts is not None:
@@ -269,11 +266,7 @@ class Session:
         if self.resumed_s is not None:
             self.interceptions[-1] = replace(self.interceptions[-1], delay_s=now - self.resumed_s)
         num_prompt = len(request.prompt_token_ids)
-        written, logprobs, total = sequence.tokens[num_prompt:].tolist(), None, None
-        if params.logprobs is not None:
-            logprobs = self.logprobs
-            generated = zip(written, logprobs, strict=True)
-            total = sum(named[token].logprob for token, named in generated if named is not None)
+        written = sequence.tokens[num_prompt:].tolist()
         completion = CompletionOutput(
             index=0,
             text=self.text.text if self.text else "",
@@ -284,9 +277,9 @@ class Session:
             interceptions=tuple(self.interceptions),
             interrupts=tuple(self.interrupts),
             cancelled=tuple(self.cancelled),
-            logprobs=logprobs,
-            cumulative_logprob=total,
-            routed_experts=self._routed_experts(),
+            logprobs=None if params.logprobs is None else self.logprobs,
+            cumulative_logprob=None if params.logprobs is None else self._total_logprob(written),
+            routed_experts=self._routed_experts() if self.experts else None,
             external_spans=tuple((start - num_prompt, end - num_prompt) for start, end in sequence.external_spans[1:]),
             version_runs=tuple(self.versions),
             processed_logprobs=self.processed if params.return_processed_logprobs else None,
@@ -314,6 +307,11 @@ class Session:
             prompt_logprobs=scores,
             retained=sequence.usage.retained and ContextUse(*sequence.usage.retained),
         )
+
+    def _total_logprob(self, written: list[int]) -> float:
+        """The log probability of all generated tokens together."""
+        generated = zip(written, self.logprobs, strict=True)
+        return sum(named[token].logprob for token, named in generated if named is not None)
 
     def read_again(self, output: CompletionOutput) -> tuple[tuple[Call, ...], list[Call | BadFrame]]:
         """Bring a new session to the state in which the request with this output was aborted, but for calls that had not
@@ -367,13 +365,12 @@ class Session:
         return calls, unread
 
     def with_messages(self, output: RequestOutput, rest: str, events: list[Event]) -> RequestOutput:
-        """The output of a finished request, of a chat with its messages; `events` receives the last pieces.
+        """The output of a finished chat with its messages; `events` receives the last pieces.
 
         Args:
             rest: the text that was held back until now.
         """
-        if self.transcript is None:
-            return output
+        assert self.transcript is not None
         [completion] = output.outputs
         is_cut = completion.finish_reason != "stop" or completion.stop_reason is not None
         try:

@@ -16,7 +16,7 @@ class EngineState:
     """An engine between two steps. The counts are copies: the engine does not change them.
 
     Attributes:
-        counts: what was counted since the engine began.
+        counts: what was counted since the engine was first asked for its state.
         counters: what the scheduler did since then.
         pages: pages by residency.
         num_device_pages: pages of the device's pool.
@@ -56,7 +56,8 @@ class EngineState:
     def of(cls, engine: Engine, stats: EngineStats) -> Self:
         """The state now. To be asked between two steps."""
         kv = engine.scheduler.kv
-        occupancy = kv.occupancy()
+        occupancy, side = kv.occupancy(), kv.side_pool
+        slots = None if side is None else side.occupancy()
         return cls(
             counts=stats.read(),
             counters=copy.copy(engine.scheduler.counters),
@@ -70,6 +71,6 @@ class EngineState:
             num_retained=engine.num_retained,
             has_work=engine.has_work,
             quiescent=engine.quiescent,
-            window_pages=next((pool.occupancy() for pool in kv.side_pools if pool.has_windows), None),
-            state_slots=next((pool.occupancy() for pool in kv.side_pools if pool.has_states), None),
+            window_pages=slots if side is not None and side.has_windows else None,
+            state_slots=slots if side is not None and side.has_states else None,
         )

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from queue import SimpleQueue
-from typing import Any, Self, final
+from typing import Any, NoReturn, Self, final
 
 from jinfercept.engine.parallel_sampling import complete, joined
 from jinfercept.engine.thread import EngineThread, Sink
@@ -105,13 +105,8 @@ class ReceivedEvents:
                 self._outputs[event.request_id] = event.output
                 self._open.discard(event.request_id)
 
-    def _ended(self) -> bool:
-        """Whether no event will follow. Raises `EngineError` then if the engine lost requests."""
-        if self._open:
-            return False
-        cause = self._failure
-        if cause is None:
-            return True
+    def _raise_loss(self, cause: BaseException) -> NoReturn:
+        """Raise the `EngineError` of requests that the engine has lost, for this reason."""
         outputs = {name: output for name, output in self._outputs.items() if name not in self._lost}
         failure, fix = describe_failure(cause), "send the lost requests again; `restart()` begins with a new engine"
         if isinstance(cause, EngineError):
@@ -145,7 +140,9 @@ class Stream(ReceivedEvents, AbstractContextManager["Stream"]):
 
     def __next__(self) -> Event:
         while not self._ready:
-            if self._ended():
+            if not self._open:
+                if self._failure is not None:
+                    self._raise_loss(self._failure)
                 raise StopIteration
             self._take_next()
         return self._ready.popleft()
@@ -162,10 +159,11 @@ class Stream(ReceivedEvents, AbstractContextManager["Stream"]):
     def close(self) -> None:
         """Abort the unfinished requests; their pages are free when this returns."""
         self._ready.clear()
-        self.abort()
-        while self._open:
-            self._take_next()
-        self._ready.clear()
+        if self._open:
+            self.abort()
+            while self._open:
+                self._take_next()
+            self._ready.clear()
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -212,7 +210,9 @@ class AsyncStream(ReceivedEvents, AbstractAsyncContextManager["AsyncStream"]):
         if (task := asyncio.current_task()) is not self._listener:
             self._watch(task)
         while not self._ready:
-            if self._ended():
+            if not self._open:
+                if self._failure is not None:
+                    self._raise_loss(self._failure)
                 raise StopAsyncIteration
             self._take(await self._events.get())
         return self._ready.popleft()

@@ -195,5 +195,5 @@ class _DaemonThreads(ThreadPoolExecutor):
 def _context(tool: str) -> Context:
     """A copy of this context for code of a tool."""
     context = copy_context()
-    context.run(lambda: CURRENT_CALL.set(replace(CURRENT_CALL.get(), tool=tool)))
+    context.run(CURRENT_CALL.set, replace(CURRENT_CALL.get(), tool=tool))
     return context

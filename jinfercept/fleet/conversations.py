@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from jinfercept.errors import ConfigError
+from jinfercept.values import json_object
 
 BYTES_PER_TOKEN = 4
 """Bytes of text per token in estimates, until a `Router` has seen real counts."""
@@ -176,12 +177,7 @@ def _claude_session(body: Mapping[str, Any]) -> str:
     user = _text(metadata.get("user_id")) if isinstance(metadata, Mapping) else ""
     if match := _CLAUDE_USER.search(user):
         return match[1]
-    if user.startswith("{") and len(user) <= 1024:
-        try:
-            return _text(json.loads(user).get("session_id"))
-        except (ValueError, RecursionError):
-            return ""
-    return ""
+    return _text(json_object(user).get("session_id")) if len(user) <= 1024 else ""
 
 
 def _followed(path: str, body: Mapping[str, Any]) -> tuple[str, str]:

@@ -38,7 +38,7 @@ from jinfercept.serve.access.keys import Keys, watch_key_file
 from jinfercept.serve.http.access_log import DETAILS
 from jinfercept.serve.http.error_handlers import add_handlers
 from jinfercept.serve.http.middleware import add_middleware
-from jinfercept.serve.http.request_body import disconnected, read_body
+from jinfercept.serve.http.request_body import coding_of, decoded, disconnected, read_body
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.protocols.anthropic.dialect import REQUEST_ID, authorizations
 from jinfercept.serve.protocols.errors import ApiError
@@ -218,7 +218,10 @@ class FleetFront:
             raise ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": "1"})
         body = b""
         if reads:
-            body = await read_body(request, self.options.max_body_size, self.options.body_timeout)
+            coding, most = coding_of(request.headers.getlist("content-encoding")), self.options.max_body_size
+            body = await read_body(request, most, self.options.body_timeout)
+            if coding and body:
+                body = await asyncio.to_thread(decoded, body, coding, most)
         call = HttpCall.of(scope, body, {"x-request-id": scope[REQUEST_ID]})
         hint, fields = await self._hint(request, body, tenant)
         prefer = ""

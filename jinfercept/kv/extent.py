@@ -6,6 +6,7 @@ extent makes a new parent with the first pages: contexts and children that point
 
 from array import array
 from collections.abc import Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from jinfercept.kv.page import Residency, SlotPool, Slots
@@ -63,6 +64,7 @@ class ContextCheckpoint:
         self.first, self.slots = first, slots
 
 
+@dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class PageExtent:
     """Consecutive pages with the same residency and the same contexts; mutable, written by the `ExtentStore` and the manager.
 
@@ -89,46 +91,26 @@ class PageExtent:
         shareable: contexts that come find the extent; false under a root that was forgotten.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "checkpoints",
-        "children",
-        "contexts",
-        "device",
-        "evictable_refs",
-        "fetching",
-        "filled",
-        "fresh",
-        "host",
-        "host_filled",
-        "last_use",
-        "marks",
-        "num_pages",
-        "offloading",
-        "parent",
-        "refs",
-        "shareable",
-        "start",
-        "tokens",
-    )
-
-    def __init__(self, parent: "PageExtent | None" = None, start: int = 0, *, shareable: bool = True) -> None:
-        self.parent = parent
-        self.children: dict[bytes, PageExtent] = {}
-        self.start = start
-        self.num_pages = 0
-        self.tokens = bytearray()
-        self.device: Slots | None = None
-        self.host: Slots | None = None
-        self.filled = self.host_filled = 0
-        self.refs = self.evictable_refs = 0
-        self.fetching = self.offloading = False
-        self.fresh = NEVER
-        self.last_use = 0
-        self.contexts: set[Context] = set()
-        self.marks: ExtentMarks | None = None
-        self.checkpoints: dict[int, ContextCheckpoint] = {}
-        self.shareable = shareable
+    parent: "PageExtent | None" = None
+    start: int = 0
+    _: KW_ONLY
+    shareable: bool = True
+    children: "dict[bytes, PageExtent]" = field(default_factory=dict)
+    num_pages: int = 0
+    tokens: bytearray = field(default_factory=bytearray)
+    device: Slots | None = None
+    host: Slots | None = None
+    filled: int = 0
+    host_filled: int = 0
+    refs: int = 0
+    evictable_refs: int = 0
+    fetching: bool = False
+    offloading: bool = False
+    fresh: int = NEVER
+    last_use: int = 0
+    contexts: "set[Context]" = field(default_factory=set)
+    marks: ExtentMarks | None = None
+    checkpoints: dict[int, ContextCheckpoint] = field(default_factory=dict)
 
     @property
     def end(self) -> int:

@@ -35,8 +35,8 @@ class KVManager:
         windows: pages of layers with windows, if these have pages of their own.
 
     Attributes:
-        side_pools: what contexts have beside their pages: one pool for pages of layers with windows or for states of recurrent
-            layers; none where the model has neither.
+        side_pool: what contexts have beside their pages: pages of layers with windows, or states of recurrent layers; None
+            where the model has neither.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class KVManager:
         self.page_size = page_size
         self.most_moved_pages = most_moved_pages
         assert not (windows.window and states.num_states), "a model has windows with pages of their own, or states"
-        self.side_pools: list[SidePool] = []
+        self.side_pool: SidePool | None = None
         if windows.num_device_pages:
-            self.side_pools.append(WindowPool(windows, page_size, prefix_caching))
+            self.side_pool = WindowPool(windows, page_size, prefix_caching)
         if states.num_states:
-            self.side_pools.append(StatePool(states, page_size, prefix_caching))
-        forget = [pool.forget_checkpoints for pool in self.side_pools]
+            self.side_pool = StatePool(states, page_size, prefix_caching)
+        forget = self.side_pool and self.side_pool.forget_checkpoints
         self._store = ExtentStore(num_device_pages, num_host_pages, page_size, prefix_caching, forget)
         self._trees: WeakValueDictionary[bytes, PageExtent] = WeakValueDictionary()
         self._identity = identity
@@ -73,8 +73,8 @@ class KVManager:
     def open_in(self, root: bytes) -> Context:
         """A new, empty context that may share the pages of those with this `root`."""
         context = Context(root, self._tree(root), self._store)
-        for pool in self.side_pools:
-            context.side, context.side_cost = pool.new(), pool.slot_cost
+        if self.side_pool:
+            context.side, context.side_cost = self.side_pool.new(), self.side_pool.slot_cost
         return context
 
     def _tree(self, root: bytes) -> PageExtent:
@@ -87,18 +87,18 @@ class KVManager:
         """
         assert not context.held
         context.publish()
-        for pool in self.side_pools:
-            pool.settle(context)
+        if self.side_pool:
+            self.side_pool.settle(context)
         alike, present = context.following(tokens)
-        for pool in self.side_pools:
-            present = pool.share(context, alike)
+        if self.side_pool:
+            present = self.side_pool.share(context, alike)
         if present:
             context.drop_tail()
             for extent, num_pages in alike[:present]:
                 context.enter(self._store.part(extent, extent.start, extent.start + num_pages))
             context.shared, context.tail.start = True, context.last.end
-            for pool in self.side_pools:
-                pool.go_on(context, context.last, context.last.end)
+            if self.side_pool:
+                self.side_pool.go_on(context, context.last, context.last.end)
 
     def hold(self, context: Context) -> None:
         """The sequence starts to run: turn its evictable references into references."""
@@ -106,8 +106,8 @@ class KVManager:
         context.publish()
         if context.tail.num_pages and context.tail.residency is Residency.MISSING:
             context.drop_tail()
-        for pool in self.side_pools:
-            pool.settle(context)
+        if self.side_pool:
+            self.side_pool.settle(context)
         self._pin(context, in_use=True)
         context.ready = 0
         self.advance(context)
@@ -120,8 +120,8 @@ class KVManager:
         context.publish()
         if context.tail.num_pages > 1:
             context.shorten_tail(1)
-        for pool in self.side_pools:
-            pool.pause(context)
+        if self.side_pool:
+            self.side_pool.pause(context)
 
     def _pin(self, context: Context, *, in_use: bool) -> None:
         """Turn a context's evictable references into references, or these into evictable ones."""
@@ -139,8 +139,8 @@ class KVManager:
             context.give_unfilled_back()
             self._pin(context, in_use=False)
         context.publish()
-        for pool in self.side_pools:
-            pool.end(context)
+        if self.side_pool:
+            self.side_pool.end(context)
         context.drop_tail()
         use, tree = self._store.next_use(), context.last
         for extent in reversed(context.extents):
@@ -177,10 +177,9 @@ class KVManager:
         tail = context.tail
         if tail.start * self.page_size + max(tail.filled, tail.host_filled) > num_tokens:
             context.keep(num_tokens // self.page_size)
-        for pool in self.side_pools:
-            pool.cut(context, context.num_pages)
-        for pool in self.side_pools:
-            pool.settle(context)
+        if self.side_pool:
+            self.side_pool.cut(context, context.num_pages)
+            self.side_pool.settle(context)
 
     def commit(self, context: Context, tokens: Sequence[int]) -> None:
         """Let other contexts share the pages that are full, computed and accepted.
@@ -195,8 +194,8 @@ class KVManager:
     def mark(self, context: Context, remaining_tokens: int) -> None:
         """Let other contexts go on behind the full pages of a running one, if layers have windows or states: see
         `SidePool.mark`."""
-        for pool in self.side_pools:
-            pool.mark(context, remaining_tokens)
+        if self.side_pool:
+            self.side_pool.mark(context, remaining_tokens)
 
     # -- computing -------------------------------------------------------------------------------------------------
 
@@ -214,7 +213,7 @@ class KVManager:
 
     def is_there(self, context: Context) -> bool:
         """Whether what a context has beside its pages can be read now."""
-        return all(pool.is_there(context) for pool in self.side_pools)
+        return not self.side_pool or self.side_pool.is_there(context)
 
     def gap_end(self, context: Context, limit: int) -> int:
         """End of the tokens to compute from `ready` on: the next page on the device or the host, or `limit`.
@@ -236,8 +235,8 @@ class KVManager:
 
     def chunk_end(self, context: Context, start: int, end: int, length: int) -> int:
         """Where a chunk of a sequence with so many tokens ends that starts at one and may reach up to another."""
-        for pool in self.side_pools:
-            end = pool.chunk_end(context, start, end, length)
+        if self.side_pool:
+            end = self.side_pool.chunk_end(context, start, end, length)
         return end
 
     def step_back(self, context: Context, length: int) -> None:
@@ -247,7 +246,7 @@ class KVManager:
 
     def has_seen(self, context: Context, length: int) -> bool:
         """Whether a context cannot compute the last of so many tokens again."""
-        return any(pool.has_seen(context, length) for pool in self.side_pools)
+        return self.side_pool is not None and self.side_pool.has_seen(context, length)
 
     def fetches(self, context: Context, position: int) -> bool:
         """Whether the plan being built fetches the page of a token: only tokens that the host has of it may be computed."""
@@ -273,7 +272,7 @@ class KVManager:
         """
         if self._store.device.num_free <= 0 and self._store.evict(self._store.cached, 1) <= 0:
             return False
-        return all(pool.find_for(context, position) for pool in self.side_pools)
+        return not self.side_pool or self.side_pool.find_for(context, position)
 
     def place(self, context: Context, start: int, end: int) -> int:
         """Give the pages of the tokens `start … end - 1` of a held context device slots that are free or of finished prefixes.
@@ -285,8 +284,8 @@ class KVManager:
         if start >= end:
             return end
         size = self.page_size
-        for pool in self.side_pools:
-            end = min(end, pool.extend(context, (end - 1) // size + 1) * size)
+        if self.side_pool:
+            end = min(end, self.side_pool.extend(context, (end - 1) // size + 1) * size)
             if end <= start:
                 return start
         placed = context.place(start // size, (end - 1) // size + 1)
@@ -319,8 +318,8 @@ class KVManager:
     def computed(self, context: Context, start: int, end: int) -> None:
         """Note that the plan computes the tokens `start … end - 1`, and drop host copies that are now too short."""
         size = self.page_size
-        for pool in self.side_pools:
-            pool.computed(context, start, end)
+        if self.side_pool:
+            self.side_pool.computed(context, start, end)
         for extent, _, stop in context.parts(start // size, (end - 1) // size + 1):
             assert extent.device is not None
             first = extent.start * size
@@ -344,8 +343,8 @@ class KVManager:
         num_filled = -(-tail.filled // self.page_size)
         if tail.device is not None and num_filled < tail.num_pages:
             context.shorten_tail(num_filled)
-            for pool in self.side_pools:
-                pool.cut(context, context.num_pages)
+            if self.side_pool:
+                self.side_pool.cut(context, context.num_pages)
         return context.num_pages
 
     # -- moving ----------------------------------------------------------------------------------------------------
@@ -354,8 +353,8 @@ class KVManager:
     def num_fetchable(self, context: Context) -> int:
         """Pages of the context that can be fetched from the host now; its window counts as one."""
         pages = sum([extent.num_pages for extent in context.extents if extent.is_fetchable])
-        for pool in self.side_pools:
-            pages += pool.is_fetchable(context)
+        if self.side_pool:
+            pages += self.side_pool.is_fetchable(context)
         return pages
 
     def fetch(self, context: Context, most: int, pages: range | None = None) -> tuple[PageCopies, int]:
@@ -420,11 +419,11 @@ class KVManager:
         A page in use stays. So does one of several contexts that would be missing then: `evict_paused` takes such pages last.
         A context with a window or a state loses all that it alone has.
         """
-        for pool in () if context.held else self.side_pools:
+        if self.side_pool and not context.held:
             if self._loses(context, pages, device=device, host=host):
-                return pool.lose(context)
+                return self.side_pool.lose(context)
             if device and context.num_pages - 1 in pages:
-                pool.drop_device(context)
+                self.side_pool.drop_device(context)
         freed = 0
         for extent, start, end in _within(context, pages):
             if extent.evictable_refs > 1 and (host or extent.host is None):
@@ -461,28 +460,24 @@ class KVManager:
     def evict_paused(self, most: int = 1) -> int:
         """Free up to `most` device slots of the pages that were paused first, those of whole contexts if they have states or
         windows; returns how many."""
-        if not self.side_pools:
+        if not self.side_pool:
             return self._store.evict(self._store.paused, most)
         freed, paused = 0, self._store.paused
         while freed < most and (extent := next((first for first in paused if not first.fetching), None)) is not None:
             if extent.residency is Residency.CLEAN:
                 freed += self._store.drop_device(extent)
                 continue
-            freed += sum([pool.lose(context) for pool in self.side_pools for context in list(extent.contexts)])
+            freed += sum([self.side_pool.lose(context) for context in list(extent.contexts)])
             freed += self._store.drop_device(extent)
         return freed
 
     def evict_side(self, running: Context | None, position: int) -> int:
         """Lose a paused context if a running one lacks slots for its side at a position (see `SidePool.find_for`); returns
         the device slots of pages that are free now, and 1 at least if there was a paused context."""
-        for pool in self.side_pools:
-            if (
-                running is not None
-                and not pool.find_for(running, position)
-                and (paused := pool.first_paused) is not None
-            ):
-                return max(1, pool.lose(paused))
-        return 0
+        pool = self.side_pool
+        if pool is None or running is None or pool.find_for(running, position) or (paused := pool.first_paused) is None:
+            return 0
+        return max(1, pool.lose(paused))
 
     def adopt(self, context: Context, tokens: Sequence[int], num_pages: int) -> list[int | None]:
         """Lengthen a context that does not run by full pages that come to the host from elsewhere.
@@ -545,8 +540,8 @@ class KVManager:
     def begin_plan(self) -> None:
         """Start a plan: pages that the last one fetched are readable, pages that it copied out can be fetched."""
         self._store.begin()
-        for pool in self.side_pools:
-            pool.begin()
+        if self.side_pool:
+            self.side_pool.begin()
 
     def take_dropped(self) -> tuple[int, ...]:
         """Host slots freed since the last call: the runner forgets their arrays."""
@@ -554,7 +549,7 @@ class KVManager:
 
     def take_dropped_sides(self) -> tuple[int, ...]:
         """The same of host slots for sides."""
-        return tuple([slot for pool in self.side_pools for slot in pool.take_dropped()])
+        return self.side_pool.take_dropped() if self.side_pool else ()
 
     @property
     def num_available(self) -> int:
@@ -587,8 +582,8 @@ class KVManager:
         if apart:
             self._trees.clear()
         self._store.clear()
-        for pool in self.side_pools:
-            pool.forget_checkpoints()
+        if self.side_pool:
+            self.side_pool.forget_checkpoints()
 
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
@@ -603,8 +598,8 @@ class KVManager:
             assert context.held or context.tail.num_pages <= 1, "the tail of a paused context"
             assert not context.tail.children
         self._store.check(refs, evictable_refs)
-        for pool in self.side_pools:
-            pool.check(contexts)
+        if self.side_pool:
+            self.side_pool.check(contexts)
 
 
 def _within(context: Context, pages: range) -> Iterator[tuple[PageExtent, int, int]]:

@@ -80,7 +80,7 @@ class ExtentStore:
         num_host_pages: host slots; 0 turns the host tier off.
         page_size: tokens per page.
         prefix_caching: keep full pages without references until their slots are needed.
-        forget_checkpoints: each is called with the checkpoints of pages that are gone.
+        forget_checkpoints: called with the checkpoints of pages that are gone; None: there are none.
 
     Attributes:
         device, host: the slots of both memories.
@@ -96,7 +96,7 @@ class ExtentStore:
         num_host_pages: int,
         page_size: int,
         prefix_caching: bool,
-        forget_checkpoints: Iterable[Callable[[Iterable[ContextCheckpoint]], None]] = (),
+        forget_checkpoints: Callable[[Iterable[ContextCheckpoint]], None] | None = None,
     ) -> None:
         self.page_size, self.page_bytes = page_size, page_size * TOKEN_BYTES
         self._prefix_caching, self._forget_checkpoints = prefix_caching, forget_checkpoints
@@ -362,8 +362,8 @@ class ExtentStore:
             parent = extent.parent
             del parent.children[extent.key(self.page_bytes)]
             extent.parent, extent.num_pages = None, 0
-            for forget in self._forget_checkpoints:
-                forget(extent.checkpoints.values())
+            if self._forget_checkpoints is not None:
+                self._forget_checkpoints(extent.checkpoints.values())
             self._changed.append(parent)
             if parent.num_contexts or parent.residency is not Residency.MISSING:
                 return

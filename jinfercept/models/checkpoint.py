@@ -72,10 +72,6 @@ class StoredExperts(NamedTuple):
             case "ours":
                 return weight.reshape(ours)
 
-    def tensor_names(self, i: int, num_experts: int) -> list[str]:
-        """The names of layer i's tensors."""
-        return [name.format(i=i, x=x) for name in self.names for x in range(num_experts if "{x}" in name else 1)]
-
 
 @dataclass(frozen=True)
 class TensorNames:

@@ -24,7 +24,6 @@ from jinfercept.models.config import (
     check_num_layers,
 )
 from jinfercept.models.hf_keys import (
-    check_factors,
     check_keys,
     check_numbers,
     flag,
@@ -144,7 +143,7 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         filled = _filled(stated, name)
         refuse_unless(filled, **_ACTIVATIONS.get(name, {"hidden_act": ("silu", "swish")}))
         eos = _ids(config.get("eos_token_id")) + _ids((generation or {}).get("eos_token_id"))
-        fields = _gptj_fields(filled) if architecture.family == "gptj" else _fields(filled, name)
+        fields = _gptj_fields(filled) if architecture.family == "gptj" else fields_of(filled, name)
         return ModelConfig(family=architecture.family, eos_token_ids=tuple(dict.fromkeys(eos)), **fields)
     except (TypeError, ArithmeticError, LookupError) as error:
         raise ModelError(
@@ -210,7 +209,7 @@ def architecture_name(config: Mapping[str, Any]) -> str:
     return str(agreed.pop())
 
 
-def _fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The fields of a `ModelConfig` with layers like Llama's."""
     architecture, num_heads = ARCHITECTURES[name], config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
@@ -240,7 +239,7 @@ def _fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     }
     match architecture.family, name:
         case "llama", "granite":
-            check_factors(config, _GRANITE_FACTORS)
+            check_numbers(config, _GRANITE_FACTORS, whole=False)
             fields["rope"] = rope.config.scoring(config["attention_multiplier"])
             fields["embedding_multiplier"] = config["embedding_multiplier"]
             fields["residual_multiplier"] = config["residual_multiplier"]
@@ -276,7 +275,7 @@ def _kinds(config: Mapping[str, Any], name: str, near: RopeConfig | None) -> tup
         types = ["full_attention"] * count
     if not isinstance(types, list) or len(types) != count or any(kind not in served for kind in types):
         raise ModelError(
-            f"layer_types of config.json has {' or '.join(served)} for each of {count} layers",
+            f"layer_types of the config has {' or '.join(served)} for each of {count} layers",
             got=shown(types),
             fix="use another model, or set sliding_window and use_sliding_window",
         )
@@ -340,7 +339,7 @@ def _experts(config: Mapping[str, Any], name: str) -> ExpertsConfig:
     )
     if name != "gpt_oss":
         return experts
-    check_factors(config, ("swiglu_limit", "swiglu_alpha"))
+    check_numbers(config, ("swiglu_limit", "swiglu_alpha"), whole=False)
     return replace(experts, swiglu=(config["swiglu_limit"], config["swiglu_alpha"]), biased=True)
 
 

@@ -102,32 +102,24 @@ def _changes(key: str, value: Any) -> bool:
     return not (isinstance(value, int | float) and value is not True and value == 1 and words & _FACTORS)
 
 
-def check_numbers(config: Mapping[str, Any], keys: Iterable[str]) -> None:
-    """Raise `ModelError` unless sizes and epsilons are above 0 and sizes are whole."""
+def check_numbers(config: Mapping[str, Any], keys: Iterable[str], *, whole: bool = True) -> None:
+    """Raise `ModelError` unless these are numbers above 0, and whole ones but for epsilons."""
     for key in keys:
-        value, kinds = config[key], (int, float) if key.endswith(("eps", "epsilon")) else (int,)
-        if not isinstance(value, kinds) or isinstance(value, bool) or not 0 < value < math.inf:
-            kind = "number" if float in kinds else "whole number"
+        value, is_whole = config[key], whole and not key.endswith(("eps", "epsilon"))
+        right = isinstance(value, int if is_whole else int | float) and not isinstance(value, bool)
+        if not right or not 0 < value < math.inf:
             raise ModelError(
-                f"{key} of config.json is a {kind} above 0",
+                f"{key} of the config is a {'whole number' if is_whole else 'number'} above 0",
                 got=shown(value),
                 fix="correct the file or download it again",
             )
-
-
-def check_factors(config: Mapping[str, Any], keys: Iterable[str]) -> None:
-    """Raise `ModelError` unless these are numbers above 0."""
-    for key in keys:
-        value = config[key]
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise ModelError(f"{key} of config.json is a number above 0", got=shown(value), fix="correct the file")
 
 
 def flag(config: Mapping[str, Any], key: str, *, default: bool = False) -> bool:
     """A key that is true or false. Raises `ModelError` for another value."""
     value = config.get(key, default)
     if not isinstance(value, bool):
-        raise ModelError(f"{key} of config.json is true or false", got=shown(value), fix="correct the file")
+        raise ModelError(f"{key} of the config is true or false", got=shown(value), fix="correct the file")
     return value
 
 

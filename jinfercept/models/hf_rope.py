@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jinfercept.errors import ModelError, shown
 from jinfercept.models.config import ARCHITECTURES, RopeConfig
-from jinfercept.models.hf_keys import check_factors, check_keys, require
+from jinfercept.models.hf_keys import check_keys, check_numbers, require
 
 log = logging.getLogger("jinfercept")
 
@@ -26,7 +26,7 @@ _KEYS = {
     *("short_factor", "long_factor", "finetuned"),
 }
 _GROWTH, _ORIGINAL = "llama_4_scaling_beta", "original_max_position_embeddings"
-_BY_LAYER_TYPE = ("gemma3_text", "olmo3")
+BY_LAYER_TYPE = ("gemma3_text", "olmo3")
 """Architectures whose layers with a window may turn in another way than the others."""
 _OF_IMAGES = frozenset(
     ("mrope_section", "mrope_interleaved")
@@ -66,7 +66,7 @@ def ropes_from_hf(config: Mapping[str, Any], head_dim: int, architecture: str) -
         ModelError: the scaling is not supported, or something in it is missing, wrong or not understood.
     """
     stated, longest = config.get("rope_parameters") or {}, config["max_position_embeddings"]
-    if architecture not in _BY_LAYER_TYPE:
+    if architecture not in BY_LAYER_TYPE:
         original = config.get("original_max_position_embeddings")  # comes before that in the object
         return _rope({**stated, **({_ORIGINAL: original} if original else {})}, head_dim, longest, architecture), None
     full, near = (
@@ -80,7 +80,7 @@ def _rope(rope: Mapping[str, Any], head_dim: int, max_position: int, architectur
     check_keys(
         rope, _KEYS | _OWN_KEYS.get(architecture, frozenset()), where="the rotary embedding in config.json", every=True
     )
-    check_factors(rope, [key for key in (*_NUMBERS, _GROWTH) if rope.get(key) is not None])
+    check_numbers(rope, [key for key in (*_NUMBERS, _GROWTH) if rope.get(key) is not None], whole=False)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in _NEEDED:
         raise ModelError("the rope scaling is not supported", got=shown(kind), fix=f"use one of {', '.join(_NEEDED)}")
@@ -123,7 +123,7 @@ def _rotary_share(rope: Mapping[str, Any]) -> float:
     share = rope.get("partial_rotary_factor")
     if share is None:
         return 1.0
-    check_factors(rope, ("partial_rotary_factor",))
+    check_numbers(rope, ("partial_rotary_factor",), whole=False)
     if share > 1:
         raise ModelError(
             "partial_rotary_factor is a number above 0, at most 1", got=shown(share), fix="correct config.json"

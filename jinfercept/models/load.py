@@ -29,9 +29,9 @@ from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model, abstract_params, param_bytes, tied, untied
 from jinfercept.models.model_directory import check_model_directory, fetch_repository, is_hub_id
 from jinfercept.models.protocol import Params, ServedModel, Weights
-from jinfercept.models.quantized import QuantizedTensor, is_quantized, weights_of
+from jinfercept.models.quantized import is_quantized, weights_of
 from jinfercept.models.quantized_weights import keep_quantized, read_quantized, weight_bytes
-from jinfercept.models.stored_experts import read_experts, read_quantized_experts
+from jinfercept.models.stored_experts import read_experts
 from jinfercept.models.stored_weights import LazyWeight, StoredWeight, check_weight, read_weight
 
 DTypeName = Literal["float32", "bfloat16", "auto"]
@@ -94,20 +94,18 @@ def _with_int8_rows(shapes: Params, checkpoint: Checkpoint, quantization: str, n
     shapes = jax.tree.map(
         lambda shape: shape.of_int8_rows() if is_quantized(shape) else shape, shapes, is_leaf=is_quantized
     )
-    if any(is_quantized(shape) and shape.int8_rows for shape in weights_of(shapes)):
-        return shapes
-    if (stored_format := _quantization(checkpoint)) is None or stored_format == "fp8":
-        got = "a checkpoint that is not quantised" if stored_format is None else "a checkpoint in fp8"
-        raise _no_int8_rows(got, "activation_dtype=auto, or a GGUF, GPTQ or AWQ checkpoint")
-    if quantization != stored_format:
-        why = f" on {num_devices} devices" if num_devices > 1 else ""
-        got = f"quantization={quantization}, which dequantises this checkpoint{why}"
-        raise _no_int8_rows(got, f"quantization={stored_format}, or activation_dtype=auto")
-    raise _no_int8_rows(f"a {stored_format} checkpoint whose types do not stay quantised", "activation_dtype=auto")
+    if not any(is_quantized(shape) and shape.int8_rows for shape in weights_of(shapes)):
+        stored_format = _quantization(checkpoint) or "no"
+        raise _no_int8_rows(f"{stored_format} quantisation, quantization={quantization} on {num_devices} devices")
+    return shapes
 
 
-def _no_int8_rows(got: str, fix: str) -> ModelError:
-    return ModelError("activation_dtype int8 needs weights in integers of 4 or 8 bits", got=got, fix=fix)
+def _no_int8_rows(got: str) -> ModelError:
+    return ModelError(
+        "activation_dtype int8 needs weights in integers of 4 or 8 bits that stay quantised",
+        got=got,
+        fix="activation_dtype=auto, or a GGUF, GPTQ or AWQ checkpoint with the quantization of its name",
+    )
 
 
 def _load(
@@ -120,7 +118,7 @@ def _load(
     activation_dtype: str,
 ) -> Loaded[Model]:
     if load_format == "dummy" and activation_dtype != "auto":
-        raise _no_int8_rows("random weights, which are not quantised", "activation_dtype=auto, or load_format=auto")
+        raise _no_int8_rows("random weights (load_format=dummy)")
     if isinstance(model, ModelConfig):
         if load_format != "dummy":
             raise ModelError(
@@ -314,17 +312,12 @@ def _lazy_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMes
     stored_shapes = checkpoint.shapes
 
     def lazy(place: StoredTensor | StoredExperts, i: int, ours: str, target: Any) -> LazyWeight:
-        is_packed = isinstance(target, QuantizedTensor)
-        packed = checkpoint if is_packed and isinstance(checkpoint, PackedCheckpoint) else None
         if isinstance(place, StoredExperts):
-            how = (place, i, ours, target, mesh)
-            if packed is not None:
-                return LazyWeight(target.shape, partial(read_quantized_experts, packed, *how))
-            return LazyWeight(target.shape, partial(read_experts, checkpoint, *how))
+            return LazyWeight(target.shape, partial(read_experts, checkpoint, place, i, ours, target, mesh))
         tensor = place.name.format(i=i)
         weight = StoredWeight(ours, tensor, place, stored_shapes[tensor][0], target.shape)
-        if packed is not None:
-            return LazyWeight(target.shape, partial(read_quantized, packed, weight, target, piece_bytes, mesh))
+        if is_quantized(target) and isinstance(checkpoint, PackedCheckpoint):
+            return LazyWeight(target.shape, partial(read_quantized, checkpoint, weight, target, piece_bytes, mesh))
         read = partial(read_weight, checkpoint, weight, dtype, piece_bytes, mesh)
         return LazyWeight(target.shape, read, read, partial(check_weight, checkpoint, weight, piece_bytes, mesh))
 

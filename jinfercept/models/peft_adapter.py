@@ -8,11 +8,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float32, Shaped
 
 from jinfercept.errors import ModelError
 from jinfercept.models.adapters import WEIGHTS, AdapterWeights, Factors
@@ -34,12 +34,8 @@ _LAYER = re.compile(r"\.(0|[1-9][0-9]{0,8})\.")
 _SHOWN = 5
 
 
-class AdapterTensors(Protocol):
-    """Matrices by PEFT's names."""
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
-    def read(self, name: str, rows: slice) -> Float[np.ndarray, "..."]: ...
+type Matrices = Mapping[str, Shaped[np.ndarray, "..."]]
+"""An adapter's matrices by PEFT's names."""
 
 
 class _Place(NamedTuple):
@@ -70,13 +66,15 @@ def read_adapter(directory: str | Path, config: ModelConfig, most_rank: int | No
             )
         check_regular(directory / name)
     stated = PeftConfig.parse(read_json(directory / _CONFIG), directory)
-    return adapter_of(SafetensorsFile.open(directory / _WEIGHTS), stated, config, most_rank)
+    file = SafetensorsFile.open(directory / _WEIGHTS)
+    matrices = {name: file.read(name, slice(None)) for name in file.shapes}
+    return adapter_of(matrices, stated, config, most_rank)
 
 
 def adapter_of(
-    file: AdapterTensors, stated: PeftConfig | float, config: ModelConfig, most_rank: int | None = None
+    matrices: Matrices, stated: PeftConfig | float, config: ModelConfig, most_rank: int | None = None
 ) -> AdapterWeights:
-    """An adapter of tensors with PEFT's names. Other arguments and errors as of `read_adapter`.
+    """An adapter of matrices with PEFT's names. Other arguments and errors as of `read_adapter`.
 
     Args:
         stated: the ranks and scales of the modules; or one scale for all, whose ranks are those of their matrices.
@@ -84,16 +82,16 @@ def adapter_of(
     places, layers = modules_of(config), [dict[str, Factors]() for _ in range(config.num_layers)]
     expected = abstract_params(config, jnp.float32, joined=False).layers
     digest, largest = hashlib.sha256(), 0
-    for whole, sides in sorted(_modules(file).items()):
+    for whole, sides in sorted(_modules(matrices).items()):
         module = text_name(whole)
         place = _place(module, places, expected)
         shapes = {name: expected[place.layer][name].shape for name in place.weights}
         if isinstance(stated, PeftConfig):
             rank, scale = stated.rank_of(whole), stated.scale_of(whole)
         else:
-            rank, scale = (*file.shapes[sides["A"]], 0)[0], stated
-        _check_shapes(file, module, sides, shapes, rank, most_rank)
-        a, b = (_read(file, sides[side]) for side in "AB")
+            rank, scale = (*matrices[sides["A"]].shape, 0)[0], stated
+        a, b = (_wide(sides[side], matrices[sides[side]]) for side in "AB")
+        _check_shapes(module, a, b, shapes, rank, most_rank)
         with np.errstate(over="ignore"):  # what is too large then is refused where it is written
             b = b * np.float32(scale)
         for part in (a, b):
@@ -114,11 +112,11 @@ def adapter_of(
     return AdapterWeights(tuple(layers), largest, digest.hexdigest())
 
 
-def _modules(file: AdapterTensors) -> dict[str, dict[str, str]]:
+def _modules(names: Iterable[str]) -> dict[str, dict[str, str]]:
     """The names of both matrices of every module, by `A` and `B`, by the module's name in PEFT, which its patterns are about.
     Raises `ModelError` for tensors that are none."""
     modules, wrong = dict[str, dict[str, str]](), list[str]()
-    for name in file.shapes:
+    for name in names:
         match = TENSOR.fullmatch(name)
         if match is None or not name.startswith(PREFIX):
             wrong.append(name)
@@ -184,9 +182,9 @@ def _place(module: str, places: Mapping[str, tuple[str, ...]], layers: Sequence[
 
 
 def _check_shapes(
-    file: AdapterTensors,
     module: str,
-    sides: Mapping[str, str],
+    a: Float32[np.ndarray, "..."],
+    b: Float32[np.ndarray, "..."],
     shapes: Mapping[str, tuple[int, ...]],
     rank: int,
     most_rank: int | None,
@@ -194,11 +192,10 @@ def _check_shapes(
     first = next(iter(shapes))
     depth = math.prod(shapes[first][: NUM_INPUTS[first]])
     width = sum(math.prod(shape[NUM_INPUTS[name] :]) for name, shape in shapes.items())
-    have = {side: file.shapes[sides[side]] for side in "AB"}
-    if have != {"A": (rank, depth), "B": (width, rank)}:
+    if (a.shape, b.shape) != ((rank, depth), (width, rank)):
         raise ModelError(
             "an adapter's matrices do not fit the model's weight",
-            got=f"{module[:200]}: lora_A {[*have['A']]}, lora_B {[*have['B']]}; "
+            got=f"{module[:200]}: lora_A {[*a.shape]}, lora_B {[*b.shape]}; "
             f"a weight of {depth} inputs and {width} outputs, rank {rank}",
             fix="use the adapter's own base model",
         )
@@ -210,8 +207,8 @@ def _check_shapes(
         )
 
 
-def _read(file: AdapterTensors, name: str) -> Float[np.ndarray, "..."]:
-    matrix = file.read(name, slice(None))
+def _wide(name: str, matrix: Shaped[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
+    """A matrix in float32. Raises `ModelError` for numbers that are none."""
     if not jnp.issubdtype(matrix.dtype, jnp.floating) or not np.isfinite(matrix.astype(np.float32)).all():
         raise ModelError(
             "an adapter's numbers are finite floating-point numbers",

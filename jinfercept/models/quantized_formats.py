@@ -11,6 +11,7 @@
   `name_scales [X, out, in / 32]`, exponents of powers of two with 127 added, both uint8, in place of `name [X, in, out]`.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -239,7 +240,7 @@ class Float8Format:
     """How a checkpoint's linear layers are stored.
 
     Attributes:
-        block: outputs and inputs of a block with one scale; None: a scale for all or for every output.
+        block: outputs and inputs of a block with one scale, fewer in the last ones; None: a scale for all or for every output.
         unquantised: patterns of the names of layers that are stored as usual, see `is_named`.
     """
 
@@ -285,7 +286,7 @@ class Float8Format:
         right: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (outputs,), (outputs, 1))
         if self.block is not None:
             right = ((-(-outputs // self.block[0]), -(-inputs // self.block[1])),)
-        if len(scales) != 1 or not set(scales.values()) <= set(right) or inputs % (self.group_size or inputs):
+        if len(scales) != 1 or not set(scales.values()) <= set(right):
             how = "a tensor or an output" if self.block is None else f"blocks of {list(self.block)}"
             have = ", ".join(f"{scale} {list(size)}" for scale, size in scales.items()) or f"no {layer}{SCALES[0]}"
             raise ModelError(
@@ -307,7 +308,7 @@ class Float8Format:
 
     def packing(self, num_inputs: int) -> Packing:
         """How a layer with so many inputs is kept."""
-        return Packing(E4M3, self.group_size or num_inputs, "float32")
+        return Packing(E4M3, math.gcd(num_inputs, self.group_size or num_inputs), "float32")
 
     def rows(self, read: Read, rows: slice) -> PackedRows:
         """The outputs of a layer from one to another."""
@@ -315,6 +316,8 @@ class Float8Format:
         if self.block is not None:
             outputs = np.arange(rows.start, rows.stop) // self.block[0]
             scales = _scales(read, (slice(outputs[0], outputs[-1] + 1),))[outputs - outputs[0]]
+            group = self.packing(values.shape[1]).group  # of a last block with fewer inputs there are whole groups too
+            scales = scales.repeat(self.block[1] // group, axis=1)[:, : values.shape[1] // group]
         else:
             scales = _scales(read, ()).reshape(-1, 1)
             scales = np.broadcast_to(scales, (num_rows, 1)) if len(scales) == 1 else scales[rows]

@@ -85,7 +85,7 @@ def _kept_experts(checkpoint: PackedCheckpoint, place: StoredExperts, shape: Any
     num_stacked, num_inputs, *outputs = shape.shape
     num_parts, num_outputs = num_stacked // experts.num_experts, math.prod(outputs)
     whole_inputs = num_inputs if len(outputs) > 1 else num_inputs * num_parts
-    names = [name for i in layers for name in place.tensor_names(i, experts.num_experts)]
+    names = [name for i in layers for name in place.tensors((experts.num_experts, *shape.shape[1:]), i)]
     packing = _common_packing(checkpoint, names, num_outputs * (num_parts if len(outputs) > 1 else 1), whole_inputs)
     if packing is None:
         return shape
@@ -137,54 +137,57 @@ def read_quantized(
         target: its shapes.
         piece_bytes: read at a time, as float32.
     """
-    have, packing, head_dim = checkpoint.packing(stored.tensor), target.packing, checkpoint.config.head_dim
-    assert have is not None, stored.tensor
+    head_dim = checkpoint.config.head_dim
     aligned = math.lcm(WIDTH, head_dim) // WIDTH
     num_inputs = stored.stored_shape[1]
     step = max(1, piece_bytes // (4 * num_inputs * WIDTH * aligned)) * aligned
 
     def read(rows: slice) -> PackedRows:
-        return checkpoint.read_packed(stored.tensor, rows).stored_as(have, packing)
+        return read_stored(checkpoint, stored.tensor, rows, target.packing)
 
     @cache
-    def part(first: int, end: int) -> PackedRows:
+    def part(first: int, end: int) -> list[Shaped[np.ndarray, "B R W"]]:
         """Blocks of outputs, all inputs: arrays `[blocks, rows, WIDTH]`."""
-        blocks = jax.tree.map(
-            lambda struct: np.empty((end - first, *struct.shape[1:]), struct.dtype), arrays_of(target)
-        )
+        blocks = empty(target, first, end)
         for start in range(first, end, step):
             stop = min(end, start + step)
             rows = rows_of(stored, head_dim, read, slice(start * WIDTH, stop * WIDTH))
-            jax.tree.map(lambda to, new, at=slice(start - first, stop - first): fill(to[at], new), blocks, rows)
+            for array, new in zip(blocks, jax.tree.leaves(rows), strict=True):
+                fill(array[start - first : stop - first], new)
         return blocks
 
-    def of_device(index: Any) -> PackedRows:
+    def of_device(index: Any) -> list[Shaped[np.ndarray, "B R W"]]:
         first, end, _ = index[0].indices(target.values.shape[0])
-        return jax.tree.map(lambda array: array[:, *index[1:]], part(first, end))
+        return [array[:, *index[1:]] for array in part(first, end)]
 
     return placed(target, mesh.sharding(partition_spec(stored.name, target)), of_device)
 
 
-def arrays_of(weight: QuantizedTensor) -> PackedRows:
-    """The arrays of a weight, or their shapes."""
-    return PackedRows(weight.values, weight.scales, weight.offsets)
+def read_stored(checkpoint: PackedCheckpoint, tensor: str, rows: slice, packing: Packing) -> PackedRows:
+    """Rows of a tensor that is quantised, in this packing or one that `common` makes it of."""
+    have = checkpoint.packing(tensor)
+    assert have is not None, tensor
+    return checkpoint.read_packed(tensor, rows).stored_as(have, packing)
 
 
-def placed(target: QuantizedTensor, sharding: Any, of_device: Callable[[Any], PackedRows]) -> QuantizedTensor:
+def empty(target: Any, first: int, end: int) -> list[Shaped[np.ndarray, "..."]]:
+    """Arrays for this span of the first axis of a weight, which is an array or a `QuantizedTensor` of shapes."""
+    return [np.empty((end - first, *struct.shape[1:]), struct.dtype) for struct in jax.tree.leaves(target)]
+
+
+def placed[W](target: W, sharding: Any, of_device: Callable[[Any], list[Shaped[np.ndarray, "..."]]]) -> W:
     """A weight on its devices.
 
     Args:
+        target: the shape of an array, or a `QuantizedTensor` of shapes.
         of_device: the arrays of a part. All arrays are cut alike: it gets an index of each.
     """
-
-    def place(name: str) -> jax.Array | None:
-        struct = getattr(target, name)
-        if struct is None:
-            return None
-        return jax.make_array_from_callback(struct.shape, sharding, lambda index: getattr(of_device(index), name))
-
-    arrays = jax.block_until_ready([place(name) for name in PackedRows._fields])
-    return jax.tree.unflatten(jax.tree.structure(target), jax.tree.leaves(arrays))
+    structs, tree = jax.tree.flatten(target)
+    arrays = [
+        jax.make_array_from_callback(struct.shape, sharding, lambda index, number=number: of_device(index)[number])
+        for number, struct in enumerate(structs)
+    ]
+    return jax.tree.unflatten(tree, jax.block_until_ready(arrays))
 
 
 def fill(blocks: Shaped[np.ndarray, "B R W"], rows: Shaped[np.ndarray, "N R"]) -> None:

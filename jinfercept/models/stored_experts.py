@@ -1,6 +1,5 @@
 """Reads the stacked weights of a layer's experts onto the devices: each device gets its experts, or its parts of experts."""
 
-from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any
 
@@ -12,105 +11,80 @@ from jinfercept.models.checkpoint import Checkpoint, PackedCheckpoint, StoredExp
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.packed_rows import PackedRows
 from jinfercept.models.quantized import QuantizedTensor
-from jinfercept.models.quantized_weights import arrays_of, fill, placed
+from jinfercept.models.quantized_weights import empty, fill, placed, read_stored
 from jinfercept.models.sharding import expert_parts, partition_spec
 from jinfercept.models.stored_weights import read_floats
 from jinfercept.models.weight_axes import WEIGHT_AXES
 
 
 def read_experts(
-    checkpoint: Checkpoint, place: StoredExperts, layer: int, name: str, target: jax.ShapeDtypeStruct, mesh: ModelMesh
-) -> jax.Array:
-    """A weight of a layer's experts on its devices. The host holds one device's part of it at a time.
+    checkpoint: Checkpoint, place: StoredExperts, layer: int, name: str, target: Any, mesh: ModelMesh
+) -> jax.Array | QuantizedTensor:
+    """A weight of a layer's experts on its devices.
+
+    Of a weight that is not quantised, the host holds one device's part at a time.
 
     Args:
         name: of the weight, ours.
-        target: its shape as the devices cut it, and its dtype.
+        target: its shape as the devices cut it, and its dtype; a `QuantizedTensor` of shapes if it stays quantised.
     """
     experts = checkpoint.config.experts
     assert experts is not None
     num_parts = target.shape[0] // experts.num_experts
-    axes = zip(WEIGHT_AXES[name], target.shape, strict=True)
-    whole = tuple(size * num_parts if axis == "expert_ffn" else size for axis, size in axes)[1:]
 
-    def stored(tensor: str, expert: int) -> Shaped[np.ndarray, "N ..."]:
-        if "{x}" in tensor:
-            return read_floats(checkpoint, tensor.format(i=layer, x=expert), slice(None))
-        return read_floats(checkpoint, tensor.format(i=layer), slice(expert, expert + 1))[0]
+    def places(expert: int) -> list[tuple[str, slice]]:
+        return [
+            (tensor.format(i=layer, x=expert), slice(None) if "{x}" in tensor else slice(expert, expert + 1))
+            for tensor in place.names
+        ]
 
-    @lru_cache(1)
-    def parts(expert: int) -> list[Shaped[np.ndarray, "..."]]:
-        weight = np.concatenate(
-            [stored(tensor, expert) for tensor in place.names], dtype=target.dtype, casting="unsafe"
-        )
+    def dense_parts(expert: int) -> list[Shaped[np.ndarray, "..."]]:
+        axes = zip(WEIGHT_AXES[name], target.shape, strict=True)
+        whole = tuple(size * num_parts if axis == "expert_ffn" else size for axis, size in axes)[1:]
+        tensors = [read_floats(checkpoint, tensor, rows) for tensor, rows in places(expert)]
+        tensors = [
+            tensor[0] if rows.stop else tensor for tensor, (_, rows) in zip(tensors, places(expert), strict=True)
+        ]
+        weight = np.concatenate(tensors, dtype=target.dtype, casting="unsafe")
         return expert_parts(name, place.as_ours(weight, whole), num_parts)
 
-    def of_device(index: Any) -> Shaped[np.ndarray, "..."]:
-        numbers = range(target.shape[0])[index[0]]
-        weights = np.empty((len(numbers), *target.shape[1:]), target.dtype)
-        for place_here, number in enumerate(numbers):
-            weights[place_here] = parts(number // num_parts)[number % num_parts]
-        return weights
+    def packed_parts(expert: int) -> list[PackedRows]:
+        assert isinstance(checkpoint, PackedCheckpoint)
+        tensors = [read_stored(checkpoint, tensor, rows, target.packing) for tensor, rows in places(expert)]
+        return _packed_parts(tensors, num_parts, 2 if target.outputs else 1, place)
 
-    sharding = mesh.sharding(partition_spec(name))
-    return jax.block_until_ready(jax.make_array_from_callback(target.shape, sharding, of_device))
+    is_packed = isinstance(target, QuantizedTensor)
+    parts = lru_cache(1)(packed_parts if is_packed else dense_parts)
 
-
-def read_quantized_experts(
-    checkpoint: PackedCheckpoint, place: StoredExperts, layer: int, name: str, target: QuantizedTensor, mesh: ModelMesh
-) -> QuantizedTensor:
-    """As `read_experts`, of weights that stay quantised.
-
-    Args:
-        target: the shapes of the weight's arrays.
-    """
-    experts = checkpoint.config.experts
-    assert experts is not None
-    num_parts, packing = len(target) // experts.num_experts, target.packing
-    num_sides = 2 if target.outputs else 1
-
-    def stored(tensor: str, expert: int) -> PackedRows:
-        apart = "{x}" in tensor
-        tensor = tensor.format(i=layer, x=expert)
-        have, rows = checkpoint.packing(tensor), slice(None) if apart else slice(expert, expert + 1)
-        assert have is not None, tensor
-        return checkpoint.read_packed(tensor, rows).stored_as(have, packing)
-
-    @lru_cache(1)
-    def parts(expert: int) -> list[PackedRows]:
-        rows = jax.tree.map(lambda *sides: np.concatenate(sides), *(stored(tensor, expert) for tensor in place.names))
-        if place.order == "interleaved":
-            rows = rows.changed(
-                lambda array: array.reshape(-1, num_sides, array.shape[1]).swapaxes(0, 1).reshape(array.shape)
-            )
-        return _expert_parts(rows, num_parts, num_sides)
-
-    @cache
-    def of_experts(first: int, end: int) -> PackedRows:
-        shapes = arrays_of(target)
-        stacks = jax.tree.map(lambda struct: np.empty((end - first, *struct.shape[1:]), struct.dtype), shapes)
+    def stacks(first: int, end: int) -> list[Shaped[np.ndarray, "X ..."]]:
+        arrays = empty(target, first, end)
         for number in range(first, end):
-            own = parts(number // num_parts)[number % num_parts]
-            jax.tree.map(lambda to, new, at=number - first: fill(to[at], new), stacks, own)
-        return stacks
+            part = parts(number // num_parts)[number % num_parts]
+            for array, new in zip(arrays, jax.tree.leaves(part), strict=True):
+                if is_packed:
+                    fill(array[number - first], new)
+                else:
+                    array[number - first] = new
+        return arrays
 
-    def of_device(index: Any) -> PackedRows:
-        return of_experts(*index[0].indices(len(target))[:2])
+    if is_packed:
+        stacks = cache(stacks)  # its arrays are placed one after the other
+
+    def of_device(index: Any) -> list[Shaped[np.ndarray, "X ..."]]:
+        return stacks(*index[0].indices(target.shape[0])[:2])
 
     return placed(target, mesh.sharding(partition_spec(name, target)), of_device)
 
 
-def _expert_parts(rows: PackedRows, count: int, num_sides: int) -> list[PackedRows]:
+def _packed_parts(tensors: list[PackedRows], count: int, num_sides: int, place: StoredExperts) -> list[PackedRows]:
     """The parts of an expert's matrix: some columns of both its sides, or, of a matrix without sides, some inputs."""
-    if count == 1:
-        return [rows]
 
-    def part(number: int) -> Callable[[Shaped[np.ndarray, "R _"]], Shaped[np.ndarray, "S _"]]:
-        def cut(array: Shaped[np.ndarray, "R _"]) -> Shaped[np.ndarray, "S _"]:
-            if num_sides == 1:
-                return np.split(array, count, axis=1)[number]
-            return array.reshape(num_sides, count, -1, array.shape[1])[:, number].reshape(-1, array.shape[1])
+    def part(number: int, *arrays: Shaped[np.ndarray, "R _"]) -> Shaped[np.ndarray, "S _"]:
+        array, width = np.concatenate(arrays), arrays[0].shape[1]
+        if place.order == "interleaved":
+            array = array.reshape(-1, num_sides, width).swapaxes(0, 1).reshape(-1, width)
+        if num_sides == 1:
+            return np.split(array, count, axis=1)[number]
+        return array.reshape(num_sides, count, -1, width)[:, number].reshape(-1, width)
 
-        return cut
-
-    return [rows.changed(part(number)) for number in range(count)]
+    return [jax.tree.map(lambda *arrays, number=number: part(number, *arrays), *tensors) for number in range(count)]

@@ -20,7 +20,7 @@ from jaxtyping import Array, Int, Int32
 from jinfercept.pallas.layouts.pages import OUT_OF_RANGE, Batch, StateSlots, VectorPart, WindowBatch
 from jinfercept.pallas.work_schedule import Work, WorkCut, schedules
 from jinfercept.runner.packing_samples import NUM_FIELDS
-from jinfercept.sched.plan import FROM_DEVICE, Chunk
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, NewPages
 
 
 class PackedShape(NamedTuple):
@@ -118,22 +118,43 @@ def pack(
     page, offset = np.divmod(positions, page_size)
     parts.write_index[:used] = tables[token_slots, page] * page_size + offset
     if states is not None:
-        state_slots, sources = parts.states
-        state_slots[:rows] = sources[:rows] = states[slots]
-        for row, new_pages in enumerate(entries):
-            if new_pages and new_pages.state_from:
-                sources[row] = new_pages.state_from
+        _pack_states(parts.states, states[slots], entries)
     if window_tables is not None:
         window.write_index[:used] = window_tables[token_slots, page] * page_size + offset
         seen, ends = np.maximum(starts - shape.window + 1, 0) // page_size, (starts + lengths - 1) // page_size + 1
-        for row, slot, first, end in zip(range(rows), slots.tolist(), seen.tolist(), ends.tolist(), strict=True):
-            window.page_tables[row, first:end] = window_tables[slot, first:end]
+        _pack_windows(window.page_tables, window_tables, slots, seen, ends)
     if shape.cut is not None:
-        cut, only = shape.cut, shape.decode_only
-        work = schedules(cut, query_starts, parts.context_lens, num_decode, num_tokens, decode_only=only)
-        for into, numbers in zip(chain(parts.decodes, parts.chunks or ()), chain.from_iterable(work), strict=True):
-            into[:] = numbers
+        _pack_work(parts, shape.cut, num_decode, decode_only=shape.decode_only)
     return vector
+
+
+def _pack_states(parts: StateSlots, own: Int32[np.ndarray, "rows"], entries: Sequence[NewPages | tuple[()]]) -> None:
+    """The slots in which rows have their states, and those from which they begin."""
+    slots, sources = parts
+    slots[: len(own)] = sources[: len(own)] = own
+    for row, new_pages in enumerate(entries):
+        if new_pages and new_pages.state_from:
+            sources[row] = new_pages.state_from
+
+
+def _pack_windows(
+    page_tables: Int32[np.ndarray, "S P"],
+    tables: Int32[np.ndarray, "slots P"],
+    slots: Int32[np.ndarray, "rows"],
+    firsts: Int32[np.ndarray, "rows"],
+    ends: Int32[np.ndarray, "rows"],
+) -> None:
+    """The entries of the page tables that the windows of rows see."""
+    for row, slot, first, end in zip(range(len(slots)), slots.tolist(), firsts.tolist(), ends.tolist(), strict=True):
+        page_tables[row, first:end] = tables[slot, first:end]
+
+
+def _pack_work(parts: "_Parts", cut: WorkCut, num_decode: int, *, decode_only: bool) -> None:
+    """The work schedules of kernels."""
+    starts, num_tokens = parts.query_starts, len(parts.tokens)
+    work = schedules(cut, starts, parts.context_lens, num_decode, num_tokens, decode_only=decode_only)
+    for into, numbers in zip(chain(parts.decodes, parts.chunks or ()), chain.from_iterable(work), strict=True):
+        into[:] = numbers
 
 
 def packed_size(shape: PackedShape) -> int:

@@ -13,8 +13,7 @@ from jaxtyping import Array, Int, Int32
 
 from jinfercept.runner.logits_processors import IN_PROMPT, NOTHING, SampleRows, Slots, mask_words
 from jinfercept.sampling_params import MAX_BAD_SEQUENCES, MAX_BAD_TOKENS, MAX_BIASED_TOKENS
-from jinfercept.sched.plan import Chunk, Sample
-from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
+from jinfercept.sched.plan import Chunk, DrawOptions, Sample, TokenHistory
 
 _RECENT = MAX_BAD_TOKENS - 1
 NUM_FIELDS = len(SampleRows._fields)

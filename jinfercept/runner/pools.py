@@ -107,7 +107,8 @@ class Pool:
 
     The arrays are allocated by `reset`, so that all executables can be compiled before they take the memory.
 
-    A step calls `begin`, then `fetch`, `offload`, the compute of the layers, and `scatter`. On a GPU a copy waits for what was
+    A step that moves pages calls `begin`, then `fetch`, `offload`, the compute of the layers, and `scatter`; so does a step
+    after it, as long as the pool `is_busy`. On a GPU a copy waits for what was
     dispatched when its memory was allocated and overlaps what is dispatched later. So `fetch` comes right behind the step's
     first executable, which waits for the step's upload: one engine of the GPU makes all copies in this direction, and arrays
     that do not wait for the upload go before it. `offload` and `scatter` read slots in `commons`.
@@ -214,8 +215,6 @@ class Pool:
         """
         self._first_transfer, self._early = first_transfer, 1
         self._offloads, self._fetches, self._compactions = [], [], []
-        if not (fetch or offload or drop or any(self._in_flight)):
-            return []
         if len(self._in_flight) == 2:
             jax.block_until_ready(self._in_flight[0])
         self._in_flight.append([])
@@ -236,6 +235,11 @@ class Pool:
             moved = accumulate([size for size, _ in self._fetches], initial=len(offload))
             self._early = max(1, sum([pages <= self._moved_pages for pages in list(moved)[1:]]))
         return [*gathered, *[slots for _, _, slots in fetches], *selected]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether one of the last two steps that began moved pages to the host."""
+        return any(self._in_flight)
 
     @property
     def page_bytes(self) -> int:
@@ -281,6 +285,7 @@ class Pool:
         for number, ((_, into), array) in enumerate(zip(self._compactions, arrived, strict=True), first_number):
             select = self._run["select", into.size, array.shape[0]]
             self._leave([select(array, *self._slots(number))], [into])
+        self._offloads, self._fetches, self._compactions = [], [], []
 
     def wait(self) -> None:
         """Wait for every copy in flight."""

@@ -172,27 +172,32 @@ class ModelRunner:
             last_tokens = self._sampler.last_tokens
         if self.drafter is not None and self.drafting:
             plan, drafts = self.drafter.fill(plan, last_tokens)
-        transfers = self.kv.begin(plan.fetch, plan.drop, plan.offload)
-        if self.second is not None:
-            offload, fetch, drop = plan.window or WindowCopies()
-            transfers += self.second.begin(fetch, drop, offload, first_transfer=len(transfers))
+        moving, transfers = list[Pool](), list[np.ndarray]()
+        for kv, moves in zip(self._pools, (plan, plan.window or WindowCopies()), strict=False):
+            if moves.fetch or moves.drop or moves.offload or kv.is_busy:
+                moving.append(kv)
+                transfers += kv.begin(moves.fetch, moves.drop, moves.offload, first_transfer=len(transfers))
         decodes = not [chunk for chunk in plan.chunks if len(chunk.tokens) != 1]
         samples = self._sampler.pack(plan.chunks, self._steps[plan.bucket, decodes])
         groups = [*batched(transfers, MOST_TRANSFERS)] or [()]  # of more transfers than an upload holds
         commons = [self._common_shape.pack(samples.packed, group) for group in groups]
         if plan.chunks:
             enter(plan.chunks, self._tables, self._state_slots, self._window_tables)
-            hidden, experts = self._forward(plan, last_tokens, samples, commons)
+            hidden, experts = self._forward(plan, last_tokens, samples, commons, moving)
             return ForwardTicket(hidden, submitted_s, drafts, experts)
+        self._move(commons, moving)
+        return ForwardTicket(None, submitted_s)
+
+    def _move(self, commons: list[np.ndarray], moving: list[Pool]) -> None:
+        """Make the transfers of a plan that computes nothing, and wait for them."""
         uploaded = place(commons, self._home)
-        for kv in self._pools:
+        for kv in moving:
             kv.commons = uploaded
             kv.fetch()
             kv.offload()
             kv.scatter()
-        for kv in self._pools:
+        for kv in moving:
             kv.wait()
-        return ForwardTicket(None, submitted_s)
 
     def drafts(self, forward: ForwardTicket) -> tuple[tuple[int, ...], ...]:
         """The drafts of every chunk that awaited them, in the plan's order."""
@@ -331,10 +336,19 @@ class ModelRunner:
             self.drafter.runner.allocate()
 
     def _forward(
-        self, plan: StepPlan, last_tokens: Int[Array, "slots"], samples: Samples, commons: list[np.ndarray]
+        self,
+        plan: StepPlan,
+        last_tokens: Int[Array, "slots"],
+        samples: Samples,
+        commons: list[np.ndarray],
+        moving: list[Pool],
     ) -> tuple[Hidden, tuple[Array, ...]]:
         """Upload what the step reads, in one array, then dispatch it. No other executable waits for the host. Returns the
-        experts of the groups of layers, too."""
+        experts of the groups of layers, too.
+
+        Args:
+            moving: the pools that move pages in this step.
+        """
         shape, (embed, *layer_keys) = self._buckets[samples.step], self._keys[samples.step]
         tables = self._state_slots, self._window_tables
         packed = pack(plan.chunks, self._tables, self._shape.page_size, shape, *tables)
@@ -343,10 +357,10 @@ class ModelRunner:
             uploads = place(uploads, self._home)
         upload, *further = uploads
         x, batch, common = self.executables[embed](self.params.embed, last_tokens, upload)
-        for kv in self._pools:
+        for kv in moving:
             kv.commons = (common, *further)
             kv.fetch()
-        for kv in self._pools:
+        for kv in moving:
             kv.offload()
         experts, second = list[Array](), self.second
         layers = list(self.kv.layers if second is None else joined(self.kv.layers, second.layers, self._in_second))
@@ -360,6 +374,6 @@ class ModelRunner:
             self.kv.layers = tuple(layers)
         else:
             self.kv.layers, second.layers = by_pool(layers, self._in_second)
-        for kv in self._pools:
+        for kv in moving:
             kv.scatter()
         return self._sampler.head(x, plan.chunks, samples, common, self.params.head), tuple(experts)

@@ -26,6 +26,7 @@ from jinfercept.runner.packing import CommonShape
 from jinfercept.runner.packing_samples import (
     KINDS,
     Kind,
+    SampledRow,
     draw_needs,
     pack_positions,
     pack_samples,
@@ -154,6 +155,22 @@ class Sampler:
         samples = sampled_rows(chunks)
         counts = self._row_counts[bisect_left(self._row_counts, len(samples)) :] if samples else (0,)
         packed = pack_samples(samples, counts[0], self._num_slots)
+        reported, forced = [None] * len(samples), {}
+        if [sample for sample in samples if sample.sample.options is not None]:
+            reported, forced = self._enter(samples)
+        step, (kind, remembered) = steps[0][0], draw_needs(samples)
+        if self._run.missing:
+            names = ["shape"]  # masks are made while the step computes
+            names += ["remember"] if remembered else []
+            names += ["logprobs"] if any(reported) else []
+            has_scores = any(chunk.score is not None for chunk in chunks)
+            step, num_rows, kind = self._compiled(steps, counts, kind, names, has_scores=has_scores)
+            if num_rows != counts[0]:
+                packed = pack_samples(samples, num_rows, self._num_slots)
+        return Samples(packed, tuple(reported), forced, step, kind, remembered)
+
+    def _enter(self, samples: Sequence[SampledRow]) -> tuple[list[SamplingParams | None], dict[int, np.ndarray]]:
+        """Dispatch the history of new slots; returns by row what is reported of the draw, and masks that leave one token."""
         reported: list[SamplingParams | None] = []
         forced: dict[int, np.ndarray] = {}
         for row, (_, slot, entry) in enumerate(samples):
@@ -165,26 +182,23 @@ class Sampler:
                 self._slots = self._run["enter"](self._slots, *place((np.array(slot, np.int32), vector), self._home))
             params = None if entry.options is None else entry.options.params
             reported.append(params if params is not None and params.reports_draws else None)
-        step, (kind, remembered) = steps[0][0], draw_needs(samples)
-        if missing := self._run.missing:
-            least, names = kind, ["shape"]  # masks are made while the step computes
-            names += ["remember"] if remembered else []
-            names += ["logprobs"] if any(reported) else []
-            scored = [chunk for chunk in chunks if chunk.score is not None]
-            for (step, keys), num_rows, kind in product(steps, counts, KINDS[KINDS.index(least) :]):
-                needed = {*keys, ("head", step[0], num_rows), *[(name, num_rows) for name in names]}
-                if scored:
-                    num_scored = self._num_scored(step[0])
-                    needed |= {("head", step[0], num_scored), ("logprobs", num_scored)}
-                draw = "sample", num_rows, kind
-                can_draw = draw in self._run.ready if kind != least else draw not in missing
-                if num_rows <= step[0] and can_draw and missing.isdisjoint(needed):
-                    break
-            else:  # it waits
-                step, num_rows, kind = steps[0][0], counts[0], least
-            if num_rows != counts[0]:
-                packed = pack_samples(samples, num_rows, self._num_slots)
-        return Samples(packed, tuple(reported), forced, step, kind, remembered)
+        return reported, forced
+
+    def _compiled(
+        self, steps: Steps, counts: Sequence[int], least: Kind, names: Sequence[str], *, has_scores: bool
+    ) -> tuple[Step, int, Kind]:
+        """The least step, rows and kind of draw whose executables are compiled; the least of all if none are."""
+        missing = self._run.missing
+        for (step, keys), num_rows, kind in product(steps, counts, KINDS[KINDS.index(least) :]):
+            needed = {*keys, ("head", step[0], num_rows), *[(name, num_rows) for name in names]}
+            if has_scores:
+                num_scored = self._num_scored(step[0])
+                needed |= {("head", step[0], num_scored), ("logprobs", num_scored)}
+            draw = "sample", num_rows, kind
+            can_draw = draw in self._run.ready if kind != least else draw not in missing
+            if num_rows <= step[0] and can_draw and missing.isdisjoint(needed):
+                return step, num_rows, kind
+        return steps[0][0], counts[0], least  # it waits
 
     def _num_scored(self, bucket: int) -> int:
         return max(rows for rows in self._row_counts if rows <= bucket)
@@ -306,6 +320,7 @@ def add_sampler(
     num_slots: int,
     *,
     drafts_for: int = 0,
+    num_drawn: int | None = None,
 ) -> None:
     """Add every executable that sampling can need.
 
@@ -314,7 +329,7 @@ def add_sampler(
         common_shape: of the steps' uploads.
         x_by_size: the shape of the last layer's output, by tokens of the bucket.
         row_counts, num_slots: as `Sampler` takes them.
-        drafts_for: see `RunnerShape`.
+        drafts_for, num_drawn: see `RunnerShape`.
     """
     home, vocab_size = beside(jax.tree.leaves(params)[0]), drafts_for or model.config.vocab_size
 
@@ -340,7 +355,7 @@ def add_sampler(
         logits, mask = struct((rows, vocab_size), jnp.float32), struct((rows, mask_words(vocab_size)), jnp.uint32)
         tokens = struct((rows,), jnp.int32)
         for kind in KINDS[:2] if drafts_for else KINDS:
-            add(("sample", rows, kind), partial(_sample, kind), logits, last_tokens, donate=(1,))
+            add(("sample", rows, kind), partial(_sample, kind, num_drawn), logits, last_tokens, donate=(1,))
         if drafts_for:
             continue
         add(("shape", rows), shape_logits, logits, mask, slots)
@@ -377,12 +392,16 @@ def _head(
 
 
 def _sample(
-    kind: Kind, logits: Float[Array, "R V"], last_tokens: Int32[Array, "slots"], rows: SampleRows
+    kind: Kind,
+    num_drawn: int | None,
+    logits: Float[Array, "R V"],
+    last_tokens: Int32[Array, "slots"],
+    rows: SampleRows,
 ) -> tuple[Array, ...]:
     """Tokens, the tokens drawn last by slot, and the bounds of "filtered" draws.
 
     Rows of the scratch slot, the last one, write nothing."""
     places = distinct(jnp.where(rows.slot < len(last_tokens) - 1, rows.slot, len(last_tokens)), len(last_tokens))
-    tokens, bound = sample(logits, rows, kind)
+    tokens, bound = sample(logits[:, :num_drawn], rows, kind)
     last_tokens = last_tokens.at[places].set(tokens, mode="drop", unique_indices=True)
     return (tokens, last_tokens) if bound is None else (tokens, last_tokens, bound)

@@ -32,6 +32,7 @@ class RunnerShape:
         num_window_pages: pages of the pool of layers whose window is smaller than the longest sequence; 0: these share the pool
             of the others. Never with `num_states`; needs layers of both sorts.
         fewest_rows: least rows of logits that an executable computes.
+        num_drawn: tokens that may be drawn, the first ones of the vocabulary; None: all. The others have no text.
     """
 
     num_pages: int
@@ -52,6 +53,7 @@ class RunnerShape:
     routed_experts: int = 0
     num_window_pages: int = 0
     fewest_rows: int = 1
+    num_drawn: int | None = None
 
     def bucket(self, num_tokens: int) -> PackedShape:
         """The packed sizes of a bucket."""

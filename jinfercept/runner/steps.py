@@ -75,6 +75,7 @@ def add_steps(run: Executables, model: ServedModel, shape: RunnerShape, attentio
         shape.sample_rows,
         shape.max_num_seqs,
         drafts_for=shape.drafts_for,
+        num_drawn=shape.num_drawn,
     )
 
 

@@ -7,7 +7,6 @@ from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.door import Overload
 from jinfercept.sched.estimator import Estimator
-from jinfercept.sched.observer import Observer
 from jinfercept.sched.order import Order
 from jinfercept.sched.orders import OrderChoice, make_order
 from jinfercept.sched.policies import PolicyChoice, PolicyInputs, chunks_prefill_as_published
@@ -66,8 +65,8 @@ class SchedulerBuild:
     limits: SchedulerLimits
     chunks: bool
 
-    def build(self, kv: KVManager, observer: Observer | None = None) -> Scheduler:
-        """The scheduler; `observer` sees its sequences and moves."""
+    def build(self, kv: KVManager) -> Scheduler:
+        """The scheduler of these pages."""
         limits = self.limits
         return Scheduler(
             kv,
@@ -79,7 +78,6 @@ class SchedulerBuild:
             max_model_len=limits.max_model_len,
             chunk_tokens=min(limits.max_chunk_tokens or limits.buckets[-1], limits.buckets[-1]),
             whole_prompts=not self.chunks,
-            observer=observer,
             preemption=limits.preemption,
             order=self.order,
             overload=limits.overload,

@@ -99,7 +99,7 @@ class ChunkPlanner:
         chunk = Chunk(row.slot, start, tokens, pages, sample, score, adapter=adapter)
         self._kv.computed(sequence.context, start, end)
         self._kv.commit(sequence.context, sequence.tokens)
-        if end - start > 1 or end < num_tokens:
+        if self._kv.side_pool and (end - start > 1 or end < num_tokens):
             self._kv.mark(sequence.context, num_tokens - end)
         recomputed = max(0, min(end, sequence.max_computed) - start)
         sequence.max_computed = max(sequence.max_computed, end)

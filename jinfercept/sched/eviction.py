@@ -10,11 +10,11 @@ from jinfercept.kv.context import Context
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.fairness import FairShare
 from jinfercept.sched.plan_builder import MoveOrder, PlanBuilder, SchedulerCounters
-from jinfercept.sched.policy import Action, Budget, Policy
+from jinfercept.sched.policy import Action, Policy
 from jinfercept.sched.preemption import PreemptedSequences
 from jinfercept.sched.queues import Queues
 from jinfercept.sched.sequence import Sequence
-from jinfercept.sched.transfers import PlanMover, Transfers
+from jinfercept.sched.transfers import Transfers
 
 
 @final
@@ -74,9 +74,9 @@ class Eviction:
     def preempt(self, builder: PlanBuilder, sequence: Sequence) -> None:
         """Send a running sequence back to the waiting queue; its references become evictable."""
         self.set_aside(sequence, builder.now)
-        builder.victims = MoveOrder()
+        builder.victims = None
         if self._preempted.how == "policy":
-            self.move_paused(builder)
+            self._transfers.move_paused(builder)
         elif self._preempted.how != "auto":
             action = Action.SWAP if self._preempted.how == "swap" else Action.LOSE
             self._transfers.force_out(builder, sequence, action)
@@ -90,14 +90,6 @@ class Eviction:
             self._preempted.add(sequence)
         elif self._preempted.how == "policy":
             self._policy.pause(sequence, now)
-
-    def move_paused(self, builder: PlanBuilder) -> None:
-        """Let the policy move pages of paused contexts."""
-        queries = builder.bucket_tokens - builder.query_tokens
-        budget = Budget(
-            builder.query_tokens, builder.link_tokens, builder.context_tokens, queries, self._kv.occupancy()
-        )
-        self._policy.moves(budget, builder.now, PlanMover(self._transfers, builder))
 
     def _evict(self, builder: PlanBuilder, most: int, context: Context | None = None, position: int = 0) -> bool:
         """Take up to `most` slots for a context, and one at least, from the paused contexts, in the policy's order."""
@@ -115,12 +107,12 @@ class Eviction:
 
     def _take(self, builder: PlanBuilder, most: int) -> int:
         """Take up to `most` slots by what is left of the policy's order; returns how many."""
-        freed = 0
-        for move in builder.victims:
+        freed, victims = 0, builder.victims
+        for move in victims or ():
             slots, rest = self._transfers.move(builder, move, most - freed)
             freed += slots
             if freed >= most:
-                if rest:
-                    builder.victims.put_back(move._replace(pages=rest))
+                if rest and victims is not None:
+                    victims.put_back(move._replace(pages=rest))
                 break
         return freed

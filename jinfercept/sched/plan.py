@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from jinfercept.kv.page import PageCopy
-from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
+from jinfercept.sampling_params import SamplingParams
 
 FROM_DEVICE = -1
 """A chunk's token that only the device knows: the last one sampled in the chunk's sequence slot."""
@@ -23,6 +23,53 @@ NOTHING_ALLOWED = -4
 Masks = Mapping[int, Any]
 """The tokens that constrained rows may draw, by the row's place among a plan's sampled rows: an array of uint32 words, in
 which bit `v % 32` of word `v // 32` allows token `v`. A row without a mask may draw every token."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawOptions:
+    """The part of a request's parameters that changes or reports its draws.
+
+    Attributes:
+        end_token_ids: tokens that may not be drawn before `min_tokens`.
+        remembered: the device keeps state by the request's slot: token counts, biases, allowed and bad tokens.
+    """
+
+    params: SamplingParams
+    end_token_ids: tuple[int, ...] = ()
+    remembered: bool = False
+
+    @property
+    def filtered(self) -> bool:
+        """Whether `top_k`, `top_p` or `min_p` limit the draws."""
+        params = self.params
+        return params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+
+
+class TokenHistory(NamedTuple):
+    """The tokens of a sequence at the time it gets a slot.
+
+    Attributes:
+        tokens: prompt, generated, and results of calls.
+        external_spans: ranges that the model did not generate, in order: the prompt, results of calls.
+    """
+
+    tokens: tuple[int, ...]
+    external_spans: tuple[tuple[int, int], ...]
+
+
+def draw_options(params: SamplingParams, end_token_ids: frozenset[int]) -> DrawOptions | None:
+    """The options of a request; None if it has none besides temperature and random key.
+
+    Args:
+        end_token_ids: tokens that would end the request.
+    """
+    penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
+    remembered = bool(
+        penalties or params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids or params.min_tokens
+    )
+    options = DrawOptions(params, tuple(sorted(end_token_ids)) if params.min_tokens else (), remembered)
+    needed = remembered or options.filtered or params.reports_draws or params.forced_output_ids
+    return options if needed else None
 
 
 class Sample(NamedTuple):
@@ -231,3 +278,32 @@ class StepResult(NamedTuple):
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     scores: tuple[tuple[TokenLogprobs, ...], ...] = ()
     experts: TokenExperts | None = None
+
+
+class PlanRunner[Forward, Ticket](Protocol):
+    """Executes plans in order, each in two phases, without knowing requests. Only `collect` waits for the device, and
+    `forward` where the plan awaits drafts of a draft model, for these."""
+
+    def forward(self, plan: StepPlan) -> Forward:
+        """Dispatch the plan's page transfers and its forward pass. The plan before it must have been sampled."""
+        ...
+
+    def drafts(self, forward: Forward) -> tuple[tuple[int, ...], ...]:
+        """The drafts of every chunk that awaited them from a draft model, in the plan's order. Waits for that model."""
+        ...
+
+    def sample(self, forward: Forward, masks: Masks) -> Ticket:
+        """Dispatch the sampling of the plan whose forward pass was dispatched last.
+
+        Args:
+            masks: of the plan's constrained rows; empty if it has none.
+        """
+        ...
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        """Wait for the plan's tokens."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all KV and every plan that was not collected, after a step has failed."""
+        ...

@@ -13,11 +13,11 @@ from jinfercept.sched.sequence import Sequence
 
 @final
 class MoveOrder:
-    """A policy's order of eviction, as far as it was not used up. Empty by default."""
+    """A policy's order of eviction, as far as it was not used up."""
 
     __slots__ = ("_moves", "_rest")
 
-    def __init__(self, moves: Iterable[Move] = ()) -> None:
+    def __init__(self, moves: Iterable[Move]) -> None:
         self._moves, self._rest = iter(moves), list[Move]()
 
     def put_back(self, move: Move) -> None:
@@ -53,7 +53,7 @@ class PlanBuilder:
         chunks: the query tokens, with their sequences.
         recomputing: sequences with a chunk that was computed before, at least in part.
         recomputed: how many query tokens that were.
-        victims: the policy's order of eviction from the device.
+        victims: the policy's order of eviction from the device; None: it was not asked for yet.
         host_victims: that from the host, for the sequence whose copies needed slots last.
         drafted: query tokens that are drafts.
         offloading: whose page was offloaded last.
@@ -72,7 +72,7 @@ class PlanBuilder:
     fetch: PageCopies | None = None
     recomputing: list[Sequence] = field(default_factory=list)
     recomputed: int = 0
-    victims: MoveOrder = field(default_factory=MoveOrder)
+    victims: MoveOrder | None = None
     host_victims: HostVictims | None = None
     drafted: int = 0
     offloading: Sequence | None = None

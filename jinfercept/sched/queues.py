@@ -86,23 +86,23 @@ class Queues:
 
     Args:
         max_num_seqs: sequences that may run at once: the runner's slots.
-        observer: called with every change of state.
         order: of the waiting sequences; None: first come first served.
 
     Attributes:
+        observer: called with every change of state; None: there is none.
         running: by `Sequence.order`, oldest first.
         waiting: likewise; or by `Sequence.rank`, if there is an `order`.
         by_tenant: the same running and waiting sequences by tenant; a tenant that has neither is absent.
     """
 
-    def __init__(self, max_num_seqs: int, observer: Observer | None = None, order: Order | None = None) -> None:
+    def __init__(self, max_num_seqs: int, order: Order | None = None) -> None:
+        self.observer: Observer | None = None
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.intercepted: dict[str, Sequence] = {}
         self.by_tenant: dict[str, TenantQueue] = {}
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._next_order = 0
-        self._observer = observer
         self._ranking = Ranking(order) if order is not None else None
         self._place = _RANK if order is not None else _ORDER
 
@@ -218,5 +218,5 @@ class Queues:
 
     def _enter(self, sequence: Sequence, state: State) -> None:
         sequence.state = state
-        if self._observer is not None:
-            self._observer.changed(sequence)
+        if self.observer is not None:
+            self.observer.changed(sequence)

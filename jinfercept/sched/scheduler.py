@@ -9,7 +9,6 @@ which sequences give way.
 
 from jinfercept.kv.context import ContextResidency
 from jinfercept.kv.manager import KVManager
-from jinfercept.sched.admission import Admission
 from jinfercept.sched.chunk_planner import ChunkPlanner
 from jinfercept.sched.cost import CostModel, StepBudget
 from jinfercept.sched.door import Door, Overload
@@ -43,7 +42,6 @@ class Scheduler:
         max_model_len: tokens that a sequence may have; the device pool must hold them.
         chunk_tokens: most query tokens of one sequence in one step.
         whole_prompts: no chunked prefill: waiting sequences are computed whole, several together, before any sequence decodes.
-        observer: called with changes of state and with moves.
         preemption: what becomes of a preempted sequence's pages; "recompute" and "swap" are for studies.
         order: of waiting sequences; None: first come first served, by original arrival.
         overload: what becomes of new conversations whose contexts do not fit beside those inside, see `Door`.
@@ -61,7 +59,6 @@ class Scheduler:
         max_model_len: int,
         chunk_tokens: int,
         whole_prompts: bool = False,
-        observer: Observer | None = None,
         preemption: Preemption = "policy",
         order: Order | None = None,
         overload: Overload = "serve",
@@ -70,22 +67,27 @@ class Scheduler:
         self.kv = kv
         self.counters = SchedulerCounters()
         self.max_model_len, self.max_num_seqs = max_model_len, max_num_seqs
-        self._queues = queues = Queues(max_num_seqs, observer, order)
+        self._queues = queues = Queues(max_num_seqs, order)
         self.running, self.waiting, self.intercepted = queues.running, queues.waiting, queues.intercepted
         self.door = Door(kv, queues, cost, buckets[-1], overload)
         self._policy, self._estimator = policy, estimator
         self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
         self._fair = FairShare(queues)
-        self._transfers = transfers = Transfers(kv, policy, self.counters, observer)
+        self._transfers = transfers = Transfers(kv, policy, self.counters)
         preempted = PreemptedSequences(preemption, cost, chunk_tokens, kv.page_size, has_host=kv.has_host)
         self._eviction = Eviction(kv, self._queues, self._fair, policy, transfers, self.counters, preempted)
-        self._admission = Admission(kv, queues, self.door, policy, buckets[-1])
-        self.speculation = Speculation(speculation, kv, self._budget, max_model_len, self.counters)
+        self.speculation: Speculation | None = None
+        if speculation.num_drafts:
+            self.speculation = Speculation(speculation, kv, self._budget, max_model_len, self.counters)
         self._chunks = ChunkPlanner(
             kv, queues, self._eviction, transfers, self.counters, max_model_len=max_model_len, chunk_tokens=chunk_tokens
         )
         self._largest, self._whole_prompts = buckets[-1], whole_prompts
         self._turned_away_s: float | None = None  # since when nothing runs, for the policy lets nothing start
+
+    def observe(self, observer: Observer) -> None:
+        """Tell an observer all changes of state and all moves from now on."""
+        self._queues.observer = self._transfers.observer = observer
 
     # -- requests come and go --------------------------------------------------------------------------------------
 
@@ -276,7 +278,7 @@ class Scheduler:
             sequence.void_pending()
             self._eviction.set_aside(sequence, now)
         self.kv.begin_plan()
-        if self.kv.side_pools:
+        if self.kv.side_pool:
             self._renew([*self.waiting, *self.intercepted.values()])
         else:
             self.kv.leave_device()
@@ -302,7 +304,7 @@ class Scheduler:
     @property
     def waits(self) -> bool:
         """Whether the next plan should wait for the tokens of the steps in flight: for drafts."""
-        return self.speculation.waits(self.running)
+        return self.speculation is not None and self.speculation.waits(self.running)
 
     def plan(self, now: float) -> PlannedStep:
         """The next iteration; its plan is empty (false) if nothing can be done before a plan or a call returns."""
@@ -312,7 +314,10 @@ class Scheduler:
         self._queues.rank(now)
         context_tokens = sum([len(sequence.tokens) + sequence.pending for sequence in self.running])
         hidden = self._budget.link_tokens(len(self.running), context_tokens)
-        builder = PlanBuilder(now, hidden, self._largest, context_tokens, self._fair.compete(), self._largest)
+        compete = len(self._queues.by_tenant) > 1 or self._fair.served  # else there is one tenant, and was before
+        builder = PlanBuilder(
+            now, hidden, self._largest, context_tokens, bool(compete) and self._fair.compete(), self._largest
+        )
         for sequence in self.running:
             sequence.planned = False
         if self._whole_prompts:
@@ -325,19 +330,20 @@ class Scheduler:
             self._run_all(builder)
         if self.waiting and not self._whole_prompts:
             self._admit_all(builder)
-        self.speculation.extend(builder)
+        if self.speculation is not None:
+            self.speculation.extend(builder)
         if builder.tenants_compete:
             for sequence, chunk in builder.chunks:
                 self._fair.charge(sequence, len(chunk.tokens))
         if (used := self._largest - builder.query_tokens) != len(self.running):
             builder.link_tokens += self._budget.link_tokens(used, context_tokens) - hidden
         self._chunks.fetch_more(builder)
-        self._eviction.move_paused(builder)
+        self._transfers.move_paused(builder)
         planned = builder.build(
             self.counters.plans,
             self._budget.bucket(used),
             self.kv.take_dropped(),
-            self.kv.take_dropped_sides() if self.kv.side_pools else (),
+            self.kv.take_dropped_sides(),
         )
         self.counters.plans += bool(planned.plan)
         return planned
@@ -390,14 +396,14 @@ class Scheduler:
             lacks = sequence.context.residency(sequence.length).missing if self._whole_prompts and builder.chunks else 0
             if lacks > builder.query_tokens:
                 return
-            if sequence.pending or not self._admission.admit(builder, sequence):
+            if sequence.pending or not self._start(builder, sequence):
                 return
             self._chunks.run(builder, sequence, builder.query_tokens)
 
     def _next_waiting(self, now: float) -> Sequence | None:
         """The first waiting sequence that may start and that the policy lets start."""
         can_start = (sequence for sequence in self.waiting if sequence.may_start)
-        admitted = next((sequence for sequence in can_start if self.admits(sequence, now)), None)
+        admitted = next((sequence for sequence in can_start if self._policy.admits(sequence, now)), None)
         first = None if admitted or self.running else next((it for it in self.waiting if it.may_start), None)
         if first is None:
             self._turned_away_s = None
@@ -418,9 +424,54 @@ class Scheduler:
 
     def _place(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Admit a sequence by its tenant's right to a slot and to pages, preempting sequences of tenants that run several."""
-        while not (self._queues.has_slot and self._admission.admit(builder, sequence)):
+        while not (self._queues.has_slot and self._start(builder, sequence)):
             victim = self._fair.victim(sequence)
             if victim is None:
                 return False
             self._eviction.preempt(builder, victim)
         return True
+
+    def _start(self, builder: PlanBuilder, sequence: Sequence) -> bool:
+        """Start a waiting sequence, if the device has slots for its whole context; False if not."""
+        kv, context = self.kv, sequence.context
+        if kv.side_pool:
+            kv.step_back(context, sequence.length)  # a state that has seen the last token cannot give its logits again
+        if not sequence.wants_computation:
+            kv.refresh(context, sequence.tokens)
+        kv.hold(context)
+        has_room = not self._queues.running or self._has_room(sequence)
+        if not has_room:
+            kv.release(context)
+            if not sequence.max_computed:
+                kv.close(context)  # all its pages are shared ones: they stay cached prefixes
+            return False
+        self._queues.run(sequence)
+        sequence.planned = False
+        builder.context_tokens += sequence.length
+        if not sequence.max_computed:
+            sequence.max_computed = context.num_pages * kv.page_size
+        usage = sequence.usage
+        usage.residency = residency = context.residency(sequence.max_computed)
+        if usage.num_cached is None:
+            usage.num_cached = residency.device + residency.host
+            usage.retained = usage.retained and residency
+        self.door.started(sequence, builder.now)
+        self._policy.resume(sequence, builder.now)
+        return True
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Whether the device has slots for a sequence beside the running ones, and a page more for each of these."""
+        if (side := self.kv.side_pool) is not None:
+            lengths = [other.length for other in (sequence, *self._queues.running)]
+            if not side.have_room(lengths, self._largest, beside_paused=self._policy.protects_paused):
+                return False
+        num_free = self.kv.num_available - self._slots_needed(sequence)
+        num_free -= sum([self._slots_needed(other) + 1 for other in self._queues.running])
+        if not self._policy.protects_paused:
+            num_free += self.kv.num_paused
+        return num_free >= 0
+
+    def _slots_needed(self, sequence: Sequence) -> int:
+        """Device slots that the sequence still lacks for the tokens it has and the next one."""
+        context, length = sequence.context, sequence.length
+        return 0 if context.ready >= length - 1 else self.kv.slots_needed(context, length + 1)

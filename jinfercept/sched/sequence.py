@@ -2,14 +2,13 @@
 
 from array import array
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple
 
 from jinfercept.kv.context import Context, ContextResidency, ContextState, ContextWindow
 from jinfercept.sched.draft_state import DraftState
-from jinfercept.sched.plan import NewPages, Sample, Score, WindowEntries
-from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
+from jinfercept.sched.plan import DrawOptions, NewPages, Sample, Score, TokenHistory, WindowEntries
 
 
 class State(Enum):
@@ -53,6 +52,7 @@ class CallDuration(NamedTuple):
     clean: bool = True
 
 
+@dataclass(slots=True)
 class RunnerRow:
     """What the runner knows of a running sequence: its row in the page tables and in the token histories.
 
@@ -64,12 +64,11 @@ class RunnerRow:
         has_history: the device has its token history.
     """
 
-    __slots__ = ("has_history", "num_pages", "slot", "state", "window_end")
-
-    def __init__(self) -> None:
-        self.slot: int | None = None
-        self.num_pages = self.window_end = self.state = 0
-        self.has_history = False
+    slot: int | None = None
+    num_pages: int = 0
+    window_end: int = 0
+    state: int = 0
+    has_history: bool = False
 
     def begin(self, slot: int) -> None:
         """The sequence runs in this row, of which the runner knows nothing yet."""
@@ -104,7 +103,7 @@ _NOWHERE = ContextResidency(0, 0, 0)
 
 @dataclass(slots=True)
 class SequenceUsage:
-    """What a sequence has cost and where its context was; written by `SchedulerCounters` and `Admission`.
+    """What a sequence has cost and where its context was; written by `SchedulerCounters` and the `Scheduler`.
 
     Attributes:
         copied_out, copied_in, recomputed: tokens.
@@ -122,14 +121,8 @@ class SequenceUsage:
     residency: ContextResidency = _NOWHERE
     retained: ContextResidency | None = None
 
-    def start(self, residency: ContextResidency) -> None:
-        """The sequence starts to run with its context there."""
-        self.residency = residency
-        if self.num_cached is None:
-            self.num_cached = residency.device + residency.host
-            self.retained = self.retained and residency
 
-
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """One request's tokens and state, owned by the `Scheduler`; each of its parts has one writer.
 
@@ -153,121 +146,71 @@ class Sequence:
 
     The parts: `context` has the pages (`KVManager`), `row` is the runner's, `usage` counts, `drafting` has the drafts of its
     next tokens (`Speculation`).
+
+    Args:
+        prompt: its tokens.
+        context: empty.
+        max_tokens: tokens to generate at most.
+        random_key: 64 bits, which the random numbers of its draws depend on.
+        options: sampling options besides temperature and random key; None for the defaults.
+        num_best: likeliest tokens to report at each place of the prompt; None: the prompt is not scored.
+        noted_from: position of the first token whose experts are reported; None: those of none are.
+        leader: a sequence of the same prompt, which computes it for both; this one does not start before that.
+        priority: smaller ones are served first, in whatever order the sequences arrived.
+        tenant: whose use the sequence counts to.
+        weight: of the tenant, above 0: what the sequence holds counts divided by it.
+        session: of its request; "" for none.
+        adapter: number of the adapter that computes it; 0: none.
     """
 
-    __slots__ = (
-        "adapter",
-        "arrival_s",
-        "at_door",
-        "awaited",
-        "calls",
-        "context",
-        "delay_s",
-        "door_s",
-        "drafting",
-        "epoch",
-        "external_spans",
-        "generated",
-        "id",
-        "leader",
-        "max_computed",
-        "max_tokens",
-        "may_draft",
-        "noted_from",
-        "num_best",
-        "options",
-        "order",
-        "paused_s",
-        "pending",
-        "planned",
-        "priority",
-        "random_key",
-        "rank",
-        "reads_disk",
-        "row",
-        "scored",
-        "session",
-        "since_s",
-        "state",
-        "temperature",
-        "tenant",
-        "tokens",
-        "usage",
-        "weight",
-    )
+    id: str
+    prompt: InitVar[Iterable[int]]
+    context: Context
+    _: KW_ONLY
+    max_tokens: int
+    temperature: float = 0.0
+    random_key: int = 0
+    arrival_s: float = 0.0
+    options: DrawOptions | None = None
+    num_best: int | None = None
+    noted_from: int | None = None
+    leader: "Sequence | None" = None
+    priority: int = 0
+    tenant: str = ""
+    weight: float = 1.0
+    session: str = ""
+    adapter: int = 0
 
-    def __init__(
-        self,
-        sequence_id: str,
-        tokens: Iterable[int],
-        context: Context,
-        *,
-        max_tokens: int,
-        temperature: float = 0.0,
-        random_key: int = 0,
-        arrival_s: float = 0.0,
-        options: DrawOptions | None = None,
-        num_best: int | None = None,
-        noted_from: int | None = None,
-        leader: "Sequence | None" = None,
-        priority: int = 0,
-        tenant: str = "",
-        weight: float = 1.0,
-        session: str = "",
-        adapter: int = 0,
-    ) -> None:
-        """A waiting sequence.
+    tokens: "array[int]" = field(init=False)
+    external_spans: list[tuple[int, int]] = field(init=False)
+    may_draft: bool = field(init=False)
+    row: RunnerRow = field(init=False, default_factory=RunnerRow)
+    usage: SequenceUsage = field(init=False, default_factory=SequenceUsage)
+    since_s: float = field(init=False)
+    at_door: bool = field(init=False, default=False)
+    door_s: float = field(init=False, default=0.0)
+    order: int = field(init=False, default=0)
+    rank: tuple[int, float, int] = field(init=False, default=(0, 0.0, 0))
+    delay_s: float = field(init=False, default=0.0)
+    paused_s: float = field(init=False, default=0.0)
+    calls: tuple[PendingCall, ...] = field(init=False, default=())
+    awaited: tuple[PendingCall, ...] = field(init=False, default=())
+    drafting: DraftState | None = field(init=False, default=None)
+    state: State = field(init=False, default=State.WAITING)
+    reads_disk: bool = field(init=False, default=False)
+    pending: int = field(init=False, default=0)
+    planned: bool = field(init=False, default=False)  # has a chunk in the plan being made
+    generated: int = field(init=False, default=0)
+    epoch: int = field(init=False, default=0)
+    max_computed: int = field(init=False, default=0)  # tokens whose KV was ever computed
+    scored: int = field(init=False, default=0)  # tokens of the prompt whose successors' scores were planned
 
-        Args:
-            tokens: of the prompt.
-            context: empty.
-            max_tokens: tokens to generate at most.
-            random_key: 64 bits, which the random numbers of its draws depend on.
-            options: sampling options besides temperature and random key; None for the defaults.
-            num_best: likeliest tokens to report at each place of the prompt; None: the prompt is not scored.
-            noted_from: position of the first token whose experts are reported; None: those of none are.
-            leader: a sequence of the same prompt, which computes it for both; this one does not start before that.
-            priority: smaller ones are served first, in whatever order the sequences arrived.
-            tenant: whose use the sequence counts to.
-            weight: of the tenant, above 0: what the sequence holds counts divided by it.
-            session: of its request; "" for none.
-            adapter: number of the adapter that computes it; 0: none.
-        """
-        self.id = sequence_id
-        self.tokens = array("i", tokens)
-        self.context = context
-        self.max_tokens = max_tokens
-        self.temperature = temperature
-        self.random_key = random_key
-        self.arrival_s = self.since_s = arrival_s
-        self.at_door, self.door_s = False, 0.0
-        self.options = options
-        self.num_best = num_best
-        self.noted_from = noted_from
-        self.leader = leader
+    def __post_init__(self, prompt: Iterable[int]) -> None:
+        self.tokens = array("i", prompt)
         self.external_spans = [(0, len(self.tokens))]
-        self.priority = priority
-        self.tenant = tenant
-        self.weight = weight
-        self.session = session or sequence_id
-        self.adapter = adapter
-        self.row, self.usage = RunnerRow(), SequenceUsage()
-        self.order = 0
-        self.rank: tuple[int, float, int] = (0, 0.0, 0)
-        self.delay_s = 0.0
-        self.paused_s = 0.0
-        self.calls: tuple[PendingCall, ...] = ()
-        self.awaited: tuple[PendingCall, ...] = ()
-        self.drafting: DraftState | None = None
+        self.session, self.since_s = self.session or self.id, self.arrival_s
+        options = self.options
         self.may_draft = options is None or not (options.remembered or options.params.forced_output_ids)
-        self.state = State.WAITING
-        self.reads_disk = False
-        self.pending = 0
-        self.planned = False  # has a chunk in the plan being made
-        self.generated = 0
-        self.epoch = 0
-        self.max_computed = 0  # tokens whose KV was ever computed
-        self.scored = 0  # tokens of the prompt whose successors' scores were planned
 
     @property
     def preemptions(self) -> int:

@@ -147,7 +147,7 @@ class Speculation:
 
         Beside chunks of prompts, drafts only fill the places of the bucket that would stay empty.
         """
-        if builder.stalled or not self._limits.num_drafts:
+        if builder.stalled:
             return
         decoding = [  # the last tokens of sequences, known to the host
             place
@@ -182,8 +182,6 @@ class Speculation:
 
     def waits(self, running: Iterable[Sequence]) -> bool:
         """Whether a plan should wait for the tokens of the step before: drafts that would pay continue the tokens known."""
-        if not self._limits.num_drafts:
-            return False
         sequences, counts, num_decoding, context_tokens = list[Sequence](), list[int](), 0, 0
         for sequence in running:
             num_decoding += 1

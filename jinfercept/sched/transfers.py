@@ -7,7 +7,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Residency
 from jinfercept.sched.observer import Observer
 from jinfercept.sched.plan_builder import HostVictims, MoveOrder, PlanBuilder, SchedulerCounters
-from jinfercept.sched.policy import Action, Move, Mover, Policy
+from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import Sequence
 
 
@@ -25,16 +25,24 @@ class Transfers:
     Args:
         policy: the order of eviction from the host.
         counters: moved tokens are added here.
-        observer: called with every move that had an effect.
+
+    Attributes:
+        observer: called with every move that had an effect; None: there is none.
     """
 
-    def __init__(
-        self, kv: KVManager, policy: Policy, counters: SchedulerCounters, observer: Observer | None = None
-    ) -> None:
+    def __init__(self, kv: KVManager, policy: Policy, counters: SchedulerCounters) -> None:
         self._kv = kv
         self._policy = policy
         self._counters = counters
-        self._observer = observer
+        self.observer: Observer | None = None
+
+    def move_paused(self, builder: PlanBuilder) -> None:
+        """Let the policy move pages of paused contexts."""
+        queries = builder.bucket_tokens - builder.query_tokens
+        budget = Budget(
+            builder.query_tokens, builder.link_tokens, builder.context_tokens, queries, self._kv.occupancy()
+        )
+        self._policy.moves(budget, builder.now, PlanMover(self, builder))
 
     def room(self, builder: PlanBuilder) -> int:
         """Pages that the plan can still move: as far as the link's budget goes, and the device memory for transfers."""
@@ -50,15 +58,14 @@ class Transfers:
         Args:
             pages: indexes of some pages of a sequence that is paused; None: all of one that runs.
         """
-        context, num_windows = sequence.context, 0
-        for pool in self._kv.side_pools:
-            if pool.is_fetchable(context):
-                window_copies = pool.fetch(context)
-                if window_copies is None:
-                    return 0
-                num_windows += 1
-                builder.add_window_fetch(window_copies)
-                builder.link_tokens -= pool.cost(len(window_copies))
+        context, num_windows, side = sequence.context, 0, self._kv.side_pool
+        if side is not None and side.is_fetchable(context):
+            window_copies = side.fetch(context)
+            if window_copies is None:
+                return 0
+            num_windows = 1
+            builder.add_window_fetch(window_copies)
+            builder.link_tokens -= side.cost(len(window_copies))
         copies, num_tokens = self._kv.fetch(context, min(most - num_windows, self.room(builder)), pages)
         builder.add_fetch(copies)
         builder.link_tokens -= len(copies) * self._kv.page_size
@@ -144,13 +151,13 @@ class Transfers:
         Args:
             run: that the pages were part of, as it was before.
         """
-        if self._observer is not None:
+        if self.observer is not None:
             first, last = bounds(move.pages)
             behind = run.start + run.num_pages - last  # all but the last page of a context are full
             lacking = run.num_pages * self._kv.page_size - run.num_tokens if not behind else 0
             num_tokens = len(move.pages) * self._kv.page_size - lacking
             part = run._replace(start=first, num_pages=len(move.pages), num_tokens=num_tokens)
-            self._observer.moved(move, part, num_tokens if copied else 0, freed)
+            self.observer.moved(move, part, num_tokens if copied else 0, freed)
 
     def _offload(self, builder: PlanBuilder, move: Move, run: PageRun) -> int:
         """Offload the first pages of a move, as many as possible; returns how many."""
@@ -165,22 +172,19 @@ class Transfers:
 
     def _offloadable(self, builder: PlanBuilder, move: Move) -> int:
         """How many first pages of a move can be offloaded as far as a window goes: it leaves with its context's last page."""
-        context = move.sequence.context
-        for pool in self._kv.side_pools:
-            if not context.held and context.num_pages - 1 in move.pages and self.room(builder):
-                copies = pool.copy_out(context, context.num_tokens)
-                if copies is None:
-                    return move.pages.index(context.num_pages - 1)
-                builder.add_window_offload(copies)
-                builder.link_tokens -= pool.cost(len(copies))
+        context, side = move.sequence.context, self._kv.side_pool
+        if side is not None and not context.held and context.num_pages - 1 in move.pages and self.room(builder):
+            copies = side.copy_out(context, context.num_tokens)
+            if copies is None:
+                return move.pages.index(context.num_pages - 1)
+            builder.add_window_offload(copies)
+            builder.link_tokens -= side.cost(len(copies))
         return len(move.pages)
 
     def _num_moved(self, builder: PlanBuilder) -> int:
         """Pages that the plan moves, both ways; those of windows as many as have their memory."""
-        moved = builder.num_copies
-        for pool in self._kv.side_pools:
-            moved += -(-pool.cost(builder.num_window_copies) // self._kv.page_size)
-        return moved
+        side, windows = self._kv.side_pool, builder.num_window_copies
+        return builder.num_copies + (-(-side.cost(windows) // self._kv.page_size) if side is not None else 0)
 
     def _free_host(self, builder: PlanBuilder, sequence: Sequence, num_slots: int) -> None:
         """Free host slots for the sequence's copies, so many if the policy evicts as many other copies for them."""

@@ -107,6 +107,7 @@ class Service:
         )
         self.root = str(model)
         self.names = options.served_model_name or (self.root,)
+        llm.engine.snapshot()  # begins to count
         options.check_adapters(self.names, llm.engine.adapters.names, llm.engine.adapters.num_slots)
         self.created = int(time.time())
         self.draining = False

@@ -194,7 +194,7 @@ class ScenarioRun:
         self.synchronous = build.policy.synchronous
         beside = {"windows": scenario.windows, "states": scenario.states}
         kv = KVManager(scenario.num_pages, scenario.num_host_pages, SIZE, **beside)
-        self.scheduler = build.build(kv, observer)
+        self.scheduler = build.build(kv)
         priced = PricedRunner(Prices(scenario.profile, SIZE, synchronous=self.synchronous), self.clock)
         self._dispatcher = ScriptedDispatcher(self.clock, scenario.tokens)
         window, has_states = scenario.windows.window or None, scenario.states.num_states > 0
@@ -204,7 +204,10 @@ class ScenarioRun:
         log.tell(self._note)
         requests = RequestLifecycle(self.scheduler, self._dispatcher, self.clock, vocab_size=VOCAB)
         runner, wake = checked if fake else priced, threading.Event()
-        self.engine = Engine(requests, runner, wake, depth=scenario.depth, check=fake, request_log=log)
+        self.engine = Engine(requests, runner, wake, depth=scenario.depth, check=fake)
+        self.engine.observe(log)
+        if observer is not None:
+            self.scheduler.observe(observer)
 
     def _note(self, event: LogEvent) -> None:
         if isinstance(event, Stepped):

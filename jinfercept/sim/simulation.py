@@ -285,7 +285,7 @@ class Simulation:
         log = RequestLog(clock.now)
         if watch is not None:
             watch(log, kv, build.inputs, synchronous)
-        scheduler = build.build(kv, log)
+        scheduler = build.build(kv)
         prices = Prices(self.profile, self.page_size, synchronous=synchronous, free_transfers=free_pause)
         disk = None
         if self.disk_tokens:
@@ -294,7 +294,8 @@ class Simulation:
         accounts = RunStats(log, scheduler, prices, buckets[-1], self.limits)
         requests = RequestLifecycle(scheduler, dispatcher, clock, vocab_size=1 << 31, open_text=open_text)
         runner, wake = PricedRunner(prices, clock), threading.Event()
-        engine = Engine(requests, runner, wake, depth=self.depth, request_log=log, disk=disk)
+        engine = Engine(requests, runner, wake, depth=self.depth, disk=disk)
+        engine.observe(log)
         return SimulatedEngine(engine, accounts, buckets)
 
     def _request(self, number: int, arrival: Arrival | RequestArrival) -> Request:

@@ -31,7 +31,7 @@ from jinfercept.runner.hosts.lockstep import LeadingRunner
 from jinfercept.runner.pools import Pool
 from jinfercept.runner.runner import ForwardTicket, ModelRunner, StepTicket
 from jinfercept.runner.shape import RunnerShape
-from jinfercept.sched.build import SchedulerLimits, plan_scheduler
+from jinfercept.sched.build import SchedulerBuild, SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import make_estimator
 from jinfercept.sched.orders import check_order_choice
 from jinfercept.sched.policies import check_choice
@@ -79,12 +79,22 @@ class StartTimes:
 
 
 class Serving(NamedTuple):
-    """An engine that serves: on the thread that steps it, with the dispatcher of its calls and its stats."""
+    """An engine that serves: on the thread that steps it, with the dispatcher of its calls, and with what its policy knows."""
 
     engine: Engine
     thread: EngineThread
     dispatcher: Dispatcher
-    stats: EngineStats
+    build: SchedulerBuild
+
+    def stats(self) -> EngineStats:
+        """Counts of what the engine does from now on. To be asked between two steps."""
+        scheduler, build, log = self.engine.scheduler, self.build, RequestLog(self.engine.requests.clock.now)
+        self.engine.observe(log)
+        inside = [sequence for sequence in scheduler.unfinished if not sequence.at_door]
+        synchronous = build.policy.synchronous
+        stats = EngineStats(log, scheduler.kv, build.inputs, synchronous=synchronous, unfinished=inside)
+        stats.at_door = scheduler.door.sequences
+        return stats
 
     def close(self) -> None:
         """End the thread and the calls."""
@@ -194,10 +204,7 @@ class EngineSetup:
             windows=memory_plan.windows,
         )
         clock = RealClock()
-        log = RequestLog(clock.now)
-        stats = EngineStats(log, kv, build.inputs, synchronous=build.policy.synchronous)
-        scheduler = build.build(kv, log)
-        stats.at_door = scheduler.door.sequences
+        scheduler = build.build(kv)
         wake = threading.Event()
         dispatcher = Dispatcher(wake.set)
         disk = None
@@ -224,10 +231,9 @@ class EngineSetup:
             wake,
             depth=options.pipeline_depth,
             check=options.check_pages,
-            request_log=log,
             disk=disk,
         )
-        return Serving(engine, EngineThread(engine, self.settings), dispatcher, stats)
+        return Serving(engine, EngineThread(engine, self.settings), dispatcher, build)
 
     def close(self) -> None:
         """Free the weights and the pages, and end the other hosts."""

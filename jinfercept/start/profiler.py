@@ -31,8 +31,8 @@ Row = tuple[int, int]
 """First position and number of a row's query tokens."""
 
 
-class PlanRunner(Protocol):
-    """Runs plans; as `engine.ports.Runner`, without masks."""
+class StepRunner(Protocol):
+    """Runs plans; as `sched.plan.PlanRunner`, without masks."""
 
     def submit(self, plan: StepPlan) -> Any: ...
 
@@ -135,7 +135,7 @@ class PlanRun(NamedTuple):
     dispatch_s: float
 
 
-type RunStep = Callable[[PlanRunner, StepPlan], PlanRun]
+type RunStep = Callable[[StepRunner, StepPlan], PlanRun]
 
 
 class PlanTiming(NamedTuple):
@@ -149,14 +149,14 @@ class PlanTiming(NamedTuple):
 
 
 def measure(
-    runner: PlanRunner,
+    runner: StepRunner,
     shape: RunnerShape,
     *,
     name: str,
     kv_bytes_per_token: int,
     effort: Effort,
     settings: Mapping[str, Any],
-    drafter: PlanRunner | None = None,
+    drafter: StepRunner | None = None,
     asynchronous: bool = False,
     progress: Progress = silent,
     clock: Callable[[], float] = time.perf_counter,
@@ -231,7 +231,7 @@ def measure(
 
 
 def _time_steps(
-    runner: PlanRunner,
+    runner: StepRunner,
     steps: Sequence[tuple[MeasuredStep, StepPlan]],
     effort: Effort,
     run_step: RunStep,
@@ -289,7 +289,7 @@ def _steps(shape: RunnerShape, effort: Effort, asynchronous: bool) -> Iterator[t
 
 
 def _draft_share(
-    runner: PlanRunner, drafter: PlanRunner, shape: RunnerShape, effort: Effort, run_step: RunStep
+    runner: StepRunner, drafter: StepRunner, shape: RunnerShape, effort: Effort, run_step: RunStep
 ) -> float:
     """Seconds of a draft model's step for as many rows as decode at once, by those of a whole step."""
     bucket = widest(shape)
@@ -301,7 +301,7 @@ def _draft_share(
     return min(1.0, alone / whole)
 
 
-def run_once(runner: PlanRunner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:
+def run_once(runner: StepRunner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:
     """Seconds from `submit` to `collect`."""
     started_s = clock()
     ticket = runner.submit(plan)
@@ -310,7 +310,7 @@ def run_once(runner: PlanRunner, plan: StepPlan, clock: Callable[[], float]) -> 
     return PlanRun(clock() - started_s, dispatch_s)
 
 
-def run_pipelined(runner: PlanRunner, plan: StepPlan, count: int, clock: Callable[[], float]) -> PlanRun:
+def run_pipelined(runner: StepRunner, plan: StepPlan, count: int, clock: Callable[[], float]) -> PlanRun:
     """Seconds of each of so many steps that follow each other, from the collection of the second of two before them, for which
     the device waits for the host; or those of a `submit`, if that takes longer."""
     collected_s, dispatches, last = list[float](), list[float](), runner.submit(plan)
@@ -325,13 +325,13 @@ def run_pipelined(runner: PlanRunner, plan: StepPlan, count: int, clock: Callabl
     return PlanRun(max(min(dispatches), (clock() - collected_s[1]) / count), min(dispatches))
 
 
-def _run_alone(runner: PlanRunner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:
+def _run_alone(runner: StepRunner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:
     """Run a plan once, or twice if it is short."""
     run = run_once(runner, plan, clock)
     return run if run.seconds >= SHORT_S else run_once(runner, settled(plan), clock)
 
 
-def _run_often(runner: PlanRunner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:
+def _run_often(runner: StepRunner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:
     """Run a plan once, and then as many steps behind each other as `SHORT_S` has room for."""
     first_s = max(run_once(runner, plan, clock).seconds, SHORT_S / PIPELINED_STEPS)
     return run_pipelined(runner, settled(plan), max(1, int(SHORT_S / first_s)), clock)
@@ -341,7 +341,7 @@ def _run_often(runner: PlanRunner, plan: StepPlan, clock: Callable[[], float]) -
 
 
 def _time_link(
-    runner: PlanRunner, shape: RunnerShape, pages: int, effort: Effort, clock: Callable[[], float]
+    runner: StepRunner, shape: RunnerShape, pages: int, effort: Effort, clock: Callable[[], float]
 ) -> dict[str, Any]:
     """Least seconds to move so many pages out, in, and both at once, as `{"pages", "out_s", "in_s", "both_s"}`."""
     there = tuple(PageCopy(1 + index, index) for index in range(pages))

@@ -43,6 +43,7 @@ class ServedEngine:
         self.setup = setup
         self.weights = ServedWeights(setup.model, setup.runner, one_host=setup.leader is None)
         self.closed = False
+        self._stats: EngineStats | None = None
         self._lock = threading.Lock()  # held while weights change
         self._begin(setup.serve())
         setup.runner.executables.compile_behind()
@@ -70,6 +71,8 @@ class ServedEngine:
         self._serving, self._engine, self.thread = serving, serving.engine, serving.thread
         self._engine.requests.weights_version = self.weights.version
         self._engine.is_resting = self.weights.level is not None
+        if self._stats is not None:
+            self._stats = serving.stats()
 
     # -- requests and questions, from any thread -------------------------------------------------------------------
 
@@ -94,15 +97,23 @@ class ServedEngine:
 
     def snapshot(self) -> Future[EngineState]:
         """The engine's state between two steps; the answer waits for the step that runs."""
-        return self.thread.ask(lambda: EngineState.of(self._engine, self._serving.stats))
+        return self.ask(lambda stats: EngineState.of(self._engine, stats))
 
     def ask[T](self, question: Callable[[EngineStats], T]) -> Future[T]:
         """The answer of a function of the engine's stats, called on the engine's thread between two steps.
 
+        The first question begins to count: an engine that nothing is asked of counts nothing.
+
         Args:
             question: returns copies; takes well under a step.
         """
-        return self.thread.ask(lambda: question(self._serving.stats))
+
+        def answer() -> T:
+            if self._stats is None:
+                self._stats = self._serving.stats()
+            return question(self._stats)
+
+        return self.thread.ask(answer)
 
     def place_at_door(self, request_id: str) -> Future[int]:
         """The place of a submitted request at the door, from 1; 0 if it does not wait there."""

@@ -5,7 +5,6 @@ import hashlib
 import logging
 import os
 import platform
-import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import version
@@ -37,12 +36,12 @@ _SHOWN = 60
 
 def placement_of(config: EngineConfig) -> Placement | None:
     """Where this process belongs; None for one that serves alone. Raises `ConfigError`."""
-    placement = place(config.hosts, os.environ, socket.getfqdn())
+    placement = place(config.hosts)
     return None if placement is None or placement.num_hosts == 1 else placement
 
 
 def is_follower(options: EngineOptions) -> bool:
-    """Whether these options, and a cluster's variables, make this process another host than host 0. Raises `ConfigError`."""
+    """Whether these options make this process another host than host 0. Raises `ConfigError`."""
     placement = placement_of(EngineConfig.from_options(options))
     return placement is not None and placement.host_id > 0
 

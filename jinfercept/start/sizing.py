@@ -32,7 +32,7 @@ from jinfercept.start.memory import (
     token_kv_bytes,
     windows_pay,
 )
-from jinfercept.start.profiler import EFFORTS, PlanRunner, measure, profile_path, remember, remembered
+from jinfercept.start.profiler import EFFORTS, StepRunner, measure, profile_path, remember, remembered
 from jinfercept.start.side_pools import NO_WINDOW_PLAN, plan_states, plan_windows
 
 STAGING_PAGES = 16
@@ -171,8 +171,8 @@ def measured_profile(
     model: ServedModel,
     params: Params,
     draft: Loaded[ServedModel] | None,
-    runner: PlanRunner,
-    drafter: PlanRunner | None,
+    runner: StepRunner,
+    drafter: StepRunner | None,
     shape: RunnerShape,
     config: EngineConfig,
     effort: str,

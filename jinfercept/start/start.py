@@ -207,6 +207,9 @@ class _Start:
         """The sizes of the pools, for which there is memory on every host."""
         loaded, group, flags = self._loaded, self._group, self._flags
         memory_plan, shape = plan_pools(loaded.model, loaded.params, self._config, self._draft)
+        if self._tokenizer is not None and self._tokenizer.vocab_size < loaded.model.config.vocab_size:
+            ends = [1 + token for token in loaded.model.config.eos_token_ids]
+            shape = replace(shape, num_drawn=max(self._tokenizer.ids_below, *ends, 1))
         cache = fit_host(memory_plan, self._config.cache, is_given="swap_space" in flags)
         if group is not None:
             memory_plan, shape = _alike(memory_plan, shape, group)

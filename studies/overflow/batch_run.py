@@ -9,17 +9,18 @@ copies the keys and the values of every page and layer in pieces of their own, a
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.meter.ledger import Prices
 from jinfercept.engine.meter.request_log import LogEvent, RequestLog, Stepped
-from jinfercept.engine.protocols import Clock, Runner
+from jinfercept.engine.protocols import Clock
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.named_profiles import load_profile
+from jinfercept.sched.plan import PlanRunner
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.profile import Profile
@@ -119,7 +120,7 @@ class _Steps:
 
 def play_batch(
     scheduler: Scheduler,
-    runner: Runner,
+    runner: PlanRunner[Any, Any],
     clock: Clock,
     requests: Sequence[BatchRequest],
     write: Writer,
@@ -148,7 +149,8 @@ def play_batch(
     )
     log.tell(steps)
     lifecycle = RequestLifecycle(scheduler, dispatcher, clock, vocab_size=vocab_size)
-    engine = Engine(lifecycle, runner, threading.Event(), depth=depth, request_log=log)
+    engine = Engine(lifecycle, runner, threading.Event(), depth=depth)
+    engine.observe(log)
     scripts = [Script("batch", request.prompt, (Segment(request.output, None, 0),)) for request in requests]
     coming = [(0.0, make_request(number, script, write)) for number, script in enumerate(scripts)]
     try:

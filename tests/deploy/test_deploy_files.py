@@ -207,10 +207,15 @@ def test_the_step_is_a_command_that_exists_and_shows_no_secret(environment: dict
     job = begin(environment, "/models/llama-70b", "--kv-tokens", "65536")
     output, errors = job.communicate(timeout=60)
     assert (job.returncode, output, errors) == (7, "http://node7:22345\n", "")
-    option, program, *words = (tmp_path / "words").read_text().splitlines()
-    assert (option, program) == ("--kill-on-bad-exit=1", "jinfercept")
+    option, *step = (tmp_path / "words").read_text().splitlines()
+    assert option == "--kill-on-bad-exit=1"
+    (tmp_path / "jinfercept").write_text("#!/bin/bash\nprintf '%s\\n' \"$@\"\n")
+    (tmp_path / "jinfercept").chmod(0o755)
+    words = subprocess.check_output(step, env=environment | {"SLURM_PROCID": "1"}, text=True).splitlines()
     options, config = check_serve(words)
-    assert (options.port, config.cache.kv_tokens, config.hosts.coordinator) == (22345, 65536, "auto")
+    assert (options.port, config.cache.kv_tokens) == (22345, 65536)
+    hosts = config.hosts
+    assert (hosts.coordinator, hosts.num_hosts, hosts.host_id) == (f"node7:{61440 + 2 * (12345 % 2048)}", 2, 1)
     variables = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines())
     assert variables["JINFERCEPT_API_KEY"] == KEY
     assert len(variables["JINFERCEPT_HOSTS_TOKEN"]) == 64

@@ -100,7 +100,7 @@ class ManagerMachine(RuleBasedStateMachine):
             or self.fetched
             or self.copied
             or self.chunks
-            or self.manager.side_pools
+            or self.manager.side_pool
         ):
             return
         manager, context, size = self.manager, self.manager.open(twin.salt), self.size
@@ -145,8 +145,8 @@ class ManagerMachine(RuleBasedStateMachine):
                 free = self.manager.occupancy().free
                 store = self.manager._store
                 freed = store.evict(store.cached, count) if which % 2 else self.manager.evict_paused(count)
-                assert freed <= count or self.manager.side_pools
-                if self.manager.side_pools:
+                assert freed <= count or self.manager.side_pool
+                if self.manager.side_pool:
                     continue
                 assert self.manager.occupancy().free == free + freed
             elif what == "prefetch" and waiting:
@@ -158,12 +158,12 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def move(self, context: Context, pages: range, action: str) -> None:
         if action in ("copy", "swap"):
-            for pool in () if context.held else self.manager.side_pools:
-                if context.num_pages - 1 in pages:
-                    window_copies = pool.copy_out(context, context.num_tokens)
-                    if window_copies is None:
-                        pages = pages[: pages.index(context.num_pages - 1)]
-                    self.copied_windows += window_copies or ()
+            pool = self.manager.side_pool
+            if pool is not None and not context.held and context.num_pages - 1 in pages:
+                window_copies = pool.copy_out(context, context.num_tokens)
+                if window_copies is None:
+                    pages = pages[: pages.index(context.num_pages - 1)]
+                self.copied_windows += window_copies or ()
             copies, _ = self.manager.copy_out(context, pages, len(pages))
             assert len(copies) <= len(pages)
             self.copied += copies
@@ -174,9 +174,8 @@ class ManagerMachine(RuleBasedStateMachine):
             assert self.manager.occupancy().free == free + freed
 
     def fetch(self, context: Context, most: int, pages: range | None = None) -> int:
-        copies = ()
-        for pool in self.manager.side_pools:
-            copies = pool.fetch(context) if pool.is_fetchable(context) else ()
+        pool = self.manager.side_pool
+        copies = pool.fetch(context) if pool is not None and pool.is_fetchable(context) else ()
         if copies is None:
             return 0
         self.fetched_windows += copies
@@ -366,7 +365,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.check([])
         assert self.manager.occupancy().free == occupancy.total
         assert self.manager.occupancy().host == 0
-        for pool in self.manager.side_pools:
+        if (pool := self.manager.side_pool) is not None:
             pool.forget_checkpoints()
             pool.check([])
 

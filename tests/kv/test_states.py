@@ -5,6 +5,7 @@ import pytest
 from jinfercept.kv.context import Context, ContextState
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.states import StateSizes
+from tests.support.kv_contexts import side_pool
 
 SIZE = 4
 SIZES = StateSizes(3, 0, 10)
@@ -30,7 +31,7 @@ def state(context: Context) -> ContextState:
 
 
 def num_free(manager: KVManager) -> int:
-    return manager.side_pools[0].num_free
+    return side_pool(manager).num_free
 
 
 def test_a_paused_context_keeps_its_state_and_goes_on_behind_it() -> None:
@@ -103,20 +104,20 @@ def test_a_state_goes_to_the_host_with_its_last_page_and_comes_back() -> None:
     run(manager, context, tokens)
     manager.release(context)
     manager.begin_plan()
-    copies = manager.side_pools[0].copy_out(context, 9)
+    copies = side_pool(manager).copy_out(context, 9)
     assert copies is not None
     [copy] = copies
-    assert manager.side_pools[0].is_copied(context, 9)
+    assert side_pool(manager).is_copied(context, 9)
     pages, _ = manager.copy_out(context, range(3), 3)
     assert len(pages) == 3
-    assert not manager.side_pools[0].is_fetchable(context), "it is still on the device"
+    assert not side_pool(manager).is_fetchable(context), "it is still on the device"
     assert manager.drop(context, range(3), device=True, host=False) == 3
     assert not state(context).slots
     manager.begin_plan()
     manager.hold(context)
     assert (context.ready, manager.gap_end(context, 12)) == (0, 0), "nothing can be computed before the state is there"
     assert manager.num_fetchable(context) == 4
-    back = manager.side_pools[0].fetch(context)
+    back = side_pool(manager).fetch(context)
     assert back is not None
     assert [other.host_slot for other in back] == [copy.host_slot]
     manager.fetch(context, 3)
@@ -126,7 +127,7 @@ def test_a_state_goes_to_the_host_with_its_last_page_and_comes_back() -> None:
     tokens.append(9)
     assert manager.place(context, 9, 10) == 10
     manager.computed(context, 9, 10)
-    assert manager.side_pools[0].take_dropped() == (copy.host_slot,), "the copy is of fewer tokens now"
+    assert side_pool(manager).take_dropped() == (copy.host_slot,), "the copy is of fewer tokens now"
     manager.check([context])
 
 
@@ -138,9 +139,9 @@ def test_no_more_states_leave_the_device_than_slots_are_wanted() -> None:
         manager.release(context)
     manager.begin_plan()
     for context in contexts:
-        assert manager.side_pools[0].copy_out(context, 6) is not None
+        assert side_pool(manager).copy_out(context, 6) is not None
     manager.begin_plan()
-    assert manager.side_pools[0].find(1)
+    assert side_pool(manager).find(1)
     assert num_free(manager) == 1
     assert [bool(state(context).slots) for context in contexts] == [False, True, True]
     manager.check(contexts)

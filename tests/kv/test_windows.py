@@ -5,6 +5,7 @@ import pytest
 from jinfercept.kv.context import Context, ContextWindow
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.windows import WindowSizes
+from tests.support.kv_contexts import side_pool
 
 SIZE, WINDOW = 4, 6
 SIZES = WindowSizes(WINDOW, num_device_pages=16, num_host_pages=8, page_cost=0.5, slack=SIZE)
@@ -15,8 +16,8 @@ def run(manager: KVManager, context: Context, tokens: list[int], chunk: int = 99
     manager.begin_plan()
     manager.refresh(context, tokens)
     manager.hold(context)
-    if manager.side_pools[0].is_fetchable(context):
-        manager.side_pools[0].fetch(context)
+    if side_pool(manager).is_fetchable(context):
+        side_pool(manager).fetch(context)
         manager.fetch(context, context.num_pages)
         manager.begin_plan()
         manager.advance(context)
@@ -40,7 +41,7 @@ def test_a_paused_context_keeps_what_the_next_token_sees() -> None:
     window = context.side
     assert isinstance(window, ContextWindow)
     assert (window.first, window.end) == ((30 - WINDOW + 1 - SIZE) // SIZE, 8)
-    assert manager.side_pools[0].num_free == 16 - len(window.slots)
+    assert side_pool(manager).num_free == 16 - len(window.slots)
     assert context.state_tokens == round(len(window.slots) * 0.5)
     assert run(manager, context, [*tokens, 1, 2]) == 2
 
@@ -53,7 +54,7 @@ def test_a_context_that_loses_a_page_loses_all(page: int) -> None:
     manager.release(context)
     assert manager.drop(context, range(page, page + 1), device=True, host=False) == 8
     assert context.is_lost
-    assert manager.side_pools[0].num_free == 16
+    assert side_pool(manager).num_free == 16
     manager.check([context])
     assert run(manager, context, tokens) == 30
 
@@ -63,12 +64,12 @@ def test_a_copied_context_goes_and_comes_with_its_window() -> None:
     context = manager.open()
     run(manager, context, tokens)
     manager.release(context)
-    window = manager.side_pools[0].copy_out(context, context.num_tokens)
+    window = side_pool(manager).copy_out(context, context.num_tokens)
     copies, num_tokens = manager.copy_out(context, range(8), 8)
     assert window is not None
     assert (len(window), len(copies), num_tokens) == (2, 8, 30)
     assert manager.drop(context, range(8), device=True, host=False) == 8
-    assert manager.side_pools[0].num_free == 16
+    assert side_pool(manager).num_free == 16
     manager.check([context])
     assert run(manager, context, [*tokens, 1]) == 1
     manager.check([context])
@@ -130,5 +131,5 @@ def test_drafts_that_are_given_back_leave_the_window_whole() -> None:
     assert manager.place(context, 19, 24) == 24
     manager.trim(context)
     manager.release(context)
-    assert manager.side_pools[0].reaches(context, 19)
+    assert side_pool(manager).reaches(context, 19)
     manager.check([context])

@@ -340,6 +340,11 @@ def test_keys_that_change_nothing_are_read_over(tmp_path, name, architecture, va
         ("qwen3_moe", "qwen3moe", "expert_gating_func", "sigmoid"),
         ("qwen3_moe", "qwen3moe", "expert_gating_func", 2),
         ("qwen3_moe", "qwen3moe", "expert_group_count", 8),
+        ("mixtral", "llama", "expert_weights_norm", False),
+        ("llama_linear", "llama", PATTERN, 2),
+        ("phi3", "phi3", PATTERN, 2),
+        ("olmo2", "olmo2", "rope.freq_base_swa", 99.0),
+        ("gemma3", "gemma3", "rope.scaling.attn_factor", 1.5),
     ],
 )
 def test_keys_that_are_read_of_other_architectures_alone_are_refused_by_name(tmp_path, name, architecture, key, value):

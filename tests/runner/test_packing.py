@@ -12,8 +12,7 @@ from jinfercept.pallas.work_schedule import WorkCut
 from jinfercept.runner.packing import ALIGNED, PackedShape, enter, in_place, pack, packed_size, unpack
 from jinfercept.runner.packing_samples import pack_samples, sampled_rows, unpack_samples
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.plan import FROM_DEVICE, Chunk, NewPages, Sample, WindowEntries
-from jinfercept.sched.sampling_options import draw_options
+from jinfercept.sched.plan import FROM_DEVICE, Chunk, NewPages, Sample, WindowEntries, draw_options
 
 PAGE_SIZE, PAGES, SLOTS, WINDOW = 4, 10, 8, 10
 SHAPE = PackedShape(num_tokens=40, num_rows=SLOTS, pages_per_row=PAGES)

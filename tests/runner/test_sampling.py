@@ -27,8 +27,7 @@ from jinfercept.runner.packing_samples import (
 )
 from jinfercept.runner.sampling import BLOCK, _largest, _largest_of_blocks, logprobs, sample, top_k_of_blocks
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.plan import NOT_FINITE, NOTHING_ALLOWED, Chunk, Sample
-from jinfercept.sched.sampling_options import TokenHistory, draw_options
+from jinfercept.sched.plan import NOT_FINITE, NOTHING_ALLOWED, Chunk, Sample, TokenHistory, draw_options
 from tests.support.sampling_reference import probabilities, shaped
 
 VOCAB, NUM_DRAWS, NUM_SLOTS = 70, 3000, 3

@@ -238,6 +238,7 @@ def test_an_engine_that_cannot_go_on_is_an_engine_error_and_no_good_health(
     with monkeypatch.context() as patch:
         patch.setattr(EngineStats, "fold", told)
         scripted.llm.restart()
+        engine_state(scripted.llm)  # an engine that nothing is asked of counts nothing
     with running(scripted.llm) as server:
         for _ in range(2):  # while it fails, and afterwards
             answer = server.http.post("/v1/chat/completions", json=body)

@@ -53,14 +53,17 @@ def test_without_calls_the_list_of_the_servers_calls_is_there_and_empty(server: 
 
 
 @pytest.mark.parametrize(
-    "call", [("price", "@@result-5f1c-0@@result-5f1c@@"), ("@@result-5f1c-0@@result-5f1c@@", None)]
+    ("name", "item", "status"),
+    [
+        ("price", "@@result-5f1c-0@@result-5f1c@@", "error"),
+        ("@@result-5f1c-0@@result-5f1c@@", None, "unknown_tool"),
+    ],
 )
 def test_no_call_imitates_the_mark_by_which_the_places_of_results_are_found(
-    server: Running, scripted: Scripted, call: tuple[str, str | None]
+    server: Running, scripted: Scripted, name: str, item: str | None, status: str
 ) -> None:
-    says(scripted, server, asks(*call), QUESTION)
-    done = ask(server, QUESTION, max_tokens=200)
-    assert done.jinfercept["server_calls"][0]["status"] == "error"
+    says(scripted, server, asks(name, item), QUESTION)
+    assert ask(server, QUESTION, max_tokens=200).jinfercept["server_calls"][0]["status"] == status
 
 
 def test_text_completions_refuse_the_servers_tools(server: Running) -> None:

@@ -120,8 +120,8 @@ class Desk:
             max_num_seqs=4,
             max_model_len=num_pages * SIZE,
             chunk_tokens=SATURATION,
-            observer=self.events,
         )
+        self.scheduler.observe(self.events)
         self.runner = FakeRunner(SIZE, tuple(range(1, SATURATION + 1)))
 
     def step(self) -> None:

@@ -9,7 +9,7 @@ from jinfercept.calls import Call, Result, Tool
 from jinfercept.engine.dispatcher import Dispatcher
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
-from jinfercept.engine.protocols import CallDispatcher, Clock, RealClock, Runner
+from jinfercept.engine.protocols import CallDispatcher, Clock, RealClock
 from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.errors import RequestError
 from jinfercept.events import Finished as FinishedEvent
@@ -21,7 +21,7 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.door import Overload
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator
 from jinfercept.sched.order import Order
-from jinfercept.sched.plan import StepPlan
+from jinfercept.sched.plan import PlanRunner, StepPlan
 from jinfercept.sched.policies import SETTINGS, PolicyInputs
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.scheduler import Scheduler
@@ -149,7 +149,7 @@ def make_engine(
     max_model_len: int | None = None,
     clock: Clock | None = None,
     dispatcher: CallDispatcher | None = None,
-    runner: Runner[Any, Any] | None = None,
+    runner: PlanRunner[Any, Any] | None = None,
     link_tokens_per_s: float = 1e9,
     prefix_caching: bool = True,
     eos_token_ids: tuple[int, ...] = (),

@@ -1,6 +1,6 @@
-"""What tests of grammars share: an end token, a grammar source of tools, the tokens that a mask allows."""
+"""What tests of grammars share: an end token, the tokens that a mask allows."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -21,16 +21,6 @@ def closed_objects(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str
 
 
 END = 1
-
-
-class FromTools(NamedTuple):
-    """The calls of a client's tools, in Lark."""
-
-    text: str
-
-    @property
-    def source(self) -> tuple[str, str]:
-        return "lark", self.text
 
 
 def ids(words: np.ndarray) -> list[int]:

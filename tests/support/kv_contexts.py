@@ -3,6 +3,7 @@
 from jinfercept.kv.context import Context
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import PageCopy, Residency
+from jinfercept.kv.side_pool import SidePool
 
 SIZE = 4
 DIRTY, CLEAN, HOST, MISSING = Residency.DIRTY, Residency.CLEAN, Residency.HOST, Residency.MISSING
@@ -72,3 +73,9 @@ def residencies(context: Context) -> list[Residency]:
 
 def host_slots(context: Context) -> list[int]:
     return [slot for extent in context.extents for slot in extent.host or ()]
+
+
+def side_pool(manager: KVManager) -> SidePool:
+    """The pool of a manager whose contexts have more than pages."""
+    assert manager.side_pool is not None
+    return manager.side_pool

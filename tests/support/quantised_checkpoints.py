@@ -50,6 +50,7 @@ KINDS: dict[str, dict] = {
     "fp8, a tensor": {"quant_method": "fp8", "activation_scheme": "static"},
     "fp8, outputs": COMPRESSED,
     "fp8, blocks": {"quant_method": "fp8", "weight_block_size": [16, 32]},
+    "fp8, blocks with a ragged edge": {"quant_method": "fp8", "weight_block_size": [48, 48]},
 }
 
 
@@ -62,8 +63,8 @@ def quantised_layer(rng: np.random.Generator, inputs: int, outputs: int, how: di
 def _float8_layer(rng: np.random.Generator, inputs: int, outputs: int, how: dict) -> tuple[dict, np.ndarray]:
     numbers = rng.standard_normal((outputs, inputs)).astype(ml_dtypes.float8_e4m3fn)
     rows, columns = how.get("weight_block_size") or ((1 if how["quant_method"] != "fp8" else outputs), inputs)
-    scales = rng.uniform(0.01, 0.1, (outputs // rows, inputs // columns)).astype(np.float32)
-    every = scales.repeat(rows, axis=0).repeat(columns, axis=1)
+    scales = rng.uniform(0.01, 0.1, (-(-outputs // rows), -(-inputs // columns))).astype(np.float32)
+    every = scales.repeat(rows, axis=0).repeat(columns, axis=1)[:outputs, :inputs]
     if rows == outputs:
         scales = scales[0]
     name = "weight_scale_inv" if "weight_block_size" in how else "weight_scale"

@@ -12,7 +12,7 @@ from functools import cache
 from hashlib import sha256
 from math import inf
 from time import monotonic
-from typing import Protocol, final
+from typing import final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
@@ -22,7 +22,7 @@ from jinfercept.chat.grammar.forbidden_text import ForbiddenText
 from jinfercept.chat.grammar.limits import check_gbnf, check_limits, check_rules, num_compiled_bytes
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import RequestError
-from jinfercept.structured_outputs import JSON_SPACE
+from jinfercept.structured_outputs import JSON_SPACE, StructuredOutputsParams
 from jinfercept.tenants import ExpiringEntries, Quota
 
 _STACK_BYTES = 2**28
@@ -160,15 +160,6 @@ MAX_COMPILED_BYTES = 2**26
 """Limit of the bytes of the grammars that are kept, for all tenants together."""
 
 
-class GrammarSource(Protocol):
-    """A grammar to compile; `StructuredOutputsParams` are one."""
-
-    @property
-    def source(self) -> tuple[str, str]:
-        """The kind of grammar, as llguidance calls it or one of `structured_outputs.KINDS`, and its text."""
-        ...
-
-
 @final
 class Grammars:
     """Compiles the grammars of requests; from any thread.
@@ -200,14 +191,17 @@ class Grammars:
         """Bytes of the grammars that are kept, as `limits.num_compiled_bytes` estimates them."""
         return self._kept.num_bytes
 
-    def compile(self, grammar: GrammarSource) -> "TokenGrammar":
+    def compile(self, grammar: StructuredOutputsParams | str) -> "TokenGrammar":
         """A grammar, compiled only if it is not among the tenant's last ones.
+
+        Args:
+            grammar: structured outputs, or the source of a grammar of Lark.
 
         Raises:
             RequestError: it is too long or invalid, repeats something too often, cannot be enforced, or matches no text that
                 the vocabulary can write.
         """
-        kind, text = grammar.source
+        kind, text = ("lark", grammar) if isinstance(grammar, str) else grammar.source
         name = sha256(json.dumps([self._tenant, kind, text]).encode()).hexdigest()
         if (earlier := self._kept.use(name)) is not None:
             return earlier

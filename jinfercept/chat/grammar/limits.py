@@ -43,8 +43,11 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 
 
 def check_limits(kind: str, text: str) -> None:
-    """Raise `RequestError` for a grammar that is too long or repeats something too often; `kind` and `text`: see
-    `GrammarSource`."""
+    """Raise `RequestError` for a grammar that is too long or repeats something too often.
+
+    Args:
+        kind: as llguidance calls it, or one of `structured_outputs.KINDS`.
+    """
     most = MAX_LIST_CHARS if kind in ("choice", "lark") else MAX_CHARS
     if len(text) > most:
         raise RequestError(

@@ -246,8 +246,6 @@ _OTHER_MODELS = {
     "t5": "SentencePiece unigrams",
     "rwkv": "RWKV's trie",
     "plamo2": "PLaMo 2's",
-    "no_vocab": "no vocabulary",
-    "none": "no vocabulary",
 }
 _LISTS = {"tokens": str, "merges": str, "scores": float, "token_type": int}
 _MAX_TOKEN_CHARS = 1024
@@ -263,13 +261,15 @@ class GGUFVocab(NamedTuple):
     chat_templates: dict[str, str]  # "default", and "tool_use" where the model has one
 
 
-def read_vocab(path: Path) -> GGUFVocab:
-    """The tokenizer of a GGUF file.
+def read_vocab(path: Path) -> GGUFVocab | None:
+    """The tokenizer of a GGUF file; None if it has no tokens.
 
     Raises:
         ModelError: the file cannot be read, or its vocabulary is of an unknown kind.
     """
     metadata = read_header(path).metadata
+    if not metadata.get("tokenizer.ggml.tokens"):
+        return None
     try:
         return vocab_of(path, metadata)
     except ModelError:

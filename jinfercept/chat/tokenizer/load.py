@@ -27,7 +27,8 @@ def load_tokenizer(source: Path | None) -> Tokenizer | None:
     if source is None:
         return None
     if source.suffix == ".gguf":
-        return _of_vocab(read_vocab(source), set())
+        vocab = read_vocab(source)
+        return None if vocab is None else _of_vocab(vocab, set())
     check_model_directory(source)
     if (source / SETTINGS_FILE).is_file():
         return Tokenizer.from_saved(source)

@@ -5,6 +5,7 @@ Nothing is locked: readers run between two steps (`EngineThread.ask`).
 
 import pickle
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
@@ -119,6 +120,7 @@ class EngineStats:
         inputs: cost model, saturation point and estimator of its policy.
         synchronous: steps wait for transfers.
         num_decisions: latest decisions that are stored, of all tenants; None: all.
+        unfinished: requests that the engine has already.
 
     Attributes:
         running, waiting: sequences by id.
@@ -137,6 +139,7 @@ class EngineStats:
         *,
         synchronous: bool,
         num_decisions: int | None = 1000,
+        unfinished: Iterable[Sequence] = (),
     ) -> None:
         self.now, self.kv, self.inputs = log.now, kv, inputs
         self.running, self.waiting = log.running, log.waiting
@@ -152,7 +155,7 @@ class EngineStats:
         self._times: dict[str, _Times] = {}  # of the requests that ran and are not finished
         self._over: dict[str, _Times] = {}  # finished in this step
         self._entered: list[tuple[Sequence, OpenInterception | None]] = []  # run since the last plan
-        log.tell(self.fold)
+        log.tell(self.fold, unfinished)
 
     def fold(self, event: LogEvent) -> None:
         match event:
@@ -271,9 +274,8 @@ class EngineStats:
         """The seconds since each sequence's last token: one entry per step, as in vLLM, also for several tokens."""
         counts, times_of, since_s, same = self.counts, self._times, now, 0
         for sequence, epoch, *_ in planned.sampled:
-            if sequence.epoch != epoch:
+            if sequence.epoch != epoch or (times := times_of.get(sequence.id)) is None:
                 continue
-            times = times_of[sequence.id]
             last_s, times.token_s = times.token_s, now
             if last_s is None:
                 self._count_first(sequence, times, now)
@@ -314,7 +316,7 @@ class EngineStats:
         completion, times, counts = output.outputs[0], output.metrics, self.counts
         reason = completion.finish_reason
         counts.finished["stop" if reason == "tool_calls" else reason] += 1
-        self.interceptions.keep(output.request_id, completion.text)
+        self.interceptions.note_end(output.request_id, completion.text)
         own = self._over.get(output.request_id) or self._times.pop(output.request_id, None)
         counts.request_s.add(times.finished_s - times.arrival_s)
         if own is None or times.first_token_s is None:

@@ -77,7 +77,8 @@ class InterceptionStats:
         tool = _alone({call.name for call in sequence.calls})
         label = _alone({self._label(call) for call in sequence.calls})
         expected_s = remaining_s(self._estimator, sequence, 0.0)
-        self.open[sequence.id] = pause = OpenInterception(sequence, tool, label, now, expected_s)
+        kept = sequence.calls[0].kind in ("client_tool", "reader")
+        self.open[sequence.id] = pause = OpenInterception(sequence, tool, label, now, expected_s, kept=kept)
         self.counts(pause).begun += 1
 
     def end(self, sequence: Sequence, now: float) -> None:
@@ -122,10 +123,10 @@ class InterceptionStats:
             label = self._names.of(call.name) if call.name in request.tools else UNKNOWN
             self._tool(label).results[result.status] += 1
 
-    def keep(self, request_id: str, text: str) -> None:
-        """A request has finished; its context may be retained."""
+    def note_end(self, request_id: str, text: str) -> None:
+        """Store the end of a finished request's answer, to be shown if its context is retained."""
         if (pause := self.open.get(request_id)) is not None:
-            pause.kept, pause.text = True, text[-SHOWN_CHARS:]
+            pause.text = text[-SHOWN_CHARS:]
 
     def counts(self, pause: OpenInterception) -> ToolCounts:
         return self._tool(pause.label)

@@ -11,7 +11,7 @@
 Metrics (`EngineStats`) and reports of runs are folds over these.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple, final
 
 from jinfercept.events import Event
@@ -110,33 +110,39 @@ class RequestLog:
         self._folds: list[Fold] = []
         self._lives: dict[str, tuple[State, Because]] = {}  # the last state of each request, and why it waited last
 
-    def tell(self, fold: Fold) -> None:
-        """Tell a fold, behind those before it, all that happens from now on. Before the first request."""
+    def tell(self, fold: Fold, unfinished: Iterable[Sequence] = ()) -> None:
+        """Tell a fold, behind those before it, all that happens from now on.
+
+        Args:
+            unfinished: requests of which nothing was told yet; their present state is told first.
+        """
         self._folds.append(fold)
+        for sequence in unfinished:
+            fold(self._change(sequence))
 
     # -- hooks of the scheduler ------------------------------------------------------------------------------------
 
     def changed(self, sequence: Sequence) -> None:
-        if not self._folds:
-            return
+        if self._folds:
+            self._emit(self._change(sequence))
+
+    def _change(self, sequence: Sequence) -> LogEvent:
         now, name, state = self.now(), sequence.id, sequence.state
         before, because = self._lives.pop(name, (State.WAITING, "new"))
         self.running.pop(name, None)
         self.waiting.pop(name, None)
+        if state is State.FINISHED:
+            return Ended(now, sequence)
         if state is State.RUNNING:
             self.running[name] = sequence
-            self._emit(Started(now, sequence))
         elif state is State.WAITING:
             self.waiting[name] = sequence
             if before is not State.WAITING:
                 because = "returned" if before is State.INTERCEPTED else "preempted"
-            self._emit(Queued(now, sequence, because))
-        elif state is State.INTERCEPTED:
-            self._emit(Paused(now, sequence))
-        else:
-            self._emit(Ended(now, sequence))
-            return
         self._lives[name] = state, because
+        if state is State.WAITING:
+            return Queued(now, sequence, because)
+        return Started(now, sequence) if state is State.RUNNING else Paused(now, sequence)
 
     def moved(self, move: Move, run: PageRun, copied_tokens: int, freed: int) -> None:
         if self._folds:

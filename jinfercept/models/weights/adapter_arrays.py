@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple, final
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -40,8 +40,8 @@ def adapter_in_memory(
     for name, leaf in arrays.items():
         check_leaf(name, leaf, (np.floating,))
     modules = {weights[0]: module for module, weights in modules_of(config).items() if len(weights) == 1}
-    file = _Matrices(dict(_named_by_peft(modules, name, leaf) for name, leaf in arrays.items()))
-    return adapter_of(file, scale, config, most_rank)
+    by_peft = dict(_named_by_peft(modules, name, leaf) for name, leaf in arrays.items())
+    return adapter_of(by_peft, scale, config, most_rank)
 
 
 def _named_by_peft(modules: Mapping[str, str], name: str, matrix: Any) -> tuple[str, Float[np.ndarray, "..."]]:
@@ -60,15 +60,3 @@ def _named_by_peft(modules: Mapping[str, str], name: str, matrix: Any) -> tuple[
     inputs = NUM_INPUTS[weight] if is_a else 1
     array = array.reshape(int(np.prod(array.shape[:inputs])), -1).T
     return f"{PREFIX}{modules[weight].format(i=match['layer'])}.lora_{match['side'].upper()}.weight", array
-
-
-@final
-class _Matrices(NamedTuple):
-    arrays: Mapping[str, Float[np.ndarray, "..."]]
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: array.shape for name, array in self.arrays.items()}
-
-    def read(self, name: str, rows: slice) -> Float[np.ndarray, "..."]:
-        return self.arrays[name][rows]

@@ -10,21 +10,11 @@ from typing import Final, Protocol, final
 from jinfercept.runner.hosts.group import HostGroup
 from jinfercept.runner.hosts.link import Kind
 from jinfercept.runner.hosts.wire import decode_masks, decode_plan, encode_masks, encode_plan
-from jinfercept.sched.plan import Masks, StepPlan, StepResult
+from jinfercept.sched.plan import Masks, PlanRunner, StepPlan, StepResult
 
 
-class HostRunner[Forward, Ticket](Protocol):
-    """One host's runner. Only `collect` waits for the devices."""
-
-    def forward(self, plan: StepPlan) -> Forward: ...
-
-    def drafts(self, forward: Forward) -> tuple[tuple[int, ...], ...]: ...
-
-    def sample(self, forward: Forward, masks: Masks) -> Ticket: ...
-
-    def collect(self, ticket: Ticket) -> StepResult: ...
-
-    def reset(self) -> None: ...
+class HostRunner[Forward, Ticket](PlanRunner[Forward, Ticket], Protocol):
+    """One host's runner."""
 
     def close(self) -> None: ...
 

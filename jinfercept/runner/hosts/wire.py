@@ -16,8 +16,18 @@ from msgpack import packb, unpackb
 
 from jinfercept.kv.page import PageCopies, PageCopy
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.plan import Chunk, Masks, NewPages, Sample, Score, StepPlan, WindowCopies, WindowEntries
-from jinfercept.sched.sampling_options import DrawOptions, TokenHistory
+from jinfercept.sched.plan import (
+    Chunk,
+    DrawOptions,
+    Masks,
+    NewPages,
+    Sample,
+    Score,
+    StepPlan,
+    TokenHistory,
+    WindowCopies,
+    WindowEntries,
+)
 
 VERSION = 9
 """Changes with the form; processes of different versions refuse each other at the start."""

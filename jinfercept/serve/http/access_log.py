@@ -73,7 +73,7 @@ class AccessLog:
         except asyncio.CancelledError:
             if not self._service.draining:
                 raise
-            details["cut_off"] = True  # a second signal ends the server
+            details["cut_off"] = True  # its seconds at the end of the server are over
         finally:
             self._service.request_ended()
             method, path = scope["method"][:_SHOWN], scope["path"][:_SHOWN]

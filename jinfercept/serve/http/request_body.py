@@ -17,18 +17,17 @@ _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": zlib.MAX_WBITS}
 
 
 async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
-    """The body of a request, decoded.
+    """The body of a request as it is sent.
 
     Args:
         request: its `receive` is called.
-        max_bytes: size of the largest body, as it is sent and as it is decoded.
+        max_bytes: size of the largest body.
         timeout_s: seconds until the whole body has to be there.
 
     Raises:
-        ApiError: 413 for a larger body, 408 for a slower one, 415 and 400 for one that cannot be decoded.
+        ApiError: 413 for a larger body, 408 for a slower one.
         ClientDisconnect: the client closed the connection before.
     """
-    coding = coding_of(request.headers.getlist("content-encoding"))
     declared = request.headers.get("content-length", "")
     parts: list[bytes] = []
     size, more = 0, not (declared.isdecimal() and int(declared) > max_bytes)
@@ -46,8 +45,7 @@ async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes
         raise ApiError(408, f"the body did not arrive in {timeout_s:g} s", headers={"Connection": "close"}) from None
     if too_large:
         raise ApiError(413, f"the body is larger than {max_bytes} bytes")
-    body = b"".join(parts)
-    return await decode_body(body, coding, max_bytes) if coding and body else body
+    return b"".join(parts)
 
 
 def coding_of(headers: Sequence[str]) -> str:
@@ -69,8 +67,8 @@ def coding_of(headers: Sequence[str]) -> str:
     return codings[0]
 
 
-async def decode_body(body: bytes, coding: str, max_bytes: int) -> bytes:
-    """A body without its coding.
+def decoded(body: bytes, coding: str, max_bytes: int) -> bytes:
+    """A body without its coding. Slow.
 
     Args:
         coding: see `coding_of`; not "".
@@ -79,10 +77,6 @@ async def decode_body(body: bytes, coding: str, max_bytes: int) -> bytes:
     Raises:
         ApiError: 413 for a larger body, 400 for one that does not have the coding.
     """
-    return await asyncio.to_thread(_decoded, body, coding, max_bytes)
-
-
-def _decoded(body: bytes, coding: str, max_bytes: int) -> bytes:
     decoder, parts, size = zlib.decompressobj(_WINDOWS[coding]), list[bytes](), 0
     try:
         for start in range(0, len(body), _PIECE_BYTES):

@@ -29,8 +29,8 @@ from jinfercept.outputs import CompletionOutput, FinishReason, Interception, Req
 from jinfercept.request import Request
 
 Message = Mapping[str, Any]
-Remember = Callable[[Sequence[Message]], None]
-"""Called with the turns of an answer, if the client does not see all of them."""
+Remember = Callable[[CompletionOutput], None]
+"""Called with an answer of several turns, which the client sees as one message."""
 Note = Callable[[Request, Sequence[Call], Sequence[Result]], object]
 """Called with a finished request, and with the calls that were run after its end."""
 
@@ -43,7 +43,7 @@ class ServerToolCalls:
         client_tools: names of the tools that the client runs; calls of all other tools are the server's, if it runs any.
         max_rounds: maximum rounds of calls that are run.
         max_len: maximum tokens of a sequence.
-        remember: called with the turns of a complete answer.
+        remember: called with a complete answer of several turns.
         note: called with the calls that were run here.
 
     Attributes:
@@ -80,7 +80,7 @@ class ServerToolCalls:
         if own:
             completion = await self._with_calls(self._requests[output.request_id], completion, own)
         if len(completion.messages) > 1:
-            self._remember(completion.messages)
+            self._remember(completion)
         return replace(output, outputs=[completion])
 
     async def _with_calls(
@@ -234,43 +234,22 @@ class AnswerState:
         return event
 
 
-def merged_message(turns: Sequence[Message], client_tools: Container[str]) -> dict[str, Any]:
-    """The message that a client sees of an answer.
+def merged_message(completion: CompletionOutput, client_tools: Container[str]) -> Message:
+    """The message that a client sees of a finished chat: the texts of all turns, and the calls of its own tools.
 
     Args:
-        turns: messages of the assistant, and results of its calls.
-        client_tools: names of the tools that the client runs; calls of other tools are left out.
-
-    Returns:
-        The texts `content` and `reasoning_content` of all turns, and `tool_calls` of the last one.
+        client_tools: names of the tools that the client runs.
     """
-    state = AnswerState(client_tools)
-    content, reasoning, calls = list[str](), list[str](), list[dict[str, Any]]()
-    for event in _events_of(turns):
+    state, content, calls = AnswerState(client_tools), list[str](), list[Message]()
+    for event in pieces_of(completion):
         match state.take(event):
             case Content(text):
                 content.append(text)
-            case Reasoning(text):
-                reasoning.append(text)
             case CallEnded(call=call):
                 calls.append(call_message(call))
-            case Resumed():
-                calls.clear()
             case _:
                 pass
-    return {"content": "".join(content), "reasoning_content": "".join(reasoning), "tool_calls": calls}
-
-
-def _events_of(turns: Sequence[Message]) -> Iterator[Event]:
-    for place, turn in enumerate([turn for turn in turns if turn["role"] == "assistant"]):
-        if place:
-            yield Resumed("", (), (), "")
-        yield Reasoning(turn.get("reasoning_content", ""))
-        yield Content(turn["content"])
-        for index, call in enumerate(turn.get("tool_calls", ())):
-            function = call["function"]
-            yield CallStarted(index, function["name"], call["id"])
-            yield CallEnded(index, Call(function["name"], function["arguments"], id=call["id"]))
+    return {"role": "assistant", "content": "".join(content), "tool_calls": calls}
 
 
 def pieces_of(completion: CompletionOutput) -> Iterator[Event]:

@@ -52,23 +52,32 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, populate_by_name=True)
 
 
+def type_of(part: Any) -> Any:
+    """The type of a part of a body, an object or a model; None if it has none."""
+    return part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+
+
 def read_file(part: Any) -> Any:
-    """A part of a body; a file whose data are text as a part of text.
+    """A part of a body; a file, of chats or of responses, whose data are text as a part of text.
 
     Raises:
         PydanticCustomError: its data are none.
     """
-    if not isinstance(part, dict) or part.get("type") != "input_file":
+    kind = part.get("type") if isinstance(part, dict) else None
+    file = part.get("file") if kind == "file" else part
+    if kind not in ("file", "input_file") or not isinstance(file, dict):
         return part
-    name, text, (head, _, data) = part.get("filename"), part.get("text"), f"{part.get('file_data')}".partition(",")
+    name, given, text = file.get("filename"), file.get("file_data"), file.get("text", file.get("content"))
+    head, is_url, data = f"{given}".partition(",")
     try:
-        if text is None and not _TEXT_FILE.fullmatch(head):
+        if text is None and (not given or (is_url and not _TEXT_FILE.fullmatch(head))):
             raise ValueError(head)
         if text is None:
-            text = b64decode(data, validate=True).decode() if head.endswith(";base64") else unquote(data)
+            is_plain = is_url and not head.endswith(";base64")
+            text = unquote(data) if is_plain else b64decode(data if is_url else head, validate=True).decode()
     except ValueError as error:
-        message = "input_file parts are not supported unless file_data is a data URL with text"
-        raise PydanticCustomError("unsupported_file", message) from error
+        message = "{kind} parts are not supported unless file_data is text, in base64 or as a data URL"
+        raise PydanticCustomError("unsupported_file", message, {"kind": kind}) from error
     shown = "\n\n".join(["", *(f"{each}" for each in (name, text) if each), ""])  # apart from the other parts
     return {"type": "input_text", "text": shown}
 

@@ -15,9 +15,10 @@ from jinfercept.chat.tokenizer.tokenizer import EFFORTS
 from jinfercept.engine.current_call import ToolFunction, around
 from jinfercept.engine.tool_run import ToolFailed
 from jinfercept.errors import JinferceptError, RequestError
+from jinfercept.outputs import CompletionOutput
 from jinfercept.request import Request as EngineRequest
 from jinfercept.serve.http.access_log import DETAILS
-from jinfercept.serve.protocols.answers import Message, Remember, ServerToolCalls
+from jinfercept.serve.protocols.answers import Remember, ServerToolCalls, merged_message
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.chat_answer import ChatAnswer
 from jinfercept.serve.protocols.openai.chat_schemas import (
@@ -178,10 +179,11 @@ def server_tool_calls(
 def recorder(service: Service, body: ChatBody, hints: RequestHints) -> Remember:
     """Stores the turns that the client does not see, unless the body says that no follow-up comes."""
 
-    def remember(turns: Sequence[Message]) -> None:
+    def remember(completion: CompletionOutput) -> None:
         if not hints.release:
-            messages = [message.as_read for message in body.messages]
-            service.tool_history.remember(hints.tenant, hints.salt, messages, turns, _client_tools(body))
+            shown = merged_message(completion, _client_tools(body))
+            messages = [*(message.as_read for message in body.messages), shown]
+            service.tool_history.remember(hints.tenant, hints.salt, messages, completion.messages)
 
     return remember
 

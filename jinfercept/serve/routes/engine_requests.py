@@ -36,14 +36,9 @@ from jinfercept.serve.service import Service, service_of, tenant_of
 from jinfercept.structured_outputs import StructuredOutputsParams
 
 _FIELD = "jinfercept.async_calls"
-_SAME_NAMES = (
-    *("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output"),
-    *("ignore_eos", "min_tokens", "skip_special_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs", "return_routed_experts"),
-    "return_processed_logprobs",
-)
-"""Fields with the same name in the body and in `SamplingParams`."""
 _NAMES = frozenset(field.name for field in fields(SamplingParams))
+_SAME_NAMES = (_NAMES & SamplingBody.model_fields.keys()) - {"structured_outputs"}
+"""Fields with the same name and meaning in the body and in `SamplingParams`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,14 +318,14 @@ async def _whole(service: Service, requests: Sequence[Request], answer: ServedAn
         async for event in events:
             if isinstance(event, Finished):
                 check_finish(event.output)
+        outputs = events.outputs
+        if answer.tool_calls is not None:
+            settled = await asyncio.gather(*map(answer.tool_calls.settled, outputs.values()))
+            outputs = {output.request_id: output for output in settled}
     finally:
         await service.close(events)
         for output in events.outputs.values():
             answer.usage.add(output)
-    outputs = events.outputs
-    if answer.tool_calls is not None:
-        settled = await asyncio.gather(*map(answer.tool_calls.settled, outputs.values()))
-        outputs = {output.request_id: output for output in settled}
 
     def whole() -> dict[str, Any]:
         with_experts = with_prompt_experts(requests, outputs)

@@ -1,6 +1,7 @@
 """A route class that checks the API key, and then reads a JSON body within limits of time and size."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from fastapi.routing import APIRoute
@@ -10,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jinfercept.serve.http.access_log import DETAILS
-from jinfercept.serve.http.request_body import read_body
+from jinfercept.serve.http.request_body import coding_of, decoded, read_body
 from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.protocols.anthropic.dialect import authorizations
 from jinfercept.serve.protocols.encoding import encode
@@ -84,7 +85,11 @@ class _JsonRequest(Request):
 
     async def body(self) -> bytes:
         if self._read is None:
-            self._read = await read_body(self, self._max_bytes, self._timeout_s)
+            coding = coding_of(self.headers.getlist("content-encoding"))
+            self._read = body = await read_body(self, self._max_bytes, self._timeout_s)
+            if coding and body:
+                work = partial(decoded, body, coding, self._max_bytes)
+                self._read = await self._service.prepare(self, work, num_bytes=len(body))
             kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
             if self._read and kind != "application/json":
                 raise ApiError(415, "the body has to be JSON: send Content-Type: application/json")

@@ -2,9 +2,9 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 
 from jinfercept.serve.protocols.anthropic.dialect import speaks_anthropic
@@ -24,6 +24,7 @@ class ModelCard(BaseModel):
     root: str
     parent: str | None = None
     max_model_len: int
+    context_length: int
 
 
 class ModelList(BaseModel):
@@ -46,22 +47,32 @@ class ModelInfo(BaseModel):
 
 
 class ModelPage(BaseModel):
-    """All names of the model, in Anthropic's protocol."""
+    """A page of the names of the model, in Anthropic's protocol."""
 
     data: list[ModelInfo]
-    has_more: Literal[False] = False
-    first_id: str
-    last_id: str
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
 @router.get("/v1/models")
-async def list_models(request: Request) -> ModelList | ModelPage:
-    """The names of the model that is served; with the header `anthropic-version` in Anthropic's form."""
+async def list_models(
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 20,
+    after_id: str | None = None,
+    before_id: str | None = None,
+) -> ModelList | ModelPage:
+    """The names of the model that is served; with the header `anthropic-version` a page of them, in Anthropic's form."""
     service = service_of(request)
-    if speaks_anthropic(request.scope):
-        listed = [_info(service, name) for name in _names(service)]
-        return ModelPage(data=listed, first_id=listed[0].id, last_id=listed[-1].id)
-    return ModelList(data=[_card(service, name) for name in _names(service)])
+    names = (*service.names, *service.llm.loras)
+    if not speaks_anthropic(request.scope):
+        return ModelList(data=[_card(service, name) for name in names])
+    start = 0 if after_id is None else names.index(service.check_model(after_id)) + 1
+    end = None if before_id is None else names.index(service.check_model(before_id))
+    names = names[start:end]
+    data = [_info(service, name) for name in (names[:limit] if end is None else names[-limit:])]
+    first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
+    return ModelPage(data=data, has_more=len(data) < len(names), first_id=first_id, last_id=last_id)
 
 
 @router.get("/v1/models/{model:path}")
@@ -72,14 +83,11 @@ async def show_model(model: str, request: Request) -> ModelCard | ModelInfo:
     return _info(service, name) if speaks_anthropic(request.scope) else _card(service, name)
 
 
-def _names(service: Service) -> tuple[str, ...]:
-    return (*service.names, *service.llm.loras)
-
-
 def _card(service: Service, name: str) -> ModelCard:
-    adapter = service.adapter(name)  # clients learn no path of the server's
+    adapter, length = service.adapter(name), service.max_model_len  # clients learn no path of the server's
     root, parent = (service.root, None) if adapter is None else (Path(adapter.source).name, service.names[0])
-    return ModelCard(id=name, created=service.created, root=root, parent=parent, max_model_len=service.max_model_len)
+    created = service.created
+    return ModelCard(id=name, created=created, root=root, parent=parent, max_model_len=length, context_length=length)
 
 
 def _info(service: Service, name: str) -> ModelInfo:

@@ -185,7 +185,7 @@ def _make_chat(
         chat, requests = truncated(messages, make) if body.truncation == "auto" else make(messages)
         best = (body.top_logprobs or 0) if wants_logprobs(body) else None
         check_report(requests, service.max_model_len, (), ("top_logprobs", best), copies=REPORTS)
-        return requests, server_tool_calls(service, chat, requests, lambda turns: None)  # all turns are stored
+        return requests, server_tool_calls(service, chat, requests, lambda completion: None)  # all turns are stored
     except ApiError as error:
         raise renamed(error) from error
 

@@ -5,12 +5,11 @@ model wrote, and matches the retained context token by token. A message without 
 is left unchanged: then the context is computed again, without the calls.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from sys import getsizeof
 from typing import Any, final
 
 from jinfercept.chat.messages import Message, checked_message, digests
-from jinfercept.serve.protocols.answers import merged_message
 from jinfercept.tenants import ExpiringEntries, Quota
 
 MOST = 16384
@@ -36,19 +35,15 @@ class ToolHistory:
     def __len__(self) -> int:
         return len(self._turns)
 
-    def remember(
-        self, tenant: str, salt: str, before: Sequence[Message], turns: Sequence[Message], client_tools: Collection[str]
-    ) -> None:
+    def remember(self, tenant: str, salt: str, messages: Sequence[Message], turns: Sequence[Message]) -> None:
         """Store the turns of an answer.
 
         Args:
             salt: derived from the tenant; the entry is found only with the same one.
-            before: messages of the conversation before the answer, from the client.
+            messages: of the conversation, from the client, and the merged message of the answer.
             turns: messages of the assistant and results of its calls.
-            client_tools: names of the tools that the client runs.
         """
-        answer = {"role": "assistant", **merged_message(turns, client_tools)}
-        *_, digest = digests([salt], [*map(checked_message, before), checked_message(answer)])
+        *_, digest = digests([salt], [*map(checked_message, messages)])
         stored = tuple(turns)
         self._turns.put(tenant, digest, stored, num_bytes_of(stored))
 

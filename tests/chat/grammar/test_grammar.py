@@ -15,7 +15,7 @@ from jinfercept.chat.grammar.grammar import Grammars
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import RequestError
 from jinfercept.structured_outputs import SchemaReduction, StructuredOutputsParams
-from tests.support.grammars import END, FromTools, closed_objects, ids
+from tests.support.grammars import END, closed_objects, ids
 from tests.support.sample_tokenizers import VOCAB, byte_level, sentencepiece, smollm2
 
 NESTED: dict[str, Any] = {
@@ -236,7 +236,7 @@ def test_a_value_with_a_natural_bound_ends_however_a_model_goes_on(
     end = frozenset(byte_level().eos_token_ids)
     for wanted in ("9", ".0", "-.09", "1.e0", "a", "Z.5", "-1e"):
         whole = greedy(byte_grammars.compile(StructuredOutputsParams(json=schema)).constrain(end), wanted)
-        call = FromTools(f'start: "<" %json {json.dumps(SchemaReduction(True).reduce(schema))} ">"')
+        call = f'start: "<" %json {json.dumps(SchemaReduction(True).reduce(schema))} ">"'
         in_call = greedy(byte_grammars.compile(call).constrain(end), wanted)
         for text in (whole, in_call[1:-1]):
             assert len(text) <= most

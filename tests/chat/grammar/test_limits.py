@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from jinfercept.chat.grammar.grammar import MAX_COMPILED_BYTES, Grammars, GrammarSource, Vocabulary
+from jinfercept.chat.grammar.grammar import MAX_COMPILED_BYTES, Grammars, Vocabulary
 from jinfercept.chat.grammar.limits import MAX_CHARS, MAX_GBNF_CHARS, MAX_LIST_CHARS, MAX_REPETITIONS, MAX_RULES
 from jinfercept.errors import RequestError
 from jinfercept.structured_outputs import StructuredOutputsParams
-from tests.support.grammars import END, FromTools, ids
+from tests.support.grammars import END, ids
 from tests.support.sample_tokenizers import VOCAB, byte_level
 
 DEEP = """
@@ -53,12 +53,12 @@ def test_a_grammar_that_can_never_end_is_not_followed_without_end(byte_grammars:
         StructuredOutputsParams(regex="b{10000}c"),
         StructuredOutputsParams(choice=["b" * 20_000]),
         StructuredOutputsParams(grammar=f'start: "{"b" * 20_000}"'),
-        FromTools(f'start: "{"b" * 20_000}"'),
+        f'start: "{"b" * 20_000}"',
     ],
     ids=["json", "regex", "choice", "grammar", "calls"],
 )
 def test_a_long_text_that_is_forced_is_not_tokenised_again_at_every_token(
-    source: GrammarSource, monkeypatch: pytest.MonkeyPatch
+    source: StructuredOutputsParams | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenised = list[int]()
     call = Vocabulary.__call__
@@ -148,7 +148,7 @@ def test_schemas_whose_automata_grow_without_bound_are_refused_before_they_are_c
         with pytest.raises(RequestError, match=message):
             byte_grammars.compile(StructuredOutputsParams(json=schema))
         with pytest.raises(RequestError, match=message):
-            byte_grammars.compile(FromTools(f"start: %json {json.dumps(schema)}"))
+            byte_grammars.compile(f"start: %json {json.dumps(schema)}")
     lark = "start: A\nA: " + " & ".join(f"/.*a.{{{i}}}b.*/" for i in range(30))
     with pytest.raises(RequestError, match="too many patterns"):
         byte_grammars.compile(StructuredOutputsParams(grammar=lark))

@@ -8,9 +8,11 @@ import pytest
 from gguf import GGUFWriter
 from tokenizers import decoders
 
-from jinfercept.chat.tokenizer.gguf import CUTTERS, pre_tokenizer, read_vocab
+from jinfercept.chat.tokenizer.gguf import CUTTERS, GGUFVocab, pre_tokenizer, read_vocab
+from jinfercept.chat.tokenizer.load import load_tokenizer
 from jinfercept.errors import ModelError
 from jinfercept.models.gguf_header import read_header
+from tests.support import tiny_gguf
 
 TEXT = "HTTPServer camelCase's it'S 1234567\n\n  a \u00e9e\u0301 \u4e2d\u6587\u304b\ub098 \t!?\n12"
 BYTE_LEVEL = sorted(name for name, cutter in CUTTERS.items() if cutter.byte_level)
@@ -70,6 +72,12 @@ NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6
 SENTENCEPIECE = json.loads((Path(__file__).parents[2] / "golden" / "sentencepiece.json").read_text(encoding="utf-8"))
 
 
+def vocab_in(path: Path) -> GGUFVocab:
+    vocab = read_vocab(path)
+    assert vocab is not None
+    return vocab
+
+
 def write(path: Path, pre: str | None, model: str = "gpt2", add_bos: bool | None = None) -> Path:
     writer = GGUFWriter(path, "llama")
     writer.add_tokenizer_model(model)
@@ -103,7 +111,7 @@ def write(path: Path, pre: str | None, model: str = "gpt2", add_bos: bool | None
     ],
 )
 def test_text_is_cut_as_its_kind_says(tmp_path: Path, pre: str, text: str, pieces: list[str]) -> None:
-    backend = read_vocab(write(tmp_path / "tiny.gguf", pre)).backend
+    backend = vocab_in(write(tmp_path / "tiny.gguf", pre)).backend
     assert backend.encode(text, add_special_tokens=False).tokens == pieces
     assert backend.decode(backend.encode(text).ids, skip_special_tokens=False).removeprefix("<|begin|>") == text
 
@@ -115,7 +123,7 @@ def test_text_is_cut_as_its_kind_says(tmp_path: Path, pre: str, text: str, piece
 def test_the_begin_token_is_the_files_or_its_kinds_to_decide(
     tmp_path: Path, pre: str, add_bos: bool | None, first: str
 ) -> None:
-    backend = read_vocab(write(tmp_path / "tiny.gguf", pre, add_bos=add_bos)).backend
+    backend = vocab_in(write(tmp_path / "tiny.gguf", pre, add_bos=add_bos)).backend
     assert backend.encode("a", add_special_tokens=True).tokens[0] == first
 
 
@@ -155,7 +163,7 @@ def hugging_face():
 
 @pytest.mark.parametrize("case", SENTENCEPIECE["strings"], ids=lambda case: ascii(case["text"][:20]))
 def test_a_sentencepiece_vocabulary_cuts_text_as_sentencepiece_and_transformers_do(tmp_path: Path, case: dict) -> None:
-    backend = read_vocab(write_sentencepiece(tmp_path / "tiny.gguf")).backend
+    backend = vocab_in(write_sentencepiece(tmp_path / "tiny.gguf")).backend
     assert backend.encode(case["text"], add_special_tokens=False).ids == case["ids"]
     assert backend.encode(case["text"], add_special_tokens=True).ids == [1, *case["ids"]]
     assert backend.decode(case["ids"]) == case["text"]
@@ -164,18 +172,18 @@ def test_a_sentencepiece_vocabulary_cuts_text_as_sentencepiece_and_transformers_
 
 
 def test_special_pieces_are_found_in_text_and_what_follows_begins_anew(tmp_path: Path) -> None:
-    backend = read_vocab(write_sentencepiece(tmp_path / "tiny.gguf")).backend
+    backend = vocab_in(write_sentencepiece(tmp_path / "tiny.gguf")).backend
     assert backend.encode("a</s>a<note>", add_special_tokens=False).tokens == ["▁a", "</s>", "▁a", "<note>"]
 
 
 def test_a_vocabulary_without_the_leading_space_adds_none(tmp_path: Path) -> None:
-    backend = read_vocab(write_sentencepiece(tmp_path / "tiny.gguf", prefix=False)).backend
+    backend = vocab_in(write_sentencepiece(tmp_path / "tiny.gguf", prefix=False)).backend
     assert backend.encode("aa a", add_special_tokens=False).tokens == ["aa", "▁a"]
     assert backend.decode(backend.encode(" a", add_special_tokens=False).ids) == " a"
 
 
 def test_special_tokens_and_templates_come_along(tmp_path: Path) -> None:
-    vocab = read_vocab(write(tmp_path / "tiny.gguf", "smollm"))
+    vocab = vocab_in(write(tmp_path / "tiny.gguf", "smollm"))
     assert (vocab.bos_token_id, vocab.eos_token_ids) == (0, {1, 2})
     assert vocab.special_tokens == {"bos_token": "<|begin|>", "eos_token": "<|end|>"}
     assert vocab.chat_templates == {"default": "plain", "tool_use": "tools"}
@@ -198,7 +206,7 @@ def test_special_tokens_and_templates_come_along(tmp_path: Path) -> None:
 )
 def test_an_unknown_kind_of_vocabulary_is_refused(tmp_path: Path, pre: str | None, model: str, why: str) -> None:
     with pytest.raises(ModelError, match=f"model '{model}', tokenizer.ggml.pre {pre!r}.*{why}"):
-        read_vocab(write(tmp_path / "tiny.gguf", pre, model))
+        vocab_in(write(tmp_path / "tiny.gguf", pre, model))
 
 
 @pytest.mark.parametrize(("model", "pre", "begins"), [("gemma4", "", True), ("gpt2", "sarvam-moe", False)])
@@ -231,7 +239,7 @@ def test_a_vocabulary_of_texts_and_bytes_is_merged_across_words(
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    backend = read_vocab(tmp_path / "tiny.gguf").backend
+    backend = vocab_in(tmp_path / "tiny.gguf").backend
     text = "a b\n\n\n\u00e9<end>a"
     pieces = ["a\u2581b", "\n\n", "\n", "<0xC3>", "<0xA9>", "<end>", "a"]
     assert backend.encode(text).tokens == ["<bos>"] * begins + pieces
@@ -240,14 +248,14 @@ def test_a_vocabulary_of_texts_and_bytes_is_merged_across_words(
 
 def test_a_token_that_only_fills_the_vocabulary_is_not_found_in_text(tmp_path: Path) -> None:
     path = write_sentencepiece(tmp_path / "tiny.gguf", added=("[PAD{}]", "<note>"))
-    tokens = read_vocab(path).backend.encode("[PAD]<note><unk>", add_special_tokens=False).tokens
+    tokens = vocab_in(path).backend.encode("[PAD]<note><unk>", add_special_tokens=False).tokens
     assert tokens[-2:] == ["<note>", "<unk>"]
     number = len(SENTENCEPIECE["pieces"])
-    assert f"[PAD{number}]" not in read_vocab(path).backend.encode(f"[PAD{number}]", add_special_tokens=False).tokens
+    assert f"[PAD{number}]" not in vocab_in(path).backend.encode(f"[PAD{number}]", add_special_tokens=False).tokens
 
 
 def test_the_tokens_of_phi_3_take_the_blanks_behind_them(tmp_path: Path) -> None:
-    backend = read_vocab(write_sentencepiece(tmp_path / "tiny.gguf", architecture="phi3")).backend
+    backend = vocab_in(write_sentencepiece(tmp_path / "tiny.gguf", architecture="phi3")).backend
     ids = backend.encode("<note>  a<s> a", add_special_tokens=False).ids
     assert [backend.id_to_token(id_) for id_ in ids] == ["<note>", "\u2581a", "<s>", "\u2581\u2581", "a"]
 
@@ -259,3 +267,8 @@ def test_other_files_are_refused(tmp_path: Path, data: bytes) -> None:
         read_header(tmp_path / "other.gguf")
     with pytest.raises(ModelError, match="cannot be read"):
         read_header(tmp_path / "missing.gguf")
+
+
+def test_a_file_without_a_vocabulary_has_no_tokenizer(tmp_path: Path) -> None:
+    tiny_gguf.write(tmp_path / "m.gguf", extra={"tokenizer.ggml.model": "none"})
+    assert load_tokenizer(tmp_path / "m.gguf") is None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jinfercept.chat.tokenizer.gguf import read_vocab
+from jinfercept.chat.tokenizer.gguf import GGUFVocab, read_vocab
 from jinfercept.errors import ModelError
 from tests.support.fetched_packages import published_package
 
@@ -39,6 +39,12 @@ EXACT = {
 }
 
 
+def vocab_in(path: Path) -> GGUFVocab:
+    vocab = read_vocab(path)
+    assert vocab is not None
+    return vocab
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The vocabularies, the texts and their ids."""
@@ -64,7 +70,7 @@ def test_a_published_vocabulary_gives_its_publishers_ids(folder: Path, name: str
     file = folder / f"{PREFIX}{name}.gguf"
     texts = Path(f"{file}.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
     ids = [[int(word) for word in line.split()] for line in Path(f"{file}.out").read_text().split("\n")]
-    backend = read_vocab(file).backend
+    backend = vocab_in(file).backend
     assert [backend.encode(text, add_special_tokens=False).ids for text in texts] == ids[: len(texts)]
     assert len(texts) > 40
 
@@ -74,13 +80,13 @@ def test_a_published_vocabulary_gives_its_publishers_ids(folder: Path, name: str
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_published_vocabulary_that_cannot_be_exact_is_refused_by_name(folder: Path, name: str) -> None:
     with pytest.raises(ModelError, match=REFUSED[name]):
-        read_vocab(folder / f"{PREFIX}{name}.gguf")
+        vocab_in(folder / f"{PREFIX}{name}.gguf")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("name", sorted(WITHOUT_TEXTS))
 def test_a_published_vocabulary_without_texts_reads_back_what_it_writes(folder: Path, name: str) -> None:
-    backend = read_vocab(folder / f"{PREFIX}{name}.gguf").backend
+    backend = vocab_in(folder / f"{PREFIX}{name}.gguf").backend
     text = "Hello, world!  \u4f60\u597d\uff0c\u4e16\u754c \U0001f642 3.14\n"
     assert backend.decode(backend.encode(text, add_special_tokens=False).ids) == text

@@ -40,6 +40,7 @@ class World:
     engine: Engine
     meter: EngineStats
     clock: ManualClock
+    log: RequestLog
     outputs: dict[str, RequestOutput] = field(default_factory=dict)
 
     def step(self) -> None:
@@ -77,12 +78,13 @@ def world(
     log = RequestLog(clock.now)
     meter = EngineStats(log, kv, inputs, synchronous=policy.synchronous)
     sizes = {"buckets": (4, 16), "max_num_seqs": 4, "max_model_len": num_pages * SIZE, "chunk_tokens": 1 << 30}
-    scheduler = Scheduler(kv, policy, COST, estimator, observer=log, **sizes)  # pyright: ignore[reportArgumentType]
+    scheduler = Scheduler(kv, policy, COST, estimator, **sizes)  # pyright: ignore[reportArgumentType]
     dispatcher = InstantDispatcher(clock, latency, lambda call: replace(tokens_in(call), duration_s=latency(call)))
     runner, wake = TimedRunner(SIZE, (4, 16)), threading.Event()
     requests = RequestLifecycle(scheduler, dispatcher, clock, vocab_size=97)
-    engine = Engine(requests, runner, wake, depth=depth, request_log=log, check=True)
-    return World(engine, meter, clock)
+    engine = Engine(requests, runner, wake, depth=depth, check=True)
+    engine.observe(log)
+    return World(engine, meter, clock, log)
 
 
 def prompt(number: int, length: int) -> list[int]:
@@ -125,6 +127,26 @@ def test_the_counts_are_the_sums_of_what_requests_say(name: str, depth: int) -> 
     assert (counts.waste.recompute > 0) == (counters.recomputed > 0)
 
 
+def test_an_engine_that_is_asked_late_counts_from_then_on() -> None:
+    metered = world("copy_ahead", latency=lambda call: 0.002)
+    for i in range(6):
+        metered.engine.submit(request(f"r{i}", prompt(i, 9 + 5 * i), 10, {3: [1, 2, 3], 6: [4] * 6}))
+    scheduler, log = metered.engine.scheduler, metered.log
+    while not (scheduler.running and scheduler.waiting and scheduler.intercepted):
+        metered.step()
+    early, inputs = metered.meter, metered.meter.inputs
+    late = EngineStats(log, scheduler.kv, inputs, synchronous=False, unfinished=scheduler.unfinished)
+    before, open_before = early.read(), dict(early.interceptions.open)
+    assert late.interceptions.open.keys() == open_before.keys()
+    metered.serve()
+    whole, rest = early.read(), late.read()
+    assert rest.generated == whole.generated - before.generated
+    assert rest.finished == whole.finished - before.finished
+    assert rest.steps == whole.steps - before.steps
+    assert rest.tools["tool"].results == whole.tools["tool"].results - before.tools["tool"].results
+    assert rest.tools["tool"].begun == whole.tools["tool"].begun - before.tools["tool"].begun + len(open_before)
+
+
 def test_first_tokens_queues_and_ends_take_what_the_requests_metrics_say() -> None:
     metered = world("copy_ahead")
     metered.serve(*[request(f"r{i}", prompt(i, 12), 6, {2: [1]}) for i in range(9)])
@@ -164,6 +186,9 @@ def test_a_kept_context_is_a_pause_by_its_reader_until_somebody_goes_on_from_it_
     seen = live_state(metered.meter, texts=False)
     assert (seen["counts"]["retained"], seen["counts"]["intercepted"]) == (2, 0) == (metered.engine.num_retained, 0)
     assert [row["tool"] for row in seen["retained"]] == [FollowUp().reader] * 2
+    scheduler, inputs = metered.engine.scheduler, metered.meter.inputs
+    late = EngineStats(metered.log, scheduler.kv, inputs, synchronous=False, unfinished=scheduler.unfinished)
+    assert live_state(late, texts=False)["counts"] == seen["counts"]
     metered.clock.time += 7.0
     first = metered.outputs["a"]
     metered.serve(ask("c", first.prompt_token_ids + first.outputs[0].token_ids + [3, 4], "s"))

@@ -19,10 +19,11 @@ from jinfercept.sched.plan import (
     Sample,
     Score,
     StepPlan,
+    TokenHistory,
     WindowCopies,
     WindowEntries,
+    draw_options,
 )
-from jinfercept.sched.sampling_options import TokenHistory, draw_options
 
 VOCAB = 64
 ids, numbers = st.integers(0, VOCAB - 1), st.integers(0, 1 << 20)

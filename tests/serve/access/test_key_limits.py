@@ -1,6 +1,7 @@
 """Limits of keys: weights, requests in progress, rates, and a file that is read again."""
 
 import asyncio
+import json
 import logging
 import os
 import threading
@@ -8,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,13 @@ from jinfercept.serve.access.key_limits import KeyLimits, retry_after
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.state.store import StoredResponse
 from jinfercept.tenants import ExpiringEntries, Quota
+from tests.support.chat_templates import QWEN
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import QUESTION, answer, says
-from tests.support.scripted_model import Scripted
+from tests.support.scripted_model import Make, Scripted
+from tests.support.tool_server import ALL, BUY, asks, shop
+from tests.support.tool_server import QUESTION as SHOPPING
+from tests.support.tool_server import says as says_beside_tools
 
 
 @pytest.fixture
@@ -98,6 +104,10 @@ FILE = """
 key = "few"
 max_concurrent = 2
 weight = 3
+
+[one]
+key = "one"
+max_concurrent = 1
 
 [slow]
 key = "slow"
@@ -187,6 +197,22 @@ def test_responses_that_are_being_stored_count_as_in_progress(
         finally:
             go.set()
         assert [answer.result().status_code for answer in answers] == [200, 200]
+
+
+def test_a_request_is_in_progress_while_the_calls_behind_its_end_run(
+    make_scripted: Make, path: Path, tmp_path: Path
+) -> None:
+    scripted = make_scripted(QWEN)
+    with shop(scripted, tmp_path, patience_s=60, api_key_file=str(path)) as server:
+        says_beside_tools(scripted, server, asks("buy", "lamp") + "\n" + asks("hang"), SHOPPING, [BUY])
+        body = {"messages": SHOPPING, "tools": [BUY], "temperature": 0, "max_tokens": 200, **ALL}
+        connection = HTTPConnection(server.url.removeprefix("http://"))
+        headers = {"Content-Type": "application/json", "Authorization": "Bearer one"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        until((tmp_path / "begun").exists)
+        assert code(ask(server, "one")) == "concurrency_limit_exceeded"
+        connection.close()
+        until((tmp_path / "cancelled").exists)
 
 
 def test_a_key_has_so_many_requests_and_tokens_a_minute(limited: Running) -> None:

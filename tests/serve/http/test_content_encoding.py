@@ -2,12 +2,17 @@
 
 import gzip
 import json
+import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import httpx2
 import pytest
 
 from tests.support.http_errors import CHAT, JSON, SHORT, shape
-from tests.support.live_server import Running
+from tests.support.live_server import Running, running, until
+from tests.support.scripted_model import Scripted
 
 BODY = json.dumps(SHORT[CHAT] | {"max_tokens": 1}).encode()
 RAW = zlib.compressobj(wbits=-15)
@@ -61,3 +66,29 @@ def test_a_bomb_is_refused_by_its_decoded_size(served: Running) -> None:
     assert len(bomb) < MOST // 64
     answer = served.http.post(CHAT, content=bomb, headers=JSON | {"content-encoding": "gzip"})
     assert shape(answer)[0] == 413
+
+
+def test_encoded_bodies_of_one_key_hold_up_no_other(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted.follow()
+    decoder, blocked, go = zlib.decompressobj, threading.Semaphore(0), threading.Event()
+
+    def slowly(wbits: int) -> Any:
+        if wbits == zlib.MAX_WBITS:
+            blocked.release()
+            go.wait()
+        return decoder(wbits)
+
+    def ask(key: str, coding: str, body: bytes) -> int:
+        headers = JSON | {"content-encoding": coding, "authorization": f"Bearer {key}"}
+        return httpx2.post(f"{server.url}{CHAT}", content=body, headers=headers, timeout=30).status_code
+
+    with running(scripted.llm, api_key=("hostile", "polite")) as server, ThreadPoolExecutor(40) as threads:
+        monkeypatch.setattr(zlib, "decompressobj", slowly)
+        try:
+            answers = [threads.submit(ask, "hostile", "deflate", zlib.compress(BODY)) for _ in range(40)]
+            until(lambda: len(server.server.server_state.tasks) == len(answers))
+            assert blocked.acquire(timeout=60)
+            assert ask("polite", "gzip", gzip.compress(BODY)) == 200
+        finally:
+            go.set()
+        assert {answer.result() for answer in answers} == {200}

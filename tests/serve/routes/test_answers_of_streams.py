@@ -25,6 +25,7 @@ CUSTOM = {"name": "patch", "description": "Edits."}
 PATCH = CALL.replace("price", "patch").replace("item", "input")
 PIECES = (
     "Let me see.",
+    "Une clé à 日本.",
     " \n",
     "<think>\nA lamp.\n</think>\n\n",
     CALL,
@@ -38,16 +39,24 @@ FIELDS: dict[str, Any] = {
         "tools": [PRICE, {"type": "custom", "custom": CUSTOM}],
         "messages": QUESTION,
         "logprobs": True,
+        "top_logprobs": 2,
         "return_token_ids": True,
     },
-    "completions": {"logprobs": 1, "return_token_ids": True},
+    "completions": {"logprobs": 1, "return_token_ids": True, "stop": ["é!"]},
     "responses": {
         "tools": [{"type": "function", **PRICE["function"]}, {"type": "custom", **CUSTOM}],
         "input": QUESTION,
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
     },
 }
 OWN = ("id", "call_id", "created", "created_at", "completed_at", "usage")
 """What two answers do not have in common."""
+
+
+def generated(usage: Any) -> list[Any]:
+    """The tokens of an answer, without those of its prompt, of which a second request computes fewer."""
+    return [value for name, value in usage.items() if name.startswith(("completion", "output", "total"))]
 
 
 def compared(value: Any) -> Any:
@@ -98,13 +107,16 @@ def test_an_answer_is_what_its_stream_amounts_to(served: Running, make_scripted:
         body |= {"prompt": prompt} if path == "completions" else {"parallel_tool_calls": case % 5 != 4}
         reply = served.http.post(f"/v1/{path}", json=body)
         assert reply.status_code == 200, reply.text
-        lines = served.http.post(f"/v1/{path}", json=body | {"stream": True}).text.splitlines()
+        streams = {"stream": True} | ({} if path == "responses" else {"stream_options": {"include_usage": True}})
+        lines = served.http.post(f"/v1/{path}", json=body | streams).text.splitlines()
         sent = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
         events = [json.loads(line) for line in sent if line != "[DONE]"]
         if path == "responses":
             assert compared(reply.json()) == compared(events[-1]["response"])
+            assert generated(reply.json()["usage"]) == generated(events[-1]["response"]["usage"])
         else:
             assert sent[-1] == "[DONE]"
-            assert not any("usage" in event for event in events)
+            assert not any(event["usage"] for event in events[:-1])
+            assert generated(reply.json()["usage"]) == generated(events[-1]["usage"])
             [whole] = reply.json()["choices"]
             assert compared(whole) == compared(folded(events)), written

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jinfercept.serve.protocols.openai.chat_schemas import Message
+from tests.support.anthropic_client import create
 from tests.support.chat_templates import QWEN3
 from tests.support.live_server import END, MODEL, Running, prompt_of
 from tests.support.responses import ASKED as QUESTION
@@ -237,6 +238,14 @@ def test_reasoning_behind_a_text_is_reasoning_in_every_dialect(served: Running, 
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}]}, "messages"),
+        ({"messages": [{"role": "function", "name": "f", "content": "23"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}]},
+            "messages[0].content[0]",
+        ),
         ({"modalities": ["audio"]}, "modalities"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
         ({"messages": [{"role": "user", "content": "x" * 3000}]}, "messages"),
@@ -279,17 +288,19 @@ def test_parts_and_calls_as_clients_of_other_servers_write_them(served: Running,
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     call = {"id": "x", "function": {"name": "price", "arguments": '{"item": "lamp"}'}}
     thought = {"type": "thinking", "thinking": [{"type": "text", "text": "A lamp?"}]}
+    file = {"type": "file", "file": {"filename": "a.txt", "file_data": "data:text/plain;base64,TGFtcHM6IDIz"}}
+    pdf = {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,AA=="}}
     answer = {"role": "assistant", "content": [thought, {"type": "output_text", "text": "Let me see."}]}
     result: dict[str, Any] = {"role": "tool", "tool_call_id": "x"}
     messages = [
-        {"role": "user", "content": [{"type": "input_text", "text": "How much?"}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "How much?"}, file]},
         answer | {"tool_calls": [call | {"type": None}]},
-        result | {"content": [{"type": "text", "text": "23 "}, image]},
+        result | {"content": [{"type": "text", "text": "23 "}, image, file, pdf]},
     ]
     read = [
-        {"role": "user", "content": "How much?"},
+        {"role": "user", "content": "How much?\n\na.txt\n\nLamps: 23\n\n"},
         {"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
-        result | {"content": "23 [image_url: it has no text]"},
+        result | {"content": "23 [image_url: it has no text]\n\na.txt\n\nLamps: 23\n\n[file: it has no text]"},
     ]
     says(scripted, "It costs 23." + END, read)
     prediction = {"type": "content", "content": "It costs 23."}
@@ -319,3 +330,22 @@ def test_no_effort_is_no_reasoning(served: Running, make_scripted: Make) -> None
         scripted.follow(prompt + "Hello." + END)
         done = served.chat(messages=question, reasoning_effort=effort, max_tokens=20)
         assert done.json()["usage"]["prompt_tokens"] == len(scripted.tokenizer.encode(prompt)), done.text
+
+
+def test_hints_without_an_effect_are_accepted_in_every_dialect(served: Running, scripted: Scripted) -> None:
+    says(scripted, "23" + END)
+    agents = ("session-id", "thread-id", "x-session-affinity", "x-parent-session-id", "x-claude-code-session-id")
+    headers = dict.fromkeys([*agents, "x-claude-code-agent-id", "x-claude-code-parent-agent-id"], "agent-7")
+    hints = {"prompt_cache_key": "agent-7", "prompt_cache_retention": "24h", "safety_identifier": "me"}
+    nvext = {"agent_hints": {"priority": 5, "osl": 1024, "speculative_prefill": True}}
+    fields: Any = {"model": MODEL, "temperature": 0, "extra_headers": headers}
+    both = fields | hints | {"extra_body": {"nvext": nvext, "prompt_cache_options": {"ttl": "12h"}}}
+    chat: Any = served.client.chat.completions.create(messages=QUESTION, **both)
+    response: Any = served.client.responses.create(input=QUESTION, **both)
+    text = {"type": "text", "text": QUESTION[0]["content"], "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    user = {"user_id": json.dumps({"session_id": "agent-7"})}
+    message = create(served, [{"role": "user", "content": [text]}], extra_headers=headers, metadata=user)
+    assert chat.choices[0].message.content == response.output_text == message.content[0].text == "23"
+    length, usage = chat.usage.prompt_tokens, message.usage
+    assert response.usage.input_tokens_details.cached_tokens >= length // 16 * 16 - 16
+    assert usage.cache_read_input_tokens >= length // 16 * 16 - 16

@@ -132,6 +132,28 @@ def test_an_echo_has_the_prompt_and_its_log_probabilities(served: Running, scrip
     assert "".join(chunk.choices[0].text for chunk in streamed) == "Once!"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_of_one_character_have_the_offset_of_its_beginning(
+    served: Running, scripted: Scripted, stream: bool
+) -> None:
+    scripted.follow("Hi é日 you" + END)
+    create: Any = served.client.completions.create
+    done = create(model=MODEL, prompt="Hi", temperature=0, logprobs=0, max_tokens=20, stop="u!", stream=stream)
+    choices = [choice for chunk in done for choice in chunk.choices] if stream else done.choices
+    assert "".join(choice.text for choice in choices) == " é日 you"
+    offsets = [offset for choice in choices if choice.logprobs for offset in choice.logprobs.text_offset]
+    assert offsets == [0, 1, 1, 2, 2, 2, 3, 4, 5, 6, 7]
+
+
+def test_an_echo_has_offsets_of_the_whole_text(served: Running, scripted: Scripted) -> None:
+    scripted.follow("é日!")
+    done = served.client.completions.create(model=MODEL, prompt="é", temperature=0, logprobs=0, max_tokens=4, echo=True)
+    assert done.choices[0].text == "é日!"
+    logprobs = done.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.text_offset == [0, 0, 1, 1, 1, 2]
+
+
 def test_a_prompt_alone_can_be_scored(served: Running, scripted: Scripted) -> None:
     scripted.follow("Once!" + END)
     done = served.client.completions.create(model=MODEL, prompt="Once", echo=True, logprobs=0, max_tokens=0)

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from anthropic import beta_tool
+from anthropic import APIStatusError, beta_tool
 
 from jinfercept.serve.protocols.anthropic.chat import chat_body
 from jinfercept.serve.protocols.anthropic.schemas import MessagesBody
@@ -137,12 +137,21 @@ def test_calls_are_streamed_in_pieces_of_json(served: Running, scripted: Scripte
     assert (message.content[0].input, message.stop_reason) == ({"item": "lamp"}, "tool_use")
 
 
-def test_arguments_with_a_number_that_json_does_not_have_are_none(served: Running, scripted: Scripted) -> None:
-    says(scripted, CALL.replace('"lamp"', "1e400") + END, tools=[CHAT_PRICE])
-    assert [call.input for call in create(served, tools=[PRICE]).content] == [{}]
+@pytest.mark.parametrize("cut", [0, 20])
+def test_a_number_too_large_for_a_double_is_a_text_streamed_or_not(
+    served: Running, scripted: Scripted, cut: int
+) -> None:
+    written = CALL.replace('"lamp"', r'1e400, "a": [-1E+999, 2.5e3, 7], "b": "1e400 \" 1e400", "1e400": 12')
+    says(scripted, written + END, tools=[CHAT_PRICE])
+    whole = create(served, tools=[PRICE], max_tokens=len(written) - cut)
+    _, message = streamed(served, tools=[PRICE], max_tokens=len(written) - cut)
+    expected = {"item": "1e400", "a": ["-1E+999", 2500.0, 7], "b": '1e400 " 1e400', "1e400": 12}
+    if cut:
+        del expected["1e400"]  # a number that is cut off may be another one
+    assert [[call.input for call in message.content] for message in (whole, message)] == [[expected]] * 2
 
 
-@pytest.mark.parametrize("arguments", ['"lamp"', '["lamp"]', "7", '{"item": ["lamp"]}', "null"])
+@pytest.mark.parametrize("arguments", ['["lamp"]', '{"item": ["lamp"]}', "null"])
 def test_arguments_that_are_no_object_are_an_empty_one_streamed_or_not(
     served: Running, scripted: Scripted, arguments: str
 ) -> None:
@@ -197,6 +206,7 @@ def test_documents_and_search_results_that_are_text_are_read_with_their_titles(
     served: Running, scripted: Scripted, in_result: bool
 ) -> None:
     read = "See:\n\nNotes\n\nof May\n\nLamps are 23.\n\nPens\n\nare 3.\n\nInks\n\nhttp://x\n\nare 7.\n\nare blue."
+    read += "\n\nNibs\n\nhttp://y\n\nare 1."
     marked = {"cache_control": {"type": "ephemeral"}, "citations": {"enabled": True}}
     texts = [{"type": "text", "text": text} for text in ("are 7.", "are blue.")]
     content: Any = [
@@ -211,6 +221,8 @@ def test_documents_and_search_results_that_are_text_are_read_with_their_titles(
         {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "Pens"}]}},
         {"type": "document", "title": None, "source": {"type": "content", "content": "are 3."}},
         {"type": "search_result", "title": "Inks", "source": "http://x", "content": texts} | marked,
+        {"type": "document", "text": "Nibs"},
+        {"type": "search_result", "source": "http://y", "text": "are 1."},
     ]
     use = {"type": "tool_use", "id": "x", "name": "price", "input": {"item": "lamp"}}
     back = {"type": "tool_result", "tool_use_id": "x", "content": content}
@@ -301,6 +313,7 @@ def test_a_whole_answer_is_the_one_that_its_stream_ends_with(served: Running, ma
         length = {"tools": [PRICE], "max_tokens": len(written) + 1 - cut}
         whole = create(served, **length).to_dict()
         streaming = streamed(served, **length)[1].to_dict()
+        assert whole["usage"]["output_tokens"] == streaming["usage"]["output_tokens"]
         for message in (whole, streaming):
             del message["id"], message["usage"]
             message["content"] = [{**block, "id": ""} for block in message["content"]]
@@ -390,9 +403,27 @@ def test_a_deferred_tool_is_called_as_its_schema_says(served: Running, make_scri
         assert create(served, messages, tools=tools, tool_choice=choice).content[0].input == {"number": 3}
 
 
-def test_models_are_listed_as_anthropic_does(served: Running) -> None:
+def test_models_are_listed_as_anthropic_does(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     with anthropic(served) as client:
         [model] = client.models.list().data
         assert (model.id, model.display_name, model.max_tokens) == (MODEL, MODEL, served.service.max_model_len)
         assert client.models.retrieve(MODEL).created_at.timestamp() == served.service.created
-    assert served.http.get("/v1/models").json()["object"] == "list"
+        names = [f"model-{number}" for number in range(5)]
+        monkeypatch.setattr(served.service, "names", tuple(names))
+        assert [model.id for model in client.models.list(limit=2)] == names  # the client reads all pages
+        pages = (
+            ({"limit": 2}, names[:2], True),
+            ({"limit": 2, "after_id": names[2]}, names[3:], False),
+            ({"limit": 2, "before_id": names[4]}, names[2:4], True),
+            ({"after_id": names[0], "before_id": names[3]}, names[1:3], False),
+            ({"after_id": names[4]}, [], False),
+        )
+        for cursor, listed, more in pages:
+            page = client.models.list(**cursor)
+            assert ([model.id for model in page.data], page.has_more) == (listed, more)
+            assert [page.first_id, page.last_id] == [*listed[:1], *listed[-1:]] or not listed
+        for wrong in ({"limit": 0}, {"limit": 1001}, {"after_id": "none"}):
+            with pytest.raises(APIStatusError, match=r"limit|none"):
+                client.models.list(**wrong)
+    [card, *_] = served.client.models.list().data
+    assert card.model_dump()["context_length"] == served.service.max_model_len

@@ -136,9 +136,11 @@ def test_files_that_are_text_are_read_with_their_names(served: Running, scripted
     files = [
         {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,TGFtcHM6IDIz4oKs"},
         {"type": "input_file", "file_data": "data:application/json,%7B%7D"},
+        {"type": "input_file", "filename": "b.txt", "file_data": "UGVuczogMw=="},
+        {"type": "input_file", "content": "Nibs: 1"},
     ]
     content: Any = [{"type": "input_text", "text": "See"}, *files, {"type": "input_text", "text": "Why?"}]
-    read = "See\n\na.txt\n\nLamps: 23€\n\n\n\n{}\n\nWhy?"
+    read = "See\n\na.txt\n\nLamps: 23€\n\n\n\n{}\n\n\n\nb.txt\n\nPens: 3\n\n\n\nNibs: 1\n\nWhy?"
     told = returned("1", "price", read)
     says(scripted, "Yes." + END, [{"role": "user", "content": read}, called(("1", "price", "{}")), told])
     call = {"type": "function_call", "call_id": "1", "name": "price", "arguments": "{}"}

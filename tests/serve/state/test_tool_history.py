@@ -32,7 +32,7 @@ def memory(now: Any = lambda: 0.0, **limits: int) -> ToolHistory:
 
 def test_an_answer_is_known_by_what_was_said_before_it() -> None:
     hidden = memory()
-    hidden.remember("key", "me", ASKED, [*ROUND, turn("23.")], ())
+    hidden.remember("key", "me", [*ASKED, ANSWER], [*ROUND, turn("23.")])
     parts = [{"role": "user", "content": [{"type": "text", "text": "How "}, {"type": "text", "text": "much?"}]}]
     for messages in (ASKED, parts):
         assert hidden.restored("me", [*messages, ANSWER]) == [*messages, *ROUND, turn("23.")]
@@ -44,8 +44,8 @@ def test_an_answer_is_known_by_what_was_said_before_it() -> None:
 
 def test_results_stand_in_the_order_of_the_calls_whoever_ran_them() -> None:
     hidden = memory()
-    hidden.remember("key", "", ASKED, [MIXED, result("a"), result("c")], ("buy",))
     shown = turn("", call("buy", "b"), call("buy", "d"))
+    hidden.remember("key", "", [*ASKED, shown], [MIXED, result("a"), result("c")])
     for order in ("bd", "db"):
         back = results_behind_calls(hidden.restored("", [*ASKED, shown, *map(result, order), *ASKED]))
         assert back == [*ASKED, MIXED, *map(result, "abcd"), *ASKED]
@@ -58,8 +58,8 @@ def test_results_stand_in_the_order_of_the_calls_whoever_ran_them() -> None:
 def test_an_answer_with_calls_is_known_by_the_conversation_and_not_by_ids_that_models_choose() -> None:
     hidden = memory()
     last = turn("", call("send", "functions.send:1", '{"to": "a", "sum": 2}'))
-    hidden.remember("key", "", ASKED, [*ROUND, last], ("send",))
     shown = turn("Wait.", *last["tool_calls"])
+    hidden.remember("key", "", [*ASKED, shown], [*ROUND, last])
     again = turn(" Wait.\n", call("send", "functions.send:1", {"sum": 2, "to": "a"}))
     for same in (shown, again):
         assert hidden.restored("", [*ASKED, same]) == [*ASKED, *ROUND, last]
@@ -69,7 +69,7 @@ def test_an_answer_with_calls_is_known_by_the_conversation_and_not_by_ids_that_m
     for given in (other, [*ASKED, edited], [*ASKED, renamed], [*ASKED, shown | {"content": None}]):
         assert hidden.restored("", given) == given
     before = [*ASKED, turn("", call("price", "c", '{"item": "pen"}')), result("c")]
-    hidden.remember("key", "", before, [*ROUND, last], ("send",))
+    hidden.remember("key", "", [*before, shown], [*ROUND, last])
     assert len(hidden.restored("", [*before, shown])) == len(before) + 3
     before[1] = turn("", call("price", "c", '{"item": "lamp"}'))
     assert hidden.restored("", [*before, shown]) == [*before, shown]
@@ -78,13 +78,13 @@ def test_an_answer_with_calls_is_known_by_the_conversation_and_not_by_ids_that_m
 def test_it_lasts_for_a_while_after_it_was_last_asked_for() -> None:
     now = 0.0
     hidden = memory(lambda: now)
-    hidden.remember("key", "", ASKED, [*ROUND, turn("23.")], ())
+    hidden.remember("key", "", [*ASKED, ANSWER], [*ROUND, turn("23.")])
     for _ in range(3):
         now += 9
         assert len(hidden.restored("", [*ASKED, ANSWER])) == 4
     now += 11
     assert len(hidden.restored("", [*ASKED, ANSWER])) == 2
-    hidden.remember("key", "", [], [*ROUND, turn("23.")], ())
+    hidden.remember("key", "", [ANSWER], [*ROUND, turn("23.")])
     assert len(hidden) == 1
 
 
@@ -93,19 +93,19 @@ def test_what_nobody_asked_for_longest_goes_first() -> None:
         hidden = memory(**limits)
         conversations = [[{"role": "user", "content": f"{number}"}] for number in range(3)]
         for conversation in conversations[:2]:
-            hidden.remember("key", "", conversation, [*ROUND, turn("23.")], ())
+            hidden.remember("key", "", [*conversation, ANSWER], [*ROUND, turn("23.")])
         assert len(hidden.restored("", [*conversations[0], ANSWER])) == 4
-        hidden.remember("key", "", conversations[2], [*ROUND, turn("23.")], ())
+        hidden.remember("key", "", [*conversations[2], ANSWER], [*ROUND, turn("23.")])
         assert [len(hidden.restored("", [*messages, ANSWER])) for messages in conversations] == [4, 2, 4]
 
 
 def test_a_tenant_that_has_many_costs_another_none_however_it_salts_them() -> None:
     for limits in ({"most": 6}, {"most_bytes": 6 * NUM_BYTES}):
         hidden = memory(**limits)
-        hidden.remember("polite", "mine", ASKED, [*ROUND, turn("23.")], ())
+        hidden.remember("polite", "mine", [*ASKED, ANSWER], [*ROUND, turn("23.")])
         for number in range(34):
             salt, messages = f"salt {number}", [{"role": "user", "content": f"{number}"}]
-            hidden.remember("hostile", salt, messages, [*ROUND, turn("23.")], ())
+            hidden.remember("hostile", salt, [*messages, ANSWER], [*ROUND, turn("23.")])
             assert len(hidden.restored(salt, [*messages, ANSWER])) == 4
         assert len(hidden) == 6
         assert len(hidden.restored("mine", [*ASKED, ANSWER])) == 4

@@ -1,5 +1,7 @@
 """The output of a request as a message of Anthropic's protocol: one object, or a stream of typed events."""
 
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
@@ -11,7 +13,7 @@ from jinfercept.request import Request
 from jinfercept.serve.protocols.answers import AnswerState, ServerToolCalls, UsageCount, call_reports, pieces_of
 from jinfercept.serve.protocols.anthropic.dialect import anthropic_error
 from jinfercept.serve.protocols.anthropic.schemas import MessagesBody
-from jinfercept.serve.protocols.encoding import StreamFormat, encode, encode_event
+from jinfercept.serve.protocols.encoding import StreamFormat, encode_event
 from jinfercept.serve.protocols.errors import ApiError
 
 _PING = {"type": "ping"}
@@ -61,9 +63,7 @@ class MessageAnswer:
         self._number = 0
         self._open = ""  # type of the open block; "" if none is open
         self._blank = ""  # white space before the first visible text of a block
-        self._is_object: bool | None = (
-            None  # whether the arguments of the open call begin as an object, once they begin
-        )
+        self._arguments = _Arguments()  # of the open call
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         [output] = outputs
@@ -83,10 +83,11 @@ class MessageAnswer:
             case Content(text):
                 yield from self._say("text", text)
             case CallStarted(name=name, id=call_id):
-                self._is_object = None
+                self._arguments = _Arguments()
                 yield from self._begin({"type": "tool_use", "id": call_id, "name": name, "input": {}})
             case Arguments(text=text) if self._open == "tool_use":
-                yield from self._add_arguments(text)
+                if text := self._arguments.add(text):
+                    yield self._delta("input_json_delta", partial_json=text)
             case Finished() as event:
                 yield from self._end()
                 [completion] = event.output.outputs
@@ -107,15 +108,6 @@ class MessageAnswer:
             yield from self._begin({"type": "text", "text": ""} if kind == "text" else _EMPTY_THINKING)
         if text:
             yield self._delta(f"{kind}_delta", **{kind: text})
-
-    def _add_arguments(self, text: str) -> Iterator[dict[str, Any]]:
-        """Add to the arguments of the open call. Those that are no object are an empty one, as in the whole message."""
-        if self._is_object is None and text.strip():
-            self._is_object = text.lstrip(_JSON_SPACE).startswith("{")
-            text = text if self._is_object else "{}"
-        elif not self._is_object:
-            return
-        yield self._delta("input_json_delta", partial_json=text)
 
     def _begin(self, block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield from self._end()
@@ -148,8 +140,44 @@ class MessageAnswer:
         }
 
 
-_JSON_SPACE = " \t\r\n"
 _EMPTY_THINKING = {"type": "thinking", "thinking": "", "signature": ""}
+
+
+@final
+class _Arguments:
+    """The arguments of a call as a client can read them while they come.
+
+    Those that are no object are an empty one. A number that is too large for a double is a text, since clients would read it as
+    infinity; a number is shown once it is complete.
+    """
+
+    def __init__(self) -> None:
+        self._is_object: bool | None = None  # once they begin
+        self._is_quoted = False
+        self._held = ""  # what may be the beginning of a number or of an escape
+
+    def add(self, text: str) -> str:
+        """The text that is certain with the next one."""
+        if self._is_object is None and text.strip():
+            self._is_object = text.lstrip(" \t\r\n").startswith("{")
+            text = text if self._is_object else "{}"
+        elif not self._is_object:
+            return ""
+        text, self._held = self._held + text, ""
+
+        def shown(match: re.Match[str]) -> str:
+            written = match[0]
+            if match.end() == len(text) and written != '"' and (written == "\\" or not self._is_quoted):
+                self._held = written
+                return ""
+            self._is_quoted ^= written == '"'
+            is_number = not self._is_quoted and written[-1].isdigit()
+            return f'"{written}"' if is_number and math.isinf(float(written)) else written
+
+        return _NUMBERS_AND_QUOTES.sub(shown, text)
+
+
+_NUMBERS_AND_QUOTES = re.compile(r'"|\\.?|-?\d+(?:\.\d*)?(?:[eE][-+]?\d*)?|-', re.DOTALL)
 
 
 def _fold(message: dict[str, Any], event: Mapping[str, Any]) -> None:
@@ -178,11 +206,9 @@ def _encoded(event: Mapping[str, Any]) -> bytes:
 def _object(arguments: str) -> dict[str, Any]:
     """The arguments of a call. Of those that were cut off, the part that is complete, as Anthropic's client reads it."""
     try:
-        value = from_json(arguments, allow_partial=True, allow_inf_nan=False)
-        encode(value)  # a number too large for JSON is read as infinite
+        return from_json(arguments, allow_partial=True, allow_inf_nan=False)
     except ValueError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _stop(completion: CompletionOutput) -> dict[str, Any]:

@@ -7,7 +7,16 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, mode
 from pydantic_core import PydanticCustomError
 
 from jinfercept.serve.protocols.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS
-from jinfercept.serve.protocols.schemas import FIRST_ERROR, MAX_STOPS, Body, Extensions, OutputPart, Text, TypeName
+from jinfercept.serve.protocols.schemas import (
+    FIRST_ERROR,
+    MAX_STOPS,
+    Body,
+    Extensions,
+    OutputPart,
+    Text,
+    TypeName,
+    type_of,
+)
 
 _NAME = Annotated[str, Field(min_length=1, max_length=256)]
 _MAX_BLOCKS = 4096
@@ -51,7 +60,7 @@ _TOOLS: Mapping[str, tuple[str, Mapping[str, Any], tuple[str, ...]]] = {
 
 def declared(tool: Any) -> Any:
     """A tool of a body; one of these with its description and schema."""
-    kind = tool.get("type") if isinstance(tool, dict) else None
+    kind = type_of(tool)
     if not isinstance(kind, str) or (name := kind.rpartition("_")[0]) not in _TOOLS:
         return tool
     description, properties, required = _TOOLS[name]
@@ -112,16 +121,16 @@ class ProviderToolBlock(_MarkedPart):
 
 def _as_text(block: Any) -> Any:
     """A block of a body; a document or a search result as the block of text that the model reads, its title first."""
-    kind = block.get("type") if isinstance(block, dict) else None
+    kind = type_of(block)
     if kind not in ("document", "search_result"):
         return block
     source, holder = block.get("source"), block
-    if kind == "document":
-        holder = source if isinstance(source, dict) else {}
-        if (form := holder.get("type")) not in ("text", "content"):
-            message = "document blocks whose source is {form} are not supported: send a source of type text"
-            raise PydanticCustomError("unsupported_source", message, {"form": f"{form}"[:80]})
-    content = holder.get("data" if holder.get("type") == "text" else "content")
+    if isinstance(source, dict):
+        holder = source
+        if (form := source.get("type")) not in ("text", "content"):
+            message = "{kind} blocks whose source is {form} are not supported: send a source of type text"
+            raise PydanticCustomError("unsupported_source", message, {"kind": kind, "form": f"{form}"[:80]})
+    content = next((holder[name] for name in ("data", "text", "content") if name in holder), None)
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     read = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
     texts = [text for text in read if isinstance(text, str)]
@@ -157,7 +166,7 @@ class OtherResultBlock(OutputPart, _MarkedPart):
 
 def _result_kind(block: Any) -> str:
     """Tag of the type of a block in a result."""
-    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    kind = type_of(block)
     if not isinstance(kind, str):
         return ""
     return kind if kind in ("text", "tool_reference") else "other"
@@ -232,7 +241,7 @@ class ProviderTool(_MarkedPart):
 
 def _tool_kind(tool: Any) -> str:
     """Tag of the type of a tool."""
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    kind = type_of(tool)
     return "Other" if isinstance(kind, str) and kind != "custom" else "Input"
 
 

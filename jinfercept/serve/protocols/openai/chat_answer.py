@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, final
 
 from jinfercept import events
@@ -127,7 +128,7 @@ class ChatAnswer:
         if completion.logprobs is not None:
             choice.logprobs = list(zip(completion.token_ids, completion.logprobs, strict=True))
         if self._body.return_token_ids:
-            choice.token_ids = generated_tokens(completion)
+            choice.token_ids = [*compress(completion.token_ids, completion.loss_mask)]  # without results
         shown = self._shown(choice, completion) | training_fields(self._body, completion)
         if self._body.return_routed_experts:
             shown["routed_experts"] = encoded_experts(completion.routed_experts)
@@ -243,14 +244,3 @@ def _add(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
             calls[index]["custom"] |= call["custom"]
         else:
             calls[index]["function"]["arguments"] += call["function"]["arguments"]
-
-
-def generated_tokens(completion: CompletionOutput) -> list[int]:
-    """Token ids of a completion without those of tool results."""
-    generated: list[int] = []
-    start = 0
-    for pause in completion.interceptions:
-        if pause.results:
-            generated += completion.token_ids[start : pause.span[0]]
-            start = pause.span[1]
-    return generated + completion.token_ids[start:]

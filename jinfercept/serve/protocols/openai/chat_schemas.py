@@ -2,12 +2,25 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from jinfercept.serve.protocols.schemas import FIRST_ERROR, Body, OutputPart, SamplingBody, Text, TokenId, Usage
+from jinfercept.serve.protocols.schemas import (
+    FIRST_ERROR,
+    Body,
+    OutputPart,
+    SamplingBody,
+    Text,
+    TokenId,
+    Usage,
+    read_file,
+    type_of,
+)
+from jinfercept.values import json_object
 
 MAX_MESSAGES = 16384
 MAX_TOOLS = 512
@@ -32,10 +45,7 @@ def with_grammar(description: Any, syntax: Any, definition: Any) -> Any:
 
 def custom_input(arguments: str) -> str:
     """The input in the arguments of a call; all that the model wrote if they have none."""
-    try:
-        written = json.loads(arguments)["input"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return arguments
+    written = json_object(arguments).get("input")
     return written if isinstance(written, str) else arguments
 
 
@@ -103,7 +113,7 @@ class ThinkingPart(Body):
         return self.thinking if isinstance(self.thinking, str) else "".join(part.text for part in self.thinking)
 
 
-_Part = Annotated[TextPart | RefusalPart | ThinkingPart, Field(discriminator="type")]
+_Part = Annotated[TextPart | RefusalPart | ThinkingPart, Field(discriminator="type"), BeforeValidator(read_file)]
 
 
 class CalledFunction(Body):
@@ -159,7 +169,9 @@ class Message(Body):
 
 
 def _note(part: Any) -> Any:
-    kind = part.get("type") if isinstance(part, dict) else None
+    with suppress(PydanticCustomError):
+        part = read_file(part)
+    kind = type_of(part)
     if not isinstance(kind, str) or kind in ("text", "refusal", "thinking"):
         return part
     return {"type": "text", "text": OutputPart.model_construct(type=kind[:80], text=part.get("text")).shown()}

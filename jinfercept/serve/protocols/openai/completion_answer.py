@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 from jinfercept.calls import Call
+from jinfercept.chat.tokenizer.decoding import IncrementalDetokenizer
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.events import Called, Event, Finished, Intercepted, Interrupted, Resumed, Token
 from jinfercept.outputs import CompletionOutput, Interrupt, Logprob, RequestOutput
@@ -21,13 +22,23 @@ _CallEvent = Called | Interrupted | Intercepted | Resumed
 
 
 class _StreamedText:
-    """State of one streamed choice: its unreported tokens, and the length of the text so far in characters."""
+    """State of one streamed choice: its unreported tokens, and the complete characters of those that were reported."""
 
-    def __init__(self, index: int, request: Request) -> None:
+    def __init__(self, index: int, request: Request, tokenizer: Tokenizer | None) -> None:
         self.index, self.request = index, request
         self.begun = False
         self.tokens: list[Reported] = []
-        self.offset = 0
+        self._decoder = tokenizer and IncrementalDetokenizer(tokenizer, request.params.skip_special_tokens)
+        self._offset = 0
+
+    def offsets(self) -> list[int]:
+        """Of each unreported token, the characters of the text that are complete before it."""
+        assert self._decoder is not None
+        offsets = list[int]()
+        for token_id, _ in self.tokens:
+            offsets.append(self._offset)
+            self._offset += len(self._decoder.add(token_id))
+        return offsets
 
 
 @final
@@ -58,7 +69,7 @@ class CompletionAnswer:
         details["id"] = name
         self._only_echo = body.max_tokens == 0
         self.usage = UsageCount(requests, details, silent=self._only_echo)
-        self._choices = {request.id: _StreamedText(index, request) for index, request in enumerate(requests)}
+        self._choices = {request.id: _StreamedText(index, request, tokenizer) for index, request in enumerate(requests)}
         self._chunks = ChunkMaker(self._head, self.usage, body.stream_options)
         self._prompt_scores = dict[str, Sequence[Mapping[int, Logprob] | None] | None]()  # by their first requests
         self.tool_calls: ServerToolCalls | None = None
@@ -143,13 +154,13 @@ class CompletionAnswer:
         if end is not None:
             shown["stop_reason"] = end.stop_reason
         if body.logprobs is not None and self._tokenizer is not None and choice.tokens:
-            shown["logprobs"] = completion_logprobs(choice.tokens, body.logprobs, self._tokenizer, choice.offset)
+            offsets = choice.offsets()
+            shown["logprobs"] = completion_logprobs(choice.tokens, offsets, body.logprobs, self._tokenizer)
         if body.return_token_ids:
             shown["token_ids"] = [token_id for token_id, _ in choice.tokens]
             if not choice.begun:
                 shown["prompt_token_ids"] = list(choice.request.prompt_token_ids)
         choice.begun, choice.tokens = True, []
-        choice.offset += len(text)
         return shown
 
 

@@ -4,8 +4,7 @@ import base64
 import io
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, islice
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,7 +67,7 @@ def check_report(
         for field, best in prompt if per_choice or request.leader is None else ():
             entries[field] += num_reported(length, best)
         if request.params.return_routed_experts:
-            entries[EXPERTS_FIELD] += num_entries((length + num_new) * expert_bytes)
+            entries[EXPERTS_FIELD] += (length + num_new) * expert_bytes // _ENTRY_BYTES
     total = entries.total()
     if total > MAX_ENTRIES:
         [(field, _)] = entries.most_common(1)
@@ -92,7 +91,7 @@ def is_small(requests: Sequence[Request], outputs: Iterable[RequestOutput]) -> b
         total += _CHOICE_ENTRIES + num_reported(len(output.prompt_tokens), params.prompt_logprobs)
         total += num_reported(len(completion.token_ids), params.logprobs)
         if completion.routed_experts is not None:
-            total += num_entries(completion.routed_experts.nbytes)
+            total += completion.routed_experts.nbytes // _ENTRY_BYTES
     return total <= SMALL_ENTRIES
 
 
@@ -117,24 +116,22 @@ def chat_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokenizer) ->
     }
 
 
-def completion_logprobs(tokens: Sequence[Reported], top: int, tokenizer: Tokenizer, offset: int = 0) -> dict[str, Lazy]:
+def completion_logprobs(
+    tokens: Sequence[Reported], offsets: Sequence[int], top: int, tokenizer: Tokenizer
+) -> dict[str, Any]:
     """`logprobs` of a completion's choice.
 
     Args:
         tokens: of the text; the first one of a prompt has no log probabilities.
+        offsets: of each token, the characters of the text that are complete before it.
         top: number of most likely tokens to report for each, besides itself.
-        offset: characters of the text before them.
     """
-
-    def texts() -> Iterator[str]:
-        return (tokenizer.token_text(token_id) for token_id, _ in tokens)
-
     return {
-        "text_offset": Lazy(islice(accumulate(map(len, texts()), initial=offset), len(tokens))),
+        "text_offset": offsets,
         "token_logprobs": Lazy(
             None if logprobs is None else _finite(logprobs[token_id].logprob) for token_id, logprobs in tokens
         ),
-        "tokens": Lazy(texts()),
+        "tokens": Lazy(tokenizer.token_text(token_id) for token_id, _ in tokens),
         "top_logprobs": Lazy(
             None
             if logprobs is None
@@ -177,6 +174,7 @@ def _finite(logprob: float) -> float:
 
 EXPERTS_FIELD = "return_routed_experts"
 _ENTRY_BYTES = 64
+"""Bytes of experts that take as long an answer as an entry of log probabilities."""
 
 
 def check_experts(has_experts: bool, returns_experts: bool, stream: bool | None) -> None:
@@ -195,11 +193,6 @@ def check_experts(has_experts: bool, returns_experts: bool, stream: bool | None)
         )
     if stream:
         raise ApiError.bad("return_routed_experts cannot be streamed; fix: stream false", EXPERTS_FIELD)
-
-
-def num_entries(num_bytes: int) -> int:
-    """The entries of log probabilities that take as long an answer as the experts of so many bytes."""
-    return num_bytes // _ENTRY_BYTES
 
 
 def encoded_experts(experts: Any) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.openai.chat_schemas import RefusalPart
 from jinfercept.serve.protocols.openai.response_schemas import (
     MAX_ITEMS,
     AdditionalToolsItem,
@@ -16,7 +17,6 @@ from jinfercept.serve.protocols.openai.response_schemas import (
     FunctionCallItem,
     InputItem,
     ItemReference,
-    ItemRefusalPart,
     LocalShellCallItem,
     McpCallItem,
     MessageItem,
@@ -143,7 +143,7 @@ def _converted(item: InputItem) -> Item:
             if isinstance(item.content, str):
                 parts = [item.content]
             else:
-                parts = [p.refusal if isinstance(p, ItemRefusalPart) else p.text for p in item.content]
+                parts = [p.refusal if isinstance(p, RefusalPart) else p.text for p in item.content]
             fields = {"role": item.role, "content": [_text(part, item.role) for part in parts]}
         case FunctionCallItem() | CustomToolCallItem() | LocalShellCallItem() | ToolSearchCallItem():
             fields = _call_fields(item)

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from jinfercept.serve.protocols.openai.chat_schemas import RefusalPart, TextPart
 from jinfercept.serve.protocols.openai.response_tools import (
     MAX_TOOLS,
     InputTool,
@@ -21,6 +22,7 @@ from jinfercept.serve.protocols.schemas import (
     Text,
     TypeName,
     read_file,
+    type_of,
 )
 
 MAX_ITEMS = 4096
@@ -32,21 +34,7 @@ _ID = Annotated[str, Field(min_length=1, max_length=256)]
 _Status = Literal["in_progress", "completed", "incomplete"] | None
 
 
-class ItemTextPart(Body):
-    """A text part; other kinds of parts are refused."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: Text
-
-
-class ItemRefusalPart(Body):
-    """A refusal of the model."""
-
-    type: Literal["refusal"]
-    refusal: Text
-
-
-_Part = Annotated[ItemTextPart | ItemRefusalPart, BeforeValidator(read_file)]
+_Part = Annotated[TextPart | RefusalPart, BeforeValidator(read_file)]
 _Tools = Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
 _Output = Text | Annotated[list[Annotated[OutputPart, BeforeValidator(read_file)]], Field(max_length=4096), FIRST_ERROR]
 
@@ -207,7 +195,7 @@ def _kind(item: Any) -> str:
     """Tag of an item's type; without a type it is a message."""
     if not isinstance(item, dict | Body):
         return ""
-    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    kind = type_of(item)
     if kind in ("tool_search_call", "tool_search_output") and not is_of_client(item):
         return "Other"
     return _KINDS.get("message" if kind is None else kind, "Other") if isinstance(kind, str | None) else ""

@@ -24,7 +24,8 @@ from jinfercept.serve.protocols.openai.chat_schemas import (
     custom_input,
     with_grammar,
 )
-from jinfercept.serve.protocols.schemas import FIRST_ERROR, Body, Text, TypeName
+from jinfercept.serve.protocols.schemas import FIRST_ERROR, Body, Text, TypeName, type_of
+from jinfercept.values import json_object
 
 MAX_TOOLS = 512
 """Maximum tools of a body, those in namespaces included."""
@@ -82,7 +83,7 @@ class OtherTool(Body):
 
 def _kind(tool: Any) -> str:
     """Tag of a tool's type."""
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    kind = type_of(tool)
     if kind == "tool_search" and not is_of_client(tool):
         return "Other"
     return _KINDS.get(kind, "Other") if isinstance(kind, str) else ""
@@ -313,7 +314,7 @@ def client_call_value(kind: str, arguments: str) -> Any:
         case "local_shell_call":
             return _action(arguments)
         case "tool_search_call":
-            return _object(arguments)
+            return json_object(arguments)
         case _:
             return arguments
 
@@ -359,7 +360,7 @@ def _declaration(client_tool: _ClientTool, kind: type[ToolDeclaration] = ToolDec
 
 def _action(arguments: str) -> dict[str, Any]:
     """The action of a call of the local shell. A command that is no list of texts is empty, which no client runs."""
-    fields = _object(arguments)
+    fields = json_object(arguments)
     command = fields.get("command")
     if isinstance(command, str):
         command = ["bash", "-lc", command]
@@ -373,15 +374,6 @@ def _action(arguments: str) -> dict[str, Any]:
         "working_directory": directory if isinstance(directory, str) else None,
         "user": None,
     }
-
-
-def _object(arguments: str) -> dict[str, Any]:
-    """Arguments as an object; {} if they are none."""
-    try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
 
 
 def _json(value: Any) -> str:
