@@ -276,7 +276,8 @@ def predicted_table(
     device: str, parts: Mapping[str, Sequence[Mapping[str, Any]]], predicted: Predictions | None
 ) -> list[str]:
     """Lines of Markdown: every step of greedy rows that was measured, and its prediction if there is one."""
-    rows = [row for name in STEP_PARTS for row in parts.get(name, ()) if row["sampling"] == "greedy"]
+    steps = [row for name in STEP_PARTS for row in parts.get(name, ()) if row["step"] in ("decode", "mixed")]
+    rows = [row for row in steps if row["sampling"] == "greedy"]
     if not rows:
         return []
     gpus = {key[0] for key in predicted.steps} if predicted else set()

@@ -1,7 +1,6 @@
 """`jinfercept simulate`: one run, or all combinations of rates, policies, orders and seeds side by side. Imports no JAX.
 
-Refuses wrong options before anything runs; ends with one table and, where asked for, JSON, a picture
-and the decisions of one run.
+Refuses wrong options before anything runs; ends with one table and, where asked for, JSON and the decisions of one run.
 """
 
 import json
@@ -15,8 +14,17 @@ from typing import Annotated, Literal
 from rich.console import Console
 from tyro import conf
 
-from jinfercept.cli.options import Maybe, Several, option_flags
-from jinfercept.cli.simulation_table import LEGEND, SESSION_LEGEND, curves, exit_status, table
+from jinfercept.cli.options import Maybe, Several, Switch, option_flags
+from jinfercept.cli.simulation_table import (
+    CAPACITY_LEGEND,
+    LEGEND,
+    SESSION_LEGEND,
+    capacity_ranking,
+    capacity_table,
+    delay_rankings,
+    exit_status,
+    table,
+)
 from jinfercept.config import CacheOptions, EngineOptions, SchedulingOptions
 from jinfercept.engine.meter.counts import LIMITS, LatencyLimits
 from jinfercept.engine.meter.engine_stats import EngineStats
@@ -31,13 +39,13 @@ from jinfercept.sched.policies import SETTINGS, PolicyInputs, check_choice
 from jinfercept.sim.agent_sessions import ScriptedSession, fitting
 from jinfercept.sim.arrivals import Arrival, arrivals
 from jinfercept.sim.own_workload import OwnWorkload
-from jinfercept.sim.plots import check_drawing, draw_latencies
 from jinfercept.sim.reports import check_outputs, write_files, write_json
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import BOUNDS, SIMULATED_ESTIMATORS, Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun, sweep
 from jinfercept.sim.tables import check_least, listed, numbers, show
 from jinfercept.sim.trace_files import load_sessions, trace_form
+from jinfercept.sim.within_limits import AGENT_LIMITS, most_within_limits, search_report
 from jinfercept.sim.workload import Script, from_trace, load_trace
 from jinfercept.sim.workload import draw as draw_script
 
@@ -63,6 +71,9 @@ class Simulate:
     """mixed, math, qa, ve, chat, image or tts; or your own as path.py:Class"""
     live: Several = ()
     """sessions of agents at a time: one that ends is replaced by the next; instead of --rate"""
+    agents_within_limits: Switch = False
+    """search, for each policy and order, the most sessions at a time of which 95 % of the turns keep the limits; of sessions of
+    agents that begin with any of their turns; instead of --live and --rate"""
     profile: str = "paper-gptj-6b-a100"
     """a named profile, or a JSON file"""
     policy: Annotated[
@@ -92,8 +103,8 @@ class Simulate:
     """variation of gaps; 1 is Poisson"""
     duration: float = 1200.0
     """seconds of arrivals, and as many after them to finish; with --live the run's"""
-    warm_up: float = 0.0
-    """what arrives in these first seconds is in no latency"""
+    warm_up: Maybe[float] = None
+    """what arrives in these first seconds is in no latency (default: 0; with --agents-within-limits a quarter of --duration)"""
     kv_tokens: Maybe[int] = None
     """device pool (default: 53000, or the longest request if that is longer)"""
     host_tokens: int = 300_000
@@ -107,14 +118,13 @@ class Simulate:
     Sessions with longer ones are left out"""
     first_token_limit: float = LIMITS.first_token_s
     """of goodput: most seconds to a request's first token"""
-    per_token_limit: float = LIMITS.per_token_s
-    """of goodput: most seconds per token after it, without the time of calls"""
+    per_token_limit: Maybe[float] = None
+    """of goodput: most seconds per token after it, without the time of calls (default: 0.05; for agents within limits
+    1/30)"""
     jobs: int = num_processors()
     """processes at a time"""
     json: Maybe[str] = None
     """write the reports to this file"""
-    plot: Maybe[str] = None
-    """draw latency against rate into this file"""
     decisions: Maybe[str] = None
     """write every decision to this file, a JSON line each; of one run"""
     options: Annotated[EngineOptions, option_flags("page_size", "chunked_prefill", "preemption")]
@@ -130,6 +140,8 @@ class Simulate:
         """
         self._check()
         simulations = [self._simulation(policy, order) for policy in self._policies for order in self._orders(policy)]
+        if self.agents_within_limits:
+            return self._search(simulations)
         runs = [SweepRun(simulation, load) for load in self._loads() for simulation in simulations]
         if len(runs) > 1 and self.decisions is not None:
             raise ConfigError(
@@ -142,16 +154,52 @@ class Simulate:
 
         reports = sweep(runs, self.jobs, Console(stderr=True), watch=watch if self.decisions is not None else None)
         show(table(reports))
+        for line in delay_rankings(reports):
+            print(line)
         print(SESSION_LEGEND if self._plays_sessions else LEGEND, file=sys.stderr)
-        title = f"{self._name}, {runs[0].simulation.profile.name}"
         write_files(
             {
                 self.json: lambda path: write_json(path, reports),
-                self.plot: lambda path: draw_latencies(path, title, curves(reports)),
                 self.decisions: lambda path: _write_decisions(path, stats),
             }
         )
         return exit_status(reports)
+
+    def _search(self, simulations: Sequence[Simulation]) -> int:
+        """Print the agents within limits of each policy and order; returns as `run`."""
+        assert self.trace is not None
+        sessions, seeds, console = self._fitting(self.trace), self._seeds, Console(stderr=True)
+
+        def run(trial: tuple[int, int], live: int) -> SweepRun:
+            number, seed = trial
+            load = SessionLoad(sessions, seed, live, duration_s=self.duration, midway=True)
+            return SweepRun(simulations[number], SimulatedLoad(self._name, 0.0, seed, load))
+
+        trials = [(number, seed) for number in range(len(simulations)) for seed in seeds]
+        try:
+            tried = most_within_limits(trials, run, lambda runs: sweep(runs, self.jobs, console))
+        except KeyboardInterrupt:
+            return 130
+        answers = [
+            {
+                "policy": simulation.policy_name,
+                "order": simulation.order_name,
+                "estimator": simulation.estimator_name,
+                "profile": simulation.profile.name,
+                "workload": self._name,
+                "kv_tokens": simulation.kv_tokens,
+                "host_tokens": simulation.host_tokens,
+                "limits": simulation.limits._asdict(),
+                **search_report({seed: tried[number, seed] for seed in seeds}),
+            }
+            for number, simulation in enumerate(simulations)
+        ]
+        show(capacity_table(answers))
+        for line in capacity_ranking(answers):
+            print(line)
+        print(CAPACITY_LEGEND, file=sys.stderr)
+        write_files({self.json: lambda path: write_json(path, answers)})
+        return 0
 
     @property
     def _policies(self) -> list[str]:
@@ -181,37 +229,59 @@ class Simulate:
         for flag, least in (
             ("--host-tokens", self.host_tokens),
             ("--disk-tokens", self.disk_tokens),
-            ("--warm-up", self.warm_up),
+            ("--warm-up", self.warm_up or 0),
             ("--first-token-limit", self.first_token_limit),
-            ("--per-token-limit", self.per_token_limit),
+            ("--per-token-limit", self.per_token_limit or 0),
         ):
             check_least(flag, least, 0)
         check_policies(self._policies)
         for order in listed(self.order):
             check_order_choice(order)
-        check_outputs((("--json", self.json), ("--plot", self.plot), ("--decisions", self.decisions)))
-        if self.plot is not None:
-            check_drawing(self.plot)
+        check_outputs((("--json", self.json), ("--decisions", self.decisions)))
         if self.live and not self._plays_sessions:
             raise ConfigError("--live needs a trace of sessions", got="no such trace", fix="name one with --trace")
         if self.live and self.rate:
             raise ConfigError("--live and --rate cannot be combined", got="both", fix="leave out one of them")
+        if self.agents_within_limits and not self._plays_sessions:
+            got, fix = self.trace or f"--workload {self.workload}", "--trace agents, or a file of sessions"
+            raise ConfigError("--agents-within-limits needs a trace of sessions", got=got, fix=fix)
+        if self.agents_within_limits and self._warm_up_s >= self.duration:
+            got = f"--warm-up {self._warm_up_s:g}, --duration {self.duration:g}"
+            raise ConfigError("no turn would count", got=got, fix="a --warm-up below --duration")
+        for flag, given in (
+            ("--live", self.live),
+            ("--rate", self.rate),
+            ("--decisions", self.decisions),
+        ):
+            if self.agents_within_limits and given:
+                fix = f"leave out {flag}; --json writes all that was tried"
+                raise ConfigError(f"--agents-within-limits and {flag} cannot be combined", got="both", fix=fix)
 
     def _loads(self) -> Sequence[SimulatedLoad[Sequence[Arrival] | SessionLoad]]:
-        seeds = numbers("--seed", self.seed or ("0",), int)
         rates = numbers("--rate", self.rate or ("3.5",), float)
         if not self._plays_sessions:
             source = drawer(self.trace, self.workload, self._longest)
             return [
-                load(self._name, source, rate, self.duration, seed, self.burstiness) for rate in rates for seed in seeds
+                load(self._name, source, rate, self.duration, seed, self.burstiness)
+                for rate in rates
+                for seed in self._seeds
             ]
         assert self.trace is not None
-        sessions = load_sessions(self.trace)
+        live = numbers("--live", self.live, int)
+        return session_loads(self._name, self._fitting(self.trace), live, rates, self._seeds, self.duration)
+
+    @property
+    def _seeds(self) -> list[int]:
+        return numbers("--seed", self.seed or ("0",), int)
+
+    def _fitting(self, trace: str) -> list[ScriptedSession]:
+        """The sessions of a trace whose contexts fit; prints how many do not."""
+        sessions = load_sessions(trace)
         fit = fitting(sessions, self._longest)
         if len(fit) < len(sessions):
             note = f"note: {len(sessions) - len(fit)} of {len(sessions)} sessions do not fit in {self._longest} tokens"
             print(note, file=sys.stderr)
-        return session_loads(self._name, fit, numbers("--live", self.live, int), rates, seeds, self.duration)
+        return fit
 
     @property
     def _plays_sessions(self) -> bool:
@@ -249,15 +319,27 @@ class Simulate:
             max_num_seqs=self.max_num_seqs,
             max_model_len=self._longest,
             prefix_caching=self._plays_sessions,
-            drain_s=0.0 if self.live else None,
-            warm_up_s=self.warm_up,
+            drain_s=0.0 if self.live or self.agents_within_limits else None,
+            warm_up_s=self._warm_up_s,
             page_size=self._page_size,
             chunked_prefill=self.options.get("chunked_prefill"),
             preemption=self.options.get("preemption", "policy"),
             order=order,
             overload=self.overload,
-            limits=LatencyLimits(self.first_token_limit, self.per_token_limit),
+            limits=LatencyLimits(self.first_token_limit, self._per_token_s),
         )
+
+    @property
+    def _warm_up_s(self) -> float:
+        if self.warm_up is not None:
+            return self.warm_up
+        return self.duration / 4 if self.agents_within_limits else 0.0
+
+    @property
+    def _per_token_s(self) -> float:
+        if self.per_token_limit is not None:
+            return self.per_token_limit
+        return (AGENT_LIMITS if self.agents_within_limits else LIMITS).per_token_s
 
 
 def _write_decisions(path: str, stats: Sequence[EngineStats]) -> None:

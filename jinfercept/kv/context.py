@@ -167,7 +167,6 @@ class Context:
 
     __slots__ = (
         "_extents",
-        "_own_evictable",
         "_runs",
         "held",
         "last",
@@ -216,7 +215,6 @@ class Context:
     def forget_runs(self) -> None:
         """Find the runs anew: what they show of an extent has changed."""
         self._runs: list[PageRun] | None = None
-        self._own_evictable: list[PageRun] | None = None
 
     @property
     def num_pages(self) -> int:
@@ -274,15 +272,6 @@ class Context:
         runs = self._runs
         if runs is None:
             runs = self._runs = self._alike(0, self.num_pages)
-        return runs
-
-    @property
-    def own_evictable(self) -> list[PageRun]:
-        """The runs on the device that can be freed, that no other context has and that no plan copies; not to be changed."""
-        runs = self._own_evictable
-        if runs is None:
-            runs = [run for run in self.runs() if run.evictable and not (run.shared or run.in_flight)]
-            self._own_evictable = runs
         return runs
 
     def _alike(self, first: int, last: int) -> list[PageRun]:

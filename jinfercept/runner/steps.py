@@ -31,6 +31,9 @@ from jinfercept.runner.pools import joined, pool_shapes
 from jinfercept.runner.sampler import add_sampler, slots_bytes
 from jinfercept.runner.shape import RunnerShape, in_second_pool, pool_windows
 
+STACKED = ("attn_norm", "ffn_norm", "attn_post_norm", "ffn_post_norm")
+"""Scales of norms that XLA computes. A kernel that reads a vector, as those of quantised weights do, needs it as an array."""
+
 
 def add_steps(run: Executables, model: ServedModel, shape: RunnerShape, attention: str, params: Params) -> None:
     """Add every executable that a plan's chunks can need, for arrays or for their shapes.
@@ -80,23 +83,16 @@ def add_steps(run: Executables, model: ServedModel, shape: RunnerShape, attentio
 
 
 def call_weights(layers: Sequence[Weights]) -> tuple[Weights, tuple[Weights, ...]]:
-    """The weights of a group of layers as its executable takes them: the scales of norms, and all other vectors that devices do
-    not cut, as one array `[L, ...]` for each name, and the others layer by layer. Every array of a call costs the host.
+    """The weights of a group of layers as its call takes them: those of `STACKED` as one array `[L, E]` for each name, and
+    all others layer by layer, since every array of a call costs the host.
 
     Args:
         layers: arrays or shapes with shardings.
     """
-    first, *others = layers
-    stacks = {
-        name: _stacked([layer[name] for layer in layers])
-        for name, weight in first.items()
-        if _is_whole_vector(weight) and all(name in layer for layer in others)
-    }
+    is_dense = all(isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) for layer in layers for leaf in layer.values())
+    names = [name for name in STACKED if is_dense and all(name in layer for layer in layers)]
+    stacks = {name: _stacked([layer[name] for layer in layers]) for name in names}
     return stacks, tuple({name: layer[name] for name in layer if name not in stacks} for layer in layers)
-
-
-def _is_whole_vector(weight: Any) -> bool:
-    return getattr(weight, "ndim", 0) == 1 and weight.sharding.is_fully_replicated
 
 
 def _stacked(vectors: Sequence[Any]) -> Any:

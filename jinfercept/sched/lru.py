@@ -1,6 +1,7 @@
 """The policy of engines with a prefix cache: keep every paused context, and evict the one paused longest."""
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import final
 
 from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy, longest_paused
@@ -11,11 +12,15 @@ from jinfercept.sched.sequence import Sequence, State
 class WriteThrough:
     """Copies every full page and every paused context to the host, as the link allows.
 
+    Args:
+        looks: running sequences whose pages a plan copies, in turn; None: all of them.
+
     Attributes:
-        running: sequences that run, by id; one that has ended leaves at the next plan.
+        running: sequences that run, by id; one that has ended leaves when it is its turn.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, looks: int | None = None) -> None:
+        self._looks = looks
         self._dirty: dict[str, Sequence] = {}  # paused, longest paused first
         self.running: dict[str, Sequence] = {}
         self._written: dict[str, int] = {}  # leading pages of a running sequence that need no copy any more
@@ -37,10 +42,11 @@ class WriteThrough:
             if not all(mover.copy(sequence, "write-through", run.pages) for run in runs):
                 return  # the link or the host is full
             del self._dirty[sequence.id]
-        for sequence in list(self.running.values()):
+        for sequence in list(islice(self.running.values(), self._looks)):
             if sequence.state is not State.RUNNING:
                 self._leave(sequence)
                 continue
+            self.running[sequence.id] = self.running.pop(sequence.id)  # the others are next
             pages = range(self._written.get(sequence.id, 0), sequence.context.num_pages - 1)
             if pages:
                 mover.copy(sequence, "write-through", pages)  # the last ones may not be full yet
@@ -59,10 +65,11 @@ class LeastRecentlyUsed(Policy):
     Args:
         writes_through: copy every full page and every paused context to the host as the link allows, so that most evictions
             cost a copy back instead of a recomputation (hierarchical caches, offloading connectors).
+        looks: see `WriteThrough`.
     """
 
-    def __init__(self, writes_through: bool) -> None:
-        self._write_through = WriteThrough() if writes_through else None
+    def __init__(self, writes_through: bool, looks: int | None = None) -> None:
+        self._write_through = WriteThrough(looks) if writes_through else None
         self._resident: dict[str, Sequence] = {}  # paused, perhaps with pages on the device; longest paused first
         self._hosted: dict[str, Sequence] = {}  # paused, longest paused first
 

@@ -23,13 +23,7 @@ class Order(Protocol):
     running sequence that lacks more than one token; for a waiting one when it begins to wait, and then again for
     `ranking.REFRESHED` waiting sequences per plan, in turn, so that a plan costs the same
     whether ten or ten thousand wait: it may depend on time, but slowly.
-
-    Attributes:
-        in_seconds: keys are seconds of the scheduler's clock: a sequence starts about as much later than another one as its key
-            is larger. Policies then know when the pages of waiting sequences are needed (`Sequence.delay_s`). Constant.
     """
-
-    in_seconds: bool = False
 
     @abstractmethod
     def key(self, sequence: Sequence, now: float) -> float:

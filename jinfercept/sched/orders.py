@@ -51,8 +51,6 @@ class MissingWork(Order):
         inputs: prices, and the tokens of a full step.
     """
 
-    in_seconds = True
-
     def __init__(self, inputs: PolicyInputs) -> None:
         self._cost, self._price = inputs.cost, PositionPrice(inputs.cost, inputs.saturation)
 

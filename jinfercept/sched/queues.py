@@ -58,12 +58,6 @@ class Ranking:
         key = -math.inf if is_overdue else self.order.key(sequence, now)
         return Rank(sequence.priority, key, sequence.order)
 
-    @staticmethod
-    def delay_s(sequence: Sequence, first: Sequence) -> float:
-        """Seconds by which a waiting sequence is expected to start later than the first one, where keys are seconds."""
-        key, first_key = sequence.rank[1], first.rank[1]
-        return max(0.0, key - first_key) if math.isfinite(first_key) and math.isfinite(key) else 0.0
-
 
 _PRIORITY = 1 << 40
 """Distance in `Sequence.order` between two priorities: more than all sequences that ever arrive."""
@@ -179,8 +173,6 @@ class Queues:
         if self._ranking is not None and self.waiting:
             for sequence in self._ranking.due(self.waiting):
                 self._rerank(sequence, self._ranking.rank(sequence, now))
-                if self._ranking.order.in_seconds:
-                    sequence.delay_s = self._ranking.delay_s(sequence, self.waiting[0])
 
     def rank_of(self, sequence: Sequence, now: float) -> Rank:
         """The rank of a running sequence among those that wait."""
@@ -205,7 +197,6 @@ class Queues:
     def _queue(self, sequence: Sequence) -> None:
         if self._ranking is not None:
             sequence.rank = self._ranking.begin(sequence)
-        sequence.delay_s = 0.0
         insort(self.waiting, sequence, key=self._place)
         insort(self._tenant_queue(sequence).waiting, sequence, key=self._place)
         self._enter(sequence, State.WAITING)

@@ -140,9 +140,7 @@ class Sequence:
     not returned.
 
     Its place in the queues, written by `Queues` and its `Ranking`, as `state` is: `order` by arrival, where smaller is served
-    first and 0 has been in no queue yet. `rank` is in the waiting queue under an `Order`: a `ranking.Rank`. `delay_s` are the
-    seconds by which it is expected to start later than the first of those that wait, where the order's keys are `in_seconds`,
-    as of the last rank; else 0.
+    first and 0 has been in no queue yet. `rank` is in the waiting queue under an `Order`: a `queues.Rank`.
 
     The parts: `context` has the pages (`KVManager`), `row` is the runner's, `usage` counts, `drafting` has the drafts of its
     next tokens (`Speculation`).
@@ -191,7 +189,6 @@ class Sequence:
     door_s: float = field(init=False, default=0.0)
     order: int = field(init=False, default=0)
     rank: tuple[int, float, int] = field(init=False, default=(0, 0.0, 0))
-    delay_s: float = field(init=False, default=0.0)
     paused_s: float = field(init=False, default=0.0)
     calls: tuple[PendingCall, ...] = field(init=False, default=())
     awaited: tuple[PendingCall, ...] = field(init=False, default=())

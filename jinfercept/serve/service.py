@@ -45,7 +45,7 @@ from jinfercept.tools.inbox import Inbox
 if TYPE_CHECKING:
     from jinfercept.serve.observe.traces import Tracing
 
-log = logging.getLogger("jinfercept.server")
+log = logging.getLogger("jinfercept.serve")
 
 _IDLE_S = 1.0
 """Seconds without requests after which freed memory is returned to the system."""

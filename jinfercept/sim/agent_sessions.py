@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 from jinfercept.errors import ConfigError
 from jinfercept.sim.workload import MOST_TOKENS
 
+TOOL = "tool"
+"""Name of a tool that a trace does not name."""
+
 
 class ScriptedTurn(NamedTuple):
     """A request of a session.
@@ -22,6 +25,7 @@ class ScriptedTurn(NamedTuple):
             far as they are part of this prompt; below `prompt`. Far fewer than that prompt had: the history was compacted.
         pause_s: seconds from the end of the last answer until this turn is submitted.
         calls: the answer ends in a call of a tool that the client runs, so that the next pause is the tool's; else a person's.
+        tool: name of that tool.
     """
 
     prompt: int
@@ -29,6 +33,7 @@ class ScriptedTurn(NamedTuple):
     kept: int
     pause_s: float
     calls: bool
+    tool: str = TOOL
 
 
 class SubAgent(NamedTuple):
@@ -128,9 +133,7 @@ def scaled_sessions(sessions: Sequence[ScriptedSession], tokens: float, seconds:
 def _session(entry: Mapping[str, Any], where: str) -> ScriptedSession:
     calls = entry.get("calls")
     if not isinstance(entry.get("id"), str) or not isinstance(calls, list) or not calls:
-        fix = (
-            'write {"id": text, "tools": tokens, "system": tokens, "calls": [[in, out, kept, think_s, api_s, stop], …]}'
-        )
+        fix = 'write {"id": text, "tools": tokens, "system": tokens, "calls": [[in, out, kept, think_s, api_s, stop, tool], …]}'
         raise ConfigError(f"{where}: this is not a session", got=reprlib.repr(entry), fix=fix)
     turns = list[ScriptedTurn]()
     for number, call in enumerate(calls, 1):
@@ -140,15 +143,16 @@ def _session(entry: Mapping[str, Any], where: str) -> ScriptedSession:
 
 
 def _turn(call: object, last: ScriptedTurn | None, where: str) -> ScriptedTurn:
-    if not isinstance(call, list) or len(call) != 6:
-        fix = "write [in, out, kept, think_s, api_s, stop]"
+    if not isinstance(call, list) or len(call) not in (6, 7) or not isinstance(call[-1], str):
+        fix = "write [in, out, kept, think_s, api_s, stop], and the name of the tool if it is known"
         raise ConfigError(f"{where}: this is not a call of a model", got=reprlib.repr(call), fix=fix)
     prompt, decode, kept = (
         int(checked_number(value, name, where)) for value, name in zip(call, ("in", "out", "kept"), strict=False)
     )
     pause_s = checked_number(call[3], "think_s", where)
     kept = kept_tokens(last, prompt, kept) if last is not None else 0
-    return ScriptedTurn(max(1, prompt), max(1, decode), kept, pause_s, call[5] != "end_turn")
+    tool = call[6] if len(call) == 7 else TOOL
+    return ScriptedTurn(max(1, prompt), max(1, decode), kept, pause_s, call[5] != "end_turn", tool or TOOL)
 
 
 def kept_tokens(last: ScriptedTurn, prompt: int, common: int, block: int = BLOCK_TOKENS) -> int:

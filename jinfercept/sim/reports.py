@@ -5,10 +5,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from jinfercept.errors import ConfigError
+
+T95 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""Student's t for 95 %, by degrees of freedom; then 2."""
 
 
 class Range(NamedTuple):
@@ -17,6 +20,43 @@ class Range(NamedTuple):
     mean: float
     low: float
     high: float
+
+
+def paired_ratio(pairs: Sequence[tuple[float, float]]) -> Range | None:
+    """The ratio of the sums of pairs, and the 95 % interval of the pairs' ratios, by Student's t of their logarithms.
+
+    Returns:
+        None if fewer than two pairs have numbers above 0, from which no interval can be made.
+    """
+    logs = [math.log(own / other) for own, other in pairs if own > 0 and other > 0]
+    if len(logs) < 2:
+        return None
+    t = T95[len(logs) - 1] if len(logs) <= len(T95) else 2.0
+    half = t * stdev(logs) / math.sqrt(len(logs))
+    whole = sum(own for own, _ in pairs) / sum(other for _, other in pairs)
+    return Range(whole, math.exp(fmean(logs) - half), math.exp(fmean(logs) + half))
+
+
+def ranking[S](values: Mapping[str, Mapping[S, float]], *, larger: bool = False) -> list[str]:
+    """Contenders from the best on, a line for each: its mean over seeds, and its ratio to the best one's, seed by seed.
+
+    Args:
+        values: a number for each seed, by contender.
+        larger: the larger number is the better one.
+    """
+    means = {name: fmean(by_seed.values()) for name, by_seed in values.items()}
+    best, *others = sorted(means, key=means.__getitem__, reverse=larger)
+    lines = [f"{best}: {means[best]:.3g}"]
+    for name in others:
+        seeds = values[name].keys() & values[best].keys()
+        ratio = paired_ratio([(values[name][seed], values[best][seed]) for seed in seeds])
+        if ratio is None:
+            how = "too few seeds to say whether they differ" if len(seeds) < 2 else "no ratio: some are 0"
+        else:
+            how = f"{ratio.mean:.2f} × ({ratio.low:.2f}–{ratio.high:.2f})"
+            how += ", not to be told apart" if ratio.low <= 1.0 <= ratio.high else ""
+        lines.append(f"{name}: {means[name]:.3g}, {how}")
+    return lines
 
 
 def latency_ms(report: Mapping[str, Any]) -> float | None:

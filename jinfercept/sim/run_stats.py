@@ -8,6 +8,7 @@ seconds of all steps, and `slowness` their ratio for each bucket: they say how f
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any, final
 
 from jinfercept.engine.meter.counts import LatencyLimits
@@ -22,6 +23,9 @@ from jinfercept.sim.session_clients import SessionClients, TurnRecord
 
 Report = dict[str, Any]
 """The numbers of a run, as JSON values."""
+
+LONG_WAIT_S = 900.0
+"""Seconds that no turn should wait for its first token, whatever its context."""
 
 
 @final
@@ -136,9 +140,10 @@ class RunStats:
         warm_up_s: float = 0.0,
     ) -> Report:
         """The report of a run of sessions, in which every turn is a request. A turn without a first token at the end counts
-        with its time until then, and so does an unfinished turn in the delay of its session. A turn delay has no time at the
-        door, but for `turn_delay_with_door_s`, where it counts like any other; `door_s` is that of sessions. The delay of a
-        session and its goodput have it.
+        with its time until then, and so does an unfinished turn in the delay of its session. `within_limits_share` leaves out
+        the unfinished turns that are within the limits so far. A turn delay has no time at the door, but for
+        `turn_delay_with_door_s`, where it counts like any other; `door_s` is that of sessions. The delay of a session and its
+        goodput have it.
 
         Args:
             lasted: the run's length.
@@ -148,20 +153,26 @@ class RunStats:
         records = [record for record in clients.records if record.submitted_s >= warm_up_s]
         served = [record for record in records if record.finished]
         alive_s = sum(record.finished_s - record.submitted_s for record in clients.records)
-        sessions = defaultdict[int, float](float)
+        sessions, delays = defaultdict[int, float](float), defaultdict[int, list[float]](list)
         for record in records:
             sessions[record.session] += record.finished_s - record.submitted_s
+            delays[record.session].append(record.delay_s)
         per_token = [1e3 * (record.finished_s - record.submitted_s) / max(1, record.generated) for record in served]
         seconds = max(0.0, lasted.seconds - warm_up_s)
         num_good = sum(self._keeps_limits(record) for record in served)
+        num_decided = sum(record.finished or not self._keeps_limits(record) for record in records)
         return {
             "step_tokens": self._largest_step,
             "requests": len(records),
             "turn_delay_s": _summary(record.delay_s for record in records),
-            "longest_wait_s": max((record.delay_s for record in records), default=None),
             "door_s": _summary(record.door_s for record in records if not record.turn),
             "turn_delay_with_door_s": _summary(record.delay_s + record.door_s for record in records),
             "turn_delay_after_person_s": _summary(record.delay_s for record in records if record.person),
+            "turn_delay_of_sessions_s": fmean(map(fmean, delays.values())) if delays else None,
+            "longest_wait_s": max((record.delay_s for record in records), default=None),
+            "long_waits": sum(record.delay_s > LONG_WAIT_S for record in records),
+            "unserved_share": sum(record.first_token_s is None for record in records) / (len(records) or 1),
+            "within_limits_share": num_good / num_decided if num_decided else None,
             "session_delay_s": _summary(sessions.values()),
             "sessions": clients.begun,
             "finished_sessions": clients.ended_sessions,

@@ -28,9 +28,6 @@ Writer = Callable[[int, int, int], tuple[int, ...]]
 FIRST_SESSIONS_S = 120.0
 """Seconds in which the first of a number of live sessions begin, unless a load says otherwise."""
 
-TOOL = "tool"
-"""Name of all tools of a trace that has no names."""
-
 NEVER_S = 1e9
 """Seconds after which, to an oracle, a client returns that never does."""
 
@@ -62,6 +59,8 @@ class SessionLoad:
         duration_s: seconds in which sessions begin.
         named: turns carry the name of their session, as some clients send it.
         ramp_s: seconds in which the first `live` sessions begin.
+        midway: the first `live` sessions begin with any of their turns, whose whole prompt is then new, so that a short run
+            has contexts as long as those of an hour. Runs of more live sessions begin with those of fewer, and others.
     """
 
     sessions: Sequence[ScriptedSession]
@@ -71,6 +70,7 @@ class SessionLoad:
     duration_s: float = 1200.0
     named: bool = False
     ramp_s: float = FIRST_SESSIONS_S
+    midway: bool = False
 
     def __len__(self) -> int:
         return self.live or round(self.rate * self.duration_s)
@@ -132,6 +132,7 @@ class _Live:
     number: int
     script: ScriptedSession
     root: int
+    first: int = 0  # the turn with which it begins
     turn: int = 0
     tokens: array[int] = field(default_factory=lambda: array("i"))
 
@@ -157,6 +158,7 @@ class SessionClients:
         self.started_s = started_s
         self._load, self._write, self._known_durations = load, write, known_durations
         self._rng = Random(load.seed)
+        self._draws = Random(f"sessions {load.seed}") if load.midway else self._rng
         self._bag: list[ScriptedSession] = []
         self._due: list[tuple[float, int, _Live]] = []
         self._sent: dict[str, tuple[float, _Live]] = {}
@@ -204,12 +206,12 @@ class SessionClients:
                 finished,
                 script.prompt,
                 output.outputs[0].num_generated,
-                script.prompt - (script.kept if live.turn else live.script.shared),
+                script.prompt - (script.kept if live.turn > live.first else live.script.shared),
                 output.num_cached_tokens,
                 metrics.recomputed_tokens,
                 metrics.copied_out_tokens,
                 metrics.copied_in_tokens,
-                live.turn > 0 and not live.script.turns[live.turn - 1].calls,
+                live.turn > live.first and not live.script.turns[live.turn - 1].calls,
                 metrics.door_s,
             )
         )
@@ -236,14 +238,16 @@ class SessionClients:
         """Begin the next session."""
         if not self._bag:
             self._bag = list(self._load.sessions)
-            self._rng.shuffle(self._bag)
-        number, self._drawn = self._drawn * NUMBERS, self._drawn + 1
-        self._begin(self._bag.pop(), at_s, number, number)
+            self._draws.shuffle(self._bag)
+        number, script = self._drawn * NUMBERS, self._bag.pop()
+        midway = self._load.midway and self._drawn < self._load.live
+        self._drawn += 1
+        self._begin(script, at_s, number, number, self._draws.randrange(len(script.turns)) if midway else 0)
 
-    def _begin(self, script: ScriptedSession, at_s: float, number: int, root: int) -> None:
+    def _begin(self, script: ScriptedSession, at_s: float, number: int, root: int, first: int = 0) -> None:
         self.begun += 1
         self._open[root] = self._open.get(root, 0) + 1
-        self._push(at_s, _Live(number, script, root))
+        self._push(at_s, _Live(number, script, root, first, first))
 
     def _push(self, at_s: float, live: _Live) -> None:
         self._count += 1
@@ -252,7 +256,7 @@ class SessionClients:
     def _request(self, live: _Live) -> Request:
         script = live.script
         turn = script.turns[live.turn]
-        if live.turn:
+        if live.turn > live.first:
             del live.tokens[turn.kept :]
         else:
             live.tokens = array("i", self._write(0, 0, script.shared))
@@ -261,7 +265,7 @@ class SessionClients:
         expected_s = None
         if self._known_durations:
             expected_s = NEVER_S if last else script.turns[live.turn + 1].pause_s
-        calls = {turn.decode: [Call(TOOL, "", by_caller=True)]} if turn.calls else {}
+        calls = {turn.decode: [Call(turn.tool, "", by_caller=True)]} if turn.calls else {}
         return Request(
             f"{live.number}.{live.turn}",
             live.tokens[:],

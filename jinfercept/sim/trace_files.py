@@ -4,7 +4,7 @@ import json
 import os
 import reprlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise, takewhile
 from operator import eq
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from jinfercept.errors import ConfigError
 from jinfercept.sim.agent_sessions import (
+    TOOL,
     ScriptedSession,
     ScriptedTurn,
     SubAgent,
@@ -25,7 +26,7 @@ AGENTS_TRACE = Path(__file__).with_name("agents.jsonl")
 """36 sessions of Claude Code with 6 sub-agents, anonymised, in the compact form: a sample of the traces of
 callanjfox/kv-cache-tester, Apache-2.0."""
 
-TraceForm = Literal["scripts", "compact", "claude", "mooncake", "lmcache"]
+TraceForm = Literal["scripts", "compact", "claude", "mooncake", "lmcache", "messages"]
 
 _KEYS: Mapping[TraceForm, frozenset[str]] = {
     "scripts": frozenset(("prompt", "segments")),
@@ -33,6 +34,7 @@ _KEYS: Mapping[TraceForm, frozenset[str]] = {
     "claude": frozenset(("requests",)),
     "mooncake": frozenset(("input_length", "output_length", "hash_ids")),
     "lmcache": frozenset(("timestamp", "input", "output", "session_id")),
+    "messages": frozenset(("conversation_id", "turn", "role")),
 }
 MOONCAKE_BLOCK = 512
 """Tokens of a block in Mooncake's traces."""
@@ -47,7 +49,7 @@ def claude_code_session(entry: Mapping[str, Any], where: str, name: str = "") ->
     turns, subs = list[ScriptedTurn](), list[SubAgent]()
     last: Mapping[str, Any] | None = None
     name = name or str(entry.get("id", where))
-    for number, request in enumerate(_entries(entry.get("requests"), where), 1):
+    for number, request in enumerate(_entries(entry.get("requests"), where, "requests"), 1):
         place = f"{where}, request {number}"
         if request.get("type") == "subagent" or "requests" in request:
             nested = {"block_size": size, **request}
@@ -125,6 +127,49 @@ def lmcache_sessions(entries: Sequence[Mapping[str, Any]], path: str | os.PathLi
     return [ScriptedSession(name, 0, _turns(requests, 1)) for name, requests in sessions.items()]
 
 
+def message_sessions(entries: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> list[ScriptedSession]:
+    """The conversations of a trace of messages, as those of MLCommons' agentic workloads. Every message of the assistant is a
+    turn; the pause before it is the `delay_seconds` of the messages since the last one.
+
+    Raises:
+        ConfigError: a value is wrong, or a conversation begins with its answer.
+    """
+    turns: dict[str, list[ScriptedTurn]] = {}
+    shared: dict[str, int] = {}
+    context, pauses = dict[str, int](), dict[str, float]()
+    for number, entry in enumerate(entries, 1):
+        where, name = f"{path}, line {number}", str(entry["conversation_id"])
+        read = sum(
+            _num_tokens(entry.get(key)) for key in ("content", "reasoning_content", "tool_calls", "tool_results")
+        )
+        if entry["role"] != "assistant":
+            first = sum(_num_tokens(entry.get(key)) for key in ("system", "tools"))
+            shared.setdefault(name, first)
+            context[name] = context.get(name, 0) + first + read
+            delay_s = checked_number(entry.get("delay_seconds", 0.0), "delay_seconds", where)
+            pauses[name] = pauses.get(name, 0.0) + delay_s
+            continue
+        if name not in context:
+            raise ConfigError(f"{where}: a conversation begins with its answer", got=name, fix="give its messages")
+        earlier = turns.setdefault(name, [])
+        kept = earlier[-1].prompt + earlier[-1].decode if earlier else 0
+        calls = _entries(entry.get("tool_calls") or [], where, "tool_calls")
+        tool = str(dict(calls[0].get("function") or {}).get("name", TOOL)) if calls else TOOL
+        pause_s = pauses.pop(name, 0.0) if earlier else 0.0
+        earlier.append(ScriptedTurn(max(context[name], kept + 1), max(1, read), kept, pause_s, bool(calls), tool))
+        context[name] = earlier[-1].prompt + earlier[-1].decode
+    return [
+        ScriptedSession(name, min(shared[name], of_session[0].prompt - 1), tuple(of_session))
+        for name, of_session in turns.items()
+    ]
+
+
+def _num_tokens(value: object) -> int:
+    """Tokens of a text, or of a value as JSON."""
+    text = value if isinstance(value, str) else json.dumps(value) if value else ""
+    return len(text) // CHARACTERS
+
+
 def _turns(requests: Sequence[_Request], size: int) -> tuple[ScriptedTurn, ...]:
     """The turns of requests whose pauses are the times between them, and that all end in calls.
 
@@ -153,9 +198,9 @@ def _length(value: object, name: str, where: str) -> tuple[int, str]:
     return max(1, count), "x" * (count * CHARACTERS)
 
 
-def _entries(value: object, where: str) -> Iterable[Mapping[str, Any]]:
+def _entries(value: object, where: str, name: str) -> Sequence[Mapping[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise ConfigError(f"{where}: requests is no list of objects", got=reprlib.repr(value), fix="give the requests")
+        raise ConfigError(f"{where}: {name} is no list of objects", got=reprlib.repr(value), fix=f"give the {name}")
     return value
 
 
@@ -182,7 +227,7 @@ def trace_form(path: str | Path) -> TraceForm:
     for form, keys in _KEYS.items():
         if keys <= entry.keys():
             return form
-    fix = "scripts, sessions in the compact form, or a trace of Claude Code, Mooncake or LMCache (docs/studies.md)"
+    fix = "scripts, sessions in the compact form, or a trace of Claude Code, Mooncake, LMCache or messages (docs/studies.md)"
     raise ConfigError(f"{path} has no known form of a trace", got=f"keys {', '.join(entry)}", fix=fix)
 
 
@@ -198,7 +243,8 @@ def load_sessions(path: str | Path) -> list[ScriptedSession]:
         files = sorted(path.glob("*.json")) if path.is_dir() else [path]
         sessions = [claude_code_session(entry, str(file)) for file in files for entry in _objects(file)]
     else:
-        reader = {"mooncake": mooncake_sessions, "lmcache": lmcache_sessions}.get(form, compact_sessions)
+        readers = {"mooncake": mooncake_sessions, "lmcache": lmcache_sessions, "messages": message_sessions}
+        reader = readers.get(form, compact_sessions)
         sessions = reader(_objects(path), path)
     if not sessions:
         raise ConfigError("the trace has no sessions", got=path, fix="write one session a line")

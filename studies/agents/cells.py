@@ -1,16 +1,20 @@
-"""Cells and contenders of the study of agents, and their simulation."""
+"""Cells and contenders of the study of agents, and their simulations."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import NamedTuple
 
+from jinfercept.cli.simulate import check_policies
+from jinfercept.errors import ConfigError, nearest
 from jinfercept.sched.named_profiles import PROFILES
-from jinfercept.sched.orders import ORDERS
+from jinfercept.sched.orders import check_order_choice
+from jinfercept.sched.plugins import is_place
 from jinfercept.sim.agent_sessions import ScriptedSession, fitting
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun
+from jinfercept.sim.within_limits import AGENT_LIMITS, Shares, most_within_limits
 from studies.answer import StudyEffort
 
 PAGE_SIZE = 64
@@ -41,173 +45,183 @@ MODELS = (
 
 
 class AgentCell(NamedTuple):
-    """A model, and the pools beside the contexts of the live sessions.
+    """A model and its pools.
 
     Attributes:
         model: of `MODELS`.
-        device: device pool over the contexts of the live sessions.
+        device: device pool over the contexts of the live sessions; None: the number of live sessions is searched.
         host: host pool over the device pool.
-        disk: disk tier over the device pool; 0: there is none.
     """
 
     model: AgentModel
-    device: float
+    device: float | None
     host: float
-    disk: float = 0.0
 
     @property
     def live(self) -> int:
-        """Sessions at a time."""
-        return max(1, round(self.model.kv_tokens / (self.device * MEAN_CONTEXT)))
+        """Sessions at a time, where they are given."""
+        return max(1, round(self.model.kv_tokens / ((self.device or 1.0) * MEAN_CONTEXT)))
 
     def __str__(self) -> str:
-        disk = f", disk {self.disk:g} ×" if self.disk else ""
-        return f"{self.model.title}, device {self.device:g} ×, host {self.host:g} ×{disk}"
+        device = "" if self.device is None else f", device {self.device:g} ×"
+        return f"{self.model.title}{device}, host {self.host:g} ×"
 
 
 class Contender(NamedTuple):
-    """A policy with its estimator, and the order of waiting requests."""
+    """A policy under an order of waiting requests: the titles of both, and what `Simulation` takes.
 
-    title: str
+    Attributes:
+        policy, order: titles.
+        place, order_place: names or places.
+        estimator: of durations.
+    """
+
     policy: str
-    estimator: str = "elapsed"
-    order: str = "fcfs"
+    order: str
+    place: str
+    order_place: str
+    estimator: str = "history"
+
+    @property
+    def title(self) -> str:
+        return f"{self.policy}, {self.order}"
 
 
 _RIVALS = "examples.rivals"
-_PROGRAM_ORDER = f"{_RIVALS}.continuum:ProgramOrder"
-_ORDERS = {order: "" if order == "fcfs" else f"+{order}" for order in ORDERS}
-"""What a contender's title ends in, by order."""
-BASELINE = Contender("lru_host", "lru_host")
-BOUNDS = tuple(
-    Contender(f"belady{suffix}", f"{_RIVALS}.belady:Belady", "oracle", order)
-    for order, suffix in (_ORDERS | {_PROGRAM_ORDER: "+programs"}).items()
-)
-"""The best of them is the bound that memory allows."""
-OURS = tuple(Contender(f"copy_ahead{suffix}", "copy_ahead", "history", order) for order, suffix in _ORDERS.items())
-RIVALS = (
-    BASELINE,
-    Contender("lru", "lru"),
-    Contender("continuum", f"{_RIVALS}.continuum:TimeToLive", order=_PROGRAM_ORDER),
-    Contender("thunder_agent", f"{_RIVALS}.thunder_agent:ProgramPausing"),
-    Contender("saga", f"{_RIVALS}.saga:WorkflowLRU"),
-    Contender("token_cake", f"{_RIVALS}.token_cake:PredictiveUpload"),
-)
-INFINITE = Contender("infinite", "bound")
-CONTENDERS = (*OURS, *RIVALS, *BOUNDS, INFINITE)
+POLICIES: Mapping[str, str] = {
+    "copy_ahead": "copy_ahead",
+    "lru_host": "lru_host",
+    "lru": "lru",
+    "continuum": f"{_RIVALS}.continuum:TimeToLive",
+    "mori": f"{_RIVALS}.mori:IdlenessTiers",
+    "mars": f"{_RIVALS}.mars:WarmReturns",
+    "cachewise": f"{_RIVALS}.cachewise:PredictedReuse",
+    "thunder_agent": f"{_RIVALS}.thunder_agent:ProgramPausing",
+    "belady": f"{_RIVALS}.belady:Belady",
+    "infinite": "bound",
+}
+"""Places of policies by title. `belady` knows every return, and `infinite` has endless memory: bounds, not products."""
+ORDERS: Mapping[str, str] = {
+    "fcfs": "fcfs",
+    "missing_work": "missing_work",
+    "programs": f"{_RIVALS}.continuum:ProgramOrder",
+    "feedback": f"{_RIVALS}.mars:FeedbackLevels",
+    "longest_prefix": f"{_RIVALS}.cachewise:LongestPrefix",
+}
+"""Places of orders by title: the last three are Continuum's, MARS' and CacheWise's."""
+OWN_ORDERS: Mapping[str, str] = {"continuum": "programs", "mars": "feedback", "cachewise": "longest_prefix"}
+"""The order with which a policy was published, beside the two that all admit."""
+BASELINE, SERVED = ("lru_host", "fcfs"), ("copy_ahead", "missing_work")
+"""Titles of what engines with a host tier do, and of what `jinfercept serve` does."""
 
 
-class CellResult(NamedTuple):
-    """What a contender did in a cell: means over seeds.
+def contenders(names: Sequence[str] = ()) -> list[Contender]:
+    """The contenders of these names: a policy under an order as `policy+order`, or a policy alone, under every order that it
+    admits: the two common ones and its own.
 
-    Attributes:
-        mean, p50, p99: turn delay in seconds.
-        good: turns per second within the limits.
-        turns: finished turns per second.
-        recomputed, copied_out, copied_in: tokens.
+    Args:
+        names: with titles of `POLICIES` and `ORDERS`, or places; empty: all policies.
+
+    Raises:
+        ConfigError: there is no such policy or order.
     """
-
-    mean: float
-    p50: float
-    p99: float
-    good: float
-    turns: float
-    recomputed: float
-    copied_out: float
-    copied_in: float
-
-    @classmethod
-    def of(cls, reports: Sequence[Report]) -> "CellResult":
-        """From the reports of its seeds."""
-        rows = [
-            (
-                *(report["turn_delay_s"][name] for name in ("mean", "p50", "p99")),
-                report["good_turns_per_s"],
-                report["turns_per_s"],
-                *(report[f"{name}_tokens"] for name in ("recomputed", "copied_out", "copied_in")),
-            )
-            for report in reports
-        ]
-        return cls(*(fmean(values) for values in zip(*rows, strict=True)))
+    compared = list[Contender]()
+    for name in names or POLICIES:
+        policy, _, named = name.partition("+")
+        place = _place("policy", policy, POLICIES)
+        for order in (named,) if named else dict.fromkeys(("fcfs", "missing_work", OWN_ORDERS.get(policy, "fcfs"))):
+            order_place = _place("order", order, ORDERS)
+            estimator = "oracle" if policy == "belady" else "history"
+            titles = policy.rpartition(":")[2], order.rpartition(":")[2]
+            compared.append(Contender(titles[0], titles[1], place, order_place, estimator))
+    for contender in compared:
+        check_policies([contender.place])
+        check_order_choice(contender.order_place)
+    return compared
 
 
-class AgentMap(NamedTuple):
-    """The results by cell and contender's title, and a row for each run."""
+def _place(kind: str, title: str, known: Mapping[str, str]) -> str:
+    if title not in known and not is_place(title):
+        got, fix = title + nearest(title, tuple(known)), f"one of {', '.join(known)}, or your own as path.py:Class"
+        raise ConfigError(f"no such {kind}", got=got, fix=fix)
+    return known.get(title, title)
+
+
+type Trial = tuple[AgentCell, Contender, int]
+"""A cell, a contender, and a seed."""
+
+
+class Matrix(NamedTuple):
+    """The reports of a study's runs at given numbers of live sessions."""
 
     cells: Sequence[AgentCell]
     contenders: Sequence[Contender]
-    results: Mapping[tuple[AgentCell, str], CellResult]
-    rows: Sequence[Report]
+    seeds: Sequence[int]
+    reports: Mapping[Trial, Report]
 
-    def bound(self, cell: AgentCell, measure: str) -> float | None:
-        """A number of the best of `BOUNDS`: the one of least mean delay; None if none was played."""
-        played = [self.results[cell, bound.title] for bound in BOUNDS if (cell, bound.title) in self.results]
-        return getattr(min(played, key=lambda result: result.mean), measure) if played else None
+    def values(self, cell: AgentCell, contender: Contender, name: str) -> list[float]:
+        """A number of the reports of all seeds, by its name; with a point where it is in a group."""
+        group, _, inner = name.partition(".")
+        reports = [self.reports[cell, contender, seed] for seed in self.seeds]
+        return [report[group][inner] if inner else report[group] for report in reports]
 
 
 def play(
     effort: StudyEffort,
     sessions: Sequence[ScriptedSession],
     cells: Sequence[AgentCell],
-    contenders: Sequence[Contender],
+    compared: Sequence[Contender],
     num_seeds: int,
     duration_s: float,
-) -> AgentMap:
+) -> Matrix:
     """Simulate all contenders in all cells under the same sessions.
 
     Raises:
         ConfigError: no session fits a pool, and as `StudyEffort.play`.
     """
-    trials = list(_trials(cells, contenders, range(effort.seed, effort.seed + num_seeds)))
-    runs = [
-        SweepRun(_simulation(cell, contender, duration_s), _load(sessions, cell, seed, duration_s))
-        for cell, contender, seed in trials
-    ]
-    reports = effort.play(runs)
-    by_trial = dict(zip(trials, reports, strict=True))
-    results = {
-        (cell, contender.title): CellResult.of([by_trial[trial] for trial in trials if trial[:2] == (cell, contender)])
-        for cell in cells
-        for contender in contenders
-    }
-    rows = [
-        {"contender": contender.title, "device": cell.device, "host": cell.host, "disk": cell.disk, "live": cell.live}
-        | report
-        for (cell, contender, _), report in by_trial.items()
-    ]
-    return AgentMap(cells, contenders, results, rows)
+    seeds = range(effort.seed, effort.seed + num_seeds)
+    trials = list(product(cells, compared, seeds))
+    reports = effort.play([_run(sessions, trial, trial[0].live, duration_s, midway=False) for trial in trials])
+    return Matrix(cells, compared, seeds, dict(zip(trials, reports, strict=True)))
 
 
-def _trials(
-    cells: Sequence[AgentCell], contenders: Sequence[Contender], seeds: range
-) -> Iterator[tuple[AgentCell, Contender, int]]:
-    for cell in cells:
-        for contender in contenders:
-            for seed in seeds:
-                yield cell, contender, seed
+def search(
+    effort: StudyEffort,
+    sessions: Sequence[ScriptedSession],
+    cells: Sequence[AgentCell],
+    compared: Sequence[Contender],
+    num_seeds: int,
+    duration_s: float,
+) -> dict[Trial, Shares]:
+    """What was tried for the most live sessions within the limits, by cell, contender and seed. Raises as `play`."""
+    trials = list(product(cells, compared, range(effort.seed, effort.seed + num_seeds)))
+    return most_within_limits(
+        trials, lambda trial, live: _run(sessions, trial, live, duration_s, midway=True), effort.play
+    )
 
 
-def _load(
-    sessions: Sequence[ScriptedSession], cell: AgentCell, seed: int, duration_s: float
-) -> SimulatedLoad[SessionLoad]:
-    load = SessionLoad(fitting(sessions, cell.model.kv_tokens), seed, cell.live, duration_s=duration_s, named=True)
-    return SimulatedLoad("agents", 0.0, seed, load)
+def _run(sessions: Sequence[ScriptedSession], trial: Trial, live: int, duration_s: float, *, midway: bool) -> SweepRun:
+    cell, contender, seed = trial
+    fit = fitting(sessions, cell.model.kv_tokens)
+    load = SessionLoad(fit, seed, live, duration_s=duration_s, named=True, midway=midway)
+    simulation = _simulation(cell, contender, duration_s, warm_up_s=duration_s / (3 if midway else 10))
+    return SweepRun(simulation, SimulatedLoad("agents", 0.0, seed, load))
 
 
-def _simulation(cell: AgentCell, contender: Contender, duration_s: float) -> Simulation:
+def _simulation(cell: AgentCell, contender: Contender, duration_s: float, warm_up_s: float) -> Simulation:
     kv_tokens = cell.model.kv_tokens // PAGE_SIZE * PAGE_SIZE
     return Simulation(
         PROFILES[cell.model.profile],
-        contender.policy,
+        contender.place,
         contender.estimator,
         duration_s,
         drain_s=0.0,
         kv_tokens=kv_tokens,
         host_tokens=round(cell.host * kv_tokens),
-        disk_tokens=round(cell.disk * kv_tokens) if contender is not INFINITE else 0,
         page_size=PAGE_SIZE,
         max_model_len=kv_tokens,
         prefix_caching=True,
-        order=contender.order,
-        warm_up_s=duration_s / 10,
+        order=contender.order_place,
+        limits=AGENT_LIMITS,
+        warm_up_s=warm_up_s,
     )

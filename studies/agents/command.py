@@ -1,4 +1,4 @@
-"""`python -m studies agents`: turns of coding agents under policies and published rivals, over pools, models and seeds."""
+"""`python -m studies agents`: coding agents under policies, published rivals and orders of waiting requests."""
 
 import os
 from dataclasses import dataclass
@@ -9,18 +9,12 @@ from rich.console import Console
 from tyro import conf
 
 from jinfercept.cli.options import Maybe, Several, Switch
-from jinfercept.cli.simulate import check_policies
-from jinfercept.errors import ConfigError, nearest
+from jinfercept.errors import ConfigError
 from jinfercept.sim.tables import check_least, listed, numbers
 from jinfercept.sim.trace_files import load_sessions
-from studies.agents.cells import CONTENDERS, MODELS, AgentCell, Contender, play
-from studies.agents.report import answer
+from studies.agents.cells import MODELS, ORDERS, POLICIES, AgentCell, contenders, play, search
+from studies.agents.report import matrix_answer, search_answer
 from studies.answer import FinishedRuns, StudyEffort, output_folder
-
-SHORT_DEVICES, SHORT_HOSTS = (0.15, 0.3), (1.0,)
-DEVICES, HOSTS = (0.1, 0.2, 0.3, 0.5, 1.0), (0.0, 0.5, 1.0, 2.0, 4.0)
-SHORT_S, FULL_S = 900.0, 3600.0
-FULL_SEEDS = 5
 
 
 @dataclass(frozen=True)
@@ -28,32 +22,34 @@ class StudyAgents:
     """The command."""
 
     trace: str = "agents"
-    """sessions of agents, a JSON line each (docs/studies.md); agents: those that ship with the package"""
-    full: Switch = False
-    """all cells of the grid, an hour and five seeds each: hours; else two cells, a quarter of an hour of one seed"""
+    """sessions of agents, a file of any form (docs/studies.md); agents: those that ship with the package"""
+    within_limits: Switch = False
+    """search the most live sessions of which 95 % of the turns keep the limits, in place of --device"""
     model: Several = ()
-    """parts of the models' titles (default: 8B; with --full all)"""
+    """parts of the models' titles (default: 8B)"""
     device: Several = ()
-    """device pools over the contexts of the live sessions (default: 0.15,0.3; with --full 0.1,0.2,0.3,0.5,1)"""
+    """device pools over the contexts of the live sessions (default: 0.15,0.33)"""
     host: Several = ()
-    """host pools over the device pool (default: 1; with --full 0,0.5,1,2,4)"""
-    disk: float = 0.0
-    """disk tier over the device pool, for all contenders but the bound; 0: none"""
-    contender: Annotated[Several, conf.arg(help=f"{', '.join(it.title for it in CONTENDERS)} (default: all)")] = ()
-    policy: Several = ()
-    """policies to compare too, by name or as package.module:Class"""
-    seeds: Maybe[int] = None
+    """host pools over the device pool (default: 1)"""
+    contender: Annotated[
+        Several,
+        conf.arg(
+            help=f"policies under an order, as lru_host+missing_work; a policy alone is under all that it admits. Policies: "
+            f"{', '.join(POLICIES)}; orders: {', '.join(ORDERS)}; or your own as path.py:Class (default: all)"
+        ),
+    ] = ()
+    seeds: int = 1
     """of the sessions"""
-    duration: Maybe[float] = None
+    duration: float = 900.0
     """seconds of each run"""
     seed: int = 0
     """the first seed"""
     jobs: int = os.cpu_count() or 1
     """processes at a time"""
     out: Maybe[str] = None
-    """folder to write a page, a picture and a CSV file to; made if it does not exist. Its agents.jsonl keeps the runs that have
-    finished: the same command goes on from there after Ctrl-C, and other cells and seeds are added to them. Remove it after a
-    change of the code"""
+    """folder to write a page, a CSV file and, of a search, a picture to; made if it does not exist. Its agents.jsonl keeps the
+    runs that have finished: the same command goes on from there after Ctrl-C, and other cells and seeds are added to them.
+    Remove it after a change of the code"""
 
     def run(self) -> int:
         """Play the cells, and print tables and findings; returns 0, or 130 after Ctrl-C.
@@ -62,19 +58,17 @@ class StudyAgents:
             ConfigError: the options make no sense, or a run failed.
         """
         check_least("--jobs", self.jobs, 1)
-        contenders, cells = self._contenders(), self.cells()
+        check_least("--seeds", self.seeds, 1)
+        cells, compared = self.cells(), contenders(listed(self.contender))
         sessions = load_sessions(self.trace)
-        files = (f"agents.{suffix}" for suffix in ("md", "png", "csv"))
-        folder = None if self.out is None else output_folder(self.out, files)
+        folder = None if self.out is None else output_folder(self.out, ("agents.md", "agents.png", "agents.csv"))
         finished = None if folder is None else FinishedRuns(folder / "agents.jsonl")
-        effort = StudyEffort(not self.full, self.jobs, self.seed, Console(stderr=True), finished=finished)
-        num_seeds = self.seeds or (FULL_SEEDS if self.full else 1)
-        duration_s = self.duration or (FULL_S if self.full else SHORT_S)
+        effort = StudyEffort(False, self.jobs, self.seed, Console(stderr=True), finished=finished)
+        run = (effort, sessions, cells, compared, self.seeds, self.duration)
         try:
-            agent_map = play(effort, sessions, cells, contenders, num_seeds, duration_s)
+            study = search_answer(search(*run)) if self.within_limits else matrix_answer(play(*run))
         except KeyboardInterrupt:
             return 130
-        study = answer(agent_map)
         study.show()
         if folder is not None:
             print(f"\nwritten: {', '.join(map(str, study.write(folder, 'agents')))}")
@@ -82,27 +76,17 @@ class StudyAgents:
 
     def cells(self) -> list[AgentCell]:
         """The cells to play. Raises `ConfigError` for a pool that is no number above 0, or a model that there is not."""
-        models = MODELS if self.full else MODELS[:1]
-        if self.model:
-            models = [model for model in MODELS if any(part in model.title for part in listed(self.model))]
+        models = [model for model in MODELS if any(part in model.title for part in listed(self.model or ("8B",)))]
         if not models:
             titles = "; ".join(model.title for model in MODELS)
             raise ConfigError("no such model", got=", ".join(self.model), fix=f"a part of one of {titles}")
-        devices = numbers("--device", self.device, float) or (DEVICES if self.full else SHORT_DEVICES)
-        hosts = numbers("--host", self.host, float) or (HOSTS if self.full else SHORT_HOSTS)
-        check_least("--device", min(devices), 0.01)
+        hosts = numbers("--host", self.host or ("1",), float)
         check_least("--host", min(hosts), 0.0)
-        check_least("--disk", self.disk, 0.0)
-        if self.disk and not min(hosts):
-            raise ConfigError("a disk needs a host tier", got="--host 0", fix="leave one of them out")
-        return [AgentCell(*cell) for cell in product(models, devices, hosts, (self.disk,))]
-
-    def _contenders(self) -> list[Contender]:
-        by_title = {contender.title: contender for contender in CONTENDERS}
-        for title in listed(self.contender):
-            if title not in by_title:
-                got, fix = title + nearest(title, tuple(by_title)), f"one of {', '.join(by_title)}"
-                raise ConfigError("no such contender", got=got, fix=fix)
-        check_policies(listed(self.policy))
-        own = [Contender(place.rpartition(":")[2], place, "history") for place in listed(self.policy)]
-        return [*(by_title[title] for title in listed(self.contender) or by_title), *own]
+        if self.within_limits:
+            if self.device:
+                got, fix = "both", "leave out one of them: the sessions are searched"
+                raise ConfigError("--within-limits and --device cannot be combined", got=got, fix=fix)
+            return [AgentCell(*cell) for cell in product(models, (None,), hosts)]
+        devices = numbers("--device", self.device or ("0.15,0.33",), float)
+        check_least("--device", min(devices), 0.01)
+        return [AgentCell(*cell) for cell in product(models, devices, hosts)]

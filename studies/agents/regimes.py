@@ -8,13 +8,14 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from random import Random
 from statistics import fmean, stdev
 
 from rich.console import Console
 
-from jinfercept.cli.options import Maybe, Several
+from jinfercept.cli.options import Maybe, Several, Switch
 from jinfercept.errors import ConfigError, nearest
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn, fitting
@@ -25,8 +26,8 @@ from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun
 from jinfercept.sim.tables import TextTable, check_least, listed, number_text
 from jinfercept.sim.trace_files import load_sessions
-from jinfercept.sim.workload import Script, Segment
-from studies.agents.cells import MEAN_CONTEXT, MODELS, PAGE_SIZE
+from jinfercept.sim.workload import Script, Segment, draw
+from studies.agents.cells import MEAN_CONTEXT, MODELS, PAGE_SIZE, AgentCell
 from studies.answer import StudyAnswer, StudyEffort, output_folder
 
 T95 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
@@ -36,21 +37,16 @@ type Regime = Callable[[str, int, float], SweepRun]
 """The run of a policy with a seed for so many seconds."""
 
 
-def _pools(model: int, device: float, host: float, order: str = "missing_work") -> Regime:
-    """Coding agents: the device pool over their contexts, and the host pool over the device pool."""
-    _, profile, kv_tokens = MODELS[model]
-    live = max(1, round(kv_tokens / (device * MEAN_CONTEXT)))
-    return _sessions(lambda: load_sessions("agents"), profile, kv_tokens, host, live, order)
-
-
 def _sessions(
-    trace: Callable[[], Sequence[ScriptedSession]],
+    sessions: Sequence[ScriptedSession],
     profile: str,
     kv_tokens: int,
     host: float,
     live: int,
     order: str = "missing_work",
 ) -> Regime:
+    """So many live sessions, and the host pool over the device pool."""
+
     def run(policy: str, seed: int, duration_s: float) -> SweepRun:
         pool = kv_tokens // PAGE_SIZE * PAGE_SIZE
         simulation = Simulation(
@@ -67,7 +63,7 @@ def _sessions(
             order=order,
             warm_up_s=duration_s / 10,
         )
-        load = SessionLoad(fitting(trace(), pool), seed, live, duration_s=duration_s, named=True)
+        load = SessionLoad(fitting(sessions, pool), seed, live, duration_s=duration_s, named=True)
         return SweepRun(simulation, SimulatedLoad("agents", 0.0, seed, load))
 
     return run
@@ -99,7 +95,7 @@ def small_requests() -> list[Script]:
     ]
 
 
-def _requests(scripts: Callable[[], Sequence[Script]], rate: float, kv_tokens: int, host: int, order: str) -> Regime:
+def _requests(draw: Callable[[Random], Script], rate: float, kv_tokens: int, host: int, order: str) -> Regime:
     """GPT-J-6B on an A100, requests at a rate."""
 
     def run(policy: str, seed: int, duration_s: float) -> SweepRun:
@@ -112,28 +108,45 @@ def _requests(scripts: Callable[[], Sequence[Script]], rate: float, kv_tokens: i
             host_tokens=host,
             order=order,
         )
-        rng, drawn = Random(seed), scripts()
-        load = arrivals(lambda: rng.choice(drawn), rate, duration_s / 3, rng)
+        rng = Random(seed)
+        load = arrivals(lambda: draw(rng), rate, duration_s / 3, rng)
         return SweepRun(simulation, SimulatedLoad("requests", rate, seed, load))
 
     return run
 
 
-_EIGHT = MODELS[0].profile
-REGIMES: Mapping[str, Regime] = {
-    "8B, device 0.33 ×, host 1 ×": _pools(0, 0.33, 1),
-    "8B, device 0.15 ×, host 1 ×": _pools(0, 0.15, 1),
-    "8B, device 0.15 ×, no host": _pools(0, 0.15, 0),
-    "8B, device 0.15 ×, host 4 ×": _pools(0, 0.15, 4),
-    "32B, device 0.33 ×, no host": _pools(2, 0.33, 0),
-    "32B, device 0.15 ×, host 1 ×": _pools(2, 0.15, 1),
-    "8B, 12 sessions, 200,000 and 800,000 tokens": _sessions(lambda: load_sessions("agents"), _EIGHT, 200_000, 4, 12),
-    "8B, quick tools, device 0.33 ×, host 1 ×": _sessions(quick_tools, _EIGHT, 100_000, 1, 11),
-    "small contexts, 2.5/s, 8,000 tokens": _requests(small_requests, 2.5, 8_000, 64_000, "fcfs"),
-    "small contexts, 3.5/s, 8,000 tokens": _requests(small_requests, 3.5, 8_000, 64_000, "fcfs"),
-    "small contexts, 3.5/s, missing work": _requests(small_requests, 3.5, 8_000, 64_000, "missing_work"),
-}
-"""By title. The order is `missing_work`; small contexts come first come, first served, unless it says otherwise."""
+def regimes(trace: str = "agents", context: int = MEAN_CONTEXT) -> dict[str, Regime]:
+    """The regimes by title. The order is `missing_work` but for requests that come first come, first served.
+
+    Args:
+        trace: sessions of agents; see `load_sessions`.
+        context: tokens of one of their contexts. The pools are as large as so many contexts, whatever their size.
+    """
+    sessions, size, small = load_sessions(trace), context / MEAN_CONTEXT, small_requests()
+    pools = [*product(MODELS, (0.15, 0.33), (0, 1, 4)), *product(MODELS, (1.0,), (1,))]
+    cells = [AgentCell(*pool) for pool in pools]
+    return {
+        str(cell): _sessions(sessions, cell.model.profile, round(size * cell.model.kv_tokens), cell.host, cell.live)
+        for cell in cells
+    } | {
+        "8B, 12 sessions, 200,000 and 800,000 tokens": _sessions(
+            sessions, MODELS[0].profile, round(size * 200_000), 4, 12
+        ),
+        "8B, quick tools, device 0.33 ×, host 1 ×": _sessions(quick_tools(), MODELS[0].profile, 100_000, 1, 11),
+        **{
+            f"small contexts, {rate}/s, {order}": _requests(lambda rng: rng.choice(small), rate, 8_000, 64_000, order)
+            for rate, order in ((2.5, "fcfs"), (3.5, "fcfs"), (3.5, "missing_work"))
+        },
+        **{
+            f"mixed workload, {rate}/s, {order}": _requests(partial(draw, "mixed"), rate, 53_000, 300_000, order)
+            for rate, order in product((3.5, 7.5), ("fcfs", "missing_work"))
+        },
+    }
+
+
+QUICK = ("8B, H100, device 0.33 ×, host 1 ×", "8B, H100, device 0.15 ×, host 1 ×", "small contexts, 2.5/s, fcfs")
+QUICK_SEEDS, QUICK_S = 1, 60.0
+SEEDS, RUN_S = 3, 600.0
 
 
 @dataclass(frozen=True)
@@ -145,11 +158,17 @@ class StudyRegimes:
     baseline: str = "lru_host"
     """under the same order"""
     regime: Several = ()
-    """parts of the regimes' titles (default: all)"""
-    seeds: int = 3
-    """of the workloads"""
-    duration: float = 600.0
-    """seconds of each run; of requests at a rate a third"""
+    """parts of the regimes' titles (default: all; with --quick three of them)"""
+    quick: Switch = False
+    """a first look in seconds, whose ratios say nothing yet; else all regimes, in an hour"""
+    trace: str = "agents"
+    """sessions of agents, a JSON line each (docs/studies.md); agents: those that ship with the package"""
+    context: int = MEAN_CONTEXT
+    """tokens of one of their contexts, by which the pools are sized"""
+    seeds: Maybe[int] = None
+    """of the workloads (default: 3; with --quick 1)"""
+    duration: Maybe[float] = None
+    """seconds of each run; of requests at a rate a third (default: 600; with --quick 60)"""
     jobs: int = os.cpu_count() or 1
     """processes at a time"""
     out: Maybe[str] = None
@@ -157,21 +176,24 @@ class StudyRegimes:
 
     def run(self) -> int:
         """Play the regimes, and print a table; returns 0, or 130 after Ctrl-C."""
-        check_least("--seeds", self.seeds, 1)
-        parts = listed(self.regime)
-        titles = [title for title in REGIMES if not parts or any(part in title for part in parts)]
+        num_seeds = self.seeds if self.seeds is not None else QUICK_SEEDS if self.quick else SEEDS
+        duration_s = self.duration or (QUICK_S if self.quick else RUN_S)
+        check_least("--seeds", num_seeds, 1)
+        check_least("--context", self.context, 1)
+        by_title, parts = regimes(self.trace, self.context), listed(self.regime) or list(QUICK if self.quick else ())
+        titles = [title for title in by_title if not parts or any(part in title for part in parts)]
         if not titles:
-            got, fix = ", ".join(parts) + nearest(parts[0], tuple(REGIMES)), f"a part of one of {'; '.join(REGIMES)}"
+            got, fix = ", ".join(parts) + nearest(parts[0], tuple(by_title)), f"a part of one of {'; '.join(by_title)}"
             raise ConfigError("no such regime", got=got, fix=fix)
         folder = None if self.out is None else output_folder(self.out, ("regimes.md", "regimes.csv"))
-        effort = StudyEffort(quick=False, jobs=self.jobs, seed=0, console=Console(stderr=True))
-        trials = list(product(titles, (self.policy, self.baseline), range(self.seeds)))
-        runs = [REGIMES[title](policy, seed, self.duration) for title, policy, seed in trials]
+        effort = StudyEffort(self.quick, self.jobs, 0, Console(stderr=True))
+        trials = list(product(titles, (self.policy, self.baseline), range(num_seeds)))
+        runs = [by_title[title](policy, seed, duration_s) for title, policy, seed in trials]
         try:
             reports = dict(zip(trials, effort.play(runs), strict=True))
         except KeyboardInterrupt:
             return 130
-        study = answer(titles, (self.policy, self.baseline), self.seeds, reports)
+        study = answer(titles, (self.policy, self.baseline), num_seeds, reports)
         study.show()
         if folder is not None:
             print(f"\nwritten: {', '.join(map(str, study.write(folder, 'regimes')))}")

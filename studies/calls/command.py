@@ -1,7 +1,7 @@
 """`python -m studies calls`: what asynchronous calls are worth, beside synchronous and parallel ones.
 
-One request alone in virtual time, beside AsyncLM's formulas; many at once, under several policies; and with `--real` a few
-requests on a real model with tools that sleep. All run the real engine and scheduler. Imports no JAX without `--real`.
+One request alone in virtual time, beside AsyncLM's formulas; and many at once, under several policies. Both run the real engine
+and scheduler. Imports no JAX.
 """
 
 import os
@@ -163,10 +163,6 @@ class StudyCalls:
 
     quick: Switch = False
     """a small part of everything, in seconds"""
-    real: Switch = False
-    """instead: a few requests on a model, in real time, with Python tools that sleep"""
-    model: Maybe[str] = None
-    """with --real: smollm2-135m, a Hugging Face directory or hub id, or a .gguf file (default: a tiny one, random weights)"""
     profile: str = "paper-gptj-6b-a100"
     """a named profile, or a JSON file"""
     token_ms: Several = ()
@@ -207,8 +203,6 @@ class StudyCalls:
         """
         self._check()
         console = Console(stderr=True)
-        if self.real:
-            return self._run_real()
         cells, runs = self._cells(), self._runs()
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("requests alone", total=len(cells))
@@ -230,12 +224,6 @@ class StudyCalls:
         if self.estimator not in ESTIMATORS:
             raise ConfigError("no such estimator", got=self.estimator, fix=f"one of {', '.join(ESTIMATORS)}")
         check_policies(self._policies)
-        if self.real and self.plot:
-            raise ConfigError("--real has a table alone", got="--plot", fix="leave it out")
-        if self.model is not None and not self.real:
-            raise ConfigError(
-                "--model is for --real", got=self.model, fix="give --real too; the simulation takes --profile"
-            )
         files = (("--json", self.json), ("--csv", self.csv), ("--markdown", self.markdown), ("--plot", self.plot))
         check_outputs(files)
         if self.plot is not None:
@@ -280,13 +268,6 @@ class StudyCalls:
                 )
                 runs.append(SweepRun(simulation, load))
         return runs
-
-    def _run_real(self) -> int:
-        from studies.calls.in_real_time import run_real
-
-        table, rows = run_real(self.model, self.seed, quick=self.quick)
-        self._write([table], rows, [], "")
-        return 0
 
     def _write(self, tables: Sequence[TextTable], rows: Sequence[Row], reports: Sequence[Report], note: str) -> None:
         """Write the files that were asked for."""

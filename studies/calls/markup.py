@@ -5,7 +5,6 @@ The vocabulary has a token for each printable character, and the five delimiters
 tokens, and the engine reads the markup as that of any model.
 """
 
-import json
 from collections.abc import Sequence
 from functools import cache
 from random import Random
@@ -14,7 +13,7 @@ from typing import NamedTuple, get_args
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from jinfercept.calls import Call, CallMode, Tool
+from jinfercept.calls import CallMode, Tool
 from jinfercept.chat.call_markup import AsyncCalls, ContextMarkup
 from jinfercept.chat.parsers.cml import DELIMITERS
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
@@ -23,7 +22,7 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.sim.arrivals import arrival_times
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.sweep import SimulatedLoad
-from studies.calls.scripts import DURATIONS, CallMix, CallScript, ScriptedCall, WrittenRound
+from studies.calls.scripts import DURATIONS, CallMix, CallScript, ScriptedCall
 
 PARAMETERS = ("seconds", "tokens")
 """Of every scripted tool."""
@@ -94,20 +93,6 @@ def make_call_request(number: int, script: CallScript) -> Request:
     params = SamplingParams(temperature=0.0, max_tokens=len(tokens), forced_output_ids=tokens, ignore_eos=True)
     markup = scripted_markup(script.calls)
     return Request(str(number), (0,) * script.prompt, params, cache_salt=str(number), markup=markup)
-
-
-def forced_rounds(request: Request, tokenizer: Tokenizer) -> list[WrittenRound]:
-    """The rounds in what a request is forced to generate, whatever its vocabulary: where its calls and traps are complete."""
-    assert request.markup is not None
-    watch, rounds, calls = request.markup.watch("", ()), list[WrittenRound](), list[tuple[int, float]]()
-    for index, token in enumerate(request.params.forced_output_ids):
-        for item in watch.feed(index, token, tokenizer.token_text(token)):
-            if isinstance(item, Call):
-                calls.append((index + 1, json.loads(item.arguments)["seconds"]))
-            else:
-                rounds.append(WrittenRound(calls, index + 1))
-                calls = []
-    return rounds
 
 
 CALL_MODES: tuple[CallMode, ...] = get_args(CallMode)

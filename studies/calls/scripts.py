@@ -15,7 +15,7 @@ of the prompt and of the answer too. Reading results is not in the formulas.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
@@ -183,19 +183,8 @@ Written = Callable[[int], float]
 
 def formula_s(script: CallScript, written: Written) -> float:
     """Seconds from a request's arrival to its last token."""
-    return formula_of_s(script.calls, script.written_rounds(), script.generated, written)
-
-
-def formula_of_s(mode: CallMode, rounds: Iterable[WrittenRound], generated: int, written: Written) -> float:
-    """Seconds from a request's arrival to its last token, in any vocabulary.
-
-    Args:
-        mode: when its calls run.
-        rounds: where its calls and traps stand.
-        generated: number of its tokens.
-        written: when they are written.
-    """
-    return written(generated) + sum(_waited_s(mode, written_round, written) for written_round in rounds)
+    waited = (_waited_s(script.calls, written_round, written) for written_round in script.written_rounds())
+    return written(script.generated) + sum(waited)
 
 
 def _waited_s(mode: CallMode, written_round: WrittenRound, written: Written) -> float:

@@ -121,7 +121,7 @@ def test_aot_kernels_of_scored_layers_compile_within_the_limits_of_the_gpu(gpu: 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("gpu", SAMPLE)
 def test_aot_quantised_pages_of_many_query_heads_for_a_kv_head_spill_no_registers(gpu: str) -> None:
-    shapes = [((24, 1), 128), ((32, 1), 128), ((24, 1), 64), ((64, 1), 128), ((24, 1), 256)]
+    shapes = [((24, 1), 128), ((32, 1), 128), ((24, 1), 64), ((64, 1), 128)]
     cases = [stored_as(stored, case(heads, dim, 16, "bfloat16")) for heads, dim in shapes for stored in ("int8", "fp8")]
     check(compile_for(gpu, kernels=dict(cases)), [name for name, _ in cases])
 

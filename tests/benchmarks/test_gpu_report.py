@@ -107,9 +107,14 @@ def test_measured_steps_stand_beside_predicted_ones(tmp_path: Path) -> None:
     steps = [step, step | {"chunk": 448, "default_buckets": True, "seconds": 0.016}]
     bill = {"commit": "c0ffee", "date": "2026-01-01", "steps": steps}
     (tmp_path / "bill.json").write_text(json.dumps(bill))
-    row = {"model": "m", "batch": 64, "context": 1000, "chunk": 0, "layers_per_step": 4, "sampling": "greedy"}
+    row = {"step": "decode", "model": "m", "batch": 64, "context": 1000, "chunk": 0, "layers_per_step": 4}
+    row |= {"sampling": "greedy"}
     rows = [row | {"seconds": 0.0108, "times": 1.4}, row | {"batch": 1, "seconds": 0.006, "times": 1.2}]
-    rows += [rows[0] | {"chunk": 448, "seconds": 0.02}, rows[0] | {"sampling": "drawn"}]
+    rows += [
+        rows[0] | {"step": "mixed", "chunk": 448, "seconds": 0.02},
+        rows[0] | {"sampling": "drawn"},
+        {"step": "kernels"},
+    ]
     table = predicted_table("NVIDIA H100 80GB HBM3", {"decode": rows}, predictions(tmp_path / "bill.json"))
     assert "for H100, bill.json of commit c0ffee" in table[0]
     assert table[-3] == "| m, 64 × 1,000 | 4 | 10.80 ms | 9.00 ms | 1.20 | 1.40 | 1.20 |"

@@ -10,12 +10,14 @@ import pytest
 from examples import own_policy
 from examples.memory_time import MemoryTime, TurnForecast, TurnHistory
 from examples.rivals.belady import Belady
+from examples.rivals.cachewise import LongestPrefix, PredictedReuse
 from examples.rivals.continuum import ProgramOrder, TimeToLive
-from examples.rivals.saga import WorkflowLRU
+from examples.rivals.mars import FeedbackLevels, WarmReturns, level_of, service_level
+from examples.rivals.mori import CYCLES, IdlenessTiers, Tier
 from examples.rivals.thunder_agent import ProgramPausing
-from examples.rivals.token_cake import PredictiveUpload
 from jinfercept.sched.estimator import ElapsedEstimator, make_estimator
 from jinfercept.sched.named_profiles import load_profile
+from jinfercept.sched.order import Order
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Policy, preserve
 from jinfercept.sched.profile import Profile
@@ -111,7 +113,7 @@ def test_what_the_page_shows_can_be_used() -> None:
     check_policy("copy_ahead", names["Smallest"])
 
 
-RIVALS = (TimeToLive, ProgramPausing, WorkflowLRU, PredictiveUpload, Belady)
+RIVALS = (TimeToLive, ProgramPausing, IdlenessTiers, WarmReturns, PredictedReuse, Belady)
 DEAR = AffineCost(fixed_s=20.0)
 """Prices by which a context is worth a pin of several seconds."""
 
@@ -124,8 +126,9 @@ def test_a_rival_keeps_the_rules(rival: type[Policy]) -> None:
 
 
 @pytest.mark.slow
-def test_the_order_of_programs_keeps_the_rules() -> None:
-    check_policy("copy_ahead", ProgramOrder)
+@pytest.mark.parametrize("order", [ProgramOrder, FeedbackLevels, LongestPrefix])
+def test_the_order_of_a_rival_keeps_the_rules(order: type[Order]) -> None:
+    check_policy("copy_ahead", order)
 
 
 def bench_of(
@@ -196,40 +199,80 @@ def test_the_time_to_live_is_that_of_most_gain_by_the_tools_durations() -> None:
     assert policy._best_ttl_s("tool", 3.0) == 0.0
 
 
-# -- SAGA --------------------------------------------------------------------------------------------------------------
+# -- MORI --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("make", "loser"), [("lru", "third"), (WorkflowLRU, "first")])
-def test_a_session_in_a_turn_after_which_others_ended_is_lost_before_one_that_goes_on(
-    make: type[Policy] | str, loser: str
-) -> None:
-    bench = bench_of(make)
-    for number in range(8):
-        ended = call_out(bench, bench.prefilled(f"ended {number}", 4))
-        bench.scheduler.finish(ended, bench.now_s)
-    third = bench.prefilled("third", 13, max_tokens=20)
-    for _ in range(2):
-        call_out(bench, third)
-        come_back(bench, third, 1)
-    call_out(bench, third)
-    first = call_out(bench, bench.prefilled("first", 16))
-    bench.steps(10)  # until no time to live protects either
+def paused_in_turn(policy: Policy, *tools: str) -> dict[str, Sequence]:
+    """Contexts of 16 tokens that wait for these tools, the first one longest, once another request needed slots of one."""
+    bench = SchedulerBench(policy, num_pages=10, num_host_pages=0)
+    contexts = {tool: call_out(bench, bench.prefilled(tool, 16), tool) for tool in tools}
+    bench.steps(3)
     bench.prefilled("new", 16)
-    assert [sequence.id for sequence in (third, first) if lost(sequence)] == [loser]
+    return contexts
 
 
-@pytest.mark.parametrize(("make", "loser"), [("lru", "slow"), (WorkflowLRU, "fast")])
-def test_the_slower_a_tool_the_longer_its_contexts_are_protected(make: type[Policy] | str, loser: str) -> None:
-    bench = bench_of(make)
-    contexts = {}
-    for tool, seconds in (("slow", 60), ("fast", 2)):
-        contexts[tool] = bench.prefilled(tool, 14, max_tokens=20)
-        call_out(bench, contexts[tool], tool)
-        come_back(bench, contexts[tool], seconds)
-        call_out(bench, contexts[tool], tool)
-    bench.steps(20)
+def test_the_program_that_waits_for_tools_most_leaves_the_device_first() -> None:
+    policy = IdlenessTiers(PolicyInputs(DEAR, 16, SIZE, ElapsedEstimator()))
+    bench = SchedulerBench(policy, num_pages=10, num_host_pages=0)
+    contexts = {name: call_out(bench, bench.prefilled(name, 14)) for name in ("busy", "idle")}
+    policy.programs["busy"].cycles.extend([(9.0, 1.0)] * CYCLES)
+    policy.programs["idle"].cycles.extend([(1.0, 90.0)] * CYCLES)
+    bench.steps(3)
     bench.prefilled("new", 16)
-    assert [tool for tool, sequence in contexts.items() if lost(sequence)] == [loser]
+    assert [name for name, sequence in contexts.items() if lost(sequence)] == ["idle"]  # though it paused last
+    assert policy.programs["busy"].idleness(bench.now_s) < 0.6 < policy.programs["idle"].idleness(bench.now_s)
+
+
+def test_the_idlest_program_leaves_the_host_for_neither_tier() -> None:
+    policy = IdlenessTiers(PolicyInputs(DEAR, 16, SIZE, ElapsedEstimator()))
+    bench = SchedulerBench(policy, num_pages=10, num_host_pages=6)
+    for number in range(4):
+        call_out(bench, bench.prefilled(f"context {number}", 16))
+        bench.steps(4)
+    tiers = [policy.programs[f"context {number}"].tier for number in range(4)]
+    assert tiers == [Tier.WAITING, Tier.HOST, Tier.DEVICE, Tier.DEVICE]
+
+
+# -- MARS --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_of_little_missing_work_goes_before_a_long_one_until_that_has_waited() -> None:
+    order = FeedbackLevels()
+    bench = SchedulerBench(preserve(), num_pages=4000, max_num_seqs=1)
+    bench.prefilled("runs", 4, max_tokens=50)
+    long, short = bench.add("long", 9000), bench.add("short", 12)
+    assert order.key(short, 1.0) < order.key(long, 1.0)
+    assert order.key(long, 62.0) == order.key(short, 62.0)  # two levels are won back: the first that came goes first
+    assert [level_of(tokens) for tokens in (2048, 2049, 8193, 40_000)] == [0, 1, 2, 3]
+    assert [service_level(tokens) for tokens in (2000, 2048, 3072, 9999)] == [0, 1, 2, 3]
+
+
+def test_a_context_is_kept_for_a_tool_that_returns_before_it_could_be_computed_again() -> None:
+    policy = WarmReturns(PolicyInputs(DEAR, 16, SIZE, ElapsedEstimator()))
+    policy.durations = {"fast": (1, 2.0), "slow": (1, 90.0)}
+    contexts = paused_in_turn(policy, "fast", "slow")
+    assert [tool for tool, sequence in contexts.items() if lost(sequence)] == ["slow"]
+
+
+# -- CacheWise ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_context_whose_tool_is_expected_to_run_longest_is_lost_first() -> None:
+    policy = PredictedReuse(PolicyInputs(DEAR, 16, SIZE, ElapsedEstimator()))
+    policy.durations = {"fast": [9.0], "slow": [60.0]}
+    contexts = paused_in_turn(policy, "fast", "slow")
+    assert [tool for tool, sequence in contexts.items() if lost(sequence)] == ["slow"]
+    assert policy.rest_s(PendingCall("slow"), 20.0) == 40.0
+    assert policy.rest_s(PendingCall("slow"), 70.0) == 70.0
+
+
+def test_the_longest_prefix_in_a_cache_goes_first() -> None:
+    order = LongestPrefix()
+    bench = bench_of("lru", num_pages=20)
+    kept = call_out(bench, bench.prefilled("kept", 16, max_tokens=20))
+    new = bench.add("new", 16)
+    bench.scheduler.resume(kept, [1], (CallDuration(1.0),))
+    assert order.key(kept, 9.0) < order.key(new, 9.0)
 
 
 # -- Bélády ------------------------------------------------------------------------------------------------------------
@@ -262,9 +305,7 @@ def test_an_evicted_context_is_back_on_the_device_when_it_is_wanted() -> None:
 # -- whole runs --------------------------------------------------------------------------------------------------------
 
 
-def simulated(
-    policy: type[Policy] | str, arrivals: list[Arrival], *, host_tokens: int = 0, link: float = 1e6
-) -> Report:
+def simulated(policy: type[Policy] | str, arrivals: list[Arrival]) -> Report:
     """A run on a device of 2,560 tokens that computes 1,000 a second."""
     profile = Profile(
         name="small",
@@ -273,9 +314,9 @@ def simulated(
         per_query_s=0.001,
         per_context_s=0.0,
         saturation=160,
-        link_out_tokens_per_s=link,
-        link_in_tokens_per_s=link,
-        link_both_tokens_per_s=link,
+        link_out_tokens_per_s=1e6,
+        link_in_tokens_per_s=1e6,
+        link_both_tokens_per_s=1e6,
         kv_bytes_per_token=1,
     )
     simulation = Simulation(
@@ -283,7 +324,7 @@ def simulated(
         policy,
         duration_s=600.0,
         kv_tokens=2560,
-        host_tokens=host_tokens,
+        host_tokens=0,
         page_size=16,
         max_model_len=2560,
         fair=False,
@@ -310,28 +351,3 @@ def test_a_large_program_waits_as_long_as_small_ones_come() -> None:
     assert fair["large"][0] < 3.0
     assert starved["large"][0] > 20.0
     assert sum(starved["small"]) / 40 < 0.5 < sum(fair["small"]) / 40
-
-
-def displaced(call_s: list[float], filler_s: float) -> list[Arrival]:
-    """A program that calls for these seconds, and others that need its slots some seconds into each."""
-    program = Script("slow", 1500, (*(Segment(4, seconds, 40) for seconds in call_s), Segment(4, None, 0)), "program")
-    starts = [4.0 + sum(call_s[:number]) + 4.0 * number + filler_s for number in range(len(call_s))]
-    return [Arrival(0.0, program), *(Arrival(at_s, agent(2000, 0, tenant="filler")) for at_s in starts)]
-
-
-def test_an_upload_ahead_hides_the_link_if_the_return_is_predicted() -> None:
-    arrivals = displaced([25.0] * 5, 2.0)
-    on_demand, ahead = (
-        simulated(policy, arrivals, host_tokens=5120, link=1000.0) for policy in ("lru_host", PredictiveUpload)
-    )
-    assert ahead["copied_in_tokens"] > 0
-    assert ahead["latency_s"]["mean"] < on_demand["latency_s"]["mean"]
-    assert ahead["waste_token_s"]["fetch"] < on_demand["waste_token_s"]["fetch"] / 2
-
-
-def test_an_upload_for_a_return_that_is_late_moves_a_context_for_nothing() -> None:
-    arrivals = displaced([20.0, 60.0, 20.0, 60.0], 30.0)
-    on_demand, ahead = (
-        simulated(policy, arrivals, host_tokens=5120, link=1000.0) for policy in ("lru_host", PredictiveUpload)
-    )
-    assert ahead["copied_in_tokens"] >= on_demand["copied_in_tokens"]

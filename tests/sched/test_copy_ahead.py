@@ -1,7 +1,8 @@
-"""What the default policy keeps: copies before slots are needed, and losses of few contexts, those that are needed last."""
+"""What the default policy keeps that `lru_host` would lose, and that it is the same where there is nothing to keep."""
 
 from jinfercept.kv.page import Residency
 from jinfercept.sched.copy_ahead import CopyAhead, LastNeededFirst
+from jinfercept.sched.lru import LeastRecentlyUsed
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence
 from jinfercept.sim.simulation import OracleEstimator
 from tests.support.scheduler_bench import SchedulerBench, residencies
@@ -32,29 +33,16 @@ def missing(sequence: Sequence) -> list[int]:
     return [place for place, residency in enumerate(residencies(sequence)) if residency is Residency.MISSING]
 
 
-def test_without_a_host_the_context_that_is_needed_last_is_lost_whole_before_any_other_loses_a_page() -> None:
-    bench, estimator = bench_of(num_pages=40, num_host_pages=0)
-    soon = paused(bench, estimator, "soon", 60, 1000.0)
-    late = paused(bench, estimator, "late", 60, 2000.0)
-    bench.prefilled("new", 60)
-    assert missing(late) == list(range(len(missing(late))))
-    assert missing(late)
-    assert not missing(soon)
-    bench.scheduler.resume(late, [1], (CallDuration(1.0),))
-    bench.drain()
-
-
-def test_a_context_that_has_begun_to_lose_pages_loses_the_rest_though_another_one_is_needed_later_by_then() -> None:
-    bench, estimator = bench_of(num_pages=44, num_host_pages=0)
-    first = paused(bench, estimator, "first", 60, 2000.0)
-    bench.prefilled("runs", 60)
-    second = paused(bench, estimator, "second", 40, 1000.0)
-    bench.prefilled("more", 20)
-    assert missing(first)
-    later = paused(bench, estimator, "later", 8, 90_000.0)
-    bench.prefilled("most", 8)
-    assert not missing(later)
-    assert not missing(second)
+def test_without_a_host_the_same_pages_are_lost_as_under_lru_host() -> None:
+    lost = list[list[list[int]]]()
+    for make in (CopyAhead, lambda estimator: LeastRecentlyUsed(writes_through=True)):
+        estimator = OracleEstimator()
+        bench = SchedulerBench(make(estimator), num_pages=40, num_host_pages=0)
+        contexts = [paused(bench, estimator, name, 60, call_s) for name, call_s in (("soon", 1000.0), ("late", 2000.0))]
+        bench.prefilled("new", 60)
+        lost.append([missing(sequence) for sequence in contexts])
+    assert lost[0] == lost[1]
+    assert lost[0][0]
 
 
 def test_a_full_host_loses_what_is_needed_last_for_what_is_needed_sooner() -> None:
@@ -66,15 +54,41 @@ def test_a_full_host_loses_what_is_needed_last_for_what_is_needed_sooner() -> No
     assert not missing(soon)
 
 
-def test_full_pages_are_copied_while_their_request_runs_once_half_of_the_device_is_in_use() -> None:
-    bench, _ = bench_of(num_pages=20, num_host_pages=40)
-    first = bench.prefilled("first", 36, max_tokens=30)
-    bench.steps(2)
-    assert Residency.CLEAN not in residencies(first)
-    second = bench.prefilled("second", 24, max_tokens=30)
+def test_full_pages_are_copied_while_their_requests_run() -> None:
+    bench, _ = bench_of(num_pages=30, num_host_pages=60)
+    sequences = [bench.prefilled(name, 24, max_tokens=30) for name in ("first", "second", "third")]
     bench.steps(4)
-    for sequence in (first, second):
+    for sequence in sequences:
         assert set(residencies(sequence)[:6]) == {Residency.CLEAN}
+
+
+def test_a_copy_takes_the_host_slot_of_one_that_is_on_the_device_still_before_a_page_is_lost() -> None:
+    bench, estimator = bench_of(num_pages=32, num_host_pages=15)
+    first = paused(bench, estimator, "first", 56, 100.0)
+    second = paused(bench, estimator, "second", 56, 1e9)
+    bench.steps(4)
+    bench.prefilled("new", 40)
+    for sequence in (first, second):
+        assert not missing(sequence)
+    assert Residency.HOST in residencies(first)
+    assert Residency.HOST not in residencies(second)
+
+
+def test_a_copy_ahead_takes_the_host_slot_of_another_context_only_while_a_request_waits() -> None:
+    bench, estimator = bench_of(num_pages=40, num_host_pages=14)
+    first = paused(bench, estimator, "first", 56, 1e9)
+    bench.steps(4)
+    second = paused(bench, estimator, "second", 56, 100.0)
+    bench.steps(4)
+    assert residencies(first).count(Residency.CLEAN) == 14
+    assert Residency.CLEAN not in residencies(second)
+    waits = paused(bench, estimator, "waits", 8, 1.0)
+    for number in range(4):
+        bench.prefilled(f"runs {number}", 4, max_tokens=50)
+    bench.scheduler.resume(waits, [1], (CallDuration(1.0),))
+    bench.steps(4)
+    assert Residency.CLEAN in residencies(second)
+    assert Residency.CLEAN not in residencies(first)
 
 
 def test_clean_pages_of_a_context_that_is_needed_sooner_go_before_any_page_is_lost() -> None:
@@ -88,13 +102,9 @@ def test_clean_pages_of_a_context_that_is_needed_sooner_go_before_any_page_is_lo
     assert not missing(late)
 
 
-def test_a_request_that_others_may_overtake_for_long_gives_way_before_one_that_returns_soon() -> None:
+def test_intercepted_contexts_are_ranked_by_the_return_that_is_expected_at_this_moment() -> None:
     bench, estimator = bench_of(num_pages=40, num_host_pages=0)
-    soon, waiting, following = (paused(bench, estimator, name, 20, 10.0) for name in ("soon", "waiting", "following"))
     order = LastNeededFirst(estimator)
-    for sequence in (waiting, following):
-        bench.scheduler.resume(sequence, [1], (CallDuration(1.0),))
-    waiting.delay_s = 200.0
-    for sequence in (following, soon, waiting):
-        order.add(sequence, bench.now_s)
-    assert list(order) == [waiting, soon, following]
+    for name, call_s in (("second", 200.0), ("first", 300.0), ("third", 100.0)):
+        order.add(paused(bench, estimator, name, 20, call_s), bench.now_s)
+    assert [sequence.id for sequence in order] == ["first", "second", "third"]

@@ -132,20 +132,6 @@ def test_a_request_with_much_missing_work_goes_first_once_it_has_waited_long_for
     assert order.key(early, 9.0) < order.key(long, 9.0) < order.key(late, 9.0)
 
 
-def test_where_keys_are_seconds_a_waiting_request_has_its_delay_behind_the_first() -> None:
-    bench = SchedulerBench(preserve(), max_num_seqs=1, order=MissingWork(KNOWN))
-    bench.prefilled("running", 8, max_tokens=50)
-    long, short = bench.add("long", 40), bench.add("short", 8)
-    bench.step()
-    assert short.delay_s == 0.0
-    assert long.delay_s == pytest.approx(long.rank[1] - short.rank[1])
-    other = SchedulerBench(preserve(), max_num_seqs=1, order=ShortestFirst())
-    other.prefilled("running", 8, max_tokens=50)
-    waiting = [other.add(f"{length}", length) for length in (8, 40)]
-    other.step()
-    assert [sequence.delay_s for sequence in waiting] == [0.0, 0.0]
-
-
 # -- starvation --------------------------------------------------------------------------------------------------------
 
 

@@ -116,7 +116,7 @@ def test_what_a_drain_gives_up_ends_with_an_error(scripted: Scripted) -> None:
 def test_a_drain_says_which_calls_run_and_a_second_signal_ends_it(
     make_scripted: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "jinfercept.server")
+    caplog.set_level(logging.INFO, "jinfercept.serve")
     scripted = make_scripted(QWEN)
     with (
         shop(scripted, tmp_path, patience_s=3600, drain_timeout=3600.0) as server,

@@ -1,8 +1,10 @@
 """Sessions of agents: how traces are read, and what their clients send and measure."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -11,7 +13,7 @@ from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from jinfercept.sched.named_profiles import PROFILES
-from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn, SubAgent, scaled_sessions
+from jinfercept.sim.agent_sessions import TOOL, ScriptedSession, ScriptedTurn, SubAgent, scaled_sessions
 from jinfercept.sim.session_clients import SessionClients, SessionLoad, session_tokens
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.trace_files import load_sessions
@@ -123,6 +125,78 @@ def test_sessions_of_lmcache_are_read_from_texts_and_from_numbers(tmp_path: Path
     assert second.turns[1] == ScriptedTurn(350, 20, 320, 7.0, True)
 
 
+def test_a_call_may_name_its_tool_and_clients_call_it_by_that_name(tmp_path: Path) -> None:
+    calls = [[100, 10, 0, 0.0, 1, "tool_use", "bash"], [150, 5, 64, 2.5, 0, "tool_use"], [200, 5, 64, 2.5, 0, "", ""]]
+    [read] = load_sessions(trace(tmp_path, {"id": "a", "calls": calls}))
+    assert [turn.tool for turn in read.turns] == ["bash", TOOL, TOOL]
+    [request] = SessionClients(SessionLoad([read], seed=0, live=1), session_tokens).due(200.0)
+    assert isinstance(request.detector, ScriptedDetector)
+    assert [call.name for calls in request.detector.script.values() for call in calls] == ["bash"]
+
+
+def test_conversations_are_read_from_messages_with_tools_and_delays(tmp_path: Path) -> None:
+    def said(name: str, turn: int, role: str, **values: object) -> dict[str, object]:
+        return {"conversation_id": name, "turn": turn, "role": role} | values
+
+    call = {"id": "1", "function": {"name": "bash", "arguments": "x" * 36}}
+    lines = [
+        said("a", 1, "user", content="u" * 400, system="s" * 80, tools=[]),
+        said("b", 1, "user", content="v" * 40),
+        said("a", 2, "assistant", reasoning_content="r" * 40, tool_calls=[call]),
+        said("a", 3, "tool", tool_results=[{"content": "t" * 180}], delay_seconds=0.25),
+        said("a", 4, "assistant", content="e" * 20),
+        said("b", 2, "assistant", content="w" * 8),
+    ]
+    first, second = load_sessions(trace(tmp_path, *lines))
+    assert (first.name, first.shared) == ("a", 20)
+    written = 10 + len(json.dumps([call])) // 4
+    read = len(json.dumps([{"content": "t" * 180}])) // 4
+    assert first.turns == (
+        ScriptedTurn(120, written, 0, 0.0, True, "bash"),
+        ScriptedTurn(120 + written + read, 5, 120 + written, 0.25, False),
+    )
+    assert second.turns == (ScriptedTurn(10, 2, 0, 0.0, False),)
+    with pytest.raises(ConfigError, match="line 1: a conversation begins with its answer"):
+        load_sessions(trace(tmp_path, said("a", 1, "assistant", content="x")))
+    with pytest.raises(ConfigError, match="line 2: tool_calls is no list of objects"):
+        load_sessions(trace(tmp_path, lines[0], said("a", 2, "assistant", tool_calls="bash")))
+
+
+EDGE = os.environ.get("JINFERCEPT_EDGE_TRACE")
+"""A file of MLCommons' agentic edge workload, as messages or in the compact form. It is not part of the project."""
+
+
+@pytest.mark.skipif(EDGE is None, reason="JINFERCEPT_EDGE_TRACE names no file of MLCommons' edge set")
+def test_the_edge_set_is_read_with_its_tools_and_short_pauses() -> None:
+    sessions = load_sessions(EDGE or "")
+    turns = [turn for session in sessions for turn in session.turns]
+    assert (len(sessions), len(turns)) == (20, 1007)
+    assert {turn.tool for turn in turns} <= {"bash", TOOL}
+    assert median(turn.pause_s for turn in turns) < 0.1
+    assert all(session.longest < 32_000 for session in sessions)
+
+
+def test_the_first_sessions_may_begin_midway_and_their_whole_prompt_is_new_then() -> None:
+    load = SessionLoad([session(1.0, 1.0, 1.0, 1.0)], seed=2, live=1, midway=True)
+    clients = SessionClients(load, session_tokens)
+    prompt = prompt_of_next(clients, 200.0)
+    [record] = clients.records
+    assert record.turn > 0
+    assert record.prompt == len(prompt) > 20
+    assert record.new == record.prompt - 8
+    assert prompt_of_next(clients, 300.0)[: len(prompt)] == prompt
+
+
+def test_more_sessions_that_begin_midway_include_those_of_fewer() -> None:
+    def begun(live: int) -> list[tuple[int, int]]:
+        sessions = [session(*[1.0] * length) for length in (3, 7, 11, 19)]
+        clients = SessionClients(SessionLoad(sessions, seed=3, live=live, midway=True), session_tokens)
+        return sorted((int(request.id.split(".")[0]), len(request.prompt_token_ids)) for request in clients.due(200.0))
+
+    assert begun(2) == begun(3)[:2] == begun(4)[:2]
+    assert len(begun(4)) == 4
+
+
 def test_a_trace_of_no_form_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--trace", trace(tmp_path, {"model": "x", "tokens": 3})]) == 2
     assert "has no known form of a trace; got keys model, tokens" in capsys.readouterr().err
@@ -141,6 +215,7 @@ def test_the_trace_of_agents_ships_and_can_be_scaled() -> None:
     [
         ({"id": "a", "calls": []}, "line 1: this is not a session"),
         ({"id": "a", "calls": [[1, 2]]}, "line 1, call 1: this is not a call of a model"),
+        ({"id": "a", "calls": [[1, 2, 0, 0.0, 0, "", 7]]}, "line 1, call 1: this is not a call of a model"),
         ({"id": "a", "calls": [[1, 2, 0, -1.0, 0, ""]]}, "think_s is no number"),
         ({"id": "a", "parent": "b", "calls": [[1, 2, 0, 0, 0, ""]]}, "parent is missing"),
     ],
@@ -188,6 +263,11 @@ def test_a_turn_that_is_not_served_counts_with_its_time_so_far() -> None:
     report = waiting.run(SessionLoad([session(0.0, prompt=50)], seed=1, live=8, duration_s=1.0))
     assert report["unfinished"] > 0
     assert report["turn_delay_s"]["p99"] > 0.2
+    assert report["longest_wait_s"] == report["turn_delay_s"]["p99"]
+    assert report["turn_delay_of_sessions_s"] > 0
+    assert 0 < report["unserved_share"] < 1
+    assert report["long_waits"] == 0
+    assert 0 <= report["within_limits_share"] <= 1
 
 
 def test_the_time_of_sessions_at_the_door_is_reported_beside_the_delays_of_turns_inside() -> None:

@@ -1,4 +1,4 @@
-"""`python -m studies agents`: contenders in cells, who wins, and ratios to `lru_host` and to the bound."""
+"""`python -m studies agents`: policies and orders in cells, at given numbers of sessions and at the most within limits."""
 
 import json
 from collections.abc import Sequence
@@ -14,11 +14,12 @@ from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import Report, SimulatedLoad, SweepRun
 from jinfercept.sim.trace_files import load_sessions
+from jinfercept.sim.within_limits import most_kept
 from studies.__main__ import main
-from studies.agents.cells import BASELINE, BOUNDS, CONTENDERS, OURS, AgentCell, AgentModel, play
+from studies.agents.cells import ORDERS, AgentCell, AgentModel, contenders, play, search
 from studies.agents.command import StudyAgents
 from studies.agents.regimes import ratio_text
-from studies.agents.report import answer
+from studies.agents.report import matrix_answer, search_answer
 from studies.answer import FinishedRuns, StudyEffort
 
 SMALL = AgentModel("small", "roofline-llama-3-8b-h100-attention", 12_800)
@@ -40,39 +41,96 @@ def trace(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("disk", [0.0, 20.0])
-def test_a_map_has_a_row_for_each_contender_and_its_ratios(
-    disk: float, trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> AgentModel:
     monkeypatch.setattr("studies.agents.cells.MEAN_CONTEXT", 3_000)
-    cell = AgentCell(SMALL, 0.5, 1.0, disk)
-    contenders = (OURS[0], BASELINE, BOUNDS[0])
-    effort = InProcess(True, 1, 0, Console(quiet=True))
-    agent_map = play(effort, load_sessions(trace), [cell], contenders, num_seeds=1, duration_s=10.0)
-    study = answer(agent_map)
-    assert len(agent_map.rows) == len(contenders)
+    return SMALL
+
+
+EFFORT = InProcess(True, 1, 0, Console(quiet=True))
+COMPARED = contenders(["lru_host", "copy_ahead+missing_work"])
+
+
+def test_a_matrix_reports_order_and_policy_apart(small: AgentModel, trace: Path) -> None:
+    cell = AgentCell(small, 0.5, 1.0)
+    study = matrix_answer(play(EFFORT, load_sessions(trace), [cell], COMPARED, num_seeds=2, duration_s=10.0))
     page = study.markdown(None)
-    assert [contender.title for contender in contenders if f"| {contender.title} " not in page] == []
-    assert "small: best mean turn delay" in page
-    own, bound = (agent_map.results[cell, contender.title].mean for contender in (OURS[0], BOUNDS[0]))
-    assert bound > 0.0
-    assert f"{own / bound:.2f} × Bélády's" in page
+    assert [
+        row
+        for row in ("| lru_host | fcfs |", "| lru_host | missing_work |", "| copy_ahead | missing_work |")
+        if row not in page
+    ] == []
+    assert "over sessions, s" in page
+    assert "over 900 s" in page
+    assert len(study.rows) == 2 * len(COMPARED)
+    kinds = [finding.split(": ")[1].split(", ")[-1] for finding in study.findings]
+    assert kinds == ["the order", "the policy", "both", "the best first"]
+    assert f"{cell}: mean turn delay, the policy: copy_ahead, missing_work has" in study.findings[1]
 
 
-def test_the_grid_has_every_pool_of_every_model_and_cells_are_chosen_by_their_parts() -> None:
-    grid = StudyAgents(full=True).cells()
-    assert len(grid) == 3 * 5 * 5
-    assert {cell.live for cell in grid} == {4, 8, 13, 19, 38}
+def test_a_search_has_the_agents_of_each_cell_with_their_spread_and_a_picture() -> None:
+    cells = [AgentCell(SMALL, None, 0.0), AgentCell(SMALL, None, 1.0)]
+    tried = {
+        (cell, contender, seed): {8: 0.97, 12: 0.9} if seed else {4: 0.97, 8: 0.9}
+        for cell in cells
+        for contender in COMPARED
+        for seed in range(2)
+    }
+    study = search_answer(tried)
+    page = study.markdown(None)
+    assert "| policy | order | small, host 0 × | small, host 1 × |" in page
+    assert "| lru_host | missing_work | 6 (4–8) | 6 (4–8) |" in page
+    assert "1.00 × (1.00–1.00)" in study.findings[0]
+    assert len(study.panels) == 1
+
+
+class NineServed(StudyEffort):
+    """Answers without playing: nine sessions keep the limits, ten do not."""
+
+    def play(self, runs: Sequence[SweepRun]) -> list[Report]:
+        return [{"within_limits_share": 1.0 if len(run.load.arrivals) < 10 else 0.5} for run in runs]
+
+
+def test_a_search_plays_sessions_that_begin_midway(small: AgentModel, trace: Path) -> None:
+    effort = NineServed(True, 1, 0, Console(quiet=True))
+    tried = search(
+        effort, load_sessions(trace), [AgentCell(small, None, 1.0)], COMPARED[:1], num_seeds=2, duration_s=9.0
+    )
+    assert {seed: most_kept(shares) for (_, _, seed), shares in tried.items()} == {0: 9, 1: 9}
+
+
+def test_cells_are_chosen_by_their_parts() -> None:
     chosen = StudyAgents(model=("70B",), device=("0.1,0.5",), host=("2",)).cells()
     assert [str(cell) for cell in chosen] == [f"70B, 8 × A100, device {device} ×, host 2 ×" for device in (0.1, 0.5)]
-    assert {cell.disk for cell in StudyAgents(disk=20.0).cells()} == {20.0}
+    assert [cell.live for cell in chosen] == [38, 8]
+    assert [str(cell) for cell in StudyAgents(within_limits=True).cells()] == ["8B, H100, host 1 ×"]
 
 
-def test_a_contender_that_does_not_exist_is_refused_before_anything_runs(
-    trace: Path, capsys: pytest.CaptureFixture[str]
+def test_every_policy_is_compared_under_every_order_that_it_admits() -> None:
+    titles = [contender.title for contender in contenders(["continuum", "copy_ahead"])]
+    assert titles == [
+        *(f"continuum, {order}" for order in ("fcfs", "missing_work", "programs")),
+        *(f"copy_ahead, {order}" for order in ("fcfs", "missing_work")),
+    ]
+    [own] = contenders(["examples.rivals.mori:IdlenessTiers+examples.rivals.mars:FeedbackLevels"])
+    assert own.title == "IdlenessTiers, FeedbackLevels"
+    assert {contender.estimator for contender in contenders() if contender.policy == "belady"} == {"oracle"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--contender", "mary"], "no such policy; got mary (did you mean 'mars'?)"),
+        (["--contender", "lru+sooner"], f"no such order; got sooner; fix: one of {', '.join(ORDERS)}"),
+        (["--within-limits", "--device", "0.3"], "--within-limits and --device cannot be combined"),
+        (["--model", "9B"], "no such model"),
+    ],
+)
+def test_a_study_that_cannot_be_is_refused_before_anything_runs(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["agents", "--trace", str(trace), "--contender", "sagas"]) == 2
-    assert f"one of {', '.join(contender.title for contender in CONTENDERS)}" in capsys.readouterr().err
+    assert main(["agents", *flags]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_finished_runs_are_not_played_again_and_others_are_none_of_them(trace: Path, tmp_path: Path) -> None:
@@ -96,7 +154,7 @@ def _run(sessions: Sequence[ScriptedSession], seed: int) -> SweepRun:
 
 
 def test_policies_are_compared_under_the_same_order_by_paired_seeds(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--regime", "2.5/s", "--seeds", "2", "--duration", "12", "--jobs", "1"]
+    arguments = ["--quick", "--regime", "2.5/s", "--seeds", "2", "--duration", "12", "--jobs", "1"]
     assert main(["regimes", *arguments, "--policy", "lru_host"]) == 0
     [row] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("small contexts, 2.5/s")]
     assert row.count("1.00 (1.00-1.00)") == 2

@@ -1,4 +1,4 @@
-"""`python -m studies calls`: scripts of calls, its tables and files, in virtual time and in real time."""
+"""`python -m studies calls`: scripts of calls, its tables and files, in virtual time."""
 
 import csv
 import json
@@ -16,12 +16,9 @@ from jinfercept.sched.profile import Profile
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
 from studies.__main__ import main
-from studies.calls import in_real_time as calls_in_real_time
 from studies.calls.alone import LONGEST_FIRST, AloneCell, at_token_s, excess, play_cell
-from studies.calls.in_real_time import measure_calls, real_table
 from studies.calls.markup import CALL_MODES, CallArrival, call_loads, make_call_request, scripted_tokenizer, text_of
 from studies.calls.scripts import CallMix, CallScript, ScriptedCall, formula_s, priced
-from tests.support.tiny_model import tiny_llm
 
 GPTJ, LLAMA = PROFILES["paper-gptj-6b-a100"], PROFILES["roofline-llama-3-70b-4xa100"]
 MIXES = (CallMix(1), CallMix(2, 0.9), CallMix(5, 0.5, 2, "heavy"), CallMix(16, 0.2), CallMix(8, 0.6, 4))
@@ -156,8 +153,6 @@ def test_the_command_prints_tables_and_writes_files(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--model", "smollm2-135m"], "--model is for --real"),
-        (["--real", "--plot", "a.png"], "--real has a table alone"),
         (["--estimator", "oracle"], "no such estimator"),
         (["--token-ms", "0"], "--token-ms is too small"),
         (["--kv-tokens", "100"], "--kv-tokens is too small"),
@@ -191,26 +186,3 @@ def test_loads_have_the_same_work_in_every_mode() -> None:
     ]
     assert first == others[0] == others[1]
     assert len(first) > 5
-
-
-@pytest.mark.slow
-def test_a_request_in_real_time_reads_every_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds are not compared here: `python -m studies calls --real` shows them."""
-    mix = CallMix(2, 0.2, 2, decode=(24, 26), returned=(2, 3))
-    monkeypatch.setattr(calls_in_real_time, "MIXES", {"two": mix})
-    with tiny_llm(
-        tokenizer=scripted_tokenizer(),
-        kv_tokens=400,
-        max_model_len=128,
-        max_num_seqs=1,
-        max_num_batched_tokens=8,
-        lazy=False,
-    ) as llm:
-        measurements = measure_calls(llm, 0, ["two"], 1, lambda: None)
-        interceptions = llm.counters.interceptions
-    assert [measurement.calls for measurement in measurements] == list(CALL_MODES)
-    assert interceptions >= 2 * len(CALL_MODES)
-    for measurement in measurements:
-        assert measurement.formula_s > measurement.writing_s > 0
-        assert measurement.latency_s > 0
-    assert [row[1] for row in real_table(measurements).rows] == list(CALL_MODES)
