@@ -76,7 +76,7 @@ class MeasuredOverload:
     seconds: float = 30.0
     """of every load"""
     limit: float = 2.0
-    """seconds to a first token: what counts as goodput, and the server's --first-token-limit"""
+    """seconds to a first token: what counts as goodput"""
     prompt_tokens: int = 24
     """of every request"""
     new_tokens: int = 96
@@ -89,7 +89,7 @@ class MeasuredOverload:
     """of the arrivals"""
     out: Maybe[str] = None
     """folder to write a page and a picture to"""
-    engine: Annotated[EngineOptions, engine_flags("seed", *HOSTS)]
+    engine: Annotated[EngineOptions, engine_flags("seed", "overload", *HOSTS)]
 
     def run(self) -> int:
         """Measure; returns the exit status. Raises `ConfigError` if the options make no sense."""

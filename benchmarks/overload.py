@@ -1,7 +1,7 @@
 """`python -m benchmarks overload`: a server past saturation, and a greedy key beside modest ones, with real clients over HTTP.
 
 Requests arrive as Poisson processes, whether the server keeps up or not. What it serves in a second is measured first, by more
-clients than it runs requests, for each server anew. One server takes everything; another one has `--first-token-limit`.
+clients than it runs requests, for each server anew. One server has `--overload serve`, another one `refuse`.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class OverloadBench(NamedTuple):
         model: as for `jinfercept serve`.
         flags: options of the engine.
         prompt_tokens, new_tokens: of every request.
-        limit_s: seconds to a first token, of goodput and of `--first-token-limit`.
+        limit_s: seconds to a first token, of goodput.
         seconds: of every load.
         clients: that measure saturation.
         seed: of the arrivals; those of the keys are of this seed and the next ones.
@@ -78,12 +78,12 @@ class OverloadBench(NamedTuple):
                 "\n".join(f'[{key}]\nkey = "{key}"' for key in (*MODEST, GREEDY, LOADING)), encoding="utf-8"
             )
             flags = {**self.flags, "api_key_file": keys, "max_queue_len": 100_000}
-            with child_server(self.model, flags) as taking:
+            with child_server(self.model, flags | {"overload": "serve"}) as taking:
                 console.print("saturation")
                 rate = asyncio.run(self._saturation(taking))
                 by_load = dict(self._loads("takes all", taking, rate, console))
                 by_key = dict(self._keys("fair", taking, rate, console))
-            with child_server(self.model, {**flags, "first_token_limit": self.limit_s}) as refusing:
+            with child_server(self.model, flags | {"overload": "refuse"}) as refusing:
                 console.print("saturation")
                 rate = asyncio.run(self._saturation(refusing))
                 by_load |= self._loads("refuses early", refusing, rate, console)

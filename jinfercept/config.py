@@ -284,6 +284,11 @@ class SchedulingOptions:
         "which request is computed next: fcfs; missing_work: the one that lacks the least work, unless another has waited "
         "long for its own; or your own as path.py:Class",
     )
+    overload: Literal["queue", "refuse", "serve"] = option(
+        "queue",
+        "what becomes of new conversations while requests wait too long, or memory has no room for more contexts: they wait at "
+        "the door, which is queue; refuse: they are answered 429; serve: they are served like all others",
+    )
     profile: str | None = option(
         None,
         "what steps and transfers cost: a named profile, a JSON file, `quick` or `measure` to measure at this start; "
@@ -375,6 +380,7 @@ class RestartOptions(TypedDict, total=False):
     max_chunk_tokens: int | None
     chunked_prefill: bool | None
     preemption: PreemptionChoice
+    overload: Literal["queue", "refuse", "serve"]
     speculative_config: str | dict[str, Any] | None
     pipeline_depth: int
     check_pages: bool

@@ -168,7 +168,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Times in seconds of the engine's clock; token counts over the request's life."""
+    """Times in seconds of the engine's clock, `door_s` at the door; token counts over the request's life."""
 
     arrival_s: float
     first_token_s: float | None
@@ -178,6 +178,7 @@ class RequestMetrics:
     copied_out_tokens: int
     copied_in_tokens: int
     preemptions: int
+    door_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ USUAL = (
     "api_key",
     "api_key_file",
     "allowed_hosts",
-    "first_token_limit",
     "state_url",
     "chat_template",
     "tool_call_parser",
@@ -45,6 +44,7 @@ USUAL = (
     "swap_space",
     "kv_disk",
     "policy",
+    "overload",
 )
 """Options that `jinfercept serve --help` shows."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Annotated
+from typing import Annotated, Literal
 
 from rich.console import Console
 from tyro import conf
@@ -97,6 +97,8 @@ class Simulate:
             f"{_SERVED.policy} {_SERVED.order}, as served)"
         ),
     ] = ()
+    overload: Literal["queue", "serve"] = "serve"
+    """new sessions for which there is no room: they wait at the door (docs/serving.md), or are served like all others"""
     burstiness: float = 1.0
     """variation of gaps; 1 is Poisson"""
     duration: float = 1200.0
@@ -323,6 +325,7 @@ class Simulate:
             chunked_prefill=self.options.get("chunked_prefill"),
             preemption=self.options.get("preemption", "policy"),
             order=order,
+            overload=self.overload,
             limits=LatencyLimits(self.first_token_limit, self._per_token_s),
         )
 

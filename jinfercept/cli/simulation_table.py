@@ -37,6 +37,9 @@ _SESSION_COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "p50": lambda report: report["turn_delay_s"]["p50"],
     "p90": lambda report: report["turn_delay_s"]["p90"],
     "p99": lambda report: report["turn_delay_s"]["p99"],
+    "longest": lambda report: report["longest_wait_s"],
+    "door s": lambda report: report["door_s"]["mean"],
+    "with door": lambda report: report["turn_delay_with_door_s"]["mean"],
     "session s": lambda report: report["session_delay_s"]["mean"],
     "turns/s": lambda report: report["turns_per_s"],
     "good/s": lambda report: report["good_turns_per_s"],
@@ -65,7 +68,9 @@ wall s    seconds that the simulation took"""
 SESSION_LEGEND = """\
 delay s   turn delay: seconds from a turn's submission (its tool has returned, its person has written) to its first token; turns
           without one count with their time so far; mean over turns, of several seeds the mean and the range
-p50, …    the same, exceeded by half, a tenth and a hundredth of the turns
+p50, …    the same, exceeded by half, a tenth and a hundredth of the turns, and of the turn that waited longest
+door s    seconds at the door before that, with --overload queue: mean over the first turns of sessions
+with door turn delay with the seconds at the door
 session s session delay: all seconds of a session, so far, that were not its tools' or its person's, mean
 turns/s   turns finished per second
 good/s    those of them within the limits: --first-token-limit and a second more for each 10,000 new tokens, --per-token-limit

@@ -196,7 +196,7 @@ class AsyncCallQueue:
         lasted_s = max(result.duration_s - start_s for result, start_s in zip(results, began, strict=True))
         waited_s = self._clock.now() - sequence.paused_s
         tokens, shown = self._read_queue()
-        session.resumed_s = self._clock.now()
+        session.resumed_s = sequence.since_s = self._clock.now()
         duration_s, span = min(waited_s, max(0.0, lasted_s)), (start, start + len(tokens))
         session.interceptions[-1] = Interception(pause.calls, results, span, duration_s, began_s=pause.began_s)
         self._scheduler.resume(sequence, tokens)

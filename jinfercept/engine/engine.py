@@ -90,8 +90,8 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the waiting queue, and arrivals that the next step takes in."""
-        return len(self._arrivals) + len(self.scheduler.waiting)
+        """Sequences in the waiting queue and at the door, and arrivals that the next step takes in."""
+        return len(self._arrivals) + len(self.scheduler.waiting) + len(self.scheduler.door.sequences)
 
     def num_waiting_by_tenant(self, tenants: Iterable[str]) -> dict[str, int]:
         """Waiting requests of each of these tenants; 0 for a tenant that has none."""
@@ -114,6 +114,13 @@ class Engine:
         self.requests.retained.clear(self._clock.now())
         self.scheduler.kv.drop_prefixes()
         return not self.has_work
+
+    def place_at_door(self, request_id: str) -> int:
+        """The place of a submitted request at the door, from 1; 0 if it does not wait there."""
+        while self._arrivals and request_id not in self.requests:
+            self._take_in()
+        at_door = [sequence.id for sequence in self.scheduler.door.sequences]
+        return at_door.index(request_id) + 1 if request_id in at_door else 0
 
     @property
     def has_work(self) -> bool:
@@ -207,7 +214,7 @@ class Engine:
     def _go_on(self) -> None:
         """Plan and dispatch the next iteration, and collect one."""
         now = self._clock.now()
-        if self.requests.retained.sequences:
+        if self.requests.retained.groups:
             self.requests.retained.expire(now)
         if self.disk is not None:
             self.disk.read_ahead(now)
@@ -238,6 +245,10 @@ class Engine:
 
     def _poll(self) -> None:
         """Take in the next arrivals, and the results of calls."""
+        self._take_in()
+        self.requests.poll()
+
+    def _take_in(self) -> None:
         for _ in range(min(_MOST_TAKEN_IN, len(self._arrivals))):
             item = self._arrivals.popleft()
             if not isinstance(item, Request):
@@ -251,7 +262,6 @@ class Engine:
                 self.requests.open(item)
         if self._arrivals:
             self.wake.set()  # the rest is for the next step
-        self.requests.poll()
 
     def _collect(self) -> None:
         """Wait for the oldest plan in flight, and apply its result."""

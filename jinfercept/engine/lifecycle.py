@@ -26,14 +26,10 @@ from jinfercept.request import Request
 from jinfercept.sched.plan import Masks, StepResult, TokenLogprobs
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.sched.sequence import CallDuration, FirstWait, State
+from jinfercept.sched.sequence import CallDuration, State
 from jinfercept.sched.speculation import kept
-from jinfercept.tenants import ExpiringEntries, Quota
 
 log = logging.getLogger(__name__)
-
-_MOST_ABORTED, _ABORTED_S = 4096, 60.0
-"""Maximum aborted prompts whose waits are kept, and the seconds for which they are."""
 
 
 @final
@@ -87,7 +83,6 @@ class RequestLifecycle:
         self.num_finished = self.weights_version = 0
         self.events: list[Event] = []
         self._ids: dict[str, object] = {}  # of requests that are reserved or open
-        self._aborted = ExpiringEntries[FirstWait](Quota(_MOST_ABORTED), _ABORTED_S, clock.now)
         self._sessions: dict[str, Session] = {}
         self._with_grammar: dict[str, Session] = {}  # those of them whose tokens a grammar allows
 
@@ -130,11 +125,9 @@ class RequestLifecycle:
             return
         sequence = session.sequence
         self._sessions[request.id] = session
-        if self._aborted and request.leader is None:
-            sequence.repeats = self._aborted.use(name := _prompt_name(session))
-            self._aborted.remove(name)
-        if not (self.retained.sequences and self.retained.extend(request, sequence, self.clock.now())):
-            self.scheduler.add(sequence)
+        if not (self.retained.groups and self.retained.extend(request, sequence, now)):
+            begins = request.follow_up is not None and request.continues is None
+            self.scheduler.add(sequence, at_door=now if begins else None)
         try:
             session.open_readers(self._open_text)
             if session.constraint is not None:
@@ -163,17 +156,9 @@ class RequestLifecycle:
             self._intercept(session, calls, self.clock.now())
 
     def abort(self, request_id: str) -> None:
-        """End a request in whatever state it is; an id that is not open is ignored.
-
-        A client that sends the prompt again goes on waiting where it was. Else the prompts of impatient clients, half computed
-        for each, would evict each other for ever.
-        """
+        """End a request in whatever state it is; an id that is not open is ignored."""
         session = self._sessions.get(request_id)
         if session is not None:
-            sequence, tenant = session.sequence, session.request.tenant
-            since_s = sequence.arrival_s if sequence.repeats is None else sequence.repeats.since_s
-            if session.request.leader is None:
-                self._aborted.put(tenant, _prompt_name(session), FirstWait(sequence.order, since_s), 1)
             self._finish(session, "abort", None)
 
     def end_all(self, reason: FinishReason, failure: BaseException | None) -> None:
@@ -394,7 +379,7 @@ class RequestLifecycle:
             return
         start = session.num_written
         shown = session.read_external(tokens)
-        session.resumed_s = self.clock.now()
+        session.resumed_s = sequence.since_s = self.clock.now()
         waited_s = session.resumed_s - sequence.paused_s
         if session.transcript is not None:
             session.transcript.resumed(pause.calls, rendered)
@@ -446,6 +431,8 @@ class RequestLifecycle:
         expects = request.follow_up is not None and reason in ("stop", "length")
         if not (expects and self.retained.keep(session, now)):
             self.scheduler.finish(sequence, now)
+            if reason == "abort" and request.leader is None:
+                self.retained.remember(session, now)
         self.num_finished += 1
         del self._sessions[request.id]
         self._with_grammar.pop(request.id, None)
@@ -455,10 +442,3 @@ class RequestLifecycle:
         if session.transcript is not None:
             output = session.with_messages(output, rest, self.events)
         self.events.append(Finished(request.id, output, rest, failure))
-
-
-def _prompt_name(session: Session) -> str:
-    """The same for two requests of a tenant with the same prompt and salt."""
-    sequence = session.sequence
-    prompt = sequence.tokens[: sequence.external_spans[0][1]].tobytes()
-    return str(hash((sequence.tenant, sequence.context.root, prompt)))

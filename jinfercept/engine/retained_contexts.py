@@ -1,8 +1,10 @@
-"""Contexts of finished requests that stay for a follow-up request: keeps, finds, extends and drops them. Plans nothing.
+"""Conversations and their contexts, which stay for a follow-up request: keeps, finds, extends and drops them. Plans nothing.
 
 To the scheduler a retained context is an intercepted sequence, which waits for a tool that the client runs or for the reader
-of the answer. So one order of eviction covers all paused contexts, and a retained one loses its pages one by one. The number of
-retained contexts is shared fairly between tenants (`Quota`), and no tenant finds or drops a context of another tenant.
+of the answer. So one order of eviction covers all paused contexts, and a retained one loses its pages one by one. A
+conversation that has lost all of them, or whose last request was aborted, stays without a context: its next request does not
+wait at the door, and a client that gives up and asks again goes on waiting where it was. The number of conversations is shared
+fairly between tenants (`Quota`), and no tenant finds or drops one of another tenant.
 """
 
 from array import array
@@ -12,43 +14,47 @@ from jinfercept.engine.session import Session
 from jinfercept.kv.extent import TOKEN_BYTES, common_pages, token_bytes
 from jinfercept.request import Request
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.sched.sequence import PendingCall, Sequence
+from jinfercept.sched.sequence import PendingCall, Sequence, State
 from jinfercept.tenants import Quota
 
 MAX_CONTEXTS = 1024
-"""Retained contexts. Beyond them the tenant that has most loses its oldest."""
+"""Conversations. Beyond them the tenant that has most loses its oldest."""
 
 MAX_AGE_S = 3600.0
-"""Seconds after which a retained context is dropped."""
+"""Seconds after which a conversation is forgotten."""
+
+AGAIN_S = 300.0
+"""Seconds for which an aborted request keeps its place for one that repeats it."""
 
 
 class _Retained(NamedTuple):
-    """A retained context.
+    """A conversation.
 
     Attributes:
-        sequence: the finished request's, intercepted.
+        sequence: of its last request, intercepted; or finished, if it has no context.
         prompt_tokens: tokens on the full pages of its prompt; 0: requests with this prompt do not follow it.
         session: name of the session; "" if it has none.
-        ends_in_calls: whether the request's last turn ended in calls.
+        keeps_place: whether the follow-up waits by the arrival of the last request, which ended in calls or was aborted.
     """
 
     sequence: Sequence
     prompt_tokens: int
     session: str
-    ends_in_calls: bool
+    keeps_place: bool
 
 
 @final
 class RetainedContexts:
-    """The retained contexts of one scheduler.
+    """The conversations of one scheduler.
 
     Args:
         scheduler: holds their sequences.
-        max_age_s: seconds after which one is dropped.
-        max_per_tenant: retained contexts of one tenant; None: only `max_contexts` limits them.
+        max_age_s: seconds after which one is forgotten.
+        max_per_tenant: conversations of one tenant; None: only `max_contexts` limits them.
 
     Attributes:
-        sequences: of the finished requests, by id, intercepted.
+        sequences: of the finished requests that have a context, by id, intercepted.
+        groups: all conversations by the tenant and the name of the tree of their pages: no two tenants or salts share any.
     """
 
     def __init__(
@@ -62,9 +68,9 @@ class RetainedContexts:
         self._scheduler = scheduler
         self._max_age_s = max_age_s
         self._quota = Quota(max_contexts, most_of_tenant=max_per_tenant)
-        self.sequences: dict[str, Sequence] = {}  # by request id
-        # Their contexts, by the tenant and the name of the tree of the pages, so that no two tenants or salts share any.
-        self._groups: dict[tuple[str, bytes], dict[str, _Retained]] = {}
+        self.sequences: dict[str, Sequence] = {}
+        self._without: dict[str, Sequence] = {}  # of conversations that have no context
+        self.groups: dict[tuple[str, bytes], dict[str, _Retained]] = {}
         self._unchecked: list[str] = []  # request ids that this round of `expire` has not come to
 
     def keep(self, session: Session, now: float) -> bool:
@@ -83,21 +89,34 @@ class RetainedContexts:
             PendingCall(follow_up.reader, (sequence.id, "returns", 0), follow_up.expected_s, sequence.tenant, "reader"),
         )
         self._scheduler.intercept(sequence, now, pending)
-        size = self._scheduler.kv.page_size
-        num_full = len(session.request.prompt_token_ids) // size * size
-        group = self._groups.setdefault(_group_of(sequence), {})
-        if follow_up.session and (before := _of_session(group, follow_up.session)) is not None:
-            self.drop(before.sequence.id, now)
-        retained = _Retained(sequence, num_full, follow_up.session or "", bool(session.client_calls))
         self.sequences[sequence.id] = sequence
-        self._groups.setdefault(_group_of(sequence), group)[sequence.id] = retained
-        self._quota.add(sequence.tenant, sequence.id)
-        while (name := self._quota.victim(sequence.tenant)) is not None:
-            self.drop(name, now)
+        self._add(session, bool(session.client_calls), now)
         return True
 
+    def remember(self, session: Session, now: float) -> None:
+        """Remember the conversation of an aborted request, and its place.
+
+        Else the prompts of impatient clients, half computed for each, would evict each other for ever.
+        """
+        session.sequence.paused_s = now
+        self._without[session.sequence.id] = session.sequence
+        self._add(session, True, now)
+
+    def _add(self, session: Session, keeps_place: bool, now: float) -> None:
+        request, sequence, size = session.request, session.sequence, self._scheduler.kv.page_size
+        name = request.follow_up.session if request.follow_up is not None else ""
+        if name and (before := _of_session(self.groups.get(_group_of(sequence), {}), name)) is not None:
+            self.drop(before.sequence.id, now)
+        num_full = len(request.prompt_token_ids) // size * size
+        retained = _Retained(sequence, num_full, name, keeps_place)
+        self.groups.setdefault(_group_of(sequence), {})[sequence.id] = retained
+        self._quota.add(sequence.tenant, sequence.id)
+        while (victim := self._quota.victim(sequence.tenant)) is not None:
+            self.drop(victim, now)
+
     def extend(self, request: Request, sequence: Sequence, now: float) -> bool:
-        """Hand the retained context that a request follows to its new sequence, and queue that; False if it follows none.
+        """Queue the sequence of a request that goes on with a known conversation, on its retained context if it has one; False
+        if it begins one.
 
         A retained context that the request or its session names, and that shares no full page with the request, is dropped;
         so is that of a finished request with the same id.
@@ -105,21 +124,28 @@ class RetainedContexts:
         Args:
             sequence: of the request, not added to the scheduler yet.
         """
-        self.drop(request.id, now)
+        if request.id in self.sequences:
+            self.drop(request.id, now)
         retained = self._followed(request, sequence)
+        if retained is None or retained.sequence.id != request.id:
+            self.drop(request.id, now)
         if retained is None:
             return False
-        num_tokens = _shared(retained.sequence, sequence.tokens)
-        if num_tokens < self._scheduler.kv.page_size or sequence.wants_computation:
-            self.drop(retained.sequence.id, now)
-            return False
-        self._forget(retained.sequence)
-        self._scheduler.extend(retained.sequence, sequence, num_tokens, now, in_place=retained.ends_in_calls)
+        before, scheduler = retained.sequence, self._scheduler
+        has_context, num_tokens = before.state is State.INTERCEPTED, _shared(before, sequence.tokens)
+        if has_context and num_tokens >= scheduler.kv.page_size and not sequence.wants_computation:
+            self._forget(before)
+            scheduler.extend(before, sequence, num_tokens, now, in_place=retained.keeps_place)
+            return True
+        again = not has_context and retained.keeps_place and now - before.paused_s <= AGAIN_S
+        self.drop(before.id, now)
+        scheduler.add(sequence, before if again else None, at_door=now if before.at_door else None)
         return True
 
     def drop(self, request_id: str, now: float) -> bool:
-        """Drop a request's retained context: its private pages are free, its shareable ones cached. False if it has none."""
-        sequence = self.sequences.get(request_id)
+        """Forget a request's conversation: the private pages of its context are free, its shareable ones cached. False if it is
+        not known."""
+        sequence = self.sequences.get(request_id) or self._without.get(request_id)
         if sequence is None:
             return False
         self._forget(sequence)
@@ -127,29 +153,38 @@ class RetainedContexts:
         return True
 
     def expire(self, now: float) -> None:
-        """Check one retained context, the next in turn: drop it if it is too old or has lost every page."""
+        """Check one conversation with a context, the next in turn, and the first of those without: forget what is too old, and
+        a context that has no page left."""
+        oldest = next(iter(self._without.values()), None)
+        if oldest is not None and now - oldest.paused_s > self._max_age_s:
+            self.drop(oldest.id, now)
         if not self._unchecked:
             self._unchecked = list(self.sequences)
         while self._unchecked:
             sequence = self.sequences.get(self._unchecked.pop())
             if sequence is not None:
-                if now - sequence.paused_s > self._max_age_s or sequence.context.is_lost:
+                if now - sequence.paused_s > self._max_age_s:
                     self.drop(sequence.id, now)
+                elif sequence.context.is_lost:
+                    self._without[sequence.id] = self.sequences.pop(sequence.id)
+                    self._scheduler.finish(sequence, now)
+                    group = self.groups[_group_of(sequence)]
+                    group[sequence.id] = group[sequence.id]._replace(keeps_place=False)
                 return
 
     def clear(self, now: float) -> None:
-        for request_id in list(self.sequences):
+        for request_id in (*self.sequences, *self._without):
             self.drop(request_id, now)
 
     def keep_named(self) -> None:
         """From now on, only requests that name them follow the present contexts, by the finished request or by the session."""
-        for group in self._groups.values():
+        for group in self.groups.values():
             group.update({name: retained._replace(prompt_tokens=0) for name, retained in group.items()})
 
     def _followed(self, request: Request, sequence: Sequence) -> _Retained | None:
-        """The retained context that a request names, or its session; else the one whose prompt the request goes on from, the
+        """The conversation that a request names, or its session; else the one whose prompt the request goes on from, the
         longest of these prompts, and where several have it the one that shares most tokens."""
-        group, tokens, size = self._groups.get(_group_of(sequence), {}), sequence.tokens, self._scheduler.kv.page_size
+        group, tokens, size = self.groups.get(_group_of(sequence), {}), sequence.tokens, self._scheduler.kv.page_size
         if request.follows is not None and (named := group.get(request.follows)) is not None:
             return named
         follow_up = request.follow_up
@@ -158,17 +193,17 @@ class RetainedContexts:
         best, best_key = None, (0, 0, "")
         for name, retained in group.items():
             end, before = retained.prompt_tokens, retained.sequence.tokens
-            if best_key[0] <= end < len(tokens) and end and tokens[end - size : end] == before[end - size : end]:
+            if best_key[0] <= end <= len(tokens) and end and tokens[end - size : end] == before[end - size : end]:
                 key = end, _shared(retained.sequence, tokens), name
-                if key[1] >= end and key > best_key:
+                if tokens[:end] == before[:end] and key > best_key:
                     best, best_key = retained, key
         return best
 
     def _forget(self, sequence: Sequence) -> None:
-        group = self._groups[_group_of(sequence)]
-        del self.sequences[sequence.id], group[sequence.id]
+        group = self.groups[_group_of(sequence)]
+        del (self.sequences if sequence.id in self.sequences else self._without)[sequence.id], group[sequence.id]
         if not group:
-            del self._groups[_group_of(sequence)]
+            del self.groups[_group_of(sequence)]
         self._quota.remove(sequence.tenant, sequence.id)
 
 

@@ -294,6 +294,7 @@ class Session:
             copied_out_tokens=sequence.usage.copied_out,
             copied_in_tokens=sequence.usage.copied_in,
             preemptions=sequence.usage.preemptions,
+            door_s=now - sequence.arrival_s if sequence.at_door else sequence.door_s,
         )
         scores = None if params.prompt_logprobs is None else self.prompt_logprobs
         return RequestOutput(

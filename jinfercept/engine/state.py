@@ -22,7 +22,8 @@ class EngineState:
         num_device_pages: pages of the device's pool.
         num_host_pages: pages of the host's pool.
         num_running: requests that are computed.
-        num_waiting: requests that wait for their turn.
+        num_waiting: requests that wait for their turn, those at the door too.
+        num_at_door: those that wait at the door.
         num_intercepted: requests that are paused.
         num_retained: retained contexts of finished requests.
         has_work: whether any request is not finished.
@@ -38,6 +39,7 @@ class EngineState:
     num_host_pages: int
     num_running: int
     num_waiting: int
+    num_at_door: int
     num_intercepted: int
     num_retained: int
     has_work: bool
@@ -64,6 +66,7 @@ class EngineState:
             num_host_pages=occupancy.host_total,
             num_running=len(stats.running),
             num_waiting=engine.num_waiting,
+            num_at_door=len(engine.scheduler.door.sequences),
             num_intercepted=len(engine.scheduler.intercepted) - engine.num_retained,
             num_retained=engine.num_retained,
             has_work=engine.has_work,

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
+from jinfercept.sched.door import Overload
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.order import Order
 from jinfercept.sched.orders import OrderChoice, make_order
@@ -23,7 +24,7 @@ class SchedulerLimits(NamedTuple):
         buckets: query tokens of the executables, ascending.
         max_chunk_tokens: query tokens of one sequence in one step; None: no limit of its own.
         chunked_prefill: None: as the policy was published, where the largest step holds the longest sequence.
-        preemption: see `Scheduler`.
+        preemption, overload: see `Scheduler`.
     """
 
     buckets: tuple[int, ...]
@@ -33,6 +34,7 @@ class SchedulerLimits(NamedTuple):
     chunked_prefill: bool | None = None
     preemption: Preemption = "policy"
     speculation: SpeculationLimits = NO_DRAFTS
+    overload: Overload = "serve"
 
     def chunks(self, policy: PolicyChoice) -> bool:
         """Whether prefill is chunked under a policy.
@@ -78,6 +80,7 @@ class SchedulerBuild:
             whole_prompts=not self.chunks,
             preemption=limits.preemption,
             order=self.order,
+            overload=limits.overload,
             speculation=limits.speculation,
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast, final, get_type_hints
 
-from jinfercept.errors import ConfigError, PluginError, describe_failure, is_users_interrupt, shown
+from jinfercept.errors import PluginError, describe_failure, is_users_interrupt
 from jinfercept.kv.context import bounds
 from jinfercept.sched.plugins import build_plugin, label, methods_of, source_line
 from jinfercept.sched.policy import Action, Move, Mover
@@ -74,7 +74,6 @@ class Guard:
         watch: of every call; None: there is none.
 
     Raises:
-        ConfigError: from the constructor: an attribute is no whole number from 0 on where the Protocol has a number.
         PluginError: from any method: the object raised, or answered what is no number of the method's range, no move of pages
             of that sequence, or the same move of a page twice, in one order.
     """
@@ -88,12 +87,6 @@ class Guard:
         self.watch: CallWatch | None = None
         for name, hint in get_type_hints(protocol).items():
             constant = getattr(value, name)
-            if hint is int and (not isinstance(constant, int) or constant < 0):
-                raise ConfigError(
-                    f"the {plugin} has a {name} that is no number of overtakings",
-                    got=shown(constant),
-                    fix="a whole number, at least 0",
-                )
             setattr(self, name, hint(constant))
         for name in methods_of(protocol):
             setattr(self, name, partial(self._ask, name, getattr(value, name)))

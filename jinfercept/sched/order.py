@@ -2,8 +2,8 @@
 
 Waiting sequences are new, or their calls have returned, or they were preempted. First come first served, by original arrival,
 is the default and needs no order. Under an `Order` they start by ascending keys, with two exceptions that the scheduler makes
-itself: a smaller `priority` goes before every key, and a sequence that was overtaken `patience` times goes before every key of
-its priority. While tenants compete, the order applies within each tenant. Running sequences are never preempted by an order.
+itself: a smaller `priority` goes before every key, and a sequence that has waited for `queues.LONGEST_S` goes before every key
+of its priority. While tenants compete, the order applies within each tenant. No order preempts running sequences.
 
 While one tenant is served, running sequences that lack more than one token get their chunks in the same order: one whose prompt
 is being computed keeps its pages and its slot while sequences with smaller keys start and are computed before it.
@@ -23,14 +23,7 @@ class Order(Protocol):
     running sequence that lacks more than one token; for a waiting one when it begins to wait, and then again for
     `ranking.REFRESHED` waiting sequences per plan, in turn, so that a plan costs the same
     whether ten or ten thousand wait: it may depend on time, but slowly.
-
-    Attributes:
-        patience: overtakings after which a waiting sequence goes first, at least 0. A sequence is overtaken when one of its
-            tenant starts that first come first served would start later. It is overtaken at most so often between two
-            interceptions. Constant.
     """
-
-    patience: int = 1024
 
     @abstractmethod
     def key(self, sequence: Sequence, now: float) -> float:

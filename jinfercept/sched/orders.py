@@ -42,35 +42,21 @@ class PositionPrice:
 
 @final
 class MissingWork(Order):
-    """Ascending `since + LONGER · missing`: when the request began to wait, and the seconds of the work that it lacks: those of
-    computing what is at neither place, at its positions, and of fetching what is on the host.
+    """Ascending `since + LONGER · missing`: when the conversation began to wait (`Sequence.since_s`), and the seconds of the
+    work that the request lacks: of computing what is at neither place, at its positions, and of fetching what is on the host.
 
-    So of two requests with equal work the first goes first, and no request is overtaken by one that comes later than `LONGER`
-    times its missing work: 13 minutes for 105,000 tokens of an 8B model on an H100, 2.5 hours for 236,000 of a 32B model. The
-    time counts from a request's arrival, or from that of an aborted request with the same prompt. What is evicted while a
-    request waits is missing work, too.
+    So of two requests with equal work the first goes first. What is evicted while a request waits is missing work, too.
 
     Args:
         inputs: prices, and the tokens of a full step.
     """
 
-    patience = 1 << 40  # the keys bound what a sequence is overtaken by
-
     def __init__(self, inputs: PolicyInputs) -> None:
         self._cost, self._price = inputs.cost, PositionPrice(inputs.cost, inputs.saturation)
-        self._since_s: dict[str, float] = {}  # of sequences in a turn: when they were asked for first
 
     def key(self, sequence: Sequence, now: float) -> float:
         """Seconds; see the class."""
-        repeats = sequence.repeats
-        since_s = self._since_s.setdefault(sequence.id, now if repeats is None else repeats.since_s)
-        return since_s + LONGER * self.missing_s(sequence)
-
-    def intercepted(self, sequence: Sequence) -> None:
-        self.finished(sequence)
-
-    def finished(self, sequence: Sequence) -> None:
-        self._since_s.pop(sequence.id, None)
+        return sequence.since_s + LONGER * self.missing_s(sequence)
 
     def missing_s(self, sequence: Sequence) -> float:
         """Seconds of the work that a sequence lacks for its next token."""
@@ -94,7 +80,7 @@ def make_order(choice: OrderChoice, inputs: PolicyInputs) -> Order | None:
     """Make an order; one that is not built in is guarded. None: first come first served.
 
     Raises:
-        ConfigError: no order has the name, its `patience` is no number of overtakings, or as `build_plugin`.
+        ConfigError: no order has the name, or as `build_plugin`.
     """
     if isinstance(choice, str) and not is_place(choice):
         check_name("order", choice, ORDERS)

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, final
@@ -13,6 +13,9 @@ from jinfercept.sched.sequence import Sequence, State
 
 REFRESHED = 2
 """Keys of waiting sequences that a plan asks for anew."""
+
+LONGEST_S = 600.0
+"""Seconds after which a waiting sequence goes before all that have waited less, whatever its order says."""
 
 
 class Rank(NamedTuple):
@@ -39,7 +42,7 @@ class Ranking:
     def begin(self, sequence: Sequence) -> Rank:
         """The rank of a sequence that begins to wait: the last of its priority, until the next plan asks for its key."""
         self._fresh.append(sequence)
-        return self.first(sequence) if self._overdue(sequence) else Rank(sequence.priority, math.inf, sequence.order)
+        return Rank(sequence.priority, math.inf, sequence.order)
 
     def due(self, waiting: list[Sequence]) -> Iterator[Sequence]:
         """The sequences whose ranks this plan takes: all that have none yet, and the next `REFRESHED` others."""
@@ -50,27 +53,10 @@ class Ranking:
         return (sequence for sequence in (*fresh, *again) if sequence.state is State.WAITING)
 
     def rank(self, sequence: Sequence, now: float) -> Rank:
-        """The rank of a sequence at `now`, in seconds."""
-        if self._overdue(sequence):
-            return self.first(sequence)
-        return Rank(sequence.priority, self.order.key(sequence, now), sequence.order)
-
-    def first(self, sequence: Sequence) -> Rank:
-        """The rank of a sequence that was overtaken too often: before its priority, by arrival."""
-        return Rank(sequence.priority, -math.inf, sequence.order)
-
-    def overtaken(self, started: Sequence, waiting: Iterable[Sequence]) -> list[Sequence]:
-        """Count that a sequence starts before others of its tenant; returns those for which this was once too often."""
-        overdue = []
-        for sequence in waiting:
-            if sequence.order < started.order:
-                sequence.overtaken += 1
-                if sequence.overtaken == self.order.patience:
-                    overdue.append(sequence)
-        return overdue
-
-    def _overdue(self, sequence: Sequence) -> bool:
-        return sequence.overtaken >= self.order.patience
+        """The rank of a sequence at `now`, in seconds: by its key, or before all keys once it has waited for `LONGEST_S`."""
+        is_overdue = now - sequence.since_s > LONGEST_S
+        key = -math.inf if is_overdue else self.order.key(sequence, now)
+        return Rank(sequence.priority, key, sequence.order)
 
 
 _PRIORITY = 1 << 40
@@ -120,12 +106,15 @@ class Queues:
         return bool(self._slots)
 
     def put_last(self, sequence: Sequence) -> None:
-        """The sequence waits, behind all of its priority that were put last before it, or before the one that it repeats."""
+        """The sequence waits, behind all of its priority that were put last before it."""
         self.leave(sequence)
         self._next_order += 1
-        repeats = sequence.repeats
-        number = self._next_order if repeats is None else repeats.order % _PRIORITY
-        sequence.order = sequence.priority * _PRIORITY + number
+        sequence.order = sequence.priority * _PRIORITY + self._next_order
+        self._queue(sequence)
+
+    def put_in_place(self, sequence: Sequence, finished: Sequence) -> None:
+        """The sequence waits, where another one of its conversation would that is finished."""
+        sequence.order = sequence.priority * _PRIORITY + finished.order % _PRIORITY
         self._queue(sequence)
 
     def wait(self, sequence: Sequence) -> None:
@@ -136,9 +125,6 @@ class Queues:
     def run(self, sequence: Sequence) -> None:
         """The sequence runs, in a slot whose page table the runner does not have yet."""
         self.leave(sequence)
-        if self._ranking is not None:
-            for overdue in self._ranking.overtaken(sequence, self._tenant_queue(sequence).waiting):
-                self._rerank(overdue, self._ranking.first(overdue))
         insort(self.running, sequence, key=_ORDER)
         insort(self._tenant_queue(sequence).running, sequence, key=_ORDER)
         sequence.row.begin(self._slots.pop())
@@ -153,7 +139,6 @@ class Queues:
         """The sequence waits for its calls."""
         if self._ranking is not None:
             self._ranking.order.intercepted(sequence)
-            sequence.overtaken = 0
         self.leave(sequence)
         self.intercepted[sequence.id] = sequence
         self._enter(sequence, State.INTERCEPTED)

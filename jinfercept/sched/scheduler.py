@@ -11,6 +11,7 @@ from jinfercept.kv.context import ContextResidency
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.chunk_planner import ChunkPlanner
 from jinfercept.sched.cost import CostModel, StepBudget
+from jinfercept.sched.door import Door, Overload
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.eviction import Eviction
 from jinfercept.sched.fairness import FairShare
@@ -43,6 +44,7 @@ class Scheduler:
         whole_prompts: no chunked prefill: waiting sequences are computed whole, several together, before any sequence decodes.
         preemption: what becomes of a preempted sequence's pages; "recompute" and "swap" are for studies.
         order: of waiting sequences; None: first come first served, by original arrival.
+        overload: what becomes of new conversations whose contexts do not fit beside those inside, see `Door`.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Scheduler:
         whole_prompts: bool = False,
         preemption: Preemption = "policy",
         order: Order | None = None,
+        overload: Overload = "serve",
         speculation: SpeculationLimits = NO_DRAFTS,
     ) -> None:
         self.kv = kv
@@ -66,6 +69,7 @@ class Scheduler:
         self.max_model_len, self.max_num_seqs = max_model_len, max_num_seqs
         self._queues = queues = Queues(max_num_seqs, order)
         self.running, self.waiting, self.intercepted = queues.running, queues.waiting, queues.intercepted
+        self.door = Door(kv, queues, cost, buckets[-1], overload)
         self._policy, self._estimator = policy, estimator
         self._budget = StepBudget(cost, buckets, kv.page_size, policy.synchronous)
         self._fair = FairShare(queues)
@@ -87,9 +91,21 @@ class Scheduler:
 
     # -- requests come and go --------------------------------------------------------------------------------------
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence behind all others."""
-        self._queues.put_last(sequence)
+    def add(self, sequence: Sequence, repeated: Sequence | None = None, *, at_door: float | None = None) -> None:
+        """Queue a new sequence behind all others.
+
+        Args:
+            repeated: an aborted sequence of its conversation, whose place it takes.
+            at_door: it begins a conversation, and comes to the door now, in seconds; None: it does not.
+        """
+        if repeated is not None:
+            sequence.since_s = repeated.since_s
+        if at_door is not None and self.door.overload != "serve":
+            self.door.add(sequence, at_door)
+        elif repeated is not None and repeated.order:
+            self._queues.put_in_place(sequence, repeated)
+        else:
+            self._queues.put_last(sequence)
 
     def accept(self, sequence: Sequence, token: int, *, computed: bool = False) -> None:
         """Append a sampled token to its sequence.
@@ -211,6 +227,8 @@ class Scheduler:
             self._policy.resume(sequence, now)
         finally:  # an estimator, a policy or an order that raises keeps no page
             sequence.void_pending()
+            if sequence.at_door:
+                self.door.sequences.remove(sequence)
             try:
                 self._queues.finish(sequence)
             finally:
@@ -226,13 +244,14 @@ class Scheduler:
         return self._policy.admits(sequence, now)
 
     def num_waiting_of(self, tenant: str) -> int:
-        """Sequences of a tenant in the waiting queue. From any thread."""
-        return len(queue.waiting) if (queue := self._queues.by_tenant.get(tenant)) is not None else 0
+        """Sequences of a tenant in the waiting queue and at the door. From any thread."""
+        at_door = sum([sequence.tenant == tenant for sequence in self.door.sequences])
+        return at_door + (len(queue.waiting) if (queue := self._queues.by_tenant.get(tenant)) is not None else 0)
 
     @property
     def unfinished(self) -> list[Sequence]:
         """The sequences that run, wait or are intercepted."""
-        return [*self.running, *self.waiting, *self.intercepted.values()]
+        return [*self.running, *self.waiting, *self.door.sequences, *self.intercepted.values()]
 
     def free_host(self, sequence: Sequence, num_pages: int, now: float) -> None:
         """Free host slots for so many pages of a waiting sequence, as far as the policy lets copies go. Between two plans."""
@@ -290,6 +309,8 @@ class Scheduler:
     def plan(self, now: float) -> PlannedStep:
         """The next iteration; its plan is empty (false) if nothing can be done before a plan or a call returns."""
         self.kv.begin_plan()
+        if self.door.sequences:
+            self.door.open(now)
         self._queues.rank(now)
         context_tokens = sum([len(sequence.tokens) + sequence.pending for sequence in self.running])
         hidden = self._budget.link_tokens(len(self.running), context_tokens)
@@ -434,6 +455,7 @@ class Scheduler:
         if usage.num_cached is None:
             usage.num_cached = residency.device + residency.host
             usage.retained = usage.retained and residency
+        self.door.started(sequence, builder.now)
         self._policy.resume(sequence, builder.now)
         return True
 

@@ -52,13 +52,6 @@ class CallDuration(NamedTuple):
     clean: bool = True
 
 
-class FirstWait(NamedTuple):
-    """The `Sequence.order` of an aborted request, and since when its client waits, in seconds."""
-
-    order: int
-    since_s: float
-
-
 @dataclass(slots=True)
 class RunnerRow:
     """What the runner knows of a running sequence: its row in the page tables and in the token histories.
@@ -140,13 +133,14 @@ class Sequence:
     else its own id. `may_draft` says whether its tokens may be drafted: what a draw depends on is known to the host, or to be
     had for a draft. `reads_disk` says that pages of it are being read from a disk, or will be; written by the disk tier.
 
+    `since_s` is when its conversation began to wait for the next token: at its arrival, at the return of its calls, or when an
+    aborted request that it repeats did; of a conversation that waited at the door (`at_door`), for `door_s`, when it came in.
+
     `paused_s` is when it was intercepted last, `calls` those that intercepted it then, and `awaited` those of them that have
     not returned.
 
     Its place in the queues, written by `Queues` and its `Ranking`, as `state` is: `order` by arrival, where smaller is served
-    first and 0 has been in no queue yet. `repeats` is the first wait of an aborted request with the same prompt, whose place
-    this one takes. `rank` is in the waiting queue under an `Order`: a `queues.Rank`. `overtaken` counts the later sequences
-    that started since it was last intercepted.
+    first and 0 has been in no queue yet. `rank` is in the waiting queue under an `Order`: a `queues.Rank`.
 
     The parts: `context` has the pages (`KVManager`), `row` is the runner's, `usage` counts, `drafting` has the drafts of its
     next tokens (`Speculation`).
@@ -190,10 +184,11 @@ class Sequence:
     may_draft: bool = field(init=False)
     row: RunnerRow = field(init=False, default_factory=RunnerRow)
     usage: SequenceUsage = field(init=False, default_factory=SequenceUsage)
+    since_s: float = field(init=False)
+    at_door: bool = field(init=False, default=False)
+    door_s: float = field(init=False, default=0.0)
     order: int = field(init=False, default=0)
-    repeats: FirstWait | None = field(init=False, default=None)
     rank: tuple[int, float, int] = field(init=False, default=(0, 0.0, 0))
-    overtaken: int = field(init=False, default=0)
     paused_s: float = field(init=False, default=0.0)
     calls: tuple[PendingCall, ...] = field(init=False, default=())
     awaited: tuple[PendingCall, ...] = field(init=False, default=())
@@ -210,7 +205,7 @@ class Sequence:
     def __post_init__(self, prompt: Iterable[int]) -> None:
         self.tokens = array("i", prompt)
         self.external_spans = [(0, len(self.tokens))]
-        self.session = self.session or self.id
+        self.session, self.since_s = self.session or self.id, self.arrival_s
         options = self.options
         self.may_draft = options is None or not (options.remembered or options.params.forced_output_ids)
 

@@ -43,12 +43,6 @@ class ServerOptions:
         "a TOML file of API keys, their names, priorities, weights and limits; it is read again when it changes; see "
         "docs/serving.md",
     )
-    first_token_limit: float | None = option(
-        None,
-        "seconds; requests whose first token is likely to come later are answered 429 at once, with the seconds after "
-        "which it would come in time; default: none is refused for that",
-        least=0.001,
-    )
     lora_dir: str | None = option(
         None,
         "a folder of adapters that may be loaded and unloaded while the server runs, by operators where clients need keys; "

@@ -28,6 +28,7 @@ from jinfercept.request import Adapter, Request
 from jinfercept.serve.access.key_file import KeyRules
 from jinfercept.serve.access.key_limits import FairThreadPool, KeyLimits, retry_after
 from jinfercept.serve.access.keys import Keys
+from jinfercept.serve.http.access_log import DETAILS, PLACE
 from jinfercept.serve.http.request_body import unless_disconnected
 from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.options import ServerOptions
@@ -53,6 +54,8 @@ _ENDING_S, _MOST_ENDING_S = 1.0, 5.0
 _CHARS_PER_TOKEN = 16
 _MIN_PROMPT_CHARS = 2**16
 """Default of `--max-prompt-chars` for small models."""
+_DOOR_S = "30"
+"""`Retry-After` of a refused conversation. Those inside last minutes; clients heed at most a minute."""
 BODY_BYTES = "jinfercept.body_bytes"
 """Key of a request's scope: the size of its body in bytes."""
 
@@ -266,25 +269,20 @@ class Service:
             self._preparing[tenant] -= number
             self._preparing += Counter()  # drops keys with no requests
 
-    def submit(self, requests: Sequence[Request], *, ends_only: bool = False, patient: bool = False) -> AsyncStream:
-        """Submit prepared requests to the engine.
+    async def submit(self, http: HttpRequest, requests: Sequence[Request], *, ends_only: bool = False) -> AsyncStream:
+        """Submit prepared requests to the engine. Their place at the door, if they wait there, is in the details of `http`.
 
         Args:
             requests: are started together.
             ends_only: whether the stream has only the last event of each request.
-            patient: no client waits for the first token, so that there is no limit of its seconds.
 
         Raises:
-            ApiError: then none is started: 400 if the engine refuses a request, 429 if the first token would come too late,
-                503 after the drain.
+            ApiError: then none is started: 400 if the engine refuses a request, 429 if it takes no new conversation, 503 after
+                the drain.
         """
         if self._closed:
             raise ApiError(503, "the server aborted the request; fix: send it again", code="aborted")
         tenant = requests[0].tenant
-        limit_s = self.keys.rules(tenant).first_token_limit or self.options.first_token_limit
-        if limit_s is not None and not patient:
-            waiting = self.llm.engine.num_waiting_by_tenant((tenant,))[tenant]
-            self._limits.check_turn(tenant, len(requests), waiting, limit_s)
         self._event_bridge = self._event_bridge or EventBridge()
         trace = TRACE.get()
         if trace is not None:
@@ -299,6 +297,12 @@ class Service:
         self._streams[stream] = tenant
         num_tokens = sum(len(request.prompt_token_ids) for request in requests if request.leader is None)
         self._limits.began(tenant, id(stream), len(requests), num_tokens)
+        if place := await asyncio.wrap_future(self.llm.engine.place_at_door(requests[0].id)):
+            http.scope[DETAILS][PLACE] = place
+            if self.llm.engine.overload == "refuse":
+                await self.close(stream)
+                message, headers = "no more conversations can be served now; fix: retry later", {"Retry-After": _DOOR_S}
+                raise ApiError(429, message, code="overloaded", headers=headers)
         return stream
 
     async def close(self, stream: AsyncStream) -> None:

@@ -127,7 +127,7 @@ def _state_of(sequence: Sequence) -> dict[str, object]:
     """The fields of a sequence that a policy or an order can see."""
     return {
         "state": sequence.state,
-        "order": (sequence.order, sequence.priority, sequence.rank, sequence.overtaken),
+        "order": (sequence.order, sequence.priority, sequence.rank),
         "tokens": len(sequence.tokens),
         "counts of tokens": (sequence.pending, sequence.generated, sequence.max_tokens),
         "calls": (sequence.calls, sequence.awaited, sequence.paused_s),

@@ -141,7 +141,9 @@ class RunStats:
     ) -> Report:
         """The report of a run of sessions, in which every turn is a request. A turn without a first token at the end counts
         with its time until then, and so does an unfinished turn in the delay of its session. `within_limits_share` leaves out
-        the unfinished turns that are within the limits so far.
+        the unfinished turns that are within the limits so far. A turn delay has no time at the door, but for
+        `turn_delay_with_door_s`, where it counts like any other; `door_s` is that of sessions. The delay of a session and its
+        goodput have it.
 
         Args:
             lasted: the run's length.
@@ -163,6 +165,8 @@ class RunStats:
             "step_tokens": self._largest_step,
             "requests": len(records),
             "turn_delay_s": _summary(record.delay_s for record in records),
+            "door_s": _summary(record.door_s for record in records if not record.turn),
+            "turn_delay_with_door_s": _summary(record.delay_s + record.door_s for record in records),
             "turn_delay_after_person_s": _summary(record.delay_s for record in records if record.person),
             "turn_delay_of_sessions_s": fmean(map(fmean, delays.values())) if delays else None,
             "longest_wait_s": max((record.delay_s for record in records), default=None),
@@ -190,8 +194,9 @@ class RunStats:
         }
 
     def _keeps_limits(self, record: TurnRecord) -> bool:
-        rest_s = record.finished_s - record.submitted_s - record.delay_s
-        return self._limits.keeps(record.delay_s, record.new, rest_s, record.generated)
+        delay_s = record.delay_s + record.door_s
+        rest_s = record.finished_s - record.submitted_s - delay_s
+        return self._limits.keeps(delay_s, record.new, rest_s, record.generated)
 
     def _machine(
         self, counters: SchedulerCounters, kv_tokens: int, alive_s: float, lasted: RunSeconds

@@ -95,6 +95,7 @@ class TurnRecord(NamedTuple):
         cached: tokens of the prompt that were not computed for it.
         recomputed, copied_out, copied_in: tokens, for it.
         person: it follows a person's pause; else a tool's, or none.
+        door_s: seconds that it waited at the door.
     """
 
     session: int
@@ -111,6 +112,7 @@ class TurnRecord(NamedTuple):
     copied_out: int
     copied_in: int
     person: bool
+    door_s: float = 0.0
 
     @property
     def lost(self) -> int:
@@ -119,8 +121,8 @@ class TurnRecord(NamedTuple):
 
     @property
     def delay_s(self) -> float:
-        """Turn delay: seconds from the submission to the first token, or to the run's end."""
-        return (self.finished_s if self.first_token_s is None else self.first_token_s) - self.submitted_s
+        """Turn delay: seconds from the submission, or from when it came in at the door, to the first token or the run's end."""
+        return (self.finished_s if self.first_token_s is None else self.first_token_s) - self.submitted_s - self.door_s
 
 
 @dataclass(slots=True)
@@ -210,6 +212,7 @@ class SessionClients:
                 metrics.copied_out_tokens,
                 metrics.copied_in_tokens,
                 live.turn > live.first and not live.script.turns[live.turn - 1].calls,
+                metrics.door_s,
             )
         )
         if not finished:

@@ -18,6 +18,7 @@ from jinfercept.hooks import Text
 from jinfercept.kv.manager import KVManager
 from jinfercept.request import Request
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
+from jinfercept.sched.door import Overload
 from jinfercept.sched.estimator import ESTIMATORS, Estimator, EstimatorChoice, make_estimator
 from jinfercept.sched.orders import OrderChoice, check_order_choice
 from jinfercept.sched.plugins import label
@@ -107,6 +108,7 @@ class Simulation:
         prefix_caching: keep full pages of finished requests until their slots are wanted.
         preemption: see `Scheduler`.
         order: of waiting requests; any choice of an order but an object.
+        overload: what becomes of new conversations, see `Scheduler`; those of sessions are the only ones.
         depth: 0, or 1 to plan a step before the last one's tokens are read.
         overlaps: transfers hide behind compute under every policy, as they do in this engine; else those of `swap` are
             waited for, as it was published.
@@ -138,6 +140,7 @@ class Simulation:
     prefix_caching: bool = False
     preemption: Preemption = "policy"
     order: OrderChoice = "fcfs"
+    overload: Overload = "serve"
     depth: int = 0
     overlaps: bool = False
     host_s: float = 0.0
@@ -208,6 +211,7 @@ class Simulation:
             self.chunk_tokens,
             True if self.policy_name in BOUNDS else self.chunked_prefill,
             self.preemption,
+            overload=self.overload,
         )
 
     def run(

@@ -90,9 +90,11 @@ class Serving(NamedTuple):
         """Counts of what the engine does from now on. To be asked between two steps."""
         scheduler, build, log = self.engine.scheduler, self.build, RequestLog(self.engine.requests.clock.now)
         self.engine.observe(log)
-        return EngineStats(
-            log, scheduler.kv, build.inputs, synchronous=build.policy.synchronous, unfinished=scheduler.unfinished
-        )
+        inside = [sequence for sequence in scheduler.unfinished if not sequence.at_door]
+        synchronous = build.policy.synchronous
+        stats = EngineStats(log, scheduler.kv, build.inputs, synchronous=synchronous, unfinished=inside)
+        stats.at_door = scheduler.door.sequences
+        return stats
 
     def close(self) -> None:
         """End the thread and the calls."""
@@ -274,6 +276,7 @@ def _limits(config: EngineConfig, shape: RunnerShape, draft_share: float = 0.0) 
         options.chunked_prefill,
         options.preemption,  # pyright: ignore[reportArgumentType] # a choice of its option
         SpeculationLimits(*drafts[1:4], pass_share),
+        options.overload,
     )
 
 

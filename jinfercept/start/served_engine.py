@@ -18,6 +18,7 @@ from jinfercept.models.adapted import without_adapters
 from jinfercept.models.weights.in_memory import Replacement
 from jinfercept.outputs import FinishReason
 from jinfercept.request import Request
+from jinfercept.sched.door import Overload
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.plugins import label
 from jinfercept.start.assembly import EngineSetup, Serving
@@ -60,6 +61,11 @@ class ServedEngine:
     def policy_name(self) -> str:
         """The policy as it was chosen: a name or a place, or the name of a class."""
         return label(self.setup.config.scheduling.policy)
+
+    @property
+    def overload(self) -> Overload:
+        """What becomes of new conversations for which there is no room."""
+        return self.setup.config.scheduling.overload
 
     def _begin(self, serving: Serving) -> None:
         self._serving, self._engine, self.thread = serving, serving.engine, serving.thread
@@ -108,6 +114,10 @@ class ServedEngine:
             return question(self._stats)
 
         return self.thread.ask(answer)
+
+    def place_at_door(self, request_id: str) -> Future[int]:
+        """The place of a submitted request at the door, from 1; 0 if it does not wait there."""
+        return self.thread.ask(lambda: self._engine.place_at_door(request_id))
 
     def check_pages(self) -> None:
         """Assert between two steps that no page is lost or owned twice. Raises `AssertionError`."""

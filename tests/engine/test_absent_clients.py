@@ -261,8 +261,8 @@ def test_clients_that_give_up_and_ask_again_are_all_answered(order: str, back_s:
     ("absent_s", "again", "is_first"),
     [
         (0.0, ask("again", [1] * 9), True),
-        (50.0, ask("again", [1] * 9), True),
-        (70.0, ask("again", [1] * 9), False),
+        (290.0, ask("again", [1] * 9), True),
+        (310.0, ask("again", [1] * 9), False),
         (0.0, ask("again", [3] * 9), False),
         (0.0, ask("again", [1] * 9, cache_salt="other"), False),
         (0.0, ask("again", [1] * 9, priority=1), False),

@@ -1,4 +1,4 @@
-"""Orders of waiting requests: what starts next, how often a request is overtaken at most, and what is refused."""
+"""Orders of waiting requests: what starts next, how long a request is overtaken at most, and what is refused."""
 
 from collections import Counter
 from dataclasses import replace
@@ -7,22 +7,18 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError, PluginError
-from jinfercept.kv.context import PageRun
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.guards import Guard
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.order import Order
 from jinfercept.sched.orders import LONGER, MissingWork, check_order_choice, make_order
 from jinfercept.sched.policies import PolicyInputs
-from jinfercept.sched.policy import Move, preserve
-from jinfercept.sched.queues import REFRESHED
+from jinfercept.sched.policy import preserve
+from jinfercept.sched.queues import LONGEST_S, REFRESHED
 from jinfercept.sched.sequence import Sequence, State
-from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.workload import Script, Segment
 from tests.support.fake_engine import AffineCost
 from tests.support.scheduler_bench import SIZE, CopyEverything, SchedulerBench, names
 from tests.support.scheduler_scenarios import Scenario, ScenarioRun, hangs, scenarios
@@ -32,9 +28,7 @@ KNOWN = PolicyInputs(PROFILE, PROFILE.saturation, 16, ElapsedEstimator())
 
 
 class ShortestFirst(Order):
-    """By tokens; its patience is short enough to be tried in a test."""
-
-    patience = 3
+    """By tokens."""
 
     def key(self, sequence: Sequence, now: float) -> float:
         return sequence.length
@@ -49,35 +43,6 @@ class Counting(Order):
     def key(self, sequence: Sequence, now: float) -> float:
         self.asked[now] += 1
         return 0.0
-
-
-class Overtakings:
-    """An observer that counts how often each waiting sequence is overtaken, and asserts the bound.
-
-    Args:
-        patience: of the order.
-    """
-
-    def __init__(self, patience: int) -> None:
-        self._patience = patience
-        self._waiting: dict[str, Sequence] = {}
-        self._counts: Counter[str] = Counter()
-        self.most = 0
-
-    def changed(self, sequence: Sequence) -> None:
-        self._waiting.pop(sequence.id, None)
-        if sequence.state is State.WAITING:
-            self._waiting[sequence.id] = sequence
-        elif sequence.state is State.RUNNING:
-            for name, other in self._waiting.items():
-                if other.tenant == sequence.tenant and other.order < sequence.order:
-                    self._counts[name] += 1
-                    self.most = max(self.most, self._counts[name])
-                    assert self._counts[name] <= self._patience, f"{other} was overtaken too often"
-        else:
-            self._counts.pop(sequence.id, None)
-
-    def moved(self, move: Move, run: PageRun, copied_tokens: int, freed: int) -> None: ...
 
 
 # -- what starts next --------------------------------------------------------------------------------------------------
@@ -163,46 +128,34 @@ def test_a_request_with_much_missing_work_goes_first_once_it_has_waited_long_for
     order = MissingWork(KNOWN)
     long, early, late = (bench.add(name, length) for name, length in (("long", 40), ("early", 8), ("late", 8)))
     waits_s = LONGER * (order.missing_s(long) - order.missing_s(early))
-    first = order.key(long, 0.0)
-    assert order.key(early, 0.9 * waits_s) < first < order.key(late, 1.1 * waits_s)
+    early.since_s, late.since_s = 0.9 * waits_s, 1.1 * waits_s
+    assert order.key(early, 9.0) < order.key(long, 9.0) < order.key(late, 9.0)
 
 
 # -- starvation --------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25)
-@given(scenarios(), st.sampled_from([0, 1, 2, 5]))
-def test_every_request_runs_after_a_bounded_number_of_overtakings(scenario: Scenario, patience: int) -> None:
-    def make() -> Order:
-        order = ShortestFirst()
-        order.patience = patience
-        return order
-
-    run = ScenarioRun(replace(scenario, order=make), observer=Overtakings(patience)).run()
+@given(scenarios())
+def test_every_request_that_can_end_does(scenario: Scenario) -> None:
+    run = ScenarioRun(replace(scenario, order=ShortestFirst)).run()
     assert not run.failures
     for number, (_, script) in enumerate(scenario.arrivals):
         assert number in run.outputs or hangs(script), f"request {number} never ends"
 
 
-def test_the_bound_is_reached_and_then_the_overtaken_goes_first() -> None:
-    shorts = tuple(Arrival(0.01 * number, Script("chat", 4, (Segment(3, None, 0),))) for number in range(30))
-    long = Arrival(0.005, Script("chat", 40, (Segment(3, None, 0),)))
-    counted = Overtakings(ShortestFirst.patience)
-    ScenarioRun(Scenario((long, *shorts), order=ShortestFirst), observer=counted).run()
-    assert counted.most == ShortestFirst.patience
-
-
-def test_without_patience_it_is_first_come_first_served() -> None:
-    class Impatient(ShortestFirst):
-        patience = 0
-
-    coming = tuple(
-        Arrival(0.01 * number, Script("chat", 36 - 4 * number, (Segment(5, None, 0),))) for number in range(8)
-    )
-    plans = [
-        [plan.plan for plan in ScenarioRun(Scenario(coming, order=order)).run().plans] for order in ("fcfs", Impatient)
-    ]
-    assert plans[0] == plans[1]
+@pytest.mark.parametrize("waited_s", [LONGEST_S - 5.0, LONGEST_S + 5.0])
+def test_a_request_that_has_waited_too_long_goes_before_every_key(waited_s: float) -> None:
+    bench = SchedulerBench(preserve(), max_num_seqs=1, order=ShortestFirst())
+    bench.prefilled("running", 4, max_tokens=3)
+    long = bench.add("long", 20, max_tokens=2)
+    bench.now_s += waited_s
+    short = bench.add("short", 4, max_tokens=2)
+    short.since_s = bench.now_s
+    while not (started := {*names(bench.scheduler.running)} & {"long", "short"}):
+        bench.step()
+    assert started == {"long" if waited_s > LONGEST_S else "short"}
+    assert long.state is not short.state
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -219,10 +172,6 @@ class Longest(Order):
 
 
 class Nothing(Order): ...
-
-
-class Restless(Longest):
-    patience = -1
 
 
 class Broken(Longest):
@@ -246,7 +195,6 @@ def own(tmp_path: Path) -> Path:
             r"no such order; got fifo; fix: one of fcfs, missing_work; or your own, as path.py:Class",
         ),
         ("{own}:Nothing", r"an order has the methods of Order; got the class .*; fix: add key\(self, sequence, now\)"),
-        ("{own}:Restless", r"has a patience that is no number of overtakings; got -1; fix: a whole number, at least 0"),
     ],
 )
 def test_an_order_that_cannot_be_made_is_refused_with_what_is_wrong(own: Path, place: str, says: str) -> None:

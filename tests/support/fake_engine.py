@@ -18,6 +18,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
+from jinfercept.sched.door import Overload
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator
 from jinfercept.sched.order import Order
 from jinfercept.sched.plan import PlanRunner, StepPlan
@@ -159,13 +160,15 @@ def make_engine(
     vocab_size: int = VOCAB,
     speculation: SpeculationLimits = NO_DRAFTS,
     order: Order | None = None,
+    overload: Overload = "serve",
+    per_query_s: float = AffineCost.per_query_s,
 ) -> Engine:
     """An engine on a fake runner, checked after every step."""
     kv = KVManager(num_pages, num_host_pages, page_size, prefix_caching=prefix_caching)
     scheduler = Scheduler(
         kv,
         policy,
-        AffineCost(link_tokens_per_s=link_tokens_per_s),
+        AffineCost(link_tokens_per_s=link_tokens_per_s, per_query_s=per_query_s),
         estimator or ElapsedEstimator(),
         buckets=buckets,
         max_num_seqs=max_num_seqs,
@@ -173,6 +176,7 @@ def make_engine(
         chunk_tokens=chunk_tokens,
         speculation=speculation,
         order=order,
+        overload=overload,
     )
     wake = Event()
     requests = RequestLifecycle(

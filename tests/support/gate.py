@@ -50,7 +50,7 @@ class Gate:
     def _holds(self) -> bool:
         """Whether only long answers run, and nothing has arrived."""
         scheduler = self._engine.scheduler
-        arrived = self._engine.num_waiting > len(scheduler.waiting)
+        arrived = self._engine.num_waiting > len(scheduler.waiting) + len(scheduler.door.sequences)
         is_long = [sequence.generated >= self._after for sequence in scheduler.running]
         return not self._is_open and not arrived and bool(is_long) and all(is_long)
 

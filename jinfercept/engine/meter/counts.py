@@ -147,7 +147,9 @@ class EngineCounts:
         waste: see `meter.ledger`.
         tools: by label.
         turns: that have ended, by whether they stayed within `LIMITS`.
-        turn_delay_s: seconds from a turn's submission (its request's arrival, its calls' return) to its first token.
+        turn_delay_s: seconds from a turn's submission (its request's arrival, its calls' return) to its first token, without
+            those at the door.
+        door_s: seconds at the door, of conversations that have their first token.
     """
 
     prompt: int = 0
@@ -165,6 +167,7 @@ class EngineCounts:
     step_tokens: Histogram = field(default_factory=lambda: Histogram(_STEP_TOKENS))
     turns: Counter[bool] = field(default_factory=Counter)
     turn_delay_s: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_S))
+    door_s: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_S))
     first_token_s: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_S))
     token_s: Histogram = field(default_factory=lambda: Histogram(_TOKEN_S))
     request_s: Histogram = field(default_factory=lambda: Histogram(_REQUEST_S))

@@ -124,6 +124,7 @@ class EngineStats:
 
     Attributes:
         running, waiting: sequences by id.
+        at_door: sequences of new conversations that wait for others, in the order in which they come in.
         interceptions: the open ones.
         history: samples of the pool, one a second.
         decisions: the last ones, newest last.
@@ -142,6 +143,7 @@ class EngineStats:
     ) -> None:
         self.now, self.kv, self.inputs = log.now, kv, inputs
         self.running, self.waiting = log.running, log.waiting
+        self.at_door: list[Sequence] = []
         prices = Prices(inputs.cost, kv.page_size, synchronous=synchronous)
         self._ledger = Ledger(kv, prices, self.running.values(), log.now())
         self.counts = EngineCounts(waste=self._ledger.waste)
@@ -293,8 +295,10 @@ class EngineStats:
         if times.returned is not None and (submitted_s := times.returned.returned_s) is not None:
             self.interceptions.counts(times.returned).resume_s.add(now - submitted_s)
         if not sequence.generated:
-            submitted_s, new = sequence.arrival_s, new - sum(sequence.usage.retained or ())
-            self.counts.first_token_s.add(now - submitted_s)
+            submitted_s, new = sequence.arrival_s + sequence.door_s, new - sum(sequence.usage.retained or ())
+            self.counts.first_token_s.add(now - sequence.arrival_s)
+            if sequence.door_s:
+                self.counts.door_s.add(sequence.door_s)
             self.counts.prompt += sequence.external_spans[0][1]
             self.counts.cached += sequence.usage.num_cached or 0
         times.returned = None

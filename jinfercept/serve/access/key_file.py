@@ -11,7 +11,6 @@ weight = 0.5                     # its share of memory·time while other keys ha
 max_concurrent = 8               # requests in progress
 requests_per_minute = 60
 tokens_per_minute = 100_000      # of prompts and answers
-first_token_limit = 20.0         # seconds; instead of --first-token-limit
 
 [admin]
 key = "another long random text"
@@ -34,7 +33,7 @@ MOST_PRIORITY = 2**31 - 1
 _NAME = re.compile(r"[\w.-]{1,64}")
 _FIX = (
     "give each key a table [NAME] with key or sha256, and optionally operator, priority = [LEAST, MOST], weight, "
-    "max_concurrent, requests_per_minute, tokens_per_minute and first_token_limit"
+    "max_concurrent, requests_per_minute and tokens_per_minute"
 )
 MOST_WEIGHT = 1e6
 
@@ -51,7 +50,6 @@ class KeyRules(NamedTuple):
         weight: while several keys have work, they share memory·time as their weights.
         max_concurrent: requests in progress; None: no limit.
         requests_per_minute, tokens_per_minute: limits on average; a minute's worth may come at once. None: no limit.
-        first_token_limit: seconds; requests whose first token is likely to come later are refused. None: as the server says.
     """
 
     name: str
@@ -61,7 +59,6 @@ class KeyRules(NamedTuple):
     max_concurrent: int | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
-    first_token_limit: float | None = None
 
 
 class _Table(BaseModel):
@@ -77,7 +74,6 @@ class _Table(BaseModel):
     max_concurrent: Limit | None = None
     requests_per_minute: Limit | None = None
     tokens_per_minute: Limit | None = None
-    first_token_limit: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "_Table":

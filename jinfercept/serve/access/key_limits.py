@@ -54,10 +54,6 @@ class _Use:
         """Its requests in progress."""
         return sum(requests for _, requests in self.began_s.values())
 
-    def turn_s(self, number: int, preparing: int) -> float:
-        """Seconds in which so many requests leave, of those in progress and those that are prepared (Little's law)."""
-        return number * self.request_s / max(1, preparing + self.in_progress)
-
 
 @final
 class KeyLimits:
@@ -98,23 +94,12 @@ class KeyLimits:
         use.requests.take(number)
 
     def retry_s(self, tenant: str, number: int, preparing: int) -> float:
-        """Seconds until so many refused requests of a key have room, behind those that were refused before them."""
+        """Seconds until so many refused requests of a key have room, behind those that were refused before them: as many as
+        it takes for as many to leave of those in progress and in preparation (Little's law)."""
         use, now = self._use(tenant), self._now()
-        wait_s = max(0.0, use.room_s - now) + use.turn_s(number, preparing)
+        wait_s = max(0.0, use.room_s - now) + number * use.request_s / max(1, preparing + use.in_progress)
         use.room_s = now + min(wait_s, _MOST_RETRY_S)
         return wait_s
-
-    def check_turn(self, tenant: str, number: int, waiting: int, limit_s: float) -> None:
-        """Raise `ApiError`, 429, if a key's waiting requests last longer than a limit of seconds.
-
-        Args:
-            number: of the requests that come now.
-            waiting: number of those that wait before them. None: it is their turn, so that they are never refused.
-        """
-        turn_s = self._use(tenant).turn_s(waiting, 0)
-        if turn_s > limit_s:
-            message = f"the first token would come after about {turn_s:.1f} s, and {limit_s:g} s is the limit"
-            raise _limited(message, "overloaded", self.retry_s(tenant, number, 0))
 
     def began(self, tenant: str, submission: int, number: int, num_tokens: int) -> None:
         """Requests of a key are submitted: count them as in progress, and their prompts.

@@ -23,6 +23,9 @@ log = logging.getLogger("jinfercept.serve")
 DETAILS = "jinfercept.details"
 """Key of a request's scope: a dict in which routes put further fields of its log line."""
 
+PLACE = "place_at_door"
+"""The place of a new conversation that waits for others: a field of the log line, and of the header `x-place-at-door`."""
+
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _SHOWN = 256
 """Maximum characters of a method and of a path in a log line."""
@@ -55,6 +58,8 @@ class AccessLog:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = name
+                if PLACE in details:
+                    headers["x-place-at-door"] = f"{details[PLACE]}"
                 if speaks_anthropic(scope):
                     headers["request-id"] = name
             await send(message)

@@ -130,8 +130,10 @@ def families(look: SnapshotValue[Reading], model: str) -> Iterator[Metric]:
     yield make.counter(
         "jinfercept:refused_requests", "Answers of status 429, by the code of the error", refused, "code"
     )
-    text = "Seconds from the submission of a turn (arrival of a request, return of its calls) to its first token"
+    text = "Seconds from the submission of a turn (arrival of a request, return of its calls) to its first token, once inside"
     yield make.histogram("jinfercept:turn_delay_seconds", text, counts.turn_delay_s)
+    text = "Seconds that new conversations waited at the door, of those that did"
+    yield make.histogram("jinfercept:door_seconds", text, counts.door_s)
     within = {"yes": counts.turns[True], "no": counts.turns[False]}
     text = (
         "Turns that have ended, by whether their delay and their seconds per token stayed within the limits of goodput"
@@ -204,13 +206,15 @@ def _pool(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
     state = reading.state
     states = {
         "running": state.num_running,
-        "waiting": state.num_waiting,
+        "waiting": state.num_waiting - state.num_at_door,
+        "at_door": state.num_at_door,
         "intercepted": state.num_intercepted,
         "retained": state.num_retained,
     }
     yield make.gauge(
         "jinfercept:requests",
-        "Requests by state; retained: finished, the context is retained for a follow-up request",
+        "Requests by state; at_door: new conversations that wait for others; retained: finished, the context is retained for a "
+        "follow-up request",
         states,
         "state",
     )

@@ -330,6 +330,8 @@ class UsageCount:
             completion_tokens=usage["completion_tokens"],
             finish_reason=self._reason,
         )
+        if door_s := output.metrics.door_s:
+            self._details["door_s"] = round(door_s, 3)
 
     def body(self) -> dict[str, Any]:
         """The current `usage` object; reasoning counts once its request has ended."""

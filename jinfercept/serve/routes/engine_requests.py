@@ -293,7 +293,7 @@ async def answered(
     Raises:
         ApiError: 499 if the client disconnects, 503 if the server aborts a request, 500 if the engine fails one.
     """
-    events = service.submit(requests, ends_only=not stream)
+    events = await service.submit(http, requests, ends_only=not stream)
     if stream:
         return EventStream(_streamed(answer, events, form), lambda: service.close(events), form)
     return await unless_disconnected(http.receive, _whole(service, requests, answer, events))

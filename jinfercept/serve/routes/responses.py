@@ -164,7 +164,7 @@ async def _begun(
         await service.state.begin(stored)
     usage = UsageCount(requests, request.scope[DETAILS])
     writer = ResponseWriter(stored.response, usage, tools, tool_calls, _logprobs(service, body))
-    stream = service.submit(requests, patient=bool(body.background))
+    stream = await service.submit(request, requests)
     generation = Generation(service, stream, writer, stored)
     request.scope[DETAILS]["id"] = stored.name
     if body.background:

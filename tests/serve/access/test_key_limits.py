@@ -1,4 +1,4 @@
-"""Limits of keys: weights, requests in progress, rates, a file that is read again; and first tokens that come too late."""
+"""Limits of keys: weights, requests in progress, rates, and a file that is read again."""
 
 import asyncio
 import json
@@ -117,10 +117,6 @@ requests_per_minute = 2
 key = "small"
 tokens_per_minute = 20
 
-[hasty]
-key = "hasty"
-first_token_limit = 0.001
-
 [free]
 key = "free"
 """
@@ -226,16 +222,6 @@ def test_a_key_has_so_many_requests_and_tokens_a_minute(limited: Running) -> Non
     refused = ask(limited, "small")
     assert code(refused) == "rate_limit_exceeded"
     assert int(refused.headers["Retry-After"]) > 30, "the debt of the first answer is paid first"
-
-
-@pytest.mark.usefixtures("gate")
-def test_a_request_whose_first_token_would_come_late_is_refused(limited: Running) -> None:
-    with streaming(limited, "hasty", 20):
-        refused = ask(limited, "hasty")
-        assert code(refused) == "overloaded"
-        assert "0.001 s is the limit" in refused.json()["error"]["message"]
-        assert ask(limited, "free", max_tokens=1).status_code == 200, "the limit is the key's own, and so is the queue"
-    until(lambda: ask(limited, "hasty").status_code == 200)
 
 
 @pytest.mark.usefixtures("gate")

@@ -39,7 +39,7 @@ def test_a_context_that_waits_for_a_clients_tool_is_shown_with_its_price(served:
     assert (live["model"], live["policy"], live["draining"], live["inbox"]) == ("scripted", "copy_ahead", False, None)
     assert (live["devices"]["count"], live["disk"]) == (1, None)
     assert live["devices"]["kv_bytes"] == served.llm.memory_plan.kv_bytes
-    assert live["counts"] == {"running": 0, "waiting": 0, "intercepted": 0, "retained": 1}
+    assert live["counts"] == {"running": 0, "waiting": 0, "at_door": 0, "intercepted": 0, "retained": 1}
     [retained] = live["retained"]
     assert (retained["session"], retained["tool"], retained["tools"]) == ("lamps", "price", ["price"])
     assert retained["remaining_s"] >= 0 <= retained["age_s"]

@@ -81,7 +81,7 @@ def test_vllms_names_are_there_and_count_what_clients_were_told(served: Running,
     [config] = values["vllm:cache_config_info"]
     assert dict(config)["num_gpu_blocks"] == "256"
     states = {dict(labels)["state"]: number for labels, number in values["jinfercept:requests"].items()}
-    assert set(states) == {"running", "waiting", "intercepted", "retained"}
+    assert set(states) == {"running", "waiting", "at_door", "intercepted", "retained"}
     pages = {dict(labels)["residency"]: number for labels, number in values["jinfercept:pages"].items()}
     device = ("free", "used", "claimed_dirty", "claimed_clean", "cached")
     assert sum(pages[kind] for kind in device) == 256

@@ -48,7 +48,7 @@ def all_metrics() -> list[Metric]:
         tools={"price": ToolCounts(results=Counter(ok=1))},
     )
     pages = Pages(*[1] * len(Pages._fields))
-    state = EngineState(counts, SchedulerCounters(), pages, 1, 1, 0, 0, 0, 0, has_work=False, quiescent=True)
+    state = EngineState(counts, SchedulerCounters(), pages, 1, 1, 0, 0, 0, 0, 0, has_work=False, quiescent=True)
     state = replace(state, window_pages=SlotOccupancy(1, 1, 1, 1), state_slots=SlotOccupancy(1, 1, 1, 1))
     disk = DiskState(DiskCounters(), DiskOccupancy(1, 2, 1), 1.0, works=True)
     reading = Reading(state, 16, 1, 1, 1, 1, True, 0, {}, disk)

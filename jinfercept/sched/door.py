@@ -1,0 +1,134 @@
+"""Where new conversations wait until those inside can do with more. Orders nothing inside, plans nothing.
+
+A conversation is what follow-up requests go on with. It is inside from the moment that it comes in, and none of its later
+requests waits at the door again. A new one comes in when
+
+* no request inside of its tenant and its priority is late: none has waited for longer than `LATE_S`, and `LATE_TOKEN_S` for
+  each of its new tokens; and their new tokens do not take as long, either; and
+* there is room for its context in the device's and the host's pool together, or fewer than `MOST_LATE` of the last turns were
+  late. One that comes in without room counts as late: the next turns must show that it does no harm.
+
+Room is what the contexts leave of running and waiting requests, and of paused ones that are about to return: these have
+returned before, or wait for a tool, and have paused for less than `IDLE_S`. So an answer that is the last one and a tool that
+never answers keep no one out. A conversation that has returned counts `GROWTH` times, since it goes on to grow; a context that
+is computed again within `LATE_S` does not count, since it makes no turn late where it is lost.
+
+The least priority comes in first, then the tenant with the fewest tokens inside over its weight, then the one that has waited
+longest. A tenant without a conversation inside has a right to one.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Literal, final
+
+from jinfercept.kv.manager import KVManager
+from jinfercept.sched.cost import CostModel
+from jinfercept.sched.queues import Queues
+from jinfercept.sched.sequence import Sequence
+
+Overload = Literal["queue", "refuse", "serve"]
+"""What becomes of conversations that cannot come in: they wait at the door, are refused, or come in all the same."""
+
+LATE_S, LATE_TOKEN_S = 2.0, 1e-4
+"""Seconds of a wait inside, and seconds more for each new token, after which the door is shut."""
+MOST_LATE, RECENT = 0.05, 0.02
+"""Share of late turns, of which the newest has the weight `RECENT`."""
+GROWTH = 2
+"""The last context of a conversation over the one that it has when it returns, about."""
+IDLE_S = 120.0
+"""Seconds of a pause after which a context takes no room: of 20 calls of a coding agent's tools, 19 last less than 154 s."""
+LOOK_S = 0.1
+"""Seconds between two looks for room."""
+
+
+@final
+class Door:
+    """The conversations that wait at the door of one scheduler.
+
+    Args:
+        chunk_tokens: query tokens of the steps that compute a context.
+
+    Attributes:
+        overload: see `Overload`.
+        sequences: the first requests of these conversations, in the order in which they come in if tenants have equal shares.
+    """
+
+    def __init__(self, kv: KVManager, queues: Queues, cost: CostModel, chunk_tokens: int, overload: Overload) -> None:
+        self.overload: Overload = overload
+        self.sequences: list[Sequence] = []
+        self._queues = queues
+        pools = kv.occupancy()
+        self._room = (pools.total + pools.host_total) * kv.page_size
+        sizes = range(self._room + 1)
+        self._cost, self._chunk_tokens = cost, chunk_tokens
+        self._large = bisect_right(sizes, LATE_S, key=self._compute_s)
+        self._late = 0.0  # share of the last turns
+        self._next_look_s = 0.0
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        """A new conversation comes to the door, and in if it can."""
+        sequence.at_door = True
+        self.sequences.append(sequence)
+        self.sequences.sort(key=lambda sequence: (sequence.priority, sequence.since_s))
+        self._next_look_s = now
+        self.open(now)
+
+    def started(self, sequence: Sequence, now: float) -> None:
+        """A turn starts, inside."""
+        lost_s = self._compute_s(sequence.usage.residency.missing)
+        self._late += RECENT * (_is_late(sequence, now + lost_s) - self._late)
+
+    def open(self, now: float) -> None:
+        """Let in those that can come in. For every plan while some wait, first."""
+        if now < self._next_look_s:
+            return
+        inside, room = defaultdict[str, int](int), self._room  # tokens by tenant, and for new ones
+        for sequence in self._inside(now):
+            inside[sequence.tenant] += sequence.length
+            room -= self._needs(sequence)
+        while self.sequences:
+            first = min(
+                self.sequences, key=lambda sequence: (sequence.priority, inside[sequence.tenant] / sequence.weight)
+            )
+            ahead = [it for it in self._waiting() if it.tenant == first.tenant and it.priority <= first.priority]
+            ahead_s = sum(self._compute_s(sequence.length - sequence.max_computed) for sequence in ahead)
+            is_late = _is_late(first, first.since_s + ahead_s) or any(_is_late(sequence, now) for sequence in ahead)
+            has_room = self._needs(first) <= max(0, room)
+            is_shut = is_late or not (has_room or self._late < MOST_LATE)
+            if is_shut and inside[first.tenant]:
+                self._next_look_s = now + LOOK_S
+                return
+            if not has_room:
+                self._late += RECENT
+            self.sequences.remove(first)
+            first.at_door, first.door_s, first.since_s = False, now - first.arrival_s, now
+            self._queues.put_last(first)
+            inside[first.tenant] += first.length
+            room -= self._needs(first)
+
+    def _compute_s(self, num_tokens: int) -> float:
+        return self._cost.recompute_s(num_tokens, self._chunk_tokens) if num_tokens else 0.0
+
+    def _needs(self, sequence: Sequence) -> int:
+        if sequence.length < self._large:
+            return 0
+        return sequence.length if sequence.usage.retained is None else GROWTH * sequence.length
+
+    def _waiting(self) -> Iterator[Sequence]:
+        return (sequence for sequence in self._queues.waiting if sequence.may_start)  # its leader may wait at the door
+
+    def _inside(self, now: float) -> Iterator[Sequence]:
+        yield from self._queues.running
+        yield from self._waiting()
+        for sequence in self._queues.intercepted.values():
+            if now - sequence.paused_s < IDLE_S and _returns(sequence):
+                yield sequence
+
+
+def _is_late(sequence: Sequence, now: float) -> bool:
+    return now - sequence.since_s > LATE_S + LATE_TOKEN_S * (sequence.length - sequence.max_computed)
+
+
+def _returns(sequence: Sequence) -> bool:
+    return sequence.usage.retained is not None or any(call.kind != "reader" for call in sequence.calls)

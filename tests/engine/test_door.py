@@ -1,0 +1,173 @@
+"""New conversations at the door: who waits there, who passes, who comes in next, and who leaves."""
+
+from typing import Any
+
+import pytest
+
+from jinfercept.engine.engine import Engine
+from jinfercept.events import Finished
+from jinfercept.outputs import RequestOutput
+from jinfercept.request import FollowUp, Request
+from jinfercept.sched import door
+from jinfercept.sched.door import IDLE_S, LATE_S, Overload
+from tests.support.engine_requests import ask, policy, served, stream
+from tests.support.fake_engine import ManualClock, make_engine
+
+DEVICE, HOST = 16, 16
+"""Pages of 4 tokens."""
+SLOW: Any = {"num_pages": DEVICE, "num_host_pages": HOST, "per_query_s": 0.1}
+"""A context of 20 tokens takes two seconds to compute."""
+
+
+def crowded(overload: Overload = "queue") -> tuple[Engine, ManualClock, RequestOutput]:
+    """An engine whose memory one conversation nearly fills, all of whose turns came late; and its last output."""
+    clock = ManualClock()
+    engine = make_engine(policy("copy_ahead"), clock=clock, overload=overload, **SLOW)
+    tokens, output = [1] * 46, None
+    for number in range(4):
+        arrives(engine, ask(f"turn {number}", tokens, 2, follow_up=FollowUp("inside")))
+        clock.time += 10.0
+        output = finished(engine)[f"turn {number}"]
+        tokens = [*stream(output), number]
+    assert output is not None
+    return engine, clock, output
+
+
+def arrives(engine: Engine, request: Request) -> int | None:
+    """Its place at the door, where it has one."""
+    engine.submit(request)
+    return engine.place_at_door(request.id)
+
+
+def finished(engine: Engine) -> dict[str, RequestOutput]:
+    """The outputs of all that is open."""
+    outputs = dict[str, RequestOutput]()
+    for _ in range(5_000):
+        outputs |= {event.request_id: event.output for event in engine.step() if isinstance(event, Finished)}
+        if not engine.has_work:
+            break
+    return outputs
+
+
+def new(name: str, length: int = 40, **more: Any) -> Request:
+    return ask(name, [sum(map(ord, name)) % 90] * length, follow_up=FollowUp(name), **more)
+
+
+def test_a_new_conversation_waits_while_memory_has_no_room_and_one_that_is_inside_passes() -> None:
+    engine, clock, last = crowded()
+    assert [arrives(engine, new("a")), arrives(engine, new("b"))] == [1, 2]
+    assert engine.num_waiting == 2
+    clock.time += 30.0
+    engine.submit(third := ask("third", [*stream(last), 3], 2, follow_up=FollowUp("inside")))
+    for _ in range(20):
+        engine.step()
+    assert third.id not in engine.requests, "it was served"
+    assert [engine.place_at_door(name) for name in "ab"] == [1, 2]
+    clock.time += IDLE_S
+    outputs = finished(engine)
+    assert sorted(outputs) == ["a", "b"]
+    assert outputs["a"].metrics.door_s > IDLE_S
+
+
+def test_a_short_conversation_comes_in_where_there_is_room_and_not_past_one_that_waits() -> None:
+    engine, _, _ = crowded()
+    assert arrives(engine, new("short", 8)) == 0
+    assert [arrives(engine, new("long")), arrives(engine, new("shorter", 4))] == [1, 2]
+
+
+def test_the_door_is_shut_while_a_request_inside_waits_too_long() -> None:
+    engine, clock = make_engine(policy("copy_ahead"), num_pages=90, max_num_seqs=1, overload="queue"), ManualClock()
+    engine.requests.clock = engine._clock = clock  # pyright: ignore[reportPrivateUsage]
+    assert [arrives(engine, new(name, 9, max_tokens=30)) for name in "ab"] == [0, 0]
+    engine.step()
+    clock.time += LATE_S + 0.1
+    assert arrives(engine, new("c", 9)) == 1
+    assert sorted(finished(engine)) == ["a", "b", "c"]
+
+
+def test_a_client_that_gives_up_leaves_at_once_and_has_its_place_when_it_asks_again() -> None:
+    engine, clock, _ = crowded()
+    assert [arrives(engine, new(name)) for name in "abc"] == [1, 2, 3]
+    engine.abort("a")
+    engine.step()
+    assert [engine.place_at_door(name) for name in "abc"] == [0, 1, 2]
+    clock.time += 20.0
+    assert arrives(engine, ask("a again", [7] * 30, follow_up=FollowUp("a"))) == 1
+    clock.time += IDLE_S
+    outputs = finished(engine)
+    first_s = {name: output.metrics.first_token_s or 0.0 for name, output in outputs.items()}
+    assert first_s["a again"] <= min(first_s["b"], first_s["c"])
+
+
+def test_answers_that_are_the_last_ones_keep_no_one_out() -> None:
+    engine = make_engine(policy("copy_ahead"), overload="queue", **SLOW)
+    for number in range(12):
+        assert arrives(engine, new(f"{number}")) == 0
+        served(engine)
+
+
+def test_a_tenant_without_a_conversation_inside_comes_in_at_once() -> None:
+    engine, _, _ = crowded()
+    assert arrives(engine, new("a")) == 1
+    assert arrives(engine, new("b", tenant="other")) == 0
+    assert arrives(engine, new("c", tenant="other")) == 2
+
+
+def test_several_answers_to_a_prompt_at_the_door_wait_for_it_and_do_not_keep_it_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(door, "LATE_S", -1.0)
+    engine, clock, _ = crowded()
+    assert arrives(engine, new("first")) == 1
+    assert [arrives(engine, ask(f"{number}", [*new("first").prompt_token_ids], leader="first")) for number in "12"] == [
+        0,
+        0,
+    ]
+    clock.time += IDLE_S
+    assert sorted(finished(engine)) == ["1", "2", "first"]
+
+
+def test_a_request_that_no_other_follows_passes_the_door() -> None:
+    engine, _, _ = crowded()
+    assert arrives(engine, ask("alone", [5] * 40)) == 0
+
+
+def test_every_conversation_comes_in_where_the_operator_says_so() -> None:
+    engine, _, _ = crowded("serve")
+    assert arrives(engine, new("a")) == 0
+
+
+def test_a_conversation_that_has_lost_its_context_is_inside_still() -> None:
+    engine, clock, last = crowded()
+    clock.time += IDLE_S
+    served(engine, new("a", 60))
+    served(engine, ask("a again", [*[97 % 90] * 60, 4], follow_up=FollowUp("a")))
+    assert arrives(engine, new("b")) == 1
+    assert arrives(engine, ask("late", [*stream(last), 3], 2, follow_up=FollowUp("inside"))) == 0
+
+
+def test_all_that_return_at_once_are_served_and_those_at_the_door_read_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(door, "LATE_S", -1.0)
+    outputs = dict[Overload, dict[str, list[int]]]()
+    overloads: list[Overload] = ["queue", "serve"]
+    for overload in overloads:
+        clock = ManualClock()
+        engine = make_engine(policy("copy_ahead"), num_pages=30, num_host_pages=20, clock=clock, overload=overload)
+        inside = [new(f"inside {number}", 20) for number in range(6)]
+        answers = served(engine, *inside)
+        clock.time += 50.0
+        returns = [
+            ask(f"again {number}", [*stream(answer), 3], 9, follow_up=FollowUp(f"inside {number}"))
+            for number, answer in enumerate(answers)
+        ]
+        for request in (*returns, *(new(f"later {number}", 40) for number in range(6))):
+            engine.submit(request)
+        ended = finished(engine)
+        assert len(ended) == 12
+        waited = [name for name, output in ended.items() if output.metrics.door_s > 0.0]
+        assert [name.startswith("later") for name in waited] == [overload == "queue"] * len(waited)
+        assert bool(waited) is (overload == "queue")
+        outputs[overload] = {name: stream(output) for name, output in ended.items()}
+    assert outputs["queue"] == outputs["serve"]
