@@ -4,14 +4,13 @@ The regimes differ in what decides: contexts of coding agents where the device h
 and without a host tier; sessions whose tools answer at once; and small contexts, as a first try on one's own machine has them.
 """
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from random import Random
-from statistics import fmean, stdev
+from statistics import fmean
 
 from rich.console import Console
 
@@ -20,6 +19,7 @@ from jinfercept.errors import ConfigError, nearest
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn, fitting
 from jinfercept.sim.arrivals import arrivals
+from jinfercept.sim.reports import ratio_text
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import Simulation
@@ -29,9 +29,6 @@ from jinfercept.sim.trace_files import load_sessions
 from jinfercept.sim.workload import Script, Segment, draw
 from studies.agents.cells import MEAN_CONTEXT, MODELS, PAGE_SIZE, AgentCell
 from studies.answer import StudyAnswer, StudyEffort, output_folder
-
-T95 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""Student's t for 95 %, by degrees of freedom; then 2."""
 
 type Regime = Callable[[str, int, float], SweepRun]
 """The run of a policy with a seed for so many seconds."""
@@ -222,14 +219,3 @@ def answer(
     columns = ["", f"delay s, {policy}", baseline, "ratio", "in limits, ratio", f"recomputed, {policy}", baseline]
     table = TextTable(f"Mean turn delay, and requests within limits; same order, {seeds} seeds.", columns, rows)
     return StudyAnswer(f"{policy} and {baseline} under the same order", [table], [], rows=list(reports.values()))
-
-
-def ratio_text(pairs: Sequence[tuple[float, float]]) -> str:
-    """The ratio of the sums of pairs, and the 95 % interval of the pairs' ratios, by Student's t of their logarithms."""
-    whole = sum(own for own, _ in pairs) / (sum(other for _, other in pairs) or math.nan)
-    logs = [math.log(own / other) for own, other in pairs if own > 0 and other > 0]
-    if len(logs) < 2:
-        return f"{whole:.2f}"
-    degrees = len(logs) - 1
-    half = (T95[degrees] if degrees < len(T95) else 2.0) * stdev(logs) / math.sqrt(len(logs))
-    return f"{whole:.2f} ({math.exp(fmean(logs) - half):.2f}-{math.exp(fmean(logs) + half):.2f})"

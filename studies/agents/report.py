@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from jinfercept.sim.reports import paired_ratio, ranking
+from jinfercept.sim.reports import ranking, ratio_text
 from jinfercept.sim.run_stats import LONG_WAIT_S
 from jinfercept.sim.tables import TextTable, number_text
 from jinfercept.sim.within_limits import Shares, most_kept
@@ -123,12 +123,7 @@ def _comparisons(
         ("both", SERVED, BASELINE),
     ):
         if own in by_title and other in by_title:
-            pairs = list(zip(values(by_title[own]), values(by_title[other]), strict=True))
-            ratio = paired_ratio(pairs)
-            total = sum(pair[1] for pair in pairs)
-            text = f"{sum(pair[0] for pair in pairs) / total:.2f} ×" if total else "no ratio: none"
-            if ratio is not None:
-                text += f" ({ratio.low:.2f}–{ratio.high:.2f})"
-            yield f"{title}, {kind}: {', '.join(own)} has {text} of {', '.join(other)}."
+            ratio = ratio_text(list(zip(values(by_title[own]), values(by_title[other]), strict=True)))
+            yield f"{title}, {kind}: {', '.join(own)} over {', '.join(other)}: {ratio}."
     ranked = ranking({it.title: dict(enumerate(values(it))) for it in compared}, larger=larger)
     yield f"{title}, the best first: {'; '.join(ranked)}."

@@ -10,6 +10,7 @@ from rich.console import Console
 from jinfercept.errors import ConfigError
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sim.agent_sessions import ScriptedSession
+from jinfercept.sim.reports import ratio_text
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import Report, SimulatedLoad, SweepRun
@@ -18,7 +19,6 @@ from jinfercept.sim.within_limits import most_kept
 from studies.__main__ import main
 from studies.agents.cells import ORDERS, AgentCell, AgentModel, contenders, play, search
 from studies.agents.command import StudyAgents
-from studies.agents.regimes import ratio_text
 from studies.agents.report import matrix_answer, search_answer
 from studies.answer import FinishedRuns, StudyEffort
 
@@ -65,7 +65,7 @@ def test_a_matrix_reports_order_and_policy_apart(small: AgentModel, trace: Path)
     assert len(study.rows) == 2 * len(COMPARED)
     kinds = [finding.split(": ")[1].split(", ")[-1] for finding in study.findings]
     assert kinds == ["the order", "the policy", "both", "the best first"]
-    assert f"{cell}: mean turn delay, the policy: copy_ahead, missing_work has" in study.findings[1]
+    assert f"{cell}: mean turn delay, the policy: copy_ahead, missing_work over" in study.findings[1]
 
 
 def test_a_search_has_the_agents_of_each_cell_with_their_spread_and_a_picture() -> None:
@@ -80,7 +80,7 @@ def test_a_search_has_the_agents_of_each_cell_with_their_spread_and_a_picture() 
     page = study.markdown(None)
     assert "| policy | order | small, host 0 × | small, host 1 × |" in page
     assert "| lru_host | missing_work | 6 (4–8) | 6 (4–8) |" in page
-    assert "1.00 × (1.00–1.00)" in study.findings[0]
+    assert "1.00 (1.00–1.00)" in study.findings[0]
     assert len(study.panels) == 1
 
 
@@ -157,10 +157,10 @@ def test_policies_are_compared_under_the_same_order_by_paired_seeds(capsys: pyte
     arguments = ["--quick", "--regime", "2.5/s", "--seeds", "2", "--duration", "12", "--jobs", "1"]
     assert main(["regimes", *arguments, "--policy", "lru_host"]) == 0
     [row] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("small contexts, 2.5/s")]
-    assert row.count("1.00 (1.00-1.00)") == 2
+    assert row.count("1.00 (1.00–1.00)") == 2
     assert main(["regimes", "--regime", "huge"]) == 2
 
 
 def test_the_interval_of_a_ratio_is_that_of_its_pairs() -> None:
     assert ratio_text([(2.0, 1.0)]) == "2.00"
-    assert ratio_text([(1.0, 1.0), (4.0, 1.0), (2.0, 1.0)]) == "2.33 (0.36-11.18)"
+    assert ratio_text([(1.0, 1.0), (4.0, 1.0), (2.0, 1.0)]) == "2.33 (0.36–11.18)"

@@ -235,7 +235,7 @@ def test_decisions_are_one_for_each_context_and_reason() -> None:
     metered = world("copy_ahead", latency=lambda call: 2.0)
     metered.serve(*[request(f"r{i}", prompt(i, 30), 10, {3: [1, 2]}) for i in range(6)])
     decisions = list(metered.meter.decisions)
-    assert {decided.why for decided in decisions} >= {"copy ahead", "needed last"}
+    assert {decided.why for decided in decisions} >= {"write-through", "least recently used"}
     assert sum(decided.copied_tokens for decided in decisions) <= metered.meter.counts.copied_out
     assert sum(decided.freed_pages for decided in decisions) > 0
     assert {decided.tool for decided in decisions} == {"tool", ""}, "no tool where a request still runs"

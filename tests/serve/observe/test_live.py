@@ -55,7 +55,7 @@ def test_what_is_copied_is_a_decision_with_its_reason(served: Running, scripted:
     ask_for_a_call(served, scripted)
     until(lambda: engine_state(served.llm).quiescent)
     [decision] = look(served)["decisions"]
-    assert (decision["tool"], decision["why"], decision["state"]) == ("price", "copy ahead", "intercepted")
+    assert (decision["tool"], decision["why"], decision["state"]) == ("price", "write-through", "intercepted")
     assert decision["copied_tokens"] > 100
     assert decision["freed_pages"] == 0
 

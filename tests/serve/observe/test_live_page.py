@@ -83,7 +83,7 @@ def test_the_page_shows_who_is_paused_where_the_pages_are_and_what_was_decided(
     paused = page.text_content("#paused")
     assert "price" in paused
     assert "<reader>" in paused
-    until(lambda: "copy ahead" in page.text_content("#decisions"))
+    until(lambda: "write-through" in page.text_content("#decisions"))
     assert "retained" in page.text_content("#tiles")
     assert not page.is_visible("#disk")
     assert page.said == []
