@@ -35,14 +35,14 @@ class WriteThrough:
         self._leave(sequence)
         self.running[sequence.id] = sequence
 
-    def moves(self, mover: Mover) -> None:
-        """Copy paused contexts in the order of pausing, then the pages of running ones as they fill."""
+    def moves(self, mover: Mover, with_running: bool = True) -> None:
+        """Copy paused contexts in the order of pausing, then, `with_running`, the pages of running ones as they fill."""
         for sequence in list(self._dirty.values()):
             runs = [run for run in sequence.context.runs() if run.evictable]  # running contexts copy what they share
             if not all(mover.copy(sequence, "write-through", run.pages) for run in runs):
                 return  # the link or the host is full
             del self._dirty[sequence.id]
-        for sequence in list(islice(self.running.values(), self._looks)):
+        for sequence in list(islice(self.running.values(), self._looks)) if with_running else ():
             if sequence.state is not State.RUNNING:
                 self._leave(sequence)
                 continue
@@ -87,7 +87,8 @@ class LeastRecentlyUsed(Policy):
 
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         if self._write_through is not None:
-            self._write_through.moves(mover)
+            pools = budget.pools
+            self._write_through.moves(mover, self._looks is None or 2 * (pools.used + pools.paused) > pools.total)
 
     def victims(self, now: float) -> Iterator[Move]:
         action = Action.SWAP if self._write_through is not None else Action.DROP

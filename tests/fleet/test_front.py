@@ -367,6 +367,7 @@ def test_a_drain_lets_responses_in_the_background_end(scripted: Scripted, gate: 
         assert any(begun.id in app.service.state.open for app in fleet.replicas.apps.values())
         fleet.server.handle_exit(2, None)
         gate.open()
+        until(lambda: fleet.server.should_exit)  # a second signal would end the drain
     with local_fleet([scripted.llm], state_url=state) as fleet:
         ended = fleet.client.responses.retrieve(begun.id)
         assert (ended.status, ended.usage and ended.usage.output_tokens) == ("incomplete", 200)
