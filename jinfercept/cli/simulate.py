@@ -109,8 +109,6 @@ class Simulate:
     """device pool (default: 53000, or the longest request if that is longer)"""
     host_tokens: int = 300_000
     """host pool"""
-    disk_tokens: int = 0
-    """disk tier, for traces of sessions"""
     max_num_seqs: int = 1024
     """sequences that run at once"""
     max_model_len: Maybe[int] = None
@@ -228,7 +226,6 @@ class Simulate:
                 raise ConfigError(f"{flag} is too large", got=count, fix=f"at most {MOST:,}")
         for flag, least in (
             ("--host-tokens", self.host_tokens),
-            ("--disk-tokens", self.disk_tokens),
             ("--warm-up", self.warm_up or 0),
             ("--first-token-limit", self.first_token_limit),
             ("--per-token-limit", self.per_token_limit or 0),
@@ -315,7 +312,6 @@ class Simulate:
             self.duration,
             kv_tokens=self._kv_tokens,
             host_tokens=self.host_tokens,
-            disk_tokens=self.disk_tokens,
             max_num_seqs=self.max_num_seqs,
             max_model_len=self._longest,
             prefix_caching=self._plays_sessions,
