@@ -138,7 +138,7 @@ def test_built_in_policies_run_without_a_guard() -> None:
         ("no_package.part:Keep", "no such module for a policy; got no_package.part; fix: install it or set PYTHONPATH"),
         ("{own}:", r"a policy of your own must be named as FILE.py:CLASS or MODULE:CLASS"),
         ("{own}:Kept", r"no such policy: .*own_code.py has no Kept; got .* \(did you mean 'kept'\?\); fix: one of Keep, Lack"),
-        ("{own}:Lacking", r"a policy has the methods of Policy; got the class .*; fix: add resume\(self, sequence, now\), vic"),
+        ("{own}:Lacking", r"Lacking raised when it was made; got TypeError: .* abstract methods 'resume', 'victims'"),
         ("{own}:Raising", r"Raising raised when it was made; got OSError: no table \(own_code.py, line \d+\)"),
         ("{own}:TakesMore", r"a policy is made with nothing or PolicyInputs; got .*TakesMore\(known, more\)"),
         ("{own}:TakesNumber", r"a policy is made with nothing or PolicyInputs; got .*TakesNumber\(share: float\)"),
