@@ -99,8 +99,6 @@ class Simulate:
     ] = ()
     overload: Literal["queue", "serve"] = "serve"
     """new sessions for which there is no room: they wait at the door (docs/serving.md), or are served like all others"""
-    burstiness: float = 1.0
-    """variation of gaps; 1 is Poisson"""
     duration: float = 1200.0
     """seconds of arrivals, and as many after them to finish; with --live the run's"""
     warm_up: Maybe[float] = None
@@ -258,11 +256,7 @@ class Simulate:
         rates = numbers("--rate", self.rate or ("3.5",), float)
         if not self._plays_sessions:
             source = drawer(self.trace, self.workload, self._longest)
-            return [
-                load(self._name, source, rate, self.duration, seed, self.burstiness)
-                for rate in rates
-                for seed in self._seeds
-            ]
+            return [load(self._name, source, rate, self.duration, seed) for rate in rates for seed in self._seeds]
         assert self.trace is not None
         live = numbers("--live", self.live, int)
         return session_loads(self._name, self._fitting(self.trace), live, rates, self._seeds, self.duration)
@@ -376,11 +370,10 @@ def load(
     rate: float,
     duration: float,
     seed: int,
-    burstiness: float = 1.0,
 ) -> SimulatedLoad[Sequence[Arrival]]:
-    """Arrivals from a source. Raises `ConfigError` if rate, duration or burstiness are out of range."""
+    """Arrivals from a source. Raises `ConfigError` if rate or duration are out of range."""
     rng = Random(seed)
-    return SimulatedLoad(workload, rate, seed, arrivals(source(rng), rate, duration, rng, burstiness))
+    return SimulatedLoad(workload, rate, seed, arrivals(source(rng), rate, duration, rng))
 
 
 def session_loads(
