@@ -94,7 +94,6 @@ class TurnRecord(NamedTuple):
         new: tokens of the prompt that the session had not sent or read before, and that are not shared by all.
         cached: tokens of the prompt that were not computed for it.
         recomputed, copied_out, copied_in: tokens, for it.
-        person: it follows a person's pause; else a tool's, or none.
         door_s: seconds that it waited at the door.
     """
 
@@ -111,7 +110,6 @@ class TurnRecord(NamedTuple):
     recomputed: int
     copied_out: int
     copied_in: int
-    person: bool
     door_s: float = 0.0
 
     @property
@@ -211,7 +209,6 @@ class SessionClients:
                 metrics.recomputed_tokens,
                 metrics.copied_out_tokens,
                 metrics.copied_in_tokens,
-                live.turn > live.first and not live.script.turns[live.turn - 1].calls,
                 metrics.door_s,
             )
         )

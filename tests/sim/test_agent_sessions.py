@@ -235,7 +235,6 @@ def test_a_turn_repeats_the_conversation_as_far_as_it_was_kept() -> None:
     assert prompts[2][:12] == prompts[1][:12]
     assert prompts[2][12] != prompts[1][12]
     assert [record.new for record in clients.records] == [12, 6, 3]
-    assert [record.person for record in clients.records] == [False, False, True]
     assert clients.ended_sessions == 1
 
 
@@ -254,7 +253,7 @@ def test_a_session_that_ends_is_replaced_by_the_next() -> None:
     assert report["finished_sessions"] > 6
     assert report["sessions"] - report["finished_sessions"] <= 3
     assert report["unfinished"] <= 3
-    assert report["turns_per_s"] >= report["good_turns_per_s"] > 0
+    assert report["completed_per_s"] >= report["goodput_per_s"] > 0
     assert report["turn_delay_s"]["mean"] > 0.01
 
 
@@ -266,7 +265,6 @@ def test_a_turn_that_is_not_served_counts_with_its_time_so_far() -> None:
     assert report["longest_wait_s"] == report["turn_delay_s"]["p99"]
     assert report["turn_delay_of_sessions_s"] > 0
     assert 0 < report["unserved_share"] < 1
-    assert report["long_waits"] == 0
     assert 0 <= report["within_limits_share"] <= 1
 
 
@@ -279,7 +277,7 @@ def test_the_time_of_sessions_at_the_door_is_reported_beside_the_delays_of_turns
     assert queued["turn_delay_s"]["mean"] < queued["turn_delay_with_door_s"]["mean"]
     assert queued["turn_delay_s"]["mean"] < served["turn_delay_s"]["mean"]
     assert queued["door_s"]["mean"] > served["door_s"]["mean"] == 0.0
-    assert queued["turns_per_s"] > 0.9 * served["turns_per_s"]
+    assert queued["completed_per_s"] > 0.9 * served["completed_per_s"]
 
 
 def test_a_returning_turn_computes_only_what_is_new() -> None:
