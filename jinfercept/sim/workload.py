@@ -195,26 +195,37 @@ def load_trace(path: str | Path) -> list[Script]:
         ConfigError: no such file, no requests in it, or a line that does not say all of this.
     """
     path = PAPER_TRACE if path == "paper" else path
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("the trace cannot be read", got=f"{path} ({error})", fix="name a .jsonl file") from None
-    scripts = [_script(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    scripts = [_script(entry, where) for where, entry in trace_objects(Path(path)).items()]
     if not scripts:
         raise ConfigError("the trace has no requests", got=path, fix="write one request a line")
     return scripts
 
 
-def parsed_line(line: str, where: str) -> Any:
-    """The JSON value of a line of a trace. Raises `ConfigError`, with the place, if it is none."""
+def trace_objects(path: Path) -> dict[str, dict[str, Any]]:
+    """The JSON objects of a file, one or one a line, by their places. Raises `ConfigError` for a file that has others."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("the trace cannot be read", got=f"{path} ({error})", fix="name a file of JSON") from None
+    try:
+        entries = {str(path): json.loads(text)}
+    except (ValueError, RecursionError):
+        lines = ((f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1))
+        entries = {where: _parsed(line, where) for where, line in lines if line.strip()}
+    for where, entry in entries.items():
+        if not isinstance(entry, dict):
+            raise ConfigError(f"{where}: this is not a JSON object", got=reprlib.repr(entry), fix="write JSON objects")
+    return entries
+
+
+def _parsed(line: str, where: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON", got=error, fix="write one JSON object a line") from None
 
 
-def _script(line: str, where: str) -> Script:
-    entry = parsed_line(line, where)
+def _script(entry: Mapping[str, Any], where: str) -> Script:
     kind, prompt, entries = (_field(entry, name, where) for name in ("kind", "prompt", "segments"))
     if not isinstance(kind, str):
         raise ConfigError(f"{where}: kind is no text", got=reprlib.repr(kind), fix='for example "chat"')

@@ -150,7 +150,7 @@ CALL = {"decode": 4, "call_s": 2, "returned": 3}
 @pytest.mark.parametrize(
     ("bad", "what"),
     [
-        ([1], "line 2: kind is missing"),
+        ([1], "line 2: this is not a JSON object"),
         ({"kind": "qa", "segments": [CALL]}, "line 2: prompt is missing"),
         (request(CALL, kind=3), "line 2: kind is no text"),
         (request(CALL, prompt=0), "line 2: prompt is no number of tokens"),
@@ -254,8 +254,8 @@ def test_a_trace_of_too_many_digits_or_brackets_is_refused(tmp_path: Path) -> No
     many = "1" + "0" * 400
     line = '{"kind": "qa", "prompt": %s, "segments": [{"decode": 1, "call_s": %s, "returned": 1}]}\n'
     for text, message in (
-        (line % (5, many), "line 1, segment 1: call_s is not a time; got 1000"),
-        (line % (many, 1), "line 1: prompt is no number of tokens; got 1000"),
+        (line % (5, many), "segment 1: call_s is not a time; got 1000"),
+        (line % (many, 1), "prompt is no number of tokens; got 1000"),
         ("[" * 100_000, "line 1: not JSON"),
     ):
         path.write_text(text)
