@@ -25,7 +25,7 @@ _TIME = (lambda answer: answer >= 0.0, "number from 0 to inf")  # false for NaN
 _NUMBERS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "key": (math.isfinite, "finite number"),
     "survival": (lambda answer: 0.0 <= answer <= 1.0, "number from 0 to 1"),
-    **dict.fromkeys(("duration_s", "remaining_s", "seconds_per_return", "hold_until_s"), _TIME),
+    **dict.fromkeys(("remaining_s", "seconds_per_return"), _TIME),
 }
 """The methods that answer a number: which ones, and their noun."""
 

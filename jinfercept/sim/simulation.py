@@ -1,6 +1,5 @@
 """A simulated run: latencies, waste and counts from a workload, a profile and a policy. Imports no JAX."""
 
-import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -55,16 +54,9 @@ class OracleEstimator(Estimator):
     def observe(self, call: PendingCall, duration_s: float, clean: bool = True) -> None:
         self._durations.pop(call.key, None)
 
-    def duration_s(self, call: PendingCall, age_s: float) -> float:
-        assert call.key in self._durations, "an oracle knows only the calls that have started"
-        return max(age_s, self._durations[call.key])
-
     def remaining_s(self, call: PendingCall, age_s: float) -> float:
-        return self.duration_s(call, age_s) - age_s
-
-    def hold_until_s(self, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
-        """Infinity if holding to the end costs no more than leaving, else 0."""
-        return math.inf if hold_cost_per_s * self.duration_s(call, 0.0) <= leave_cost else 0.0
+        assert call.key in self._durations, "an oracle knows only the calls that have started"
+        return max(0.0, self._durations[call.key] - age_s)
 
 
 SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator}
