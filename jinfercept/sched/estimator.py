@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, final
 
 from jinfercept.sched.durations import DurationHistory, Seen, SharedHistory, SurvivalCurve, recent
-from jinfercept.sched.guards import guarded_plugin
-from jinfercept.sched.plugins import check_name, is_place
+from jinfercept.sched.guards import make_choice
 from jinfercept.sched.sequence import PendingCall, Sequence
 
 MOST_TENANTS = 256
@@ -229,7 +228,4 @@ def make_estimator(choice: EstimatorChoice, names: Mapping[str, Callable[[], Est
     Raises:
         ConfigError: no estimator has the name, or as `build_plugin`.
     """
-    if isinstance(choice, str) and not is_place(choice):
-        check_name("estimator", choice, names)
-        return names[choice]()
-    return guarded_plugin("estimator", choice, Estimator, ESTIMATORS.values())
+    return make_choice("estimator", choice, names, Estimator, ESTIMATORS.values())

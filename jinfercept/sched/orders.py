@@ -5,10 +5,9 @@ from typing import final
 
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.estimator import ElapsedEstimator
-from jinfercept.sched.guards import guarded_plugin
+from jinfercept.sched.guards import make_choice
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.order import Order
-from jinfercept.sched.plugins import check_name, is_place
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.sequence import Sequence
 
@@ -80,12 +79,9 @@ def make_order(choice: OrderChoice, inputs: PolicyInputs) -> Order | None:
     """Make an order; one that is not built in is guarded. None: first come first served.
 
     Raises:
-        ConfigError: no order has the name, or as `build_plugin`.
+        ConfigError: no order has the name, or as `make_choice`.
     """
-    if isinstance(choice, str) and not is_place(choice):
-        check_name("order", choice, ORDERS)
-        return ORDERS[choice](inputs)
-    return guarded_plugin("order", choice, Order, (MissingWork,), inputs)
+    return make_choice("order", choice, ORDERS, Order, (MissingWork,), inputs)
 
 
 def check_order_choice(choice: OrderChoice) -> None:
