@@ -58,6 +58,7 @@ _SERVED = SchedulingOptions()
 POLICY_NAMES = ", ".join((*SETTINGS, *BOUNDS))
 ORDER_NAMES = ", ".join(ORDERS)
 SOURCE = conf.create_mutex_group(required=False, title="requests")
+LOAD = conf.create_mutex_group(required=False, title="load")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,17 +70,17 @@ class Simulate:
     authors, or agents, sessions of Claude Code"""
     workload: Annotated[str, SOURCE] = "mixed"
     """mixed, math, qa, ve, chat, image or tts; or your own as path.py:Class"""
-    live: Several = ()
-    """sessions of agents at a time: one that ends is replaced by the next; instead of --rate"""
-    agents_within_limits: Switch = False
+    live: Annotated[Several, LOAD] = ()
+    """sessions of agents at a time: one that ends is replaced by the next"""
+    agents_within_limits: Annotated[Switch, LOAD] = False
     """search, for each policy and order, the most sessions at a time of which 95 % of the turns keep the limits; of sessions of
-    agents that begin with any of their turns; instead of --live and --rate"""
+    agents that begin with any of their turns"""
     profile: str = "paper-gptj-6b-a100"
     """a named profile, or a JSON file"""
     policy: Annotated[
         Several, conf.arg(help=f"{POLICY_NAMES}; or your own as path.py:Class (default: copy_ahead)")
     ] = ()
-    rate: Several = ()
+    rate: Annotated[Several, LOAD] = ()
     """requests per second (default: 3.5), or sessions of agents per second"""
     seed: Several = ()
     """of the arrivals (default: 0)"""
@@ -235,22 +236,15 @@ class Simulate:
         check_outputs((("--json", self.json), ("--decisions", self.decisions)))
         if self.live and not self._plays_sessions:
             raise ConfigError("--live needs a trace of sessions", got="no such trace", fix="name one with --trace")
-        if self.live and self.rate:
-            raise ConfigError("--live and --rate cannot be combined", got="both", fix="leave out one of them")
         if self.agents_within_limits and not self._plays_sessions:
             got, fix = self.trace or f"--workload {self.workload}", "--trace agents, or a file of sessions"
             raise ConfigError("--agents-within-limits needs a trace of sessions", got=got, fix=fix)
         if self.agents_within_limits and self._warm_up_s >= self.duration:
             got = f"--warm-up {self._warm_up_s:g}, --duration {self.duration:g}"
             raise ConfigError("no turn would count", got=got, fix="a --warm-up below --duration")
-        for flag, given in (
-            ("--live", self.live),
-            ("--rate", self.rate),
-            ("--decisions", self.decisions),
-        ):
-            if self.agents_within_limits and given:
-                fix = f"leave out {flag}; --json writes all that was tried"
-                raise ConfigError(f"--agents-within-limits and {flag} cannot be combined", got="both", fix=fix)
+        if self.agents_within_limits and self.decisions is not None:
+            fix = "leave out --decisions; --json writes all that was tried"
+            raise ConfigError("--agents-within-limits and --decisions cannot be combined", got="both", fix=fix)
 
     def _loads(self) -> Sequence[SimulatedLoad[Sequence[Arrival] | SessionLoad]]:
         rates = numbers("--rate", self.rate or ("3.5",), float)
