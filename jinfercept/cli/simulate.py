@@ -252,8 +252,14 @@ class Simulate:
             source = drawer(self.trace, self.workload, self._longest)
             return [load(self._name, source, rate, self.duration, seed) for rate in rates for seed in self._seeds]
         assert self.trace is not None
-        live = numbers("--live", self.live, int)
-        return session_loads(self._name, self._fitting(self.trace), live, rates, self._seeds, self.duration)
+        sessions = self._fitting(self.trace)
+        steady = [(live, 0.0) for live in numbers("--live", self.live, int)]
+        loads = [
+            SessionLoad(sessions, seed, live, rate, self.duration)
+            for live, rate in steady or [(0, rate) for rate in rates]
+            for seed in self._seeds
+        ]
+        return [SimulatedLoad(self._name, load.rate, load.seed, load) for load in loads]
 
     @property
     def _seeds(self) -> list[int]:
@@ -368,17 +374,3 @@ def load(
     """Arrivals from a source. Raises `ConfigError` if rate or duration are out of range."""
     rng = Random(seed)
     return SimulatedLoad(workload, rate, seed, arrivals(source(rng), rate, duration, rng))
-
-
-def session_loads(
-    workload: str,
-    sessions: Sequence[ScriptedSession],
-    live: Sequence[int],
-    rates: Sequence[float],
-    seeds: Sequence[int],
-    duration: float,
-) -> list[SimulatedLoad[SessionLoad]]:
-    """Loads of sessions, by numbers of live ones or, without any, by rates."""
-    loads = [SessionLoad(sessions, seed, count, 0.0, duration) for count in live for seed in seeds]
-    loads = loads or [SessionLoad(sessions, seed, 0, rate, duration) for rate in rates for seed in seeds]
-    return [SimulatedLoad(workload, load.rate, load.seed, load) for load in loads]

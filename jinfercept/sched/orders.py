@@ -4,11 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import final
 
 from jinfercept.sched.cost import CostModel
-from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.guards import make_choice
-from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.order import Order
-from jinfercept.sched.policies import PolicyInputs
+from jinfercept.sched.policies import PUBLISHED, PolicyInputs
 from jinfercept.sched.sequence import Sequence
 
 LONGER = 120.0
@@ -86,5 +84,4 @@ def make_order(choice: OrderChoice, inputs: PolicyInputs) -> Order | None:
 
 def check_order_choice(choice: OrderChoice) -> None:
     """Raise `ConfigError` unless an order can be made of a choice. A class is tried on published prices."""
-    profile = PROFILES["paper-gptj-6b-a100"]
-    make_order(choice, PolicyInputs(profile, profile.saturation, 16, ElapsedEstimator()))
+    make_order(choice, PUBLISHED)

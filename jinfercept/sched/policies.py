@@ -9,7 +9,7 @@ from jinfercept.sched.estimator import ElapsedEstimator, Estimator
 from jinfercept.sched.guards import make_choice
 from jinfercept.sched.lru import LeastRecentlyUsed
 from jinfercept.sched.min_waste import Keep, MinWaste, keep_if_cheaper, keep_none, keep_short_kinds
-from jinfercept.sched.named_profiles import PROFILES
+from jinfercept.sched.named_profiles import GPTJ_6B
 from jinfercept.sched.policy import AtPause, Policy, discard, improved_discard, preserve, swap
 
 
@@ -37,6 +37,9 @@ class PolicyInputs(NamedTuple):
         return make_choice("policy", choice, SETTINGS, Policy, BUILT_IN, self)
 
 
+PUBLISHED = PolicyInputs(GPTJ_6B, GPTJ_6B.saturation, 16, ElapsedEstimator())
+"""Inputs from published prices, to try a class on."""
+
 type PolicyChoice = str | Policy | type[Policy] | Callable[[PolicyInputs], Policy] | Callable[[], Policy]
 """A name of `SETTINGS`; a place, `path.py:Class` or `package.module:Class`; a class or a function, called once for every
 engine, with the `PolicyInputs` if it requires an argument; or a policy, for one engine."""
@@ -50,8 +53,7 @@ def check_choice(choice: PolicyChoice | None) -> None:
     """
     if choice is None:
         return
-    profile = PROFILES["paper-gptj-6b-a100"]
-    PolicyInputs(profile, profile.saturation, 16, ElapsedEstimator()).make(choice)
+    PUBLISHED.make(choice)
 
 
 def _min_waste(inputs: PolicyInputs, keep: Keep = keep_if_cheaper) -> Policy:
