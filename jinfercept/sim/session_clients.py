@@ -93,7 +93,6 @@ class TurnRecord(NamedTuple):
         prompt, generated: tokens.
         new: tokens of the prompt that the session had not sent or read before, and that are not shared by all.
         cached: tokens of the prompt that were not computed for it.
-        recomputed, copied_out, copied_in: tokens, for it.
         door_s: seconds that it waited at the door.
     """
 
@@ -107,10 +106,7 @@ class TurnRecord(NamedTuple):
     generated: int
     new: int
     cached: int
-    recomputed: int
-    copied_out: int
-    copied_in: int
-    door_s: float = 0.0
+    door_s: float
 
     @property
     def lost(self) -> int:
@@ -206,9 +202,6 @@ class SessionClients:
                 output.outputs[0].num_generated,
                 script.prompt - (script.kept if live.turn > live.first else live.script.shared),
                 output.num_cached_tokens,
-                metrics.recomputed_tokens,
-                metrics.copied_out_tokens,
-                metrics.copied_in_tokens,
                 metrics.door_s,
             )
         )
