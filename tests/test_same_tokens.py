@@ -13,7 +13,7 @@ from jinfercept.llm import LLM
 from jinfercept.outputs import RequestOutput
 from jinfercept.sched.sequence import Sequence
 from tests.support.fake_engine import POLICIES
-from tests.support.scheduler_bench import scripted
+from tests.support.scheduler_bench import Scripted
 from tests.support.tiny_model import Workload, count_ties, streams, tiny_llm
 
 NAME = "llama_gqa"
@@ -94,5 +94,5 @@ def test_any_residency_mix_gives_the_tokens_of_the_uninterrupted_run(
     def placement(sequence: Sequence, index: int) -> Residency:
         return mix[(17 * index + 5 * len(sequence.tokens)) % len(mix)]
 
-    small.restart(scripted(placement), pipeline_depth=depth, max_chunk_tokens=chunk)
+    small.restart(Scripted(placement), pipeline_depth=depth, max_chunk_tokens=chunk)
     check(WORKLOAD.run(small, delay_s=0.001), reference)

@@ -58,6 +58,7 @@ _SERVED = SchedulingOptions()
 POLICY_NAMES = ", ".join((*SETTINGS, *BOUNDS))
 ORDER_NAMES = ", ".join(ORDERS)
 SOURCE = conf.create_mutex_group(required=False, title="requests")
+LOAD = conf.create_mutex_group(required=False, title="load")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,17 +70,17 @@ class Simulate:
     authors, or agents, sessions of Claude Code"""
     workload: Annotated[str, SOURCE] = "mixed"
     """mixed, math, qa, ve, chat, image or tts; or your own as path.py:Class"""
-    live: Several = ()
-    """sessions of agents at a time: one that ends is replaced by the next; instead of --rate"""
-    agents_within_limits: Switch = False
+    live: Annotated[Several, LOAD] = ()
+    """sessions of agents at a time: one that ends is replaced by the next"""
+    agents_within_limits: Annotated[Switch, LOAD] = False
     """search, for each policy and order, the most sessions at a time of which 95 % of the turns keep the limits; of sessions of
-    agents that begin with any of their turns; instead of --live and --rate"""
+    agents that begin with any of their turns"""
     profile: str = "paper-gptj-6b-a100"
     """a named profile, or a JSON file"""
     policy: Annotated[
         Several, conf.arg(help=f"{POLICY_NAMES}; or your own as path.py:Class (default: copy_ahead)")
     ] = ()
-    rate: Several = ()
+    rate: Annotated[Several, LOAD] = ()
     """requests per second (default: 3.5), or sessions of agents per second"""
     seed: Several = ()
     """of the arrivals (default: 0)"""
@@ -99,8 +100,6 @@ class Simulate:
     ] = ()
     overload: Literal["queue", "serve"] = "serve"
     """new sessions for which there is no room: they wait at the door (docs/serving.md), or are served like all others"""
-    burstiness: float = 1.0
-    """variation of gaps; 1 is Poisson"""
     duration: float = 1200.0
     """seconds of arrivals, and as many after them to finish; with --live the run's"""
     warm_up: Maybe[float] = None
@@ -109,8 +108,6 @@ class Simulate:
     """device pool (default: 53000, or the longest request if that is longer)"""
     host_tokens: int = 300_000
     """host pool"""
-    disk_tokens: int = 0
-    """disk tier, for traces of sessions"""
     max_num_seqs: int = 1024
     """sequences that run at once"""
     max_model_len: Maybe[int] = None
@@ -228,7 +225,6 @@ class Simulate:
                 raise ConfigError(f"{flag} is too large", got=count, fix=f"at most {MOST:,}")
         for flag, least in (
             ("--host-tokens", self.host_tokens),
-            ("--disk-tokens", self.disk_tokens),
             ("--warm-up", self.warm_up or 0),
             ("--first-token-limit", self.first_token_limit),
             ("--per-token-limit", self.per_token_limit or 0),
@@ -240,35 +236,30 @@ class Simulate:
         check_outputs((("--json", self.json), ("--decisions", self.decisions)))
         if self.live and not self._plays_sessions:
             raise ConfigError("--live needs a trace of sessions", got="no such trace", fix="name one with --trace")
-        if self.live and self.rate:
-            raise ConfigError("--live and --rate cannot be combined", got="both", fix="leave out one of them")
         if self.agents_within_limits and not self._plays_sessions:
             got, fix = self.trace or f"--workload {self.workload}", "--trace agents, or a file of sessions"
             raise ConfigError("--agents-within-limits needs a trace of sessions", got=got, fix=fix)
         if self.agents_within_limits and self._warm_up_s >= self.duration:
             got = f"--warm-up {self._warm_up_s:g}, --duration {self.duration:g}"
             raise ConfigError("no turn would count", got=got, fix="a --warm-up below --duration")
-        for flag, given in (
-            ("--live", self.live),
-            ("--rate", self.rate),
-            ("--decisions", self.decisions),
-        ):
-            if self.agents_within_limits and given:
-                fix = f"leave out {flag}; --json writes all that was tried"
-                raise ConfigError(f"--agents-within-limits and {flag} cannot be combined", got="both", fix=fix)
+        if self.agents_within_limits and self.decisions is not None:
+            fix = "leave out --decisions; --json writes all that was tried"
+            raise ConfigError("--agents-within-limits and --decisions cannot be combined", got="both", fix=fix)
 
     def _loads(self) -> Sequence[SimulatedLoad[Sequence[Arrival] | SessionLoad]]:
         rates = numbers("--rate", self.rate or ("3.5",), float)
         if not self._plays_sessions:
             source = drawer(self.trace, self.workload, self._longest)
-            return [
-                load(self._name, source, rate, self.duration, seed, self.burstiness)
-                for rate in rates
-                for seed in self._seeds
-            ]
+            return [load(self._name, source, rate, self.duration, seed) for rate in rates for seed in self._seeds]
         assert self.trace is not None
-        live = numbers("--live", self.live, int)
-        return session_loads(self._name, self._fitting(self.trace), live, rates, self._seeds, self.duration)
+        sessions = self._fitting(self.trace)
+        steady = [(live, 0.0) for live in numbers("--live", self.live, int)]
+        loads = [
+            SessionLoad(sessions, seed, live, rate, self.duration)
+            for live, rate in steady or [(0, rate) for rate in rates]
+            for seed in self._seeds
+        ]
+        return [SimulatedLoad(self._name, load.rate, load.seed, load) for load in loads]
 
     @property
     def _seeds(self) -> list[int]:
@@ -315,7 +306,6 @@ class Simulate:
             self.duration,
             kv_tokens=self._kv_tokens,
             host_tokens=self.host_tokens,
-            disk_tokens=self.disk_tokens,
             max_num_seqs=self.max_num_seqs,
             max_model_len=self._longest,
             prefix_caching=self._plays_sessions,
@@ -380,22 +370,7 @@ def load(
     rate: float,
     duration: float,
     seed: int,
-    burstiness: float = 1.0,
 ) -> SimulatedLoad[Sequence[Arrival]]:
-    """Arrivals from a source. Raises `ConfigError` if rate, duration or burstiness are out of range."""
+    """Arrivals from a source. Raises `ConfigError` if rate or duration are out of range."""
     rng = Random(seed)
-    return SimulatedLoad(workload, rate, seed, arrivals(source(rng), rate, duration, rng, burstiness))
-
-
-def session_loads(
-    workload: str,
-    sessions: Sequence[ScriptedSession],
-    live: Sequence[int],
-    rates: Sequence[float],
-    seeds: Sequence[int],
-    duration: float,
-) -> list[SimulatedLoad[SessionLoad]]:
-    """Loads of sessions, by numbers of live ones or, without any, by rates."""
-    loads = [SessionLoad(sessions, seed, count, 0.0, duration) for count in live for seed in seeds]
-    loads = loads or [SessionLoad(sessions, seed, 0, rate, duration) for rate in rates for seed in seeds]
-    return [SimulatedLoad(workload, load.rate, load.seed, load) for load in loads]
+    return SimulatedLoad(workload, rate, seed, arrivals(source(rng), rate, duration, rng))

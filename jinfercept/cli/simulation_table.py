@@ -41,8 +41,7 @@ _SESSION_COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "door s": lambda report: report["door_s"]["mean"],
     "with door": lambda report: report["turn_delay_with_door_s"]["mean"],
     "session s": lambda report: report["session_delay_s"]["mean"],
-    "turns/s": lambda report: report["turns_per_s"],
-    "good/s": lambda report: report["good_turns_per_s"],
+    **{name: _COLUMNS[name] for name in ("done/s", "good/s")},
     "ms/token": latency_ms,
     "left": lambda report: report["unfinished"],
     "lost": lambda report: report["lost_tokens"],
@@ -72,7 +71,7 @@ p50, …    the same, exceeded by half, a tenth and a hundredth of the turns, an
 door s    seconds at the door before that, with --overload queue: mean over the first turns of sessions
 with door turn delay with the seconds at the door
 session s session delay: all seconds of a session, so far, that were not its tools' or its person's, mean
-turns/s   turns finished per second
+done/s    turns finished per second
 good/s    those of them within the limits: --first-token-limit and a second more for each 10,000 new tokens, --per-token-limit
 ms/token  from a turn's submission to its end, over generated tokens
 left      turns that were not finished when the time was over

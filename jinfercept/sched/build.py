@@ -9,7 +9,7 @@ from jinfercept.sched.door import Overload
 from jinfercept.sched.estimator import Estimator
 from jinfercept.sched.order import Order
 from jinfercept.sched.orders import OrderChoice, make_order
-from jinfercept.sched.policies import PolicyChoice, PolicyInputs, chunks_prefill_as_published
+from jinfercept.sched.policies import WHOLE_PROMPTS, PolicyChoice, PolicyInputs
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.profile import Profile
@@ -52,7 +52,7 @@ class SchedulerLimits(NamedTuple):
             )
         if self.chunked_prefill is not None:
             return self.chunked_prefill
-        return chunks_prefill_as_published(policy) or not fits
+        return policy not in WHOLE_PROMPTS or not fits
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, final
 
 from jinfercept.sched.durations import DurationHistory, Seen, SharedHistory, SurvivalCurve, recent
-from jinfercept.sched.guards import guarded_plugin
-from jinfercept.sched.plugins import check_name, is_place
+from jinfercept.sched.guards import make_choice
 from jinfercept.sched.sequence import PendingCall, Sequence
-
-TRUST = 1 / 64
-"""Default λ of `HistoryEstimator`: as small as the smallest age that it weighs against leaving at once.
-On InferCept's six tools it costs 1.07 times the optimum after 3 calls and 1.03 after 20, at worst 65 times; 0.1 would cost
-1.10 and 1.08, at worst 11 times."""
 
 MOST_TENANTS = 256
 MOST_TOOLS = 64
@@ -46,10 +40,6 @@ class Estimator(Protocol):
         """
         return
 
-    def duration_s(self, call: PendingCall, age_s: float) -> float:
-        """Expected total seconds of a call that has lasted `age_s` so far: T_int of InferCept's equation (2)."""
-        return age_s + self.remaining_s(call, age_s)
-
     @abstractmethod
     def remaining_s(self, call: PendingCall, age_s: float) -> float:
         """Expected seconds still to come of a call that has lasted `age_s` so far; may be infinite."""
@@ -69,17 +59,6 @@ class Estimator(Protocol):
         Unless overridden, 0 or 1: as if `remaining_s` were certain.
         """
         return float(self.remaining_s(call, age_s) > horizon_s)
-
-    def hold_until_s(self, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
-        """τ, in seconds: hold the context until the call has this age, and leave if it has not returned by then.
-
-        Unless overridden, `B / c`, which costs at most twice as much as knowing the duration.
-
-        Args:
-            hold_cost_per_s: c > 0, token·seconds per second of holding.
-            leave_cost: B >= 0, token·seconds of leaving, paid once.
-        """
-        return leave_cost / hold_cost_per_s
 
 
 def survival(estimator: Estimator, sequence: Sequence, age_s: float, horizon_s: float) -> float:
@@ -136,10 +115,6 @@ class ElapsedEstimator(Estimator):
     its age at every age: Pareto's, with exponent 2.
     """
 
-    def duration_s(self, call: PendingCall, age_s: float) -> float:
-        """The age, which the paper takes for T_int."""
-        return age_s
-
     def remaining_s(self, call: PendingCall, age_s: float) -> float:
         return age_s
 
@@ -167,15 +142,9 @@ class HistoryEstimator(Estimator):
     `ElapsedEstimator`, which also answers for a call that has outlasted everything known. A tenant's calls change nothing for
     another but the shared histories, where it has a bounded share (`SharedHistory`). A hint counts as the duration until the
     call has outlasted it. Memory is bounded by `MOST_TENANTS`, `MOST_TOOLS` and `MOST_SHARED`.
-
-    Args:
-        trust: λ in (0, 1]. Holding by `hold_until_s` costs at most `1 + 1/λ` times the optimum, whatever the durations, the
-            history and the hints are; a smaller λ follows the history further.
     """
 
-    def __init__(self, trust: float = TRUST) -> None:
-        assert 0.0 < trust <= 1.0
-        self._trust = trust
+    def __init__(self) -> None:
         self._tenants: dict[str, _Tenant] = {}
         self._shared: dict[str, SharedHistory] = {}
         self._elapsed = ElapsedEstimator()
@@ -220,21 +189,6 @@ class HistoryEstimator(Estimator):
         share = curve.left(age_s)
         return curve.left(age_s + horizon_s) / share if share else self._elapsed.survival(call, age_s, horizon_s)
 
-    def hold_until_s(self, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
-        """The τ of least expected cost `c·E[min(X, τ)] + B·P(X > τ)` among 0 and `(B/c)·2^j`, j = -6 … 1, kept within
-        `[λB/c, B/(λc)]`. One sample that never ends is added, so that a short history does not hold for long."""
-        even_s = leave_cost / hold_cost_per_s
-        hint_s = _hint_s(call, 0.0)
-        curve = self._curve(call)
-        if hint_s is not None:
-            tau_s = math.inf if hint_s <= even_s else 0.0
-        elif curve.num_seen == 0:
-            tau_s = even_s
-        else:
-            taus = (0.0, *(even_s * 2.0**j for j in range(-6, 2)))
-            tau_s = min(taus, key=lambda tau: curve.num_seen * (curve.held_s(tau) + even_s * curve.left(tau)) + tau)
-        return min(max(tau_s, self._trust * even_s), even_s / self._trust)
-
     def _curve(self, call: PendingCall) -> SurvivalCurve:
         """The distribution for a call: the first that the class names and that has durations."""
         tenant = self._tenants.get(call.tenant)
@@ -274,7 +228,4 @@ def make_estimator(choice: EstimatorChoice, names: Mapping[str, Callable[[], Est
     Raises:
         ConfigError: no estimator has the name, or as `build_plugin`.
     """
-    if isinstance(choice, str) and not is_place(choice):
-        check_name("estimator", choice, names)
-        return names[choice]()
-    return guarded_plugin("estimator", choice, Estimator, ESTIMATORS.values())
+    return make_choice("estimator", choice, names, Estimator, ESTIMATORS.values())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, final, get_type_hints
 
 from jinfercept.errors import PluginError, describe_failure, is_users_interrupt
 from jinfercept.kv.context import bounds
-from jinfercept.sched.plugins import build_plugin, label, methods_of, source_line
+from jinfercept.sched.plugins import build_plugin, check_name, is_place, label, methods_of, source_line
 from jinfercept.sched.policy import Action, Move, Mover
 from jinfercept.sched.sequence import Sequence
 
@@ -25,7 +25,7 @@ _TIME = (lambda answer: answer >= 0.0, "number from 0 to inf")  # false for NaN
 _NUMBERS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "key": (math.isfinite, "finite number"),
     "survival": (lambda answer: 0.0 <= answer <= 1.0, "number from 0 to 1"),
-    **dict.fromkeys(("duration_s", "remaining_s", "seconds_per_return", "hold_until_s"), _TIME),
+    **dict.fromkeys(("remaining_s", "seconds_per_return"), _TIME),
 }
 """The methods that answer a number: which ones, and their noun."""
 
@@ -44,8 +44,23 @@ class CallWatch(Protocol):
         ...
 
 
-def guarded_plugin[T](what: str, choice: object, protocol: type[T], built_in: Collection[object], *inputs: object) -> T:
-    """The object that a choice means, as `build_plugin`; behind a guard if its class is not built in."""
+def make_choice[N, T](
+    what: str,
+    choice: object,
+    names: Mapping[str, Callable[..., N]],
+    protocol: type[T],
+    built_in: Collection[object],
+    *inputs: object,
+) -> N | T:
+    """The object that a choice means: what its name in `names` makes, or one as `build_plugin`, behind a guard if its class is
+    not built in.
+
+    Raises:
+        ConfigError: there is no such name, or as `build_plugin`.
+    """
+    if isinstance(choice, str) and not is_place(choice):
+        check_name(what, choice, names)
+        return names[choice](*inputs)
     made = build_plugin(what, choice, protocol, *inputs)
     name = label(choice if isinstance(choice, str) else made)
     return made if type(made) in built_in else guard(what, made, protocol, name)

@@ -4,12 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import final
 
 from jinfercept.sched.cost import CostModel
-from jinfercept.sched.estimator import ElapsedEstimator
-from jinfercept.sched.guards import guarded_plugin
-from jinfercept.sched.named_profiles import PROFILES
+from jinfercept.sched.guards import make_choice
 from jinfercept.sched.order import Order
-from jinfercept.sched.plugins import check_name, is_place
-from jinfercept.sched.policies import PolicyInputs
+from jinfercept.sched.policies import PUBLISHED, PolicyInputs
 from jinfercept.sched.sequence import Sequence
 
 LONGER = 120.0
@@ -80,15 +77,11 @@ def make_order(choice: OrderChoice, inputs: PolicyInputs) -> Order | None:
     """Make an order; one that is not built in is guarded. None: first come first served.
 
     Raises:
-        ConfigError: no order has the name, or as `build_plugin`.
+        ConfigError: no order has the name, or as `make_choice`.
     """
-    if isinstance(choice, str) and not is_place(choice):
-        check_name("order", choice, ORDERS)
-        return ORDERS[choice](inputs)
-    return guarded_plugin("order", choice, Order, (MissingWork,), inputs)
+    return make_choice("order", choice, ORDERS, Order, (MissingWork,), inputs)
 
 
 def check_order_choice(choice: OrderChoice) -> None:
     """Raise `ConfigError` unless an order can be made of a choice. A class is tried on published prices."""
-    profile = PROFILES["paper-gptj-6b-a100"]
-    make_order(choice, PolicyInputs(profile, profile.saturation, 16, ElapsedEstimator()))
+    make_order(choice, PUBLISHED)

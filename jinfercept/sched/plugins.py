@@ -89,7 +89,7 @@ def build_plugin[T](what: str, choice: object, protocol: type[T], *inputs: objec
     if isinstance(choice, str):
         choice = load_plugin(what, choice)
     if isinstance(choice, type) or (callable(choice) and not has_members(choice, protocol)):
-        choice = _call(what, name, choice, inputs, protocol)
+        choice = _call(what, name, choice, inputs)
     check_shape(_a(what), choice, protocol)
     return choice  # pyright: ignore[reportReturnType] # it has the members
 
@@ -100,10 +100,7 @@ def source_line(error: BaseException, skipped: str) -> str:
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
-def _call(what: str, name: str, factory: Callable[..., Any], inputs: tuple[object, ...], protocol: type) -> object:
-    if inspect.isabstract(factory):
-        fix = f"add {', '.join(missing_members(factory, protocol))}"
-        raise ConfigError(f"{_a(what)} has the methods of {protocol.__name__}", got=f"the class {name}", fix=fix)
+def _call(what: str, name: str, factory: Callable[..., Any], inputs: tuple[object, ...]) -> object:
     required = _required(factory)
     if len(required) not in (0, len(inputs)) or not all(map(_may_be, required, inputs)):
         takes = f"nothing or {', '.join(type(value).__name__ for value in inputs)}" if inputs else "nothing"
@@ -199,12 +196,6 @@ def check_shape(what: str, value: object, protocol: type) -> None:
 def has_members(value: object, protocol: type) -> bool:
     """Whether an object has a member for every method of a Protocol, whatever its arguments."""
     return all(hasattr(value, name) for name in methods_of(protocol))
-
-
-def missing_members(abstract: Callable[..., Any], protocol: type) -> list[str]:
-    """The methods that an abstract class still lacks, with their arguments."""
-    lacking: frozenset[str] = getattr(abstract, "__abstractmethods__", frozenset())
-    return [name + _arguments(method) for name, method in methods_of(protocol).items() if name in lacking]
 
 
 def _fixes(value: object, protocol: type) -> Iterator[str]:

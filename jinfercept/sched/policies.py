@@ -6,11 +6,10 @@ from typing import NamedTuple
 from jinfercept.sched.copy_ahead import CopyAhead
 from jinfercept.sched.cost import CostModel
 from jinfercept.sched.estimator import ElapsedEstimator, Estimator
-from jinfercept.sched.guards import guarded_plugin
+from jinfercept.sched.guards import make_choice
 from jinfercept.sched.lru import LeastRecentlyUsed
 from jinfercept.sched.min_waste import Keep, MinWaste, keep_if_cheaper, keep_none, keep_short_kinds
-from jinfercept.sched.named_profiles import PROFILES
-from jinfercept.sched.plugins import check_name, is_place
+from jinfercept.sched.named_profiles import GPTJ_6B
 from jinfercept.sched.policy import AtPause, Policy, discard, improved_discard, preserve, swap
 
 
@@ -35,11 +34,11 @@ class PolicyInputs(NamedTuple):
 
     def make(self, choice: "PolicyChoice") -> Policy:
         """Make a policy; one that is not built in is guarded. Raises `ConfigError` as `check_choice`."""
-        if isinstance(choice, str) and not is_place(choice):
-            check_name("policy", choice, SETTINGS)
-            return SETTINGS[choice].make(self)
-        return guarded_plugin("policy", choice, Policy, BUILT_IN, self)
+        return make_choice("policy", choice, SETTINGS, Policy, BUILT_IN, self)
 
+
+PUBLISHED = PolicyInputs(GPTJ_6B, GPTJ_6B.saturation, 16, ElapsedEstimator())
+"""Inputs from published prices, to try a class on."""
 
 type PolicyChoice = str | Policy | type[Policy] | Callable[[PolicyInputs], Policy] | Callable[[], Policy]
 """A name of `SETTINGS`; a place, `path.py:Class` or `package.module:Class`; a class or a function, called once for every
@@ -54,25 +53,7 @@ def check_choice(choice: PolicyChoice | None) -> None:
     """
     if choice is None:
         return
-    profile = PROFILES["paper-gptj-6b-a100"]
-    PolicyInputs(profile, profile.saturation, 16, ElapsedEstimator()).make(choice)
-
-
-def chunks_prefill_as_published(choice: PolicyChoice) -> bool:
-    """Whether the published form of a policy chunks prefill; policies of your own do."""
-    return not isinstance(choice, str) or choice not in SETTINGS or SETTINGS[choice].chunked_prefill
-
-
-class PolicyEntry(NamedTuple):
-    """A policy that can be selected.
-
-    Attributes:
-        chunked_prefill: whether its published form chunks prefill; False: whole prompts, before any sequence decodes, as vLLM
-            did when InferCept was written.
-    """
-
-    make: Callable[[PolicyInputs], Policy]
-    chunked_prefill: bool = True
+    PUBLISHED.make(choice)
 
 
 def _min_waste(inputs: PolicyInputs, keep: Keep = keep_if_cheaper) -> Policy:
@@ -83,18 +64,22 @@ def _min_waste(inputs: PolicyInputs, keep: Keep = keep_if_cheaper) -> Policy:
 BUILT_IN = (AtPause, MinWaste, LeastRecentlyUsed, CopyAhead)
 """The classes of built-in policies, which run without a guard."""
 
-SETTINGS: dict[str, PolicyEntry] = {
-    "discard": PolicyEntry(lambda inputs: discard(), chunked_prefill=False),
-    "improved_discard": PolicyEntry(lambda inputs: improved_discard(), chunked_prefill=False),
-    "preserve": PolicyEntry(lambda inputs: preserve(), chunked_prefill=False),
-    "swap": PolicyEntry(lambda inputs: swap(), chunked_prefill=False),
-    "chunked_discard": PolicyEntry(lambda inputs: improved_discard()),
-    "budgeted_swap": PolicyEntry(lambda inputs: _min_waste(inputs, keep_none)),
-    "heuristic_preserve": PolicyEntry(lambda inputs: _min_waste(inputs, keep_short_kinds)),
-    "min_waste": PolicyEntry(_min_waste),
-    "lru": PolicyEntry(lambda inputs: LeastRecentlyUsed(writes_through=False)),
-    "lru_host": PolicyEntry(lambda inputs: LeastRecentlyUsed(writes_through=True)),
-    "copy_ahead": PolicyEntry(lambda inputs: CopyAhead(inputs.estimator)),
+SETTINGS: dict[str, Callable[[PolicyInputs], Policy]] = {
+    "discard": lambda inputs: discard(),
+    "improved_discard": lambda inputs: improved_discard(),
+    "preserve": lambda inputs: preserve(),
+    "swap": lambda inputs: swap(),
+    "chunked_discard": lambda inputs: improved_discard(),
+    "budgeted_swap": lambda inputs: _min_waste(inputs, keep_none),
+    "heuristic_preserve": lambda inputs: _min_waste(inputs, keep_short_kinds),
+    "min_waste": _min_waste,
+    "lru": lambda inputs: LeastRecentlyUsed(writes_through=False),
+    "lru_host": lambda inputs: LeastRecentlyUsed(writes_through=True),
+    "copy_ahead": lambda inputs: CopyAhead(inputs.estimator),
 }
 """The policies by name. The paper's ablation is discard, improved_discard, chunked_discard, budgeted_swap, heuristic_preserve
 and min_waste, in this order."""
+
+WHOLE_PROMPTS = ("discard", "improved_discard", "preserve", "swap")
+"""The policies whose published form computes whole prompts, before any sequence decodes, as vLLM did when InferCept was
+written; the others chunk prefill."""

@@ -6,11 +6,11 @@ victims when a device or host slot is needed and none is free. A policy moves pa
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple, Protocol, final
 
-from jinfercept.kv.page import Occupancy, Residency
+from jinfercept.kv.page import Occupancy
 from jinfercept.sched.sequence import Sequence, State
 
 
@@ -175,26 +175,20 @@ def longest_paused(paused: Iterable[Sequence], sequence: Sequence) -> Iterator[M
                 yield Move(other, run.pages[::-1], Action.UNCOPY, "the host is full")
 
 
-Placement = Callable[[Sequence], list[tuple[range, Residency]]]
-"""The residencies wanted for the pages of a sequence that has just paused, as far as the pools allow. DIRTY leaves them as
-they are."""
-
-
 @final
 class AtPause(Policy):
-    """Decides the residency of pages once, when their request pauses.
+    """Does one thing with all pages of a request when it pauses, or when their slots are needed.
 
     Args:
-        placement: the residencies wanted.
-        evict: action for a paused page whose slot is needed: `SWAP` or `LOSE`.
-        requeues_at_tail, protects_paused, synchronous: see `Policy`.
+        action: `SWAP` or `LOSE`.
+        protects_paused: see `Policy`; intercepted contexts stay where they are when they pause, too.
+        requeues_at_tail, synchronous: see `Policy`.
     """
 
     def __init__(
         self,
-        placement: Placement,
+        action: Action,
         *,
-        evict: Action,
         requeues_at_tail: bool = False,
         protects_paused: bool = False,
         synchronous: bool = False,
@@ -202,14 +196,16 @@ class AtPause(Policy):
         self.requeues_at_tail = requeues_at_tail
         self.protects_paused = protects_paused
         self.synchronous = synchronous
-        self._placement = placement
-        self._evict = evict
+        self._action = action
         self._paused: dict[str, Sequence] = {}
-        self._fresh: dict[str, tuple[Sequence, list[tuple[range, Residency]]]] = {}  # paused since the last plan
+        self._fresh: dict[str, Sequence] = {}  # paused since the last plan
 
     def pause(self, sequence: Sequence, now: float) -> None:
         self._paused[sequence.id] = sequence
-        self._fresh[sequence.id] = sequence, self._placement(sequence)
+        if self.protects_paused and sequence.state is State.INTERCEPTED:
+            self._fresh.pop(sequence.id, None)
+        else:
+            self._fresh[sequence.id] = sequence
 
     def resume(self, sequence: Sequence, now: float) -> None:
         self._paused.pop(sequence.id, None)
@@ -217,46 +213,32 @@ class AtPause(Policy):
 
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         fresh, self._fresh = self._fresh, {}
-        for sequence, places in fresh.values():
-            for pages, place in places:
-                action = _ACTIONS.get(place)
-                if action is not None:
-                    mover.move(sequence, action, "paused", pages)
+        for sequence in fresh.values():
+            mover.move(sequence, self._action, "paused")
 
     def victims(self, now: float) -> Iterator[Move]:
         for sequence in sorted(self._paused.values(), key=lambda sequence: -sequence.order):
-            yield Move(sequence, sequence.context.tail_first, self._evict, "a slot is needed")
+            yield Move(sequence, sequence.context.tail_first, self._action, "a slot is needed")
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
         return longest_paused(self._paused.values(), sequence)
 
 
-_ACTIONS = {Residency.CLEAN: Action.COPY, Residency.HOST: Action.SWAP, Residency.MISSING: Action.LOSE}
-
-
-def _all_at(residency: Residency) -> Placement:
-    return lambda sequence: [(range(sequence.context.num_pages), residency)]
-
-
-def _keep_intercepted(sequence: Sequence) -> list[tuple[range, Residency]]:
-    return [] if sequence.state is State.INTERCEPTED else _all_at(Residency.MISSING)(sequence)
-
-
 def discard() -> Policy:
     """Drop every paused context at once and requeue it at the tail, as vLLM did when InferCept was written."""
-    return AtPause(_all_at(Residency.MISSING), evict=Action.LOSE, requeues_at_tail=True)
+    return AtPause(Action.LOSE, requeues_at_tail=True)
 
 
 def improved_discard() -> Policy:
     """Drop every paused context at once, but keep the request's place by original arrival (InferCept §3.2)."""
-    return AtPause(_all_at(Residency.MISSING), evict=Action.LOSE)
+    return AtPause(Action.LOSE)
 
 
 def preserve() -> Policy:
     """Keep every intercepted context on the device; evict one only when no other sequence can run (InferCept §3.2)."""
-    return AtPause(_keep_intercepted, evict=Action.LOSE, protects_paused=True)
+    return AtPause(Action.LOSE, protects_paused=True)
 
 
 def swap() -> Policy:
     """Move every paused context to the host at once, and back when it runs again; steps wait for it (InferCept §3.2)."""
-    return AtPause(_all_at(Residency.HOST), evict=Action.SWAP, synchronous=True)
+    return AtPause(Action.SWAP, synchronous=True)

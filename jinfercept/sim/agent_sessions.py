@@ -166,9 +166,9 @@ def kept_tokens(last: ScriptedTurn, prompt: int, common: int, block: int = BLOCK
     return max(0, min(common, last.prompt, prompt - 1))
 
 
-def checked_number(value: object, name: str, where: str, most: float = MOST_TOKENS) -> float:
-    """A number from a trace, from 0 to `most`. Raises `ConfigError` for any other value."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
-        fix = f"a number from 0 to {most:,.0f}"
+def checked_number(value: object, name: str, where: str) -> float:
+    """A number from a trace, from 0 to `MOST_TOKENS`. Raises `ConfigError` for any other value."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MOST_TOKENS:
+        fix = f"a number from 0 to {MOST_TOKENS:,}"
         raise ConfigError(f"{where}: {name} is no number", got=reprlib.repr(value), fix=fix)
     return value

@@ -1,4 +1,4 @@
-"""Arrival times of requests: a renewal process with a rate and a burstiness."""
+"""Arrivals of requests, at a rate: a Poisson process."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -31,33 +31,26 @@ class RequestArrival(Protocol):
     def request(self, number: int) -> Request: ...
 
 
-def arrivals(
-    draw: Callable[[], Script], rate: float, duration_s: float, rng: Random, burstiness: float = 1.0
-) -> list[Arrival]:
+def arrivals(draw: Callable[[], Script], rate: float, duration_s: float, rng: Random) -> list[Arrival]:
     """The arrivals of `duration_s` seconds, in order. There may be none.
 
     Args:
         draw: makes the next request; called once for each arrival, in order, after its time is drawn.
-        rate, duration_s, rng, burstiness: see `arrival_times`.
+        rate, duration_s, rng: see `arrival_times`.
 
     Raises:
         ConfigError: an argument is out of its range.
     """
-    return [Arrival(at_s, draw()) for at_s in arrival_times(rate, duration_s, rng, burstiness)]
+    return [Arrival(at_s, draw()) for at_s in arrival_times(rate, duration_s, rng)]
 
 
-def arrival_times(rate: float, duration_s: float, rng: Random, burstiness: float = 1.0) -> Iterator[float]:
+def arrival_times(rate: float, duration_s: float, rng: Random) -> Iterator[float]:
     """The seconds below `duration_s` at which requests arrive, in order, each drawn when it is asked for.
-
-    The times between arrivals are Gamma distributed with mean 1 / rate; the first one begins at 0, where it is as if a request
-    had just arrived: bursts bring about `(burstiness² − 1) / 2` requests more than `rate · duration_s`.
 
     Args:
         rate: requests per second, over 0.
         duration_s: seconds in which requests arrive, over 0; with `rate` they bring at most `MOST_ARRIVALS`.
         rng: its state decides the times.
-        burstiness: coefficient of variation of the times between arrivals, from 0.01 to 100: 1 is Poisson, less is more
-            even, more comes in bursts.
 
     Raises:
         ConfigError: an argument is out of its range.
@@ -68,10 +61,7 @@ def arrival_times(rate: float, duration_s: float, rng: Random, burstiness: float
     if rate * duration_s > MOST_ARRIVALS:
         got, fix = f"{rate:g} requests/s for {duration_s:g} s", f"at most {MOST_ARRIVALS:,}, rate times duration"
         raise ConfigError("too many requests would arrive", got=got, fix=fix)
-    if not 0.01 <= burstiness <= 100:
-        raise ConfigError("burstiness of arrivals is out of range", got=burstiness, fix="0.01 to 100; 1 is Poisson")
-    shape = burstiness**-2
-    at_s = rng.gammavariate(shape, 1 / (shape * rate))
+    at_s = rng.expovariate(rate)
     while at_s < duration_s:
         yield at_s
-        at_s += rng.gammavariate(shape, 1 / (shape * rate))
+        at_s += rng.expovariate(rate)

@@ -24,9 +24,6 @@ from jinfercept.sim.session_clients import SessionClients, TurnRecord
 Report = dict[str, Any]
 """The numbers of a run, as JSON values."""
 
-LONG_WAIT_S = 900.0
-"""Seconds that no turn should wait for its first token, whatever its context."""
-
 
 @final
 class RunStats:
@@ -167,28 +164,21 @@ class RunStats:
             "turn_delay_s": _summary(record.delay_s for record in records),
             "door_s": _summary(record.door_s for record in records if not record.turn),
             "turn_delay_with_door_s": _summary(record.delay_s + record.door_s for record in records),
-            "turn_delay_after_person_s": _summary(record.delay_s for record in records if record.person),
             "turn_delay_of_sessions_s": fmean(map(fmean, delays.values())) if delays else None,
             "longest_wait_s": max((record.delay_s for record in records), default=None),
-            "long_waits": sum(record.delay_s > LONG_WAIT_S for record in records),
             "unserved_share": sum(record.first_token_s is None for record in records) / (len(records) or 1),
             "within_limits_share": num_good / num_decided if num_decided else None,
             "session_delay_s": _summary(sessions.values()),
             "sessions": clients.begun,
             "finished_sessions": clients.ended_sessions,
-            "turns_per_s": len(served) / seconds if seconds else 0.0,
-            "good_turns_per_s": num_good / seconds if seconds else 0.0,
             "cached_share": sum(record.cached for record in records) / (sum(record.prompt for record in records) or 1),
             "lost_tokens": sum(record.lost for record in records),
             "normalized_latency_paper_ms_per_token": _summary(per_token),
-            "normalized_latency_ms_per_token": _summary(per_token),
-            "ttft_s": _summary(record.delay_s for record in records),
             "latency_s": _summary(record.finished_s - record.submitted_s for record in records),
             "completed_per_s": len(served) / seconds if seconds else 0.0,
             "goodput_per_s": num_good / seconds if seconds else 0.0,
             "limits": self._limits._asdict(),
             "unfinished": len(records) - len(served),
-            "abandoned": 0,
             "useful_tokens": sum(record.generated for record in served),
             **self._machine(counters, kv_tokens, alive_s, lasted),
         }

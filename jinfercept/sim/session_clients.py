@@ -93,8 +93,6 @@ class TurnRecord(NamedTuple):
         prompt, generated: tokens.
         new: tokens of the prompt that the session had not sent or read before, and that are not shared by all.
         cached: tokens of the prompt that were not computed for it.
-        recomputed, copied_out, copied_in: tokens, for it.
-        person: it follows a person's pause; else a tool's, or none.
         door_s: seconds that it waited at the door.
     """
 
@@ -108,11 +106,7 @@ class TurnRecord(NamedTuple):
     generated: int
     new: int
     cached: int
-    recomputed: int
-    copied_out: int
-    copied_in: int
-    person: bool
-    door_s: float = 0.0
+    door_s: float
 
     @property
     def lost(self) -> int:
@@ -208,10 +202,6 @@ class SessionClients:
                 output.outputs[0].num_generated,
                 script.prompt - (script.kept if live.turn > live.first else live.script.shared),
                 output.num_cached_tokens,
-                metrics.recomputed_tokens,
-                metrics.copied_out_tokens,
-                metrics.copied_in_tokens,
-                live.turn > live.first and not live.script.turns[live.turn - 1].calls,
                 metrics.door_s,
             )
         )

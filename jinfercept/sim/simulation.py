@@ -1,12 +1,10 @@
 """A simulated run: latencies, waste and counts from a workload, a profile and a policy. Imports no JAX."""
 
-import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from typing import final
 
-from jinfercept.engine.disk_contexts import DiskContexts
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
 from jinfercept.engine.meter.counts import LIMITS, LatencyLimits
@@ -27,7 +25,6 @@ from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.sequence import PendingCall
 from jinfercept.sim.arrivals import Arrival, RequestArrival
-from jinfercept.sim.disk import SimulatedDisk
 from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scripted import (
     Progress,
@@ -57,16 +54,9 @@ class OracleEstimator(Estimator):
     def observe(self, call: PendingCall, duration_s: float, clean: bool = True) -> None:
         self._durations.pop(call.key, None)
 
-    def duration_s(self, call: PendingCall, age_s: float) -> float:
-        assert call.key in self._durations, "an oracle knows only the calls that have started"
-        return max(age_s, self._durations[call.key])
-
     def remaining_s(self, call: PendingCall, age_s: float) -> float:
-        return self.duration_s(call, age_s) - age_s
-
-    def hold_until_s(self, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
-        """Infinity if holding to the end costs no more than leaving, else 0."""
-        return math.inf if hold_cost_per_s * self.duration_s(call, 0.0) <= leave_cost else 0.0
+        assert call.key in self._durations, "an oracle knows only the calls that have started"
+        return max(0.0, self._durations[call.key] - age_s)
 
 
 SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator}
@@ -96,7 +86,6 @@ class Simulation:
         duration_s: seconds of arrivals.
         drain_s: seconds that requests have after them to finish; None: as long again.
         kv_tokens, host_tokens: tokens of the two pools.
-        disk_tokens: tokens of the disk tier; 0: there is none.
         page_size: tokens per page.
         max_num_seqs: sequences that run at once.
         max_model_len: tokens per sequence, and of the largest step where prefill is not chunked: the limit that vLLM of the
@@ -130,7 +119,6 @@ class Simulation:
     drain_s: float | None = None
     kv_tokens: int = 53_000
     host_tokens: int = 300_000
-    disk_tokens: int = 0
     page_size: int = 16
     max_num_seqs: int = 1024
     max_model_len: int = 2560
@@ -163,11 +151,6 @@ class Simulation:
             )
         if not 0.0 <= self.shared_prefix <= 1.0:
             raise ConfigError("shared_prefix must be from 0 to 1", got=self.shared_prefix, fix="from 0 to 1")
-        if self.disk_tokens and not (self.profile.disk_read_tokens_per_s and self.profile.disk_write_tokens_per_s):
-            fix = "one from a data sheet, or one that was measured with kv_disk"
-            raise ConfigError("the profile has no speed of a disk", got=self.profile.name, fix=fix)
-        if self.disk_tokens and not (self.host_tokens and self.prefix_caching):
-            raise ConfigError("a disk needs a host tier and prefix caching", got="one is off", fix="turn both on")
         self.chunks()
 
     def chunks(self) -> bool:
@@ -230,8 +213,7 @@ class Simulation:
         clock = VirtualClock()
         dispatcher = ScriptedDispatcher(clock, plain_tokens)
         reads_calls = not all(isinstance(arrival, Arrival) for arrival in arrivals)
-        opened = self.open_engine(clock, dispatcher, open_markup_text if reads_calls else None, watch)
-        engine, accounts = opened.engine, opened.accounts
+        engine, accounts = self.open_engine(clock, dispatcher, open_markup_text if reads_calls else None, watch)
         requests = [(arrival.at_s, self._request(number, arrival)) for number, arrival in enumerate(arrivals)]
         played = play(engine, dispatcher, clock, requests, self.most_s, progress, self.host_s)
         scripted = ((str(number), each) for number, each in enumerate(arrivals))
@@ -242,12 +224,11 @@ class Simulation:
     def _run_sessions(self, load: SessionLoad, progress: Progress, watch: RunWatch | None) -> Report:
         clock = VirtualClock()
         dispatcher = ScriptedDispatcher(clock, plain_tokens)
-        opened = self.open_engine(clock, dispatcher, watch=watch)
-        engine = opened.engine
+        engine, accounts = self.open_engine(clock, dispatcher, watch=watch)
         clients = SessionClients(load, session_tokens, reads_durations(self.estimator))
         lasted = drive(engine, dispatcher, clock, clients, self.most_s, progress, self.host_s)
         counters = engine.scheduler.counters
-        return self._named | opened.accounts.session_report(clients, lasted, counters, self.kv_tokens, self.warm_up_s)
+        return self._named | accounts.session_report(clients, lasted, counters, self.kv_tokens, self.warm_up_s)
 
     @property
     def _named(self) -> Report:
@@ -259,8 +240,9 @@ class Simulation:
         dispatcher: CallDispatcher,
         open_text: Callable[[Request], Text] | None = None,
         watch: RunWatch | None = None,
-    ) -> "SimulatedEngine":
-        """An engine on this machine that prices its steps, without requests; it has the scheduler that an `LLM` would have.
+    ) -> tuple[Engine, RunStats]:
+        """An engine on this machine that prices its steps, without requests, and what counts them; it has the
+        scheduler that an `LLM` would have.
 
         Args:
             clock: its time.
@@ -273,8 +255,7 @@ class Simulation:
             self.page_size,
             prefix_caching=self.prefix_caching,
         )
-        believed = self.believed or self.profile
-        planned_with = believed if self.disk_tokens else believed.without_disk()
+        planned_with = (self.believed or self.profile).without_disk()
         buckets = self._executables
         if not buckets:
             largest = planned_with.saturation
@@ -287,16 +268,12 @@ class Simulation:
             watch(log, kv, build.inputs, synchronous)
         scheduler = build.build(kv)
         prices = Prices(self.profile, self.page_size, synchronous=synchronous, free_transfers=free_pause)
-        disk = None
-        if self.disk_tokens:
-            pages = SimulatedDisk(self.profile, self.disk_tokens // self.page_size, self.page_size, clock)
-            disk = DiskContexts(scheduler, pages, believed, buckets[-1])
         accounts = RunStats(log, scheduler, prices, buckets[-1], self.limits)
         requests = RequestLifecycle(scheduler, dispatcher, clock, vocab_size=1 << 31, open_text=open_text)
         runner, wake = PricedRunner(prices, clock), threading.Event()
-        engine = Engine(requests, runner, wake, depth=self.depth, disk=disk)
+        engine = Engine(requests, runner, wake, depth=self.depth)
         engine.observe(log)
-        return SimulatedEngine(engine, accounts, buckets)
+        return engine, accounts
 
     def _request(self, number: int, arrival: Arrival | RequestArrival) -> Request:
         known_durations = reads_durations(self.estimator)
@@ -308,16 +285,3 @@ class Simulation:
             fix = f"one of {', '.join(ESTIMATORS)}"
             raise ConfigError("an oracle cannot see calls in markup", got=self.estimator_name, fix=fix)
         return arrival.request(number)
-
-
-class SimulatedEngine(NamedTuple):
-    """An engine that prices its steps, and what counts them.
-
-    Attributes:
-        engine: serves requests.
-        buckets: query tokens of its executables, ascending.
-    """
-
-    engine: Engine
-    accounts: RunStats
-    buckets: tuple[int, ...]

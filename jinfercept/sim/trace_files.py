@@ -3,12 +3,11 @@
 import json
 import os
 import reprlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from operator import eq
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from jinfercept.errors import ConfigError
 from jinfercept.sim.agent_sessions import (
@@ -20,25 +19,20 @@ from jinfercept.sim.agent_sessions import (
     compact_sessions,
     kept_tokens,
 )
-from jinfercept.sim.workload import parsed_line
+from jinfercept.sim.workload import trace_objects
 
 AGENTS_TRACE = Path(__file__).with_name("agents.jsonl")
 """36 sessions of Claude Code with 6 sub-agents, anonymised, in the compact form: a sample of the traces of
 callanjfox/kv-cache-tester, Apache-2.0."""
 
-TraceForm = Literal["scripts", "compact", "claude", "mooncake", "lmcache", "messages"]
+TraceForm = Literal["scripts", "compact", "claude", "messages"]
 
 _KEYS: Mapping[TraceForm, frozenset[str]] = {
     "scripts": frozenset(("prompt", "segments")),
     "compact": frozenset(("calls",)),
     "claude": frozenset(("requests",)),
-    "mooncake": frozenset(("input_length", "output_length", "hash_ids")),
-    "lmcache": frozenset(("timestamp", "input", "output", "session_id")),
     "messages": frozenset(("conversation_id", "turn", "role")),
 }
-MOONCAKE_BLOCK = 512
-"""Tokens of a block in Mooncake's traces."""
-
 CHARACTERS = 4
 """Characters that count as a token in a trace of texts."""
 
@@ -75,56 +69,6 @@ def claude_code_session(entry: Mapping[str, Any], where: str, name: str = "") ->
         raise ConfigError(f"{where}: a session without requests", got=name, fix="give at least one")
     shared = sum(checked_number(entry.get(key, 0), key, where) for key in ("tool_tokens", "system_tokens"))
     return ScriptedSession(name, int(min(shared, turns[0].prompt - 1)), tuple(turns), tuple(subs))
-
-
-class _Request(NamedTuple):
-    """A request of a trace of single requests."""
-
-    at_s: float
-    prompt: int
-    decode: int
-    blocks: Sequence[Any]
-
-
-def mooncake_sessions(entries: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> list[ScriptedSession]:
-    """The conversations of a trace of Mooncake. Pauses have the original server's time in them, since the trace has not.
-
-    Raises:
-        ConfigError: a value is missing or wrong.
-    """
-    sessions: list[list[_Request]] = []
-    ends: dict[Any, int] = {}  # sessions by the last full block of their last prompt
-    for number, entry in enumerate(entries, 1):
-        where = f"{path}, line {number}"
-        values = [checked_number(entry.get(key), key, where) for key in ("timestamp", "input_length", "output_length")]
-        if not isinstance(blocks := entry.get("hash_ids"), list):
-            raise ConfigError(f"{where}: hash_ids is no list", got=reprlib.repr(blocks), fix="give the blocks' hashes")
-        request = _Request(values[0] / 1e3, max(1, int(values[1])), max(1, int(values[2])), blocks)
-        full = blocks[: request.prompt // MOONCAKE_BLOCK]
-        place = next((ends.pop(block) for block in reversed(full) if block in ends), len(sessions))
-        if place == len(sessions):
-            sessions.append([])
-        sessions[place].append(request)
-        if full:
-            ends[full[-1]] = place
-    often = Counter(enumerated for requests in sessions for enumerated in enumerate(requests[0].blocks))
-    scripts = list[ScriptedSession]()
-    for number, requests in enumerate(sessions):
-        common = takewhile(lambda block: often[block] > len(sessions) / 2, enumerate(requests[0].blocks))
-        shared = min(requests[0].prompt - 1, MOONCAKE_BLOCK * sum(1 for _ in common)) if len(sessions) > 1 else 0
-        scripts.append(ScriptedSession(str(number), shared, _turns(requests, MOONCAKE_BLOCK)))
-    return scripts
-
-
-def lmcache_sessions(entries: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> list[ScriptedSession]:
-    """The sessions of a trace of LMCache's agents. Raises `ConfigError` if a value is missing or wrong."""
-    sessions: dict[str, list[_Request]] = {}
-    for number, entry in enumerate(entries, 1):
-        where = f"{path}, line {number}"
-        at_s = checked_number(entry.get("timestamp"), "timestamp", where, most=1e18) / 1e6
-        (prompt, text), (decode, _) = (_length(entry.get(key), key, where) for key in ("input", "output"))
-        sessions.setdefault(str(entry.get("session_id")), []).append(_Request(at_s, prompt, decode, text))
-    return [ScriptedSession(name, 0, _turns(requests, 1)) for name, requests in sessions.items()]
 
 
 def message_sessions(entries: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> list[ScriptedSession]:
@@ -170,32 +114,9 @@ def _num_tokens(value: object) -> int:
     return len(text) // CHARACTERS
 
 
-def _turns(requests: Sequence[_Request], size: int) -> tuple[ScriptedTurn, ...]:
-    """The turns of requests whose pauses are the times between them, and that all end in calls.
-
-    Args:
-        size: tokens of a block; 1: blocks are characters of a text, of which `CHARACTERS` are a token.
-    """
-    turns = [ScriptedTurn(requests[0].prompt, requests[0].decode, 0, 0.0, True)]
-    for last, request in pairwise(requests):
-        common = _num_common(last.blocks, request.blocks)
-        common = common // CHARACTERS if size == 1 else common * size
-        kept = kept_tokens(turns[-1], request.prompt, common, max(2, size))
-        turns.append(ScriptedTurn(request.prompt, request.decode, kept, max(0.0, request.at_s - last.at_s), True))
-    return tuple(turns)
-
-
 def _num_common(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Leading elements that both have."""
     return sum(1 for _ in takewhile(bool, map(eq, first, second)))
-
-
-def _length(value: object, name: str, where: str) -> tuple[int, str]:
-    """Tokens of a text, or as many as a number says, whose text is the longest prefix of any."""
-    if isinstance(value, str):
-        return max(1, len(value) // CHARACTERS), value
-    count = int(checked_number(value, name, where))
-    return max(1, count), "x" * (count * CHARACTERS)
 
 
 def _entries(value: object, where: str, name: str) -> Sequence[Mapping[str, Any]]:
@@ -227,7 +148,7 @@ def trace_form(path: str | Path) -> TraceForm:
     for form, keys in _KEYS.items():
         if keys <= entry.keys():
             return form
-    fix = "scripts, sessions in the compact form, or a trace of Claude Code, Mooncake, LMCache or messages (docs/studies.md)"
+    fix = "scripts, sessions in the compact form, or a trace of Claude Code or of messages (docs/studies.md)"
     raise ConfigError(f"{path} has no known form of a trace", got=f"keys {', '.join(entry)}", fix=fix)
 
 
@@ -241,11 +162,10 @@ def load_sessions(path: str | Path) -> list[ScriptedSession]:
     form, path = trace_form(path), _place(path)
     if form == "claude":
         files = sorted(path.glob("*.json")) if path.is_dir() else [path]
-        sessions = [claude_code_session(entry, str(file)) for file in files for entry in _objects(file)]
+        sessions = [claude_code_session(entry, str(file)) for file in files for entry in trace_objects(file).values()]
     else:
-        readers = {"mooncake": mooncake_sessions, "lmcache": lmcache_sessions, "messages": message_sessions}
-        reader = readers.get(form, compact_sessions)
-        sessions = reader(_objects(path), path)
+        read = message_sessions if form == "messages" else compact_sessions
+        sessions = read(list(trace_objects(path).values()), path)
     if not sessions:
         raise ConfigError("the trace has no sessions", got=path, fix="write one session a line")
     return sessions
@@ -253,20 +173,3 @@ def load_sessions(path: str | Path) -> list[ScriptedSession]:
 
 def _place(path: str | Path) -> Path:
     return AGENTS_TRACE if path == "agents" else Path(path)
-
-
-def _objects(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file: one, or one a line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("the trace cannot be read", got=f"{path} ({error})", fix="name a file of JSON") from None
-    try:
-        entries = {str(path): json.loads(text)}
-    except (ValueError, RecursionError):
-        lines = ((f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1))
-        entries = {where: parsed_line(line, where) for where, line in lines if line.strip()}
-    for where, entry in entries.items():
-        if not isinstance(entry, dict):
-            raise ConfigError(f"{where}: this is not a JSON object", got=f"{entry!r:.80}", fix="write JSON objects")
-    return list(entries.values())

@@ -129,6 +129,9 @@ PAPER_TRACE = Path(__file__).with_name("paper_trace.jsonl")
 """Lengths and seconds of the 397 requests of the InferCept authors' mixed trace, from a public copy under Apache-2.0
 (mars-repository/mars-codebase)."""
 
+WINDOW = 2048
+"""Tokens of the longest request that is generated."""
+
 MOST_TOKENS = 1_000_000_000
 """Limit on a number of tokens in a trace."""
 
@@ -192,26 +195,37 @@ def load_trace(path: str | Path) -> list[Script]:
         ConfigError: no such file, no requests in it, or a line that does not say all of this.
     """
     path = PAPER_TRACE if path == "paper" else path
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("the trace cannot be read", got=f"{path} ({error})", fix="name a .jsonl file") from None
-    scripts = [_script(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    scripts = [_script(entry, where) for where, entry in trace_objects(Path(path)).items()]
     if not scripts:
         raise ConfigError("the trace has no requests", got=path, fix="write one request a line")
     return scripts
 
 
-def parsed_line(line: str, where: str) -> Any:
-    """The JSON value of a line of a trace. Raises `ConfigError`, with the place, if it is none."""
+def trace_objects(path: Path) -> dict[str, dict[str, Any]]:
+    """The JSON objects of a file, one or one a line, by their places. Raises `ConfigError` for a file that has others."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("the trace cannot be read", got=f"{path} ({error})", fix="name a file of JSON") from None
+    try:
+        entries = {str(path): json.loads(text)}
+    except (ValueError, RecursionError):
+        lines = ((f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1))
+        entries = {where: _parsed(line, where) for where, line in lines if line.strip()}
+    for where, entry in entries.items():
+        if not isinstance(entry, dict):
+            raise ConfigError(f"{where}: this is not a JSON object", got=reprlib.repr(entry), fix="write JSON objects")
+    return entries
+
+
+def _parsed(line: str, where: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON", got=error, fix="write one JSON object a line") from None
 
 
-def _script(line: str, where: str) -> Script:
-    entry = parsed_line(line, where)
+def _script(entry: Mapping[str, Any], where: str) -> Script:
     kind, prompt, entries = (_field(entry, name, where) for name in ("kind", "prompt", "segments"))
     if not isinstance(kind, str):
         raise ConfigError(f"{where}: kind is no text", got=reprlib.repr(kind), fix='for example "chat"')
@@ -252,13 +266,11 @@ def _count(value: object, name: str, least: int, where: str) -> int:
 
 
 def from_trace(scripts: Sequence[Script], rng: Random) -> Callable[[], Script]:
-    """A draw from scripts, with replacement. Raises `ConfigError` if there are none."""
-    if not scripts:
-        raise ConfigError("the workload has no scripts", got="no scripts", fix="load a trace with requests")
+    """A draw from scripts, with replacement."""
     return lambda: rng.choice(scripts)
 
 
-def generate(kind: str, rng: Random, max_context: int = 2048) -> Script:
+def generate(kind: str, rng: Random) -> Script:
     """A request of one kind, with the statistics of the authors' mixed trace.
 
     Every quantity is a clipped log-normal with a part that is common to the request (its pace, its wordiness) and a part
@@ -269,21 +281,18 @@ def generate(kind: str, rng: Random, max_context: int = 2048) -> Script:
     Args:
         kind: math, qa, ve, chat, image or tts.
         rng: its state decides; the same state gives the same script.
-        max_context: tokens of the window, at least 2.
 
     Raises:
-        ConfigError: no such kind, or no window.
+        ConfigError: no such kind.
     """
-    if max_context < 2:
-        raise ConfigError("max_context has no room for a prompt and a token", got=max_context, fix="at least 2")
     if kind not in DISTRIBUTIONS:
         raise ConfigError("no such kind of request", got=shown(kind), fix=f"one of {', '.join(DISTRIBUTIONS)}")
     fit = DISTRIBUTIONS[kind]
-    prompt = min(_tokens(fit.prompt, rng.gauss(), 0.0), max_context - 1)
+    prompt = min(_tokens(fit.prompt, rng.gauss(), 0.0), WINDOW - 1)
     rounds = _tokens(fit.rounds, rng.gauss(), 0.0)
     share = 1 / (rounds * len(fit.turns) + 1) if fit.split else 1.0
     wordy, paces = rng.gauss(), [(rng.gauss(), rng.gauss()) for _ in fit.turns]
-    room, segments = max_context - prompt, []
+    room, segments = WINDOW - prompt, []
     for turn, (pace, size) in list(zip(fit.turns, paces, strict=True)) * rounds:
         decode = _tokens(turn.decode, wordy, rng.gauss(), share)
         if decode >= room:
@@ -301,30 +310,14 @@ def _tokens(distribution: LogNormal, request: float, value: float, share: float 
     return max(1, round(distribution.at(request, value) * share))
 
 
-def draw(
-    workload: str,
-    rng: Random,
-    weights: Mapping[str, float] | None = None,
-    max_context: int = 2048,
-) -> Script:
+def draw(workload: str, rng: Random, weights: Mapping[str, float] = MIXED_WEIGHTS) -> Script:
     """A request of a workload: one kind, or "mixed".
 
     Args:
         rng: its state decides.
-        weights: of the kinds in the mix, at least 0; default: `MIXED_WEIGHTS`.
-        max_context: see `generate`.
+        weights: of the kinds in the mix.
 
     Raises:
-        ConfigError: an unknown workload or kind, or weights that cannot be drawn from.
+        ConfigError: an unknown workload.
     """
-    if workload != "mixed":
-        if weights is not None:
-            raise ConfigError("weights need the mixed workload", got=workload, fix='use workload "mixed"')
-        return generate(workload, rng, max_context)
-    mix = MIXED_WEIGHTS if weights is None else weights
-    for kind, weight in mix.items():
-        if not 0 <= weight < math.inf:
-            raise ConfigError(f"the weight of {kind} cannot be drawn with", got=weight, fix="at least 0")
-    if not sum(mix.values()) > 0:
-        raise ConfigError("the mix is empty", got=dict(mix), fix="give some kind a weight above 0")
-    return generate(rng.choices(list(mix), list(mix.values()))[0], rng, max_context)
+    return generate(rng.choices(list(weights), list(weights.values()))[0] if workload == "mixed" else workload, rng)

@@ -5,7 +5,6 @@ from statistics import fmean
 from typing import NamedTuple
 
 from jinfercept.sim.reports import ranking, ratio_text
-from jinfercept.sim.run_stats import LONG_WAIT_S
 from jinfercept.sim.tables import TextTable, number_text
 from jinfercept.sim.within_limits import Shares, most_kept
 from studies.agents.cells import BASELINE, SERVED, AgentCell, Contender, Matrix, Trial
@@ -36,7 +35,6 @@ _COLUMNS = (
     _Column("longest wait, s", "longest_wait_s", lambda values: f"{max(values):.0f}"),
     _Column("not served", "unserved_share", _share),
     _Column("within limits", "within_limits_share", _share),
-    _Column(f"over {LONG_WAIT_S:.0f} s", "long_waits", lambda values: number_text(sum(values))),
     _Column("recomputed", "recomputed_tokens", lambda values: number_text(fmean(values))),
 )
 

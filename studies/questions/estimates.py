@@ -59,20 +59,12 @@ class ScaledEstimator(Estimator):
     def observe(self, call: PendingCall, duration_s: float, clean: bool = True) -> None:
         self._estimator.observe(call, duration_s, clean)
 
-    def duration_s(self, call: PendingCall, age_s: float) -> float:
-        return max(age_s, self._factor(call) * self._estimator.duration_s(call, 0.0))
-
     def remaining_s(self, call: PendingCall, age_s: float) -> float:
-        return self.duration_s(call, age_s) - age_s
+        return max(0.0, self._factor(call) * self._estimator.remaining_s(call, 0.0) - age_s)
 
     def survival(self, call: PendingCall, age_s: float, horizon_s: float) -> float:
         factor = self._factor(call)
         return self._estimator.survival(call, age_s / factor, horizon_s / factor)
-
-    def hold_until_s(self, call: PendingCall, hold_cost_per_s: float, leave_cost: float) -> float:
-        """τ of the other estimator, on a clock that runs `factor` times as fast."""
-        factor = self._factor(call)
-        return factor * self._estimator.hold_until_s(call, factor * hold_cost_per_s, leave_cost)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun
 from jinfercept.sim.tables import TextTable, number_text
-from jinfercept.sim.workload import Script, draw
+from jinfercept.sim.workload import MIXED_WEIGHTS, Script, draw
 from studies.answer import StudyAnswer, StudyEffort
 from studies.plots import CurvePanel, PlottedCurve
 from studies.questions.latency import limits_text, num_good, point
@@ -30,8 +30,8 @@ KV_TOKENS = 53_000
 LOADS = (0.5, 1.0, 1.5, 2.0)
 """Shares of what the machine carries on paper."""
 ARRIVING_S, WARM_UP_S, DRAIN_S = 40.0, 15.0, 150.0
-KINDS: Mapping[str, Mapping[str, float] | None] = {"mixed": None, "short calls": {"math": 1.0, "qa": 1.0, "ve": 1.0}}
-"""Weights of the kinds of requests; None: as in the mix. Calls of the second take less than a few seconds, and come after a few
+KINDS: Mapping[str, Mapping[str, float]] = {"mixed": MIXED_WEIGHTS, "short calls": {"math": 1.0, "qa": 1.0, "ve": 1.0}}
+"""Weights of the kinds of requests. Calls of the second take less than a few seconds, and come after a few
 tokens each, so that every step that is full costs such a request a large part of what it may take per token."""
 MODEST, MODEST_LOAD = ("a", "b", "c", "d"), 0.15
 """Keys that stay within their share, and the load of each."""

@@ -78,6 +78,10 @@ def test_the_overview_imports_no_command() -> None:
         ),
         (["run", "m", "n"], "jinfercept run: one argument too many: n"),
         (["simulate", "--trace", "t", "--workload", "qa"], "--trace and --workload are not allowed together"),
+        (
+            ["simulate", "--live", "3", "--agents-within-limits"],
+            "--live and --agents-within-limits are not allowed together",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_status_2(

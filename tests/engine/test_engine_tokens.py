@@ -12,7 +12,7 @@ from jinfercept.kv.page import Residency
 from tests.support.engine_requests import DEPTHS, only, request, serve
 from tests.support.fake_engine import POLICIES, VOCAB, run_all, uninterrupted
 from tests.support.matrices import sampled_depths
-from tests.support.scheduler_bench import scripted
+from tests.support.scheduler_bench import Scripted
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def check_same_tokens(name: str, depth: int, workload: Workload) -> None:
 
     options = dict(workload.options)
     engine = serve(
-        scripted(placed) if name == "scripted" else POLICIES[name](),
+        Scripted(placed) if name == "scripted" else POLICIES[name](),
         latency=lambda call: workload.latencies[len(call.arguments) % len(workload.latencies)],
         depth=depth,
         **options,
@@ -99,7 +99,7 @@ def test_any_mix_of_residencies_gives_the_same_tokens(
     depth: int, places: list[Residency], returned: list[int], chunk_tokens: int, caching: bool
 ) -> None:
     """One request alone, page by page: what was found, fetched and recomputed adds up, too."""
-    policy = scripted(lambda sequence, index: places[index % 7])
+    policy = Scripted(lambda sequence, index: places[index % 7])
     engine = serve(
         policy, num_pages=12, num_host_pages=12, depth=depth, chunk_tokens=chunk_tokens, prefix_caching=caching
     )

@@ -1,6 +1,5 @@
-"""What estimators predict, how long they hold, and what holding costs against knowing."""
+"""What estimators predict."""
 
-import math
 import pickle
 from collections.abc import Hashable
 
@@ -9,29 +8,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jinfercept.sched.durations import MOST_IN_FLIGHT, SHARE
-from jinfercept.sched.estimator import MOST_TENANTS, TRUST, ElapsedEstimator, HistoryEstimator
+from jinfercept.sched.estimator import MOST_TENANTS, ElapsedEstimator, HistoryEstimator
 from jinfercept.sched.sequence import CallKind, PendingCall
 from jinfercept.sim.simulation import OracleEstimator
-from tests.support.single_request import held_cost
 
 seconds = st.floats(0, 1000)
 
 SEARCH, PERSON = PendingCall("search"), PendingCall("person")
 
 
-def taught(*durations: float, trust: float = TRUST) -> HistoryEstimator:
+def taught(*durations: float) -> HistoryEstimator:
     """A history of the tool "search"."""
-    estimator = HistoryEstimator(trust)
+    estimator = HistoryEstimator()
     for duration_s in durations:
         estimator.observe(SEARCH, duration_s)
     return estimator
 
 
-def test_elapsed_expects_as_much_again_and_holds_until_it_breaks_even() -> None:
+def test_elapsed_expects_as_much_again() -> None:
     estimator = ElapsedEstimator()
-    assert estimator.duration_s(SEARCH, 3.0) == 3.0
     assert estimator.remaining_s(SEARCH, 3.0) == 3.0
-    assert estimator.hold_until_s(SEARCH, 2.0, 10.0) == 5.0
     assert estimator.survival(SEARCH, 3.0, 0.0) == 1.0
     assert estimator.survival(SEARCH, 3.0, 3.0) == 0.25
     assert estimator.survival(SEARCH, 0.0, 1.0) == 0.0
@@ -46,7 +42,7 @@ def test_the_survival_of_elapsed_has_the_age_as_its_mean() -> None:
 def test_a_call_that_outlasts_everything_known_is_expected_to_last_as_long_again() -> None:
     estimator = taught(1.0, 2.0, 6.0)
     assert estimator.remaining_s(SEARCH, 6.0) == 6.0
-    assert estimator.duration_s(SEARCH, 7.0) == 14.0
+    assert estimator.remaining_s(SEARCH, 7.0) == 7.0
     assert estimator.survival(SEARCH, 7.0, 7.0) == 0.25
 
 
@@ -68,7 +64,6 @@ def test_with_nothing_known_history_is_elapsed() -> None:
     for age_s in (0.0, 4.0):
         assert estimator.remaining_s(SEARCH, age_s) == age_s
         assert estimator.survival(SEARCH, age_s, 2.0) == ElapsedEstimator().survival(SEARCH, age_s, 2.0)
-    assert estimator.hold_until_s(SEARCH, 2.0, 10.0) == 5.0
 
 
 def test_calls_in_flight_count_for_at_least_their_age() -> None:
@@ -84,25 +79,13 @@ def test_calls_in_flight_count_for_at_least_their_age() -> None:
     assert estimator.survival(SEARCH, 0.0, 1.0) == pytest.approx(10 / 12)
 
 
-def test_a_tool_that_only_ever_times_out_is_not_held_for() -> None:
+def test_a_tool_that_only_ever_times_out_is_expected_to_last_longer() -> None:
     clean, killed = HistoryEstimator(), HistoryEstimator()
     for _ in range(5):
         clean.observe(SEARCH, 3.0)
         killed.observe(SEARCH, 3.0, clean=False)
     assert clean.remaining_s(SEARCH, 2.0) == pytest.approx(1.0)
     assert killed.remaining_s(SEARCH, 2.0) == pytest.approx(6.0 + 2.0)
-    assert clean.hold_until_s(SEARCH, 1.0, 5.0) == 5.0
-    assert killed.hold_until_s(SEARCH, 1.0, 5.0) == 5.0 * TRUST
-
-
-def test_holding_times_are_the_cheapest_of_the_candidates() -> None:
-    # B/c = 8 s. Sums over the samples and one that never ends: leaving at once costs 4 · 8 = 32; holding 1 s costs
-    # 1 + 1 + 1 + (1 + 8) + 8 · 1 for the sample of 30 s; 2 s would only add to the two long ones
-    assert taught(0.9, 0.9, 0.9, 30.0).hold_until_s(SEARCH, 1.0, 8.0) == 1.0
-    assert taught(30.0, 30.0).hold_until_s(SEARCH, 1.0, 8.0) == 8.0 * TRUST  # leave at once
-    assert taught(*[6.0] * 5).hold_until_s(SEARCH, 1.0, 8.0) == 8.0
-    assert taught(*[15.0] * 6).hold_until_s(SEARCH, 1.0, 8.0) == 8.0 * TRUST
-    assert taught(*[15.0] * 5, *[0.1] * 100).hold_until_s(SEARCH, 1.0, 8.0) == 0.125
 
 
 def test_a_hint_is_believed_until_the_call_outlasts_it() -> None:
@@ -110,24 +93,18 @@ def test_a_hint_is_believed_until_the_call_outlasts_it() -> None:
     render = PendingCall("search", "render", 10.0)
     estimator.started(render, 0.0)
     assert estimator.remaining_s(render, 4.0) == 6.0
-    assert estimator.duration_s(render, 4.0) == 10.0
     assert estimator.survival(render, 4.0, 5.0) == 1.0
     assert estimator.survival(render, 4.0, 6.0) == 0.0
     assert estimator.remaining_s(render, 12.0) == estimator.remaining_s(SEARCH, 12.0)
-    assert estimator.hold_until_s(render, 1.0, 8.0) == 8.0 * TRUST
-    assert estimator.hold_until_s(render, 1.0, 12.0) == 12.0 / TRUST
 
 
 def test_the_oracle_knows() -> None:
     estimator = OracleEstimator()
     call = PendingCall("search", "call", 3.0)
     estimator.started(call, 5.0)
-    assert estimator.duration_s(call, 1.0) == 3.0
     assert estimator.remaining_s(call, 1.0) == 2.0
     assert estimator.remaining_s(call, 3.5) == 0.0  # its return is not read yet
     assert [estimator.survival(call, 1.0, t) for t in (1.9, 2.0)] == [1.0, 0.0]
-    assert estimator.hold_until_s(call, 1.0, 3.0) == math.inf
-    assert estimator.hold_until_s(call, 1.0, 2.9) == 0.0
     estimator.observe(call, 3.0)
     with pytest.raises(AssertionError, match="that have started"):
         estimator.remaining_s(call, 1.0)
@@ -214,40 +191,3 @@ def test_calls_that_never_end_are_forgotten_beyond_a_bound() -> None:
         estimator.started(PendingCall("search", number), 0.0)
     assert len(pickle.dumps(estimator)) == pytest.approx(full, rel=0.05)
     estimator.observe(PendingCall("search", 0), 3.0)
-
-
-# -- cost against the optimum ------------------------------------------------------------------------------------------
-
-
-@given(
-    history=st.lists(st.tuples(seconds, st.booleans()), max_size=12),
-    hint_s=st.none() | seconds,
-    duration_s=seconds,
-    hold_cost_per_s=st.floats(0.01, 100),
-    leave_cost=st.floats(0.01, 100),
-    trust=st.floats(0.01, 1.0),
-)
-def test_no_history_hint_or_duration_costs_more_than_the_stated_worst_case(
-    history: list[tuple[float, bool]],
-    hint_s: float | None,
-    duration_s: float,
-    hold_cost_per_s: float,
-    leave_cost: float,
-    trust: float,
-) -> None:
-    estimator = HistoryEstimator(trust)
-    for past_s, clean in history:
-        estimator.observe(SEARCH, past_s, clean)
-    call = PendingCall("search", "call", hint_s)
-    estimator.started(call, 0.0)
-    tau_s = estimator.hold_until_s(call, hold_cost_per_s, leave_cost)
-    for worst_s in (duration_s, math.nextafter(tau_s, math.inf), tau_s):  # returns just after we left
-        optimum = min(hold_cost_per_s * worst_s, leave_cost)
-        assert held_cost(tau_s, worst_s, hold_cost_per_s, leave_cost) <= (1 + 1 / trust) * optimum * (1 + 1e-9)
-
-
-@given(duration_s=seconds, hold_cost_per_s=st.floats(0.01, 100), leave_cost=st.floats(0.01, 100))
-def test_elapsed_costs_at_most_twice_the_optimum(duration_s: float, hold_cost_per_s: float, leave_cost: float) -> None:
-    tau_s = ElapsedEstimator().hold_until_s(SEARCH, hold_cost_per_s, leave_cost)
-    optimum = min(hold_cost_per_s * duration_s, leave_cost)
-    assert held_cost(tau_s, duration_s, hold_cost_per_s, leave_cost) <= 2 * optimum * (1 + 1e-9)

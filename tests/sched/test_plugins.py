@@ -138,7 +138,7 @@ def test_built_in_policies_run_without_a_guard() -> None:
         ("no_package.part:Keep", "no such module for a policy; got no_package.part; fix: install it or set PYTHONPATH"),
         ("{own}:", r"a policy of your own must be named as FILE.py:CLASS or MODULE:CLASS"),
         ("{own}:Kept", r"no such policy: .*own_code.py has no Kept; got .* \(did you mean 'kept'\?\); fix: one of Keep, Lack"),
-        ("{own}:Lacking", r"a policy has the methods of Policy; got the class .*; fix: add resume\(self, sequence, now\), vic"),
+        ("{own}:Lacking", r"Lacking raised when it was made; got TypeError: .* abstract methods 'resume', 'victims'"),
         ("{own}:Raising", r"Raising raised when it was made; got OSError: no table \(own_code.py, line \d+\)"),
         ("{own}:TakesMore", r"a policy is made with nothing or PolicyInputs; got .*TakesMore\(known, more\)"),
         ("{own}:TakesNumber", r"a policy is made with nothing or PolicyInputs; got .*TakesNumber\(share: float\)"),
@@ -271,9 +271,8 @@ def test_nonsense_through_a_mover_is_an_error_that_names_the_policy_and_the_meth
 
 def test_an_estimator_of_the_users_own_needs_one_method_and_is_checked(own: Path) -> None:
     soon = make_estimator(f"{own}:Soon")
-    assert (soon.remaining_s(SEARCH, 3.0), soon.duration_s(SEARCH, 3.0)) == (1.0, 4.0)
+    assert soon.remaining_s(SEARCH, 3.0) == soon.seconds_per_return(SEARCH, 3.0) == 1.0
     assert (soon.survival(SEARCH, 0.0, 0.5), soon.survival(SEARCH, 0.0, 2.0)) == (1.0, 0.0)
-    assert soon.hold_until_s(SEARCH, 2.0, 10.0) == 5.0
     soon.started(SEARCH, 0.0)
     soon.observe(SEARCH, 2.0, clean=False)
     for nonsense in (float("nan"), -1.0, None, "1"):

@@ -7,7 +7,7 @@ from jinfercept.sched.policy import improved_discard, preserve, swap
 from jinfercept.sched.sequence import Sequence, State
 from tests.support.fake_engine import POLICIES
 from tests.support.matrices import sampled_depths
-from tests.support.scheduler_bench import SIZE, CopyEverything, SchedulerBench, residencies, scripted
+from tests.support.scheduler_bench import SIZE, CopyEverything, SchedulerBench, Scripted, residencies
 
 # -- slots -------------------------------------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ def test_a_page_is_fetched_before_what_follows_it_is_computed() -> None:
 
 def test_a_hole_in_the_middle_is_recomputed_alone() -> None:
     places = [Residency.DIRTY, Residency.MISSING, Residency.HOST, Residency.CLEAN]
-    bench = SchedulerBench(scripted(lambda sequence, index: places[index]))
+    bench = SchedulerBench(Scripted(lambda sequence, index: places[index]))
     sequence = bench.paused("a", 16)
     bench.step()
     assert residencies(sequence) == places

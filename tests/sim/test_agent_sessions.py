@@ -97,34 +97,6 @@ def test_a_trace_of_claude_code_is_read_with_failed_streams_and_sub_agents(tmp_p
     assert [turn.kept for turn in sub.session.turns] == [0, 78]
 
 
-def test_conversations_of_mooncake_are_found_by_their_blocks(tmp_path: Path) -> None:
-    lines = [
-        {
-            "timestamp": 1000 * at_s,
-            "input_length": 512 * len(blocks) + 100,
-            "output_length": 50,
-            "hash_ids": [*blocks, 90 + at_s],
-        }
-        for at_s, blocks in ((0, [1, 2]), (1, [1, 3]), (5, [1, 2, 4]), (9, [1, 3, 5]), (12, [7]))
-    ]
-    sessions = load_sessions(trace(tmp_path, *lines))
-    assert [[turn.prompt for turn in read.turns] for read in sessions] == [[1124, 1636], [1124, 1636], [612]]
-    assert [read.shared for read in sessions] == [512, 512, 0]
-    assert sessions[0].turns[1] == ScriptedTurn(1636, 50, 1174, 5.0, True)
-
-
-def test_sessions_of_lmcache_are_read_from_texts_and_from_numbers(tmp_path: Path) -> None:
-    texts = [
-        {"timestamp": 1_000_000, "input": "a" * 400, "output": "b" * 40, "session_id": "x"},
-        {"timestamp": 2_000_000, "input": 300, "output": 20, "session_id": "y"},
-        {"timestamp": 4_500_000, "input": "a" * 400 + "b" * 40 + "c" * 80, "output": "d" * 8, "session_id": "x"},
-        {"timestamp": 9_000_000, "input": 350, "output": 20, "session_id": "y"},
-    ]
-    first, second = load_sessions(trace(tmp_path, *texts))
-    assert first.turns == (ScriptedTurn(100, 10, 0, 0.0, True), ScriptedTurn(130, 2, 110, 3.5, True))
-    assert second.turns[1] == ScriptedTurn(350, 20, 320, 7.0, True)
-
-
 def test_a_call_may_name_its_tool_and_clients_call_it_by_that_name(tmp_path: Path) -> None:
     calls = [[100, 10, 0, 0.0, 1, "tool_use", "bash"], [150, 5, 64, 2.5, 0, "tool_use"], [200, 5, 64, 2.5, 0, "", ""]]
     [read] = load_sessions(trace(tmp_path, {"id": "a", "calls": calls}))
@@ -235,7 +207,6 @@ def test_a_turn_repeats_the_conversation_as_far_as_it_was_kept() -> None:
     assert prompts[2][:12] == prompts[1][:12]
     assert prompts[2][12] != prompts[1][12]
     assert [record.new for record in clients.records] == [12, 6, 3]
-    assert [record.person for record in clients.records] == [False, False, True]
     assert clients.ended_sessions == 1
 
 
@@ -254,7 +225,7 @@ def test_a_session_that_ends_is_replaced_by_the_next() -> None:
     assert report["finished_sessions"] > 6
     assert report["sessions"] - report["finished_sessions"] <= 3
     assert report["unfinished"] <= 3
-    assert report["turns_per_s"] >= report["good_turns_per_s"] > 0
+    assert report["completed_per_s"] >= report["goodput_per_s"] > 0
     assert report["turn_delay_s"]["mean"] > 0.01
 
 
@@ -266,7 +237,6 @@ def test_a_turn_that_is_not_served_counts_with_its_time_so_far() -> None:
     assert report["longest_wait_s"] == report["turn_delay_s"]["p99"]
     assert report["turn_delay_of_sessions_s"] > 0
     assert 0 < report["unserved_share"] < 1
-    assert report["long_waits"] == 0
     assert 0 <= report["within_limits_share"] <= 1
 
 
@@ -279,7 +249,7 @@ def test_the_time_of_sessions_at_the_door_is_reported_beside_the_delays_of_turns
     assert queued["turn_delay_s"]["mean"] < queued["turn_delay_with_door_s"]["mean"]
     assert queued["turn_delay_s"]["mean"] < served["turn_delay_s"]["mean"]
     assert queued["door_s"]["mean"] > served["door_s"]["mean"] == 0.0
-    assert queued["turns_per_s"] > 0.9 * served["turns_per_s"]
+    assert queued["completed_per_s"] > 0.9 * served["completed_per_s"]
 
 
 def test_a_returning_turn_computes_only_what_is_new() -> None:

@@ -94,7 +94,6 @@ def test_the_command_prints_the_agents_of_every_policy_and_order_with_their_spre
     ("flags", "message"),
     [
         ([], "--agents-within-limits needs a trace of sessions; got --workload mixed"),
-        (["--trace", "agents", "--live", "3"], "--agents-within-limits and --live cannot be combined"),
         (["--trace", "agents", "--decisions", "x"], "--agents-within-limits and --decisions cannot be combined"),
         (["--trace", "agents", "--warm-up", "2000"], "no turn would count; got --warm-up 2000, --duration 1200"),
         (["--trace", "agents", "--kv-tokens", "1000"], "no session of the trace fits"),

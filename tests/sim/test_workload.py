@@ -21,17 +21,16 @@ from jinfercept.sim.workload import MIXED_WEIGHTS, Script, Segment, draw, from_t
 SCRIPT = Script("chat", 1, (Segment(1, None, 0),))
 
 
-@pytest.mark.parametrize("burstiness", [0.25, 1.0, 3.0])
-def test_times_between_arrivals_have_the_rate_and_the_burstiness(burstiness: float) -> None:
+def test_times_between_arrivals_are_those_of_a_poisson_process_with_the_rate() -> None:
     """About 20,000 arrivals: the mean within 5 %, the coefficient of variation within 5 %."""
-    drawn = arrivals(lambda: SCRIPT, rate=4.0, duration_s=5000.0, rng=Random(1), burstiness=burstiness)
+    drawn = arrivals(lambda: SCRIPT, rate=4.0, duration_s=5000.0, rng=Random(1))
     gaps = [late.at_s - early.at_s for early, late in pairwise(drawn)]
     assert fmean(gaps) == pytest.approx(0.25, rel=0.05)
-    assert pstdev(gaps) / fmean(gaps) == pytest.approx(burstiness, rel=0.05)
+    assert pstdev(gaps) / fmean(gaps) == pytest.approx(1.0, rel=0.05)
 
 
 def test_arrivals_come_in_order_and_within_the_duration() -> None:
-    drawn = arrivals(lambda: SCRIPT, rate=10.0, duration_s=20.0, rng=Random(0), burstiness=2.0)
+    drawn = arrivals(lambda: SCRIPT, rate=10.0, duration_s=20.0, rng=Random(0))
     times = [arrival.at_s for arrival in drawn]
     assert times == sorted(times)
     assert 0 <= times[0] <= times[-1] < 20.0
@@ -52,20 +51,18 @@ def test_every_arrival_draws_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "duration_s", "burstiness", "name"),
+    ("rate", "duration_s", "name"),
     [
-        (0.0, 1.0, 1.0, "rate"),
-        (float("nan"), 1.0, 1.0, "rate"),
-        (float("inf"), 1.0, 1.0, "rate"),
-        (1.0, -1.0, 1.0, "duration_s"),
-        (1.0, float("inf"), 1.0, "duration_s"),
-        (1.0, 1.0, 0.0, "burstiness"),
-        (1.0, 1.0, 1e9, "burstiness"),
+        (0.0, 1.0, "rate"),
+        (float("nan"), 1.0, "rate"),
+        (float("inf"), 1.0, "rate"),
+        (1.0, -1.0, "duration_s"),
+        (1.0, float("inf"), "duration_s"),
     ],
 )
-def test_arguments_out_of_range_are_refused(rate: float, duration_s: float, burstiness: float, name: str) -> None:
+def test_arguments_out_of_range_are_refused(rate: float, duration_s: float, name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} of arrivals is out of range"):
-        arrivals(lambda: SCRIPT, rate, duration_s, Random(0), burstiness)
+        arrivals(lambda: SCRIPT, rate, duration_s, Random(0))
 
 
 def test_more_requests_than_memory_holds_are_refused() -> None:
@@ -120,9 +117,9 @@ def column(scripts: Sequence[Script]) -> Column:
     )
 
 
-def generated(kind: str, max_context: int = 2048, num: int = NUM_DRAWS) -> list[Script]:
+def generated(kind: str, num: int = NUM_DRAWS) -> list[Script]:
     rng = Random(0)
-    return [generate(kind, rng, max_context) for _ in range(num)]
+    return [generate(kind, rng) for _ in range(num)]
 
 
 def write(path: Path, *requests: Any) -> Path:
@@ -153,7 +150,7 @@ CALL = {"decode": 4, "call_s": 2, "returned": 3}
 @pytest.mark.parametrize(
     ("bad", "what"),
     [
-        ([1], "line 2: kind is missing"),
+        ([1], "line 2: this is not a JSON object"),
         ({"kind": "qa", "segments": [CALL]}, "line 2: prompt is missing"),
         (request(CALL, kind=3), "line 2: kind is no text"),
         (request(CALL, prompt=0), "line 2: prompt is no number of tokens"),
@@ -185,8 +182,6 @@ def test_a_file_without_requests_is_no_trace(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("\n{\n")
     with pytest.raises(ConfigError, match="line 2: not JSON"):
         load_trace(tmp_path / "t.jsonl")
-    with pytest.raises(ConfigError, match="the workload has no scripts"):
-        from_trace([], Random(0))
 
 
 def test_the_authors_trace_has_the_statistics_that_requests_are_generated_with() -> None:
@@ -219,13 +214,12 @@ def test_generated_requests_have_the_statistics_of_the_trace(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_request_passes_the_window(kind: str) -> None:
-    for max_context in (2, 100, 2048):
-        for script in generated(kind, max_context, num=200):
-            assert script.prompt >= 1
-            assert script.context <= max_context
-            assert all(s.decode >= 1 and s.returned >= 0 and (s.call_s or 0) >= 0 for s in script.segments)
-            assert [s.call_s is None for s in script.segments] == [False] * script.calls + [True]
-            assert script.segments[-1].returned == 0
+    for script in generated(kind, num=200):
+        assert script.prompt >= 1
+        assert script.context <= 2048
+        assert all(s.decode >= 1 and s.returned >= 0 and (s.call_s or 0) >= 0 for s in script.segments)
+        assert [s.call_s is None for s in script.segments] == [False] * script.calls + [True]
+        assert script.segments[-1].returned == 0
 
 
 def test_persons_who_write_more_take_longer() -> None:
@@ -260,8 +254,8 @@ def test_a_trace_of_too_many_digits_or_brackets_is_refused(tmp_path: Path) -> No
     many = "1" + "0" * 400
     line = '{"kind": "qa", "prompt": %s, "segments": [{"decode": 1, "call_s": %s, "returned": 1}]}\n'
     for text, message in (
-        (line % (5, many), "line 1, segment 1: call_s is not a time; got 1000"),
-        (line % (many, 1), "line 1: prompt is no number of tokens; got 1000"),
+        (line % (5, many), "segment 1: call_s is not a time; got 1000"),
+        (line % (many, 1), "prompt is no number of tokens; got 1000"),
         ("[" * 100_000, "line 1: not JSON"),
     ):
         path.write_text(text)
@@ -270,17 +264,9 @@ def test_a_trace_of_too_many_digits_or_brackets_is_refused(tmp_path: Path) -> No
         assert len(str(caught.value)) < 300 + len(str(path))
 
 
-def test_what_cannot_be_drawn_is_refused() -> None:
+def test_a_kind_that_there_is_not_is_refused() -> None:
     rng = Random(0)
     with pytest.raises(ConfigError, match=r"no such kind.*got 'cooking'.*math"):
         draw("cooking", rng)
     with pytest.raises(ConfigError, match="no such kind"):
         draw("mixed", rng, weights={"cooking": 1})
-    with pytest.raises(ConfigError, match="no room"):
-        generate("math", rng, max_context=1)
-    with pytest.raises(ConfigError, match=r"weight of math.*got -1"):
-        draw("mixed", rng, weights={"math": -1})
-    with pytest.raises(ConfigError, match="mix is empty"):
-        draw("mixed", rng, weights={"math": 0})
-    with pytest.raises(ConfigError, match="weights need the mixed workload"):
-        draw("math", rng, weights={"math": 1})

@@ -61,7 +61,6 @@ def test_a_matrix_reports_order_and_policy_apart(small: AgentModel, trace: Path)
         if row not in page
     ] == []
     assert "over sessions, s" in page
-    assert "over 900 s" in page
     assert len(study.rows) == 2 * len(COMPARED)
     kinds = [finding.split(": ")[1].split(", ")[-1] for finding in study.findings]
     assert kinds == ["the order", "the policy", "both", "the best first"]

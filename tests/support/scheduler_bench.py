@@ -10,22 +10,46 @@ from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.order import Order
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sched.plan_builder import PlannedStep
-from jinfercept.sched.policy import Action, AtPause, Budget, Move, Mover, Policy
+from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy, swap
 from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import Sequence
 from tests.support.fake_engine import VOCAB, AffineCost, FakeRunner
 
 
-def scripted(placement: Callable[[Sequence, int], Residency]) -> Policy:
-    """A policy that puts every page of a paused context where `placement` says; steps wait for the transfers."""
+class Scripted(Policy):
+    """`swap`, but every page of a paused context goes where `placement` says."""
 
-    def places(sequence: Sequence) -> list[tuple[range, Residency]]:
-        indexes = range(sequence.context.num_pages)
-        return [(indexes[index : index + 1], placement(sequence, index)) for index in indexes]
+    synchronous = True
 
-    return AtPause(places, evict=Action.SWAP, synchronous=True)
+    def __init__(self, placement: Callable[[Sequence, int], Residency]) -> None:
+        self._placement, self._swap = placement, swap()
+        self._fresh: dict[str, tuple[Sequence, list[Residency]]] = {}
 
+    def pause(self, sequence: Sequence, now: float) -> None:
+        self._swap.pause(sequence, now)
+        places = [self._placement(sequence, index) for index in range(sequence.context.num_pages)]
+        self._fresh[sequence.id] = sequence, places
+
+    def resume(self, sequence: Sequence, now: float) -> None:
+        self._swap.resume(sequence, now)
+        self._fresh.pop(sequence.id, None)
+
+    def moves(self, budget: Budget, now: float, mover: Mover) -> None:
+        for sequence, places in self._fresh.values():
+            for index, place in enumerate(places):
+                if place is not Residency.DIRTY:
+                    mover.move(sequence, _ACTIONS[place], "paused", range(index, index + 1))
+        self._fresh.clear()
+
+    def victims(self, now: float) -> Iterator[Move]:
+        return self._swap.victims(now)
+
+    def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
+        return self._swap.host_victims(sequence, now)
+
+
+_ACTIONS = {Residency.CLEAN: Action.COPY, Residency.HOST: Action.SWAP, Residency.MISSING: Action.LOSE}
 
 SIZE = 4
 
