@@ -115,12 +115,14 @@ class Engine:
         self.scheduler.kv.drop_prefixes()
         return not self.has_work
 
-    def place_at_door(self, request_id: str) -> int:
-        """The place of a submitted request at the door, from 1; 0 if it does not wait there."""
-        while self._arrivals and request_id not in self.requests:
+    def place_at_door(self, request_ids: Iterable[str]) -> int:
+        """The last place of submitted requests of one tenant at the door, among the tenant's, from 1; 0 if none waits there."""
+        names, sequences = {*request_ids}, self.scheduler.door.sequences
+        while self._arrivals and not all(name in self.requests for name in names):
             self._take_in()
-        at_door = [sequence.id for sequence in self.scheduler.door.sequences]
-        return at_door.index(request_id) + 1 if request_id in at_door else 0
+        tenants = {sequence.tenant for sequence in sequences if sequence.id in names}
+        at_door = [sequence.id for sequence in sequences if sequence.tenant in tenants]
+        return max([place for place, name in enumerate(at_door, 1) if name in names], default=0)
 
     @property
     def has_work(self) -> bool:

@@ -18,7 +18,7 @@ from jinfercept.sched.sequence import PendingCall, Sequence, State
 from jinfercept.tenants import Quota
 
 MAX_CONTEXTS = 1024
-"""Conversations. Beyond them the tenant that has most loses its oldest."""
+"""Conversations with a context, and as many without. Beyond them the tenant that has most loses its oldest."""
 
 MAX_AGE_S = 3600.0
 """Seconds after which a conversation is forgotten."""
@@ -50,7 +50,8 @@ class RetainedContexts:
     Args:
         scheduler: holds their sequences.
         max_age_s: seconds after which one is forgotten.
-        max_per_tenant: conversations of one tenant; None: only `max_contexts` limits them.
+        max_contexts: conversations with a context, and as many without.
+        max_per_tenant: those of one tenant; None: only `max_contexts` limits them.
 
     Attributes:
         sequences: of the finished requests that have a context, by id, intercepted.
@@ -67,7 +68,7 @@ class RetainedContexts:
     ) -> None:
         self._scheduler = scheduler
         self._max_age_s = max_age_s
-        self._quota = Quota(max_contexts, most_of_tenant=max_per_tenant)
+        self._quota, self._quota_without = [Quota(max_contexts, most_of_tenant=max_per_tenant) for _ in range(2)]
         self.sequences: dict[str, Sequence] = {}
         self._without: dict[str, Sequence] = {}  # of conversations that have no context
         self.groups: dict[tuple[str, bytes], dict[str, _Retained]] = {}
@@ -94,12 +95,15 @@ class RetainedContexts:
         return True
 
     def remember(self, session: Session, now: float) -> None:
-        """Remember the conversation of an aborted request, and its place.
+        """Remember the conversation of an aborted request, and its place: no older one than `AGAIN_S` before its first token.
 
         Else the prompts of impatient clients, half computed for each, would evict each other for ever.
         """
-        session.sequence.paused_s = now
-        self._without[session.sequence.id] = session.sequence
+        sequence = session.sequence
+        sequence.paused_s = now
+        if session.first_token_s is not None:
+            sequence.since_s = max(sequence.since_s, session.first_token_s - AGAIN_S)
+        self._without[sequence.id] = sequence
         self._add(session, True, now)
 
     def _add(self, session: Session, keeps_place: bool, now: float) -> None:
@@ -110,8 +114,13 @@ class RetainedContexts:
         num_full = len(request.prompt_token_ids) // size * size
         retained = _Retained(sequence, num_full, name, keeps_place)
         self.groups.setdefault(_group_of(sequence), {})[sequence.id] = retained
-        self._quota.add(sequence.tenant, sequence.id)
-        while (victim := self._quota.victim(sequence.tenant)) is not None:
+        self._count(sequence, now)
+
+    def _count(self, sequence: Sequence, now: float) -> None:
+        """Those without a context displace none that has one: clients that ask and leave make no other one be forgotten."""
+        quota = self._quota if sequence.id in self.sequences else self._quota_without
+        quota.add(sequence.tenant, sequence.id)
+        while (victim := quota.victim(sequence.tenant)) is not None:
             self.drop(victim, now)
 
     def extend(self, request: Request, sequence: Sequence, now: float) -> bool:
@@ -170,6 +179,8 @@ class RetainedContexts:
                     self._scheduler.finish(sequence, now)
                     group = self.groups[_group_of(sequence)]
                     group[sequence.id] = group[sequence.id]._replace(keeps_place=False)
+                    self._quota.remove(sequence.tenant, sequence.id)
+                    self._count(sequence, now)
                 return
 
     def clear(self, now: float) -> None:
@@ -201,10 +212,12 @@ class RetainedContexts:
 
     def _forget(self, sequence: Sequence) -> None:
         group = self.groups[_group_of(sequence)]
-        del (self.sequences if sequence.id in self.sequences else self._without)[sequence.id], group[sequence.id]
+        has_context = sequence.id in self.sequences
+        sequences, quota = (self.sequences, self._quota) if has_context else (self._without, self._quota_without)
+        del sequences[sequence.id], group[sequence.id]
         if not group:
             del self.groups[_group_of(sequence)]
-        self._quota.remove(sequence.tenant, sequence.id)
+        quota.remove(sequence.tenant, sequence.id)
 
 
 def _group_of(sequence: Sequence) -> tuple[str, bytes]:

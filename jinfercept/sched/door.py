@@ -5,8 +5,9 @@ requests waits at the door again. A new one comes in when
 
 * no request inside of its tenant and its priority is late: none has waited for longer than `LATE_S`, and `LATE_TOKEN_S` for
   each of its new tokens; and their new tokens do not take as long, either; and
-* there is room for its context in the device's and the host's pool together, or fewer than `MOST_LATE` of the last turns were
-  late. One that comes in without room counts as late: the next turns must show that it does no harm.
+* there is room for its context in the device's and the host's pool together, or in its tenant's share of them by weight, or
+  fewer than `MOST_LATE` of the last turns were late. One that comes in without room counts as late: the next turns must show
+  that it does no harm.
 
 Room is what the contexts leave of running and waiting requests, and of paused ones that are about to return: these have
 returned before, or wait for a tool, and have paused for less than `IDLE_S`. So an answer that is the last one and a tool that
@@ -14,7 +15,7 @@ never answers keep no one out. A conversation that has returned counts `GROWTH` 
 is computed again within `LATE_S` does not count, since it makes no turn late where it is lost.
 
 The least priority comes in first, then the tenant with the fewest tokens inside over its weight, then the one that has waited
-longest. A tenant without a conversation inside has a right to one.
+longest. A tenant without a conversation inside has a right to one. A tenant that waits keeps no other one out of its share.
 """
 
 from bisect import bisect_right
@@ -83,28 +84,37 @@ class Door:
         """Let in those that can come in. For every plan while some wait, first."""
         if now < self._next_look_s:
             return
-        inside, room = defaultdict[str, int](int), self._room  # tokens by tenant, and for new ones
+        inside, needs = defaultdict[str, int](int), defaultdict[str, int](int)  # tokens by tenant
+        weights = {sequence.tenant: sequence.weight for sequence in self.sequences}
         for sequence in self._inside(now):
             inside[sequence.tenant] += sequence.length
-            room -= self._needs(sequence)
-        while self.sequences:
-            first = min(
-                self.sequences, key=lambda sequence: (sequence.priority, inside[sequence.tenant] / sequence.weight)
-            )
-            ahead = [it for it in self._waiting() if it.tenant == first.tenant and it.priority <= first.priority]
+            needs[sequence.tenant] += self._needs(sequence)
+            weights[sequence.tenant] = sequence.weight
+        room, total_weight = self._room - sum(needs.values()), sum(weights.values())
+        coming = self.sequences.copy()
+        while coming:
+            first = min(coming, key=lambda sequence: (sequence.priority, inside[sequence.tenant] / sequence.weight))
+            tenant = first.tenant
+            ahead = [it for it in self._waiting() if it.tenant == tenant and it.priority <= first.priority]
             ahead_s = sum(self._compute_s(sequence.length - sequence.max_computed) for sequence in ahead)
             is_late = _is_late(first, first.since_s + ahead_s) or any(_is_late(sequence, now) for sequence in ahead)
-            has_room = self._needs(first) <= max(0, room)
+            own_room = self._room * first.weight / total_weight - needs[tenant]
+            has_room = self._needs(first) <= max(0, room, own_room)
             is_shut = is_late or not (has_room or self._late < MOST_LATE)
-            if is_shut and inside[first.tenant]:
+            if is_shut and inside[tenant]:
                 self._next_look_s = now + LOOK_S
-                return
+                coming = [sequence for sequence in coming if sequence.tenant != tenant]
+                if not is_late:
+                    room = min(0, room)  # it is for the one that waits
+                continue
             if not has_room:
                 self._late += RECENT
             self.sequences.remove(first)
+            coming.remove(first)
             first.at_door, first.door_s, first.since_s = False, now - first.arrival_s, now
             self._queues.put_last(first)
-            inside[first.tenant] += first.length
+            inside[tenant] += first.length
+            needs[tenant] += self._needs(first)
             room -= self._needs(first)
 
     def _compute_s(self, num_tokens: int) -> float:

@@ -297,7 +297,8 @@ class Service:
         self._streams[stream] = tenant
         num_tokens = sum(len(request.prompt_token_ids) for request in requests if request.leader is None)
         self._limits.began(tenant, id(stream), len(requests), num_tokens)
-        if place := await asyncio.wrap_future(self.llm.engine.place_at_door(requests[0].id)):
+        names = [request.id for request in requests]
+        if place := await asyncio.wrap_future(self.llm.engine.place_at_door(names)):
             http.scope[DETAILS][PLACE] = place
             if self.llm.engine.overload == "refuse":
                 await self.close(stream)

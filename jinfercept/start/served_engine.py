@@ -115,9 +115,9 @@ class ServedEngine:
 
         return self.thread.ask(answer)
 
-    def place_at_door(self, request_id: str) -> Future[int]:
+    def place_at_door(self, request_ids: Iterable[str]) -> Future[int]:
         """The place of a submitted request at the door, from 1; 0 if it does not wait there."""
-        return self.thread.ask(lambda: self._engine.place_at_door(request_id))
+        return self.thread.ask(lambda: self._engine.place_at_door(request_ids))
 
     def check_pages(self) -> None:
         """Assert between two steps that no page is lost or owned twice. Raises `AssertionError`."""

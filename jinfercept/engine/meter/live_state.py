@@ -34,9 +34,7 @@ def live_state(stats: EngineStats, *, texts: bool, tenant: str | None = None) ->
     """
     now = stats.now()
     running, waiting = _of(stats.running, tenant), _of(stats.waiting, tenant)
-    at_door = [
-        (place, sequence) for place, sequence in enumerate(stats.at_door, 1) if tenant in (None, sequence.tenant)
-    ]
+    at_door = [sequence for sequence in stats.at_door if tenant in (None, sequence.tenant)]
     paused = [pause for pause in reversed(stats.interceptions.open.values()) if tenant in (None, pause.sequence.tenant)]
     intercepted = [pause for pause in paused if not pause.kept and pause.returned_s is None]
     retained = [pause for pause in paused if pause.kept and pause.returned_s is None]
@@ -57,7 +55,7 @@ def live_state(stats: EngineStats, *, texts: bool, tenant: str | None = None) ->
         "history": [_point(sample) for sample in stats.history],
         "running": [_runs(sequence, now) for sequence in running[:SHOWN]],
         "waiting": [_runs(sequence, now) for sequence in waiting[:SHOWN]],
-        "at_door": [_runs(sequence, now) | {"place": place} for place, sequence in at_door[:SHOWN]],
+        "at_door": [_runs(sequence, now) | {"place": place} for place, sequence in enumerate(at_door[:SHOWN], 1)],
         "intercepted": [_paused(stats, pause, now, other_tokens, texts) for pause in intercepted[:SHOWN]],
         "retained": [_paused(stats, pause, now, other_tokens, texts) for pause in retained[:SHOWN]],
         "decisions": [_decided(decided, now) for decided in islice(decisions, SHOWN_DECISIONS)],
