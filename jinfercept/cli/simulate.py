@@ -4,6 +4,7 @@ Refuses wrong options before anything runs; ends with one table and, where asked
 """
 
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -234,10 +235,14 @@ class Simulate:
             ("--per-token-limit", self.per_token_limit or 0),
         ):
             check_least(flag, least, 0)
+        if not 0 < self.duration < math.inf:
+            raise ConfigError("--duration is out of range", got=self.duration, fix="a finite number above 0")
         check_policies(self._policies)
         for order in listed(self.order):
             check_order_choice(order)
         check_outputs((("--json", self.json), ("--decisions", self.decisions)))
+        if self.trace is not None and (self.live or self.agents_within_limits) and not self._plays_sessions:
+            load_trace(self.trace)  # it says what is wrong with a file that cannot be read
         if self.live and not self._plays_sessions:
             raise ConfigError("--live needs a trace of sessions", got="no such trace", fix="name one with --trace")
         if self.live and self.rate:

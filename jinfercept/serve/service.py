@@ -299,11 +299,11 @@ class Service:
         self._limits.began(tenant, id(stream), len(requests), num_tokens)
         names = [request.id for request in requests]
         if place := await asyncio.wrap_future(self.llm.engine.place_at_door(names)):
-            http.scope[DETAILS][PLACE] = place
             if self.llm.engine.overload == "refuse":
                 await self.close(stream)
                 message, headers = "no more conversations can be served now; fix: retry later", {"Retry-After": _DOOR_S}
                 raise ApiError(429, message, code="overloaded", headers=headers)
+            http.scope[DETAILS][PLACE] = place
         return stream
 
     async def close(self, stream: AsyncStream) -> None:
