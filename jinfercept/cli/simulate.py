@@ -4,7 +4,6 @@ Refuses wrong options before anything runs; ends with one table and, where asked
 """
 
 import json
-import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -230,19 +229,16 @@ class Simulate:
         for flag, least in (
             ("--host-tokens", self.host_tokens),
             ("--disk-tokens", self.disk_tokens),
+            ("--duration", self.duration),
             ("--warm-up", self.warm_up or 0),
             ("--first-token-limit", self.first_token_limit),
             ("--per-token-limit", self.per_token_limit or 0),
         ):
             check_least(flag, least, 0)
-        if not 0 < self.duration < math.inf:
-            raise ConfigError("--duration is out of range", got=self.duration, fix="a finite number above 0")
         check_policies(self._policies)
         for order in listed(self.order):
             check_order_choice(order)
         check_outputs((("--json", self.json), ("--decisions", self.decisions)))
-        if self.trace is not None and (self.live or self.agents_within_limits) and not self._plays_sessions:
-            load_trace(self.trace)  # it says what is wrong with a file that cannot be read
         if self.live and not self._plays_sessions:
             raise ConfigError("--live needs a trace of sessions", got="no such trace", fix="name one with --trace")
         if self.live and self.rate:

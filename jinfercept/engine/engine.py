@@ -13,7 +13,7 @@ tokens that the host knows.
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jinfercept.engine.disk_contexts import CLOSE_S, DiskContexts
@@ -115,14 +115,12 @@ class Engine:
         self.scheduler.kv.drop_prefixes()
         return not self.has_work
 
-    def place_at_door(self, request_ids: Iterable[str]) -> int:
-        """The last place of submitted requests of one tenant at the door, among the tenant's, from 1; 0 if none waits there."""
-        names, sequences = {*request_ids}, self.scheduler.door.sequences
-        while self._arrivals and not all(name in self.requests for name in names):
+    def place_at_door(self, requests: Sequence[Request]) -> int:
+        """The last place at the door of submitted requests of one tenant, among the tenant's, from 1; 0 if none waits there."""
+        while self._arrivals:
             self._take_in()
-        tenants = {sequence.tenant for sequence in sequences if sequence.id in names}
-        at_door = [sequence.id for sequence in sequences if sequence.tenant in tenants]
-        return max([place for place, name in enumerate(at_door, 1) if name in names], default=0)
+        at_door = [it.id for it in self.scheduler.door.sequences if it.tenant == requests[0].tenant]
+        return max([at_door.index(it.id) + 1 for it in requests if it.id in at_door], default=0)
 
     @property
     def has_work(self) -> bool:

@@ -5,9 +5,9 @@ requests waits at the door again. A new one comes in when
 
 * no request inside of its tenant and its priority is late: none has waited for longer than `LATE_S`, and `LATE_TOKEN_S` for
   each of its new tokens; and their new tokens do not take as long, either; and
-* there is room for its context in the device's and the host's pool together, or in its tenant's share of them by weight, or
-  fewer than `MOST_LATE` of the last turns were late. One that comes in without room counts as late: the next turns must show
-  that it does no harm.
+* there is room for its context in the device's and the host's pool together, or in its tenant's equal share of them, or fewer
+  than `MOST_LATE` of the last turns were late. One that comes in without room counts as late: the next turns must show that it
+  does no harm.
 
 Room is what the contexts leave of running and waiting requests, and of paused ones that are about to return: these have
 returned before, or wait for a tool, and have paused for less than `IDLE_S`. So an answer that is the last one and a tool that
@@ -61,9 +61,8 @@ class Door:
         self._queues = queues
         pools = kv.occupancy()
         self._room = (pools.total + pools.host_total) * kv.page_size
-        sizes = range(self._room + 1)
         self._cost, self._chunk_tokens = cost, chunk_tokens
-        self._large = bisect_right(sizes, LATE_S, key=self._compute_s)
+        self._large = bisect_right(range(self._room + 1), LATE_S, key=self._compute_s)
         self._late = 0.0  # share of the last turns
         self._next_look_s = 0.0
 
@@ -84,37 +83,35 @@ class Door:
         """Let in those that can come in. For every plan while some wait, first."""
         if now < self._next_look_s:
             return
-        inside, needs = defaultdict[str, int](int), defaultdict[str, int](int)  # tokens by tenant
-        weights = {sequence.tenant: sequence.weight for sequence in self.sequences}
+        inside, room = defaultdict[str, int](int), self._room  # tokens by tenant, and for new ones
         for sequence in self._inside(now):
             inside[sequence.tenant] += sequence.length
-            needs[sequence.tenant] += self._needs(sequence)
-            weights[sequence.tenant] = sequence.weight
-        room, total_weight = self._room - sum(needs.values()), sum(weights.values())
-        coming = self.sequences.copy()
-        while coming:
-            first = min(coming, key=lambda sequence: (sequence.priority, inside[sequence.tenant] / sequence.weight))
-            tenant = first.tenant
-            ahead = [it for it in self._waiting() if it.tenant == tenant and it.priority <= first.priority]
+            room -= self._needs(sequence)
+        shut = set[str]()  # tenants
+        while first := min(
+            (sequence for sequence in self.sequences if sequence.tenant not in shut),
+            key=lambda sequence: (sequence.priority, inside[sequence.tenant] / sequence.weight),
+            default=None,
+        ):
+            ahead = [it for it in self._waiting() if it.tenant == first.tenant and it.priority <= first.priority]
             ahead_s = sum(self._compute_s(sequence.length - sequence.max_computed) for sequence in ahead)
             is_late = _is_late(first, first.since_s + ahead_s) or any(_is_late(sequence, now) for sequence in ahead)
-            own_room = self._room * first.weight / total_weight - needs[tenant]
-            has_room = self._needs(first) <= max(0, room, own_room)
-            is_shut = is_late or not (has_room or self._late < MOST_LATE)
-            if is_shut and inside[tenant]:
+            has_room = (
+                self._needs(first) <= max(0, room)
+                or GROWTH * (inside[first.tenant] + first.length) * len(inside) <= self._room
+            )
+            if inside[first.tenant] and (is_late or not (has_room or self._late < MOST_LATE)):
                 self._next_look_s = now + LOOK_S
-                coming = [sequence for sequence in coming if sequence.tenant != tenant]
+                shut.add(first.tenant)
                 if not is_late:
-                    room = min(0, room)  # it is for the one that waits
+                    room = 0  # what there is, is for this one
                 continue
             if not has_room:
                 self._late += RECENT
             self.sequences.remove(first)
-            coming.remove(first)
             first.at_door, first.door_s, first.since_s = False, now - first.arrival_s, now
             self._queues.put_last(first)
-            inside[tenant] += first.length
-            needs[tenant] += self._needs(first)
+            inside[first.tenant] += first.length
             room -= self._needs(first)
 
     def _compute_s(self, num_tokens: int) -> float:

@@ -297,12 +297,11 @@ class Service:
         self._streams[stream] = tenant
         num_tokens = sum(len(request.prompt_token_ids) for request in requests if request.leader is None)
         self._limits.began(tenant, id(stream), len(requests), num_tokens)
-        names = [request.id for request in requests]
-        if place := await asyncio.wrap_future(self.llm.engine.place_at_door(names)):
+        if place := await asyncio.wrap_future(self.llm.engine.place_at_door(requests)):
             if self.llm.engine.overload == "refuse":
                 await self.close(stream)
-                message, headers = "no more conversations can be served now; fix: retry later", {"Retry-After": _DOOR_S}
-                raise ApiError(429, message, code="overloaded", headers=headers)
+                message = "no more conversations can be served now; fix: retry later"
+                raise ApiError(429, message, code="overloaded", headers={"Retry-After": _DOOR_S})
             http.scope[DETAILS][PLACE] = place
         return stream
 

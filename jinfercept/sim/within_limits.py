@@ -50,11 +50,9 @@ def most_within_limits[T](
             if "error" in report:
                 raise ConfigError("a run failed", got=f"{step_run}: {report['error']}", fix="see the error")
             share = report["within_limits_share"]
-            if share is None and live >= FIRST:
-                raise ConfigError(
-                    "no turn was counted", got=f"{step_run}", fix="a longer --duration or a shorter --warm-up"
-                )
-            tried[trial][live] = 1.0 if share is None else share  # without turns none has waited
+            if share is None:
+                raise ConfigError("no turn was counted", got=step_run, fix="a longer --duration or a shorter --warm-up")
+            tried[trial][live] = share
     return tried
 
 

@@ -41,7 +41,7 @@ def crowded(overload: Overload = "queue", **more: Any) -> tuple[Engine, ManualCl
 def arrives(engine: Engine, request: Request) -> int | None:
     """Its place at the door, where it has one."""
     engine.submit(request)
-    return engine.place_at_door([request.id])
+    return engine.place_at_door([request])
 
 
 def finished(engine: Engine) -> dict[str, RequestOutput]:
@@ -67,7 +67,7 @@ def test_a_new_conversation_waits_while_memory_has_no_room_and_one_that_is_insid
     for _ in range(20):
         engine.step()
     assert third.id not in engine.requests, "it was served"
-    assert [engine.place_at_door([name]) for name in "ab"] == [1, 2]
+    assert [engine.place_at_door([new(name)]) for name in "ab"] == [1, 2]
     clock.time += IDLE_S
     outputs = finished(engine)
     assert sorted(outputs) == ["a", "b"]
@@ -95,7 +95,7 @@ def test_a_client_that_gives_up_leaves_at_once_and_has_its_place_when_it_asks_ag
     assert [arrives(engine, new(name)) for name in "abc"] == [1, 2, 3]
     engine.abort("a")
     engine.step()
-    assert [engine.place_at_door([name]) for name in "abc"] == [0, 1, 2]
+    assert [engine.place_at_door([new(name)]) for name in "abc"] == [0, 1, 2]
     clock.time += 20.0
     assert arrives(engine, ask("a again", [7] * 30, follow_up=FollowUp("a"))) == 1
     clock.time += IDLE_S
@@ -193,9 +193,9 @@ def test_a_tenant_whose_own_requests_are_late_keeps_no_other_one_out() -> None:
 
 def test_a_tenant_comes_in_up_to_its_share_of_memory_whatever_another_one_has() -> None:
     engine, _, _ = crowded()
-    for name, place in ("a", 0), ("b", 0), ("c", 1):
-        assert arrives(engine, new(name, 25, tenant="other", max_tokens=30)) == place
-        for _ in range(5):
+    for name, length, place in ("a", 4, 0), ("b", 22, 0), ("c", 22, 1):
+        assert arrives(engine, new(name, length, tenant="other", max_tokens=30)) == place
+        for _ in range(3):
             engine.step()
 
 
@@ -220,7 +220,7 @@ def test_a_client_that_leaves_its_answer_goes_before_all_others_no_more() -> Non
     while not any(isinstance(event, Token) for event in engine.step()):
         pass
     engine.abort("impatient")
-    arrives(engine, ask("again", [7] * 60, follow_up=FollowUp("impatient")))
+    arrives(engine, ask("again", [7] * 9, follow_up=FollowUp("impatient")))
     assert [*finished(engine)][-2:] == ["a", "again"]
 
 

@@ -201,7 +201,7 @@ def test_chunked_prefill_changes_what_a_policy_does(tmp_path: Path) -> None:
         (["--rate", "2,0"], "rate of arrivals is out of range; got 0.0"),
         (["--rate", "fast"], "--rate is not a number; got fast"),
         (["--seed", "0.5"], "--seed is not a number; got 0.5"),
-        (["--duration", "0"], "--duration is out of range; got 0.0"),
+        (["--duration", "0"], "duration_s of arrivals is out of range; got 0.0"),
         (["--burstiness", "-1"], "burstiness of arrivals is out of range"),
         (["--kv-tokens", "100"], "the KV pool is too small for the longest sequence"),
         (["--host-tokens", "-1"], "--host-tokens is too small; got -1"),

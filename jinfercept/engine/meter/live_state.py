@@ -3,7 +3,7 @@
 The pool has numbers without names; requests are those of one tenant, or of all.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
@@ -33,8 +33,9 @@ def live_state(stats: EngineStats, *, texts: bool, tenant: str | None = None) ->
             recomputation, which delays all running requests, are those of all tenants in either case.
     """
     now = stats.now()
-    running, waiting = _of(stats.running, tenant), _of(stats.waiting, tenant)
-    at_door = [sequence for sequence in stats.at_door if tenant in (None, sequence.tenant)]
+    running = _of(stats.running.values(), tenant)
+    waiting = _of(stats.waiting.values(), tenant)
+    at_door = _of(stats.at_door, tenant)
     paused = [pause for pause in reversed(stats.interceptions.open.values()) if tenant in (None, pause.sequence.tenant)]
     intercepted = [pause for pause in paused if not pause.kept and pause.returned_s is None]
     retained = [pause for pause in paused if pause.kept and pause.returned_s is None]
@@ -62,9 +63,9 @@ def live_state(stats: EngineStats, *, texts: bool, tenant: str | None = None) ->
     }
 
 
-def _of(sequences: Mapping[str, Sequence], tenant: str | None) -> list[Sequence]:
+def _of(sequences: Iterable[Sequence], tenant: str | None) -> list[Sequence]:
     """The sequences of a tenant; all for None."""
-    return [sequence for sequence in sequences.values() if tenant in (None, sequence.tenant)]
+    return [sequence for sequence in sequences if tenant in (None, sequence.tenant)]
 
 
 def _decided(decided: DecisionEntry, now: float) -> dict[str, Any]:
