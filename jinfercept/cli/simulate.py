@@ -225,6 +225,7 @@ class Simulate:
                 raise ConfigError(f"{flag} is too large", got=count, fix=f"at most {MOST:,}")
         for flag, least in (
             ("--host-tokens", self.host_tokens),
+            ("--duration", self.duration),
             ("--warm-up", self.warm_up or 0),
             ("--first-token-limit", self.first_token_limit),
             ("--per-token-limit", self.per_token_limit or 0),

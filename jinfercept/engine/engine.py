@@ -13,7 +13,7 @@ tokens that the host knows.
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jinfercept.engine.disk_contexts import CLOSE_S, DiskContexts
@@ -115,12 +115,12 @@ class Engine:
         self.scheduler.kv.drop_prefixes()
         return not self.has_work
 
-    def place_at_door(self, request_id: str) -> int:
-        """The place of a submitted request at the door, from 1; 0 if it does not wait there."""
-        while self._arrivals and request_id not in self.requests:
+    def place_at_door(self, requests: Sequence[Request]) -> int:
+        """The last place at the door of submitted requests of one tenant, among the tenant's, from 1; 0 if none waits there."""
+        while self._arrivals:
             self._take_in()
-        at_door = [sequence.id for sequence in self.scheduler.door.sequences]
-        return at_door.index(request_id) + 1 if request_id in at_door else 0
+        at_door = [it.id for it in self.scheduler.door.sequences if it.tenant == requests[0].tenant]
+        return max([at_door.index(it.id) + 1 for it in requests if it.id in at_door], default=0)
 
     @property
     def has_work(self) -> bool:

@@ -24,7 +24,7 @@ MAX_AGE_S = 3600.0
 """Seconds after which a conversation is forgotten."""
 
 AGAIN_S = 300.0
-"""Seconds for which an aborted request keeps its place for one that repeats it."""
+"""Seconds for which an aborted request keeps its place for one that repeats it; of one that had a token, since it arrived."""
 
 
 class _Retained(NamedTuple):
@@ -34,12 +34,14 @@ class _Retained(NamedTuple):
         sequence: of its last request, intercepted; or finished, if it has no context.
         prompt_tokens: tokens on the full pages of its prompt; 0: requests with this prompt do not follow it.
         session: name of the session; "" if it has none.
+        holder: what it counts to in the quota.
         keeps_place: whether the follow-up waits by the arrival of the last request, which ended in calls or was aborted.
     """
 
     sequence: Sequence
     prompt_tokens: int
     session: str
+    holder: str
     keeps_place: bool
 
 
@@ -90,28 +92,29 @@ class RetainedContexts:
         )
         self._scheduler.intercept(sequence, now, pending)
         self.sequences[sequence.id] = sequence
-        self._add(session, bool(session.client_calls), now)
+        self._add(session, sequence.tenant, bool(session.client_calls), now)
         return True
 
     def remember(self, session: Session, now: float) -> None:
         """Remember the conversation of an aborted request, and its place.
 
-        Else the prompts of impatient clients, half computed for each, would evict each other for ever.
+        Else the prompts of impatient clients, half computed for each, would evict each other for ever. It counts apart from the
+        tenant's others: clients that ask and leave make no conversation be forgotten whose requests finished.
         """
         session.sequence.paused_s = now
         self._without[session.sequence.id] = session.sequence
-        self._add(session, True, now)
+        self._add(session, f"{session.sequence.tenant} aborted", True, now)
 
-    def _add(self, session: Session, keeps_place: bool, now: float) -> None:
+    def _add(self, session: Session, holder: str, keeps_place: bool, now: float) -> None:
         request, sequence, size = session.request, session.sequence, self._scheduler.kv.page_size
         name = request.follow_up.session if request.follow_up is not None else ""
         if name and (before := _of_session(self.groups.get(_group_of(sequence), {}), name)) is not None:
             self.drop(before.sequence.id, now)
         num_full = len(request.prompt_token_ids) // size * size
-        retained = _Retained(sequence, num_full, name, keeps_place)
+        retained = _Retained(sequence, num_full, name, holder, keeps_place)
         self.groups.setdefault(_group_of(sequence), {})[sequence.id] = retained
-        self._quota.add(sequence.tenant, sequence.id)
-        while (victim := self._quota.victim(sequence.tenant)) is not None:
+        self._quota.add(holder, sequence.id)
+        while (victim := self._quota.victim(holder)) is not None:
             self.drop(victim, now)
 
     def extend(self, request: Request, sequence: Sequence, now: float) -> bool:
@@ -137,7 +140,8 @@ class RetainedContexts:
             self._forget(before)
             scheduler.extend(before, sequence, num_tokens, now, in_place=retained.keeps_place)
             return True
-        again = not has_context and retained.keeps_place and now - before.paused_s <= AGAIN_S
+        waited_s = now - (before.since_s if before.generated else before.paused_s)
+        again = not has_context and retained.keeps_place and waited_s <= AGAIN_S
         self.drop(before.id, now)
         scheduler.add(sequence, before if again else None, at_door=now if before.at_door else None)
         return True
@@ -201,10 +205,10 @@ class RetainedContexts:
 
     def _forget(self, sequence: Sequence) -> None:
         group = self.groups[_group_of(sequence)]
-        del (self.sequences if sequence.id in self.sequences else self._without)[sequence.id], group[sequence.id]
+        del (self.sequences if sequence.id in self.sequences else self._without)[sequence.id]
+        self._quota.remove(group.pop(sequence.id).holder, sequence.id)
         if not group:
             del self.groups[_group_of(sequence)]
-        self._quota.remove(sequence.tenant, sequence.id)
 
 
 def _group_of(sequence: Sequence) -> tuple[str, bytes]:

@@ -5,8 +5,9 @@ requests waits at the door again. A new one comes in when
 
 * no request inside of its tenant and its priority is late: none has waited for longer than `LATE_S`, and `LATE_TOKEN_S` for
   each of its new tokens; and their new tokens do not take as long, either; and
-* there is room for its context in the device's and the host's pool together, or fewer than `MOST_LATE` of the last turns were
-  late. One that comes in without room counts as late: the next turns must show that it does no harm.
+* there is room for its context in the device's and the host's pool together, or in its tenant's equal share of them, or fewer
+  than `MOST_LATE` of the last turns were late. One that comes in without room counts as late: the next turns must show that it
+  does no harm.
 
 Room is what the contexts leave of running and waiting requests, and of paused ones that are about to return: these have
 returned before, or wait for a tool, and have paused for less than `IDLE_S`. So an answer that is the last one and a tool that
@@ -14,7 +15,7 @@ never answers keep no one out. A conversation that has returned counts `GROWTH` 
 is computed again within `LATE_S` does not count, since it makes no turn late where it is lost.
 
 The least priority comes in first, then the tenant with the fewest tokens inside over its weight, then the one that has waited
-longest. A tenant without a conversation inside has a right to one.
+longest. A tenant without a conversation inside has a right to one. A tenant that waits keeps no other one out of its share.
 """
 
 from bisect import bisect_right
@@ -60,9 +61,8 @@ class Door:
         self._queues = queues
         pools = kv.occupancy()
         self._room = (pools.total + pools.host_total) * kv.page_size
-        sizes = range(self._room + 1)
         self._cost, self._chunk_tokens = cost, chunk_tokens
-        self._large = bisect_right(sizes, LATE_S, key=self._compute_s)
+        self._large = bisect_right(range(self._room + 1), LATE_S, key=self._compute_s)
         self._late = 0.0  # share of the last turns
         self._next_look_s = 0.0
 
@@ -87,18 +87,25 @@ class Door:
         for sequence in self._inside(now):
             inside[sequence.tenant] += sequence.length
             room -= self._needs(sequence)
-        while self.sequences:
-            first = min(
-                self.sequences, key=lambda sequence: (sequence.priority, inside[sequence.tenant] / sequence.weight)
-            )
+        shut = set[str]()  # tenants
+        while first := min(
+            (sequence for sequence in self.sequences if sequence.tenant not in shut),
+            key=lambda sequence: (sequence.priority, inside[sequence.tenant] / sequence.weight),
+            default=None,
+        ):
             ahead = [it for it in self._waiting() if it.tenant == first.tenant and it.priority <= first.priority]
             ahead_s = sum(self._compute_s(sequence.length - sequence.max_computed) for sequence in ahead)
             is_late = _is_late(first, first.since_s + ahead_s) or any(_is_late(sequence, now) for sequence in ahead)
-            has_room = self._needs(first) <= max(0, room)
-            is_shut = is_late or not (has_room or self._late < MOST_LATE)
-            if is_shut and inside[first.tenant]:
+            has_room = (
+                self._needs(first) <= max(0, room)
+                or GROWTH * (inside[first.tenant] + first.length) * len(inside) <= self._room
+            )
+            if inside[first.tenant] and (is_late or not (has_room or self._late < MOST_LATE)):
                 self._next_look_s = now + LOOK_S
-                return
+                shut.add(first.tenant)
+                if not is_late:
+                    room = 0  # what there is, is for this one
+                continue
             if not has_room:
                 self._late += RECENT
             self.sequences.remove(first)

@@ -297,12 +297,12 @@ class Service:
         self._streams[stream] = tenant
         num_tokens = sum(len(request.prompt_token_ids) for request in requests if request.leader is None)
         self._limits.began(tenant, id(stream), len(requests), num_tokens)
-        if place := await asyncio.wrap_future(self.llm.engine.place_at_door(requests[0].id)):
-            http.scope[DETAILS][PLACE] = place
+        if place := await asyncio.wrap_future(self.llm.engine.place_at_door(requests)):
             if self.llm.engine.overload == "refuse":
                 await self.close(stream)
-                message, headers = "no more conversations can be served now; fix: retry later", {"Retry-After": _DOOR_S}
-                raise ApiError(429, message, code="overloaded", headers=headers)
+                message = "no more conversations can be served now; fix: retry later"
+                raise ApiError(429, message, code="overloaded", headers={"Retry-After": _DOOR_S})
+            http.scope[DETAILS][PLACE] = place
         return stream
 
     async def close(self, stream: AsyncStream) -> None:

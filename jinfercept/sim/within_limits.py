@@ -38,7 +38,7 @@ def most_within_limits[T](
         play: plays runs; called once for each step of the search, with the runs of all trials that go on.
 
     Raises:
-        ConfigError: a run failed.
+        ConfigError: a run failed, or had no turn that counts.
         KeyboardInterrupt: a run was interrupted.
     """
     tried: dict[T, Shares] = {trial: {} for trial in trials}
@@ -50,7 +50,9 @@ def most_within_limits[T](
             if "error" in report:
                 raise ConfigError("a run failed", got=f"{step_run}: {report['error']}", fix="see the error")
             share = report["within_limits_share"]
-            tried[trial][live] = 1.0 if share is None else share  # without turns none has waited
+            if share is None:
+                raise ConfigError("no turn was counted", got=step_run, fix="a longer --duration or a shorter --warm-up")
+            tried[trial][live] = share
     return tried
 
 

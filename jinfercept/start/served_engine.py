@@ -115,9 +115,9 @@ class ServedEngine:
 
         return self.thread.ask(answer)
 
-    def place_at_door(self, request_id: str) -> Future[int]:
-        """The place of a submitted request at the door, from 1; 0 if it does not wait there."""
-        return self.thread.ask(lambda: self._engine.place_at_door(request_id))
+    def place_at_door(self, requests: Sequence[Request]) -> Future[int]:
+        """The last place at the door of submitted requests, from 1; 0 if none waits there."""
+        return self.thread.ask(lambda: self._engine.place_at_door(requests))
 
     def check_pages(self) -> None:
         """Assert between two steps that no page is lost or owned twice. Raises `AssertionError`."""

@@ -5,13 +5,18 @@ from typing import Any
 import pytest
 
 from jinfercept.engine.engine import Engine
-from jinfercept.events import Finished
+from jinfercept.engine.retained_contexts import RetainedContexts
+from jinfercept.events import Finished, Token
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
 from jinfercept.sched import door
 from jinfercept.sched.door import IDLE_S, LATE_S, Overload
+from jinfercept.sched.estimator import ElapsedEstimator
+from jinfercept.sched.orders import make_order
+from jinfercept.sched.policies import PolicyInputs
+from jinfercept.sched.queues import LONGEST_S
 from tests.support.engine_requests import ask, policy, served, stream
-from tests.support.fake_engine import ManualClock, make_engine
+from tests.support.fake_engine import AffineCost, ManualClock, make_engine
 
 DEVICE, HOST = 16, 16
 """Pages of 4 tokens."""
@@ -19,10 +24,10 @@ SLOW: Any = {"num_pages": DEVICE, "num_host_pages": HOST, "per_query_s": 0.1}
 """A context of 20 tokens takes two seconds to compute."""
 
 
-def crowded(overload: Overload = "queue") -> tuple[Engine, ManualClock, RequestOutput]:
+def crowded(overload: Overload = "queue", **more: Any) -> tuple[Engine, ManualClock, RequestOutput]:
     """An engine whose memory one conversation nearly fills, all of whose turns came late; and its last output."""
     clock = ManualClock()
-    engine = make_engine(policy("copy_ahead"), clock=clock, overload=overload, **SLOW)
+    engine = make_engine(policy("copy_ahead"), clock=clock, overload=overload, **SLOW, **more)
     tokens, output = [1] * 46, None
     for number in range(4):
         arrives(engine, ask(f"turn {number}", tokens, 2, follow_up=FollowUp("inside")))
@@ -36,7 +41,7 @@ def crowded(overload: Overload = "queue") -> tuple[Engine, ManualClock, RequestO
 def arrives(engine: Engine, request: Request) -> int | None:
     """Its place at the door, where it has one."""
     engine.submit(request)
-    return engine.place_at_door(request.id)
+    return engine.place_at_door([request])
 
 
 def finished(engine: Engine) -> dict[str, RequestOutput]:
@@ -62,7 +67,7 @@ def test_a_new_conversation_waits_while_memory_has_no_room_and_one_that_is_insid
     for _ in range(20):
         engine.step()
     assert third.id not in engine.requests, "it was served"
-    assert [engine.place_at_door(name) for name in "ab"] == [1, 2]
+    assert [engine.place_at_door([new(name)]) for name in "ab"] == [1, 2]
     clock.time += IDLE_S
     outputs = finished(engine)
     assert sorted(outputs) == ["a", "b"]
@@ -90,7 +95,7 @@ def test_a_client_that_gives_up_leaves_at_once_and_has_its_place_when_it_asks_ag
     assert [arrives(engine, new(name)) for name in "abc"] == [1, 2, 3]
     engine.abort("a")
     engine.step()
-    assert [engine.place_at_door(name) for name in "abc"] == [0, 1, 2]
+    assert [engine.place_at_door([new(name)]) for name in "abc"] == [0, 1, 2]
     clock.time += 20.0
     assert arrives(engine, ask("a again", [7] * 30, follow_up=FollowUp("a"))) == 1
     clock.time += IDLE_S
@@ -110,7 +115,7 @@ def test_a_tenant_without_a_conversation_inside_comes_in_at_once() -> None:
     engine, _, _ = crowded()
     assert arrives(engine, new("a")) == 1
     assert arrives(engine, new("b", tenant="other")) == 0
-    assert arrives(engine, new("c", tenant="other")) == 2
+    assert arrives(engine, new("c", tenant="other")) == 1
 
 
 def test_several_answers_to_a_prompt_at_the_door_wait_for_it_and_do_not_keep_it_out(
@@ -171,3 +176,56 @@ def test_all_that_return_at_once_are_served_and_those_at_the_door_read_the_same_
         assert bool(waited) is (overload == "queue")
         outputs[overload] = {name: stream(output) for name, output in ended.items()}
     assert outputs["queue"] == outputs["serve"]
+
+
+def test_a_tenant_whose_own_requests_are_late_keeps_no_other_one_out() -> None:
+    clock = ManualClock()
+    engine = make_engine(policy("copy_ahead"), num_pages=90, max_num_seqs=2, clock=clock, overload="queue")
+    for request in (new("b", 60, max_tokens=30, tenant="other"), new("a", 9, max_tokens=30), new("c", 9)):
+        assert arrives(engine, request) == 0
+    for _ in range(9):
+        engine.step()
+    clock.time += LATE_S + 0.1
+    assert arrives(engine, new("d", 9)) == 1
+    assert arrives(engine, new("e", 9, tenant="other")) == 0
+    assert sorted(finished(engine)) == ["a", "b", "c", "d", "e"]
+
+
+def test_a_tenant_comes_in_up_to_its_share_of_memory_whatever_another_one_has() -> None:
+    engine, _, _ = crowded()
+    for name, length, place in ("a", 4, 0), ("b", 22, 0), ("c", 22, 1):
+        assert arrives(engine, new(name, length, tenant="other", max_tokens=30)) == place
+        for _ in range(3):
+            engine.step()
+
+
+def test_clients_that_leave_the_door_make_no_conversation_inside_be_forgotten() -> None:
+    engine, _, _ = crowded(retain=lambda scheduler: RetainedContexts(scheduler, 2))
+    for number in range(3):
+        engine.submit(new(f"new {number}"))
+        engine.step()
+        engine.abort(f"new {number}")
+        engine.step()
+    assert [*engine.requests.retained.sequences] == ["turn 3"]
+
+
+def test_a_client_that_leaves_its_answer_goes_before_all_others_no_more() -> None:
+    order = make_order("missing_work", PolicyInputs(AffineCost(per_query_s=0.1), 16, 4, ElapsedEstimator()))
+    clock = ManualClock()
+    engine = make_engine(policy("copy_ahead"), num_pages=90, max_num_seqs=1, clock=clock, order=order)
+    arrives(engine, new("impatient", 9, max_tokens=30))
+    clock.time += LONGEST_S
+    arrives(engine, new("a", 9))
+    clock.time += 1.0
+    while not any(isinstance(event, Token) for event in engine.step()):
+        pass
+    engine.abort("impatient")
+    arrives(engine, ask("again", [7] * 9, follow_up=FollowUp("impatient")))
+    assert [*finished(engine)][-2:] == ["a", "again"]
+
+
+def test_a_place_at_the_door_is_that_among_the_conversations_of_its_tenant() -> None:
+    engine, _, _ = crowded()
+    assert [arrives(engine, new(name)) for name in "ab"] == [1, 2]
+    assert arrives(engine, new("c", tenant="other")) == 0
+    assert [arrives(engine, new(name, 60, tenant="other")) for name in "de"] == [1, 2]

@@ -13,6 +13,7 @@ from tests.support.live_server import Running, until
 from tests.support.scripted_model import Scripted
 
 LONG: dict[str, Any] = {"prompt": "a", "max_tokens": 90, "ignore_eos": True, "stream": True}
+KNOWN: dict[str, Any] = {"prompt": "k" * 600, "max_tokens": 2}
 
 
 @contextmanager
@@ -20,6 +21,7 @@ def crowded(served: Running, scripted: Scripted, overload: Overload) -> Iterator
     """More answers than run at a time, of which one waits longer than it should, until the gate is open."""
     scripted.llm.restart(overload=overload)
     scripted.follow()
+    served.http.post("/v1/completions", json=KNOWN)
     with (
         pytest.MonkeyPatch.context() as patch,
         closed_gate(scripted.llm) as gate,
@@ -40,6 +42,8 @@ def test_a_new_conversation_is_refused_with_a_time_to_come_again(served: Running
             refused = served.http.post("/v1/completions", json={"prompt": "c" * 600, "stream": stream})
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
             assert 1 <= int(refused.headers["retry-after"]) <= 60
+        batch = served.http.post("/v1/completions", json=KNOWN | {"prompt": [KNOWN["prompt"], "c" * 600]})
+        assert (batch.status_code, served.http.get("/live").json()["counts"]["at_door"]) == (429, 0)
         messages = [{"role": "user", "content": "c" * 600}]
         body = {"model": "scripted", "max_tokens": 5, "messages": messages}
         assert served.http.post("/v1/messages", json=body).json()["error"]["type"] == "rate_limit_error"

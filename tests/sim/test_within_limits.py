@@ -97,6 +97,11 @@ def test_the_command_prints_the_agents_of_every_policy_and_order_with_their_spre
         (["--trace", "agents", "--decisions", "x"], "--agents-within-limits and --decisions cannot be combined"),
         (["--trace", "agents", "--warm-up", "2000"], "no turn would count; got --warm-up 2000, --duration 1200"),
         (["--trace", "agents", "--kv-tokens", "1000"], "no session of the trace fits"),
+        (
+            ["--trace", "agents", "--duration", "nan"],
+            "--duration is too small; got nan; fix: at least 0",
+        ),
+        (["--trace", "agents", "--duration", "0.1", "--jobs", "1"], "no turn was counted; got copy_ahead"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

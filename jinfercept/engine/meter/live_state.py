@@ -3,7 +3,7 @@
 The pool has numbers without names; requests are those of one tenant, or of all.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
@@ -33,10 +33,9 @@ def live_state(stats: EngineStats, *, texts: bool, tenant: str | None = None) ->
             recomputation, which delays all running requests, are those of all tenants in either case.
     """
     now = stats.now()
-    running, waiting = _of(stats.running, tenant), _of(stats.waiting, tenant)
-    at_door = [
-        (place, sequence) for place, sequence in enumerate(stats.at_door, 1) if tenant in (None, sequence.tenant)
-    ]
+    running = _of(stats.running.values(), tenant)
+    waiting = _of(stats.waiting.values(), tenant)
+    at_door = _of(stats.at_door, tenant)
     paused = [pause for pause in reversed(stats.interceptions.open.values()) if tenant in (None, pause.sequence.tenant)]
     intercepted = [pause for pause in paused if not pause.kept and pause.returned_s is None]
     retained = [pause for pause in paused if pause.kept and pause.returned_s is None]
@@ -57,16 +56,16 @@ def live_state(stats: EngineStats, *, texts: bool, tenant: str | None = None) ->
         "history": [_point(sample) for sample in stats.history],
         "running": [_runs(sequence, now) for sequence in running[:SHOWN]],
         "waiting": [_runs(sequence, now) for sequence in waiting[:SHOWN]],
-        "at_door": [_runs(sequence, now) | {"place": place} for place, sequence in at_door[:SHOWN]],
+        "at_door": [_runs(sequence, now) | {"place": place} for place, sequence in enumerate(at_door[:SHOWN], 1)],
         "intercepted": [_paused(stats, pause, now, other_tokens, texts) for pause in intercepted[:SHOWN]],
         "retained": [_paused(stats, pause, now, other_tokens, texts) for pause in retained[:SHOWN]],
         "decisions": [_decided(decided, now) for decided in islice(decisions, SHOWN_DECISIONS)],
     }
 
 
-def _of(sequences: Mapping[str, Sequence], tenant: str | None) -> list[Sequence]:
+def _of(sequences: Iterable[Sequence], tenant: str | None) -> list[Sequence]:
     """The sequences of a tenant; all for None."""
-    return [sequence for sequence in sequences.values() if tenant in (None, sequence.tenant)]
+    return [sequence for sequence in sequences if tenant in (None, sequence.tenant)]
 
 
 def _decided(decided: DecisionEntry, now: float) -> dict[str, Any]:
