@@ -65,11 +65,12 @@ class LeastRecentlyUsed(Policy):
     Args:
         writes_through: copy every full page and every paused context to the host as the link allows, so that most evictions
             cost a copy back instead of a recomputation (hierarchical caches, offloading connectors).
-        looks: see `WriteThrough`.
+        looks: see `WriteThrough`; with a number, only while more than half of the device is in use.
     """
 
     def __init__(self, writes_through: bool, looks: int | None = None) -> None:
         self._write_through = WriteThrough(looks) if writes_through else None
+        self._looks = looks
         self._resident: dict[str, Sequence] = {}  # paused, perhaps with pages on the device; longest paused first
         self._hosted: dict[str, Sequence] = {}  # paused, longest paused first
 

@@ -55,7 +55,7 @@ def test_what_is_copied_is_a_decision_with_its_reason(served: Running, scripted:
     ask_for_a_call(served, scripted)
     until(lambda: engine_state(served.llm).quiescent)
     [decision] = look(served)["decisions"]
-    assert (decision["tool"], decision["why"], decision["state"]) == ("", "write-through", "running")
+    assert (decision["tool"], decision["why"], decision["state"]) == ("price", "write-through", "intercepted")
     assert decision["copied_tokens"] > 100
     assert decision["freed_pages"] == 0
 
@@ -119,8 +119,9 @@ def test_a_key_sees_its_own_requests_pauses_and_decisions_and_an_operator_sees_a
     for key, tool in (("one", "price"), ("two", "other")):
         [retained] = seen[key]["retained"]
         assert (retained["tools"], "secret" in retained["text"]) == ([tool], True)
+        assert {decided["tool"] for decided in seen[key]["decisions"]} == {tool}
         assert {decided["request"] for decided in seen[key]["decisions"]} == {retained["request"]}
-    assert len({decided["request"] for decided in seen["chief"]["decisions"]}) == 2
+    assert {decided["tool"] for decided in seen["chief"]["decisions"]} == {"price", "other"}
     stranger = {name: value for name, value in seen["three"].items() if name not in own}
     assert stranger["decisions"] == []
     assert [seen["three"][name] for name in own] == [[]] * 4
