@@ -127,8 +127,8 @@ def capacity_table(answers: Sequence[Report]) -> Table:
     shown = plain_table(("policy", "agents", "least", "most", "tried"), left=("policy", "tried"))
     for answer in answers:
         tried = (
-            f"seed {seed}: {', '.join(f'{live} {share:.0%}' for live, share in found['within_limits_share'].items())}"
-            for seed, found in answer["seeds"].items()
+            f"seed {seed}: {', '.join(f'{live} {share:.0%}' for live, share in search['within_limits_share'].items())}"
+            for seed, search in answer["seeds"].items()
         )
         agents = (number_text(answer["agents"][name]) for name in ("mean", "least", "most"))
         shown.add_row(scheduled_by(answer), *agents, "; ".join(tried))
@@ -138,7 +138,7 @@ def capacity_table(answers: Sequence[Report]) -> Table:
 def capacity_ranking(answers: Sequence[Report]) -> list[str]:
     """Who has the most agents within limits, and whether these seeds can tell the others from it."""
     agents = {
-        scheduled_by(answer): {seed: found["agents"] for seed, found in answer["seeds"].items()} for answer in answers
+        scheduled_by(answer): {seed: search["agents"] for seed, search in answer["seeds"].items()} for answer in answers
     }
     return _ranking_lines("agents within limits, the most first", ranking(agents, larger=True))
 

@@ -140,11 +140,11 @@ def contenders(names: Sequence[str] = ()) -> list[Contender]:
     return compared
 
 
-def _place(kind: str, title: str, known: Mapping[str, str]) -> str:
-    if title not in known and not is_place(title):
-        got, fix = title + nearest(title, tuple(known)), f"one of {', '.join(known)}, or your own as path.py:Class"
+def _place(kind: str, title: str, titles: Mapping[str, str]) -> str:
+    if title not in titles and not is_place(title):
+        got, fix = title + nearest(title, tuple(titles)), f"one of {', '.join(titles)}, or your own as path.py:Class"
         raise ConfigError(f"no such {kind}", got=got, fix=fix)
-    return known.get(title, title)
+    return titles.get(title, title)
 
 
 type Trial = tuple[AgentCell, Contender, int]

@@ -114,7 +114,7 @@ class RequestLog:
         """Tell a fold, behind those before it, all that happens from now on.
 
         Args:
-            unfinished: requests of which nothing was told yet; their present state is told first.
+            unfinished: requests that are in the engine already; their present state is noted first.
         """
         self._folds.append(fold)
         for sequence in unfinished:

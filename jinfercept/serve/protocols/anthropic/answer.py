@@ -154,7 +154,7 @@ class _Arguments:
     def __init__(self) -> None:
         self._is_object: bool | None = None  # once they begin
         self._is_quoted = False
-        self._held = ""  # what may be the beginning of a number or of an escape
+        self._incomplete = ""  # what may be the beginning of a number or of an escape
 
     def add(self, text: str) -> str:
         """The text that is certain with the next one."""
@@ -163,12 +163,12 @@ class _Arguments:
             text = text if self._is_object else "{}"
         elif not self._is_object:
             return ""
-        text, self._held = self._held + text, ""
+        text, self._incomplete = self._incomplete + text, ""
 
         def shown(match: re.Match[str]) -> str:
             written = match[0]
             if match.end() == len(text) and written != '"' and (written == "\\" or not self._is_quoted):
-                self._held = written
+                self._incomplete = written
                 return ""
             self._is_quoted ^= written == '"'
             is_number = not self._is_quoted and written[-1].isdigit()
