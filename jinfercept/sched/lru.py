@@ -38,7 +38,8 @@ class WriteThrough:
     def moves(self, mover: Mover, with_running: bool = True) -> None:
         """Copy paused contexts in the order of pausing, then, `with_running`, the pages of running ones as they fill."""
         for sequence in list(self._dirty.values()):
-            runs = [run for run in sequence.context.runs() if run.evictable]  # running contexts copy what they share
+            # running contexts copy what they share, if they are copied
+            runs = [run for run in sequence.context.runs() if run.evictable or not with_running]
             if not all(mover.copy(sequence, "write-through", run.pages) for run in runs):
                 return  # the link or the host is full
             del self._dirty[sequence.id]
