@@ -211,13 +211,13 @@ class ContextMarkupWatch:
             return ()
         self._owners.add(index, length)
         frames = self._parser.feed(text) if mark is None else self._parser.feed_mark(mark)
-        return tuple(map(self._found, frames))
+        return tuple(map(self._read_frame, frames))
 
     def end(self) -> tuple[BadFrame, ...]:
         """The end of a text: an open call is a mistake."""
         return tuple(frame._replace(span=self._owners.span(*frame.span)) for frame in self._parser.end())
 
-    def _found(self, frame: Frame) -> Call | TrapFrame | BadFrame:
+    def _read_frame(self, frame: Frame) -> Call | TrapFrame | BadFrame:
         """A frame with its range in tokens; a call whose code calls no tool is a mistake."""
         frame = frame._replace(span=self._owners.span(*frame.span))
         if not isinstance(frame, CallFrame):

@@ -56,7 +56,7 @@ class TextStream:
         self._finders = [_Finder(pattern) for pattern in stop]
         self._include_stop, self._in_call = include_stop, in_call
         self._num_early = min_tokens
-        self._held = ""
+        self._incomplete = ""
         self._shown: list[str] = []
         self.stopped: str | None = None
         self.last_raw = ""
@@ -115,15 +115,15 @@ class TextStream:
         return self._tokenizer.token_text(token_id)
 
     def _take(self, text: str) -> str:
-        pending = self._held + text
-        for offset, char in enumerate(text, start=len(self._held) + 1):
+        pending = self._incomplete + text
+        for offset, char in enumerate(text, start=len(self._incomplete) + 1):
             complete = [finder.pattern for finder in self._finders if finder.push(char)]
             if complete and self._num_early <= 0 and (stop := self._outside_calls(complete, pending[:offset])):
                 self.stopped = stop
-                self._held = ""
+                self._incomplete = ""
                 return self._show(pending[: offset if self._include_stop else offset - len(self.stopped)])
         num_certain = len(pending) - max(finder.matched for finder in self._finders)
-        self._held = pending[num_certain:]
+        self._incomplete = pending[num_certain:]
         return self._show(pending[:num_certain])
 
     def _outside_calls(self, complete: list[str], text: str) -> str:
@@ -139,7 +139,7 @@ class TextStream:
         """The text held back and an incomplete character; the search for stop strings begins anew."""
         if self.stopped is not None:
             return ""
-        released, self._held = self._held + self._detokenizer.flush(), ""
+        released, self._incomplete = self._incomplete + self._detokenizer.flush(), ""
         for finder in self._finders:
             finder.matched = 0
         return released

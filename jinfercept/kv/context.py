@@ -154,8 +154,8 @@ class Context:
     The pages are those of the extents from the root of a tree down to `last`, and behind them those of a private `tail`: the
     page that is not full yet, pages whose last token is not accepted yet, and pages that another context computed, too.
 
-    `held` says whether the references on its pages pin them (the sequence runs) or are evictable (it does not). `ready` is
-    the number of leading tokens whose KV is on the device and readable now; it is valid only while the context is held.
+    `in_use` says whether the references on its pages pin them (the sequence runs) or are evictable (it does not). `ready` is
+    the number of leading tokens whose KV is on the device and readable now; it is valid only while the context is in use.
     `root` is the name of its tree, `store` has its extents, and a page has `page_size` tokens. `shared`: pages of other
     contexts are or were among the pages. `uncommitted` is the least number of accepted tokens with which one more page may be
     full. `num_stored` is the number of leading pages that a disk had when it was last asked; written by the disk tier.
@@ -168,7 +168,7 @@ class Context:
     __slots__ = (
         "_extents",
         "_runs",
-        "held",
+        "in_use",
         "last",
         "num_stored",
         "page_size",
@@ -190,7 +190,7 @@ class Context:
     ) -> None:
         self.root = root
         self.store, self.page_size = store, store.page_size
-        self.held = False
+        self.in_use = False
         self.shared = False
         self.ready = 0
         self.uncommitted = 0
@@ -203,7 +203,7 @@ class Context:
         """Let the pages be those down to this extent, and behind them an empty tail."""
         self.last = last
         self.tail = PageExtent(start=last.end)
-        self.tail.refs, self.tail.evictable_refs = int(self.held), int(not self.held)
+        self.tail.refs, self.tail.evictable_refs = int(self.in_use), int(not self.in_use)
         self.tail.contexts.add(self)
         self.forget_extents()
 
@@ -365,7 +365,7 @@ class Context:
     def enter(self, extent: PageExtent) -> None:
         """Have the pages of an extent behind the last one, too."""
         extent.contexts.add(self)
-        self.store.count(extent, int(self.held), int(not self.held))
+        self.store.count(extent, int(self.in_use), int(not self.in_use))
         self.last = extent
         self.forget_extents()
 
@@ -468,7 +468,7 @@ class Context:
             if twin is None:
                 self._plant(len(tail.tokens) // store.page_bytes)
                 return
-            if self.held and twin.device is not None:
+            if self.in_use and twin.device is not None:
                 return
             num_pages = common_pages(twin.tokens, bytes(tail.tokens), 0, store.page_bytes)
             twin, own = store.part(twin, twin.start, twin.start + num_pages), self._split(num_pages)

@@ -85,7 +85,7 @@ class KVManager:
 
         The page that ends with the last token is left out: the logits of that token have to be computed.
         """
-        assert not context.held
+        assert not context.in_use
         context.publish()
         if self.side_pool:
             self.side_pool.settle(context)
@@ -102,7 +102,7 @@ class KVManager:
 
     def hold(self, context: Context) -> None:
         """The sequence starts to run: turn its evictable references into references."""
-        assert not context.held
+        assert not context.in_use
         context.publish()
         if context.tail.num_pages and context.tail.residency is Residency.MISSING:
             context.drop_tail()
@@ -126,7 +126,7 @@ class KVManager:
     def _pin(self, context: Context, *, in_use: bool) -> None:
         """Turn a context's evictable references into references, or these into evictable ones."""
         tail, use, change = context.tail, self._store.next_use(), 1 if in_use else -1
-        context.held, tail.refs, tail.evictable_refs = in_use, int(in_use), int(not in_use)
+        context.in_use, tail.refs, tail.evictable_refs = in_use, int(in_use), int(not in_use)
         tail.changed()
         for extent in context.extents:
             extent.last_use = use
@@ -134,7 +134,7 @@ class KVManager:
 
     def close(self, context: Context) -> None:
         """The sequence is finished: give its references back, children before parents."""
-        if context.held:
+        if context.in_use:
             self.trim(context)
             context.give_unfilled_back()
             self._pin(context, in_use=False)
@@ -172,7 +172,7 @@ class KVManager:
 
     def cut(self, context: Context, num_tokens: int) -> None:
         """Shorten a context to the pages whose tokens are all among the first `num_tokens`, and give the others back."""
-        assert not context.held
+        assert not context.in_use
         context.publish()
         tail = context.tail
         if tail.start * self.page_size + max(tail.filled, tail.host_filled) > num_tokens:
@@ -280,7 +280,7 @@ class KVManager:
         Returns:
             `end`, or the first of the tokens whose page has no slot.
         """
-        assert context.held
+        assert context.in_use
         if start >= end:
             return end
         size = self.page_size
@@ -338,7 +338,7 @@ class KVManager:
 
     def trim(self, context: Context) -> int:
         """Give back the last pages of a held context that have a device slot and no token; returns how many pages are left."""
-        assert context.held
+        assert context.in_use
         tail = context.tail
         num_filled = -(-tail.filled // self.page_size)
         if tail.device is not None and num_filled < tail.num_pages:
@@ -419,7 +419,7 @@ class KVManager:
         A page in use stays. So does one of several contexts that would be missing then: `evict_paused` takes such pages last.
         A context with a window or a state loses all that it alone has.
         """
-        if self.side_pool and not context.held:
+        if self.side_pool and not context.in_use:
             if self._loses(context, pages, device=device, host=host):
                 return self.side_pool.lose(context)
             if device and context.num_pages - 1 in pages:
@@ -491,7 +491,7 @@ class KVManager:
             The host slot of every new page; None for a shared one. They are fewer where the host has no more room. The runner
             forgets the slots of `take_dropped` before it gets the copies.
         """
-        assert not context.held
+        assert not context.in_use
         assert not context.tail.num_pages
         store, slots, first, size = self._store, list[int | None](), context.num_pages, self.page_size
         rest = token_bytes(tokens[first * size : (first + num_pages) * size])
@@ -592,10 +592,10 @@ class KVManager:
         refs: Counter[PageExtent] = Counter()
         evictable_refs: Counter[PageExtent] = Counter()
         for context in contexts:
-            (refs if context.held else evictable_refs).update(context.extents)
+            (refs if context.in_use else evictable_refs).update(context.extents)
             assert all(context in extent.contexts for extent in context.extents), "an extent does not know its context"
             assert context.tail.start == context.last.end, "the tail is not behind the last extent"
-            assert context.held or context.tail.num_pages <= 1, "the tail of a paused context"
+            assert context.in_use or context.tail.num_pages <= 1, "the tail of a paused context"
             assert not context.tail.children
         self._store.check(refs, evictable_refs)
         if self.side_pool:

@@ -111,7 +111,7 @@ class SidePool(ABC):
         """The device slots by kind."""
         used, paused = set[int](), set[int]()
         for context in self._contexts:
-            (used if context.held else paused).update(self._of(context).slots)
+            (used if context.in_use else paused).update(self._of(context).slots)
         num_used = self._slots.size - self.num_free
         return SlotOccupancy(self.num_free, len(used), len(paused - used), num_used - len(used | paused))
 
@@ -136,7 +136,7 @@ class SidePool(ABC):
     @property
     def first_paused(self) -> Context | None:
         """The paused context that has had device slots for longest."""
-        return next((context for context in self._contexts if not context.held), None)
+        return next((context for context in self._contexts if not context.in_use), None)
 
     def find(self, num_slots: int) -> bool:
         """Make sure that so many device slots are free: checkpoints lose theirs first, then contexts those that they can do
@@ -152,7 +152,7 @@ class SidePool(ABC):
 
     def _spare(self, context: Context) -> None:
         """Give back the device slots that a context can do without: all of a paused one whose side the host has."""
-        if not context.held:
+        if not context.in_use:
             self.drop_device(context)
 
     # -- the side of a context -------------------------------------------------------------------------------------
@@ -456,7 +456,7 @@ class SidePool(ABC):
         for context in contexts:
             side = self._of(context)
             assert (context in self._contexts) == bool(side.slots)
-            if not context.held and (side.slots or side.host_slots):
+            if not context.in_use and (side.slots or side.host_slots):
                 assert self.reaches(context, context.num_tokens), "a side of other tokens"
                 assert context.is_whole, "a side without its pages"
 

@@ -143,7 +143,7 @@ class StatePool(SidePool):
 
     @override
     def cut(self, context: Context, num_pages: int) -> None:
-        if not context.held and self._of(context).position > num_pages * self._page_size:
+        if not context.in_use and self._of(context).position > num_pages * self._page_size:
             self.free(context)
 
     # -- moving ----------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class StatePool(SidePool):
 
     @override
     def have_room(self, lengths: Iterable[int], chunk_tokens: int, *, beside_paused: bool) -> bool:
-        paused = sum([beside_paused and not context.held for context in self._contexts])
+        paused = sum([beside_paused and not context.in_use for context in self._contexts])
         return len([*lengths]) + paused <= self._slots.size
 
     # -- checkpoints -----------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class WindowPool(SidePool):
     @override
     def _spare(self, context: Context) -> None:
         """Of a running context also what lies behind its window."""
-        if context.held and context.ready:
+        if context.in_use and context.ready:
             self._trim(context, context.ready)
         super()._spare(context)
 
@@ -220,7 +220,7 @@ class WindowPool(SidePool):
     @override
     def have_room(self, lengths: Iterable[int], chunk_tokens: int, *, beside_paused: bool) -> bool:
         num_pages = sum([min(self.most_pages, length // self._page_size + 2) for length in lengths])
-        paused = [self._of(context) for context in self._contexts if beside_paused and not context.held]
+        paused = [self._of(context) for context in self._contexts if beside_paused and not context.in_use]
         paused_pages = sum([len(window.slots) for window in paused])
         return num_pages + chunk_tokens // self._page_size + 1 <= self._sizes.num_device_pages - paused_pages
 

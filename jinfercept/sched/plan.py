@@ -79,7 +79,7 @@ class Sample(NamedTuple):
         random_key: 64 bits, from which the draw's random numbers come, with the position.
         position: the new token's place in the sequence.
         options: sampling options besides temperature, random key and position.
-        held: end tokens are forbidden, since the request has not generated `min_tokens`.
+        forbids_end: end tokens are forbidden, since the request has not generated `min_tokens`.
         history: the sequence's tokens, if its slot is new to the device and an option depends on them.
         forced: the token that is drawn whatever the logits are; None: any.
     """
@@ -88,7 +88,7 @@ class Sample(NamedTuple):
     random_key: int
     position: int
     options: DrawOptions | None = None
-    held: bool = False
+    forbids_end: bool = False
     history: TokenHistory | None = None
     forced: int | None = None
 

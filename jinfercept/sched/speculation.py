@@ -205,7 +205,7 @@ class Speculation:
         self._counters.drafts += 1
         self._counters.accepted.update(range(accepted))
         sequence.pending = 0
-        if sequence.context.held:
+        if sequence.context.in_use:
             sequence.row.cut(self._kv.trim(sequence.context))
 
     def _state(self, sequence: Sequence) -> DraftState:

@@ -173,7 +173,7 @@ class Transfers:
     def _offloadable(self, builder: PlanBuilder, move: Move) -> int:
         """How many first pages of a move can be offloaded as far as a window goes: it leaves with its context's last page."""
         context, side = move.sequence.context, self._kv.side_pool
-        if side is not None and not context.held and context.num_pages - 1 in move.pages and self.room(builder):
+        if side is not None and not context.in_use and context.num_pages - 1 in move.pages and self.room(builder):
             copies = side.copy_out(context, context.num_tokens)
             if copies is None:
                 return move.pages.index(context.num_pages - 1)

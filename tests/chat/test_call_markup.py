@@ -31,7 +31,7 @@ def markup(tokenizer: Tokenizer, **options: object) -> ContextMarkup:
     return ContextMarkup(AsyncCalls(**options), TOOLS, PARAMETERS, tokenizer)  # pyright: ignore
 
 
-def found(tokenizer: Tokenizer, text: str, token_ids: list[int] | None = None) -> tuple[list[object], list[bool]]:
+def calls_of(tokenizer: Tokenizer, text: str, token_ids: list[int] | None = None) -> tuple[list[object], list[bool]]:
     """What a watch finds in a text, and where it is clean."""
     watch, cleans, all_found = markup(tokenizer).watch("", ()), list[bool](), list[object]()
     stream = tokenizer.encode(text) if token_ids is None else token_ids
@@ -48,7 +48,7 @@ def test_calls_and_traps_are_found_with_their_tokens(special: bool) -> None:
     tokenizer = merging(special)
     stream = tokenizer.encode(STREAM)
     assert (markup(tokenizer).interrupt_token_id is not None) == special
-    items, _ = found(tokenizer, STREAM)
+    items, _ = calls_of(tokenizer, STREAM)
     first_call, second_call, first_trap, second_trap = items
     assert isinstance(first_call, Call)
     assert isinstance(second_call, Call)
@@ -68,13 +68,13 @@ def test_tokens_that_span_delimiters_make_no_difference() -> None:
     tokenizer = merging(False)
     merged, single = tokenizer.encode(STREAM), [single_byte(tokenizer, byte) for byte in STREAM.encode()]
     assert len(merged) < len(single)
-    assert [type(item) for item in found(tokenizer, STREAM)[0]] == [
-        type(item) for item in found(tokenizer, STREAM, single)[0]
+    assert [type(item) for item in calls_of(tokenizer, STREAM)[0]] == [
+        type(item) for item in calls_of(tokenizer, STREAM, single)[0]
     ]
 
 
 def test_with_the_vocabulary_of_a_real_model() -> None:
-    items, cleans = found(smollm2(), STREAM)
+    items, cleans = calls_of(smollm2(), STREAM)
     assert [getattr(item, "id", "trap") for item in items] == ["1", "b", "trap", "trap"]
     assert cleans.count(True) > 3
     assert not cleans[-1]
@@ -90,11 +90,11 @@ def test_what_calls_no_tool_is_a_mistake_that_says_why() -> None:
         ("", "no call"),
         ("__import__('os')", "no tool '__import__'"),
     ):
-        (item,) = found(merging(False), f"[CALL]1[HEAD]{code}[END]")[0]
+        (item,) = calls_of(merging(False), f"[CALL]1[HEAD]{code}[END]")[0]
         assert isinstance(item, BadFrame)
         assert problem in item.problem, item.problem
         assert item.id == "1"
-    twice = found(merging(False), "[CALL]1[HEAD]f()[END]" * 2)[0]
+    twice = calls_of(merging(False), "[CALL]1[HEAD]f()[END]" * 2)[0]
     assert isinstance(twice[1], BadFrame)
     assert twice[1].problem == "the id '1' belongs to an earlier call"
 

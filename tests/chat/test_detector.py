@@ -15,13 +15,13 @@ def tool(name: str, start: str | None = None, stop: str | None = None) -> Tool:
     return Tool(str, name=name, start=start, stop=stop)
 
 
-def found(tools: list[Tool], tokens: list[str]) -> list[Call]:
+def calls_of(tools: list[Tool], tokens: list[str]) -> list[Call]:
     """The calls in a text that comes as these tokens, the first of which is number 0."""
     watch = StopStringDetector(tools).watch()
     return [call for index, text in enumerate(tokens) for call in watch.feed(index, 0, text)]
 
 
-def said(calls: list[Call]) -> list[tuple[str, str]]:
+def names_of(calls: list[Call]) -> list[tuple[str, str]]:
     return [(call.name, call.arguments) for call in calls]
 
 
@@ -37,12 +37,15 @@ def first_call(tools: list[Tool], text: str) -> tuple[str, str, int, int] | None
 
 
 def test_start_and_stop_may_be_the_same() -> None:
-    assert said(found([tool("quote", "``", "``")], list("``a`b```` c``d``"))) == [("quote", "a`b"), ("quote", " c")]
+    assert names_of(calls_of([tool("quote", "``", "``")], list("``a`b```` c``d``"))) == [
+        ("quote", "a`b"),
+        ("quote", " c"),
+    ]
 
 
 def test_after_a_call_the_search_begins_anew_with_the_next_token() -> None:
     tools = [tool("calc", "<<", "=")]
-    calls = found(tools, ["<<1", "=<", "<2=", " <<3", "="])
+    calls = calls_of(tools, ["<<1", "=<", "<2=", " <<3", "="])
     assert [(call.arguments, call.span) for call in calls] == [("1", (0, 2)), ("3", (3, 5))]
 
 
@@ -52,7 +55,7 @@ def test_an_argument_that_never_ends_is_given_up_and_what_follows_is_searched() 
     for step in (1, 7, 3000, 20_000):
         text = too_long + "<<2="
         tokens = [text[i : i + step] for i in range(0, len(text), step)]
-        assert said(found(tools, tokens)) == [("calc", "2")], step
+        assert names_of(calls_of(tools, tokens)) == [("calc", "2")], step
 
 
 def test_an_argument_of_the_greatest_length_is_one_however_it_is_divided() -> None:
@@ -61,12 +64,12 @@ def test_an_argument_of_the_greatest_length_is_one_however_it_is_divided() -> No
         text = "<<" + "1" * length + "="
         for step in (1, 5, 4096, len(text)):
             tokens = [text[i : i + step] for i in range(0, len(text), step)]
-            assert len(found(tools, tokens)) == number, (length, step)
+            assert len(calls_of(tools, tokens)) == number, (length, step)
 
 
 def test_the_work_per_token_does_not_grow_with_the_text() -> None:
-    assert found([tool("calc", "<<", "=")], ["<"] + ["a" * 50] * 20_000) == []
-    assert found([tool("calc", "<<", "=")], ["<"] * 30_000) == []
+    assert calls_of([tool("calc", "<<", "=")], ["<"] + ["a" * 50] * 20_000) == []
+    assert calls_of([tool("calc", "<<", "=")], ["<"] * 30_000) == []
 
 
 def test_every_request_has_a_watch_of_its_own() -> None:
@@ -74,7 +77,7 @@ def test_every_request_has_a_watch_of_its_own() -> None:
     first_watch, second_watch = detector.watch(), detector.watch()
     assert first_watch.feed(0, 0, "<<1") == ()
     assert second_watch.feed(0, 0, "2=") == ()
-    assert said(list(first_watch.feed(1, 0, "="))) == [("calc", "1")]
+    assert names_of(list(first_watch.feed(1, 0, "="))) == [("calc", "1")]
 
 
 @given(TOOLS, st.lists(st.text(ALPHABET, max_size=4), max_size=12))
@@ -90,7 +93,7 @@ def test_any_division_into_tokens_gives_the_first_call(marks: list[tuple[str, st
         tool(f"t{index}", start, stop) for index, (start, stop) in enumerate(marks) if start not in dict(marks[:index])
     ]
     text = "".join(tokens)
-    calls = found(tools, tokens)
+    calls = calls_of(tools, tokens)
     longest = max(len(start) for start, _ in marks)
     expected = first_call(tools, text)
     if not calls:

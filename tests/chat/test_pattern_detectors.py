@@ -15,13 +15,13 @@ from jinfercept.hooks import Detector
 CALL = r"<(?P<name>\w+)\((?P<arguments>[^)]*)\)>"
 
 
-def found(detector: Detector, tokens: list[str]) -> list[Call]:
+def calls_of(detector: Detector, tokens: list[str]) -> list[Call]:
     """The calls in a text that comes as these tokens, the first of which is number 0."""
     watch = detector.watch()
     return [call for index, text in enumerate(tokens) for call in watch.feed(index, 0, text)]
 
 
-def said(calls: list[Call]) -> list[tuple[str, str]]:
+def names_of(calls: list[Call]) -> list[tuple[str, str]]:
     return [(call.name, call.arguments) for call in calls]
 
 
@@ -29,7 +29,7 @@ def test_groups_say_what_is_called_with_what_split_at_every_two_places() -> None
     text = "so <calc(48/2)> is"
     for i in range(len(text)):
         for j in range(i, len(text)):
-            (call,) = found(RegexDetector(CALL), [text[:i], text[i:j], text[j:]])
+            (call,) = calls_of(RegexDetector(CALL), [text[:i], text[i:j], text[j:]])
             assert (call.name, call.arguments) == ("calc", "48/2")
             first = 0 if i > 3 else 1 if j > 3 else 2
             last = 0 if i > 14 else 1 if j > 14 else 2
@@ -38,22 +38,22 @@ def test_groups_say_what_is_called_with_what_split_at_every_two_places() -> None
 
 def test_a_pattern_without_groups_calls_the_tool_with_all_of_its_match() -> None:
     detector = RegexDetector(re.compile(r"\[\d+\]"), tool="cite")
-    assert said(found(detector, list("see [12] and [3], [x]"))) == [("cite", "[12]"), ("cite", "[3]")]
+    assert names_of(calls_of(detector, list("see [12] and [3], [x]"))) == [("cite", "[12]"), ("cite", "[3]")]
 
 
 def test_a_group_that_takes_no_part_is_empty() -> None:
-    assert said(found(RegexDetector(r"@(?P<name>\w+)(?: (?P<arguments>\d+))?;"), list("@now;"))) == [("now", "")]
+    assert names_of(calls_of(RegexDetector(r"@(?P<name>\w+)(?: (?P<arguments>\d+))?;"), list("@now;"))) == [("now", "")]
 
 
 def test_a_call_is_complete_at_the_first_character_at_which_the_pattern_matches() -> None:
     for tokens in (["#123"], list("#123"), ["#1", "23"]):
-        assert said(found(RegexDetector(r"#\d+", "t"), tokens)) == [("t", "#1")]
-        assert said(found(RegexDetector(r"#(?P<arguments>\d+) ", "t"), [*tokens, " "])) == [("t", "123")]
+        assert names_of(calls_of(RegexDetector(r"#\d+", "t"), tokens)) == [("t", "#1")]
+        assert names_of(calls_of(RegexDetector(r"#(?P<arguments>\d+) ", "t"), [*tokens, " "])) == [("t", "123")]
 
 
 def test_anchors_mean_the_text_and_not_what_is_kept_of_it() -> None:
-    assert found(RegexDetector("^b", "t"), ["a" * (2 * MAX_ARGUMENT_CHARS + 2), "b"]) == []
-    assert said(found(RegexDetector("^b", "t"), ["b", "b", "a", "b"])) == [("t", "b"), ("t", "b")]
+    assert calls_of(RegexDetector("^b", "t"), ["a" * (2 * MAX_ARGUMENT_CHARS + 2), "b"]) == []
+    assert names_of(calls_of(RegexDetector("^b", "t"), ["b", "b", "a", "b"])) == [("t", "b"), ("t", "b")]
 
 
 def test_a_match_is_at_most_so_long() -> None:
@@ -61,14 +61,14 @@ def test_a_match_is_at_most_so_long() -> None:
     for length, number in ((MAX_ARGUMENT_CHARS - 2, 1), (MAX_ARGUMENT_CHARS - 1, 0)):
         text = "x" * 5 + "<" + "a" * length + ">"
         for step in (7, 4096, 100_000):
-            assert len(found(detector, [text[at : at + step] for at in range(0, len(text), step)])) == number
+            assert len(calls_of(detector, [text[at : at + step] for at in range(0, len(text), step)])) == number
 
 
 @given(st.text("ab(<)>", max_size=30), st.lists(st.integers(0, 30), max_size=6))
 def test_any_division_gives_the_same_first_call(text: str, cuts: list[int]) -> None:
     detector = RegexDetector(r"<(?P<name>[ab]+)\((?P<arguments>.*?)\)")
     borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    calls = said(found(detector, [text[a:b] for a, b in pairwise(borders)]))
+    calls = names_of(calls_of(detector, [text[a:b] for a, b in pairwise(borders)]))
     match = re.search(r"<(?P<name>[ab]+)\((?P<arguments>.*?)\)", text)
     assert calls[:1] == ([(match["name"], match["arguments"])] if match else [])
 

@@ -137,7 +137,7 @@ class ManagerMachine(RuleBasedStateMachine):
                 self.run(waiting, most=count, sampled=which % 2)
             elif what == "refresh" and waiting:
                 self.manager.refresh(waiting.context, waiting.accepted)
-            elif what == "preempt" and idle and idle.context.held:
+            elif what == "preempt" and idle and idle.context.in_use:
                 self.manager.release(idle.context)
             elif what == "abort" and idle:
                 self.close(idle)
@@ -159,7 +159,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def move(self, context: Context, pages: range, action: str) -> None:
         if action in ("copy", "swap"):
             pool = self.manager.side_pool
-            if pool is not None and not context.held and context.num_pages - 1 in pages:
+            if pool is not None and not context.in_use and context.num_pages - 1 in pages:
                 window_copies = pool.copy_out(context, context.num_tokens)
                 if window_copies is None:
                     pages = pages[: pages.index(context.num_pages - 1)]
@@ -269,7 +269,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def run(self, owner: Owner, most: int, sampled: int) -> None:
         """Fetches and a chunk as the scheduler cuts it: up to the next page that is or can be brought there."""
-        if owner.planned or not owner.context.held:
+        if owner.planned or not owner.context.in_use:
             return
         manager, context = self.manager, owner.context
         manager.advance(context)
@@ -325,10 +325,10 @@ class ManagerMachine(RuleBasedStateMachine):
         self.owners.remove(owner)
 
     def waiting(self) -> list[Owner]:
-        return [owner for owner in self.owners if not owner.context.held]
+        return [owner for owner in self.owners if not owner.context.in_use]
 
     def held(self) -> list[Owner]:
-        return [owner for owner in self.owners if owner.context.held]
+        return [owner for owner in self.owners if owner.context.in_use]
 
     @staticmethod
     def some(owners: list[Owner], which: int) -> Owner | None:

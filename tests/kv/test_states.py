@@ -14,7 +14,7 @@ SIZES = StateSizes(3, 0, 10)
 def run(manager: KVManager, context: Context, tokens: list[int], end: int | None = None) -> None:
     """Compute a context up to some of so many tokens, in one plan, which leaves it held."""
     manager.begin_plan()
-    if not context.held:
+    if not context.in_use:
         manager.refresh(context, tokens)
         manager.hold(context)
     start, end = context.ready, end or len(tokens)

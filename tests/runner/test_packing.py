@@ -144,7 +144,7 @@ def test_every_sample_knows_its_token(chunks: tuple[Chunk, ...]) -> None:
 def test_every_sample_knows_its_options_and_those_without_have_none() -> None:
     params = SamplingParams(top_k=7, top_p=0.5, min_p=0.25, repetition_penalty=1.5, presence_penalty=-1, min_tokens=2)
     options = draw_options(params, frozenset({2}))
-    optioned, plain = Sample(1.0, 3, 9, options, held=True), Sample(0.5, 4, 9)
+    optioned, plain = Sample(1.0, 3, 9, options, forbids_end=True), Sample(0.5, 4, 9)
     chunks = tuple(Chunk(slot, 8, (1,), (), sample) for slot, sample in enumerate((plain, optioned)))
     rows = unpack_samples(jnp.asarray(pack_samples(sampled_rows(chunks), 3, SLOTS)))
     assert rows.remembered.tolist() == rows.ends_forbidden.tolist() == [0, 1, 0]

@@ -98,6 +98,6 @@ def check_owner(owner: Owner, pages: FakeMemories[bytes], window_pages: FakeMemo
         for position in range(first * size, min((first + len(slots)) * size, num_tokens)):
             kv = memory[slots[position // size - first]].get(position % size)
             assert kv == owner.kv(position), f"window of token {position} of {owner.tokens}"
-    if owner.context.held:
+    if owner.context.in_use:
         num_readable = min(owner.context.ready, len(owner.tokens))
         assert len(owner.context.slots(0, -(-num_readable // size))) * size >= num_readable

@@ -102,7 +102,7 @@ class _CallObject:
         self._source, self._tagged, self._names, self._start = source, tagged, names, source.at
         self._name: str | None = None
         self._id = ""
-        self._held: str | None = None  # arguments that stand before the name
+        self._early_arguments: str | None = None  # arguments that stand before the name
         self.begun = False
         self.whole = False  # name and arguments are complete
 
@@ -130,7 +130,7 @@ class _CallObject:
             yield from source.skip()
             yield from self._member(key)
         if self._name is not None and not self.begun and self._tagged:
-            self._begin(self._held or "{}")
+            self._begin(self._early_arguments or "{}")
             self.whole = True
 
     def _member(self, key: str) -> Steps[None]:
@@ -139,10 +139,10 @@ class _CallObject:
             self._name = yield from read_short_string(source, self._names)
             if not self._name:
                 raise Broken
-            if self._held is not None:
-                self._begin(self._held)
+            if self._early_arguments is not None:
+                self._begin(self._early_arguments)
                 self.whole = True
-        elif key in _ARGUMENT_KEYS and self._held is None and not self.whole:
+        elif key in _ARGUMENT_KEYS and self._early_arguments is None and not self.whole:
             yield from self._arguments()
         elif key == "id" and not self.begun and (yield from source.peek()) == '"':
             self._id = yield from read_short_string(source)
@@ -159,9 +159,9 @@ class _CallObject:
             yield from read_value(source, parts)
             if char != "{" and not self._tagged:
                 raise Broken
-            self._held = plain_arguments("".join(parts))
+            self._early_arguments = plain_arguments("".join(parts))
             if self._name is not None:
-                self._begin(self._held)
+                self._begin(self._early_arguments)
                 self.whole = True
             return
         if char != "{" and not self._tagged:

@@ -98,7 +98,7 @@ class CMLParser:
         self._opening, self._closing = (reasoning.opening, reasoning.closing) if reasoning else ("", "")
         self._outside = Marks((*marks, *filter(None, (self._opening,))))
         self._inside, self._reasoning = Marks((*marks,)), Marks((*filter(None, (self._closing,)),))
-        self._held = ""
+        self._incomplete = ""
         self._num_chars = 0  # of the text, without what is held
         self._kind: Mark | None = None  # of the open frame
         self._start = 0  # its first character
@@ -109,12 +109,12 @@ class CMLParser:
     @property
     def clean(self) -> bool:
         """Whether a result may follow here: outside every frame, outside reasoning and outside half-written marks."""
-        return self._kind is None and not self._thinking and not self._held
+        return self._kind is None and not self._thinking and not self._incomplete
 
     def feed(self, text: str) -> list[Frame]:
         """The frames that are complete with the next text."""
         frames: list[Frame] = []
-        text, self._held = self._held + text, ""
+        text, self._incomplete = self._incomplete + text, ""
         while text:
             expected = self._reasoning if self._thinking else self._outside if self._kind is None else self._inside
             at, end = expected.find(text, 0)
@@ -133,13 +133,13 @@ class CMLParser:
                     self._thinking = not self._thinking
                 text = text[at + len(mark) :]
             else:
-                self._held, text = text[at:], ""
+                self._incomplete, text = text[at:], ""
         return frames
 
     def feed_mark(self, mark: Mark) -> list[Frame]:
         """The frames that are complete with a delimiter that is a token of its own; within reasoning it is text."""
         frames: list[Frame] = []
-        text, self._held = self._held, ""  # which is no mark
+        text, self._incomplete = self._incomplete, ""  # which is no mark
         while text:
             text = text[self._take(text, frames) :]
         name = getattr(self._delimiters, mark)
@@ -151,11 +151,11 @@ class CMLParser:
 
     def end(self) -> list[BadFrame]:
         """The end of a text: an open call is a mistake, and reasoning is over. Another text may follow."""
-        self._num_chars += len(self._held)
+        self._num_chars += len(self._incomplete)
         unfinished: list[Frame] = []
         if self._kind == "call":
             self._fail(f"no {self._delimiters.end} before the end of the text", self._num_chars, unfinished)
-        self._held, self._kind, self._thinking = "", None, False
+        self._incomplete, self._kind, self._thinking = "", None, False
         return [frame for frame in unfinished if isinstance(frame, BadFrame)]
 
     @property

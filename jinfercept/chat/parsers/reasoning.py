@@ -165,7 +165,9 @@ class ReasoningParser:
         self, format: ReasoningFormat, beginning: Beginning, answer: CallParser, calls: TrailingCalls | None = None
     ) -> None:
         self._format, self._at, self._answer, self._calls = format, beginning, answer, calls
-        self._held = ""  # undecided: the whole text; later what may be half a mark, and white space behind reasoning
+        self._undecided = (
+            ""  # undecided: the whole text; later what may be half a mark, and white space behind reasoning
+        )
         self._thought = self._has_thought = False  # whether this part of the reasoning has text, or any
         self._trims, self._answered = False, False
         self._is_closed = beginning == "answering"
@@ -176,7 +178,7 @@ class ReasoningParser:
         self._num_searched = 0  # characters of the reasoning that were searched for calls
 
     def feed(self, text: str) -> list[Piece]:
-        self._held += text
+        self._undecided += text
         if self._at == "undecided":
             self._decide()
         pieces: list[Piece] = []
@@ -191,24 +193,28 @@ class ReasoningParser:
         if self._at == "thinking":
             calls = self._calls.finish() if self._calls is not None and not cut else []
             end = (
-                _certain(self._held, self._format.closing) if cut else self._calls_begin() if calls else len(self._held)
+                _certain(self._undecided, self._format.closing)
+                if cut
+                else self._calls_begin()
+                if calls
+                else len(self._undecided)
             )
-            pieces = self._show(self._held[:end])
-            self._held = ""
+            pieces = self._show(self._undecided[:end])
+            self._undecided = ""
             self._num_chars += end + self._num_fed
             pieces += self._shifted([replace(call, index=call.index + self._num_calls) for call in calls])
-        elif cut and self._held.lstrip():
-            self._held = ""
-        return pieces + self._feed_answer(len(self._held)) + self._shifted(self._answer.finish(cut))
+        elif cut and self._undecided.lstrip():
+            self._undecided = ""
+        return pieces + self._feed_answer(len(self._undecided)) + self._shifted(self._answer.finish(cut))
 
     def in_call(self, text: str) -> bool:
         return self._at != "thinking" and self._answer.in_call(text)
 
     def _decide(self) -> None:
-        text, opening = self._held.lstrip(), self._format.opening
+        text, opening = self._undecided.lstrip(), self._format.opening
         if text.startswith(opening):
             self._at = "thinking"
-            self._skip(len(self._held) - len(text) + len(opening))
+            self._skip(len(self._undecided) - len(text) + len(opening))
         elif not opening.startswith(text) and (
             not self._format.closing.startswith(text) or text == self._format.closing
         ):
@@ -219,19 +225,19 @@ class ReasoningParser:
         self._search_calls()
         if not self._thought:
             self._drop_space()
-        while not self._thought and self._held.startswith(self._format.opening):  # some models repeat it
+        while not self._thought and self._undecided.startswith(self._format.opening):  # some models repeat it
             self._skip(len(self._format.opening))
             self._drop_space()
         closing = self._format.closing
-        at = self._held.find(closing)
+        at = self._undecided.find(closing)
         if at >= 0:
-            pieces = self._show(self._held[:at])
+            pieces = self._show(self._undecided[:at])
             self._skip(at + len(closing))
             self._at, self._trims = "answering", True
             return pieces
         marks = (closing,) if self._thought else (closing, self._format.opening)
-        certain = min(self._calls_begin(), *(_certain(self._held, mark) for mark in marks))
-        shown = self._held[:certain].rstrip()
+        certain = min(self._calls_begin(), *(_certain(self._undecided, mark) for mark in marks))
+        shown = self._undecided[:certain].rstrip()
         self._skip(len(shown))
         return self._show(shown)
 
@@ -239,23 +245,23 @@ class ReasoningParser:
         """Search the next reasoning for calls at its end."""
         if self._first_char is None:
             self._first_char = self._num_chars
-        if self._calls is not None and self._format.closing not in self._held:
-            new = self._held[self._first_char + self._num_searched - self._num_chars :]
+        if self._calls is not None and self._format.closing not in self._undecided:
+            new = self._undecided[self._first_char + self._num_searched - self._num_chars :]
             self._calls.feed(new)
             self._num_searched += len(new)
 
     def _calls_begin(self) -> int:
-        """The offset in `_held` from which on there may be calls."""
+        """The offset in `_undecided` from which on there may be calls."""
         if self._calls is None or self._first_char is None:
-            return len(self._held)
+            return len(self._undecided)
         return self._first_char + self._calls.start - self._num_chars
 
     def _answers(self) -> list[Piece]:
         closing = self._format.closing
         while not self._answered:
-            text = self._held.lstrip()
+            text = self._undecided.lstrip()
             if text.startswith(closing):
-                self._skip(len(self._held) - len(text) + len(closing))
+                self._skip(len(self._undecided) - len(text) + len(closing))
                 self._trims = True
                 continue
             if self._trims:
@@ -265,11 +271,11 @@ class ReasoningParser:
             self._answered = True
         pieces: list[Piece] = []
         opening = self._format.opening
-        while self._held:
-            is_plain = self._is_closed or opening[0] not in self._held
-            at = len(self._held) if is_plain else self._held.find(opening)
-            pieces += self._feed_answer(_certain(self._held, opening) if at < 0 else at)
-            if not self._held.startswith(opening):
+        while self._undecided:
+            is_plain = self._is_closed or opening[0] not in self._undecided
+            at = len(self._undecided) if is_plain else self._undecided.find(opening)
+            pieces += self._feed_answer(_certain(self._undecided, opening) if at < 0 else at)
+            if not self._undecided.startswith(opening):
                 break
             if self._opens():
                 self._gaps = ["\n\n" if self._has_thought else "", "\n\n" if self._last_char.strip() else ""]
@@ -288,7 +294,7 @@ class ReasoningParser:
     def _feed_answer(self, length: int) -> list[Piece]:
         if not length:
             return []
-        text, self._held = self._held[:length], self._held[length:]
+        text, self._undecided = self._undecided[:length], self._undecided[length:]
         self._last_char = text[-1]
         gap, self._gaps[1] = self._gaps[1], ""
         self._num_chars, self._num_fed = self._num_chars - len(gap), self._num_fed + len(gap) + length
@@ -308,10 +314,10 @@ class ReasoningParser:
         return [Reasoning(gap + text)]
 
     def _drop_space(self) -> None:
-        self._skip(len(self._held) - len(self._held.lstrip()))
+        self._skip(len(self._undecided) - len(self._undecided.lstrip()))
 
     def _skip(self, length: int) -> None:
-        self._held = self._held[length:]
+        self._undecided = self._undecided[length:]
         self._num_chars += length
 
     def _shifted(self, pieces: list[Piece]) -> list[Piece]:

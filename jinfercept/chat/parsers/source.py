@@ -95,7 +95,7 @@ class Source:
         self._marks, self._new_id, self._ids = marks, new_id, re.compile(ids)
         self.tools, self.tags = tools, marks.tags
         self._used: set[str] = set() if used is None else used
-        self._space, self._after_call, self._said = "", False, False
+        self._space, self._after_call, self._has_content = "", False, False
         self._in_markup = False
         self._num_calls = 0
         self._cut_chars = 0
@@ -154,7 +154,7 @@ class Source:
     @property
     def begins_line(self) -> bool:
         """Whether content written here would stand at the beginning of a line, or of the turn."""
-        return "\n" in self._space or self._after_call or not self._said
+        return "\n" in self._space or self._after_call or not self._has_content
 
     def read_content(self) -> Steps[str]:
         """Write the text up to the next mark as content; returns the mark, "" at the end. An opening is not passed over."""
@@ -180,7 +180,7 @@ class Source:
 
     def begin_paragraph(self) -> None:
         """Content that follows, if there is more before a call, stands apart from that before."""
-        if self._said and not self._after_call:
+        if self._has_content and not self._after_call:
             self._space = "\n\n"
 
     def skip_until(self, marks: Marks) -> Steps[str]:
@@ -251,7 +251,7 @@ class Source:
         stripped = text.rstrip()
         self._space = text[len(stripped) :]
         if stripped:
-            self._said = True
+            self._has_content = True
             self.pieces.append(Content(stripped))
 
     def _cut(self) -> None:

@@ -171,12 +171,12 @@ class SpecialTokenNames:
             text: without marks.
             breaks: offsets of the removed marks, in ascending order.
         """
-        places = list(self._found(text, breaks))
+        places = list(self._matches(text, breaks))
         if self._fold is None and all(span is not None for span in places):
             return None
         return [span for span in places if span is not None]
 
-    def _found(self, text: str, breaks: Sequence[int]) -> Iterator[tuple[int, int] | None]:
+    def _matches(self, text: str, breaks: Sequence[int]) -> Iterator[tuple[int, int] | None]:
         """Spans of names as a tokenizer finds them, leftmost first and then longest; None for a name in given text."""
         next_break, matches = -1, self._added.finditer(text)
         while True:

@@ -96,13 +96,13 @@ class BoundedNames:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._known: dict[str, str] = {}
+        self._labels: dict[str, str] = {}
 
     def of(self, name: str) -> str:
         """The name, or `OTHER` if the bound is reached and the name is new."""
-        if name not in self._known and len(self._known) < self._most:
-            self._known[name] = name
-        return self._known.get(name, OTHER)
+        if name not in self._labels and len(self._labels) < self._most:
+            self._labels[name] = name
+        return self._labels.get(name, OTHER)
 
 
 @dataclass(slots=True)

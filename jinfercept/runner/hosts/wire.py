@@ -126,15 +126,21 @@ def _chunk(fields: tuple[Any, ...]) -> Chunk:
 
 
 def _sample(
-    temperature: float, random_key: int, position: int, numbers: Any, held: bool, entering: Any, forced: int | None
+    temperature: float,
+    random_key: int,
+    position: int,
+    numbers: Any,
+    forbids_end: bool,
+    entering: Any,
+    forced: int | None,
 ) -> Sample:
     if entering is None:
         options = None if numbers is None else _known_options(numbers)
-        return Sample(temperature, random_key, position, options, held, None, forced)
+        return Sample(temperature, random_key, position, options, forbids_end, None, forced)
     history, (biases, allowed, bad, end_token_ids) = entering
     slot = {"logit_bias": biases, "allowed_token_ids": allowed, "bad_words_token_ids": bad}
     options = _options(numbers, slot, end_token_ids)
-    return Sample(temperature, random_key, position, options, held, TokenHistory(*history), forced)
+    return Sample(temperature, random_key, position, options, forbids_end, TokenHistory(*history), forced)
 
 
 def _options(numbers: tuple[Any, ...], slot: Mapping[str, Any], end_token_ids: tuple[int, ...]) -> DrawOptions:

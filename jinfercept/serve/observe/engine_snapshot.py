@@ -30,7 +30,7 @@ class EngineSnapshot[T]:
 
     def __init__(self, ask: Callable[[], Future[T]], fresh_s: float = 0.0) -> None:
         self._ask, self._fresh_s = ask, fresh_s
-        self._asked: asyncio.Future[Any] | None = None
+        self._reading: asyncio.Future[Any] | None = None
         self._last: SnapshotValue[T] | None = None
 
     async def look(self) -> SnapshotValue[T]:
@@ -42,9 +42,9 @@ class EngineSnapshot[T]:
         last = self._last
         if last is not None and time.monotonic() - last.at_s < self._fresh_s:
             return last
-        if self._asked is None or self._asked.done():
-            self._asked = asyncio.wrap_future(self._ask())
-        question = self._asked
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.wrap_future(self._ask())
+        question = self._reading
         await asyncio.wait([question], timeout=_TIMEOUT_S)
         if question.done():
             self._last = SnapshotValue(question.result(), time.monotonic())

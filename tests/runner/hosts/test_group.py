@@ -27,17 +27,17 @@ class Ends:
     """The messages with which hosts would have ended, by host."""
 
     def __init__(self) -> None:
-        self._said = SimpleQueue[tuple[int, str]]()
+        self._lines = SimpleQueue[tuple[int, str]]()
 
     def __call__(self, host_id: int, message: str) -> None:
-        self._said.put((host_id, message))
+        self._lines.put((host_id, message))
 
     def take(self, number: int) -> dict[int, str]:
-        return dict(self._said.get(timeout=60) for _ in range(number))
+        return dict(self._lines.get(timeout=60) for _ in range(number))
 
     @property
     def none(self) -> bool:
-        return self._said.empty()
+        return self._lines.empty()
 
 
 class HeldRunner(FakeRunner):

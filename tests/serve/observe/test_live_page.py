@@ -30,15 +30,15 @@ TOOL: Any = {"type": "function", "function": {"name": "price", "parameters": {"t
 
 @pytest.fixture
 def page() -> Iterator[Any]:
-    """A tab; `page.said` has its console messages and errors, `page.asked` its requests."""
+    """A tab; `page.messages` has its console messages and errors, `page.urls` its requests."""
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         tab = browser.new_page(viewport={"width": 1200, "height": 900})
-        tab.said = []
-        tab.asked = set()
-        tab.on("console", lambda message: tab.said.append(message.text))
-        tab.on("pageerror", lambda error: tab.said.append(str(error)))
-        tab.on("request", lambda request: tab.asked.add(request.url.split("?")[0]))
+        tab.messages = []
+        tab.urls = set()
+        tab.on("console", lambda message: tab.messages.append(message.text))
+        tab.on("pageerror", lambda error: tab.messages.append(str(error)))
+        tab.on("request", lambda request: tab.urls.add(request.url.split("?")[0]))
         yield tab
         browser.close()
 
@@ -86,8 +86,8 @@ def test_the_page_shows_who_is_paused_where_the_pages_are_and_what_was_decided(
     until(lambda: "write-through" in page.text_content("#decisions"))
     assert "retained" in page.text_content("#tiles")
     assert not page.is_visible("#disk")
-    assert page.said == []
-    assert page.asked == {f"{served.url}/", f"{served.url}/live"}
+    assert page.messages == []
+    assert page.urls == {f"{served.url}/", f"{served.url}/live"}
     corner = "p.getContext('2d').getImageData(p.width - 2, p.height - 2, 1, 1).data[3]"
     until(lambda: page.evaluate(f"() => {{ const p = document.getElementById('pool'); return {corner} }}") == 255)
 
@@ -108,7 +108,7 @@ def test_while_requests_run_the_numbers_move(page: Any, served: Running, scripte
     seen.set()
     asking.join()
     page.wait_for_function("() => document.getElementById('running').textContent.includes('none')", timeout=60_000)
-    assert page.said == []
+    assert page.messages == []
 
 
 def test_with_keys_the_page_asks_for_one_and_keeps_it_in_its_tab(page: Any, scripted: Scripted) -> None:
@@ -145,7 +145,7 @@ def test_whatever_a_model_or_a_client_writes_is_text(page: Any, scripted: Script
         assert HOSTILE in page.text_content("#decisions")
         assert "<script>hit()</script>" in page.text_content("#paused")
         assert page.evaluate("() => document.querySelectorAll('img, td script').length") == 0
-        assert page.said == []
+        assert page.messages == []
         page.fill(".call textarea", "no & <no>")
         page.wait_for_timeout(1500)
         assert page.input_value(".call textarea") == "no & <no>", "it is made anew while somebody writes"

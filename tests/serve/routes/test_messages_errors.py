@@ -18,7 +18,7 @@ for _ in range(150):
     NOUGHT = {"a": [NOUGHT]}
 
 
-def said(block: Any) -> dict[str, Any]:
+def message_of(block: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [block]}]}
 
 
@@ -34,34 +34,36 @@ def said(block: Any) -> dict[str, Any]:
         ({"messages": "Hi"}, "messages"),
         ({"messages": [{"role": "tool", "content": "Hi"}]}, "role"),
         ({"messages": [*ASKED, {"role": "assistant", "content": "It"}]}, "end with a message of the user"),
-        (said({"type": "image", "source": {"type": "url", "url": "http://x"}}), "image blocks are not supported"),
-        (said({"type": "document", "source": {}}), "source"),
-        (said({"type": "document", "source": PDF}), "whose source is base64 are not supported"),
-        (said({"type": "document", "source": {"type": "url", "url": "http://x"}}), "whose source is url"),
-        (said({"type": "document", "source": {"type": "text"}}), "all they have is text"),
+        (message_of({"type": "image", "source": {"type": "url", "url": "http://x"}}), "image blocks are not supported"),
+        (message_of({"type": "document", "source": {}}), "source"),
+        (message_of({"type": "document", "source": PDF}), "whose source is base64 are not supported"),
+        (message_of({"type": "document", "source": {"type": "url", "url": "http://x"}}), "whose source is url"),
+        (message_of({"type": "document", "source": {"type": "text"}}), "all they have is text"),
         (
-            said({"type": "document", "source": {"type": "content", "content": [{"type": "image", "source": PDF}]}}),
+            message_of(
+                {"type": "document", "source": {"type": "content", "content": [{"type": "image", "source": PDF}]}}
+            ),
             "all they have is text",
         ),
-        (said({"type": "search_result", "content": 5}), "all they have is text"),
-        (said({"type": "document", "source": {"type": ["text"]}}), "whose source is ['text']"),
-        (said({"type": "search_result", "title": "Lamps"}), "all they have is text"),
+        (message_of({"type": "search_result", "content": 5}), "all they have is text"),
+        (message_of({"type": "document", "source": {"type": ["text"]}}), "whose source is ['text']"),
+        (message_of({"type": "search_result", "title": "Lamps"}), "all they have is text"),
         (
-            said({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "document", "source": PDF}]}),
+            message_of({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "document", "source": PDF}]}),
             "whose source is base64 are not supported",
         ),
-        (said({"type": "telepathy"}), "telepathy"),
-        (said({"text": "Hi"}), "type"),
-        (said({"type": "text", "text": 1}), "text"),
-        (said({"type": "text", "text": "Hi", "cache_control": {"type": "eternal"}}), "cache_control"),
-        (said({"type": "tool_use", "id": "1", "name": "price", "input": {}}), "role user must not have tool_use"),
+        (message_of({"type": "telepathy"}), "telepathy"),
+        (message_of({"text": "Hi"}), "type"),
+        (message_of({"type": "text", "text": 1}), "text"),
+        (message_of({"type": "text", "text": "Hi", "cache_control": {"type": "eternal"}}), "cache_control"),
+        (message_of({"type": "tool_use", "id": "1", "name": "price", "input": {}}), "role user must not have tool_use"),
         (
-            said({"type": "tool_result", "tool_use_id": "1", "content": [{"type": 1}]}),
+            message_of({"type": "tool_result", "tool_use_id": "1", "content": [{"type": 1}]}),
             "a block is an object with a type",
         ),
-        (said({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text"}]}), "text"),
-        (said({"type": "server_tool_use"}), "role user must not have server_tool_use"),
-        (said({"type": "tool_result", "content": "23"}), "tool_use_id"),
+        (message_of({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text"}]}), "text"),
+        (message_of({"type": "server_tool_use"}), "role user must not have server_tool_use"),
+        (message_of({"type": "tool_result", "content": "23"}), "tool_use_id"),
         ({"tools": [{"type": "bash_20250124"}]}, "name"),
         ({"tools": [{"type": "web_search_20250305"}], "tool_choice": {"type": "any"}}, "does not declare"),
         ({"tools": [{"name": "price"}]}, "input_schema"),
@@ -122,7 +124,7 @@ def test_a_deferred_tool_is_declared_once_however_often_results_refer_to_it(serv
     tool = PRICE | {"defer_loading": True, "description": "a" * 30_000}
     reference = {"type": "tool_reference", "tool_name": "price"}
     result = {"type": "tool_result", "tool_use_id": "1", "content": [reference] * 1000}
-    messages = [*ASKED, *said(result)["messages"]]
+    messages = [*ASKED, *message_of(result)["messages"]]
     assert post(served, COUNT, tools=[tool], messages=messages).json()["input_tokens"] in range(30_000, 60_000)
 
 

@@ -50,7 +50,7 @@ class ResponseWriter:
         self._tools, self._tool_calls = tools, tool_calls
         self._round = 0
         self._running: dict[str, int] = {}  # places of the server's calls without results, by id
-        self._asked: tuple[Call, ...] = ()
+        self._calls: tuple[Call, ...] = ()
         self._futures: dict[str, str] = {}  # ids of the server's calls that go on, by name of the future
         self.error: ApiError | None = None
         self._usage, self._logprobs = usage, logprobs
@@ -97,12 +97,12 @@ class ResponseWriter:
             case events.CallEnded():
                 yield from self._close("completed")
             case events.Intercepted():
-                self._asked = event.calls
+                self._calls = event.calls
                 yield from self._close("completed")  # the text of a turn that waits for its futures
                 if earlier := [call.id for call in event.calls if call.id in self._futures.values()]:
                     yield self._event("response.trap", item_ids=self._items_of(earlier))
             case events.Resumed():
-                yield from self._returned(Interception(self._asked, event.results))
+                yield from self._returned(Interception(self._calls, event.results))
                 self._round += 1
             case events.Finished():
                 yield from self._finish(event.output)
