@@ -54,7 +54,7 @@ TURN = f"{asks('price', 'lamp')}\n{asks('buy', 'lamp')}\n{asks('price', 'pen')}"
 BOTH = called("", ("price", "lamp"), ("buy", "lamp"), ("price", "pen"))
 
 
-def text_of(done: Any) -> dict[str, Any]:
+def message_of(done: Any) -> dict[str, Any]:
     """The client's copy of an answer, as OpenAI's client writes it."""
     return done.choices[0].message.model_dump(exclude_none=True, include={"role", "content", "tool_calls"})
 
@@ -75,7 +75,7 @@ def follow_up(server: Running, scripted: Scripted, before: str, messages: list[A
 
 def test_hidden_rounds_are_read_again_when_the_client_goes_on(server: Running, scripted: Scripted) -> None:
     before = says(scripted, server, "It costs 23.", LAMP, own=[BUY])
-    answer = text_of(ask(server, QUESTION, tools=[BUY]))
+    answer = message_of(ask(server, QUESTION, tools=[BUY]))
     whole = [*LAMP, {"role": "assistant", "content": "It costs 23."}, THANKS]
     assert follow_up(server, scripted, before, whole, [*QUESTION, answer, THANKS]) <= 1
     later = [*whole, {"role": "assistant", "content": "Bye."}, THANKS]
@@ -99,7 +99,7 @@ def test_of_a_mixed_turn_the_client_runs_its_own_calls_and_the_model_reads_all_r
         answer: Any = {"role": "assistant", "content": None, "tool_calls": [call]}
         reports = last.jinfercept["server_calls"]
     else:
-        answer, reports = text_of(done), done.jinfercept["server_calls"]
+        answer, reports = message_of(done), done.jinfercept["server_calls"]
         assert done.choices[0].finish_reason == "tool_calls"
     assert [(report["name"], report["status"], report["context"]) for report in reports] == [("price", "ok", None)] * 2
     [call] = answer["tool_calls"]
@@ -111,7 +111,7 @@ def test_of_a_mixed_turn_the_client_runs_its_own_calls_and_the_model_reads_all_r
 
 def test_a_mixed_turn_after_a_round_brings_both_back(server: Running, scripted: Scripted) -> None:
     before = says(scripted, server, TURN, LAMP, own=[BUY])
-    answer = text_of(ask(server, QUESTION, tools=[BUY]))
+    answer = message_of(ask(server, QUESTION, tools=[BUY]))
     assert answer["content"] == "Let me see."
     result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "bought"}
     whole = [*LAMP, BOTH, returned("23"), returned("bought"), returned("4")]
@@ -124,7 +124,7 @@ def test_conversations_whose_models_choose_the_same_ids_do_not_read_each_others_
     turn = asks("buy", "lamp").replace('{"name"', '{"id": "c1", "name"')
     before = says(scripted, server, turn, LAMP, own=[BUY])
     answer, result = (
-        text_of(ask(server, QUESTION, tools=[BUY])),
+        message_of(ask(server, QUESTION, tools=[BUY])),
         {"role": "tool", "tool_call_id": "c1", "content": "bought"},
     )
     assert (answer["content"], answer["tool_calls"][0]["id"]) == ("Let me see.", "c1")
@@ -134,13 +134,13 @@ def test_conversations_whose_models_choose_the_same_ids_do_not_read_each_others_
         read = [first, called(content or "", ("buy", "pen")), returned("bought")]
         says(scripted, server, "Bye.", read, own=[BUY])
         shown = [first, {"role": "assistant", "content": content, "tool_calls": pen}, result]
-        assert text_of(ask(server, shown, tools=[BUY]))["content"] == "Bye."
+        assert message_of(ask(server, shown, tools=[BUY]))["content"] == "Bye."
     whole = prompt_of(
         scripted, [*LAMP, called("", ("buy", "lamp")), returned("bought")], [BUY, *server.service.tools.tools.values()]
     )
     behind = whole.rpartition(f"</tool_call>{END}")[2]
     scripted.follow(f"{before}{behind}Bye.{END}")
-    assert text_of(ask(server, [*QUESTION, answer, result], tools=[BUY]))["content"] == "Bye."
+    assert message_of(ask(server, [*QUESTION, answer, result], tools=[BUY]))["content"] == "Bye."
 
 
 def test_a_long_result_of_a_mixed_turn_is_cut_as_any_other(server: Running, scripted: Scripted) -> None:
@@ -149,27 +149,27 @@ def test_a_long_result_of_a_mixed_turn_is_cut_as_any_other(server: Running, scri
     assert done.jinfercept["server_calls"][0]["status"] == "too_large"
     counted = f'jinfercept:call_results_total{{model_name="{MODEL}",status="too_large",tool="price"}} 1.0'
     until(lambda: counted in server.http.get("/metrics").text)
-    [call] = text_of(done)["tool_calls"]
+    [call] = message_of(done)["tool_calls"]
     turn = called("", ("price", "list"), ("buy", "lamp"))
-    shown = [*QUESTION, text_of(done), {"role": "tool", "tool_call_id": call["id"], "content": "bought"}]
+    shown = [*QUESTION, message_of(done), {"role": "tool", "tool_call_id": call["id"], "content": "bought"}]
     assert follow_up(server, scripted, before, [*QUESTION, turn, returned(CUT), returned("bought")], shown) <= 1
 
 
 def test_a_call_of_a_tool_that_nobody_has_is_the_servers_to_answer(server: Running, scripted: Scripted) -> None:
     before = says(scripted, server, f"{asks('sell', 'lamp')}\n{asks('buy', 'lamp')}", QUESTION, own=[BUY])
     done = ask(server, QUESTION, tools=[BUY])
-    [call] = text_of(done)["tool_calls"]
+    [call] = message_of(done)["tool_calls"]
     assert call["function"]["name"] == "buy"
     turn = called("", ("sell", "lamp"), ("buy", "lamp"))
     results = [returned("error: no tool 'sell' (there are: hang, price)"), returned("bought")]
-    shown = [*QUESTION, text_of(done), {"role": "tool", "tool_call_id": call["id"], "content": "bought"}]
+    shown = [*QUESTION, message_of(done), {"role": "tool", "tool_call_id": call["id"], "content": "bought"}]
     assert follow_up(server, scripted, before, [*QUESTION, turn, *results], shown) <= 1
 
 
 def test_others_are_not_reminded(scripted: Scripted, tmp_path: Path) -> None:
     with shop(scripted, tmp_path, api_key=("one", "two")) as server:
         says(scripted, server, "It costs 23.", LAMP)
-        answer = text_of(ask(server, QUESTION))
+        answer = message_of(ask(server, QUESTION))
         shown = [*QUESTION, answer, THANKS]
         says(scripted, server, "Who are you?", shown)
         two = server.client.with_options(api_key="two").chat.completions
