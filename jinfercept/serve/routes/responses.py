@@ -18,7 +18,7 @@ from jinfercept.serve.http.request_body import unless_disconnected
 from jinfercept.serve.protocols.answers import ServerToolCalls, UsageCount
 from jinfercept.serve.protocols.encoding import EncodedReply
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, Message
+from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, Plain
 from jinfercept.serve.protocols.openai.logprobs import chat_logprobs, check_report
 from jinfercept.serve.protocols.openai.response_chat import (
     REPORTS,
@@ -173,11 +173,11 @@ async def _begun(
 
 
 def _make_chat(
-    service: Service, body: ResponsesBody, messages: list[Message], tools: ClientTools, hints: RequestHints, name: str
+    service: Service, body: ResponsesBody, messages: list[Plain], tools: ClientTools, hints: RequestHints, name: str
 ) -> tuple[list[EngineRequest], ServerToolCalls]:
     """The request of a body with its whole conversation, and the runner of its calls of server tools. Slow, as `make_chat`."""
 
-    def make(messages: list[Message]) -> tuple[ChatBody, list[EngineRequest]]:
+    def make(messages: list[Plain]) -> tuple[ChatBody, list[EngineRequest]]:
         chat = chat_body(body, messages, tools)
         return chat, make_chat(service, chat, hints, name)
 

@@ -18,7 +18,7 @@ from jinfercept.serve.protocols.answers import (
     pieces_of,
     round_reports,
 )
-from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, NamedTool, custom_input
+from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, custom_input, named_function
 from jinfercept.serve.protocols.openai.logprobs import (
     SMALL_ENTRIES,
     chat_logprobs,
@@ -91,7 +91,7 @@ class ChatAnswer:
         self._wants_server_calls = bool(body.jinfercept and body.jinfercept.wants_server_tools)
         self._are_async = bool(body.jinfercept and body.jinfercept.async_calls is not None)
         self._body, self._requests, self._tokenizer = body, requests, tokenizer
-        self._custom = {tool.function.name for tool in body.tools or () if tool.type == "custom"}
+        self._custom = {named_function(tool) for tool in body.tools or () if tool["type"] == "custom"}
         self._head = {"id": name, "object": "chat.completion", "created": int(time.time()), "model": model}
         details["id"] = name
         self.usage = UsageCount(requests, details)
@@ -136,7 +136,8 @@ class ChatAnswer:
 
     def _finish_reason(self, completion: CompletionOutput) -> str:
         """The reason as in OpenAI and vLLM: `stop` instead of `tool_calls` if the body names the function to call."""
-        named = isinstance(self._body.tool_choice, NamedTool)
+        chosen = self._body.tool_choice
+        named = isinstance(chosen, dict) and "function" in chosen
         return "stop" if named and completion.finish_reason == "tool_calls" else completion.finish_reason
 
     def take(self, event: events.Event) -> Iterator[dict[str, Any]]:
