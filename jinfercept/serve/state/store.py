@@ -58,25 +58,25 @@ class BackgroundRuns(Protocol):
 
 @dataclass(eq=False, repr=False, slots=True)
 class StoredResponse:
-    """A response with its input. It refers to the response that it continues.
+    """A response with its input.
 
     Attributes:
         tenant: that sent the request.
-        previous: the final response that it continues; None if it begins a conversation, or is not loaded with it.
         conversation_id: of the conversation to which it belongs.
         body_bytes: of the body of its request.
         response: in its current state; its writer changes it. Empty until its request is prepared.
-        inputs: its own input items, after `previous`.
+        before: items of the responses that it continues, or of its conversation, if they are loaded with it.
+        inputs: its own input items, after those.
         background: its generation, if that runs in the background of this process.
         finishing: stores its end; belongs to the store.
     """
 
     name: str
     tenant: str
-    previous: "StoredResponse | None" = None
     conversation_id: str | None = None
     body_bytes: int = 0
     response: dict[str, Any] = field(default_factory=dict[str, Any])
+    before: Sequence[Item] = ()
     inputs: Sequence[Item] = ()
     background: BackgroundRuns | None = None
     finishing: asyncio.Task[None] | None = None
@@ -89,17 +89,7 @@ class StoredResponse:
     @property
     def conversation(self) -> list[Item]:
         """All items of the conversation, its own output included."""
-        parts: list[Sequence[Item]] = []
-        response: StoredResponse | None = self
-        while response is not None:
-            parts += response.response["output"], response.inputs
-            response = response.previous
-        return [item for part in reversed(parts) for item in part]
-
-    @property
-    def before(self) -> list[Item]:
-        """Items of the conversation before `inputs`."""
-        return [] if self.previous is None else self.previous.conversation
+        return [*self.before, *self.inputs, *self.response["output"]]
 
 
 @final
@@ -193,15 +183,13 @@ class StateStore:
         opened = self.open.get(response_id)
         if opened is not None and rows[0][0].is_open:
             return opened
-        stored: StoredResponse | None = None
-        for entry, items in reversed(rows):
-            response = entry.body | {"output": items.outputs}
-            if response["status"] in _OPEN and not entry.is_open:
-                response |= {"status": "failed", "error": _LOST, "completed_at": response["created_at"]}
-            run = self.events.use(entry.id) if response["background"] else None
-            stored = StoredResponse(entry.id, tenant, stored, response=response, inputs=items.inputs, background=run)
-        assert stored is not None
-        return stored
+        (entry, items), *earlier = rows
+        response = entry.body | {"output": items.outputs}
+        if response["status"] in _OPEN and not entry.is_open:
+            response |= {"status": "failed", "error": _LOST, "completed_at": response["created_at"]}
+        run = self.events.use(entry.id) if response["background"] else None
+        before = [item for _, link in reversed(earlier) for item in (*link.inputs, *link.outputs)]
+        return StoredResponse(entry.id, tenant, response=response, before=before, inputs=items.inputs, background=run)
 
     async def items(self, item_ids: Collection[str], tenant: str) -> dict[str, Item]:
         """Items of a tenant's responses and conversations by their ids, the oldest one of each id. Raises 404."""
@@ -219,16 +207,18 @@ class StateStore:
 
     # -- written -------------------------------------------------------------------------------------------------------
 
-    async def begin_turn(self, stored: StoredResponse, number: int) -> tuple[Sequence[Item], str | None]:
-        """Begin a response in its conversation; `abandon` or `begin` follows. See `conversations.begin_turn`."""
-        talk = stored.conversation_id
-        assert talk is not None
+    async def begin_turn(self, stored: StoredResponse, talk: str, number: int) -> str | None:
+        """Begin a response in its conversation, of which it gets the items; returns the last response of that.
+
+        `abandon` or `begin` follows. See `conversations.begin_turn`.
+        """
         self.open[stored.name] = stored
         try:
-            return await self.run(
+            stored.before, last = await self.run(
                 stored.tenant,
                 lambda entries: conversations.begin_turn(entries, stored.tenant, talk, stored.name, number),
             )
+            return last
         except ApiError as error:
             if error.status_code < 500:
                 del self.open[stored.name]  # nothing is written
