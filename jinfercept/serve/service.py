@@ -151,8 +151,6 @@ class Service:
 
     async def warm_up(self) -> None:
         """Load what the first request would wait for, lazy imports and the vocabulary of grammars."""
-        if self.database.outlives:
-            self.state.start()
         await self._threads.run("", 0, self._warm_up)
 
     def _warm_up(self) -> None:
