@@ -109,10 +109,10 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
     ):
         service.check_chars(texts, field)
     try:
-        messages = service.tool_history.restored(hints.salt, body.messages)
+        messages = service.tool_history.restored(hints.cache_salt, body.messages)
         if body.max_tool_calls is not None:
             offered = _limited(offered, body.max_tool_calls)
-        arguments = [*tools, *offered], options, iter([name]), hints.tenant, hints.salt
+        arguments = [*tools, *offered], options, iter([name]), hints.tenant, hints.cache_salt
         return service.llm.make_chats([messages], params, *arguments)
     except JinferceptError as error:
         raise ApiError.of(error, field_of_chat(error, bool(tools))) from error
@@ -176,9 +176,9 @@ def recorder(service: Service, body: ChatBody, hints: RequestHints) -> Remember:
     """Stores the turns that the client does not see, unless the body says that no follow-up comes."""
 
     def remember(completion: CompletionOutput) -> None:
-        if not hints.release:
+        if not hints.follow_up.last:
             shown = merged_message(completion, _client_tools(body))
-            service.tool_history.remember(hints.tenant, hints.salt, [*body.messages, shown], completion.messages)
+            service.tool_history.remember(hints.tenant, hints.cache_salt, [*body.messages, shown], completion.messages)
 
     return remember
 

@@ -39,7 +39,7 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
     hints = read_hints(body, request)
     name = f"msg_{uuid.uuid4().hex}"
     requests, tool_calls = await service.prepare(request, lambda: make_message_chat(service, body, hints, name), 1)
-    is_kept = is_marked(body) and not hints.release
+    is_kept = is_marked(body) and not hints.follow_up.last
     answer = MessageAnswer(name, model, body, requests, tool_calls, is_kept, request.scope[DETAILS])
     form = stream_format(request.scope[REQUEST_ID])
     return await answered(service, request, requests, answer, body.stream, form)

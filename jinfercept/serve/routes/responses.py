@@ -3,7 +3,6 @@
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -91,7 +90,7 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
         if body.conversation_id:
             number = 1 if isinstance(body.input, str) else len(body.input)
             follows = await state.begin_turn(stored, body.conversation_id, number)
-        hints = replace(read_hints(body, request), follows=follows)
+        hints = read_hints(body, request)._replace(follows=follows)
         generation = await _begun(service, body, request, model, stored, _num_bytes(previous), referred, hints)
     except BaseException:
         state.abandon(stored)
@@ -159,9 +158,8 @@ async def _begun(
         stored.inputs = [*map(dict, own_items)]  # which the store keeps without what was computed of them
         return requests, tools, tool_calls
 
-    with service.room(stored.tenant, 1):
-        requests, tools, tool_calls = await service.prepare(request, make, num_bytes=num_bytes)
-        service.state.begin(stored)
+    requests, tools, tool_calls = await service.prepare(request, make, 1, num_bytes)
+    service.state.begin(stored)
     usage = UsageCount(requests, request.scope[DETAILS])
     writer = ResponseWriter(stored.response, usage, tools, tool_calls, _logprobs(service, body))
     stream = await service.submit(request, requests)
