@@ -31,6 +31,7 @@ from jinfercept.serve.protocols.schemas import (
     ResponseFormat,
     SamplingBody,
     SessionHints,
+    check_extras,
     check_training_fields,
 )
 from jinfercept.serve.service import Service, service_of, tenant_of
@@ -76,6 +77,18 @@ def read_hints(body: Extensions, request: HttpRequest) -> RequestHints:
         adapter=service.adapter(model),
         follow_up=FollowUp(session, extension.expected_s, last=bool(extension.release)),
     )
+
+
+def opened(body: Extensions, request: HttpRequest) -> tuple[Service, str, RequestHints]:
+    """The service, the name of the model for the answer, and the hints of a body whose own fields are checked.
+
+    Raises:
+        ApiError: 404 for an unknown model, 400 for fields that are not supported.
+    """
+    service = service_of(request)
+    model = service.check_model(getattr(body, "model", None))
+    check_extras(body, service.ignored)
+    return service, model, read_hints(body, request)
 
 
 def with_hints(requests: Sequence[Request], hints: RequestHints) -> list[Request]:
