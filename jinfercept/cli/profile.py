@@ -93,20 +93,9 @@ def _summary(profile: Profile) -> str:
             f"tokens) ms and the same for contexts; off by {worst['line_s']:.0%} at most",
             f"link: {profile.link_out_tokens_per_s:,.0f} tokens/s out, {profile.link_in_tokens_per_s:,.0f} in, "
             f"{profile.link_both_tokens_per_s:,.0f} both ways together, and {1e6 * profile.copy_s:.0f} µs a transfer",
-            _overflow_line(profile),
             f"dispatch: {1e3 * profile.dispatch_s:.2f} ms a step; measured in {profile.tables['took_s']:.1f} s",
         )
     )
-
-
-def _overflow_line(profile: Profile) -> str:
-    """A line with the cost of a context that is lost and of one that is swapped out and back, by its tokens."""
-    chunk = profile.bucket_tokens[-1] if profile.bucket_tokens else profile.saturation
-    prices = (
-        f"{tokens:,}: {1e3 * profile.recompute_s(tokens, chunk):.1f} and {2e3 * profile.swap_s(tokens):.1f} ms"
-        for tokens in (256, 1024, 4096)
-    )
-    return f"recomputing a context in chunks of {chunk}, and swapping it out and back, by tokens: {', '.join(prices)}"
 
 
 def _rows_of(step: dict[str, Any]) -> str:
