@@ -4,6 +4,7 @@ The SDK's own client for such servers waits for fixed times when it ends one, an
 """
 
 import os
+import re
 import signal
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -16,7 +17,7 @@ from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
-from jinfercept.tools.mcp_answers import MAX_ANSWER_BYTES, readable_json
+from jinfercept.tools.mcp_answers import MAX_ANSWER_BYTES
 
 _POLL_S = 0.01
 _EXIT_S = 2.0
@@ -24,6 +25,10 @@ _WATCH_S = 0.2
 _PIPE_ERRORS = (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)
 _NO_LINE = (anyio.IncompleteRead, anyio.DelimiterNotFound)
 """The output ends within a line, or a line is longer than an answer may be."""
+
+
+_HALF = re.compile(r"\\(?:(\\|u[dD][89abAB]..\\u[dD][c-fC-F]..)|u[dD][89a-fA-F]..)")
+"""What is no half of a surrogate pair, although it looks like one, is in the group."""
 
 
 @final
@@ -116,8 +121,10 @@ async def _write(process: Process, write: Any) -> None:
 
 
 def _message(line: bytes) -> SessionMessage | Exception:
+    # halves of surrogate pairs, as some servers write where they cut a text, are no JSON for pydantic
+    text = _HALF.sub(lambda match: match[0] if match[1] else "\ufffd", line.decode(errors="replace"))
     try:
-        return SessionMessage(jsonrpc_message_adapter.validate_json(readable_json(line), by_name=False))
+        return SessionMessage(jsonrpc_message_adapter.validate_json(text, by_name=False))
     except ValueError as error:
         return error
 
