@@ -29,7 +29,7 @@ from jinfercept.sched.plan import (
     WindowEntries,
 )
 
-VERSION = 9
+VERSION = 10
 """Changes with the form; processes of different versions refuse each other at the start."""
 
 _REPORTS = ("return_processed_logprobs", "return_kept_tokens")
