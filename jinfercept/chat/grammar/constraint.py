@@ -26,13 +26,13 @@ character of a schema, and a stack that is too small ends the process. Only used
 LEXER_FUEL = 250_000
 """Work on regular expressions before the first token, in llguidance's unit: half a second; its own limit takes two."""
 _starting = threading.Lock()
-_MOST_DIGITS = {b"": 19, b".": 17, b"e": 3}
+_MOST_DIGITS = {b"": 19, b".": 17, b"e-": 3, b"e": 2}
 """Digits in a row: of a whole number or before the point, of a fraction, and of an exponent. A 64-bit integer has 19; 17 tell
-every double from its neighbours."""
+every double from its neighbours, and an exponent of three digits could make it infinite."""
 _MOST_ZEROS = 14
 """Zeros in a fraction behind other digits, where more digits have to follow: later ones would be lost in a double."""
 _TAIL_BYTES = 48
-_RUN = re.compile(rb"([.eE]?)[-+]?([0-9]+)\Z")
+_RUN = re.compile(rb"(\.|[eE]-|[eE]?)[-+]?([0-9]+)\Z")
 _NO_NUMBER = {letter.encode() for letter in 'abcdfghijklmnopqrstuvwxyz"'}
 """Tokens that may follow digits in a string, and never in a number."""
 

@@ -1,6 +1,7 @@
 """Grammars over several vocabularies: whatever is drawn of what they allow, the text is one of theirs."""
 
 import json
+import math
 import re
 from typing import Any
 
@@ -13,6 +14,7 @@ from jsonschema import Draft202012Validator
 from jinfercept.chat.grammar.constraint import TokenConstraint
 from jinfercept.chat.grammar.grammar import Grammars
 from jinfercept.chat.grammar.schemas import SchemaReduction
+from jinfercept.chat.parsers.call_grammars import Rules
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import RequestError
 from jinfercept.structured_outputs import StructuredOutputsParams
@@ -204,6 +206,13 @@ def greedy(constraint: TokenConstraint, wanted: str, limit: int = 2100) -> str:
         written += [token] if token not in end else []
         assert len(written) < limit, byte_level().decode(written)[:99]
     return byte_level().decode(written)
+
+
+def test_no_number_is_infinite_in_an_answer_or_a_call(byte_grammars: Grammars) -> None:
+    rules, number = Rules(), {"type": "number"}
+    for grammar in (StructuredOutputsParams(json=number), rules.text(rules.json(number))):
+        constraint = byte_grammars.compile(grammar).constrain(byte_level().eos_token_ids)
+        assert math.isfinite(float(greedy(constraint, "e9")))
 
 
 LONGEST: list[tuple[dict[str, Any], int]] = [
