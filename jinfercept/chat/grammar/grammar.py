@@ -29,8 +29,8 @@ from jinfercept.chat.grammar.limits import check_gbnf, check_limits, check_rules
 from jinfercept.chat.grammar.schemas import source_of
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import RequestError
+from jinfercept.sched.tenants import ExpiringEntries, Quota
 from jinfercept.structured_outputs import JSON_SPACE, StructuredOutputsParams
-from jinfercept.tenants import ExpiringEntries, Quota
 
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 """Ends every grammar in Lark: llguidance does not search for forced text, which it would tokenise anew at every token, and

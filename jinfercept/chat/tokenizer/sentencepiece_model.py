@@ -1,8 +1,8 @@
 """Reads `tokenizer.model` of SentencePiece (Llama 2, Mistral, Vicuna) without that library, where there is no `tokenizer.json`.
 
-The file is a protocol buffer of pieces and settings, of which transformers has the schema. It is described as GGUF describes the same
-vocabulary, so that both are built alike. Beside it, `tokenizer_config.json`, `added_tokens.json` and `chat_template.jinja` say
-what they say to transformers.
+The file is a protocol buffer of pieces and settings, of which transformers has the schema. It is described as GGUF describes
+the same vocabulary, so that both are built alike. Beside it, `tokenizer_config.json`, `added_tokens.json` and
+`chat_template.jinja` say what they say to transformers.
 """
 
 import json
