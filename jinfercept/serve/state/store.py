@@ -15,6 +15,7 @@ from typing import Any, Protocol, final
 
 from sqlalchemy.exc import IntegrityError
 
+from jinfercept.sched.tenants import ExpiringEntries, Quota
 from jinfercept.serve.protocols.encoding import encode
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.response_items import Item
@@ -22,7 +23,6 @@ from jinfercept.serve.state import conversations
 from jinfercept.serve.state.database import NUM_CONNECTIONS, StateDatabase, unavailable
 from jinfercept.serve.state.entries import OPEN_S, Entries, OwnItems, StateEntry
 from jinfercept.serve.state.tenant_pool import TenantPool
-from jinfercept.tenants import ExpiringEntries, Quota
 
 _OPEN = ("queued", "in_progress")
 """Statuses of responses that are generated."""
