@@ -562,6 +562,11 @@ class KVManager:
         return self._store.paused.num_pages
 
     @property
+    def num_paused_clean(self) -> int:
+        """Those of `num_paused` that have a host copy."""
+        return sum([extent.num_pages for extent in self._store.paused if extent.host is not None])
+
+    @property
     def num_host_free(self) -> int:
         """Host slots that are free or hold a copy on which no paused context depends."""
         return self._store.num_host_free

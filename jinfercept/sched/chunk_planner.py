@@ -49,7 +49,7 @@ class ChunkPlanner:
         ):
             return False
         tokens = (sequence.tokens[start],) if start < num_tokens else (FROM_DEVICE,)
-        sample = sequence.draw(start + 1)
+        sample = sequence.draw()
         slot = sequence.row.slot
         assert slot is not None
         builder.chunks.append((sequence, Chunk(slot, start, tokens, (), sample, None, 0, sequence.adapter)))
@@ -93,7 +93,7 @@ class ChunkPlanner:
         num_tokens = len(sequence.tokens)
         assert end <= num_tokens or start == num_tokens, "a sample in flight is a chunk of its own"
         tokens = tuple(sequence.tokens[start:end]) if end <= num_tokens else (FROM_DEVICE,)
-        sample = sequence.draw(end) if end == sequence.length else None
+        sample = sequence.draw() if end == sequence.length else None
         score = None if sequence.num_best is None else sequence.score(start, end)
         pages, adapter = row.new_pages(sequence.context, num_pages), sequence.adapter
         chunk = Chunk(row.slot, start, tokens, pages, sample, score, adapter=adapter)

@@ -123,7 +123,7 @@ class PlanBuilder:
             bucket: query tokens of the executable that runs it.
             drop, window_drop: host slots whose arrays are freed.
         """
-        if len(self.chunks) > 1:
+        if len(self.chunks) < self.bucket_tokens - self.query_tokens:
             self.chunks.sort(key=lambda entry: len(entry[1].tokens) > 1)
         plan = StepPlan(
             number=number,
