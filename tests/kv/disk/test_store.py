@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -354,12 +355,13 @@ def test_several_threads_read_while_another_writes(tmp_path: Path) -> None:
     store.close()
 
 
-def test_the_file_system_of_a_folder_is_that_of_its_nearest_mount(tmp_path: Path) -> None:
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
-        f"90 22 0:5 / {tmp_path}/the\\040disk rw - nfs4 server:/kv rw\n"
-    )
-    assert file_system(tmp_path / "the disk" / "kv", mounts) == "nfs4"
-    assert file_system(tmp_path / "other", mounts) == "ext4"
-    assert file_system(tmp_path, tmp_path / "none") == ""
+def test_the_file_system_of_a_folder_is_that_of_its_nearest_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = [SimpleNamespace(mountpoint="/", fstype="ext4")]
+    mounts.append(SimpleNamespace(mountpoint=str(tmp_path / "the disk"), fstype="nfs4"))
+    monkeypatch.setattr("psutil.disk_partitions", lambda all: mounts)
+    assert file_system(tmp_path / "the disk" / "kv") == "nfs4"
+    assert file_system(tmp_path / "other") == "ext4"
+    mounts.clear()
+    assert file_system(tmp_path) == ""
