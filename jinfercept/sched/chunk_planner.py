@@ -80,7 +80,8 @@ class ChunkPlanner:
         end = min(end, start + min(most, self._chunk_tokens))
         if start >= end:
             return
-        end = kv.chunk_end(context, start, end, length)
+        if kv.side_pool:
+            end = kv.side_pool.chunk_end(context, start, end, length)
         placed = kv.place(context, start, end)
         while placed < end and self._eviction.free_slot(builder, sequence, kv.pages_between(placed, end), placed):
             placed = kv.place(context, placed, end)
@@ -100,7 +101,7 @@ class ChunkPlanner:
         self._kv.computed(sequence.context, start, end)
         self._kv.commit(sequence.context, sequence.tokens)
         if self._kv.side_pool and (end - start > 1 or end < num_tokens):
-            self._kv.mark(sequence.context, num_tokens - end)
+            self._kv.side_pool.mark(sequence.context, num_tokens - end)
         recomputed = max(0, min(end, sequence.max_computed) - start)
         sequence.max_computed = max(sequence.max_computed, end)
         if recomputed:

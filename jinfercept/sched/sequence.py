@@ -139,7 +139,7 @@ class Sequence:
     `paused_s` is when it was intercepted last, `calls` those that intercepted it then, and `awaited` those of them that have
     not returned.
 
-    Its place in the queues, written by `Queues` and its `Ranking`, as `state` is: `order` by arrival, where smaller is served
+    Its place in the queues, written by `Queues`, as `state` is: `order` by arrival, where smaller is served
     first and 0 has been in no queue yet. `rank` is in the waiting queue under an `Order`: a `queues.Rank`.
 
     The parts: `context` has the pages (`KVManager`), `row` is the runner's, `usage` counts, `drafting` has the drafts of its
