@@ -34,10 +34,10 @@ from sqlalchemy import (
     update,
 )
 
+from jinfercept.sched.tenants import UNLIMITED
 from jinfercept.serve.protocols.encoding import encode
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.response_items import Item
-from jinfercept.tenants import UNLIMITED
 
 TABLES = MetaData()
 _ID = String(64)
