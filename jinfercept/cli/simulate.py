@@ -26,12 +26,12 @@ from jinfercept.cli.simulation_table import (
     table,
 )
 from jinfercept.config import CacheOptions, EngineOptions, SchedulingOptions
+from jinfercept.cpu_kernels.machine import num_processors
 from jinfercept.engine.meter.counts import LIMITS
 from jinfercept.engine.meter.engine_stats import EngineStats
 from jinfercept.engine.meter.request_log import RequestLog
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
-from jinfercept.machine import num_processors
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.orders import ORDERS, check_order_choice
 from jinfercept.sched.plugins import check_name, is_place

@@ -22,10 +22,9 @@ from typing import Any, NamedTuple, Self, get_origin, get_type_hints
 
 import yaml
 
-from jinfercept.config import EngineConfig, EngineOptions
+from jinfercept.config import EngineConfig, EngineOptions, check_type
 from jinfercept.errors import ConfigError, nearest
 from jinfercept.serve.options import ServerOptions
-from jinfercept.values import check_type
 
 MOST_REPLICAS = 10_000
 _NAMES = ("name", "model", "version", "replicas", "cpus_per_replica", "engine", "server")
