@@ -40,7 +40,6 @@ _LOCAL: tuple[IPv4Network | IPv6Network, ...] = (  # `is_global` is True for som
 
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_ENTRY = re.compile(r"(?P<pattern>\*\.)?(?P<host>\[[^\[\]/?#@\\\s]*\]|[^\[\]:/?#@*\\\s]+)(:(?P<port>\d{1,5}))?")
 
 
 class AllowedHost(NamedTuple):
@@ -59,13 +58,15 @@ class AllowedHost(NamedTuple):
     @classmethod
     def parse(cls, entry: str) -> "AllowedHost":
         """An entry from `host`, `host:port`, or either behind `*.`. Raises `ValueError` for anything else."""
-        match = _ENTRY.fullmatch(f"[{entry}]" if is_address(entry) and ":" in entry else entry)
-        if match is None:
+        name = entry.removeprefix("*.")
+        try:
+            url = httpx2.URL(f"any://[{name}]" if is_address(name) and ":" in name else f"any://{name}")
+            key = host_key(url.host)
+        except httpx2.InvalidURL as error:
+            raise ValueError(str(error)) from error
+        if {*name} & {*"*/?#@ "} or not (url.port is None or 0 < url.port < 2**16):
             raise ValueError("neither host nor host:port")
-        port = None if match["port"] is None else int(match["port"])
-        if port is not None and not 0 < port < 2**16:
-            raise ValueError("a port is from 1 to 65535")
-        return cls(host_key(match["host"]), port, match["pattern"] is not None)
+        return cls(key, url.port, name != entry)
 
 
 @final
