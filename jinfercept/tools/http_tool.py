@@ -63,9 +63,9 @@ class AllowedHost(NamedTuple):
             url = httpx2.URL(f"any://[{name}]" if is_address(name) and ":" in name else f"any://{name}")
             key = host_key(url.host)
         except httpx2.InvalidURL as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(f"{entry}: {error}") from error
         if {*name} & {*"*/?#@ "} or not (url.port is None or 0 < url.port < 2**16):
-            raise ValueError("neither host nor host:port")
+            raise ValueError(f"{entry}: neither host nor host:port")
         return cls(key, url.port, name != entry)
 
 
@@ -307,15 +307,12 @@ def _check_url(table: HttpTable, place: Place) -> httpx2.URL:
     authority = table.url.partition("://")[2].partition("/")[0]
     if table.allow_hosts is None and names_in(authority):
         raise place.error("a host that the model chooses", authority, "say in allow_hosts which it may choose")
-    named: set[str] = set()
-    for entry in table.allow_hosts or ():
-        try:
-            allowed = AllowedHost.parse(entry)
-        except ValueError as error:
-            raise place.error(
-                f"allow_hosts has what is no host: {error}", entry, "host, host:port or *.domain"
-            ) from error
-        named |= set() if allowed.is_pattern else {allowed.host}
+    try:
+        allowed = [AllowedHost.parse(entry) for entry in table.allow_hosts or ()]
+    except ValueError as error:
+        fix = "host, host:port or *.domain"
+        raise place.error("allow_hosts has what is no host", error, fix) from error
+    named = {entry.host for entry in allowed if not entry.is_pattern}
     private = key == "localhost" or (is_address(url.host) and not is_public(url.host))
     if private and key not in named:
         raise place.error("a private address has to be allowed", url.host, f'allow_hosts = ["{url.host}"]')
