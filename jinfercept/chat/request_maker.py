@@ -28,7 +28,7 @@ from jinfercept.chat.requests import (
 )
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.chat.written_tools import log_written_tools
-from jinfercept.config import AdapterChoice
+from jinfercept.config import AdapterOptions
 from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.parallel_sampling import forks
 from jinfercept.errors import RequestError, shown
@@ -49,7 +49,7 @@ class RequestMaker:
         sampling_defaults: fields of the `SamplingParams` of prompts that bring none.
         check_process: raises in a forked child, where a tokenizer may hang.
         adapters: that requests may name.
-        adapter_choice: which adapter chats with tools have that name none, and the bias of their calls; None: no adapter.
+        adapter_options: which adapter chats with tools have that name none, and the bias of their calls; by default none.
     """
 
     def __init__(
@@ -61,14 +61,13 @@ class RequestMaker:
         sampling_defaults: Mapping[str, Any],
         check_process: Callable[[], None],
         adapters: AdapterTable,
-        adapter_choice: AdapterChoice | None = None,
+        adapter_options: AdapterOptions = AdapterOptions(),  # noqa: B008 # frozen
     ) -> None:
         self.tokenizer, self._grammars, self._end_token_ids = tokenizer, grammars, end_token_ids
         self._max_model_len, self._sampling_defaults = max_model_len, sampling_defaults
         self._check_process = check_process
         self._adapters = adapters
-        self._tool_lora = adapter_choice.of_tools if adapter_choice else None
-        self._call_bias = adapter_choice.call_bias if adapter_choice else 0.0
+        self._tool_lora, self._call_bias = adapter_options.tool_lora, adapter_options.call_bias
         self._ids = map("request-{}".format, count())
         self._note_written_tools = cache(log_written_tools)
         self.forget_chats()
