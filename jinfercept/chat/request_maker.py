@@ -103,7 +103,8 @@ class RequestMaker:
         checked, marked = checked_tools(tools), None
         if async_calls is not None or any(isinstance(tool, ChatTool) or tool.calls == "async" for tool in checked):
             marked = MarkedTools.of(checked, AsyncCalls() if async_calls is None else async_calls, tokenizer, grammars)
-        by_name = {tool.name: tool for tool in checked if isinstance(tool, Tool)} | (marked.tools if marked else {})
+        by_name = {tool.name: tool for tool in checked if isinstance(tool, Tool)}
+        by_name |= marked.tools if marked else {}
         if detector is None and by_name and (marked is None or any(tool.start for tool in by_name.values())):
             detector = text_detector(by_name, tokenizer)
         detectors = one_each(detector, None, len(listed), "detector")
