@@ -212,11 +212,11 @@ class HFCheckpoint:
 
     @property
     def quantization(self) -> str | None:
-        """See `PackedCheckpoint`."""
+        """See `Checkpoint`."""
         return None if self._words is None or (self.shapes and not self._packed) else self._words.method
 
     def packing(self, name: str) -> Packing | None:
-        """See `PackedCheckpoint`. Where the weights are not there, of layers whose names say that they are quantised."""
+        """See `Checkpoint`. Where the weights are not there, of layers whose names say that they are quantised."""
         if self._words is None:
             return None
         if self.shapes:
@@ -239,7 +239,7 @@ class HFCheckpoint:
         return dense if len(shape) == 2 else dense.reshape(-1, *shape[:0:-1]).swapaxes(1, 2)
 
     def read_packed(self, name: str, rows: slice) -> PackedRows:
-        """See `PackedCheckpoint`."""
+        """See `Checkpoint`."""
         assert self._words is not None
         tensor, rows = name, slice(*rows.indices(self.shapes[name][0])[:2])
         if name in self._rows:

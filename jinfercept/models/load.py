@@ -16,10 +16,9 @@ from jinfercept.cpu_kernels import native
 from jinfercept.errors import ModelError
 from jinfercept.machine import return_freed_memory
 from jinfercept.models import embedded
-from jinfercept.models.checkpoint import Checkpoint, PackedCheckpoint, StoredExperts, StoredTensor
+from jinfercept.models.checkpoint import Checkpoint, StoredExperts, StoredTensor
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.converted import ConvertedCheckpoint, is_converted
-from jinfercept.models.converted import read_config as read_converted
 from jinfercept.models.dummy import random_params
 from jinfercept.models.hf_weights import HFCheckpoint
 from jinfercept.models.hf_weights import read_config as read_hf
@@ -95,7 +94,7 @@ def _with_int8_rows(shapes: Params, checkpoint: Checkpoint, quantization: str, n
         lambda shape: shape.of_int8_rows() if is_quantized(shape) else shape, shapes, is_leaf=is_quantized
     )
     if not any(is_quantized(shape) and shape.int8_rows for shape in weights_of(shapes)):
-        stored_format = _quantization(checkpoint) or "no"
+        stored_format = checkpoint.quantization or "no"
         raise _no_int8_rows(f"{stored_format} quantisation, quantization={quantization} on {num_devices} devices")
     return shapes
 
@@ -157,11 +156,7 @@ def bytes_to_load(
 
 def quantization_of(model: str | Path) -> str | None:
     """Name of the format of a model's quantised weights; None: there are none. Raises `ModelError` as `load` does."""
-    return _quantization(_open(locate(model), weights=False))
-
-
-def _quantization(checkpoint: Checkpoint) -> str | None:
-    return checkpoint.quantization if isinstance(checkpoint, PackedCheckpoint) else None
+    return _open(locate(model), weights=False).quantization
 
 
 def keeps_quantized(checkpoint: Checkpoint, quantization: str, num_devices: int = 1) -> bool:
@@ -175,7 +170,7 @@ def keeps_quantized(checkpoint: Checkpoint, quantization: str, num_devices: int 
     Raises:
         ModelError: the checkpoint has no weights of this format.
     """
-    stored_format = _quantization(checkpoint)
+    stored_format = checkpoint.quantization
     if quantization not in ("auto", "none", stored_format):
         raise ModelError(
             "quantization differs from how the weights are stored",
@@ -204,31 +199,21 @@ def locate(model: str | Path) -> Path:
 
 
 def _config(source: Path) -> ModelConfig:
-    """The config alone: the weights may not be there."""
-    match _kind(source):
-        case "gguf":
-            return _open_gguf(source).config
-        case "converted":
-            return read_converted(source)
-        case "hf":
-            return read_hf(source)
+    """The config alone: the weights of a directory of Hugging Face may not be there, or be of a kind that is not served."""
+    return read_hf(source) if _kind(source) == "hf" else _open(source).config
 
 
 def _open(source: Path, *, weights: bool = True) -> Checkpoint:
     """A checkpoint; its weights have to be there unless they may be downloaded later."""
     match _kind(source):
         case "gguf":
-            return _open_gguf(source)
+            from jinfercept.models.gguf_weights import GGUFCheckpoint  # the package gguf: only these files need it
+
+            return GGUFCheckpoint.open(source)
         case "converted":
             return ConvertedCheckpoint.open(source)
         case "hf":
             return HFCheckpoint.open(source, weights=weights)
-
-
-def _open_gguf(source: Path) -> Checkpoint:
-    from jinfercept.models.gguf_weights import GGUFCheckpoint  # the package gguf: only these files need it
-
-    return GGUFCheckpoint.open(source)
 
 
 def _kind(source: Path) -> Literal["hf", "gguf", "converted"]:
@@ -260,9 +245,7 @@ def _served_shapes(
 ) -> Params:
     """The shapes of the weights as so many devices serve them, apart and every one once."""
     cut = untied(checkpoint.config, abstract_params(served, dtype, joined=False, num_devices=num_devices))
-    if keeps_quantized(checkpoint, quantization, num_devices) and isinstance(checkpoint, PackedCheckpoint):
-        return keep_quantized(checkpoint, cut, num_devices)
-    return cut
+    return keep_quantized(checkpoint, cut, num_devices) if keeps_quantized(checkpoint, quantization, num_devices) else cut
 
 
 def lazy_params(model: str | Path, dtype: str, mesh: ModelMesh) -> Params:
@@ -316,7 +299,7 @@ def _lazy_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMes
             return LazyWeight(target.shape, partial(read_experts, checkpoint, place, i, ours, target, mesh))
         tensor = place.name.format(i=i)
         weight = StoredWeight(ours, tensor, place, stored_shapes[tensor][0], target.shape)
-        if is_quantized(target) and isinstance(checkpoint, PackedCheckpoint):
+        if is_quantized(target):
             return LazyWeight(target.shape, partial(read_quantized, checkpoint, weight, target, piece_bytes, mesh))
         read = partial(read_weight, checkpoint, weight, dtype, piece_bytes, mesh)
         return LazyWeight(target.shape, read, read, partial(check_weight, checkpoint, weight, piece_bytes, mesh))
