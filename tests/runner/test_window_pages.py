@@ -98,7 +98,7 @@ class Planner:
         entries = WindowEntries(*window) if window else ()
         new = NewPages(*(pages or (0, ())), 0, entries) if pages or window else ()
         score = Score(0, tuple(PROMPTS[slot][start + 1 : end + 1]), 2)
-        return Chunk(slot, start, tuple(PROMPTS[slot][start:end]), new, Sample(0.0, 0, end), score)
+        return Chunk(slot, start, tuple(PROMPTS[slot][start:end]), new, Sample(0.0, 0), score)
 
 
 def runner(num_window_pages: int, implementation: str, name: str, **sizes: Any) -> ModelRunner:
