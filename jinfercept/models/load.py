@@ -245,7 +245,9 @@ def _served_shapes(
 ) -> Params:
     """The shapes of the weights as so many devices serve them, apart and every one once."""
     cut = untied(checkpoint.config, abstract_params(served, dtype, joined=False, num_devices=num_devices))
-    return keep_quantized(checkpoint, cut, num_devices) if keeps_quantized(checkpoint, quantization, num_devices) else cut
+    return (
+        keep_quantized(checkpoint, cut, num_devices) if keeps_quantized(checkpoint, quantization, num_devices) else cut
+    )
 
 
 def lazy_params(model: str | Path, dtype: str, mesh: ModelMesh) -> Params:

@@ -94,9 +94,7 @@ def _kept_experts(checkpoint: Checkpoint, place: StoredExperts, shape: Any, laye
     return QuantizedTensor.of_shape(shape.shape[1:], 1, packing, shape.dtype, (num_stacked,))
 
 
-def _common_packing(
-    checkpoint: Checkpoint, names: Iterable[str], num_outputs: int, num_inputs: int
-) -> Packing | None:
+def _common_packing(checkpoint: Checkpoint, names: Iterable[str], num_outputs: int, num_inputs: int) -> Packing | None:
     """How matrices are all stored that stay quantised; None: they do not."""
     packings = {checkpoint.packing(name) for name in names}
     quantised = {packing for packing in packings if packing is not None}
