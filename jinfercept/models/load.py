@@ -31,7 +31,7 @@ from jinfercept.models.protocol import Params, ServedModel, Weights
 from jinfercept.models.quantized import is_quantized, weights_of
 from jinfercept.models.quantized_weights import keep_quantized, read_quantized, weight_bytes
 from jinfercept.models.stored_experts import read_experts
-from jinfercept.models.stored_weights import LazyWeight, StoredWeight, check_weight, read_weight
+from jinfercept.models.stored_weights import LazyWeight, StoredWeight, read_weight
 
 DTypeName = Literal["float32", "bfloat16", "auto"]
 LoadFormat = Literal["auto", "dummy"]
@@ -47,7 +47,6 @@ class Loaded[M: ServedModel]:
     model: M
     params: Params
     source: Path | None
-    kind: Literal["hf", "gguf", "converted", "dummy"]
 
     def for_length(self, max_model_len: int | None) -> "Loaded[M]":
         """The model for sequences of up to so many tokens, see `ModelConfig.for_length`."""
@@ -116,26 +115,22 @@ def _load(
     quantization: str,
     activation_dtype: str,
 ) -> Loaded[Model]:
-    if load_format == "dummy" and activation_dtype != "auto":
-        raise _no_int8_rows("random weights (load_format=dummy)")
-    if isinstance(model, ModelConfig):
-        if load_format != "dummy":
-            raise ModelError(
-                "a config alone has no weights", got=f"load_format={load_format}", fix="use load_format=dummy"
-            )
-        return Loaded(Model(model).on_devices(mesh.size), random_params(model, dtype, seed, mesh), None, "dummy")
-
-    source = _find(model, weights=load_format != "dummy")
     if load_format == "dummy":
-        config = _config(source)
-        return Loaded(Model(config).on_devices(mesh.size), random_params(config, dtype, seed, mesh), source, "dummy")
+        if activation_dtype != "auto":
+            raise _no_int8_rows("random weights (load_format=dummy)")
+        source = None if isinstance(model, ModelConfig) else locate(model)
+        config = model if isinstance(model, ModelConfig) else read_config(source or model)
+        return Loaded(Model(config).on_devices(mesh.size), random_params(config, dtype, seed, mesh), source)
+    if isinstance(model, ModelConfig):
+        raise ModelError("a config alone has no weights", got=f"load_format={load_format}", fix="use load_format=dummy")
+    source = _find(model, weights=True)
     checkpoint = _open(source)
     served = Model(checkpoint.config).on_devices(mesh.size)
     cut = _served_shapes(checkpoint, served.config, dtype, mesh.size, quantization)
     if activation_dtype == "int8":
         cut = _with_int8_rows(cut, checkpoint, quantization, mesh.size)
     params = _read_params(checkpoint, cut, dtype, mesh)
-    return Loaded(replace(served, joined=any(map(is_joined, params.layers))), params, source, _kind(source))
+    return Loaded(replace(served, joined=any(map(is_joined, params.layers))), params, source)
 
 
 def bytes_to_load(
@@ -189,18 +184,17 @@ def dtype_name(dtype: str) -> str:
 
 
 def read_config(model: str | Path) -> ModelConfig:
-    """The config of a model that `load` would load, without its weights. Raises `ModelError` as `load` does."""
-    return _config(locate(model))
+    """The config of a model that `load` would load. Raises `ModelError` as `load` does.
+
+    The weights of a directory of Hugging Face may not be there, or be of a kind that is not served.
+    """
+    source = locate(model)
+    return read_hf(source) if _kind(source) == "hf" else _open(source).config
 
 
 def locate(model: str | Path) -> Path:
     """The directory or file of a model; its weights need not be there. Raises `ModelError` if there is no such model."""
     return _find(model, weights=False)
-
-
-def _config(source: Path) -> ModelConfig:
-    """The config alone: the weights of a directory of Hugging Face may not be there, or be of a kind that is not served."""
-    return read_hf(source) if _kind(source) == "hf" else _open(source).config
 
 
 def _open(source: Path, *, weights: bool = True) -> Checkpoint:
@@ -259,12 +253,7 @@ def lazy_params(model: str | Path, dtype: str, mesh: ModelMesh) -> Params:
         served = Model(checkpoint.config).on_devices(mesh.size).config
         cut = _served_shapes(checkpoint, served, dtype, mesh.size, "none")
         weights = _lazy_params(checkpoint, cut, dtype, mesh)
-    return jax.tree.map(
-        lambda weight: replace(
-            weight, make=settled(weight.make), overwrite=weight.overwrite and settled(weight.overwrite)
-        ),
-        weights,
-    )
+    return jax.tree.map(lambda weight: replace(weight, make=settled(weight.make)), weights)
 
 
 def _read_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMesh) -> Params:
@@ -303,8 +292,7 @@ def _lazy_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMes
         weight = StoredWeight(ours, tensor, place, stored_shapes[tensor][0], target.shape)
         if is_quantized(target):
             return LazyWeight(target.shape, partial(read_quantized, checkpoint, weight, target, piece_bytes, mesh))
-        read = partial(read_weight, checkpoint, weight, dtype, piece_bytes, mesh)
-        return LazyWeight(target.shape, read, read, partial(check_weight, checkpoint, weight, piece_bytes, mesh))
+        return LazyWeight(target.shape, partial(read_weight, checkpoint, weight, dtype, piece_bytes, mesh))
 
     def block(stored: Mapping[str, StoredTensor | StoredExperts], shapes: Weights, i: int = 0) -> Weights:
         return {ours: lazy(stored[ours], i, ours, target) for ours, target in shapes.items()}

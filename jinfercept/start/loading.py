@@ -50,7 +50,7 @@ def load_model(
         params = initial_params(served, params, mesh)
         if is_own:
             check_functions(served, params)
-        return Loaded(served, params, None, "dummy")
+        return Loaded(served, params, None)
     if params is not None:
         raise ModelError("params need a Model", got=type(model).__name__, fix="pass Model(config), or leave params out")
     num_bytes = bytes_to_load(model, dtype_name(options.dtype), mesh.size, options.load_format, options.quantization)
