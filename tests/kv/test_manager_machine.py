@@ -17,7 +17,7 @@ from jinfercept.kv.page import PageCopy, Residency
 from jinfercept.kv.states import StateSizes
 from jinfercept.kv.windows import WindowSizes
 from jinfercept.sched.plan import WindowCopies
-from jinfercept.sim.fake_runner import FakeMemories
+from tests.support.fake_runner import FakeMemories
 from tests.support.kv_owners import Computed, Owner, check_owner, check_runs, compute_states
 
 MAX_SEQUENCES = 5

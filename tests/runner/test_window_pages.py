@@ -22,7 +22,7 @@ from jinfercept.runner import steps
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import Chunk, NewPages, Sample, Score, StepPlan, StepResult, WindowCopies, WindowEntries
-from jinfercept.sim.fake_runner import FakeRunner
+from tests.support.fake_runner import FakeRunner
 from tests.support.tiny_model import GOLDEN
 
 WINDOW, VOCAB, SIZE, BUCKET = 20, 128, 4, 8  # the model's window; tokens of a page, and of a step
