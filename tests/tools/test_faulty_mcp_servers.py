@@ -460,7 +460,6 @@ RESULTS: dict[str, tuple[dict[str, Any], str]] = {
     "missing": ({"content": [TEXT]}, "see"),
     "meta": ({"content": [TEXT | {"annotations": 5, "_meta": 5}], "_meta": 5, "isError": None}, "see"),
     "nothing": ({"content": []}, ""),
-    "many": ({"content": [TEXT] * 10_001}, "see\n" * 10_000 + "(cut: 10001 parts, 10000 allowed)"),
 }
 
 
