@@ -23,18 +23,18 @@ from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.chat_answer import ChatAnswer
 from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, ChatCompletion, named_function
 from jinfercept.serve.protocols.openai.logprobs import check_report
-from jinfercept.serve.protocols.schemas import SessionHints, check_extras
+from jinfercept.serve.protocols.schemas import SessionHints
 from jinfercept.serve.routes.engine_requests import (
     RequestHints,
     answered,
     async_calls,
     check_requests,
-    read_hints,
+    opened,
     sampling_params,
     with_hints,
 )
 from jinfercept.serve.routes.guarded_route import GuardedRoute
-from jinfercept.serve.service import Service, service_of
+from jinfercept.serve.service import Service
 
 _OPTIONS = ("chat_template_kwargs", "tool_choice")
 """Fields of a body with which the messages of their errors begin."""
@@ -45,10 +45,7 @@ router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 @router.post("/v1/chat/completions", response_model=ChatCompletion)
 async def create_chat_completion(body: ChatBody, request: Request) -> Response:
     """Answer a conversation. With `stream`, in server-sent events: `chat.completion.chunk` objects, then `[DONE]`."""
-    service = service_of(request)
-    model = service.check_model(body.model)
-    check_extras(body, service.ignored)
-    hints = read_hints(body, request)
+    service, model, hints = opened(body, request)
     name = f"chatcmpl-{uuid.uuid4().hex}"
     requests = await service.prepare(request, lambda: make_chat(service, body, hints, name), body.n or 1)
     tool_calls = server_tool_calls(service, body, requests, recorder(service, body, hints))
@@ -109,10 +106,10 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
     ):
         service.check_chars(texts, field)
     try:
-        messages = service.tool_history.restored(hints.salt, body.messages)
+        messages = service.tool_history.restored(hints.cache_salt, body.messages)
         if body.max_tool_calls is not None:
             offered = _limited(offered, body.max_tool_calls)
-        arguments = [*tools, *offered], options, iter([name]), hints.tenant, hints.salt
+        arguments = [*tools, *offered], options, iter([name]), hints.tenant, hints.cache_salt
         return service.llm.make_chats([messages], params, *arguments)
     except JinferceptError as error:
         raise ApiError.of(error, field_of_chat(error, bool(tools))) from error
@@ -176,9 +173,9 @@ def recorder(service: Service, body: ChatBody, hints: RequestHints) -> Remember:
     """Stores the turns that the client does not see, unless the body says that no follow-up comes."""
 
     def remember(completion: CompletionOutput) -> None:
-        if not hints.release:
+        if not hints.follow_up.last:
             shown = merged_message(completion, _client_tools(body))
-            service.tool_history.remember(hints.tenant, hints.salt, [*body.messages, shown], completion.messages)
+            service.tool_history.remember(hints.tenant, hints.cache_salt, [*body.messages, shown], completion.messages)
 
     return remember
 

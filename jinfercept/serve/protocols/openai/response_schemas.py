@@ -237,6 +237,15 @@ InputItem = Annotated[
 ]
 
 
+def _listed(given: Any) -> Any:
+    """The input of a body; a text as a message of the user."""
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+_Items = Annotated[list[InputItem], Field(max_length=MAX_ITEMS), FIRST_ERROR]
+_Input = Annotated[_Items, BeforeValidator(_listed, json_schema_input_type=Text | _Items)]
+
+
 class TextFormat(Body):
     """The format of the answer."""
 
@@ -270,7 +279,7 @@ class ConversationReference(Body):
 class ResponsesBody(SamplingBody):
     """Input, the response that it continues, and the parameters of the answer."""
 
-    input: Text | Annotated[list[InputItem], Field(max_length=MAX_ITEMS), FIRST_ERROR]
+    input: _Input
     instructions: Text | None = None
     previous_response_id: _ID | None = None
     conversation: _ID | ConversationReference | None = None
@@ -298,7 +307,7 @@ class ResponsesBody(SamplingBody):
 class InputTokensBody(ResponsesBody):
     """What a response would be made of, for counting."""
 
-    input: Text | Annotated[list[InputItem], Field(max_length=MAX_ITEMS), FIRST_ERROR] = ""
+    input: _Input = Field("", validate_default=True)
 
 
 class InputTokenCount(BaseModel):

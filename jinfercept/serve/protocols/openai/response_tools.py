@@ -32,21 +32,13 @@ class FunctionTool(Body):
     strict: bool | None = None
 
 
-class CustomToolFormat(Body):
-    """The form of a custom tool's input: the model reads it, and it is not enforced."""
-
-    type: TypeName | None = None
-    syntax: TypeName | None = None
-    definition: Text | None = None
-
-
 class CustomTool(Body):
-    """A tool of the client with a text as input."""
+    """A tool of the client with a text as input. The model reads its format, which is not enforced."""
 
     type: Literal["custom"]
     name: Name
     description: Text | None = None
-    format: CustomToolFormat | None = None
+    format: dict[str, Any] | None = None
 
 
 class LocalShellTool(Body):
@@ -83,11 +75,6 @@ def is_of_client(part: Any) -> bool:
     return (part.get("execution") if isinstance(part, dict) else getattr(part, "execution", None)) == "client"
 
 
-def _kind_in_namespace(tool: Any) -> str:
-    kind = _kind(tool)
-    return "Other" if kind in ("LocalShell", "ToolSearch", "Namespace") else kind
-
-
 _KINDS = {
     "function": "Function",
     "custom": "Custom",
@@ -97,21 +84,14 @@ _KINDS = {
 }
 _NO_TYPE = ("tool_type", "a tool is an object with a type")
 
-NamespacedTool = Annotated[
-    Annotated[FunctionTool, Tag("Function")]
-    | Annotated[CustomTool, Tag("Custom")]
-    | Annotated[OtherTool, Tag("Other")],
-    Discriminator(_kind_in_namespace, *_NO_TYPE),
-]
-
 
 class NamespaceTool(Body):
-    """Tools of the client under a common name."""
+    """Functions and custom tools of the client under a common name; others in it are left out."""
 
     type: Literal["namespace"]
     name: Name
     description: Text | None = None
-    tools: Annotated[list[NamespacedTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
+    tools: "Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]"
 
 
 InputTool = Annotated[
@@ -316,13 +296,15 @@ def types_left_out(tools: Sequence[InputTool]) -> Iterator[str]:
         if isinstance(tool, OtherTool):
             yield tool.type
         elif isinstance(tool, NamespaceTool):
-            yield from types_left_out(tool.tools)
+            yield from (inner.type for inner in tool.tools if not isinstance(inner, FunctionTool | CustomTool))
 
 
 def _flat(tools: Sequence[InputTool]) -> Iterator[_ClientTool]:
     for tool in tools:
         if isinstance(tool, NamespaceTool):
-            yield from (_ClientTool(inner, tool.name) for inner in tool.tools if not isinstance(inner, OtherTool))
+            yield from (
+                _ClientTool(inner, tool.name) for inner in tool.tools if isinstance(inner, FunctionTool | CustomTool)
+            )
         elif not isinstance(tool, OtherTool):
             yield _ClientTool(tool)
 
@@ -338,8 +320,8 @@ def _declaration(client_tool: _ClientTool) -> Plain:
         case FunctionTool():
             fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
         case CustomTool():
-            form = tool.format or CustomToolFormat()
-            text = with_grammar(tool.description, form.syntax, form.definition)
+            form = tool.format or {}
+            text = with_grammar(tool.description, form.get("syntax"), form.get("definition"))
             fields = {"description": text, "parameters": CUSTOM_INPUT}
         case LocalShellTool():
             fields = {"description": "Runs a command on the user's machine.", "parameters": _COMMAND}
