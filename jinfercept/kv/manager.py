@@ -11,7 +11,7 @@ from secrets import token_bytes as random_bytes
 from typing import final
 from weakref import WeakValueDictionary
 
-from jinfercept.kv.context import Context, bounds
+from jinfercept.kv.context import Context, ContextState, bounds
 from jinfercept.kv.extent import PageExtent, token_bytes
 from jinfercept.kv.page import Occupancy, PageCopies, Residency, root_digest
 from jinfercept.kv.side_pool import SidePool
@@ -240,10 +240,14 @@ class KVManager:
         """Whether a context cannot compute the last of so many tokens again."""
         return self.side_pool is not None and self.side_pool.has_seen(context, length)
 
-    def fetches(self, context: Context, position: int) -> bool:
-        """Whether the plan being built fetches the page of a token: only tokens that the host has of it may be computed."""
-        index = position // self.page_size
-        return any(extent.fetching for extent, _, _ in context.parts(index, index + 1))
+    def takes_drafts(self, context: Context, position: int) -> bool:
+        """Whether the plan being built may compute drafts behind the last token of a chunk, which begins at a position. Where it
+        fetches the page there, what arrives is written behind the compute, over the drafts; and a state that has become a
+        checkpoint behind the chunk would be another slot for the drafts."""
+        index, side = position // self.page_size, context.side
+        if isinstance(side, ContextState) and not side.slot:
+            return False
+        return not any(extent.fetching for extent, _, _ in context.parts(index, index + 1))
 
     def slots_needed(self, context: Context, num_tokens: int) -> int:
         """Device slots that the context lacks for so many tokens."""
@@ -581,6 +585,11 @@ class KVManager:
     def num_host_free(self) -> int:
         """Host slots that are free or hold a copy on which no paused context depends."""
         return self._store.num_host_free
+
+    @property
+    def has_states(self) -> bool:
+        """Whether contexts have states of recurrent layers."""
+        return self.side_pool is not None and self.side_pool.has_states
 
     @property
     def has_host(self) -> bool:

@@ -147,12 +147,14 @@ class LayerKind(NamedTuple):
         rope: the rotation of its queries and keys; None: that of the model.
         is_dense: its feed-forward network is one, though the model has experts.
         is_recurrent: it has a state in place of attention, see `DeltaNetConfig`.
+        drafts: it comes behind the last layer and drafts tokens, see `ModelConfig.with_draft_layer`.
     """
 
     window: int | None = None
     rope: RopeConfig | None = None
     is_dense: bool = False
     is_recurrent: bool = False
+    drafts: bool = False
 
 
 PLAIN_KIND = LayerKind()
@@ -303,6 +305,22 @@ class ModelConfig:
     def num_kv_layers(self) -> int:
         """Layers that have keys and values: all that are not recurrent."""
         return self.num_layers - sum(kind.is_recurrent for kind in self.kinds)
+
+    @property
+    def num_draft_layers(self) -> int:
+        """Layers behind the last one that the model itself does not compute: they draft."""
+        return sum(kind.drafts for kind in self.kinds)
+
+    def with_draft_layer(self) -> "ModelConfig":
+        """The config with a layer behind the last one that predicts the token after the next. Raises `ModelError` for a family
+        of which no such layer is known."""
+        if self.family != "qwen3_next":
+            raise ModelError(
+                "the model's family has no layer that drafts (mtp)",
+                got=self.family,
+                fix="another method of speculative_config",
+            )
+        return replace(self, num_layers=self.num_layers + 1, kinds=(*self.kinds, LayerKind(drafts=True)))
 
     def for_length(self, max_model_len: int | None) -> "ModelConfig":
         """The config for sequences of up to so many tokens. All positions turn by the long factors where that is more than

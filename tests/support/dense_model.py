@@ -45,11 +45,16 @@ def dense(params: Params) -> Params:
 
 def logits(model: ServedModel, params: Params, tokens: Int[Array | np.ndarray, "T"]) -> Float32[Array, "T V"]:
     """Logits after every token of one sequence."""
+    return jax.jit(model.head)(params.head, hidden(model, params, tokens))
+
+
+def hidden(model: ServedModel, params: Params, tokens: Int[Array | np.ndarray, "T"]) -> Float[Array, "T E"]:
+    """The last layer's output for every token of one sequence."""
     x = model.embed(params.embed, jnp.asarray(tokens), jnp.arange(len(tokens)))
     kinds = kinds_of(model) or (None,) * len(params.layers)
     for kind, layer in zip(kinds, params.layers, strict=True):
         x = _layer(model, kind, layer, x)
-    return jax.jit(model.head)(params.head, x)
+    return x
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -62,7 +67,8 @@ def _layer(model: ServedModel, kind: Hashable, params: Weights, x: Float[Array, 
         )  # a row begins with zeros
         length = jnp.array([len(x)])
         rows = StateRows(
-            jnp.array([1]), jnp.array([1]), jnp.array([0, len(x)]), length, (length[0] == 1).astype(jnp.int32)
+            *(jnp.array([1]), jnp.array([1]), jnp.array([0]), jnp.array([0, len(x)]), length),
+            (length[0] == 1).astype(jnp.int32),
         )
         return layer(params, x, positions, states, rows)[0]  # pyright: ignore[reportArgumentType]
     return layer(params, x, positions, None, dense_attend)[0]

@@ -207,7 +207,7 @@ class FakeRunner:
         return ticket
 
     def _draft(self, chunk: Chunk) -> tuple[int, ...]:
-        context = [*self.pages.read(chunk.slot, 0, chunk.start), chunk.tokens[0]]
+        context = [*self.pages.read(chunk.slot, 0, chunk.start), *chunk.known]
         for _ in range(chunk.num_drafts):
             likely = self.draft(context, None)
             context.append(likely if next_token(context) % 3 else (likely + 1) % VOCAB)
@@ -228,7 +228,7 @@ class FakeRunner:
                 if self.window is not None:
                     self.window_pages.write(chunk.slot, position, token)
         if self.has_states:
-            self.states.compute([(c, self.pages.read(c.slot, 0, c.start + len(c.tokens))) for c in plan.chunks])
+            self.states.compute([(c, self.pages.read(c.slot, 0, c.start + len(c.known))) for c in plan.chunks])
         contexts = []
         for chunk in plan.chunks:
             end = chunk.start + len(chunk.tokens)
