@@ -298,7 +298,7 @@ class ManagerMachine(RuleBasedStateMachine):
             state = (window.source or window.slot, window.slot) if isinstance(window, ContextState) else (0, 0)
             manager.computed(context, start, end)
             manager.commit(context, owner.accepted)
-            manager.mark(context, 99)
+            manager.mark(context)
             slots = context.slots(0, (end - 1) // self.size + 1)
             entries = dict(enumerate(window.slots, window.first)) if isinstance(window, ContextWindow) else {}
             self.chunks.append(Computed(owner, list(slots), start, end, entries, *state))

@@ -22,7 +22,8 @@ def run(manager: KVManager, context: Context, tokens: list[int], end: int | None
     assert manager.place(context, start, end) == end
     manager.computed(context, start, end)
     manager.commit(context, tokens)
-    manager.mark(context, 0)
+    if end - start > 1:
+        manager.mark(context)
 
 
 def state(context: Context) -> ContextState:
@@ -174,9 +175,38 @@ def test_a_context_whose_last_token_its_state_has_seen_steps_back() -> None:
 
 
 def test_chunks_end_at_pages_where_there_can_be_checkpoints() -> None:
-    manager = KVManager(99, 0, SIZE, states=SIZES)
-    context = manager.open()
-    for start, end, length, at in ((0, 10, 40, 8), (0, 3, 40, 3), (0, 38, 38, 36), (8, 18, 18, 18), (36, 38, 38, 38)):
-        assert manager.chunk_end(context, start, end, length) == at
+    """Where clients cut prompts: behind the system prompt, behind the last message, and before the last token."""
+    end = 99
+    manager, tokens = KVManager(99, 0, SIZE, states=SIZES, turn_ends=(end,)), [*[0] * 9, end, *[1] * 19, end, *[2] * 8]
+    context, start, ends = manager.open(), 0, list[int]()
+    manager.refresh(context, tokens)
+    while start < len(tokens):
+        start = manager.chunk_end(context, start, len(tokens), len(tokens))
+        ends.append(start)
+    assert ends == [8, 28, 36, 38]
+    assert manager.chunk_end(context, 8, 18, 38) == 16
     without = KVManager(99, 0, SIZE, states=SIZES, prefix_caching=False)
     assert without.chunk_end(without.open(), 0, 10, 40) == 10
+
+
+def test_the_last_page_that_a_context_filled_token_by_token_has_a_checkpoint() -> None:
+    manager, tokens = KVManager(16, 0, SIZE, states=SIZES), list(range(16))
+    context = manager.open()
+    for end in range(6, 16):
+        run(manager, context, tokens[:end])
+        manager.check([context])
+    assert num_free(manager) == 1, "the state, and one checkpoint"
+    manager.close(context)
+    manager.refresh(context, [*tokens[:15], 50])
+    assert (context.num_pages, state(context).position) == (3, 12)
+    manager.check([context])
+
+
+def test_a_context_that_decodes_takes_no_slot_of_those_in_use() -> None:
+    manager = KVManager(16, 0, SIZE, states=StateSizes(2))
+    contexts = [manager.open(), manager.open()]
+    for end in range(6, 16):
+        for number, context in enumerate(contexts):
+            run(manager, context, [number] * end)
+        manager.check(contexts)
+    assert [bool(state(context).slot) for context in contexts] == [True, True]
