@@ -72,13 +72,15 @@ class ContextWindow:
         offloading: the plan being built copies pages to the host.
         read_from: least position whose query the plan being built computes.
         cuts: indexes behind pages at which other contexts are likely to part from this one, ascending; see `SidePool.share`.
+        marked: the checkpoints there that are made.
     """
 
-    __slots__ = ("cuts", "fetching", "first", "host_first", "host_slots", "offloading", "read_from", "slots")
+    __slots__ = ("cuts", "fetching", "first", "host_first", "host_slots", "marked", "offloading", "read_from", "slots")
 
     def __init__(self) -> None:
         self.first = self.host_first = 0
         self.cuts: list[int] = []
+        self.marked: list[ContextCheckpoint] = []
         self.slots: Slots = array("i")
         self.host_slots: Slots = array("i")
         self.fetching = self.offloading = False
@@ -117,15 +119,17 @@ class ContextState:
         fetching: the plan being built brings the state to the device: it is readable from the next plan on.
         offloading: the plan being built copies the state to the host.
         cuts: indexes behind pages at which other contexts are likely to part from this one, ascending; see `SidePool.share`.
+        marked: the checkpoints there that are made.
         last_page: the checkpoint behind the last page that it has filled one token at a time.
     """
 
-    __slots__ = ("cuts", "fetching", "host", "last_page", "offloading", "position", "slot", "source")
+    __slots__ = ("cuts", "fetching", "host", "last_page", "marked", "offloading", "position", "slot", "source")
 
     def __init__(self) -> None:
         self.slot = self.source = self.position = 0
         self.host = -1
         self.cuts: list[int] = []
+        self.marked: list[ContextCheckpoint] = []
         self.last_page: ContextCheckpoint | None = None
         self.fetching = self.offloading = False
 

@@ -20,16 +20,17 @@ from jinfercept.kv.page import PageCopies, Residency, SlotOccupancy, SlotPool, S
 
 @final
 class SharedSlots:
-    """Device slots that several owners may have, by counting references.
+    """Slots of one memory that several owners may have, by counting references.
 
     Args:
-        size: number of slots, numbered from 1 (0 is scratch).
+        size: number of slots.
+        first, notes_drops: see `SlotPool`.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, first: int = 0, *, notes_drops: bool = False) -> None:
         self.size = size
-        self.pool = SlotPool(size, first=1)
-        self._refs = array("i", bytes(4 * (size + 1)))
+        self.pool = SlotPool(size, first, notes_drops=notes_drops)
+        self._refs = array("i", bytes(4 * (size + first)))
 
     def take(self, most: int) -> Slots:
         """Take up to so many free slots."""
@@ -93,14 +94,16 @@ class SidePool(ABC):
     ) -> None:
         self._page_size, self._prefix_caching = page_size, prefix_caching
         self.slot_cost, self._turn_ends = slot_cost, [token_bytes([token]) for token in turn_ends]
-        self._slots, self._host = SharedSlots(num_slots), SlotPool(num_host_slots, notes_drops=True)
+        self._slots, self._host = SharedSlots(num_slots, 1), SharedSlots(num_host_slots, notes_drops=True)
         self._contexts: dict[Context, None] = {}  # with device slots
         self._moving: list[ContextWindow | ContextState] = []
+        self._offloading: list[ContextCheckpoint] = []
         self._fresh: set[int] = set()  # device slots that the plan being built writes
         self._found_later = found_later
         self._new: set[ContextCheckpoint] = set()  # that are not found yet
         # In the order in which they are lost: those that no context is likely to use, then by last use.
         self._checkpoints: OrderedDict[ContextCheckpoint, None] = OrderedDict()
+        self._copied: OrderedDict[ContextCheckpoint, None] = OrderedDict()  # on the host, likewise
 
     @property
     def num_free(self) -> int:
@@ -123,15 +126,17 @@ class SidePool(ABC):
         """Start a plan: the slots that the last plan moved have arrived, and those that it wrote can be read."""
         for side in self._moving:
             side.fetching = side.offloading = False
-        self._moving = []
+        for checkpoint in self._offloading:
+            checkpoint.offloading = False
+        self._moving, self._offloading = [], []
         self._fresh.clear()
         self._new.clear()
         self._slots.pool.begin()
-        self._host.begin()
+        self._host.pool.begin()
 
     def take_dropped(self) -> tuple[int, ...]:
         """Host slots freed since the last call: the runner forgets their arrays."""
-        return self._host.take_dropped()
+        return self._host.pool.take_dropped()
 
     @property
     def first_paused(self) -> Context | None:
@@ -218,9 +223,38 @@ class SidePool(ABC):
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
-        """Copy the side of a paused context with so many tokens to the host, as far as the host lacks it; None: not now."""
+        """Copy the side of a paused context with so many tokens to the host, as far as the host lacks it; None: not now.
+
+        The checkpoints at which other contexts are likely to part from it are copied with it.
+        """
+        copies = self._copy_out(context, num_tokens)
+        if copies:
+            for checkpoint in self._of(context).marked:
+                if checkpoint.slots and not checkpoint.host_slots and self._fresh.isdisjoint(checkpoint.slots):
+                    checkpoint.host_slots = self._take_host(len(checkpoint.slots))
+                    if checkpoint.host_slots:
+                        checkpoint.offloading = True
+                        self._offloading.append(checkpoint)
+                        self._copied[checkpoint] = None
+                        copies.add(checkpoint.slots, checkpoint.host_slots)
+        return copies
+
+    @abstractmethod
+    def _copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
+        """Copy what a context alone has; see `copy_out`."""
+
+    def _take_host(self, number: int) -> Slots:
+        """Take so many host slots, or none: checkpoints give theirs up for it."""
+        pool = self._host.pool
+        while pool.num_free + pool.num_late < number and self._copied:
+            self._lose_copy(next(iter(self._copied)))
+        return self._host.take(number) if pool.num_free >= number else array("i")
+
+    def _lose_copy(self, checkpoint: ContextCheckpoint) -> None:
+        del self._copied[checkpoint]
+        self._host.give(checkpoint.host_slots, late=checkpoint.offloading)
+        checkpoint.host_slots = array("i")
 
     def fetch(self, context: Context) -> PageCopies | None:
         """Copy a context's side back to the device; None: no slot is free, or copies are still on their way out."""
@@ -320,6 +354,8 @@ class SidePool(ABC):
             index = side.cuts.pop(0)
             if (extent := self._extent_at(context, index)) is not None:
                 self._mark(context, extent, index, likely=True)
+                if (checkpoint := extent.checkpoints.get(index)) is not None:
+                    side.marked.append(checkpoint)
 
     def _can_go_on(self, context: Context) -> bool:
         return context.is_whole and self.reaches(context, context.num_tokens)
@@ -377,7 +413,8 @@ class SidePool(ABC):
             cuts.add(start + _behind_last(end, rest) // self._page_size)
             if not start:
                 cuts.add(_behind_first(end, rest) // self._page_size)
-        self._of(context).cuts = sorted(cut for cut in cuts if cut > start)
+        side = self._of(context)
+        side.cuts, side.marked = sorted(cut for cut in cuts if cut > start), []
         return count
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
@@ -411,7 +448,8 @@ class SidePool(ABC):
         for extent in extents:
             full = extent.start + extent.num_tokens // self._page_size
             for index, checkpoint in extent.checkpoints.items():
-                if place < index <= min(full, end) and checkpoint.slots and checkpoint not in self._new:
+                is_there = checkpoint.slots or (checkpoint.host_slots and not checkpoint.offloading)
+                if place < index <= min(full, end) and is_there and checkpoint not in self._new:
                     last, place = extent, index
             if full < extent.end:
                 break
@@ -428,8 +466,10 @@ class SidePool(ABC):
             likely: see `_mark`.
         """
         checkpoint, made = extent.checkpoints.get(index), None
-        if checkpoint is None or not checkpoint.slots:
-            checkpoint = made = extent.checkpoints[index] = ContextCheckpoint(first, self._slots.share(slots))
+        if checkpoint is None:
+            checkpoint = extent.checkpoints[index] = ContextCheckpoint(first)
+        if not checkpoint.slots:
+            made, checkpoint.slots = checkpoint, self._slots.share(slots[:])
             self._checkpoints[checkpoint] = None
             if self._found_later:
                 self._new.add(checkpoint)
@@ -439,10 +479,14 @@ class SidePool(ABC):
             self._checkpoints.move_to_end(checkpoint)
         return made
 
-    def _use_checkpoint(self, checkpoint: ContextCheckpoint) -> tuple[int, Slots]:
-        """Share a checkpoint's window or state: the index of its first page, and its slots."""
-        self._checkpoints.move_to_end(checkpoint)
-        return checkpoint.first, self._slots.share(checkpoint.slots[:])
+    def _use_checkpoint(self, checkpoint: ContextCheckpoint) -> tuple[Slots, Slots]:
+        """Share a checkpoint's window or state: its device slots; or its host slots, if it is not on the device."""
+        for checkpoints in (self._checkpoints, self._copied):
+            if checkpoint in checkpoints:
+                checkpoints.move_to_end(checkpoint)
+        if checkpoint.slots:
+            return self._slots.share(checkpoint.slots[:]), array("i")
+        return array("i"), self._host.share(checkpoint.host_slots[:])
 
     def _first_alone(self) -> ContextCheckpoint | None:
         """The first checkpoint of which a slot has no other owner."""
@@ -453,16 +497,21 @@ class SidePool(ABC):
         """Lose the first checkpoint of which a slot has no other owner, or else the first; False if there is none to lose."""
         checkpoint = self._first_alone() or next(iter(self._checkpoints), None)
         if checkpoint is not None:
-            self.forget_checkpoints([checkpoint])
+            self._leave_device(checkpoint)
         return checkpoint is not None
 
+    def _leave_device(self, checkpoint: ContextCheckpoint) -> None:
+        del self._checkpoints[checkpoint]
+        self._slots.give(checkpoint.slots)
+        checkpoint.slots = array("i")
+
     def forget_checkpoints(self, checkpoints: Iterable[ContextCheckpoint] | None = None) -> None:
-        """Lose checkpoints; None: all of them."""
-        for checkpoint in [*self._checkpoints] if checkpoints is None else checkpoints:
+        """Lose checkpoints, on the device and on the host; None: all of them."""
+        for checkpoint in {*self._checkpoints, *self._copied} if checkpoints is None else checkpoints:
             if checkpoint.slots:
-                del self._checkpoints[checkpoint]
-                self._slots.give(checkpoint.slots)
-                checkpoint.slots = array("i")
+                self._leave_device(checkpoint)
+            if checkpoint.host_slots:
+                self._lose_copy(checkpoint)
 
     def check(self, contexts: Iterable[Context]) -> None:
         """Assert that references and slots agree; `contexts` are all open ones."""

@@ -122,8 +122,8 @@ class StatePool(SidePool):
         context that ends has one behind its last page, and no more slots than one for that."""
         state, index = self._of(context), self._border(context)
         if (extent := self._extent_at(context, index)) is not None:
-            if state.last_page is not None:
-                self.forget_checkpoints([state.last_page])
+            if state.last_page is not None and state.last_page.slots:
+                self._leave_device(state.last_page)
             if self.num_free or self._first_alone():
                 state.last_page = self._mark(context, extent, index, likely=True)
 
@@ -161,7 +161,7 @@ class StatePool(SidePool):
     # -- moving ----------------------------------------------------------------------------------------------------
 
     @override
-    def copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
+    def _copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
         state, copies = self._of(context), PageCopies()
         if self.is_copied(context, num_tokens):
             return copies
@@ -169,7 +169,7 @@ class StatePool(SidePool):
         if state.fetching or not slots or state.position != num_tokens or not self._fresh.isdisjoint(slots):
             return None
         self._drop_host(state)
-        host_slots = self._host.take(1)
+        host_slots = self._take_host(1)
         if not host_slots:
             return None
         (state.host,) = host_slots
@@ -211,9 +211,13 @@ class StatePool(SidePool):
     def go_on(self, context: Context, extent: PageExtent, index: int) -> None:
         self.free(context)
         state = self._of(context)
-        _, (state.source,) = self._use_checkpoint(extent.checkpoints[index])
+        slots, host_slots = self._use_checkpoint(extent.checkpoints[index])
         state.position = index * self._page_size
-        self._contexts[context] = None
+        if slots:
+            (state.source,) = slots
+            self._contexts[context] = None
+        else:
+            (state.host,) = host_slots
 
     @override
     @staticmethod
@@ -243,7 +247,7 @@ class StatePool(SidePool):
         states = [self._of(context) for context in contexts]
         owned = [array("i", (slot,)) for state in states for slot in (state.slot, state.source) if slot]
         self._slots.check([*owned, *(checkpoint.slots for checkpoint in self._checkpoints), self._read])
-        self._host.check(slot for state in states for slot in state.host_slots)
+        self._host.check([owner.host_slots for owner in (*states, *self._copied)])
         own = [state.slot for state in states if state.slot]
         assert len(set(own)) == len(own), "two contexts write one state"
         assert all(self._slots.num_owners(slot) == 1 for slot in own), "a context writes a checkpoint"

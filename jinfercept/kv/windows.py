@@ -182,7 +182,7 @@ class WindowPool(SidePool):
     # -- moving ----------------------------------------------------------------------------------------------------
 
     @override
-    def copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
+    def _copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
         window, copies = self._of(context), PageCopies()
         first, end = self._needed(num_tokens)
         if _is_copied(window, first, end):
@@ -196,9 +196,9 @@ class WindowPool(SidePool):
         if not window.host_slots:
             window.host_first = first
         start = window.host_end
-        if self._host.num_free < end - start:
+        slots = self._take_host(end - start)
+        if not slots:
             return None
-        slots = self._host.take(end - start)
         window.host_slots.extend(slots)
         window.offloading = True
         self._moving.append(window)
@@ -247,8 +247,11 @@ class WindowPool(SidePool):
     def go_on(self, context: Context, extent: PageExtent, index: int) -> None:
         window = self._of(context)
         self.free(context)
-        window.first, window.slots = self._use_checkpoint(extent.checkpoints[index])
-        self._contexts[context] = None
+        checkpoint = extent.checkpoints[index]
+        window.slots, window.host_slots = self._use_checkpoint(checkpoint)
+        window.first = window.host_first = checkpoint.first
+        if window.slots:
+            self._contexts[context] = None
 
     @override
     @staticmethod
@@ -261,7 +264,7 @@ class WindowPool(SidePool):
     def check(self, contexts: Iterable[Context]) -> None:
         windows = [self._of(context) for context in contexts]
         self._slots.check([owner.slots for owner in (*windows, *self._checkpoints)])
-        self._host.check(slot for window in windows for slot in window.host_slots)
+        self._host.check([owner.host_slots for owner in (*windows, *self._copied)])
         super().check(contexts)
 
 

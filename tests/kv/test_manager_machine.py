@@ -75,7 +75,7 @@ class ManagerMachine(RuleBasedStateMachine):
             beside["windows"] = WindowSizes(window, window_pages, host_window_pages, 0.5, slack=size)
         elif states[0]:
             beside["states"] = StateSizes(*states, 2)
-        self.manager = KVManager(pages, host_pages, size, prefix_caching=cache, **beside)
+        self.manager = KVManager(pages, host_pages, size, prefix_caching=cache, turn_ends=(1,), **beside)
         self.has_states = not window and states[0] > 0
         self.manager.begin_plan()
         for tokens in ([0] * 7, [0] * 5 + [1], [1, 0, 0, 1]):

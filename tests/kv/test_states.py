@@ -210,3 +210,40 @@ def test_a_context_that_decodes_takes_no_slot_of_those_in_use() -> None:
             run(manager, context, [number] * end)
         manager.check(contexts)
     assert [bool(state(context).slot) for context in contexts] == [True, True]
+
+
+def test_where_a_client_cuts_the_prompt_its_state_goes_to_the_host_too() -> None:
+    manager = KVManager(8, 8, SIZE, states=SIZES._replace(num_host_states=2), turn_ends=(99,))
+    context, tokens, pool = manager.open(), [*range(9), 99, 10, 11, 12], side_pool(manager)
+    run(manager, context, tokens, end=8)
+    run(manager, context, tokens)
+    manager.release(context)
+    manager.begin_plan()
+    copies = pool.copy_out(context, 13)
+    assert copies is not None
+    assert len(copies) == 2, "of the context, and behind the page before the turn's end"
+    manager.copy_out(context, range(4), 4)
+    assert manager.drop(context, range(4), device=True, host=False) == 4
+    assert pool.find(3)
+    manager.begin_plan()
+    assert num_free(manager) == 3, "nothing is left on the device"
+    manager.cut(context, 11)
+    assert (context.num_pages, state(context).position, len(state(context).slots)) == (2, 8, 0)
+    manager.hold(context)
+    assert manager.num_fetchable(context) == 3
+    assert pool.fetch(context)
+    manager.fetch(context, 2)
+    manager.begin_plan()
+    manager.advance(context)
+    assert context.ready == 8
+    manager.check([context])
+    run(manager, context, [*tokens[:11], 50, 51])
+    manager.close(context)
+    manager.check([])
+    other = [manager.open() for _ in range(2)]
+    for number, fresh in enumerate(other):
+        run(manager, fresh, [60 + number] * 6)
+        manager.release(fresh)
+        manager.begin_plan()
+        assert pool.copy_out(fresh, 6), "contexts take the host slots of checkpoints"
+    manager.check(other)
