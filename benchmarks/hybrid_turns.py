@@ -31,9 +31,9 @@ from jinfercept.cli.options import Maybe
 from jinfercept.errors import ConfigError
 from jinfercept.llm import LLM
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.reports import write_json
 from jinfercept.sim.tables import check_least, plain_table, show
+from studies.plots import check_drawing
 
 CHECKPOINTS = {
     "Llama": "llama_gqa",
@@ -309,7 +309,7 @@ class HttpClient:
         messages, turns = [{"role": "user", "content": self._text(shape.first)}], list[tuple[int, int]]()
         for turn in range(shape.turns):
             if turn and evicts:
-                for _ in range(4):
+                for _ in range(3):
                     self._post({"messages": [{"role": "user", "content": self._text(LENGTH // 2)}], "max_tokens": 4})
             body = self._protocol.body(messages, shape.answer)
             reply = self._post(body, self._protocol.path)

@@ -8,8 +8,8 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -151,8 +151,6 @@ class Service:
 
     async def warm_up(self) -> None:
         """Load what the first request would wait for, lazy imports and the vocabulary of grammars."""
-        if self.database.outlives:
-            self.state.start()
         await self._threads.run("", 0, self._warm_up)
 
     def _warm_up(self) -> None:
@@ -251,22 +249,15 @@ class Service:
             ApiError: raised by the function, a `JinferceptError` as 400; 429, 503 or 499 if it is not run.
         """
         key, size = tenant_of(request), request.scope.get(BODY_BYTES, 0) + num_bytes
+        if number:
+            self.check_room(key, number)
+        self._preparing[key] += number
         try:
-            with self.room(key, number):
-                return await unless_disconnected(request.receive, self._threads.run(key, size, work))
+            return await unless_disconnected(request.receive, self._threads.run(key, size, work))
         except JinferceptError as error:
             raise ApiError.of(error) from error
-
-    @contextmanager
-    def room(self, tenant: str, number: int) -> Iterator[None]:
-        """Room in the queue for requests until they are submitted. Raises as `check_room`."""
-        if number:
-            self.check_room(tenant, number)
-        self._preparing[tenant] += number
-        try:
-            yield
         finally:
-            self._preparing[tenant] -= number
+            self._preparing[key] -= number
             self._preparing += Counter()  # drops keys with no requests
 
     async def submit(self, http: HttpRequest, requests: Sequence[Request], *, ends_only: bool = False) -> AsyncStream:

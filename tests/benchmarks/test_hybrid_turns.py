@@ -46,10 +46,10 @@ def test_as_many_tokens_are_found_as_full_pages_have(llm: LLM, name: str) -> Non
     assert num_different(llm, asked) == 0
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_conversation_without_its_reasoning_comes_back_from_the_host(llm: LLM, protocol: str) -> None:
-    llm.restart(enable_prefix_caching=True)
+def test_a_conversation_without_its_reasoning_comes_back_from_the_host(llm: LLM) -> None:
     with running(llm) as server:
-        client = HttpClient(server.http, PROTOCOLS[protocol], MODEL, random.Random(0))
-        assert client.play(SHAPE, drops=True, evicts=True) == [(60, 0), (100, 48), (140, 96)]
-    assert llm.counters.copied_in > 0
+        for protocol in PROTOCOLS.values():
+            llm.restart(enable_prefix_caching=True)
+            client = HttpClient(server.http, protocol, MODEL, random.Random(0))
+            assert client.play(SHAPE, drops=True, evicts=True) == [(60, 0), (100, 48), (140, 96)]
+            assert llm.counters.copied_in > 0

@@ -23,7 +23,7 @@ def run(manager: KVManager, context: Context, tokens: list[int], end: int | None
     manager.computed(context, start, end)
     manager.commit(context, tokens)
     if end - start > 1:
-        manager.mark(context)
+        side_pool(manager).mark(context)
 
 
 def state(context: Context) -> ContextState:
@@ -181,12 +181,12 @@ def test_chunks_end_at_pages_where_there_can_be_checkpoints() -> None:
     context, start, ends = manager.open(), 0, list[int]()
     manager.refresh(context, tokens)
     while start < len(tokens):
-        start = manager.chunk_end(context, start, len(tokens), len(tokens))
+        start = side_pool(manager).chunk_end(context, start, len(tokens), len(tokens))
         ends.append(start)
     assert ends == [8, 28, 36, 38]
-    assert manager.chunk_end(context, 8, 18, 38) == 16
+    assert side_pool(manager).chunk_end(context, 8, 18, 38) == 16
     without = KVManager(99, 0, SIZE, states=SIZES, prefix_caching=False)
-    assert without.chunk_end(without.open(), 0, 10, 40) == 10
+    assert side_pool(without).chunk_end(without.open(), 0, 10, 40) == 10
 
 
 def test_the_last_page_that_a_context_filled_token_by_token_has_a_checkpoint() -> None:

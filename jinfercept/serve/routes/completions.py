@@ -14,19 +14,18 @@ from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.completion_answer import CompletionAnswer
 from jinfercept.serve.protocols.openai.completion_schemas import Completion, CompletionBody
 from jinfercept.serve.protocols.openai.logprobs import check_report
-from jinfercept.serve.protocols.schemas import check_extras
 from jinfercept.serve.routes.engine_requests import (
     RequestHints,
     answered,
     async_calls,
     check_length,
     check_requests,
-    read_hints,
+    opened,
     sampling_params,
     with_hints,
 )
 from jinfercept.serve.routes.guarded_route import GuardedRoute
-from jinfercept.serve.service import Service, service_of
+from jinfercept.serve.service import Service
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -36,10 +35,7 @@ router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 @router.post("/v1/completions", response_model=Completion)
 async def create_completion(body: CompletionBody, request: Request) -> Response:
     """Continue a text, or several. With `stream`, in server-sent events: `text_completion` objects, then `[DONE]`."""
-    service = service_of(request)
-    model = service.check_model(body.model)
-    check_extras(body, service.ignored)
-    hints = read_hints(body, request)
+    service, model, hints = opened(body, request)
     calls = async_calls(service, body, hints.tenant)
     if calls is None and body.jinfercept is not None and body.jinfercept.wants_server_tools:
         message = (

@@ -96,6 +96,7 @@ async def delete_conversation(conversation_id: str, request: Request) -> Respons
 async def create_items(conversation_id: str, body: NewItemsBody, request: Request) -> Response:
     """Add items to the end of a conversation."""
     items = await _read(request, body.items)
+    service_of(request).state.check_unlocked(conversation_id, tenant_of(request))
     await _run(request, conversations.add_items, conversation_id, items)
     return await service_of(request).prepare(request, lambda: item_page(items, len(items), "asc", None))
 
@@ -123,6 +124,7 @@ async def get_item(conversation_id: str, item_id: str, request: Request) -> Resp
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}", response_model=ConversationObject)
 async def delete_item(conversation_id: str, item_id: str, request: Request) -> Response:
     """Delete an item of a conversation; returns the conversation."""
+    service_of(request).state.check_unlocked(conversation_id, tenant_of(request))
     return EncodedReply(await _run(request, conversations.delete_item, conversation_id, item_id))
 
 

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from dataclasses import fields, replace
+from typing import Any, NamedTuple, Protocol
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -30,6 +30,8 @@ from jinfercept.serve.protocols.schemas import (
     Extensions,
     ResponseFormat,
     SamplingBody,
+    SessionHints,
+    check_extras,
     check_training_fields,
 )
 from jinfercept.serve.service import Service, service_of, tenant_of
@@ -41,29 +43,16 @@ _SAME_NAMES = (_NAMES & SamplingBody.model_fields.keys()) - {"structured_outputs
 """Fields with the same name and meaning in the body and in `SamplingParams`."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHints:
-    """The hints of one request.
-
-    Attributes:
-        salt: of its pages and its session, which are found only with the same salt.
-        session_id: of the session that a follow-up names; None without one.
-        expected_s: seconds until the follow-up; None if unknown.
-        priority: smaller ones are served first; within the range of the key.
-        release: no follow-up comes, so the context is not retained.
-        follows: id of the finished request that this one continues.
-        adapter: whose name the body has as its model; None: the name is the model's own.
-    """
+class RequestHints(NamedTuple):
+    """The hints of one body for its requests, by the fields of `Request`; the priority is within the range of the key."""
 
     tenant: str = ""
-    salt: str = ""
-    session_id: str | None = None
-    expected_s: float | None = None
+    cache_salt: str = ""
     priority: int = 0
     weight: float = 1.0
-    release: bool = False
     follows: str | None = None
     adapter: Adapter | None = None
+    follow_up: FollowUp = FollowUp()
 
 
 def read_hints(body: Extensions, request: HttpRequest) -> RequestHints:
@@ -72,27 +61,34 @@ def read_hints(body: Extensions, request: HttpRequest) -> RequestHints:
     Raises:
         ApiError: 400, for a header that is too long.
     """
-    extension = body.jinfercept
+    extension, service = body.jinfercept or SessionHints(), service_of(request)
     header = request.headers.get("x-session-id")
     if header is not None and len(header) > MAX_SESSION_ID:
         raise ApiError.bad(f"a session id must have at most {MAX_SESSION_ID} characters", "x-session-id")
-    session = (extension.session_id if extension else None) or body.session_id or header or None
+    session, model = extension.session_id or body.session_id or header or "", getattr(body, "model", None)
     if (trace := TRACE.get()) is not None:
-        model = getattr(body, "model", None)
-        conversation = getattr(body, "conversation_id", None)
-        trace.describe(model, model or service_of(request).names[0], conversation or session)
-    tenant, keys = tenant_of(request), service_of(request).keys
-    priority = (extension.priority if extension and extension.priority is not None else body.priority) or 0
+        trace.describe(model, model or service.names[0], getattr(body, "conversation_id", None) or session)
+    tenant, keys = tenant_of(request), service.keys
     return RequestHints(
         tenant=tenant,
-        salt=isolation(tenant, body.cache_salt),
-        session_id=session,
-        expected_s=extension.expected_s if extension else None,
-        priority=keys.priority(tenant, priority),
+        cache_salt=isolation(tenant, body.cache_salt),
+        priority=keys.priority(tenant, (body.priority if extension.priority is None else extension.priority) or 0),
         weight=keys.rules(tenant).weight,
-        release=bool(extension and extension.release),
-        adapter=service_of(request).adapter(getattr(body, "model", None)),
+        adapter=service.adapter(model),
+        follow_up=FollowUp(session, extension.expected_s, last=bool(extension.release)),
     )
+
+
+def opened(body: Extensions, request: HttpRequest) -> tuple[Service, str, RequestHints]:
+    """The service, the name of the model for the answer, and the hints of a body whose own fields are checked.
+
+    Raises:
+        ApiError: 404 for an unknown model, 400 for fields that are not supported.
+    """
+    service = service_of(request)
+    model = service.check_model(getattr(body, "model", None))
+    check_extras(body, service.ignored)
+    return service, model, read_hints(body, request)
 
 
 def with_hints(requests: Sequence[Request], hints: RequestHints) -> list[Request]:
@@ -100,20 +96,10 @@ def with_hints(requests: Sequence[Request], hints: RequestHints) -> list[Request
 
     The context of each is retained for a follow-up; of several answers to one prompt, that of the first.
     """
-    follow_up = FollowUp(hints.session_id or "", hints.expected_s, last=hints.release)
-    return [
-        replace(
-            request,
-            cache_salt=hints.salt,
-            tenant=hints.tenant,
-            priority=hints.priority,
-            weight=hints.weight,
-            follows=hints.follows,
-            follow_up=follow_up if request.leader is None else None,
-            adapter=hints.adapter or request.adapter,
-        )
-        for request in requests
-    ]
+    fields = hints._asdict()
+    if hints.adapter is None:
+        del fields["adapter"]
+    return [replace(request, **fields | ({"follow_up": None} if request.leader else {})) for request in requests]
 
 
 def async_calls(service: Service, body: Extensions, tenant: str) -> AsyncCalls | None:

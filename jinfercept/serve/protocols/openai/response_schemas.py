@@ -17,7 +17,6 @@ from jinfercept.serve.protocols.schemas import (
     FIRST_ERROR,
     Body,
     OutputPart,
-    OutputTokensDetails,
     SamplingBody,
     Text,
     TypeName,
@@ -238,6 +237,15 @@ InputItem = Annotated[
 ]
 
 
+def _listed(given: Any) -> Any:
+    """The input of a body; a text as a message of the user."""
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+_Items = Annotated[list[InputItem], Field(max_length=MAX_ITEMS), FIRST_ERROR]
+_Input = Annotated[_Items, BeforeValidator(_listed, json_schema_input_type=Text | _Items)]
+
+
 class TextFormat(Body):
     """The format of the answer."""
 
@@ -271,7 +279,7 @@ class ConversationReference(Body):
 class ResponsesBody(SamplingBody):
     """Input, the response that it continues, and the parameters of the answer."""
 
-    input: Text | Annotated[list[InputItem], Field(max_length=MAX_ITEMS), FIRST_ERROR]
+    input: _Input
     instructions: Text | None = None
     previous_response_id: _ID | None = None
     conversation: _ID | ConversationReference | None = None
@@ -299,7 +307,7 @@ class ResponsesBody(SamplingBody):
 class InputTokensBody(ResponsesBody):
     """What a response would be made of, for counting."""
 
-    input: Text | Annotated[list[InputItem], Field(max_length=MAX_ITEMS), FIRST_ERROR] = ""
+    input: _Input = Field("", validate_default=True)
 
 
 class InputTokenCount(BaseModel):
@@ -309,34 +317,14 @@ class InputTokenCount(BaseModel):
     input_tokens: int
 
 
-class InputTokensDetails(BaseModel):
-    """Details of the input tokens."""
-
-    cached_tokens: int
-    cache_write_tokens: int
-
-
 class ResponseUsage(BaseModel):
     """Token counts of a response."""
 
     input_tokens: int
-    input_tokens_details: InputTokensDetails
+    input_tokens_details: dict[Literal["cached_tokens", "cache_write_tokens"], int]
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: dict[Literal["reasoning_tokens"], int]
     total_tokens: int
-
-
-class ResponseFailure(BaseModel):
-    """The error of a failed response."""
-
-    code: str
-    message: str
-
-
-class ConversationId(BaseModel):
-    """The conversation that a response is a turn of."""
-
-    id: str
 
 
 class ResponseObject(BaseModel):
@@ -348,7 +336,7 @@ class ResponseObject(BaseModel):
     completed_at: int | None
     status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     background: bool
-    error: ResponseFailure | None
+    error: dict[Literal["code", "message"], str] | None
     incomplete_details: dict[str, str] | None
     instructions: str | None
     max_output_tokens: int | None
@@ -358,7 +346,7 @@ class ResponseObject(BaseModel):
     output: list[dict[str, Any]]
     parallel_tool_calls: bool
     previous_response_id: str | None
-    conversation: ConversationId | None = None
+    conversation: dict[Literal["id"], str] | None = None
     reasoning: dict[str, Any]
     store: bool
     temperature: float
