@@ -343,8 +343,9 @@ def write_model(name: str, folder: Path) -> Path:
 
     shutil.copytree(GOLDEN / name, folder)
     config = json.loads((folder / "config.json").read_text())
-    assert config["eos_token_id"] == END
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": LENGTH}))
+    config |= {"eos_token_id": END, "max_position_embeddings": LENGTH}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))
     weights = load_file(folder / "model.safetensors")
     rows = "lm_head.weight" if "lm_head.weight" in weights else "model.embed_tokens.weight"
     assert weights[rows].shape[0] == VOCABULARY
@@ -459,5 +460,5 @@ def _draw(shares: dict[str, dict[str, float]], path: str) -> None:
     axes.set_yticks([place + 0.4 - height / 2 for place in range(len(names))], names)
     axes.invert_yaxis()
     axes.set(xlabel="tokens found, as a share of those that a Llama of the same pages finds")
-    axes.legend(fontsize=8, loc="lower left")
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.savefig(path, dpi=110)
