@@ -183,7 +183,7 @@ class StudyRegimes:
         duration_s = self.duration or (QUICK_S if self.quick else RUN_S)
         check_least("--seeds", num_seeds, 1)
         check_least("--context", self.context, 1)
-        by_title, parts = regimes(self.trace, self.context), self.regime or (QUICK if self.quick else ())
+        by_title, parts = regimes(self.trace, self.context), list(self.regime or (QUICK if self.quick else ()))
         titles = [title for title in by_title if not parts or any(part in title for part in parts)]
         if not titles:
             got, fix = ", ".join(parts) + nearest(parts[0], tuple(by_title)), f"a part of one of {'; '.join(by_title)}"
