@@ -5,12 +5,14 @@ Groups are frozen, and a class of the engine gets only its own. Imports nothing 
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple, Self, TypedDict, get_type_hints
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import NoneType
+from typing import Any, Literal, NamedTuple, Self, TypedDict, get_args, get_origin, get_type_hints
 
 from jinfercept.errors import ConfigError, nearest, refuse_any, shown
-from jinfercept.values import check_bounds, check_type, option, plain
+from jinfercept.values import plain
 
 DTypeChoice = Literal["auto", "float32", "bfloat16"]
 KVDTypeChoice = Literal["auto", "int8", "fp8"]
@@ -81,64 +83,47 @@ MAX_BIAS = 100
 """Of a logit, as in `SamplingParams.logit_bias`."""
 
 
-class AdapterChoice(NamedTuple):
-    """The adapters of a start.
-
-    Attributes:
-        directories: by name.
-        num_slots: adapters that there is room for.
-        of_any_modules: whether that room is for adapters of any modules, loaded later; else for those named alone.
-        most_rank: the largest rank that there is room for; None: the largest of those named, or 16 without any.
-        of_tools: name of the adapter of chats with tools that name none; None: they have none.
-        call_bias: added to the logit with which a call opens in chats that have that adapter and may answer.
-    """
-
-    directories: Mapping[str, str]
-    num_slots: int
-    of_any_modules: bool
-    most_rank: int | None
-    of_tools: str | None
-    call_bias: float
-
-    @classmethod
-    def parse(
-        cls,
-        loras: Sequence[str] | Mapping[str, Any] | None,
-        max_loras: int | None,
-        max_lora_rank: int | None,
-        tool_lora: str | None,
-        tool_call_bias: float | None,
-    ) -> Self:
-        """The adapters of the options with these names. Raises `ConfigError` for values that cannot work together."""
-        directories = _directories(loras)
-        if max_loras is not None and max_loras < len(directories):
-            got, fix = f"{max_loras} for {len(directories)}", f"{len(directories)} or more"
-            raise ConfigError("max_loras is less than the number of adapters in loras", got=got, fix=fix)
-        num_slots = len(directories) if max_loras is None else max_loras
-        if max_lora_rank is not None and not num_slots:
-            raise ConfigError("max_lora_rank needs adapters", got="no room for any", fix="give max_loras or loras too")
-        if tool_lora is not None and tool_lora not in directories and num_slots == len(directories):
-            names = ", ".join(directories) or "none are named"
-            raise ConfigError("tool_lora must be a name in loras", got=shown(tool_lora), fix=f"one of loras: {names}")
-        bias = tool_call_bias or 0.0
-        if not -MAX_BIAS <= bias <= MAX_BIAS:
-            raise ConfigError("tool_call_bias is wrong", got=bias, fix=f"a number from -{MAX_BIAS} to {MAX_BIAS}")
-        return cls(directories, num_slots, max_loras is not None, max_lora_rank, tool_lora, bias)
+def option(default: Any, text: str, *aliases: str, least: float | None = None, most: float | None = None) -> Any:
+    """A field with its default, its help text, other flags that mean the same, and its least and greatest value."""
+    return field(default=default, metadata={"help": text, "aliases": aliases, "least": least, "most": most})
 
 
-def _directories(loras: Sequence[str] | Mapping[str, Any] | None) -> dict[str, str]:
-    """The directories by name. Raises `ConfigError` for an entry that is none, and a name given twice."""
-    if isinstance(loras, Mapping):
-        pairs = [(str(name), str(place)) for name, place in loras.items()]
-    else:
-        words = [word.partition("=") for word in loras or ()]
-        pairs = [(name.strip(), place.strip()) for name, _, place in words]
-    if not all(name and place for name, place in pairs):
-        raise ConfigError("an adapter has a name and a directory", got=shown(loras), fix="NAME=DIRECTORY for each")
-    directories = dict(pairs)
-    if len(directories) < len(pairs):
-        raise ConfigError("two adapters have one name", got=shown(loras), fix="give each a name of its own")
-    return directories
+def check_bounds(options: Any) -> None:
+    """Raise `ConfigError` for a field outside its bounds, and for one that is infinite."""
+    for at in fields(options):
+        value, least, most = getattr(options, at.name), at.metadata["least"], at.metadata["most"]
+        if least is not None and value is not None and not value >= least:
+            raise ConfigError(f"{at.name} is too small", got=value, fix=f"at least {least}")
+        if least is not None and value == math.inf:
+            raise ConfigError(f"{at.name} is not finite", got=value, fix="give a number")
+        if most is not None and value is not None and value > most:
+            raise ConfigError(f"{at.name} is too large", got=value, fix=f"at most {most}")
+
+
+def without_none(hint: Any) -> Any:
+    """`int` of `int | None`; any other type as it is."""
+    arguments = get_args(hint)
+    return arguments[0] if NoneType in arguments else hint
+
+
+def check_type(name: str, value: Any, hint: Any) -> None:
+    """Raise `ConfigError` if a value has another type than its annotation: a class, a `Literal`, or one of these or None."""
+    if (value is None and NoneType in get_args(hint)) or (isinstance(value, dict) and dict[str, Any] in get_args(hint)):
+        return
+    bare_hint = without_none(hint)
+    if get_origin(bare_hint) is tuple:
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+            raise ConfigError(f"{name} is a list of texts", got=shown(value), fix="give several, or one in a list")
+        return
+    choices = get_args(bare_hint)
+    kind = type(choices[0]) if choices else bare_hint
+    fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
+    if not fits or (kind is not bool and isinstance(value, bool)):
+        raise ConfigError(f"{name} has the wrong type", got=shown(value), fix=f"give a value of type {kind.__name__}")
+    if choices and value not in choices:
+        raise ConfigError(
+            f"{name} is one of {', '.join(map(str, choices))}", got=shown(value), fix="choose one of them"
+        )
 
 
 @dataclass(frozen=True)
@@ -208,9 +193,48 @@ class AdapterOptions:
     tool_call_bias: float | None = option(None, "added to logits that open calls, in chats of `tool_lora`")
 
     @property
-    def choice(self) -> AdapterChoice:
-        """The adapters, and the room for them. Raises `ConfigError`."""
-        return AdapterChoice.parse(self.loras, self.max_loras, self.max_lora_rank, self.tool_lora, self.tool_call_bias)
+    def directories(self) -> dict[str, str]:
+        """The directories of adapters by name. Raises `ConfigError` for an entry that is none, and a name given twice."""
+        if isinstance(self.loras, Mapping):
+            pairs = [(str(name), str(place)) for name, place in self.loras.items()]
+        else:
+            words = [word.partition("=") for word in self.loras or ()]
+            pairs = [(name.strip(), place.strip()) for name, _, place in words]
+        if not all(name and place for name, place in pairs):
+            raise ConfigError(
+                "an adapter has a name and a directory", got=shown(self.loras), fix="NAME=DIRECTORY for each"
+            )
+        directories = dict(pairs)
+        if len(directories) < len(pairs):
+            raise ConfigError("two adapters have one name", got=shown(self.loras), fix="give each a name of its own")
+        return directories
+
+    @property
+    def num_slots(self) -> int:
+        """Adapters that there is room for: of any modules with `max_loras`, else for those of `loras` alone."""
+        return len(self.directories) if self.max_loras is None else self.max_loras
+
+    @property
+    def call_bias(self) -> float:
+        """Added to the logit with which a call opens in chats of `tool_lora` that may answer."""
+        return self.tool_call_bias or 0.0
+
+    def check(self) -> None:
+        """Raise `ConfigError` for values that cannot work together."""
+        num_named, num_slots = len(self.directories), self.num_slots
+        if num_slots < num_named:
+            got, fix = f"{num_slots} for {num_named}", f"{num_named} or more"
+            raise ConfigError("max_loras is less than the number of adapters in loras", got=got, fix=fix)
+        if self.max_lora_rank is not None and not num_slots:
+            raise ConfigError("max_lora_rank needs adapters", got="no room for any", fix="give max_loras or loras too")
+        if self.tool_lora is not None and self.tool_lora not in self.directories and num_slots == num_named:
+            names = ", ".join(self.directories) or "none are named"
+            raise ConfigError(
+                "tool_lora must be a name in loras", got=shown(self.tool_lora), fix=f"one of loras: {names}"
+            )
+        if not -MAX_BIAS <= self.call_bias <= MAX_BIAS:
+            fix = f"a number from -{MAX_BIAS} to {MAX_BIAS}"
+            raise ConfigError("tool_call_bias is wrong", got=self.call_bias, fix=fix)
 
 
 @dataclass(frozen=True)
@@ -496,7 +520,7 @@ class EngineConfig:
                 fix="leave one of them out",
             )
         assert scheduling.speculation
-        assert self.adapters.choice
+        self.adapters.check()
         self._check_disk()
 
     def _check_disk(self) -> None:

@@ -30,7 +30,7 @@ from jinfercept.outputs import (
     RequestOutput,
 )
 from jinfercept.request import Adapter, Request
-from jinfercept.sched.plan import NOTHING_ALLOWED, TokenExperts, TokenLogprobs, draw_options
+from jinfercept.sched.plan import NOTHING_ALLOWED, Sample, TokenExperts, TokenLogprobs, draw_options
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import PendingCall, Sequence
 
@@ -197,11 +197,11 @@ class Session:
             self.client_calls, calls = tuple(call for call in calls if call.by_caller), ()
         return calls
 
-    def pending(self, call: Call, key: Hashable, expected_s: float | None) -> PendingCall:
+    def pending(self, call: Call, key: Hashable) -> PendingCall:
         """A call of the request as the scheduler has it."""
         request = self.request
         kind = "client_tool" if call.by_caller else "server_tool" if call.name in request.tools else "unknown_tool"
-        return PendingCall(call.name[:MAX_NAME], key, expected_s, request.tenant, kind)
+        return PendingCall(call.name[:MAX_NAME], key, call.expected_s, request.tenant, kind)
 
     def read_external(self, tokens: list[int]) -> str:
         """The sequence gets tokens that the model did not generate; returns their text, as far as it is certain."""
@@ -404,10 +404,8 @@ def new_session(
         request.prompt_token_ids,
         scheduler.kv.open(request.kv_salt),
         max_tokens=scheduler.max_model_len if params.max_tokens is None else params.max_tokens,
-        temperature=params.temperature,
-        random_key=random_key,
+        sample=Sample(params.temperature, random_key, draw_options(params, stop)),
         arrival_s=now,
-        options=draw_options(params, stop),
         num_best=params.prompt_logprobs,
         noted_from=first_computed if params.return_routed_experts else None,
         leader=leader.sequence if leader else None,

@@ -7,6 +7,7 @@ extent makes a new parent with the first pages: contexts and children that point
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING
 
 from jinfercept.kv.page import Residency, SlotPool, Slots
@@ -74,6 +75,7 @@ class PageExtent:
     Attributes:
         parent: the extent before it; None for a root, a tail, and an extent that is gone.
         children: those behind it, by the tokens of their first page.
+        number: counts extents in the order in which they are made.
         start: index of the first page in a context.
         num_pages: how many there are.
         tokens: of the pages; of a tail, those of its leading pages that are full, computed and accepted.
@@ -95,6 +97,7 @@ class PageExtent:
     start: int = 0
     _: KW_ONLY
     shareable: bool = True
+    number: int = field(init=False, default_factory=count().__next__)
     children: "dict[bytes, PageExtent]" = field(default_factory=dict)
     num_pages: int = 0
     tokens: bytearray = field(default_factory=bytearray)

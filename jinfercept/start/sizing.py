@@ -8,9 +8,9 @@ from functools import partial
 import jax
 
 from jinfercept.config import EngineConfig
+from jinfercept.cpu_kernels.machine import num_processors
 from jinfercept.cpu_kernels.ordered_attention import fewest_rows
 from jinfercept.errors import ConfigError
-from jinfercept.machine import num_processors
 from jinfercept.models.adapters import adapter_matrices
 from jinfercept.models.embedded import cache_directory
 from jinfercept.models.load import Loaded
@@ -260,7 +260,7 @@ def _runner_shape(model: ServedModel, num_pages: int, max_model_len: int, config
         joined_decode=config.advanced.joined_decode,
         kv_cache_dtype=config.cache.kv_cache_dtype,
         num_drafts=config.scheduling.speculation.num_speculative_tokens,
-        num_adapters=config.adapters.choice.num_slots,
+        num_adapters=config.adapters.num_slots,
         fewest_rows=fewest,
     )
 

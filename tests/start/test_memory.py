@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 from jinfercept.config import EngineConfig
+from jinfercept.cpu_kernels.machine import Memory
 from jinfercept.errors import ConfigError
-from jinfercept.machine import Memory
 from jinfercept.models.load import Loaded, load
 from jinfercept.models.mesh import local_bytes
 from jinfercept.models.model import Model, abstract_params, kv_bytes_per_token
@@ -151,7 +151,7 @@ def test_a_plan_finds_its_place_in_one_region_and_not_in_regions_that_double(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=home),
             abstract_params(config, jnp.bfloat16, joined=True),
         )
-        return Loaded(Model(config, joined=True), params, None, "dummy")
+        return Loaded(Model(config, joined=True), params, None)
 
     served, draft = loaded(32), loaded(num_drafting) if num_drafting else None
     weights = [local_bytes(leaf) for leaf in jax.tree.leaves((served.params, None if draft is None else draft.params))]

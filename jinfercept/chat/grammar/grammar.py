@@ -5,8 +5,6 @@ A grammar is compiled once, in the thread that asks for it; every request has it
 
 import json
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from copy import copy
 from functools import cache
 from hashlib import sha256
@@ -17,30 +15,32 @@ from typing import final
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
-from jinfercept.chat.grammar.constraint import JsonText, JsonTokens, TokenGrammar, next_tokens, problem_of
+from jinfercept.chat.grammar.constraint import (
+    LEXER_FUEL,
+    JsonText,
+    JsonTokens,
+    TokenGrammar,
+    next_tokens,
+    on_large_stack,
+    problem_of,
+)
 from jinfercept.chat.grammar.forbidden_text import ForbiddenText
 from jinfercept.chat.grammar.limits import check_gbnf, check_limits, check_rules, num_compiled_bytes
+from jinfercept.chat.grammar.schemas import source_of
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import RequestError
+from jinfercept.sched.tenants import ExpiringEntries, Quota
 from jinfercept.structured_outputs import JSON_SPACE, StructuredOutputsParams
-from jinfercept.tenants import ExpiringEntries, Quota
 
-_STACK_BYTES = 2**28
-"""Stack of the thread that compiles: llguidance follows rules and references by recursion, up to 300 bytes of stack a
-character of a schema, and a stack that is too small ends the process. Only used pages take memory."""
-_LEXER_FUEL = 250_000
-"""Work on regular expressions before the first token, in llguidance's unit: half a second; its own limit takes two."""
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 """Ends every grammar in Lark: llguidance does not search for forced text, which it would tokenise anew at every token, and
 which in `start: A A` with `A: /b+/` has no end."""
-_starting = threading.Lock()
 
 
 class Vocabulary:
     """A tokenizer as llguidance wants it. One more token behind the last one stands for the end of the text."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self._tokenizer = tokenizer
         special = {token_id for token_id in tokenizer.special_ids if token_id < vocab_size}
         self.tokens = [*map(tokenizer.token_bytes, range(vocab_size)), b"<end>"]
         self.special_token_ids = [*sorted(special), vocab_size]
@@ -49,27 +49,14 @@ class Vocabulary:
         self._longest = max(map(len, self._id_of), default=0)
 
     def __call__(self, text: str) -> list[int]:
-        """The tokens of a forced text; they have exactly its bytes, or masks would be wrong.
-
-        SentencePiece-like vocabularies put a space before a text, and others normalise it: then the text is encoded behind a
-        character that merges with nothing, or as the longest tokens that fit.
-        """
-        for before in ("", "\x02"):
-            skipped = len(self._tokenizer.encode(before, plain=True))
-            token_ids = self._tokenizer.encode(before + text, plain=True)[skipped:]
-            if b"".join(map(self._tokenizer.token_bytes, token_ids)) == text.encode():
-                return token_ids
-        return self._longest_first(text.encode())
-
-    def _longest_first(self, text: bytes) -> list[int]:
-        token_ids = []
-        while text:
-            lengths = (length for length in range(self._longest, 0, -1) if text[:length] in self._id_of)
-            length = next(lengths, None)
-            if length is None:  # the vocabulary cannot write the rest
+        """Tokens with exactly the bytes of a text, or masks would be wrong: the longest that fit, one after the other."""
+        rest, token_ids = text.encode(), list[int]()
+        while rest:
+            lengths = (length for length in range(self._longest, 0, -1) if rest[:length] in self._id_of)
+            if (length := next(lengths, None)) is None:  # the vocabulary cannot write the rest
                 break
-            token_ids.append(self._id_of[text[:length]])
-            text = text[length:]
+            token_ids.append(self._id_of[rest[:length]])
+            rest = rest[length:]
         return token_ids
 
 
@@ -83,13 +70,13 @@ def compile_matcher(vocabulary: LLTokenizer, vocab_size: int, kind: str, text: s
     Raises:
         RequestError: llguidance refuses the grammar, or it matches no text that the vocabulary can write.
     """
-    return _on_large_stack(lambda: _matcher(vocabulary, vocab_size, kind, text))
+    return on_large_stack(lambda: _matcher(vocabulary, vocab_size, kind, text))
 
 
 def _matcher(vocabulary: LLTokenizer, vocab_size: int, kind: str, text: str) -> LLMatcher:
     try:
         source = _source(kind, text)
-        limits = LLParserLimits(initial_lexer_fuel=_LEXER_FUEL)
+        limits = LLParserLimits(initial_lexer_fuel=LEXER_FUEL)
         matcher = LLMatcher(vocabulary, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise ValueError(problem_of(matcher))
@@ -131,27 +118,6 @@ def _lark(text: str) -> str:
         raise ValueError(f"neither Lark nor GBNF: {error}") from error
     check_rules(lark)
     return lark
-
-
-def _on_large_stack[T](work: Callable[[], T]) -> T:
-    """Run `work` in a thread with a large stack; returns or raises as it does."""
-    task = Future[T]()
-
-    def run() -> None:
-        try:
-            task.set_result(work())
-        except Exception as error:
-            task.set_exception(error)
-        except BaseException as error:  # a panic of llguidance
-            task.set_exception(RequestError("the grammar cannot be compiled", got=f"{error}"[:300], fix="simplify it"))
-
-    with _starting:  # the size of stacks is the process's
-        before = threading.stack_size(_STACK_BYTES)
-        try:
-            threading.Thread(target=run, name="jinfercept-grammar", daemon=True).start()
-        finally:
-            threading.stack_size(before)
-    return task.result()
 
 
 MAX_COMPILED = 256
@@ -201,7 +167,7 @@ class Grammars:
             RequestError: it is too long or invalid, repeats something too often, cannot be enforced, or matches no text that
                 the vocabulary can write.
         """
-        kind, text = ("lark", grammar) if isinstance(grammar, str) else grammar.source
+        kind, text = ("lark", grammar) if isinstance(grammar, str) else source_of(grammar)
         name = sha256(json.dumps([self._tenant, kind, text]).encode()).hexdigest()
         if (earlier := self._kept.use(name)) is not None:
             return earlier

@@ -1,7 +1,8 @@
 """Errors of the wire: OpenAI's error object, with the HTTP status that clients expect."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from reprlib import Repr
 from typing import Any
 
@@ -54,12 +55,6 @@ class ApiError(HTTPException):
         return cls(400, message, param=param, code=code)
 
     @classmethod
-    def of(cls, error: JinferceptError, param: str | None = None) -> "ApiError":
-        """Status 400, for an error that another room raises about the request."""
-        code = "context_length_exceeded" if isinstance(error, PromptLengthError) else None
-        return cls.bad(str(error), param, code)
-
-    @classmethod
     def failed(cls, error: Exception) -> "ApiError":
         """The error of a request that an exception ends: status 500, unless it is an `ApiError`."""
         if isinstance(error, ApiError):
@@ -77,6 +72,30 @@ class ApiError(HTTPException):
         return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
 
+@contextmanager
+def about(param: str | Callable[[JinferceptError], str | None] | None = None) -> Iterator[None]:
+    """Raises status 400 for an error that another room raises about the request.
+
+    Args:
+        param: the wrong field of the body, or a function that tells it by the error.
+    """
+    try:
+        yield
+    except JinferceptError as error:
+        code = "context_length_exceeded" if isinstance(error, PromptLengthError) else None
+        raise ApiError.bad(str(error), param(error) if callable(param) else param, code) from error
+
+
+@contextmanager
+def renamed(fields: Mapping[str | None, str]) -> Iterator[None]:
+    """Renames the fields that errors are about: those of a chat to those of another protocol."""
+    try:
+        yield
+    except ApiError as error:
+        error.param = fields.get(error.param, error.param)
+        raise
+
+
 class ErrorObject(BaseModel):
     """OpenAI's error object."""
 
@@ -92,24 +111,25 @@ class ErrorBody(BaseModel):
     error: ErrorObject
 
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorBody, "description": "The request is wrong; `param` names the field."},
-    401: {"model": ErrorBody, "description": "The API key is missing or wrong."},
-    404: {"model": ErrorBody, "description": "There is no such model, response, call or route."},
-    408: {"model": ErrorBody, "description": "The body did not arrive in time."},
-    409: {"model": ErrorBody, "description": "A response is generated in this conversation."},
-    413: {"model": ErrorBody, "description": "The body is larger than `--max-body-size`."},
-    415: {"model": ErrorBody, "description": "The body is not JSON, or has an encoding other than gzip and deflate."},
-    421: {"model": ErrorBody, "description": "The request names a host that is not one of `--allowed-hosts`."},
-    429: {"model": ErrorBody, "description": "Too much at a time; `Retry-After` says when to retry."},
-    500: {"model": ErrorBody, "description": "The engine failed."},
-    503: {
-        "model": ErrorBody,
-        "description": "The server is shutting down, or its database does not answer or is full.",
-    },
-    "default": {"model": ErrorBody, "description": "Every other error."},
+_MEANINGS: Mapping[int | str, str] = {
+    400: "The request is wrong; the message names the field.",
+    401: "The API key is missing or wrong.",
+    404: "There is no such model, response, call or route.",
+    408: "The body did not arrive in time.",
+    409: "A response is generated in this conversation.",
+    413: "The body is larger than `--max-body-size`.",
+    415: "The body is not JSON, or has an encoding other than gzip and deflate.",
+    421: "The request names a host that is not one of `--allowed-hosts`.",
+    429: "Too much at a time; `Retry-After` says when to retry.",
+    500: "The engine failed.",
+    503: "The server is shutting down, or its database does not answer or is full.",
+    "default": "Every other error.",
 }
-"""Error responses of the OpenAPI document, by status."""
+
+
+def errors_of(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """Error responses of the OpenAPI document, by status."""
+    return {status: {"model": body, "description": meaning} for status, meaning in _MEANINGS.items()}
 
 
 def invalid_body(problems: Sequence[Any]) -> ApiError:

@@ -18,12 +18,12 @@ import openai
 import pytest
 from openai import OpenAI
 
+from jinfercept.sched.tenants import ExpiringEntries, Quota
 from jinfercept.serve.access import keys
 from jinfercept.serve.access.key_file import KeyRules, key_digest
 from jinfercept.serve.access.key_limits import KeyLimits, retry_after
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.state.store import StoredResponse
-from jinfercept.tenants import ExpiringEntries, Quota
 from tests.support.chat_templates import QWEN
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import QUESTION, answer, says
@@ -179,14 +179,14 @@ def test_a_key_has_so_many_requests_in_progress(limited: Running) -> None:
 def test_responses_that_are_being_stored_count_as_in_progress(
     limited: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin, begun, go = limited.service.state.begin, threading.Semaphore(0), threading.Event()
+    finish, begun, go = limited.service.state.finish, threading.Semaphore(0), threading.Event()
 
     async def slowly(stored: StoredResponse) -> None:
         begun.release()
         await asyncio.to_thread(go.wait)
-        await begin(stored)
+        await finish(stored)
 
-    monkeypatch.setattr(limited.service.state, "begin", slowly)
+    monkeypatch.setattr(limited.service.state, "finish", slowly)
     with as_key(limited, "few") as http, ThreadPoolExecutor() as threads:
         try:
             body = {"input": "Hi", "max_output_tokens": 16}

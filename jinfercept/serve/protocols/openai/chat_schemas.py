@@ -3,29 +3,33 @@
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from jinfercept.serve.protocols.schemas import (
     FIRST_ERROR,
     Body,
+    ChoiceObject,
+    CompletionObject,
+    Keyword,
+    Messages,
+    Name,
+    Natural,
+    NumBest,
     OutputPart,
+    Parts,
+    Positive,
     SamplingBody,
+    ShortText,
     Text,
     TokenId,
-    Usage,
+    Tools,
     read_file,
     type_of,
 )
 from jinfercept.values import json_object
-
-MAX_MESSAGES = 16384
-MAX_TOOLS = 512
-_NAME = Annotated[str, Field(min_length=1, max_length=256)]
-
 
 CUSTOM_INPUT: Mapping[str, Any] = {
     "type": "object",
@@ -106,7 +110,7 @@ class ThinkingPart(Body):
     """A part of an assistant's content: reasoning, as Mistral's clients send it."""
 
     type: Literal["thinking"]
-    thinking: Text | Annotated[list[TextPart], Field(max_length=4096), FIRST_ERROR]
+    thinking: Text | Parts[TextPart]
 
     @property
     def thought(self) -> str:
@@ -119,14 +123,14 @@ _Part = Annotated[TextPart | RefusalPart | ThinkingPart, Field(discriminator="ty
 class CalledFunction(Body):
     """The function of a call, with its arguments as JSON."""
 
-    name: _NAME
+    name: Name
     arguments: Text | None = None
 
 
 class ToolCall(Body):
     """A call in an assistant's message."""
 
-    id: Annotated[str, Field(max_length=256)] | None = None
+    id: ShortText | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -135,12 +139,12 @@ class Message(Body):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[_Part], Field(max_length=4096), FIRST_ERROR] | None = None
-    name: Annotated[str, Field(max_length=256)] | None = None
+    content: Text | Parts[_Part] | None = None
+    name: ShortText | None = None
     tool_calls: (
         Annotated[list[Annotated[ToolCall, BeforeValidator(called)]], Field(max_length=1024), FIRST_ERROR] | None
     ) = None
-    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    tool_call_id: ShortText | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -149,23 +153,16 @@ class Message(Body):
         parts = message.get("content") if isinstance(message, dict) and message.get("role") == "tool" else None
         return {**message, "content": [*map(_note, parts)]} if isinstance(parts, list) else message
 
-    @cached_property
-    def as_read(self) -> dict[str, Any]:
+    def read(self) -> dict[str, Any]:
         """The message for a chat template: `developer` becomes `system`, missing fields are left out."""
         message = self.model_dump(exclude_none=True)
         if isinstance(self.content, list):
-            message["content"] = [{"type": "text", "text": text} for text in self.texts]
+            parts = [part for part in self.content if not isinstance(part, ThinkingPart)]
+            texts = [part.text if isinstance(part, TextPart) else part.refusal for part in parts]
+            message["content"] = [{"type": "text", "text": text} for text in texts]
             if thoughts := "".join(part.thought for part in self.content if isinstance(part, ThinkingPart)):
                 message.setdefault("reasoning_content", thoughts)
         return message | {"role": "system"} if self.role == "developer" else message
-
-    @property
-    def texts(self) -> list[str]:
-        """The texts of the content's parts, reasoning left out; a text content is one."""
-        if isinstance(self.content, list):
-            parts = [part for part in self.content if not isinstance(part, ThinkingPart)]
-            return [part.text if isinstance(part, TextPart) else part.refusal for part in parts]
-        return [self.content or ""]
 
 
 def _note(part: Any) -> Any:
@@ -180,7 +177,7 @@ def _note(part: Any) -> Any:
 class Function(Body):
     """Declaration of a function."""
 
-    name: _NAME
+    name: Name
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -192,18 +189,15 @@ class ToolDeclaration(Body):
     type: Literal["function", "custom"]
     function: Function
 
-
-InputTool = Annotated[ToolDeclaration, BeforeValidator(declared)]
-
-
-class DeferredTool(ToolDeclaration):
-    """A tool that a message of the conversation declares."""
+    def read(self) -> dict[str, Any]:
+        """The tool for a chat template."""
+        return {"type": self.type, "function": self.function.model_dump(exclude_none=True)}
 
 
 class NamedFunction(Body):
     """Name of a function."""
 
-    name: _NAME
+    name: Name
 
 
 class NamedTool(Body):
@@ -211,6 +205,11 @@ class NamedTool(Body):
 
     type: Literal["function"]
     function: NamedFunction
+
+
+def named_function(tool: Mapping[str, Any]) -> str:
+    """The name of the function of a tool, or of a choice of one."""
+    return tool["function"]["name"]
 
 
 class AllowedFunctions(Body):
@@ -221,11 +220,7 @@ class AllowedFunctions(Body):
     """
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[Annotated[NamedTool, BeforeValidator(chosen)]], Field(max_length=MAX_TOOLS), FIRST_ERROR]
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(tool.function.name for tool in self.tools)
+    tools: Tools[Annotated[NamedTool, BeforeValidator(chosen)]]
 
 
 class AllowedTools(Body):
@@ -235,7 +230,16 @@ class AllowedTools(Body):
     allowed_tools: AllowedFunctions
 
 
-_ChosenTools = Annotated[Annotated[NamedTool | AllowedTools, Field(discriminator="type")], BeforeValidator(chosen)]
+Plain = dict[str, Any]
+"""A part of a body as the chat template reads it. Other dialects make these of their own bodies."""
+if TYPE_CHECKING:
+    ReadMessage = ReadTool = ReadChoice = Plain
+else:
+    ReadMessage = Annotated[Message, AfterValidator(Message.read)]
+    ReadTool = Annotated[ToolDeclaration, BeforeValidator(declared), AfterValidator(ToolDeclaration.read)]
+    ReadChoice = Annotated[
+        NamedTool | AllowedTools, Field(discriminator="type"), BeforeValidator(chosen), AfterValidator(Body.model_dump)
+    ]
 
 
 class ChatBody(SamplingBody):
@@ -245,18 +249,18 @@ class ChatBody(SamplingBody):
         max_tool_calls: calls of the server's tools that are run.
     """
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    messages: Messages[ReadMessage]
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    max_tool_calls: Annotated[int, Field(ge=0)] | None = None
-    tools: Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
-    tool_choice: Literal["none", "auto", "required"] | _ChosenTools | None = None
+    top_logprobs: NumBest | None = None
+    max_tool_calls: Natural | None = None
+    tools: Tools[ReadTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ReadChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
-    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+    reasoning_effort: Keyword | None = None
 
 
 class TopLogprob(BaseModel):
@@ -289,26 +293,17 @@ class Answer(BaseModel):
     tool_calls: list[ToolCall] | None = None
 
 
-class ChatChoice(BaseModel):
+class ChatChoice(ChoiceObject):
     """One of `n` answers."""
 
-    index: int
     message: Answer
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
-    stop_reason: str | int | None = None
-    token_ids: list[TokenId] | None = None
-    routed_experts: str | None = None
 
 
-class ChatCompletion(BaseModel):
-    """The answer; with `stream` it comes in chunks, as server-sent events."""
+class ChatCompletion(CompletionObject):
+    """The answer."""
 
-    id: str
     object: Literal["chat.completion"]
-    created: int
-    model: str
     choices: list[ChatChoice]
-    usage: Usage
-    jinfercept: dict[str, Any] | None = None
     prompt_token_ids: list[TokenId] | None = None

@@ -9,55 +9,27 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, final
 
-from pydantic import Discriminator, Field, Tag, TypeAdapter
+from pydantic import Discriminator, Tag, TypeAdapter
 
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.openai.chat_schemas import (
-    CUSTOM_INPUT,
-    AllowedFunctions,
-    AllowedTools,
-    DeferredTool,
-    Function,
-    NamedFunction,
-    NamedTool,
-    ToolDeclaration,
-    custom_input,
-    with_grammar,
-)
-from jinfercept.serve.protocols.schemas import FIRST_ERROR, Body, Text, TypeName, type_of
+from jinfercept.serve.protocols.openai.chat_schemas import CUSTOM_INPUT, Function, Plain, custom_input, with_grammar
+from jinfercept.serve.protocols.schemas import MAX_TOOLS, Body, Name, ShortText, Text, Tools, type_of
 from jinfercept.values import json_object
 
-MAX_TOOLS = 512
-"""Maximum tools of a body, those in namespaces included."""
 
-Name = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class FunctionTool(Body):
+class FunctionTool(Function):
     """A tool that the client runs."""
 
     type: Literal["function"]
-    name: Name
-    description: Text | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class CustomToolFormat(Body):
-    """The form of a custom tool's input: the model reads it, and it is not enforced."""
-
-    type: TypeName | None = None
-    syntax: TypeName | None = None
-    definition: Text | None = None
 
 
 class CustomTool(Body):
-    """A tool of the client with a text as input."""
+    """A tool of the client with a text as input. The model reads its format, which is not enforced."""
 
     type: Literal["custom"]
     name: Name
     description: Text | None = None
-    format: CustomToolFormat | None = None
+    format: dict[str, Any] | None = None
 
 
 class LocalShellTool(Body):
@@ -78,7 +50,7 @@ class ToolSearchTool(Body):
 class OtherTool(Body):
     """A tool of a type that is not supported, as OpenAI's hosted tools: it is left out."""
 
-    type: TypeName
+    type: ShortText
 
 
 def _kind(tool: Any) -> str:
@@ -94,11 +66,6 @@ def is_of_client(part: Any) -> bool:
     return (part.get("execution") if isinstance(part, dict) else getattr(part, "execution", None)) == "client"
 
 
-def _kind_in_namespace(tool: Any) -> str:
-    kind = _kind(tool)
-    return "Other" if kind in ("LocalShell", "ToolSearch", "Namespace") else kind
-
-
 _KINDS = {
     "function": "Function",
     "custom": "Custom",
@@ -108,21 +75,14 @@ _KINDS = {
 }
 _NO_TYPE = ("tool_type", "a tool is an object with a type")
 
-NamespacedTool = Annotated[
-    Annotated[FunctionTool, Tag("Function")]
-    | Annotated[CustomTool, Tag("Custom")]
-    | Annotated[OtherTool, Tag("Other")],
-    Discriminator(_kind_in_namespace, *_NO_TYPE),
-]
-
 
 class NamespaceTool(Body):
-    """Tools of the client under a common name."""
+    """Functions and custom tools of the client under a common name; others in it are left out."""
 
     type: Literal["namespace"]
     name: Name
     description: Text | None = None
-    tools: Annotated[list[NamespacedTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
+    tools: "Tools[InputTool]"
 
 
 InputTool = Annotated[
@@ -139,7 +99,7 @@ InputTool = Annotated[
 class ToolReference(Body):
     """Names a tool of the body by its type, and by its name if tools of the type have one."""
 
-    type: TypeName
+    type: ShortText
     name: Name | None = None
     namespace: Name | None = None
 
@@ -153,7 +113,7 @@ class ResponseToolChoice(ToolReference):
     """
 
     mode: Literal["auto", "required"] | None = None
-    tools: Annotated[list[ToolReference], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    tools: Tools[ToolReference] | None = None
 
 
 CLIENT_CALLS = {
@@ -236,7 +196,7 @@ class ClientTools:
         if len(tools) + len(deferred) > MAX_TOOLS:
             raise ApiError.bad(f"at most {MAX_TOOLS} tools are allowed; got {len(tools) + len(deferred)}", "tools")
         self.declarations = [_declaration(tool) for tool in tools]
-        self.declarations += [_declaration(tool, DeferredTool) for tool in deferred]
+        self.declarations += [_declaration(tool) | {"deferred": True} for tool in deferred]
 
     def call_fields(self, function: str) -> tuple[str, dict[str, Any]]:
         """The type of the item of a call, and its fields before any arguments.
@@ -263,16 +223,13 @@ class ClientTools:
         if chosen is None or isinstance(chosen, str):
             return chosen
         if chosen.type == "allowed_tools":
-            meant = [self._meant(reference) for reference in chosen.tools or ()]
-            named = [NamedTool(type="function", function=NamedFunction(name=name)) for names in meant for name in names]
-            return AllowedTools(
-                type="allowed_tools", allowed_tools=AllowedFunctions(mode=chosen.mode or "auto", tools=named)
-            )
+            meant = [name for reference in chosen.tools or () for name in self._meant(reference)]
+            return {"allowed_tools": {"mode": chosen.mode or "auto", "tools": [*map(_named, meant)]}}
         names = self._meant(chosen)
         if len(names) != 1:
             message = f"tool_choice names one tool, not {len(names)}: a type that is not supported cannot be required"
             raise ApiError.bad(message, "tool_choice", "unsupported_value")
-        return NamedTool(type="function", function=NamedFunction(name=names[0]))
+        return _named(names[0])
 
     def _meant(self, reference: ToolReference) -> list[str]:
         """The functions to which a `tool_choice` refers; none for a tool that is left out."""
@@ -321,7 +278,7 @@ def client_call_value(kind: str, arguments: str) -> Any:
 
 def declared_text(tools: Sequence[Mapping[str, Any]]) -> str:
     """The result of a search: the declarations of the stored tools that it has found."""
-    declared = [_declaration(tool).model_dump(exclude_none=True) for tool in _flat(_TOOLS.validate_python(tools))]
+    declared = [_declaration(tool) for tool in _flat(_TOOLS.validate_python(tools))]
     return "\n\n".join(map(_json, declared)) or "no tools found"
 
 
@@ -330,32 +287,39 @@ def types_left_out(tools: Sequence[InputTool]) -> Iterator[str]:
         if isinstance(tool, OtherTool):
             yield tool.type
         elif isinstance(tool, NamespaceTool):
-            yield from types_left_out(tool.tools)
+            yield from (inner.type for inner in tool.tools if not isinstance(inner, FunctionTool | CustomTool))
 
 
 def _flat(tools: Sequence[InputTool]) -> Iterator[_ClientTool]:
     for tool in tools:
         if isinstance(tool, NamespaceTool):
-            yield from (_ClientTool(inner, tool.name) for inner in tool.tools if not isinstance(inner, OtherTool))
+            yield from (
+                _ClientTool(inner, tool.name) for inner in tool.tools if isinstance(inner, FunctionTool | CustomTool)
+            )
         elif not isinstance(tool, OtherTool):
             yield _ClientTool(tool)
 
 
-def _declaration(client_tool: _ClientTool, kind: type[ToolDeclaration] = ToolDeclaration) -> ToolDeclaration:
+def _named(function: str) -> Plain:
+    return {"type": "function", "function": {"name": function}}
+
+
+def _declaration(client_tool: _ClientTool) -> Plain:
     tool = client_tool.tool
+    fields: dict[str, Any]
     match tool:
         case FunctionTool():
             fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
         case CustomTool():
-            form = tool.format or CustomToolFormat()
-            text = with_grammar(tool.description, form.syntax, form.definition)
+            form = tool.format or {}
+            text = with_grammar(tool.description, form.get("syntax"), form.get("definition"))
             fields = {"description": text, "parameters": CUSTOM_INPUT}
         case LocalShellTool():
             fields = {"description": "Runs a command on the user's machine.", "parameters": _COMMAND}
         case ToolSearchTool():
             fields = {"description": tool.description, "parameters": tool.parameters}
-    function = Function.model_construct(name=client_tool.function, **fields)
-    return kind.model_construct(type="function", function=function)
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {"type": "function", "function": {"name": client_tool.function, **given}}
 
 
 def _action(arguments: str) -> dict[str, Any]:
