@@ -6,7 +6,7 @@ that it changes, and the pages that it moves, but not as much as a context has p
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from secrets import token_bytes as random_bytes
 from typing import final
 from weakref import WeakValueDictionary
@@ -33,6 +33,7 @@ class KVManager:
         most_moved_pages: pages that one plan may move over the host link, both ways together; None: any number.
         states: of recurrent layers, if the model has some.
         windows: pages of layers with windows, if these have pages of their own.
+        turn_ends: tokens that end a turn of a conversation: clients cut their prompts behind these.
 
     Attributes:
         side_pool: what contexts have beside their pages: pages of layers with windows, or states of recurrent layers; None
@@ -50,15 +51,16 @@ class KVManager:
         most_moved_pages: int | None = None,
         states: StateSizes = NO_STATES,
         windows: WindowSizes = NO_WINDOWS,
+        turn_ends: Collection[int] = (),
     ) -> None:
         self.page_size = page_size
         self.most_moved_pages = most_moved_pages
         assert not (windows.window and states.num_states), "a model has windows with pages of their own, or states"
         self.side_pool: SidePool | None = None
         if windows.num_device_pages:
-            self.side_pool = WindowPool(windows, page_size, prefix_caching)
+            self.side_pool = WindowPool(windows, page_size, prefix_caching, turn_ends)
         if states.num_states:
-            self.side_pool = StatePool(states, page_size, prefix_caching)
+            self.side_pool = StatePool(states, page_size, prefix_caching, turn_ends)
         forget = self.side_pool and self.side_pool.forget_checkpoints
         self._store = ExtentStore(num_device_pages, num_host_pages, page_size, prefix_caching, forget)
         self._trees: WeakValueDictionary[bytes, PageExtent] = WeakValueDictionary()
@@ -91,7 +93,7 @@ class KVManager:
             self.side_pool.settle(context)
         alike, present = context.following(tokens)
         if self.side_pool:
-            present = self.side_pool.share(context, alike)
+            present = self.side_pool.share(context, alike, tokens)
         if present:
             context.drop_tail()
             for extent, num_pages in alike[:present]:
@@ -241,9 +243,10 @@ class KVManager:
         return self.side_pool is not None and self.side_pool.has_seen(context, length)
 
     def takes_drafts(self, context: Context, position: int) -> bool:
-        """Whether the plan being built may compute drafts behind the last token of a chunk, which begins at a position. Where it
-        fetches the page there, what arrives is written behind the compute, over the drafts; and a state that has become a
-        checkpoint behind the chunk would be another slot for the drafts."""
+        """Whether the plan being built may compute drafts behind a chunk, which begins at a position. Where it fetches the page
+        there, what arrives is written behind the compute, over the drafts. Where the state behind the chunk has become a
+        checkpoint, the runner would get another slot for it.
+        """
         index, side = position // self.page_size, context.side
         if isinstance(side, ContextState) and not side.slot:
             return False
@@ -270,8 +273,11 @@ class KVManager:
             return False
         return not self.side_pool or self.side_pool.find_for(context, position)
 
-    def place(self, context: Context, start: int, end: int) -> int:
+    def place(self, context: Context, start: int, end: int, *, drafts: bool = False) -> int:
         """Give the pages of the tokens `start … end - 1` of a held context device slots that are free or of finished prefixes.
+
+        Args:
+            drafts: the tokens are drafts, which a state does not see.
 
         Returns:
             `end`, or the first of the tokens whose page has no slot.
@@ -280,7 +286,7 @@ class KVManager:
         if start >= end:
             return end
         size = self.page_size
-        if self.side_pool:
+        if self.side_pool and not (drafts and self.has_states):
             end = min(end, self.side_pool.extend(context, (end - 1) // size + 1) * size)
             if end <= start:
                 return start

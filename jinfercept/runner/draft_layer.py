@@ -76,7 +76,7 @@ def add_draft_layer(
         fix = "num_speculative_tokens of 1"
         raise ConfigError("this attention computes one draft of a layer in a step (mtp)", got=num_drafts, fix=fix)
     home = jax.tree.leaves(x_by_size)[0].sharding
-    ints = partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=home)
+    ints: Any = partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=home)
     common, weights = ints((common_shape.size,)), (params.layers[-1], params.embed, params.head)
     for step, shape in steps.items():
         x, upload = x_by_size[step[0]], ints((upload_sizes[step],))
@@ -85,7 +85,7 @@ def add_draft_layer(
             run.add(
                 ("draft rows", step, count), over_devices(partial(_rows, shape, common_shape), arguments), *arguments
             )
-        rows = DraftRows(ints((shape.num_tokens,)), ints((shape.num_rows,)), ints((shape.num_rows,)))
+        rows = DraftRows(*map(ints, ((shape.num_tokens,), (shape.num_rows,), (shape.num_rows,))))
         arguments = *weights, x, rows, pages, upload
         out = EVERYWHERE, specs_of(pages)
         run.add(

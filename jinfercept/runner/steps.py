@@ -262,7 +262,8 @@ def _layers(
         layer = model.layer if kind is None else partial(cast(MixedModel, model).layer, kind=kind)
         seam: Any = windowed if window else attend
         if isinstance(kv, tuple):
-            rows = _NotingRows(*step.states, step.query_starts, step.context_lens, step.num_decode)
+            slots, sources, num_drafts = step.states
+            rows = _NotingRows(slots, sources, num_drafts, step.query_starts, step.context_lens, step.num_decode)
             rows.noted = noted
             seam = rows
         with jax.named_scope(f"layer{index}"):

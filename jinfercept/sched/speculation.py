@@ -177,7 +177,7 @@ class Speculation:
             first = chunk.start + len(chunk.tokens)
             if depth and not self._kv.takes_drafts(sequence.context, chunk.start):
                 depth = 0
-            depth = self._kv.place(sequence.context, first, first + depth) - first
+            depth = self._kv.place(sequence.context, first, first + depth, drafts=True) - first
             if depth:
                 builder.chunks[place] = sequence, self._drafted(sequence, chunk, drafts[:depth])
                 builder.query_tokens -= depth

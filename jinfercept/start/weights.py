@@ -248,10 +248,9 @@ class WeightControls:
         if mode is None:
             engine.check_idle("take new weights")
         with engine.changing_weights("to take new weights"):
-            tree = params
-            if isinstance(params, str | Path):
-                draft_layer = num_draft_layers(engine.setup.model.config) > 0
-                tree = _read(params, engine.setup.config.model.dtype, draft_layer=draft_layer)
+            setup, drafts = engine.setup, num_draft_layers(engine.setup.model.config) > 0
+            dtype = setup.config.model.dtype
+            tree = _read(params, dtype, draft_layer=drafts) if isinstance(params, str | Path) else params
             new = weights.replacement(tree, names, only)
             if mode is None and weights.level is None:
                 engine.start_over(new)

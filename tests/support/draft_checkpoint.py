@@ -25,7 +25,7 @@ def with_draft_layer(name: str, folder: Path, *, agrees: bool = False) -> Path:
     rng, width = np.random.default_rng(1), config["hidden_size"]
     tensors = load_file(folder / "model.safetensors")
     like = f"model.layers.{config['layer_types'].index('full_attention')}."
-    own = {
+    own: dict[str, np.ndarray] = {
         f"mtp.layers.0.{key.removeprefix(like)}": weight.astype(np.float32)
         * (1 + 0.1 * rng.standard_normal(weight.shape).astype(np.float32))
         for key, weight in tensors.items()
