@@ -66,7 +66,7 @@ class SpeculativeConfig(NamedTuple):
             raise ConfigError(f"the method of {flag} is unknown", got=shown(config.method), fix=fix)
         if config.method != "draft_model" and model is not None:
             raise ConfigError(
-                f"{flag} needs no model for this method", got=shown(value), fix="leave it out, or draft_model"
+                f"{flag} needs no model for this method", got=shown(value), fix="leave out model, or draft_model"
             )
         if config.method == "draft_model" and not (isinstance(model, str) and model):
             raise ConfigError(f"{flag} lacks the draft model", got=shown(value), fix=_DRAFT_MODEL_EXAMPLE)

@@ -101,7 +101,8 @@ class ModelRunner:
         kv: the pages, without those in the pool for windows.
         second: the pages in the pool for windows, or the states of recurrent layers; None: there are none.
         drafter: what makes the drafts that plans await, if there is a draft model.
-        drafting: whether the draft model computes every plan too. A change forgets no KV: `reset` has to follow.
+        drafting: whether the draft model, or the layer that drafts, computes every plan too. A change forgets no KV: `reset`
+            has to follow.
     """
 
     def __init__(
@@ -227,7 +228,7 @@ class ModelRunner:
         """
         hidden = forward.hidden
         drawn = Drawn() if hidden is None else self._sampler.draw(hidden, self.params.head, masks)
-        if self._has_draft_layer and hidden is not None:
+        if self._has_draft_layer and self.drafting and hidden is not None:
             drawn = self._drafted(forward, hidden, drawn)
         return StepTicket(drawn, forward.submitted_s, forward.experts)
 

@@ -198,7 +198,7 @@ class EngineSetup:
         profile = self.profile if self.disk is not None else self.profile.without_disk()
         estimator = make_estimator(options.estimator)
         build = plan_scheduler(profile, estimator, options.policy, limits, page_size, options.order)
-        self.runner.drafting = options.speculation.method == "draft_model"
+        self.runner.drafting = options.speculation.method != "ngram"
         kv = KVManager(
             shape.num_pages,
             memory_plan.host_tokens // page_size,
