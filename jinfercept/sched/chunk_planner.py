@@ -70,7 +70,7 @@ class ChunkPlanner:
         if context.ready < length - 1:
             kv.advance(context)
             self._fetch(builder, sequence)
-        if not sequence.wants_token or length >= self._max_model_len:
+        if sequence.generated + sequence.pending >= sequence.max_tokens or length >= self._max_model_len:
             return
         if context.ready >= length and kv.has_seen(context, length):
             self._restart(sequence)

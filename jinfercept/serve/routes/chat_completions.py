@@ -14,12 +14,12 @@ from jinfercept.chat.options import MAX_ROUNDS
 from jinfercept.chat.tokenizer.tokenizer import EFFORTS
 from jinfercept.engine.current_call import ToolFunction, around
 from jinfercept.engine.tool_run import ToolFailed
-from jinfercept.errors import JinferceptError, RequestError
+from jinfercept.errors import JinferceptError
 from jinfercept.outputs import CompletionOutput
 from jinfercept.request import Request as EngineRequest
 from jinfercept.serve.http.access_log import DETAILS
 from jinfercept.serve.protocols.answers import Remember, ServerToolCalls, merged_message
-from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.errors import ApiError, about
 from jinfercept.serve.protocols.openai.chat_answer import ChatAnswer
 from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, ChatCompletion, named_function
 from jinfercept.serve.protocols.openai.logprobs import check_report
@@ -75,8 +75,6 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
     params = sampling_params(
         body, body.max_completion_tokens or body.max_tokens, _logprobs(body), service, hints.tenant
     )
-    if body.stream_options is not None and not body.stream:
-        raise ApiError.bad("stream_options are allowed only with stream: true", "stream_options")
     extension = body.jinfercept or SessionHints()
     chosen = extension.server_tools
     offered = service.tools.offered(chosen, _client_tools(body)) if chosen else []
@@ -105,14 +103,12 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
         (body.chat_template_kwargs, _OPTIONS[0]),
     ):
         service.check_chars(texts, field)
-    try:
+    with about(lambda error: field_of_chat(error, bool(tools))):
         messages = service.tool_history.restored(hints.cache_salt, body.messages)
         if body.max_tool_calls is not None:
             offered = _limited(offered, body.max_tool_calls)
         arguments = [*tools, *offered], options, iter([name]), hints.tenant, hints.cache_salt
         return service.llm.make_chats([messages], params, *arguments)
-    except JinferceptError as error:
-        raise ApiError.of(error, field_of_chat(error, bool(tools))) from error
 
 
 def _limited(tools: Sequence[ChatTool], most: int) -> list[ChatTool]:
@@ -201,9 +197,7 @@ def _logprobs(body: ChatBody) -> int | None:
 
 def _tools(body: ChatBody) -> list[ChatTool]:
     """The body's tools. Raises 400 for a wrong declaration."""
-    try:
+    with about("tools"):
         tools = chat_tools(body.tools)
-    except RequestError as error:
-        raise ApiError.of(error, "tools") from error
     deferred = [tool.get("deferred", False) for tool in body.tools or ()]
     return [replace(tool, is_deferred=is_deferred) for tool, is_deferred in zip(tools, deferred, strict=True)]

@@ -12,7 +12,7 @@ from jinfercept.chat.call_markup import AsyncCalls
 from jinfercept.engine.admission import check_request
 from jinfercept.engine.parallel_sampling import with_prompt_experts
 from jinfercept.engine.streaming import AsyncStream
-from jinfercept.errors import RequestError
+from jinfercept.errors import JinferceptError
 from jinfercept.events import Event, Finished
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Adapter, FollowUp, Request
@@ -23,7 +23,7 @@ from jinfercept.serve.http.request_body import unless_disconnected
 from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.protocols.answers import ServerToolCalls, UsageCount
 from jinfercept.serve.protocols.encoding import OPENAI, EncodedReply, LargeReply, StreamFormat
-from jinfercept.serve.protocols.errors import ApiError, check_finish
+from jinfercept.serve.protocols.errors import ApiError, about, check_finish
 from jinfercept.serve.protocols.openai.logprobs import check_experts, is_small
 from jinfercept.serve.protocols.schemas import (
     MAX_SESSION_ID,
@@ -122,13 +122,11 @@ def async_calls(service: Service, body: Extensions, tenant: str) -> AsyncCalls |
     if requested.reasoning is not None:
         options["reasoning"] = None if requested.reasoning == "none" else requested.reasoning
     shared = service.pending_calls[tenant]
-    try:
+    with about(f"{_FIELD}.reasoning"):
         delimiters = service.options.delimiters()
         return AsyncCalls(
             **options, max_pending=requested.max_pending or most, delimiters=delimiters, shared_limit=shared
         )
-    except RequestError as error:
-        raise ApiError.of(error, f"{_FIELD}.reasoning") from error
 
 
 def sampling_params(
@@ -144,6 +142,8 @@ def sampling_params(
     Raises:
         ApiError: 400, with the field.
     """
+    if body.stream_options is not None and not body.stream:
+        raise ApiError.bad("stream_options are allowed only with stream: true", "stream_options")
     given_params = {name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None}
     keywords: dict[str, Any] = {"max_tokens": None, **service.llm.sampling_defaults, **given_params}
     if max_tokens is not None:
@@ -151,10 +151,8 @@ def sampling_params(
     for name in ("stop", "bad_words"):
         service.check_chars(keywords.get(name), name)
     structured, llm = _structured(body), service.llm
-    try:
+    with about(_field_of):
         params = SamplingParams(logprobs=logprobs, **keywords)
-    except RequestError as error:
-        raise ApiError.of(error, _field_of(error)) from error
     vocab_size = llm.model.config.vocab_size
     for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
         if wrong := [token for token in getattr(params, name) or () if not 0 <= token < vocab_size]:
@@ -165,12 +163,10 @@ def sampling_params(
     if structured is None:
         return params
     field, options = structured
-    try:
+    with about(field):
         outputs = StructuredOutputsParams(**options)
         if llm.grammars is not None:
             llm.grammars.of(tenant).compile(outputs)
-    except RequestError as error:
-        raise ApiError.of(error, field) from error
     return replace(params, structured_outputs=outputs)
 
 
@@ -217,7 +213,7 @@ def _supported(outputs: dict[str, Any]) -> dict[str, Any]:
     return {kind: outputs[kind] for kind in kinds if kind in outputs}
 
 
-def _field_of(error: RequestError) -> str | None:
+def _field_of(error: JinferceptError) -> str | None:
     """The field with which the message of an error of `SamplingParams` begins; None if there is none."""
     if error.what.startswith("greedy outputs"):
         return "n"
@@ -229,10 +225,8 @@ def check_requests(service: Service, requests: Sequence[Request], param: str) ->
     """Raise 400 for requests that the engine refuses, for example for a prompt that leaves no room for an answer."""
     for request in requests:
         check_length(service, len(request.prompt_token_ids), param)
-        try:
+        with about(param):
             check_request(request, service.llm.model.config.vocab_size, service.max_model_len)
-        except RequestError as error:
-            raise ApiError.of(error, param) from error
 
 
 def check_length(service: Service, num_tokens: int, param: str) -> None:

@@ -12,13 +12,13 @@ from jinfercept.serve.protocols.anthropic.answer import MessageAnswer, stream_fo
 from jinfercept.serve.protocols.anthropic.chat import (
     chat_body,
     check_message_fields,
+    fields_of,
     is_marked,
-    renamed,
     types_left_out,
 )
 from jinfercept.serve.protocols.anthropic.dialect import REQUEST_ID, AnthropicErrorBody
 from jinfercept.serve.protocols.anthropic.schemas import AnswerMessage, CountTokensBody, MessagesBody, TokenCount
-from jinfercept.serve.protocols.errors import ApiError, errors_of
+from jinfercept.serve.protocols.errors import errors_of, renamed
 from jinfercept.serve.protocols.schemas import log_left_out
 from jinfercept.serve.routes.chat_completions import make_chat, recorder, rendered_chat, server_tool_calls
 from jinfercept.serve.routes.engine_requests import RequestHints, answered, opened
@@ -55,18 +55,14 @@ def make_message_chat(
     service: Service, body: MessagesBody, hints: RequestHints, name: str
 ) -> tuple[list[EngineRequest], ServerToolCalls]:
     """The request of a body, and the runner of its calls of server tools. Slow, as `make_chat`; `name` is the request's id."""
-    try:
+    with renamed(fields_of(body)):
         chat = chat_body(body)
         requests = make_chat(service, chat, hints, name)
         return requests, server_tool_calls(service, chat, requests, recorder(service, chat, hints))
-    except ApiError as error:
-        raise renamed(error, body) from error
 
 
 def _count_tokens(service: Service, body: CountTokensBody, hints: RequestHints) -> int:
     """The number of tokens of the prompt of a body, however long. Slow, as `make_chat`."""
-    try:
+    with renamed(fields_of(body)):
         [request] = rendered_chat(service, chat_body(body), hints, "count")
         return len(request.prompt_token_ids)
-    except ApiError as error:
-        raise renamed(error, body) from error

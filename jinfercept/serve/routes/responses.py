@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
@@ -16,15 +16,15 @@ from jinfercept.serve.http.event_stream import EventStream
 from jinfercept.serve.http.request_body import unless_disconnected
 from jinfercept.serve.protocols.answers import ServerToolCalls, UsageCount
 from jinfercept.serve.protocols.encoding import EncodedReply
-from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.errors import ApiError, renamed
 from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, Plain
 from jinfercept.serve.protocols.openai.logprobs import chat_logprobs, check_report
 from jinfercept.serve.protocols.openai.response_chat import (
+    FIELDS,
     REPORTS,
     chat_body,
     check_supported,
     messages_of,
-    renamed,
     truncated,
     wants_logprobs,
 )
@@ -49,7 +49,7 @@ from jinfercept.serve.protocols.openai.response_tools import types_left_out as t
 from jinfercept.serve.protocols.openai.response_writer import ResponseWriter
 from jinfercept.serve.protocols.schemas import log_left_out
 from jinfercept.serve.routes.chat_completions import make_chat, rendered_chat, server_tool_calls
-from jinfercept.serve.routes.conversations import item_page
+from jinfercept.serve.routes.conversations import PageQuery, item_page
 from jinfercept.serve.routes.engine_requests import RequestHints, opened
 from jinfercept.serve.routes.guarded_route import GuardedRoute
 from jinfercept.serve.routes.response_run import (
@@ -116,12 +116,10 @@ async def count_input_tokens(body: InputTokensBody, request: Request) -> InputTo
         before = previous.conversation if previous else []
         items = [*before, *read_items(body.input, before, referred)]
         messages = messages_of(items, body.instructions)
-        try:
+        with renamed(FIELDS):
             chat = chat_body(body, messages, ClientTools(body.tools or (), items))
             [made] = rendered_chat(service, chat, hints, "count")
             return len(made.prompt_token_ids)
-        except ApiError as error:
-            raise renamed(error) from error
 
     counted = await service.prepare(request, count, 1, _num_bytes(previous))
     return InputTokenCount(object="response.input_tokens", input_tokens=counted)
@@ -156,7 +154,7 @@ async def _begun(
         return requests, tools, tool_calls
 
     requests, tools, tool_calls = await service.prepare(request, make, 1, num_bytes)
-    service.state.begin(stored)
+    await service.state.begin(stored)
     usage = UsageCount(requests, request.scope[DETAILS])
     writer = ResponseWriter(stored.response, usage, tools, tool_calls, _logprobs(service, body))
     stream = await service.submit(request, requests)
@@ -176,13 +174,11 @@ def _make_chat(
         chat = chat_body(body, messages, tools)
         return chat, make_chat(service, chat, hints, name)
 
-    try:
+    with renamed(FIELDS):
         chat, requests = truncated(messages, make) if body.truncation == "auto" else make(messages)
         best = (body.top_logprobs or 0) if wants_logprobs(body) else None
         check_report(requests, service.max_model_len, (), ("top_logprobs", best), copies=REPORTS)
         return requests, server_tool_calls(service, chat, requests, lambda completion: None)  # all turns are stored
-    except ApiError as error:
-        raise renamed(error) from error
 
 
 @router.get("/v1/responses/{response_id}", response_model=ResponseObject)
@@ -225,20 +221,14 @@ async def cancel_response(response_id: str, request: Request) -> Response:
 
 
 @router.get("/v1/responses/{response_id}/input_items", response_model=ItemList)
-async def list_input_items(
-    response_id: str,
-    request: Request,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    order: Literal["asc", "desc"] = "desc",
-    after: str | None = None,
-) -> Response:
+async def list_input_items(response_id: str, request: Request, page: Annotated[PageQuery, Query()]) -> Response:
     """A page of the items of the conversation that a response answers, without instructions.
 
     A page has fewer items than `limit` if they are long.
     """
     service = service_of(request)
     stored = await service.state.find(response_id, tenant_of(request), whole=True)
-    return await service.prepare(request, lambda: item_page([*stored.before, *stored.inputs], limit, order, after))
+    return await service.prepare(request, lambda: item_page([*stored.before, *stored.inputs], page))
 
 
 async def _stored(request: Request, response_id: str) -> StoredResponse:

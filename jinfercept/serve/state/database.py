@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from sqlalchemy import URL, Connection, Engine, StaticPool, create_engine, event, inspect, make_url
-from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from jinfercept.errors import ConfigError
 from jinfercept.serve.protocols.errors import ApiError
@@ -106,7 +106,7 @@ class StateDatabase:
         try:
             with self._engine.begin() as connection:
                 self._create_in(connection)
-        except (ProgrammingError, IntegrityError):  # another server has created them meanwhile
+        except DBAPIError:  # another server has created them meanwhile, or is about to
             with self._engine.begin() as connection:
                 self._create_in(connection)
 

@@ -10,13 +10,13 @@ from jinfercept.chat.futures import placeholder
 from jinfercept.chat.messages import call_message, results_behind_calls
 from jinfercept.chat.system_messages import SYSTEM_ROLES
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.openai.chat_schemas import MAX_MESSAGES, ChatBody, Plain
+from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, Plain
 from jinfercept.serve.protocols.openai.response_items import CALL_OUTPUTS, Item, joined
 from jinfercept.serve.protocols.openai.response_schemas import LOGPROBS, ResponsesBody
 from jinfercept.serve.protocols.openai.response_tools import CLIENT_CALLS, ClientTools, called_function, declared_text
-from jinfercept.serve.protocols.schemas import TRAINING_FIELDS, ResponseFormat, SamplingBody
+from jinfercept.serve.protocols.schemas import MAX_MESSAGES, TRAINING_FIELDS, SamplingBody
 
-_FIELDS = {
+FIELDS: Mapping[str | None, str] = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
@@ -96,12 +96,6 @@ def truncated[T](messages: list[Plain], make: Callable[[list[Plain]], T]) -> T:
     return fitting
 
 
-def renamed(error: ApiError) -> ApiError:
-    """An error about a chat, with the field of `/v1/responses`."""
-    error.param = _FIELDS.get(error.param, error.param) if error.param else None
-    return error
-
-
 def chat_body(body: ResponsesBody, messages: Sequence[Plain], tools: ClientTools) -> ChatBody:
     """The chat that a body is.
 
@@ -123,7 +117,7 @@ def chat_body(body: ResponsesBody, messages: Sequence[Plain], tools: ClientTools
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": body.reasoning and body.reasoning.effort,
         "chat_template_kwargs": body.chat_template_kwargs,
-        "response_format": _response_format(body),
+        "response_format": body.text and body.text.format,
     }
     return ChatBody.model_construct(**(alike | fields))
 
@@ -131,13 +125,6 @@ def chat_body(body: ResponsesBody, messages: Sequence[Plain], tools: ClientTools
 def wants_logprobs(body: ResponsesBody) -> bool:
     """Whether the body requests log probabilities."""
     return bool(body.top_logprobs) or LOGPROBS in (body.include or ())
-
-
-def _response_format(body: ResponsesBody) -> ResponseFormat | None:
-    form = body.text.format if body.text else None
-    if form is None:
-        return None
-    return ResponseFormat.model_construct(type=form.type, schema_=form.schema_)
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> list[Plain]:

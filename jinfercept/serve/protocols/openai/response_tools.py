@@ -9,27 +9,18 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, final
 
-from pydantic import Discriminator, Field, Tag, TypeAdapter
+from pydantic import Discriminator, Tag, TypeAdapter
 
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.openai.chat_schemas import CUSTOM_INPUT, Plain, custom_input, with_grammar
-from jinfercept.serve.protocols.schemas import FIRST_ERROR, Body, Text, TypeName, type_of
+from jinfercept.serve.protocols.openai.chat_schemas import CUSTOM_INPUT, Function, Plain, custom_input, with_grammar
+from jinfercept.serve.protocols.schemas import MAX_TOOLS, Body, Name, ShortText, Text, Tools, type_of
 from jinfercept.values import json_object
 
-MAX_TOOLS = 512
-"""Maximum tools of a body, those in namespaces included."""
 
-Name = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class FunctionTool(Body):
+class FunctionTool(Function):
     """A tool that the client runs."""
 
     type: Literal["function"]
-    name: Name
-    description: Text | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class CustomTool(Body):
@@ -59,7 +50,7 @@ class ToolSearchTool(Body):
 class OtherTool(Body):
     """A tool of a type that is not supported, as OpenAI's hosted tools: it is left out."""
 
-    type: TypeName
+    type: ShortText
 
 
 def _kind(tool: Any) -> str:
@@ -91,7 +82,7 @@ class NamespaceTool(Body):
     type: Literal["namespace"]
     name: Name
     description: Text | None = None
-    tools: "Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]"
+    tools: "Tools[InputTool]"
 
 
 InputTool = Annotated[
@@ -108,7 +99,7 @@ InputTool = Annotated[
 class ToolReference(Body):
     """Names a tool of the body by its type, and by its name if tools of the type have one."""
 
-    type: TypeName
+    type: ShortText
     name: Name | None = None
     namespace: Name | None = None
 
@@ -122,7 +113,7 @@ class ResponseToolChoice(ToolReference):
     """
 
     mode: Literal["auto", "required"] | None = None
-    tools: Annotated[list[ToolReference], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    tools: Tools[ToolReference] | None = None
 
 
 CLIENT_CALLS = {
