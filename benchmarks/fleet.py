@@ -29,7 +29,6 @@ from jinfercept.fleet.fan_out import fan_out_router
 from jinfercept.fleet.front import FleetFront, create_front
 from jinfercept.fleet.ray_start import ray_running
 from jinfercept.fleet.replicas import ReplicaFacts, Replicas
-from jinfercept.fleet.routes import RequestPlacer
 from jinfercept.fleet.routing import ReplicaState, Route, Router
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.serve import DrainingServer, listen
@@ -148,9 +147,7 @@ def write_long_model(folder: Path) -> None:
 
 
 @contextmanager
-def fleet_front(
-    application: str, options: ServerOptions, begin: Callable[[ReplicaFacts], RequestPlacer]
-) -> Iterator[str]:
+def fleet_front(application: str, options: ServerOptions, begin: Callable[[ReplicaFacts], Any]) -> Iterator[str]:
     """A front of an application's replicas at a free port, in a thread. The fleet ends with it."""
     from ray import serve
 
@@ -247,7 +244,7 @@ class SwitchedPlacer:
         self._rng = Random(seed)
         self._router: Router | None = None
 
-    def begin(self, facts: ReplicaFacts) -> RequestPlacer:
+    def begin(self, facts: ReplicaFacts) -> Any:
         """Make the router, as a front does."""
         self._router = Router(facts.profile, chunk_tokens=facts.chunk_tokens)
         return self

@@ -52,7 +52,7 @@ def decoding(batch: int, params: SamplingParams) -> tuple[Chunk, ...]:
             CONTEXT + slot,
             (FROM_DEVICE,),
             () if slot % 16 else NewPages(CONTEXT // 16, array("i", [70_000 + slot])),
-            Sample(params.temperature, seed, CONTEXT + slot + 1, options),
+            Sample(params.temperature, seed, options),
         )
         for slot, seed in enumerate(seeds)
     )
@@ -73,7 +73,7 @@ def steps(batch: int) -> Mapping[str, Step]:
     greedy = decoding(batch, SamplingParams(temperature=0))
     prompt = tuple(np.random.default_rng(2).integers(0, VOCAB, PREFILL).tolist())
     pages = NewPages(0, array("i", range(80_000, 80_000 + PREFILL // 16)))
-    chunk = Chunk(batch, 0, prompt, pages, Sample(0.0, 1, PREFILL))
+    chunk = Chunk(batch, 0, prompt, pages, Sample(0.0, 1))
     return {
         "greedy": Step(StepPlan(1, batch, greedy), {}),
         "options": Step(StepPlan(1, batch, decoding(batch, SAMPLED)), {}),

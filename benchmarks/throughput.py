@@ -24,9 +24,9 @@ from tyro import conf
 from benchmarks.peers.peer_script import forget_peak_memory, measure_cell, memory_gib, peak_memory_gib
 from jinfercept.cli.options import HOSTS, Maybe, ModelName, Repeated, Several, engine_flags
 from jinfercept.config import CacheOptions, DTypeChoice, EngineConfig, EngineOptions, LLMOptions
+from jinfercept.cpu_kernels.machine import num_processors
 from jinfercept.errors import ConfigError
 from jinfercept.events import Event, Token
-from jinfercept.machine import num_processors
 from jinfercept.models import embedded
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sim.reports import check_outputs, write_json

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple, final
 from rich.console import Console
 
 from jinfercept.errors import ConfigError
-from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.reports import check_outputs, write_all
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.sweep import INTERRUPTED, SweepRun, sweep
 from jinfercept.sim.tables import TextTable, show
-from studies.plots import Panel, draw
+from studies.plots import Panel, check_drawing, draw
 
 if TYPE_CHECKING:
     from pandas import DataFrame

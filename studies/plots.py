@@ -1,15 +1,27 @@
 """Pictures of studies: panels of curves, of bars, and of numbers as colours."""
 
+import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from jinfercept.sim.plots import check_drawing
+from jinfercept.errors import ConfigError
 from jinfercept.sim.reports import Range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+FORMATS = (".png", ".svg", ".pdf")
+"""Suffixes of plot files."""
+
+
+def check_drawing(path: str | Path) -> None:
+    """Raise `ConfigError` if matplotlib is not installed, or if there is no picture by such a name."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("pictures need matplotlib", got="no such package", fix="pip install 'jinfercept[plots]'")
+    if Path(path).suffix not in FORMATS:
+        raise ConfigError("unknown kind of picture", got=path, fix=f"end it with {', '.join(FORMATS)}")
 
 
 COLOURS: Mapping[str, str] = {

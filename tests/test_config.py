@@ -16,12 +16,12 @@ from jinfercept.config import (
     LLMOptions,
     RestartOptions,
     SpeculativeConfig,
+    without_none,
 )
 from jinfercept.errors import ConfigError
 from jinfercept.llm import LLM
 from jinfercept.models.attention import IMPLEMENTATIONS
 from jinfercept.serve.options import ServerOptions
-from jinfercept.values import without_none
 
 OPTIONS = {field.name: field for group in GROUPS.values() for field in fields(group)}
 HINTS = {name: hint for group in GROUPS.values() for name, hint in get_type_hints(group).items()}

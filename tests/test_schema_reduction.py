@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from jinfercept.chat.grammar.schemas import SchemaReduction, source_of
 from jinfercept.errors import RequestError
-from jinfercept.structured_outputs import SchemaReduction, StructuredOutputsParams
+from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.values import strict_json
 
 
@@ -97,7 +98,7 @@ def test_what_only_a_validator_can_check_is_left_to_it_or_refused(schema: Any, p
     assert place not in kept["properties"]["x/y"]["items"]
     assert unenforced == [at]
     with pytest.raises(RequestError, match=rf"structured_outputs\.json cannot be enforced; got {at}"):
-        _ = StructuredOutputsParams(json=whole).source
+        source_of(StructuredOutputsParams(json=whole))
 
 
 @pytest.mark.parametrize(
@@ -177,5 +178,5 @@ def test_types_of_tools_may_have_other_languages_names() -> None:
 
 def test_annotations_do_not_count_against_the_limit() -> None:
     long: Any = {"type": "object", "description": "x" * 40_000, "properties": {"a": TEXT | {"title": "y" * 40_000}}}
-    assert StructuredOutputsParams(json=long).source == StructuredOutputsParams(json=reduced(long)[0]).source
-    assert len(StructuredOutputsParams(json=long).source[1]) < 100
+    assert source_of(StructuredOutputsParams(json=long)) == source_of(StructuredOutputsParams(json=reduced(long)[0]))
+    assert len(source_of(StructuredOutputsParams(json=long))[1]) < 100

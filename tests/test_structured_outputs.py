@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 
 from jinfercept.calls import Call, Tool
 from jinfercept.chat.detector import FormatDetector, ScriptedDetector
+from jinfercept.chat.grammar.schemas import source_of
 from jinfercept.chat.parsers.formats import FORMATS
 from jinfercept.errors import RequestError
 from jinfercept.llm import LLM
@@ -133,7 +134,7 @@ def test_what_stops_parses_and_what_is_cut_says_so(alone: list[RequestOutput]) -
         assert done.finish_reason in ("stop", "length")
         if done.finish_reason == "stop" and params.structured_outputs is not None:
             parses(params.structured_outputs, generated(output))
-            stopped.add(params.structured_outputs.source)
+            stopped.add(source_of(params.structured_outputs))
     assert len(stopped) >= 4
     assert sum(len(output.interceptions) for output in alone) >= 10
 

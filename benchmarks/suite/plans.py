@@ -47,7 +47,7 @@ def step(
         used += num_pages
         length = start + len(tokens)
         history = TokenHistory((1,) * length, ((0, length),)) if options and options.remembered else None
-        sample = Sample(sampling.temperature, slot, length, options, history=history)
+        sample = Sample(sampling.temperature, slot, options, history=history)
         plans.append(Chunk(slot, start, tokens, new_pages, sample))
     assert used <= shape.num_pages
     num_tokens = sum(len(chunk.tokens) for chunk in plans)

@@ -5,8 +5,8 @@ out, come in, or both. Rows: the way (`staging_pages`, as `RunnerShape` has it),
 `way` (none, out, in, both), `share` of the link that was asked for, `pages` each way, `step_s`, `dispatch_s`, and `slowdown`
 (over the step without transfers, less 1), `bytes_per_s`, `link_bytes_per_s` (of one large array) and `link_share`, their ratio.
 
-Also `embed_s`: from the submission of a step that runs alone until its first executable has ended; and, where pages come in,
-from traces `first_kernel_s`, from the start of its fetch to its first kernel, and of steps that follow each other
+Where pages move, also `embed_s`: from the submission of a step that runs alone until its first executable has ended. Where
+they come in, from traces `first_kernel_s`, from the start of its fetch to its first kernel, and of steps that follow each other
 `first_array_s` and `last_array_s`, from a step's first kernel to the start of its first and last array. Where the former grow
 with the fetch, the step waits for it; where the latter last as long as the compute, the fetch waits for the step.
 """
@@ -112,14 +112,15 @@ def _alone(sizes: Sizes, bench: Bench, way: str, pages: int) -> Row:
             plan = next(plans)
             began_s = time.perf_counter()
             forward = runner.forward(plan)
-            jax.block_until_ready(runner.kv.commons[0])  # of the embedding, the step's first executable
-            embed_s.append(time.perf_counter() - began_s)
+            if way != "none":
+                jax.block_until_ready(runner.kv.commons)  # of the embedding, the step's first executable
+                embed_s.append(time.perf_counter() - began_s)
             runner.collect(runner.sample(forward, {}))
             runner.kv.wait()
 
     def measure(plans: Iterator[StepPlan]) -> Row:
         run(plans)
-        row: Row = {"embed_s": median(embed_s)}
+        row: Row = {"embed_s": median(embed_s) if embed_s else None}
         if way == "in":
             events = traced(lambda: run(plans))
             row["first_kernel_s"] = until_first_kernel_s(events, steps, bench.page_bytes)

@@ -16,7 +16,7 @@ from jinfercept.chat.messages import Message, digests
 from jinfercept.chat.parsers.reasoning import REASONING_FORMATS
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.chat.tokenizer.special_token_names import Rendered
-from jinfercept.tenants import ExpiringEntries, Quota
+from jinfercept.sched.tenants import ExpiringEntries, Quota
 
 _CLOSINGS = tuple({form.closing for form in REASONING_FORMATS.values()})
 

@@ -53,7 +53,7 @@ class TextStream:
         self._tokenizer = tokenizer
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens, markup)
         self._turn_ends, self.hidden = turn_ends, frozenset[int]()
-        self._finders = [_Finder(pattern) for pattern in stop]
+        self._stops = tuple(sorted(stop, key=len, reverse=True))
         self._include_stop, self._in_call = include_stop, in_call
         self._num_early = min_tokens
         self._incomplete = ""
@@ -91,7 +91,7 @@ class TextStream:
         text = self._detokenizer.add(token_id)
         self.last_raw = self._tokenizer.token_text(token_id) if token_id in self._tokenizer.special_ids else text
         self.num_taken = len(text)
-        shown = self._take(text) if self._finders else self._show(text)
+        shown = self._take(text) if self._stops else self._show(text)
         self._num_early -= 1
         return shown
 
@@ -116,63 +116,39 @@ class TextStream:
 
     def _take(self, text: str) -> str:
         pending = self._incomplete + text
-        for offset, char in enumerate(text, start=len(self._incomplete) + 1):
-            complete = [finder.pattern for finder in self._finders if finder.push(char)]
-            if complete and self._num_early <= 0 and (stop := self._outside_calls(complete, pending[:offset])):
-                self.stopped = stop
-                self._incomplete = ""
-                return self._show(pending[: offset if self._include_stop else offset - len(self.stopped)])
-        num_certain = len(pending) - max(finder.matched for finder in self._finders)
+        for end in range(len(self._incomplete) + 1, len(pending) + 1):
+            if self._num_early <= 0 and pending.endswith(self._stops, 0, end) and (stop := self._cut(pending[:end])):
+                self.stopped, self._incomplete = stop, ""
+                return self._show(pending[: end if self._include_stop else end - len(stop)])
+        num_certain = self._num_certain(pending)
         self._incomplete = pending[num_certain:]
         return self._show(pending[:num_certain])
 
-    def _outside_calls(self, complete: list[str], text: str) -> str:
-        """The longest of the strings with which a text ends that is no part of a call; "" if there is none."""
-        certain = len(text) - max(finder.matched for finder in self._finders)
-        for stop in sorted(complete, key=len, reverse=True):
-            start = len(text) - len(stop)
-            if self._in_call is None or not self._in_call(text[: min(start, certain)], stop):
+    def _cut(self, text: str) -> str:
+        """The longest stop string with which a text ends that is no part of a call; "" if there is none."""
+        certain = self._num_certain(text)
+        for stop in self._stops:
+            before = text[: min(len(text) - len(stop), certain)]
+            if text.endswith(stop) and (self._in_call is None or not self._in_call(before, stop)):
                 return stop
         return ""
+
+    def _num_certain(self, text: str) -> int:
+        """The offset where a stop string may have begun at the end of a text; the text's length if none has."""
+        first = max(0, len(text) + 1 - len(self._stops[0]))
+        ends = ((at, text[at:]) for at in range(first, len(text)))
+        return next(
+            (at for at, end in ends if any(end != stop and stop.startswith(end) for stop in self._stops)), len(text)
+        )
 
     def _release(self) -> str:
         """The text held back and an incomplete character; the search for stop strings begins anew."""
         if self.stopped is not None:
             return ""
         released, self._incomplete = self._incomplete + self._detokenizer.flush(), ""
-        for finder in self._finders:
-            finder.matched = 0
         return released
 
     def _show(self, text: str) -> str:
         if text:
             self._shown.append(text)
         return text
-
-
-class _Finder:
-    """Looks for one string in a stream of characters (Knuth, Morris, Pratt: constant amortised work per character).
-
-    `matched` is the length of the pattern's longest prefix that ends the stream: so much text is held back.
-    """
-
-    def __init__(self, pattern: str) -> None:
-        assert pattern, "an empty stop string"
-        self.pattern, self.matched = pattern, 0
-        self._border = [0] * len(pattern)  # [i]: the longest proper border of pattern[: i + 1]
-        length = 0
-        for i in range(1, len(pattern)):
-            length = self._border[i] = self._extend(length, pattern[i])
-
-    def push(self, char: str) -> bool:
-        """Take a character; returns whether the pattern ends with it."""
-        self.matched = self._extend(self.matched, char)
-        if self.matched < len(self.pattern):
-            return False
-        self.matched = self._border[-1]
-        return True
-
-    def _extend(self, matched: int, char: str) -> int:
-        while matched and self.pattern[matched] != char:
-            matched = self._border[matched - 1]
-        return matched + (self.pattern[matched] == char)

@@ -18,6 +18,7 @@ from jaxtyping import UInt32
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.chat.grammar.constraint import TokenGrammar
 from jinfercept.chat.grammar.grammar import Grammars
+from jinfercept.chat.grammar.schemas import SchemaReduction
 from jinfercept.chat.parsers.call_grammars import JSON_NAME, CallGrammar, Rules
 from jinfercept.chat.parsers.hermes import answer_only, answer_or_calls
 from jinfercept.chat.parsers.reasoning import Beginning, ReasoningFormat
@@ -26,7 +27,6 @@ from jinfercept.chat.tokenizer.decoding import IncrementalDetokenizer
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import RequestError, shown
 from jinfercept.hooks import Constraint, Grammar
-from jinfercept.structured_outputs import SchemaReduction
 
 log = logging.getLogger(__name__)
 

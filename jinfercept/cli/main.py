@@ -20,7 +20,7 @@ COMMANDS: Mapping[str, Entry] = {
     ),
     "deploy": Entry("jinfercept.cli.serve:Deploy", "answer OpenAI's clients with replicas on a Ray cluster"),
     "info": Entry("jinfercept.cli.info:Info", "shape of a model, and the memory that it needs"),
-    "convert": Entry("jinfercept.cli.convert:Convert", "write a model so that it loads quickly (Orbax)"),
+    "convert": Entry("jinfercept.cli.convert:Convert", "write a model so that it loads quickly"),
     "profile": Entry("jinfercept.cli.profile:MeasureProfile", "measure what steps and transfers cost on this machine"),
     "simulate": Entry(
         "jinfercept.cli.simulate:Simulate", "play a workload against the scheduler under a virtual clock"

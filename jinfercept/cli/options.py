@@ -14,9 +14,8 @@ from typing import Annotated, Any, Required, TypedDict, get_origin, get_type_hin
 from tyro import cli, conf
 
 from jinfercept.cli.command import refusal
-from jinfercept.config import GROUPS, EngineOptions, HostOptions
+from jinfercept.config import GROUPS, EngineOptions, HostOptions, without_none
 from jinfercept.errors import nearest
-from jinfercept.values import without_none
 
 CONFIG = (conf.OmitArgPrefixes, conf.DisallowNone, conf.PositionalMetavarFromFieldName)
 HOSTS = tuple(f.name for f in fields(HostOptions))

@@ -26,12 +26,12 @@ from jinfercept.cli.simulation_table import (
     table,
 )
 from jinfercept.config import CacheOptions, EngineOptions, SchedulingOptions
-from jinfercept.engine.meter.counts import LIMITS, LatencyLimits
+from jinfercept.cpu_kernels.machine import num_processors
+from jinfercept.engine.meter.counts import LIMITS
 from jinfercept.engine.meter.engine_stats import EngineStats
 from jinfercept.engine.meter.request_log import RequestLog
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
-from jinfercept.machine import num_processors
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.orders import ORDERS, check_order_choice
 from jinfercept.sched.plugins import check_name, is_place
@@ -113,11 +113,6 @@ class Simulate:
     max_model_len: Maybe[int] = None
     """tokens of the longest request, and of a step where prompts are whole (default: 2560; of sessions what --kv-tokens holds).
     Sessions with longer ones are left out"""
-    first_token_limit: float = LIMITS.first_token_s
-    """of goodput: most seconds to a request's first token"""
-    per_token_limit: Maybe[float] = None
-    """of goodput: most seconds per token after it, without the time of calls (default: 0.05; for agents within limits
-    1/30)"""
     jobs: int = num_processors()
     """processes at a time"""
     json: Maybe[str] = None
@@ -227,8 +222,6 @@ class Simulate:
             ("--host-tokens", self.host_tokens),
             ("--duration", self.duration),
             ("--warm-up", self.warm_up or 0),
-            ("--first-token-limit", self.first_token_limit),
-            ("--per-token-limit", self.per_token_limit or 0),
         ):
             check_least(flag, least, 0)
         check_policies(self._policies)
@@ -317,7 +310,7 @@ class Simulate:
             preemption=self.options.get("preemption", "policy"),
             order=order,
             overload=self.overload,
-            limits=LatencyLimits(self.first_token_limit, self._per_token_s),
+            limits=AGENT_LIMITS if self.agents_within_limits else LIMITS,
         )
 
     @property
@@ -325,12 +318,6 @@ class Simulate:
         if self.warm_up is not None:
             return self.warm_up
         return self.duration / 4 if self.agents_within_limits else 0.0
-
-    @property
-    def _per_token_s(self) -> float:
-        if self.per_token_limit is not None:
-            return self.per_token_limit
-        return (AGENT_LIMITS if self.agents_within_limits else LIMITS).per_token_s
 
 
 def _write_decisions(path: str, stats: Sequence[EngineStats]) -> None:

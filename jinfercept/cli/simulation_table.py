@@ -56,7 +56,7 @@ p50, p99  the same, exceeded by half of the requests, and by one of a hundred
 ttft s    seconds from arrival to the first token, mean
 turn s    turn delay: the same, and from each return of calls to the next token, mean
 done/s    requests finished per second
-good/s    goodput: those of them that stayed within --first-token-limit and --per-token-limit
+good/s    goodput: those of them that had their first token within 2 s, and took 50 ms per token after it
 left      requests that were not finished when the time was over
 recomp.   tokens that were computed again
 out, in   tokens copied to host memory and back
@@ -72,7 +72,7 @@ door s    seconds at the door before that, with --overload queue: mean over the 
 with door turn delay with the seconds at the door
 session s session delay: all seconds of a session, so far, that were not its tools' or its person's, mean
 done/s    turns finished per second
-good/s    those of them within the limits: --first-token-limit and a second more for each 10,000 new tokens, --per-token-limit
+good/s    those of them whose first token took 2 s and a second more for each 10,000 new tokens, and others 50 ms each, at most
 ms/token  from a turn's submission to its end, over generated tokens
 left      turns that were not finished when the time was over
 lost      tokens that sessions had sent or read before, or that all share, and that were in no memory when they returned

@@ -13,7 +13,7 @@ from typing import Any, final
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.status import Status
 
 from jinfercept.calls import Call
 from jinfercept.engine.streaming import Stream
@@ -79,7 +79,7 @@ class TerminalChat:
         self._llm, self._params, self._tools, self._options = llm, params, tools, options
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._console = Console(stderr=True, highlight=False)
-        self._progress: Progress | None = None
+        self._status: Status | None = None
         self._column = 0  # whether the answer's last line is open
         self._thinks = False  # whether a line of reasoning is open
         self.messages: list[Any] = list(self._system)
@@ -176,19 +176,14 @@ class TerminalChat:
         return output
 
     def _wait(self, calls: Sequence[Call]) -> None:
-        """A live line for each call, with its seconds."""
+        """A live line with the calls that run."""
         self._end_line()
-        if self._console.is_terminal:
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-            self._progress = Progress(*columns, console=self._console, transient=True)
-            for call in calls:
-                self._progress.add_task(escape(harmless(_written(call))))
-            self._progress.start()
+        self._status = self._console.status(escape(harmless(", ".join(map(_written, calls)))))
+        self._status.start()
 
     def _stop_waiting(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        if self._status is not None:
+            self._status.stop()
 
     def _end_thought(self) -> None:
         if self._thinks:
@@ -263,7 +258,7 @@ def _summary(output: RequestOutput) -> str:
     parts.append(f"{completion.num_generated} tokens")
     if metrics.first_token_s is not None:
         writing_s = metrics.finished_s - metrics.first_token_s - metrics.intercepted_s
-        if completion.num_generated > 1 and writing_s > 0:
+        if writing_s > 0:
             parts.append(f"{(completion.num_generated - 1) / writing_s:.1f} tokens/s")
         parts.append(f"{metrics.first_token_s - metrics.arrival_s:.2f} s to the first")
     parts.append(f"{output.num_cached_tokens} of {len(output.prompt_tokens)} prompt tokens kept")

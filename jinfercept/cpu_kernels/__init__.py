@@ -11,5 +11,6 @@ with what is not ours has three parts:
 * Machine code is kept on disk beside JAX's executables, named after a digest of this folder's sources, of
   the CPU's features and of the versions of LLVM and llvmlite.
 
-`native.py` compiles, registers and calls a kernel; `code.py` says what a kernel is. Knows arrays and `pallas/layouts` only.
+`native.py` compiles, registers and calls a kernel; `code.py` says what a kernel is; `machine.py` says how many processors and
+how much memory a process may use. Knows arrays and `pallas/layouts` only.
 """

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jinfercept.machine import num_processors
+from jinfercept.cpu_kernels.machine import num_processors
 
 if TYPE_CHECKING:
     from jinfercept.cpu_kernels.code import Kernel

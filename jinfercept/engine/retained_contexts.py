@@ -15,7 +15,7 @@ from jinfercept.kv.extent import TOKEN_BYTES, common_pages, token_bytes
 from jinfercept.request import Request
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import PendingCall, Sequence, State
-from jinfercept.tenants import Quota
+from jinfercept.sched.tenants import Quota
 
 MAX_CONTEXTS = 1024
 """Conversations. Beyond them the tenant that has most loses its oldest."""

@@ -30,7 +30,7 @@ from jinfercept.outputs import (
     RequestOutput,
 )
 from jinfercept.request import Adapter, Request
-from jinfercept.sched.plan import NOTHING_ALLOWED, TokenExperts, TokenLogprobs, draw_options
+from jinfercept.sched.plan import NOTHING_ALLOWED, Sample, TokenExperts, TokenLogprobs, draw_options
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.sequence import PendingCall, Sequence
 
@@ -404,10 +404,8 @@ def new_session(
         request.prompt_token_ids,
         scheduler.kv.open(request.kv_salt),
         max_tokens=scheduler.max_model_len if params.max_tokens is None else params.max_tokens,
-        temperature=params.temperature,
-        random_key=random_key,
+        sample=Sample(params.temperature, random_key, draw_options(params, stop)),
         arrival_s=now,
-        options=draw_options(params, stop),
         num_best=params.prompt_logprobs,
         noted_from=first_computed if params.return_routed_experts else None,
         leader=leader.sequence if leader else None,

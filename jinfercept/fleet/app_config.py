@@ -22,29 +22,12 @@ from typing import Any, NamedTuple, Self, get_origin, get_type_hints
 
 import yaml
 
-from jinfercept.config import EngineConfig, EngineOptions
+from jinfercept.config import EngineConfig, EngineOptions, check_type
 from jinfercept.errors import ConfigError, nearest
 from jinfercept.serve.options import ServerOptions
-from jinfercept.values import check_type
 
 MOST_REPLICAS = 10_000
-MOST_FILE_BYTES = 2**20
 _NAMES = ("name", "model", "version", "replicas", "cpus_per_replica", "engine", "server")
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """PyYAML takes the last of several equal keys; YAML allows none."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A table. Raises an error for a key that comes twice."""
-        seen = set[str]()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
-                continue
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} comes twice", problem_mark=key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 class ReplicaRange(NamedTuple):
@@ -106,15 +89,10 @@ class FleetConfig:
     def read(cls, path: str | Path) -> Self:
         """The contents of a YAML file. Raises `ConfigError` if it cannot be used."""
         try:
-            text = Path(path).read_bytes()[: MOST_FILE_BYTES + 1]
-            if len(text) > MOST_FILE_BYTES:
-                raise ConfigError("the fleet's file is too large", got=path, fix=f"at most {MOST_FILE_BYTES} bytes")
-            return cls.parse(yaml.load(text.decode(), _UniqueKeys))
-        except (OSError, UnicodeDecodeError) as error:
+            return cls.parse(yaml.safe_load(Path(path).read_bytes()))
+        except OSError as error:
             raise ConfigError("the fleet's file cannot be read", got=error, fix="give a YAML file") from error
-        except RecursionError:
-            raise ConfigError("the fleet's file is nested too deeply", got=path, fix="correct it") from None
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, RecursionError) as error:
             raise ConfigError(
                 "the fleet's file is not YAML", got=" ".join(str(error).split()), fix="correct it"
             ) from error

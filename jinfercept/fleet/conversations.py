@@ -20,7 +20,7 @@ Where the headers of coding agents are documented:
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -33,7 +33,6 @@ MOST_PREFIXES = 256
 """Prefixes of a hint: the first ones and the last ones of a longer chain."""
 KEY_BYTES = 16
 _FIRST_PREFIXES = 8
-_BLOCK_BYTES = 1024
 _BLOCK_TOKENS = 256
 
 NamedBy = Literal["", "session", "cache_key", "agent"]
@@ -266,36 +265,22 @@ def _text_chain(keys: _TenantKeys, body: Mapping[str, Any]) -> tuple[list[KeyedP
     """Keys at fixed places of a text or a list of token ids; of several prompts, those of the first one."""
     prompt = body.get("prompt")
     prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else [prompt]
-    sized = [_as_bytes(part) for part in prompts]
-    num_tokens = sum(len(data) // width for data, width in sized)
-    data, width = sized[0]
-    state = keys.chain("text" if width == BYTES_PER_TOKEN else "tokens")
-    state.update(_framed(_text(body.get("model"))))
-    prefixes, start = list[KeyedPrefix](), 0
-    step = _BLOCK_BYTES if width == BYTES_PER_TOKEN else _BLOCK_TOKENS * width
-    for end in _places(len(data), step):
-        state.update(data[start:end])
-        prefixes.append(KeyedPrefix(state.digest(), end // width))
-        start = end
+    num_tokens = sum(len(part) // _token_width(part) for part in prompts if isinstance(part, str | list))
+    prefixes, first = list[KeyedPrefix](), prompts[0]
+    if not isinstance(first, str | list):
+        return prefixes, num_tokens
+    width, state = _token_width(first), keys.chain("text")
+    step = _BLOCK_TOKENS * width
+    try:
+        state.update(_canonical(body.get("model")))
+        for end in range(step, len(first) + 1, step):
+            state.update(_canonical(first[end - step : end]))
+            prefixes.append(KeyedPrefix(state.digest(), end // width))
+    except (ValueError, RecursionError):  # nested too deep: what came before it still counts
+        pass
     return prefixes, num_tokens
 
 
-def _as_bytes(prompt: object) -> tuple[bytes, int]:
-    """A prompt's bytes, and how many of them a token takes."""
-    if isinstance(prompt, str):
-        return prompt.encode("utf-8", "surrogatepass"), BYTES_PER_TOKEN
-    if isinstance(prompt, list):
-        ids = [token_id if isinstance(token_id, int) and 0 <= token_id < 2**63 else 2**63 for token_id in prompt]
-        return b"".join(token_id.to_bytes(8, "big") for token_id in ids), 8
-    return b"", BYTES_PER_TOKEN
-
-
-def _places(length: int, step: int) -> Iterator[int]:
-    """Places at which texts are cut, the same for all texts: 64 steps of one size, then 32 of each double size."""
-    place, count = step, 1
-    while place <= length:
-        yield place
-        if count % 32 == 0 and count >= 64:
-            step *= 2
-        count += 1
-        place += step
+def _token_width(prompt: str | list[Any]) -> int:
+    """Estimated characters of a text, or items of a list of ids, in a token."""
+    return BYTES_PER_TOKEN if isinstance(prompt, str) else 1

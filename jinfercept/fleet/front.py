@@ -30,7 +30,7 @@ from jinfercept.fleet.replicas import (
     Replicas,
     Ticket,
 )
-from jinfercept.fleet.routes import RequestPlacer, Routes
+from jinfercept.fleet.routes import Routes
 from jinfercept.fleet.routing import NoReplicaError, Router
 from jinfercept.serve.access.key_file import KeyRules
 from jinfercept.serve.access.key_limits import KeyLimits
@@ -75,7 +75,7 @@ class FleetFront:
         connect: Callable[[], Awaitable[Replicas]],
         options: ServerOptions,
         model: str,
-        make_router: Callable[[ReplicaFacts], RequestPlacer] = lambda facts: Router(
+        make_router: Callable[[ReplicaFacts], Router] = lambda facts: Router(
             facts.profile, chunk_tokens=facts.chunk_tokens
         ),
         begin_s: float = BEGIN_S,
@@ -222,7 +222,7 @@ class FleetFront:
             body = await read_body(request, most, self.options.body_timeout)
             if coding and body:
                 body = await asyncio.to_thread(decoded, body, coding, most)
-        call = HttpCall.of(scope, body, {"x-request-id": scope[REQUEST_ID]})
+        call = HttpCall.of(scope, scope[REQUEST_ID], body)
         hint, fields = await self._hint(request, body, tenant)
         prefer = ""
         if path.startswith(_STORED):
@@ -235,7 +235,7 @@ class FleetFront:
 
     def plain_call(self, request: Request) -> HttpCall:
         """A request without its body."""
-        return HttpCall.of(request.scope, b"", {"x-request-id": request.scope[REQUEST_ID]})
+        return HttpCall.of(request.scope, request.scope[REQUEST_ID])
 
     def check_key(self, request: Request) -> str:
         """The tenant of a request. Raises 401."""

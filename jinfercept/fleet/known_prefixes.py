@@ -36,17 +36,14 @@ class KnownPrefix:
         tokens: of the context that the key stands for.
         shared: whether prompts that differ behind it have been seen.
         next_key: the key of the next message, in the first prompt that went on; None until one has.
-        confirmed: whether a request that finished has given `tokens`; they are an estimate before.
-        trust: share of `tokens` that follow-ups under a name really found; 1 for prefixes.
     """
 
-    __slots__ = ("_holders", "confirmed", "next_key", "shared", "tokens", "trust")
+    __slots__ = ("_holders", "next_key", "shared", "tokens")
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
-        self.shared = self.confirmed = False
+        self.shared = False
         self.next_key: bytes | None = None
-        self.trust = 1.0
         self._holders: tuple[Holder, ...] = ()
 
     @property
@@ -117,13 +114,6 @@ class KnownPrefixes:
                 over = len(self._tables[largest]) - int(share)
                 self._drop_oldest(largest, max(1, min(over, _EVICTED_AT_ONCE)))
         return prefix
-
-    def remove(self, tenant: str, key: bytes) -> None:
-        table = self._tables.get(tenant)
-        if table is not None and table.pop(key, None) is not None:
-            self._count -= 1
-            if not table:
-                del self._tables[tenant]
 
     def _drop_oldest(self, tenant: str, count: int) -> None:
         table = self._tables[tenant]

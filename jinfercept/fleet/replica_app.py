@@ -3,9 +3,11 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Literal, NamedTuple, final
 
+import anyio
 from prometheus_client.metrics_core import Metric
 from starlette.types import Message
 
@@ -89,8 +91,8 @@ class HeldContexts:
         return reported
 
 
-_MOST_BYTES = 2**20
-"""Bytes of a response that wait for the front; then the application waits."""
+_MOST_MESSAGES = 256
+"""Messages of a response that wait for the front; then the application waits."""
 _CLOSE_S = 10.0
 _FRESH_S = 0.25
 
@@ -146,21 +148,10 @@ class ReplicaApp:
             running.leave()
 
     async def reply(self, call: HttpCall) -> HttpReply:
-        running = _Running(self._app, call)
-        task = asyncio.ensure_future(running.run())
-        parts, head = list[bytes](), dict[str, Any]()
-        try:
-            async for messages in running.messages():
-                for message in messages:
-                    if message["type"] == "http.response.start":
-                        head = dict(message)
-                    else:
-                        parts.append(message.get("body", b""))
-        finally:
-            running.leave()
-            await task
+        answer = self.answer(call, Contents("", ()))
+        head, *parts = [message async for messages in answer for message in messages]
         headers = tuple((bytes(name), bytes(value)) for name, value in head["headers"])
-        return HttpReply(self.name, head["status"], headers, b"".join(parts))
+        return HttpReply(self.name, head["status"], headers, b"".join(part.get("body", b"") for part in parts))
 
     async def metrics(self) -> tuple[str, list[Metric]]:
         return self.name, collect(self.service, await self._state.look())
@@ -218,14 +209,10 @@ class _Running:
     """One request in the application, between its messages and a generator of them."""
 
     def __init__(self, app: Any, call: HttpCall) -> None:
-        self._app, self._scope = app, call.scope()
+        self._app, self._scope = app, {**call.scope, "state": {}}
         self._body: bytes | None = call.body
         self._left = asyncio.Event()
-        self._news = asyncio.Event()
-        self._room = asyncio.Event()
-        self._messages = list[Message]()
-        self._num_bytes = 0
-        self._ended = False
+        self._sent, self._received = anyio.create_memory_object_stream[Message](_MOST_MESSAGES)
 
     @property
     def details(self) -> dict[str, Any]:
@@ -240,29 +227,21 @@ class _Running:
     def leave(self) -> None:
         """Note that the client has disconnected."""
         self._left.set()
-        self._room.set()
+        self._received.close()
 
     async def run(self) -> None:
         """Have the application answer."""
-        try:
+        with self._sent:
             await self._app(self._scope, self._receive, self._send)
-        finally:
-            self._ended = True
-            self._news.set()
 
     async def messages(self) -> AsyncGenerator[Messages]:
         """The messages of the response, those that are there together."""
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            messages, self._messages, self._num_bytes = self._messages, [], 0
-            self._room.set()
-            if messages:
-                yield messages
-            elif self._ended:
-                return
-            if self._ended:
-                self._news.set()
+        async for message in self._received:
+            messages = [message]
+            with suppress(anyio.WouldBlock, anyio.EndOfStream):
+                while True:
+                    messages.append(self._received.receive_nowait())
+            yield messages
 
     async def _receive(self) -> Message:
         if self._body is not None:
@@ -272,13 +251,7 @@ class _Running:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        while self._num_bytes > _MOST_BYTES and not self._left.is_set():
-            self._room.clear()
-            await self._room.wait()
-        if self._left.is_set():
-            return
         if message["type"] == "http.response.start":
             message = {**message, "details": self.details}
-        self._messages.append(message)
-        self._num_bytes += len(message.get("body", b""))
-        self._news.set()
+        with suppress(anyio.BrokenResourceError):  # the client has left
+            await self._sent.send(message)

@@ -1,9 +1,9 @@
-"""What a router counts: the queue of each replica since its last report, real tokens per estimate.
+"""What a router counts: the queue of each replica since its last report.
 
 Reads no clock: time arrives as `now`.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
 from math import ceil, inf
 from typing import Any, final
@@ -13,8 +13,6 @@ from jinfercept.fleet.known_prefixes import Holder
 PLACED_HALF_LIFE_S = 300.0
 """Seconds after which a conversation that was placed counts half."""
 _MOST_SENT = 1024
-_MOST_TENANTS = 10_000
-_RATIO_STEP = 0.2
 TARGET_DEMAND = 0.8
 """Share of the device's KV pool that is demanded on average when the number of replicas is right."""
 
@@ -87,26 +85,6 @@ class ReplicaLoad:
     def _queue(self, seconds: float, now: float) -> None:
         left_s = max(0.0, self._queue_s - (now - self._queue_at)) if self._queue_s else 0.0
         self._queue_s, self._queue_at = left_s + seconds, now
-
-
-@final
-class TokenRatios:
-    """Real tokens per estimated one, of each tenant; those that were used last are kept."""
-
-    def __init__(self) -> None:
-        self._ratios: OrderedDict[str, float] = OrderedDict()
-
-    def corrected(self, tenant: str, estimate: int) -> int:
-        return round(estimate * self._ratios.get(tenant, 1.0))
-
-    def learn(self, tenant: str, estimate: int, real: int) -> None:
-        """Note an estimate and the real number."""
-        if estimate > 0 and real > 0:
-            ratio = self._ratios.pop(tenant, None)
-            seen = min(10.0, max(0.1, real / estimate))
-            self._ratios[tenant] = seen if ratio is None else ratio + _RATIO_STEP * (seen - ratio)
-            if len(self._ratios) > _MOST_TENANTS:
-                self._ratios.popitem(last=False)
 
 
 def replicas_by_memory(context: Any) -> tuple[int, dict[str, Any]]:

@@ -15,69 +15,34 @@ from jinfercept.fleet.routes import Reports, Routes
 from jinfercept.fleet.routing import Route
 from jinfercept.sched.profile import Profile
 
-SERVER = ("replica", 0)
+_KEPT = (
+    *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path"),
+    *("query_string", "root_path", "client", "server"),
+)
 
 
 class HttpCall(NamedTuple):
     """A request.
 
     Attributes:
-        method, path, raw_path, query: of its first line; the path is decoded.
-        headers: names in lower case, and values.
-        client: address and port of the client; None: unknown.
-        scheme, http_version: of the connection to the front.
+        scope: of ASGI, with the values that can be pickled.
+        body: decoded, so that the request has no `content-encoding`.
     """
 
-    method: str
-    path: str
-    raw_path: bytes
-    query: bytes
-    headers: tuple[tuple[bytes, bytes], ...]
-    client: tuple[str, int] | None
-    scheme: str
-    http_version: str
+    scope: Mapping[str, Any]
     body: bytes = b""
 
+    @property
+    def path(self) -> str:
+        return self.scope["path"]
+
     @classmethod
-    def of(cls, scope: Scope, body: bytes = b"", more: Mapping[str, str] | None = None) -> "HttpCall":
-        """The request of an ASGI scope, with `more` headers in place of those of the same names.
-
-        Args:
-            body: decoded, so that the request has no `content-encoding`.
-        """
-        added = [(name.encode(), value.encode("latin-1")) for name, value in (more or {}).items()]
-        replaced = {b"content-encoding", *(name for name, _ in added)}
+    def of(cls, scope: Scope, request_id: str, body: bytes = b"") -> "HttpCall":
+        """The request of a scope, named by `request_id`."""
+        replaced = (b"content-encoding", b"x-request-id")
         headers = [(bytes(name), bytes(value)) for name, value in scope["headers"] if name not in replaced]
-        client = scope.get("client")
-        return cls(
-            scope["method"],
-            scope["path"],
-            scope.get("raw_path") or scope["path"].encode(),
-            scope["query_string"],
-            (*headers, *added),
-            client and (client[0], client[1]),
-            scope.get("scheme", "http"),
-            scope.get("http_version", "1.1"),
-            body,
-        )
-
-    def scope(self) -> dict[str, Any]:
-        """A new ASGI scope."""
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": self.http_version,
-            "method": self.method,
-            "scheme": self.scheme,
-            "path": self.path,
-            "raw_path": self.raw_path,
-            "query_string": self.query,
-            "root_path": "",
-            "headers": list(self.headers),
-            "client": self.client,
-            "server": SERVER,
-            "state": {},
-        }
+        headers.append((b"x-request-id", request_id.encode("latin-1")))
+        return cls({name: scope[name] for name in _KEPT if name in scope} | {"headers": headers, "root_path": ""}, body)
 
 
 class HttpReply(NamedTuple):
@@ -151,16 +116,15 @@ class Ticket:
         return Contents, (hint.tenant, tuple(key for key in (hint.named, longest) if key is not None))
 
 
-@final
-class Contents:
+class Contents(NamedTuple):
     """The part of a ticket that a replica gets.
 
-    Args:
+    Attributes:
         keys: under which a follow-up will look for the context of this request.
     """
 
-    def __init__(self, tenant: str, keys: Sequence[bytes]) -> None:
-        self.tenant, self.keys = tenant, tuple(keys)
+    tenant: str
+    keys: Sequence[bytes]
 
 
 DETAILS = "jinfercept.details"

@@ -3,11 +3,11 @@
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, final
 
 from jinfercept.fleet.conversations import RoutingHint
-from jinfercept.fleet.routing import NoReplicaError, ReplicaState, Route
+from jinfercept.fleet.routing import NoReplicaError, ReplicaState, Route, Router
 
 MOST_RESPONSES = 100_000
 
@@ -32,29 +32,6 @@ class Totals(NamedTuple):
     retried: int = 0
 
 
-class RequestPlacer(Protocol):
-    """Decides which replica gets a request; `Router` is one."""
-
-    def route(self, hint: RoutingHint, replicas: Sequence[ReplicaState], now: float) -> Route: ...
-
-    def finished(
-        self,
-        hint: RoutingHint,
-        replica: str,
-        prompt_tokens: int,
-        output_tokens: int = 0,
-        *,
-        cached_tokens: int | None = None,
-        response_key: bytes | None = None,
-    ) -> None: ...
-
-    def failed(self, hint: RoutingHint, replica: str) -> None: ...
-
-    def learn(self, replica: str, contexts: Iterable[tuple[str, bytes, int]]) -> None: ...
-
-    def forget_replica(self, name: str) -> None: ...
-
-
 @final
 class Routes:
     """Chooses replicas. Thread-safe: Ray's router may run in a thread of its own.
@@ -67,7 +44,7 @@ class Routes:
         names: of the running replicas, as of the last request.
     """
 
-    def __init__(self, router: RequestPlacer, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, router: Router, now: Callable[[], float] = time.monotonic) -> None:
         self._router, self._now = router, now
         self._lock = threading.Lock()
         self._members: tuple[ReplicaState, ...] = ()
@@ -110,7 +87,7 @@ class Routes:
                 self._router.failed(hint, replica)
                 return
             output = details.get("completion_tokens", 0)
-            self._router.finished(hint, replica, prompt, output, cached_tokens=cached, response_key=response_key)
+            self._router.finished(hint, replica, prompt, output, response_key=response_key)
 
     def lost(self, hint: RoutingHint, replica: str, retried: bool) -> None:
         """Note that a replica ended while it worked on a request."""

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, final
 
 from jinfercept.fleet.conversations import RoutingHint
 from jinfercept.fleet.known_prefixes import Holder, KnownPrefix, KnownPrefixes
-from jinfercept.fleet.replica_load import DecayedCount, ReplicaLoad, ReplicaState, TokenRatios
+from jinfercept.fleet.replica_load import DecayedCount, ReplicaLoad, ReplicaState
 from jinfercept.sched.profile import Profile
 
 SPREAD_BOUND = 1.25
@@ -26,7 +26,6 @@ FIRST_PREFIXES = 2
 """Prefixes of every prompt that are recorded from its start: tools with instructions, and the first messages."""
 SAME_PRICE_S = 1e-4
 """Prices that differ by less are the same, and the load decides."""
-_TRUST_STEP = 0.3
 
 Reason = Literal["session", "conversation", "prefix", "moved", "spread", "load"]
 """Why a replica was chosen: it holds the named session, the conversation, or a shared prefix of a new one. Or not: waiting for
@@ -66,7 +65,6 @@ class Router:
     def __init__(self, profile: Profile | None, *, chunk_tokens: int = 512, most_conversations: int = 100_000) -> None:
         self._profile, self._chunk_tokens = profile, chunk_tokens
         self._known = KnownPrefixes(most_conversations * KEYS_PER_CONVERSATION)
-        self._ratios = TokenRatios()
         self._loads: dict[str, ReplicaLoad] = {}
         self._placed = DecayedCount()
 
@@ -86,8 +84,7 @@ class Router:
             NoReplicaError: none of the replicas accepts requests.
         """
         holdings = self._find(hint, {state.name for state in replicas})
-        num_tokens = self._ratios.corrected(hint.tenant, hint.prompt_tokens) + holdings.before_tokens
-        prompt = _RoutedPrompt(num_tokens, self._recompute_s)
+        prompt = _RoutedPrompt(hint.prompt_tokens + holdings.before_tokens, self._recompute_s)
         chosen, price_s = self._cheapest(holdings, prompt, replicas, now)
         holding = holdings.by_holder.get(chosen.holder, _NOTHING_HELD)
         found_tokens = min(holding.tokens, prompt.most_held)
@@ -108,7 +105,6 @@ class Router:
         prompt_tokens: int,
         output_tokens: int = 0,
         *,
-        cached_tokens: int | None = None,
         response_key: bytes | None = None,
     ) -> None:
         """Note the end of a request: what its prompt really had, and the key that its follow-up may name.
@@ -117,27 +113,20 @@ class Router:
             hint: of the request, as it was routed.
             prompt_tokens: real ones, with the context of a stored response.
             output_tokens: generated ones.
-            cached_tokens: of the prompt that were not recomputed; None: unknown.
             response_key: of the stored response; see `conversations.response_key`.
         """
         load = self._loads.get(replica)
         if load is None:
             return
         load.in_flight = max(0, load.in_flight - 1)
-        if hint.follows is None:
-            self._ratios.learn(hint.tenant, hint.prompt_tokens, prompt_tokens)
         context_tokens = prompt_tokens + output_tokens
-        if hint.prefixes and (prefix := self._known.get(hint.tenant, hint.prefixes[0].key)):
-            prefix.tokens, prefix.confirmed = context_tokens, True
-        if hint.named is not None and (prefix := self._known.get(hint.tenant, hint.named)):
-            if prefix.confirmed and cached_tokens is not None:
-                share = cached_tokens / max(1, min(prefix.tokens, prompt_tokens))
-                prefix.trust += _TRUST_STEP * (min(1.0, share) - prefix.trust)
-            prefix.tokens, prefix.confirmed = context_tokens, True
+        for key in (hint.prefixes[0].key if hint.prefixes else None, hint.named):
+            if key is not None and (prefix := self._known.get(hint.tenant, key)):
+                prefix.tokens = context_tokens
         for key in (response_key, hint.follows if hint.grows else None):
             if key is not None:
                 prefix = self._known.touch(hint.tenant, key, context_tokens)
-                prefix.tokens, prefix.confirmed = context_tokens, True
+                prefix.tokens = context_tokens
                 prefix.move_to(load.holder)
 
     def failed(self, hint: RoutingHint, replica: str) -> None:
@@ -159,7 +148,7 @@ class Router:
         for tenant, key, tokens in contexts:
             if tokens > 0:
                 prefix = self._known.touch(tenant, key, tokens)
-                prefix.tokens, prefix.confirmed = tokens, True
+                prefix.tokens = tokens
                 prefix.add(holder)
             elif prefix := self._known.get(tenant, key):
                 prefix.drop(holder)
@@ -228,12 +217,12 @@ class Router:
             add(prefix, prefix.tokens, "prefix" if forks else "conversation")
         if hint.named is not None and (prefix := self._known.get(tenant, hint.named)):
             reason = "prefix" if prefix.forks_at(hint.opening) else "session"
-            for holder in prefix.holders:
-                if holder.name in names and by_holder.get(holder, _NOTHING_HELD).reason not in _OWN:
-                    tokens = by_holder.get(holder, _NOTHING_HELD).tokens
-                    by_holder[holder] = _HeldPrompt(max(tokens, int(prefix.tokens * prefix.trust)), reason)
-                elif holder in by_holder:
-                    by_holder[holder] = _HeldPrompt(by_holder[holder].tokens, "session")
+            for holder in (holder for holder in prefix.holders if holder.name in names):
+                held = by_holder.get(holder, _NOTHING_HELD)
+                if held.reason in _OWN:
+                    by_holder[holder] = held._replace(reason="session")
+                else:
+                    by_holder[holder] = _HeldPrompt(max(held.tokens, prefix.tokens), reason)
         return _Holdings(by_holder, before_tokens, known_prefixes)
 
     def _record(self, hint: RoutingHint, holder: Holder, prompt_tokens: int, holdings: "_Holdings") -> None:
@@ -249,9 +238,8 @@ class Router:
             if prefix.shared:
                 places.add(place)
         for place in places:
-            key, estimate = prefixes[place]
-            tokens = self._ratios.corrected(tenant, estimate) if place else prompt_tokens
-            prefix = self._known.touch(tenant, key, tokens)
+            key, tokens = prefixes[place]
+            prefix = self._known.touch(tenant, key, tokens if place else prompt_tokens)
             prefix.next_key = prefix.next_key or (prefixes[place - 1].key if place else None)
             prefix.add(holder)
         if hint.named is not None:

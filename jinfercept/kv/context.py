@@ -418,44 +418,6 @@ class Context:
         self.uncommitted = 0
         self.num_stored = min(self.num_stored, num_pages)
 
-    def place(self, first: int, last: int) -> int:
-        """Give the pages `first … last - 1` of a context that runs device slots; returns the first one without, or `last`."""
-        store = self.store
-        if first < self.num_pages:
-            for extent, begin, end in self.parts(first, last):
-                if extent.device is None:
-                    slots = store.take(end - begin)
-                    if slots:
-                        store.place(store.part(extent, begin, begin + len(slots)), slots)
-                    if len(slots) < end - begin:
-                        return begin + len(slots)
-        lacking = last - self.num_pages
-        if lacking <= 0:
-            return last
-        tail, slots = self.tail, store.take(lacking)
-        if slots:
-            assert tail.device is not None or not tail.num_pages
-            if tail.host is not None:
-                store.drop_host(tail)  # it is too short as soon as the tail grows
-            if tail.device is None:
-                tail.device = slots
-            else:
-                tail.device.extend(slots)
-            tail.num_pages += len(slots)
-            tail.changed()
-            self.forget_extents()
-        return self.num_pages
-
-    def commit(self, tokens: Sequence[int]) -> None:
-        """Publish the pages that are full, computed and accepted; see `KVManager.commit`."""
-        tail, size = self.tail, self.page_size
-        first = tail.start + len(tail.tokens) // self.store.page_bytes
-        num_full = min(len(tokens) // size, tail.start + max(tail.filled, tail.host_filled) // size)
-        if first < num_full:
-            tail.tokens += token_bytes(tokens[first * size : num_full * size])
-            self.publish()
-        self.uncommitted = (max(first, num_full) + 1) * size
-
     def publish(self) -> None:
         """Put the leading pages of the tail into the tree that are full, computed and accepted.
 

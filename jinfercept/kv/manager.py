@@ -187,15 +187,13 @@ class KVManager:
         Args:
             tokens: every accepted token of the sequence.
         """
-        if len(tokens) < context.uncommitted:  # almost always
-            return
-        context.commit(tokens)
-
-    def mark(self, context: Context, remaining_tokens: int) -> None:
-        """Let other contexts go on behind the full pages of a running one, if layers have windows or states: see
-        `SidePool.mark`."""
-        if self.side_pool:
-            self.side_pool.mark(context, remaining_tokens)
+        tail, size = context.tail, self.page_size
+        first = tail.start + len(tail.tokens) // self._store.page_bytes
+        num_full = min(len(tokens) // size, tail.start + max(tail.filled, tail.host_filled) // size)
+        if first < num_full:
+            tail.tokens += token_bytes(tokens[first * size : num_full * size])
+            context.publish()
+        context.uncommitted = (max(first, num_full) + 1) * size
 
     # -- computing -------------------------------------------------------------------------------------------------
 
@@ -232,12 +230,6 @@ class KVManager:
             if extent.fetching or extent.device is None:
                 return context.ready
         return limit
-
-    def chunk_end(self, context: Context, start: int, end: int, length: int) -> int:
-        """Where a chunk of a sequence with so many tokens ends that starts at one and may reach up to another."""
-        if self.side_pool:
-            end = self.side_pool.chunk_end(context, start, end, length)
-        return end
 
     def step_back(self, context: Context, length: int) -> None:
         """Shorten a context that does not run where it cannot compute the last of so many tokens again, as a state cannot."""
@@ -288,8 +280,27 @@ class KVManager:
             end = min(end, self.side_pool.extend(context, (end - 1) // size + 1) * size)
             if end <= start:
                 return start
-        placed = context.place(start // size, (end - 1) // size + 1)
-        return max(start, min(end, placed * size))
+        store, first, last = self._store, start // size, (end - 1) // size + 1
+        for extent, begin, behind in context.parts(first, last) if first < context.num_pages else ():
+            if extent.device is None:
+                slots = store.take(behind - begin)
+                if slots:
+                    store.place(store.part(extent, begin, begin + len(slots)), slots)
+                if len(slots) < behind - begin:
+                    return max(start, (begin + len(slots)) * size)
+        lacking, tail = last - context.num_pages, context.tail
+        if lacking > 0 and (slots := store.take(lacking)):
+            assert tail.device is not None or not tail.num_pages
+            if tail.host is not None:
+                store.drop_host(tail)  # it is too short as soon as the tail grows
+            if tail.device is None:
+                tail.device = slots
+            else:
+                tail.device.extend(slots)
+            tail.num_pages += len(slots)
+            tail.changed()
+            context.forget_extents()
+        return max(start, min(end, context.num_pages * size))
 
     def append(self, context: Context, num_placed: int) -> bool:
         """Note that the plan computes the token at `ready`; False if that takes more than a count: `computed` does it.
@@ -560,6 +571,11 @@ class KVManager:
     def num_paused(self) -> int:
         """Device slots of paused contexts, which the policy evicts."""
         return self._store.paused.num_pages
+
+    @property
+    def num_paused_clean(self) -> int:
+        """Those of `num_paused` that have a host copy."""
+        return sum([extent.num_pages for extent in self._store.paused if extent.host is not None])
 
     @property
     def num_host_free(self) -> int:

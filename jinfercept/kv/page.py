@@ -127,7 +127,6 @@ class Occupancy(NamedTuple):
         paused: pages of paused contexts only.
         cached: pages of finished prefixes.
         total: device slots.
-        paused_clean: those of `paused` that have a host copy.
         host: host slots that hold a copy.
         host_total: host slots.
     """
@@ -137,7 +136,6 @@ class Occupancy(NamedTuple):
     paused: int
     cached: int
     total: int
-    paused_clean: int = 0
     host: int = 0
     host_total: int = 0
 

@@ -48,16 +48,13 @@ class ExtentQueue:
 
     def sort(self, extent: PageExtent, is_member: bool) -> None:
         """Add an extent, sort it in anew as it is now, or remove it."""
-        if not is_member:
-            if extent in self.places:
-                self.discard(extent)
-            return
-        place = _ExtentPlace(extent.last_use, -extent.start, id(extent), extent.num_pages)
+        place = _ExtentPlace(extent.last_use, -extent.start, id(extent), extent.num_pages) if is_member else None
         if self.places.get(extent) != place:
             self.discard(extent)
-            insort(self._order, (place, extent))
-            self.places[extent] = place
-            self.num_pages += place.num_pages
+            if place is not None:
+                insort(self._order, (place, extent))
+                self.places[extent] = place
+                self.num_pages += place.num_pages
 
     def discard(self, extent: PageExtent) -> None:
         """Remove an extent if it is a member."""
@@ -85,7 +82,6 @@ class ExtentStore:
     Attributes:
         device, host: the slots of both memories.
         paused: extents on the device, of paused contexts only.
-        paused_clean: those of them that have a host copy.
         cached: extents on the device, of no context.
         reclaimable: extents with a host copy on which no paused context depends.
     """
@@ -102,9 +98,8 @@ class ExtentStore:
         self._prefix_caching, self._forget_checkpoints = prefix_caching, forget_checkpoints
         self.device = SlotPool(num_device_pages, first=1)
         self.host = SlotPool(num_host_pages, notes_drops=True)
-        self.paused, self.paused_clean = ExtentQueue(), ExtentQueue()
-        self.cached, self.reclaimable = ExtentQueue(), ExtentQueue()
-        self._queues = self.paused, self.paused_clean, self.cached, self.reclaimable
+        self.paused, self.cached, self.reclaimable = ExtentQueue(), ExtentQueue(), ExtentQueue()
+        self._queues = self.paused, self.cached, self.reclaimable
         self._moving: list[PageExtent] = []  # in flight
         self._changed: list[PageExtent] = []  # perhaps alike with a neighbour now
         self._uses = 0
@@ -116,11 +111,9 @@ class ExtentStore:
 
     def occupancy(self) -> Occupancy:
         """Both pools by kind."""
-        free, paused, total = self.device.num_free, self.paused.num_pages, self.device.size
-        cached, paused_clean = self.cached.num_pages, self.paused_clean.num_pages
-        host = self.host.size - self.host.num_free
-        used = total - free - paused - cached
-        return Occupancy(free, used, paused, cached, total, paused_clean, host, self.host.size)
+        free, paused, cached = self.device.num_free, self.paused.num_pages, self.cached.num_pages
+        total, host = self.device.size, self.host.size - self.host.num_free
+        return Occupancy(free, total - free - paused - cached, paused, cached, total, host, self.host.size)
 
     # -- a plan begins ---------------------------------------------------------------------------------------------
 
@@ -337,7 +330,8 @@ class ExtentStore:
         if not extent.refs and not extent.evictable_refs and not self._is_cacheable(extent):
             self._free(extent)
         for queue, is_member in zip(self._queues, _memberships(extent), strict=True):
-            queue.sort(extent, is_member)
+            if is_member or extent in queue.places:
+                queue.sort(extent, is_member)
 
     def _is_cacheable(self, extent: PageExtent) -> bool:
         return (
@@ -400,14 +394,16 @@ class ExtentStore:
         assert sum(occupancy[:4]) == occupancy.total
 
 
-def _memberships(extent: PageExtent) -> tuple[bool, bool, bool, bool]:
-    """Whether an extent is paused, paused and clean, cached, and reclaimable; see `ExtentStore`."""
+def _memberships(extent: PageExtent) -> tuple[bool, bool, bool]:
+    """Whether an extent is paused, cached, and reclaimable; see `ExtentStore`."""
     on_device = extent.device is not None and not extent.refs and extent.num_pages > 0
-    is_paused, has_copy = on_device and extent.evictable_refs > 0, extent.host is not None
+    is_paused = on_device and extent.evictable_refs > 0
     is_reclaimable = (
-        has_copy and not extent.offloading and (extent.device is not None if extent.refs else not extent.evictable_refs)
+        extent.host is not None
+        and not extent.offloading
+        and (extent.device is not None if extent.refs else not extent.evictable_refs)
     )
-    return is_paused, is_paused and has_copy, on_device and not is_paused, is_reclaimable
+    return is_paused, on_device and not is_paused, is_reclaimable
 
 
 def _root(extent: PageExtent) -> PageExtent:

@@ -1,9 +1,7 @@
-"""Checkpoints of `jinfercept convert`: weights in their layout on the device, written by Orbax, with a `ModelConfig` beside
-them.
+"""Checkpoints of `jinfercept convert`: weights in their layout on the device, in a safetensors file for each block, with a
+`ModelConfig` beside them.
 
-Reading them is quick, since nothing is renamed, transposed or dequantised. Orbax's arrays are TensorStore's;
-reading goes to that library, since Orbax restores whole arrays, several at a time, and would hold a small model almost twice.
-The tokenizer's files are not known here.
+Reading them is quick, since nothing is renamed, transposed or dequantised. The tokenizer's files are not known here.
 """
 
 import json
@@ -12,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Shaped
+from safetensors.numpy import save
 
 from jinfercept.errors import ModelError
 from jinfercept.models.checkpoint import StoredExperts, StoredTensor, TensorNames
@@ -24,10 +22,10 @@ from jinfercept.models.joined_weights import separate
 from jinfercept.models.model import Model, abstract_params, untied
 from jinfercept.models.model_directory import check_regular
 from jinfercept.models.protocol import Params
+from jinfercept.models.safetensors_weights import SafetensorsFile
 
 _CONFIG, _WEIGHTS = "jinfercept.json", "weights"
-_FORMAT = 1
-_CHUNK_BYTES = 4 << 20  # so that a part of an array can be read without the rest
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -36,49 +34,30 @@ class ConvertedCheckpoint:
 
     config: ModelConfig
     names: TensorNames
-    _arrays: Mapping[str, Any]
+    _files: Mapping[str, SafetensorsFile]
 
     @classmethod
     def open(cls, directory: Path) -> "ConvertedCheckpoint":
-        """Read the config and the arrays' shapes. Raises `ModelError` if they are damaged, missing or of another version."""
-        import tensorstore as ts
-
+        """Read the config and the arrays' shapes. Raises `ModelError` if they are damaged, or of another version."""
         config = read_config(directory)
-        for path in (directory / _WEIGHTS).rglob("*"):
-            if not path.is_dir():
-                check_regular(path)
+        paths = sorted((directory / _WEIGHTS).glob("*.safetensors"))
+        for path in paths:
+            check_regular(path)
+        files = map(SafetensorsFile.open, paths)
         once = untied(config, abstract_params(config, np.float32, joined=False))
         names = TensorNames(
             embed={ours: StoredTensor(f"embed.{ours}") for ours in once.embed},
             layer={ours: _place(ours) for layer in once.layers for ours in layer},
             head={ours: StoredTensor(f"head.{ours}") for ours in once.head},
         )
-        full = {f"embed.{ours}" for ours in once.embed} | {f"head.{ours}" for ours in once.head}
-        full |= {f"layers.{i}.{ours}" for i, layer in enumerate(once.layers) for ours in layer}
-        base = (directory / _WEIGHTS).resolve().as_uri() + "/"
-
-        one_thread = {"limit": 1}  # every further one would keep the memory of its buffers
-        context = ts.Context({"data_copy_concurrency": one_thread, "file_io_concurrency": one_thread})
-
-        def opened(name: str) -> Any:
-            kvstore = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
-            return ts.open({"driver": "zarr", "kvstore": kvstore}, open=True, context=context)
-
-        try:
-            arrays = {name: future.result() for name, future in {name: opened(name) for name in sorted(full)}.items()}
-        except ValueError as error:
-            raise _damaged(directory, error) from error
-        return cls(config, names, arrays)
+        return cls(config, names, {name: file for file in files for name in file.shapes})
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: array.shape for name, array in self._arrays.items()}
+        return {name: file.shapes[name] for name, file in self._files.items()}
 
     def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:
-        try:
-            return self._arrays[name][rows].read().result()
-        except ValueError as error:
-            raise _damaged(name, error) from error
+        return self._files[name].read(name, rows)
 
 
 def _place(name: str) -> StoredTensor | StoredExperts:
@@ -99,20 +78,16 @@ def write(directory: Path, model: Model, params: Params) -> None:
     Raises:
         ModelError: there is a converted model already, or it cannot be written.
     """
-    import orbax.checkpoint as ocp  # a second to import
-
-    if (directory / _WEIGHTS).exists():
+    folder = directory / _WEIGHTS
+    if folder.exists():
         raise ModelError("the directory holds a converted model already", got=directory, fix="name another directory")
     once = untied(model.config, separate(params))
-    tree = {"embed": once.embed, "layers": list(once.layers), "head": once.head}
-    chunked = jax.tree.map(lambda leaf: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
+    layers = {f"layers.{i}": layer for i, layer in enumerate(once.layers)}
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        handler = ocp.PyTreeCheckpointHandler(
-            use_compression=False
-        )  # weights hardly shrink, and unpacking takes longer
-        with ocp.Checkpointer(handler) as checkpointer:
-            checkpointer.save((directory / _WEIGHTS).resolve(), args=ocp.args.PyTreeSave(tree, chunked))
+        folder.mkdir(parents=True)
+        for block, weights in ({"embed": once.embed, "head": once.head} | layers).items():
+            arrays = {f"{block}.{name}": np.asarray(weight) for name, weight in weights.items()}
+            (folder / f"{block}.safetensors").write_bytes(save(arrays))
         described = {"format": _FORMAT, "config": asdict(model.config)}
         (directory / _CONFIG).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
@@ -144,11 +119,3 @@ def read_config(directory: Path) -> ModelConfig:
 
 def _rope(fields: Mapping[str, Any]) -> RopeConfig:
     return RopeConfig(**{**fields, **{name: tuple(fields.get(name, ())) for name in ("factors", "long_factors")}})
-
-
-def _damaged(what: object, error: ValueError) -> ModelError:
-    return ModelError(
-        "the converted weights cannot be read",
-        got=f"{what}: {str(error).strip().splitlines()[0]}",
-        fix="convert the model again",
-    )

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import jax
 
 from jinfercept.cpu_kernels import native
+from jinfercept.cpu_kernels.machine import return_freed_memory
 from jinfercept.errors import ModelError
-from jinfercept.machine import return_freed_memory
 from jinfercept.models import embedded
 from jinfercept.models.checkpoint import Checkpoint, PackedCheckpoint, StoredExperts, StoredTensor
 from jinfercept.models.config import ModelConfig

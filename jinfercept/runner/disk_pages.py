@@ -15,8 +15,7 @@ from typing import NamedTuple, final
 import numpy as np
 
 from jinfercept.kv.context import Context
-from jinfercept.kv.disk.record import Match, Root
-from jinfercept.kv.disk.store import DiskStore
+from jinfercept.kv.disk.store import DiskStore, Root
 from jinfercept.kv.extent import TOKEN_BYTES, token_bytes
 from jinfercept.runner.page_transfers import KeptPages
 from jinfercept.runner.pools import Pool
@@ -83,7 +82,7 @@ class DiskPages:
 
     def num_stored(self, root: bytes, tokens: Sequence[int]) -> int:
         """Leading pages of these tokens that are stored."""
-        return self._store.num_stored(self._root(root), token_bytes(tokens))
+        return len(self._store.find(self._root(root), token_bytes(tokens)))
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -121,33 +120,33 @@ class DiskPages:
 
     def _read(self, key: int, root: Root, tokens: bytes, first: int, num_pages: int) -> None:
         """Read pieces until one is not whole. Whatever happens, a last piece arrives."""
-        prefix = self._store.find(root, tokens)
-        end = min(prefix.num_pages, first + num_pages)
+        names = self._store.find(root, tokens)
+        end = min(len(names), first + num_pages)
         try:
             with self._settings():
                 while first < end and key in self._wanted:
-                    piece = self._read_piece(key, prefix, first, min(end, first + self.piece_pages), end)
+                    last = min(end, first + self.piece_pages)
+                    piece = self._read_piece(key, names[first:last], is_last=last == end)
                     first = end if piece.is_last else first + piece.num_pages
                     self._arrive(piece)
         except Exception:  # such as of memory
             log.exception("pages could not be read from disk")
             first = -1
         finally:
-            self._store.release(prefix)
             if first != end:
                 self._arrive(ReadPiece(key, 0, True, ()))
 
-    def _read_piece(self, key: int, prefix: Match, first: int, end: int, last: int) -> ReadPiece:
+    def _read_piece(self, key: int, names: Sequence[bytes], *, is_last: bool) -> ReadPiece:
         self._room.acquire()
         most, copies, buffers = self._kv.staging_pages, list[np.ndarray](), list[list[memoryview]]()
-        for start in range(first, end, most):
-            count = min(most, end - start)
+        for start in range(0, len(names), most):
+            count = min(most, len(names) - start)
             copies.append(self._kv.blank_copy(count))
             buffers += [[_bytes(page)] for page in copies[-1][:count]]
-        num_right = self._store.read(prefix, first, buffers)
+        num_right = self._store.read(names, buffers)
         right = [min(most, num_right - start) for start in range(0, num_right, most)]
         arrays = tuple((count, self._kv.to_host(array)) for count, array in zip(right, copies, strict=False))
-        return ReadPiece(key, num_right, num_right < end - first or end == last, arrays)
+        return ReadPiece(key, num_right, is_last or num_right < len(names), arrays)
 
     def _arrive(self, piece: ReadPiece) -> None:
         self._pieces.append(piece)
@@ -209,7 +208,7 @@ class DiskPages:
                     data = [[_bytes(on_host[id(array)][position])] for array, position in pages]
                     num_stored = first + self._store.write(root, tokens, first, data)
                 else:
-                    num_stored = self._store.num_stored(root, tokens)
+                    num_stored = len(self._store.find(root, tokens))
         except Exception:
             log.exception("pages could not be written to disk")
         finally:
@@ -218,7 +217,7 @@ class DiskPages:
 
     def _root(self, root: bytes) -> Root:
         digest = hashlib.sha256(self._identity + root).digest()
-        return Root(digest, self._page_size * TOKEN_BYTES, self._kv.page_bytes)
+        return Root(digest, self._page_size * TOKEN_BYTES)
 
 
 def _bytes(page: np.ndarray) -> memoryview:

@@ -83,4 +83,4 @@ def _draw(chunk: Chunk, place: int) -> Sample | None:
     """How the draft after a place is drawn; None behind the last, and where none is awaited."""
     if chunk.sample is None or not chunk.awaits_drafts or place == chunk.num_drafts:
         return None
-    return Sample(chunk.sample.temperature, chunk.sample.random_key, chunk.sample.position + place)
+    return Sample(chunk.sample.temperature, chunk.sample.random_key)

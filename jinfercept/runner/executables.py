@@ -18,7 +18,7 @@ from typing import Any, Self, final
 
 import jax
 
-from jinfercept.machine import num_processors
+from jinfercept.cpu_kernels.machine import num_processors
 from jinfercept.models.jax_settings import check_settings, own_settings
 
 log = logging.getLogger(__name__)

@@ -33,11 +33,13 @@ class SampledRow(NamedTuple):
     Attributes:
         token_index: the token whose logits it draws from, counted over the chunks.
         slot: of the sequence; None where the chunk has drafts.
+        position: of the token to be drawn, in its sequence.
         sample: how the token is drawn.
     """
 
     token_index: int
     slot: int | None
+    position: int
     sample: Sample
 
 
@@ -46,8 +48,8 @@ def pack_samples(drawn: Sequence[SampledRow], num_rows: int, scratch_slot: int) 
     rows = _blank(num_rows, scratch_slot)
     if drawn:
         count = len(drawn)
-        indices, slots, samples = zip(*drawn, strict=True)
-        temperatures, keys, positions, options, ends_forbidden, _, _ = zip(*samples, strict=True)
+        indices, slots, positions, samples = zip(*drawn, strict=True)
+        temperatures, keys, options, ends_forbidden, _, _ = zip(*samples, strict=True)
         rows[0, :count] = indices
         rows[1, :count] = [scratch_slot if slot is None else slot for slot in slots]
         halves = np.fromiter(keys, "<u8", count).view("<i4")
@@ -66,15 +68,17 @@ def sampled_rows(chunks: tuple[Chunk, ...]) -> list[SampledRow]:
     rows: list[SampledRow] = []
     end = 0
     for chunk in chunks:
-        end += len(chunk.tokens)
-        if chunk.sample is None:
+        num_tokens, sample = len(chunk.tokens), chunk.sample
+        end += num_tokens
+        if sample is None:
             continue
+        position = chunk.start + num_tokens
         if not chunk.num_drafts:
-            rows.append(SampledRow(end - 1, chunk.slot, chunk.sample))
+            rows.append(SampledRow(end - 1, chunk.slot, position, sample))
             continue
-        for row in range(1 + chunk.num_drafts):
-            sample = chunk.sample._replace(position=chunk.sample.position + row)
-            rows.append(SampledRow(end - 1 - chunk.num_drafts + row, None, sample))
+        rows += [
+            SampledRow(end - 1 - behind, None, position - behind, sample) for behind in range(chunk.num_drafts, -1, -1)
+        ]
     return rows
 
 

@@ -173,7 +173,7 @@ class Sampler:
         """Dispatch the history of new slots; returns by row what is reported of the draw, and masks that leave one token."""
         reported: list[SamplingParams | None] = []
         forced: dict[int, np.ndarray] = {}
-        for row, (_, slot, entry) in enumerate(samples):
+        for row, (_, slot, _, entry) in enumerate(samples):
             if entry.forced is not None:
                 forced[row] = self._only(entry.forced)
             if entry.options is not None and entry.history is not None:

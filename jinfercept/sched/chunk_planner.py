@@ -49,7 +49,7 @@ class ChunkPlanner:
         ):
             return False
         tokens = (sequence.tokens[start],) if start < num_tokens else (FROM_DEVICE,)
-        sample = sequence.draw(start + 1)
+        sample = sequence.draw()
         slot = sequence.row.slot
         assert slot is not None
         builder.chunks.append((sequence, Chunk(slot, start, tokens, (), sample, None, 0, sequence.adapter)))
@@ -80,7 +80,8 @@ class ChunkPlanner:
         end = min(end, start + min(most, self._chunk_tokens))
         if start >= end:
             return
-        end = kv.chunk_end(context, start, end, length)
+        if kv.side_pool:
+            end = kv.side_pool.chunk_end(context, start, end, length)
         placed = kv.place(context, start, end)
         while placed < end and self._eviction.free_slot(builder, sequence, kv.pages_between(placed, end), placed):
             placed = kv.place(context, placed, end)
@@ -93,14 +94,14 @@ class ChunkPlanner:
         num_tokens = len(sequence.tokens)
         assert end <= num_tokens or start == num_tokens, "a sample in flight is a chunk of its own"
         tokens = tuple(sequence.tokens[start:end]) if end <= num_tokens else (FROM_DEVICE,)
-        sample = sequence.draw(end) if end == sequence.length else None
+        sample = sequence.draw() if end == sequence.length else None
         score = None if sequence.num_best is None else sequence.score(start, end)
         pages, adapter = row.new_pages(sequence.context, num_pages), sequence.adapter
         chunk = Chunk(row.slot, start, tokens, pages, sample, score, adapter=adapter)
         self._kv.computed(sequence.context, start, end)
         self._kv.commit(sequence.context, sequence.tokens)
         if self._kv.side_pool and (end - start > 1 or end < num_tokens):
-            self._kv.mark(sequence.context, num_tokens - end)
+            self._kv.side_pool.mark(sequence.context, num_tokens - end)
         recomputed = max(0, min(end, sequence.max_computed) - start)
         sequence.max_computed = max(sequence.max_computed, end)
         if recomputed:

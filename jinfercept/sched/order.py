@@ -21,7 +21,7 @@ class Order(Protocol):
     It relies on this: the calls come from one thread, in the order in which things happen; `now` never falls; a sequence has a
     key before it starts. It reads sequences and writes to none, and blocks on nothing. A key is asked for in every plan for a
     running sequence that lacks more than one token; for a waiting one when it begins to wait, and then again for
-    `ranking.REFRESHED` waiting sequences per plan, in turn, so that a plan costs the same
+    `queues.REFRESHED` waiting sequences per plan, in turn, so that a plan costs the same
     whether ten or ten thousand wait: it may depend on time, but slowly.
     """
 

@@ -76,8 +76,7 @@ class Sample(NamedTuple):
     """How a chunk's next token is drawn.
 
     Attributes:
-        random_key: 64 bits, from which the draw's random numbers come, with the position.
-        position: the new token's place in the sequence.
+        random_key: 64 bits, from which the draw's random numbers come, with the new token's place in the sequence.
         options: sampling options besides temperature, random key and position.
         forbids_end: end tokens are forbidden, since the request has not generated `min_tokens`.
         history: the sequence's tokens, if its slot is new to the device and an option depends on them.
@@ -86,11 +85,14 @@ class Sample(NamedTuple):
 
     temperature: float
     random_key: int
-    position: int
     options: DrawOptions | None = None
     forbids_end: bool = False
     history: TokenHistory | None = None
     forced: int | None = None
+
+
+GREEDY = Sample(0.0, 0)
+"""The token with the largest logit is drawn."""
 
 
 class Score(NamedTuple):
@@ -157,7 +159,7 @@ class Chunk(NamedTuple):
         score: tokens of the prompt to score; None: none.
         num_drafts: the last so many tokens are drafts, all of them known or all `FROM_DRAFT_MODEL`. The token at each draft's
             position is drawn too, from the logits before it, and after the last draft one more: the chunk has `1 + num_drafts`
-            sampled rows, `sample` is that of the first, and the others differ from it by their position only.
+            sampled rows, which are drawn alike.
         adapter: number of the adapter that computes it, from 1 on; 0: the model as it is.
     """
 

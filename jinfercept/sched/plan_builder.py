@@ -68,50 +68,22 @@ class PlanBuilder:
     query_tokens: int
     stalled: bool = False
     chunks: list[tuple[Sequence, Chunk]] = field(default_factory=list)
-    offload: PageCopies | None = None
-    fetch: PageCopies | None = None
+    offload: PageCopies = field(default_factory=PageCopies)
+    fetch: PageCopies = field(default_factory=PageCopies)
     recomputing: list[Sequence] = field(default_factory=list)
     recomputed: int = 0
     victims: MoveOrder | None = None
     host_victims: HostVictims | None = None
     drafted: int = 0
     offloading: Sequence | None = None
-    window_offload: PageCopies | None = None
-    window_fetch: PageCopies | None = None
-
-    @property
-    def num_copies(self) -> int:
-        """Pages that are copied, both ways, without those of windows."""
-        return len(self.fetch or ()) + len(self.offload or ())
-
-    @property
-    def num_window_copies(self) -> int:
-        """Pages of layers with windows that are copied, both ways."""
-        return len(self.window_fetch or ()) + len(self.window_offload or ())
+    window_offload: PageCopies = field(default_factory=PageCopies)
+    window_fetch: PageCopies = field(default_factory=PageCopies)
 
     def add_offload(self, sequence: Sequence, copies: PageCopies) -> None:
         """Offload pages of a sequence; pages of one sequence in a row are of one context."""
-        if copies:
-            offload = self.offload = self.offload or PageCopies()
-            number = (offload.contexts[-1] if offload else 0) + (sequence is not self.offloading)
-            offload.add(copies.device, copies.host, number)
-            self.offloading = sequence
-
-    def add_fetch(self, copies: PageCopies) -> None:
-        if copies:
-            fetch = self.fetch = self.fetch or PageCopies()
-            fetch.add(copies.device, copies.host)
-
-    def add_window_offload(self, copies: PageCopies) -> None:
-        """Offload the window of one context."""
-        if copies:
-            offload = self.window_offload = self.window_offload or PageCopies()
-            offload.add(copies.device, copies.host, offload.contexts[-1] + 1 if offload else 0)
-
-    def add_window_fetch(self, copies: PageCopies) -> None:
-        if copies:
-            fetch = self.window_fetch = self.window_fetch or PageCopies()
-            fetch.add(copies.device, copies.host)
+        number = (self.offload.contexts[-1] if self.offload else 0) + (sequence is not self.offloading)
+        self.offload.add(copies.device, copies.host, number)
+        self.offloading = sequence
 
     def build(
         self, number: int, bucket: int, drop: tuple[int, ...], window_drop: tuple[int, ...] = ()
@@ -123,16 +95,16 @@ class PlanBuilder:
             bucket: query tokens of the executable that runs it.
             drop, window_drop: host slots whose arrays are freed.
         """
-        if len(self.chunks) > 1:
+        if len(self.chunks) < self.bucket_tokens - self.query_tokens:
             self.chunks.sort(key=lambda entry: len(entry[1].tokens) > 1)
         plan = StepPlan(
             number=number,
             bucket=bucket,
             chunks=tuple([chunk for _, chunk in self.chunks]),
-            offload=self.offload or (),
-            fetch=self.fetch or (),
+            offload=self.offload,
+            fetch=self.fetch,
             drop=drop,
-            window=WindowCopies(self.window_offload or (), self.window_fetch or (), window_drop)
+            window=WindowCopies(self.window_offload, self.window_fetch, window_drop)
             if self.window_offload or self.window_fetch or window_drop
             else None,
         )

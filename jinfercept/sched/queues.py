@@ -2,7 +2,6 @@
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, final
@@ -24,39 +23,6 @@ class Rank(NamedTuple):
     priority: int
     key: float
     order: int
-
-
-@final
-class Ranking:
-    """The ranks of one scheduler's waiting sequences.
-
-    Args:
-        order: gives the keys.
-    """
-
-    def __init__(self, order: Order) -> None:
-        self.order = order
-        self._fresh: list[Sequence] = []
-        self._turn: list[Sequence] = []
-
-    def begin(self, sequence: Sequence) -> Rank:
-        """The rank of a sequence that begins to wait: the last of its priority, until the next plan asks for its key."""
-        self._fresh.append(sequence)
-        return Rank(sequence.priority, math.inf, sequence.order)
-
-    def due(self, waiting: list[Sequence]) -> Iterator[Sequence]:
-        """The sequences whose ranks this plan takes: all that have none yet, and the next `REFRESHED` others."""
-        fresh, self._fresh = self._fresh, []
-        if not self._turn:
-            self._turn = waiting.copy()
-        again = [self._turn.pop() for _ in range(min(REFRESHED, len(self._turn)))]
-        return (sequence for sequence in (*fresh, *again) if sequence.state is State.WAITING)
-
-    def rank(self, sequence: Sequence, now: float) -> Rank:
-        """The rank of a sequence at `now`, in seconds: by its key, or before all keys once it has waited for `LONGEST_S`."""
-        is_overdue = now - sequence.since_s > LONGEST_S
-        key = -math.inf if is_overdue else self.order.key(sequence, now)
-        return Rank(sequence.priority, key, sequence.order)
 
 
 _PRIORITY = 1 << 40
@@ -83,6 +49,7 @@ class Queues:
         order: of the waiting sequences; None: first come first served.
 
     Attributes:
+        order: as given.
         observer: called with every change of state; None: there is none.
         running: by `Sequence.order`, oldest first.
         waiting: likewise; or by `Sequence.rank`, if there is an `order`.
@@ -97,7 +64,9 @@ class Queues:
         self.by_tenant: dict[str, TenantQueue] = {}
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._next_order = 0
-        self._ranking = Ranking(order) if order is not None else None
+        self.order = order
+        self._fresh: list[Sequence] = []  # that wait and were not ranked yet
+        self._turn: list[Sequence] = []  # that are ranked anew, the last one next
         self._place = _RANK if order is not None else _ORDER
 
     @property
@@ -137,16 +106,16 @@ class Queues:
 
     def intercept(self, sequence: Sequence) -> None:
         """The sequence waits for its calls."""
-        if self._ranking is not None:
-            self._ranking.order.intercepted(sequence)
+        if self.order is not None:
+            self.order.intercepted(sequence)
         self.leave(sequence)
         self.intercepted[sequence.id] = sequence
         self._enter(sequence, State.INTERCEPTED)
 
     def finish(self, sequence: Sequence) -> None:
         try:
-            if self._ranking is not None:
-                self._ranking.order.finished(sequence)
+            if self.order is not None:
+                self.order.finished(sequence)
         finally:
             self.leave(sequence)
             self._enter(sequence, State.FINISHED)
@@ -169,24 +138,24 @@ class Queues:
             del self.by_tenant[sequence.tenant]
 
     def rank(self, now: float) -> None:
-        """Rank the sequences that wait since the last plan, and a few others anew. For every plan, first."""
-        if self._ranking is not None and self.waiting:
-            for sequence in self._ranking.due(self.waiting):
-                self._rerank(sequence, self._ranking.rank(sequence, now))
+        """Rank the sequences that wait since the last plan, and the next `REFRESHED` others anew. For every plan, first."""
+        if self.order is not None and self.waiting:
+            fresh, self._fresh = self._fresh, []
+            if not self._turn:
+                self._turn = self.waiting.copy()
+            again = [self._turn.pop() for _ in range(min(REFRESHED, len(self._turn)))]
+            for sequence in (*fresh, *again):
+                if sequence.state is State.WAITING and (rank := self.rank_of(sequence, now)) != sequence.rank:
+                    self._rerank(sequence, rank)
 
     def rank_of(self, sequence: Sequence, now: float) -> Rank:
-        """The rank of a running sequence among those that wait."""
-        assert self._ranking is not None
-        return self._ranking.rank(sequence, now)
-
-    @property
-    def is_ranked(self) -> bool:
-        """Whether an order ranks the sequences."""
-        return self._ranking is not None
+        """The rank at `now`, in seconds: by the order's key, or before all keys once it has waited for `LONGEST_S`."""
+        assert self.order is not None
+        is_overdue = now - sequence.since_s > LONGEST_S
+        key = -math.inf if is_overdue else self.order.key(sequence, now)
+        return Rank(sequence.priority, key, sequence.order)
 
     def _rerank(self, sequence: Sequence, rank: Rank) -> None:
-        if rank == sequence.rank:
-            return
         queues = (self.waiting, self._tenant_queue(sequence).waiting)
         for queue in queues:
             del queue[bisect_left(queue, sequence.rank, key=_RANK)]
@@ -195,8 +164,9 @@ class Queues:
             insort(queue, sequence, key=_RANK)
 
     def _queue(self, sequence: Sequence) -> None:
-        if self._ranking is not None:
-            sequence.rank = self._ranking.begin(sequence)
+        if self.order is not None:  # the last of its priority until the next plan asks for its key
+            self._fresh.append(sequence)
+            sequence.rank = Rank(sequence.priority, math.inf, sequence.order)
         insort(self.waiting, sequence, key=self._place)
         insort(self._tenant_queue(sequence).waiting, sequence, key=self._place)
         self._enter(sequence, State.WAITING)

@@ -324,7 +324,7 @@ class Scheduler:
             self._admit_all(builder)
         elif builder.tenants_compete:
             self._admit_entitled(builder)
-        if (self._queues.is_ranked or builder.tenants_compete) and not self._whole_prompts:
+        if (self._queues.order is not None or builder.tenants_compete) and not self._whole_prompts:
             self._run_ranked(builder)
         elif not self._whole_prompts or not builder.chunks:
             self._run_all(builder)

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from jinfercept.kv.context import Context, ContextResidency, ContextState, ContextWindow
 from jinfercept.sched.draft_state import DraftState
-from jinfercept.sched.plan import DrawOptions, NewPages, Sample, Score, TokenHistory, WindowEntries
+from jinfercept.sched.plan import GREEDY, NewPages, Sample, Score, TokenHistory, WindowEntries
 
 
 class State(Enum):
@@ -139,7 +139,7 @@ class Sequence:
     `paused_s` is when it was intercepted last, `calls` those that intercepted it then, and `awaited` those of them that have
     not returned.
 
-    Its place in the queues, written by `Queues` and its `Ranking`, as `state` is: `order` by arrival, where smaller is served
+    Its place in the queues, written by `Queues`, as `state` is: `order` by arrival, where smaller is served
     first and 0 has been in no queue yet. `rank` is in the waiting queue under an `Order`: a `queues.Rank`.
 
     The parts: `context` has the pages (`KVManager`), `row` is the runner's, `usage` counts, `drafting` has the drafts of its
@@ -149,8 +149,7 @@ class Sequence:
         prompt: its tokens.
         context: empty.
         max_tokens: tokens to generate at most.
-        random_key: 64 bits, which the random numbers of its draws depend on.
-        options: sampling options besides temperature and random key; None for the defaults.
+        sample: how its tokens are drawn, but for what changes from token to token.
         num_best: likeliest tokens to report at each place of the prompt; None: the prompt is not scored.
         noted_from: position of the first token whose experts are reported; None: those of none are.
         leader: a sequence of the same prompt, which computes it for both; this one does not start before that.
@@ -166,10 +165,8 @@ class Sequence:
     context: Context
     _: KW_ONLY
     max_tokens: int
-    temperature: float = 0.0
-    random_key: int = 0
+    sample: Sample = GREEDY
     arrival_s: float = 0.0
-    options: DrawOptions | None = None
     num_best: int | None = None
     noted_from: int | None = None
     leader: "Sequence | None" = None
@@ -206,7 +203,7 @@ class Sequence:
         self.tokens = array("i", prompt)
         self.external_spans = [(0, len(self.tokens))]
         self.session, self.since_s = self.session or self.id, self.arrival_s
-        options = self.options
+        options = self.sample.options
         self.may_draft = options is None or not (options.remembered or options.params.forced_output_ids)
 
     @property
@@ -264,18 +261,18 @@ class Sequence:
         self.external_spans.append((len(self.tokens), len(self.tokens) + len(tokens)))
         self.tokens.extend(tokens)
 
-    def draw(self, position: int) -> Sample:
-        """How to draw the token at `position`; with the token history, if the device does not have it under this slot."""
-        options = self.options
+    def draw(self) -> Sample:
+        """How to draw the next token; with the token history, if the device does not have it under this slot."""
+        options = self.sample.options
         if options is None:
-            return Sample(self.temperature, self.random_key, position)
+            return self.sample
         history = None
         if options.remembered and not self.row.has_history:
             assert not self.pending, "the host does not know what the device has to remember"
             history, self.row.has_history = TokenHistory(tuple(self.tokens), tuple(self.external_spans)), True
         number, params = self.generated + self.pending, options.params
         forced = params.forced_output_ids[number] if number < len(params.forced_output_ids) else None
-        return Sample(self.temperature, self.random_key, position, options, number < params.min_tokens, history, forced)
+        return self.sample._replace(forbids_end=number < params.min_tokens, history=history, forced=forced)
 
     def score(self, start: int, end: int) -> Score | None:
         """The prompt's tokens that a chunk of the tokens `start … end - 1` scores; None if there are none."""

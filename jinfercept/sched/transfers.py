@@ -64,10 +64,10 @@ class Transfers:
             if window_copies is None:
                 return 0
             num_windows = 1
-            builder.add_window_fetch(window_copies)
+            builder.window_fetch.add(window_copies.device, window_copies.host)
             builder.link_tokens -= side.cost(len(window_copies))
         copies, num_tokens = self._kv.fetch(context, min(most - num_windows, self.room(builder)), pages)
-        builder.add_fetch(copies)
+        builder.fetch.add(copies.device, copies.host)
         builder.link_tokens -= len(copies) * self._kv.page_size
         self._counters.copy_in(sequence, num_tokens)
         return len(copies) + num_windows
@@ -165,9 +165,10 @@ class Transfers:
         if num_pages and kv.num_host_free < num_pages:
             self._free_host(builder, move.sequence, num_pages)
         copies, num_tokens = kv.copy_out(move.sequence.context, move.pages, min(num_pages, kv.num_host_free))
-        builder.add_offload(move.sequence, copies)
-        builder.link_tokens -= len(copies) * kv.page_size
-        self._counters.copy_out(move.sequence, num_tokens)
+        if copies:
+            builder.add_offload(move.sequence, copies)
+            builder.link_tokens -= len(copies) * kv.page_size
+            self._counters.copy_out(move.sequence, num_tokens)
         return len(copies)
 
     def _offloadable(self, builder: PlanBuilder, move: Move) -> int:
@@ -177,14 +178,17 @@ class Transfers:
             copies = side.copy_out(context, context.num_tokens)
             if copies is None:
                 return move.pages.index(context.num_pages - 1)
-            builder.add_window_offload(copies)
+            offload = builder.window_offload
+            offload.add(copies.device, copies.host, offload.contexts[-1] + 1 if offload else 0)
             builder.link_tokens -= side.cost(len(copies))
         return len(move.pages)
 
     def _num_moved(self, builder: PlanBuilder) -> int:
         """Pages that the plan moves, both ways; those of windows as many as have their memory."""
-        side, windows = self._kv.side_pool, builder.num_window_copies
-        return builder.num_copies + (-(-side.cost(windows) // self._kv.page_size) if side is not None else 0)
+        side, num_pages = self._kv.side_pool, len(builder.fetch) + len(builder.offload)
+        if side is not None:
+            num_pages -= -side.cost(len(builder.window_fetch) + len(builder.window_offload)) // self._kv.page_size
+        return num_pages
 
     def _free_host(self, builder: PlanBuilder, sequence: Sequence, num_slots: int) -> None:
         """Free host slots for the sequence's copies, so many if the policy evicts as many other copies for them."""

@@ -12,7 +12,7 @@ from jinfercept.serve.http.error_handlers import add_handlers
 from jinfercept.serve.http.middleware import add_middleware
 from jinfercept.serve.observe.live import live_router, page_router
 from jinfercept.serve.observe.metrics import metrics_router
-from jinfercept.serve.protocols.errors import ERRORS
+from jinfercept.serve.protocols.errors import ErrorBody, errors_of
 from jinfercept.serve.routes import (
     chat_completions,
     completions,
@@ -67,6 +67,6 @@ def create_app(service: Service) -> FastAPI:
     guarded += [operators.weights_router] if options.weights_dir is not None else []
     guarded += [operators.lora_router] if options.lora_dir is not None else []
     for router in (*guarded, live_router(service)):
-        app.include_router(router, responses=ERRORS, dependencies=key)
+        app.include_router(router, responses=errors_of(ErrorBody), dependencies=key)
     add_middleware(app, service)
     return app

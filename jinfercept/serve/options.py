@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from jinfercept.chat.parsers.cml import DELIMITERS, Delimiters
 from jinfercept.chat.parsers.formats import ALIASES, FORMATS
 from jinfercept.chat.parsers.reasoning import REASONING_FORMATS
+from jinfercept.config import check_bounds, option
 from jinfercept.errors import ConfigError, shown
 from jinfercept.serve.access.key_file import KeyRules, key_digest, read_key_file
 from jinfercept.serve.http.allowed_hosts import AllowedHosts, check_allowed_hosts
 from jinfercept.serve.observe.traces_choice import TracesChoice, traces_choice
-from jinfercept.values import check_bounds, option
 
 if TYPE_CHECKING:
     from jinfercept.serve.state.database import StateDatabase

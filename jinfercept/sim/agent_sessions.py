@@ -105,31 +105,6 @@ def compact_sessions(entries: Sequence[Mapping[str, Any]], path: str | os.PathLi
     return [session for name, session in sessions.items() if name not in parents]
 
 
-def scaled_sessions(sessions: Sequence[ScriptedSession], tokens: float, seconds: float) -> list[ScriptedSession]:
-    """The same sessions for a smaller machine: numbers of tokens and pauses multiplied."""
-
-    def turn(value: ScriptedTurn) -> ScriptedTurn:
-        prompt, decode = max(1, round(value.prompt * tokens)), max(1, round(value.decode * tokens))
-        return value._replace(
-            prompt=prompt,
-            decode=decode,
-            kept=min(prompt - 1, int(value.kept * tokens)),
-            pause_s=value.pause_s * seconds,
-        )
-
-    return [
-        session._replace(
-            shared=int(session.shared * tokens),
-            turns=tuple(map(turn, session.turns)),
-            sub_agents=tuple(
-                SubAgent(sub.after_turn, scaled_sessions([sub.session], tokens, seconds)[0])
-                for sub in session.sub_agents
-            ),
-        )
-        for session in sessions
-    ]
-
-
 def _session(entry: Mapping[str, Any], where: str) -> ScriptedSession:
     calls = entry.get("calls")
     if not isinstance(entry.get("id"), str) or not isinstance(calls, list) or not calls:

@@ -1,28 +1,35 @@
-"""Runs a policy or an order through scenarios that they fail in, on the real scheduler and engine, without a model and without
-time."""
+"""Runs a policy or an order through scenarios that they fail in: simulations whose engine checks its pages after every step."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from random import Random
 from typing import Any, NamedTuple, final
 
+from jinfercept.engine.engine import Engine
 from jinfercept.errors import ConfigError, PluginError, describe_failure
 from jinfercept.outputs import RequestOutput
-from jinfercept.sched.guards import guard
+from jinfercept.request import FollowUp, Request
+from jinfercept.sampling_params import SamplingParams
+from jinfercept.sched.guards import Guard, guard
 from jinfercept.sched.order import Order
-from jinfercept.sched.orders import OrderChoice, check_order_choice
+from jinfercept.sched.orders import OrderChoice, check_order_choice, make_order
 from jinfercept.sched.plugins import has_members, label
-from jinfercept.sched.policies import PolicyChoice, check_choice
+from jinfercept.sched.policies import PolicyChoice, PolicyInputs, check_choice
 from jinfercept.sched.policy import Move, Policy
+from jinfercept.sched.profile import Profile
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.fake_runner import next_token
-from jinfercept.sim.scenarios import FOLLOW_UP_TOKENS, NEVER, Scenario, ScenarioRun, hangs
+from jinfercept.sim.scripted import ScriptedDispatcher, drive, make_request, plain_tokens, sharing_tokens
+from jinfercept.sim.simulation import Simulation, reads_durations
+from jinfercept.sim.simulator import VirtualClock
 from jinfercept.sim.workload import Script, Segment
 
 MAX_STEPS = 4000
 """Steps of the engine after which requests of a scenario are taken to starve; the built-in policies need a tenth."""
+PAGE_SIZE, MAX_SEQS, BUCKETS = 4, 3, (4, 12)
+FOLLOW_UP_TOKENS = 4
 
 
 class PolicyCheckError(AssertionError):
@@ -151,13 +158,13 @@ class PolicyReport(NamedTuple):
     def __str__(self) -> str:
         return (
             f"{self.policy}: {self.num_scenarios} scenarios, {self.num_plans:,} plans, {self.num_moves:,} moves; every request "
-            f"was served with the tokens that it has without pauses, and no page was lost or owned twice"
+            f"was served to its end, and no page was lost or owned twice"
         )
 
 
 def check_policy(policy: PolicyChoice, order: OrderChoice = "fcfs") -> PolicyReport:
-    """Check that a policy keeps the rules of `Policy`, and an order of waiting requests those of `Order`: same tokens, no page
-    lost, every request served.
+    """Check that a policy keeps the rules of `Policy`, and an order of waiting requests those of `Order`: no page lost, every
+    request served.
 
     The scenarios are small and always the same: pools that hold all and pools too small, with and without host memory, slow
     links, all requests returning at once, calls that never return, aborts, follow-ups, shared prompts, several tenants; at both
@@ -177,13 +184,67 @@ def check_policy(policy: PolicyChoice, order: OrderChoice = "fcfs") -> PolicyRep
     _check_no_object("order", order, Order)
     check_choice(policy)
     check_order_choice(order)
-    trials = [
-        (f"{title}, pipeline depth {depth}", replace(scenario, policy=policy, order=order, depth=depth))
+    played = [
+        _play(f"{title}, pipeline depth {depth}", scenario, depth, policy, order)
         for title, scenario in scenarios()
         for depth in (0, 1)
     ]
-    played = [_play(title, trial) for title, trial in trials]
     return PolicyReport(label(policy), len(played), *map(sum, zip(*played, strict=True)))
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The requests and the machine of a check. A sequence may be as long as the pool.
+
+    Attributes:
+        num_pages, num_host_pages: slots of the two pools.
+        link_tokens_per_s: of the host link, each way.
+        whole_prompts: no chunked prefill.
+        one_prompt: all prompts are alike as far as the shorter one goes, so that contexts share pages.
+        aborts: seconds and numbers of requests that are aborted then.
+        follow_ups: each request that ends is followed, at once, by another one that extends its retained context.
+    """
+
+    arrivals: tuple[Arrival, ...]
+    estimator: str = "elapsed"
+    num_pages: int = 12
+    num_host_pages: int = 8
+    link_tokens_per_s: float = 800.0
+    whole_prompts: bool = False
+    one_prompt: bool = False
+    aborts: tuple[tuple[float, int], ...] = ()
+    follow_ups: bool = False
+
+    def machine(self, depth: int, policy: PolicyChoice, order: OrderChoice) -> Simulation:
+        longest, link = self.num_pages * PAGE_SIZE, self.link_tokens_per_s
+        profile = Profile(
+            name="small",
+            source="paper",
+            fixed_s=0.010,
+            per_query_s=1e-4,
+            per_context_s=1e-6,
+            saturation=BUCKETS[-1],
+            link_out_tokens_per_s=link,
+            link_in_tokens_per_s=link,
+            link_both_tokens_per_s=link,
+            kv_bytes_per_token=1,
+        )
+        return Simulation(
+            profile,
+            policy,
+            self.estimator,
+            duration_s=math.inf,
+            kv_tokens=longest,
+            host_tokens=self.num_host_pages * PAGE_SIZE,
+            page_size=PAGE_SIZE,
+            max_num_seqs=MAX_SEQS,
+            max_model_len=longest,
+            chunked_prefill=not self.whole_prompts,
+            buckets=(*BUCKETS, max(longest, BUCKETS[-1] + 1)) if self.whole_prompts else BUCKETS,
+            prefix_caching=True,
+            order=order,
+            depth=depth,
+        )
 
 
 def scenarios() -> Iterator[tuple[str, Scenario]]:
@@ -201,7 +262,7 @@ def scenarios() -> Iterator[tuple[str, Scenario]]:
             "all requests returning at once",
             Scenario(7 * (Arrival(0.0, returning),), num_pages=pages, num_host_pages=12),
         )
-    hung = Script("chat", 12, (Segment(2, NEVER, 0), Segment(1, None, 0)))
+    hung = Script("chat", 12, (Segment(2, math.inf, 0), Segment(1, None, 0)))
     whole_pool = Script("math", 20, (Segment(3, 0.1, 5), Segment(20, None, 0)))
     never = (*(6 * (Arrival(0.0, hung),)), Arrival(1.0, whole_pool), Arrival(1.0, whole_pool))
     yield "calls that never return, then requests that need the whole pool", Scenario(never, num_host_pages=5)
@@ -210,7 +271,9 @@ def scenarios() -> Iterator[tuple[str, Scenario]]:
     yield "requests aborted while they wait and while they are paused", Scenario(_drawn(rng, 6, 40), aborts=aborts)
     yield "prompts that share pages", Scenario(_drawn(rng, 6, 40), one_prompt=True)
     yield "follow-ups that extend retained contexts", Scenario(_drawn(rng, 6, 24), follow_ups=True)
-    yield "three tenants", Scenario(_drawn(rng, 6, 40), num_tenants=3)
+    tenants = enumerate(_drawn(rng, 6, 40))
+    of_tenants = (Arrival(at_s, script._replace(tenant=str(number % 3))) for number, (at_s, script) in tenants)
+    yield "three tenants", Scenario(tuple(of_tenants))
 
 
 def _drawn(rng: Random, count: int, max_context: int) -> tuple[Arrival, ...]:
@@ -231,28 +294,81 @@ def _script(rng: Random, max_context: int) -> Script:
     return Script(rng.choice(("math", "chat")), prompt, (*segments, Segment(min(room, 9), None, 0)))
 
 
-def _play(title: str, scenario: Scenario) -> tuple[int, int]:
+@final
+class _Clients:
+    """`sim.scripted.Clients` of a scenario, who abort and follow up, and check the engine's pages after every step.
+
+    Attributes:
+        outputs: by the request's number; of those that were aborted too.
+    """
+
+    def __init__(self, scenario: Scenario, engine: Engine, clock: VirtualClock) -> None:
+        self._scenario, self._engine, self._clock = scenario, engine, clock
+        self._coming = sorted(enumerate(scenario.arrivals), key=lambda entry: entry[1].at_s)
+        self._aborts, self._following = sorted(scenario.aborts), list[Request]()
+        self._write = sharing_tokens("", 1.0) if scenario.one_prompt else plain_tokens
+        self._num_steps = 0
+        self.outputs: dict[int, RequestOutput] = {}
+
+    @property
+    def next_s(self) -> float:
+        if self._following:
+            return self._clock.time
+        return min(
+            [arrival.at_s for _, arrival in self._coming[:1]] + [at_s for at_s, _ in self._aborts[:1]] + [math.inf]
+        )
+
+    def due(self, now: float) -> Iterator[Request]:
+        self._engine.check_pages()
+        self._num_steps += 1
+        if self._num_steps > MAX_STEPS:
+            raise AssertionError(f"no end after {MAX_STEPS} steps: {self._engine.scheduler.unfinished}")
+        while self._coming and self._coming[0][1].at_s <= now:
+            number, (_, script) = self._coming.pop(0)
+            request = make_request(number, script, self._write, reads_durations(self._scenario.estimator))
+            yield replace(request, tenant=script.tenant, follow_up=FollowUp() if self._scenario.follow_ups else None)
+        while self._aborts and self._aborts[0][0] <= now:
+            self._engine.abort(str(self._aborts.pop(0)[1]))
+        yield from self._following
+        self._following = []
+
+    def ended(self, output: RequestOutput) -> None:
+        number, count = int(output.request_id), len(self._scenario.arrivals)
+        self.outputs[number] = output
+        prompt = (*output.prompt_token_ids, *output.outputs[0].token_ids, *plain_tokens(number, 1, 3))
+        longest = self._scenario.num_pages * PAGE_SIZE
+        if self._scenario.follow_ups and number < count and len(prompt) + FOLLOW_UP_TOKENS < longest:
+            params = SamplingParams(temperature=0.0, max_tokens=FOLLOW_UP_TOKENS, ignore_eos=True)
+            self._following.append(Request(str(number + count), prompt, params, follows=str(number)))
+
+
+def _play(title: str, scenario: Scenario, depth: int, policy: PolicyChoice, order: OrderChoice) -> tuple[int, int]:
     """Run a scenario to its end: plans and moves. Raises `PolicyCheckError`, with the title, for what was broken."""
     watches: list[_RuleWatch] = []
 
-    def watched[T](what: str, choice: object, protocol: type[T]) -> Callable[[T], T]:
-        def wrap(made: T) -> T:
-            guarded: Any = guard(what, made, protocol, label(choice))
-            guarded.watch = _RuleWatch(f"{what} {label(choice)}")
-            watches.append(guarded.watch)
-            return guarded
+    def watched(what: str, made: Any, choice: object, protocol: type) -> Any:
+        guarded: Guard = guard(what, made, protocol, label(choice))
+        guarded.watch = _RuleWatch(f"{what} {label(choice)}")
+        watches.append(guarded.watch)
+        return guarded
 
-        return wrap
+    def watched_policy(inputs: PolicyInputs) -> Policy:
+        return watched("policy", inputs.make(policy), policy, Policy)
 
-    def check(run: ScenarioRun) -> None:
-        if run.failures:
-            raise run.failures[0]
+    def watched_order(inputs: PolicyInputs) -> Order:
+        return watched("order", make_order(order, inputs), order, Order)
 
-    run, problem, cause = None, "", None
-    policy, order = watched("policy", scenario.policy, Policy), watched("order", scenario.order, Order)
+    outputs, num_plans, problem, cause = None, 0, "", None
     try:
-        run = ScenarioRun(scenario, watch=check, wrap=policy, wrap_order=order).run(MAX_STEPS)
-        problem = next(_problems(run, scenario), "")
+        machine = scenario.machine(depth, watched_policy, "fcfs" if order == "fcfs" else watched_order)
+        clock = VirtualClock()
+        dispatcher = ScriptedDispatcher(clock, plain_tokens)
+        engine, accounts = machine.open_engine(clock, dispatcher)
+        clients = _Clients(scenario, engine, clock)
+        drive(engine, dispatcher, clock, clients, machine.most_s, lambda now, end: None)
+        engine.check_pages()
+        outputs, num_plans = clients.outputs, accounts.iterations
+        problem = next(_problems(outputs, scenario), "")
     except (PolicyCheckError, PluginError) as error:
         problem, cause = str(error), error
     except Exception as error:  # that the plugin brought about
@@ -260,41 +376,26 @@ def _play(title: str, scenario: Scenario) -> tuple[int, int]:
     for watch in watches:
         if watch.problem is not None:  # what came after it follows from it
             problem, cause = str(watch.problem), watch.problem
-    if run is None or problem:
-        blamed = "" if problem.startswith("the ") else f"the {_blamed(scenario)} "
-        raise PolicyCheckError(f"{blamed}{problem} (scenario: {title})") from cause
-    return len(run.plans), sum(watch.num_moves for watch in watches)
+    if outputs is None or problem:
+        # the plug-in under test is the order, if one is given
+        blamed = f"policy {label(policy)}" if order == "fcfs" else f"order {label(order)}"
+        raise PolicyCheckError(
+            f"{'' if problem.startswith('the ') else f'the {blamed} '}{problem} (scenario: {title})"
+        ) from cause
+    return num_plans, sum(watch.num_moves for watch in watches)
 
 
-def _blamed(scenario: Scenario) -> str:
-    """The plug-in under test: the order, if one is given."""
-    return f"policy {label(scenario.policy)}" if scenario.order == "fcfs" else f"order {label(scenario.order)}"
-
-
-def _problems(run: ScenarioRun, scenario: Scenario) -> Iterator[str]:
+def _problems(outputs: Mapping[int, RequestOutput], scenario: Scenario) -> Iterator[str]:
     """The problems of the requests of a scenario that has ended."""
     aborted = {number for _, number in scenario.aborts}
-    for number, (_, script) in enumerate(scenario.arrivals):
-        output = run.outputs.get(number)
-        if output is None and not hangs(script):
-            yield f"loses request {number}: it never ends, though all its calls have returned"
-        elif output is not None and number not in aborted:
-            yield from _differences(number, script.generated, script.calls, output)
-    for number in run.outputs.keys() - range(len(scenario.arrivals)):
-        yield from _differences(number, FOLLOW_UP_TOKENS, 0, run.outputs[number])
-
-
-def _differences(number: int, generated: int, calls: int, output: RequestOutput) -> Iterator[str]:
-    """The problems of the tokens of a request that has ended."""
-    [completion] = output.outputs
-    stream = list(completion.token_ids)
-    returned = {index for pause in completion.interceptions for index in range(*pause.span)}
-    for index, token in enumerate(stream):
-        if index not in returned and token != next_token([*output.prompt_token_ids, *stream[:index]]):
-            yield f"changes the tokens of request {number}, from the {index + 1}. on: a page was read in the wrong place"
-            return
-    if (len(stream) - len(returned), len(completion.interceptions)) != (generated, calls):
-        yield f"ends request {number} with {len(stream) - len(returned)} tokens of its {generated}"
+    for number, output in outputs.items():
+        script = scenario.arrivals[number].script if number < len(scenario.arrivals) else None
+        if number in aborted or (script and any(segment.call_s == math.inf for segment in script.segments)):
+            continue
+        [completion] = output.outputs
+        generated, calls = (script.generated, script.calls) if script else (FOLLOW_UP_TOKENS, 0)
+        if (completion.num_generated, len(completion.interceptions)) != (generated, calls):
+            yield f"ends request {number} with {completion.num_generated} tokens of its {generated}"
 
 
 def _check_no_object(what: str, choice: object, protocol: type) -> None:

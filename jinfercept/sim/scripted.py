@@ -19,14 +19,12 @@ from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.chat.text_stream import TextStream
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.protocols import Clock
-from jinfercept.errors import ConfigError
 from jinfercept.events import Finished
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.session_clients import Writer
-from jinfercept.sim.workload import Script, Segment
+from jinfercept.sim.workload import Script
 
 SHOWN_EVERY_S = 0.1
 """Seconds between two calls of a `Progress`, by the wall clock."""
@@ -104,36 +102,6 @@ def _calls(script: Script, known_durations: bool) -> Iterator[tuple[int, list[Ca
             expected_s = segment.call_s if known_durations else None
             name = segment.tool or script.kind
             yield generated, [Call(name, f"{segment.call_s} {segment.returned}", expected_s=expected_s)]
-
-
-def check_scales(tokens: float, seconds: float) -> None:
-    """Raise `ConfigError` for a factor that is not above 0."""
-    for name, factor in (("--scale-tokens", tokens), ("--scale-time", seconds)):
-        if not 0 < factor < float("inf"):
-            raise ConfigError(f"{name} is out of range", got=factor, fix="a finite number above 0")
-
-
-def scaled(arrivals: Sequence[Arrival], tokens: float, seconds: float) -> list[Arrival]:
-    """The same arrivals for a smaller machine: every number of tokens (at least 1) and every time multiplied.
-
-    Raises:
-        ConfigError: a factor is not above 0.
-    """
-    check_scales(tokens, seconds)
-
-    def count(value: int) -> int:
-        return max(1, round(value * tokens)) if value else 0
-
-    def segment(value: Segment) -> Segment:
-        call_s = None if value.call_s is None else value.call_s * seconds
-        return Segment(count(value.decode), call_s, count(value.returned), value.tool)
-
-    return [
-        Arrival(
-            at_s * seconds, script._replace(prompt=count(script.prompt), segments=tuple(map(segment, script.segments)))
-        )
-        for at_s, script in arrivals
-    ]
 
 
 @final

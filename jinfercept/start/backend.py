@@ -8,8 +8,8 @@ import jax
 
 from jinfercept.config import EngineConfig
 from jinfercept.cpu_kernels import native
+from jinfercept.cpu_kernels.machine import memory, num_processors
 from jinfercept.errors import ConfigError, describe_failure
-from jinfercept.machine import memory, num_processors
 from jinfercept.models.embedded import cache_directory
 from jinfercept.models.jax_settings import check_settings
 from jinfercept.models.mesh import ModelMesh

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Self
 import jax
 
 from jinfercept.config import AdvancedOptions, CacheOptions, EngineConfig
+from jinfercept.cpu_kernels.machine import memory
 from jinfercept.errors import ConfigError
 from jinfercept.kv.windows import NO_WINDOWS, WindowSizes
-from jinfercept.machine import memory
 from jinfercept.models.load import Loaded
 from jinfercept.models.mesh import beside, local_bytes, mesh_of
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel, num_kv_layers

@@ -54,7 +54,7 @@ def probe(shape: RunnerShape, bucket: int, rows: list[Row]) -> StepPlan:
             entries = WindowEntries(0, [1 + page % shape.num_window_pages for page in pages])
             new_pages = new_pages._replace(window=entries)
         used += num_pages
-        chunks.append(Chunk(slot, start, (0,) * num_tokens, new_pages, Sample(0.0, 0, end)))
+        chunks.append(Chunk(slot, start, (0,) * num_tokens, new_pages, Sample(0.0, 0)))
     return StepPlan(0, bucket, tuple(chunks))
 
 

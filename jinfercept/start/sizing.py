@@ -8,9 +8,9 @@ from functools import partial
 import jax
 
 from jinfercept.config import EngineConfig
+from jinfercept.cpu_kernels.machine import num_processors
 from jinfercept.cpu_kernels.ordered_attention import fewest_rows
 from jinfercept.errors import ConfigError
-from jinfercept.machine import num_processors
 from jinfercept.models.adapters import adapter_matrices
 from jinfercept.models.embedded import cache_directory
 from jinfercept.models.load import Loaded

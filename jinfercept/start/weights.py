@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, final, get_args
 import jax
 import numpy as np
 
+from jinfercept.config import check_type
 from jinfercept.engine.engine import Engine
 from jinfercept.errors import ConfigError, EngineError, ModelError, RequestError, describe_failure, shown
 from jinfercept.models.adapted import is_adapted, without_adapters
@@ -21,7 +22,6 @@ from jinfercept.models.weights.named import NameFilter, WeightTree, made, params
 from jinfercept.request import Adapter
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.start.served_adapters import ServedAdapters
-from jinfercept.values import check_type
 
 if TYPE_CHECKING:
     from jinfercept.start.served_engine import ServedEngine

@@ -14,7 +14,7 @@ from jinfercept.chat.function_tools import ChatTool
 from jinfercept.engine.current_call import CURRENT_CALL, AtOnce, CurrentCall
 from jinfercept.engine.tool_executor import ToolExecutor
 from jinfercept.engine.tool_run import ToolRun
-from jinfercept.tenants import FairSlots
+from jinfercept.sched.tenants import FairSlots
 from jinfercept.tools.tool_tables import Limits
 from jinfercept.values import strict_json
 

@@ -8,9 +8,10 @@ import ipaddress
 import json
 import re
 import socket
-from collections.abc import Mapping, Sequence
+import ssl
+from collections.abc import Collection, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, final, override
 from urllib.parse import quote
 
 import httpx2
@@ -204,67 +205,75 @@ class HttpTool:
         return text if table.pointer is None else point(text, table.pointer)
 
     async def _repeat(self, url: httpx2.URL, body: Any, trace: Mapping[str, str]) -> str:
-        """The text of the response, after retries.
+        """The text of the response, after redirects to allowed hosts and retries.
 
         Args:
             trace: headers of the trace; headers of the table have precedence.
         """
-        retries, pause_s = self._table.retries if self._table.method in _IDEMPOTENT else 0, _FIRST_PAUSE_S
-        async with httpx2.AsyncClient(verify=self._tls, timeout=None, trust_env=False) as client:
+        table, headers = self._table, {**trace, **self._headers}
+        retries, pause_s = table.retries if table.method in _IDEMPOTENT else 0, _FIRST_PAUSE_S
+        transport = CheckedTransport(self._hosts, url, headers, self._tls)
+        async with httpx2.AsyncClient(
+            transport=transport, timeout=None, trust_env=False, follow_redirects=True, max_redirects=_MAX_REDIRECTS
+        ) as client:
             while True:
                 try:
-                    status, text = await self._follow(client, url, body, trace)
+                    async with client.stream(table.method, url, headers=headers, json=body) as response:
+                        text = await read_text(response, table.max_bytes, response.encoding or "utf-8")
+                        status = response.status_code
+                except httpx2.TooManyRedirects as error:
+                    raise CallFailed(f"more than {_MAX_REDIRECTS} redirects") from error
                 except (httpx2.TransportError, OSError) as error:
                     status, problem = None, f"{url.host} cannot be reached: {error or type(error).__name__}"
                 else:
                     if status < 400:
                         return text
                     problem = f"HTTP {status}: {text[:_SHOWN_CHARS]}"
-                if not retries or (status is not None and status not in _TRANSIENT):
+                if retries == 0 or (status is not None and status not in _TRANSIENT):
                     raise CallFailed(problem)
                 await asyncio.sleep(pause_s)
                 retries, pause_s = retries - 1, 2 * pause_s
 
-    async def _follow(
-        self, client: httpx2.AsyncClient, url: httpx2.URL, body: Any, trace: Mapping[str, str]
-    ) -> tuple[int, str]:
-        """Status and text of the response, after redirects to allowed hosts."""
-        method, headers = self._table.method, {"accept": "*/*"} | dict(trace) | self._headers
-        for _ in range(_MAX_REDIRECTS + 1):
-            response = await self._send(client, method, url, headers, body)
-            try:
-                location = response.headers.get("location")
-                if not 300 <= response.status_code < 400 or location is None:
-                    encoding = response.encoding or "utf-8"
-                    return response.status_code, await read_text(response, self._table.max_bytes, encoding)
-            finally:
-                await response.aclose()
-            before, url = url, url.join(location)
-            if (before.scheme, url.scheme) == ("https", "http"):
-                raise CallFailed("a redirect from https to http is not followed")
-            if response.status_code == 303 or (response.status_code in (301, 302) and method == "POST"):
-                method, body = "GET", None
-            if (url.scheme, url.host, url.port) != (before.scheme, before.host, before.port):
-                headers = {"accept": "*/*"}  # headers of one host are not sent to another one
-                url = url.copy_with(userinfo=b"")  # nor credentials that the first host chooses
-        raise CallFailed(f"more than {_MAX_REDIRECTS} redirects")
 
-    async def _send(
-        self, client: httpx2.AsyncClient, method: str, url: httpx2.URL, headers: Mapping[str, str], body: Any
-    ) -> httpx2.Response:
-        """Sends one request to a checked address; the body of the response is not read."""
-        if url.scheme not in ("http", "https"):
+@final
+class CheckedTransport(httpx2.AsyncHTTPTransport):
+    """Connects to allowed addresses alone, also after a redirect.
+
+    Args:
+        url: of the first request.
+        headers: only the origin of `url` gets them.
+    """
+
+    def __init__(self, hosts: Hosts, url: httpx2.URL, headers: Collection[str], tls: ssl.SSLContext) -> None:
+        super().__init__(verify=tls, trust_env=False)
+        self._hosts, self._url, self._headers = hosts, url, headers
+
+    @override
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request to a checked address. Raises `CallFailed` if it has none that is allowed."""
+        url, headers = request.url, request.headers.copy()
+        if url.scheme not in _DEFAULT_PORTS:
             raise CallFailed(f"{url.scheme}: is no scheme that is followed")
+        if (self._url.scheme, url.scheme) == ("https", "http"):
+            raise CallFailed("a redirect from https to http is not followed")
+        if url.origin != self._url.origin:
+            for name in self._headers:
+                headers.pop(name, None)
         host = url.raw_host.decode("ascii")
-        address = await self._hosts.address(host, url.port or (443 if url.scheme == "https" else 80), url.scheme)
-        request = client.build_request(
-            method,
-            url.copy_with(host=address),
-            headers={"host": url.netloc.decode("ascii")} | dict(headers),
-            json=body,
-            extensions={"sni_hostname": host.removesuffix(".")},
+        address = await self._hosts.address(host, url.port or _DEFAULT_PORTS[url.scheme], url.scheme)
+        response = await super().handle_async_request(
+            httpx2.Request(
+                request.method,
+                url.copy_with(host=address),
+                headers=headers,
+                stream=request.stream,
+                extensions={**request.extensions, "sni_hostname": host.removesuffix(".")},
+            )
         )
-        return await client.send(request, stream=True, follow_redirects=False)
+        if not response.has_redirect_location:
+            return response
+        await response.aclose()  # the client would read the body, however long it is
+        return httpx2.Response(response.status_code, headers={"location": response.headers["location"]})
 
 
 async def read_text(response: httpx2.Response, max_bytes: int, encoding: str = "utf-8") -> str:

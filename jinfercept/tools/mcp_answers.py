@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
@@ -21,15 +20,6 @@ _STRICTEST = "2025-11-25"
 MAX_ANSWER_BYTES = 4 << 20
 """The longest body of a response, event of a stream, or line of a process."""
 _MAX_PARTS = 10_000
-
-_NO_TEXT = "\ufffd"
-_HALF = re.compile(r"\\(?:(\\|u[dD][89abAB]..\\u[dD][c-fC-F]..)|u[dD][89a-fA-F]..)")
-"""What is no half of a surrogate pair, although it looks like one, is in the group."""
-
-
-def readable_json(data: bytes | bytearray) -> bytes:
-    """JSON with U+FFFD for half surrogate pairs and what is no UTF-8, for which the SDK refuses it."""
-    return _HALF.sub(lambda match: match[0] if match[1] else _NO_TEXT, data.decode(errors="replace")).encode()
 
 
 @asynccontextmanager
@@ -79,9 +69,9 @@ def _declared(tool: Any, number: int, server: str) -> dict[str, Any] | None:
         declared["inputSchema"] = {key: value for key, value in schema.items() if value is not None}
     try:
         validate_server_result("tools/list", _STRICTEST, {"tools": [declared]})
-        if name and _NO_TEXT not in name:
+        if name:
             return declared
-        problem = "name: it is not valid Unicode" if name else "name: it is empty"
+        problem = "name: it is empty"
     except ValidationError as error:
         first = error.errors()[0]
         problem = f"{'.'.join(map(str, first['loc'][2:]))}: {first['msg']}"

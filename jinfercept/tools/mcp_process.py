@@ -3,34 +3,32 @@
 The SDK's own client for such servers waits for fixed times when it ends one, and does not say which process it is.
 """
 
-import logging
 import os
 import re
 import signal
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, final
 
 import anyio
 from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
-from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
+from mcp_types import jsonrpc_message_adapter
 
-from jinfercept.tools.mcp_answers import MAX_ANSWER_BYTES, readable_json
-
-log = logging.getLogger(__name__)
+from jinfercept.tools.mcp_answers import MAX_ANSWER_BYTES
 
 _POLL_S = 0.01
 _EXIT_S = 2.0
 _WATCH_S = 0.2
 _PIPE_ERRORS = (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)
+_NO_LINE = (anyio.IncompleteRead, anyio.DelimiterNotFound)
+"""The output ends within a line, or a line is longer than an answer may be."""
 
-_END_BYTES = 200
-_CUT = b"\0 cut \0"  # no JSON has it
-_ENDS = re.compile(rb"\s*\{([^][{}]*).*?([^][{}]*)\}\s*", re.DOTALL)
-_ID = re.compile(rb'"id"\s*:\s*(\d+)')
+
+_HALF = re.compile(r"\\(?:(\\|u[dD][89abAB]..\\u[dD][c-fC-F]..)|u[dD][89a-fA-F]..)")
+"""What is no half of a surrogate pair, although it looks like one, is in the group."""
 
 
 @final
@@ -40,15 +38,11 @@ class McpProcess:
     Args:
         env: variables beside those of the SDK.
         cwd: its working directory.
-
-    Attributes:
-        end_s: time until which a process may take to end, in seconds of `time.monotonic`; None: twice `_EXIT_S`.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
         self._command, self._env, self._cwd = command, env, cwd
         self._process: Process | None = None
-        self.end_s: float | None = None
 
     @asynccontextmanager
     async def streams(self, lost: Callable[[], object]) -> AsyncGenerator[Any]:
@@ -82,17 +76,14 @@ class McpProcess:
 
     async def _end(self, process: Process) -> None:
         """Close its input, then terminate it, then kill it; what is left of its group is killed too."""
-        now_s = time.monotonic()
-        wait_s = _EXIT_S if self.end_s is None else min(_EXIT_S, max(0.0, self.end_s - now_s) / 2)
         assert process.stdin is not None
         assert process.stdout is not None
         with suppress(*_PIPE_ERRORS):
             await process.stdin.aclose()
-        if not await _has_ended(process, wait_s):
-            _signal(process, signal.SIGTERM)
-            await _has_ended(process, wait_s)
-        _signal(process, signal.SIGKILL)
-        await _has_ended(process, wait_s + _POLL_S)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            await _has_ended(process, _EXIT_S)
+            _signal(process, number)
+        await _has_ended(process, _EXIT_S)
         with suppress(*_PIPE_ERRORS):
             await process.stdout.aclose()
         # what asyncio keeps of a process whose pipes another process holds; nothing public has it
@@ -105,16 +96,10 @@ class McpProcess:
 
 async def _messages(process: Process, lost: Callable[[], object]) -> AsyncGenerator[SessionMessage | Exception]:
     assert process.stdout is not None
-    line = bytearray()
-    with suppress(*_PIPE_ERRORS):
-        async for data in process.stdout:
-            for number, part in enumerate(data.split(b"\n")):
-                if number:
-                    yield _message(bytes(line))
-                    line.clear()
-                line += part
-                if len(line) > MAX_ANSWER_BYTES:
-                    line[_END_BYTES:-_END_BYTES] = _CUT
+    lines = BufferedByteReceiveStream(process.stdout)
+    with suppress(*_PIPE_ERRORS, *_NO_LINE):
+        while True:
+            yield _message(await lines.receive_until(b"\n", MAX_ANSWER_BYTES))
     lost()  # before the calls that wait are failed
 
 
@@ -136,19 +121,11 @@ async def _write(process: Process, write: Any) -> None:
 
 
 def _message(line: bytes) -> SessionMessage | Exception:
+    # halves of surrogate pairs, as some servers write where they cut a text, are no JSON for pydantic
+    text = _HALF.sub(lambda match: match[0] if match[1] else "\ufffd", line.decode(errors="replace"))
     try:
-        return SessionMessage(jsonrpc_message_adapter.validate_json(readable_json(line), by_name=False))
+        return SessionMessage(jsonrpc_message_adapter.validate_json(text, by_name=False))
     except ValueError as error:
-        problem = f"the answer is no JSON-RPC: {line[:200].decode(errors='replace')}"
-        if _CUT in line:
-            problem = f"the answer is longer than {MAX_ANSWER_BYTES} bytes"
-            log.warning("a line of an MCP server is left out: %s", problem)
-        # a call that waits for it fails: its id is outside of what the line contains
-        ends = _ENDS.fullmatch(line[:_END_BYTES] + _CUT + line[-_END_BYTES:])
-        outside = b"" if ends is None else _CUT.join(ends.groups())
-        if b'"method"' not in outside and (answered := _ID.search(outside)) is not None:
-            failed = ErrorData(code=PARSE_ERROR, message=problem)
-            return SessionMessage(JSONRPCError(jsonrpc="2.0", id=int(answered[1]), error=failed))
         return error
 
 

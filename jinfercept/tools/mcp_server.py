@@ -132,11 +132,11 @@ class McpServer:
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Disconnect, and end a server that was started here; after the time-out it is killed."""
-        self._process.end_s = time.monotonic() + 0.8 * timeout_s
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait([self._task], timeout=timeout_s)
-        self._process.kill()
+            await asyncio.wait([self._task], timeout=0.8 * timeout_s)
+            self._process.kill()
+            await asyncio.wait([self._task], timeout=0.2 * timeout_s)
 
     def tools(self, taken: set[str]) -> list[ChatTool]:
         """The current tools.

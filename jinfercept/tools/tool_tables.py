@@ -7,9 +7,9 @@ import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from jinfercept.calls import CallMode
 from jinfercept.errors import ConfigError, nearest
@@ -114,6 +114,14 @@ class McpTable(Limits):
     exclude: list[str] = []
     connect_timeout_s: float = Field(30.0, gt=0)
 
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("an MCP server has a command or a url")
+        if self.headers if self.url is None else (self.args or self.env or self.cwd):
+            raise ValueError("args, env and cwd belong to a command, headers belong to a url")
+        return self
+
 
 class ModelTable(_Described):
     """Another model that answers one question per call.
@@ -133,6 +141,16 @@ class ModelTable(_Described):
     max_tokens: int = Field(512, ge=1)
     temperature: float = Field(0.0, ge=0)
 
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        if (self.base_url is None) == (self.path is None):
+            raise ValueError("a model is at a base_url or at a path")
+        if self.path is not None and (self.model or self.api_key_env):
+            raise ValueError("model and api_key_env belong to a base_url")
+        if self.path is None and (self.model is None or self.options):
+            raise ValueError("a base_url needs the name of a model, and takes no options")
+        return self
+
 
 class PersonTable(_Described):
     """A person, who answers the calls in an inbox."""
@@ -143,13 +161,16 @@ class PersonTable(_Described):
 
 Table = PythonTable | HttpTable | McpTable | ModelTable | PersonTable
 
-KINDS: dict[str, type[Table]] = {
-    "python": PythonTable,
-    "http": HttpTable,
-    "mcp": McpTable,
-    "model": ModelTable,
-    "person": PersonTable,
+
+_KINDS: dict[str, type[BaseModel]] = {
+    get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(Table)
 }
+
+
+class _ToolFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    tool: list[Annotated[Table, Field(discriminator="kind")]] = Field(min_length=1)
 
 
 class Place:
@@ -183,60 +204,33 @@ def read_tables(path: Path) -> list[tuple[Place, Table]]:
         ) from error
     except ValueError as error:  # TOML's and UTF-8's
         raise ConfigError(f"{path} is no TOML", got=error, fix="mend it there") from error
-    extra = sorted(set(content) - {"tool"})
-    if extra:
-        raise ConfigError(
-            f"{path} has unknown keys",
-            got=", ".join(name + nearest(name, ["tool"]) for name in extra),
-            fix="begin every tool by [[tool]]",
-        )
-    tables = content.get("tool")
-    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
-        raise ConfigError(f"{path} has no tools", got=sorted(content), fix='[[tool]] and below it kind = "python"')
-    return [(place := Place(path, number), _read(table, place)) for number, table in enumerate(tables, 1)]
-
-
-def _read(table: dict[str, Any], place: Place) -> Table:
-    kind = table.get("kind")
-    if not isinstance(kind, str) or kind not in KINDS:
-        near = nearest(kind, list(KINDS)) if isinstance(kind, str) else ""
-        raise place.error("kind says what it is", repr(kind) + near, f"one of {', '.join(KINDS)}")
     try:
-        tool_table = TypeAdapter[Table](KINDS[kind]).validate_python(table)
+        tables = _ToolFile.model_validate(content).tool
     except ValidationError as error:
-        raise _mistake(error, place, KINDS[kind]) from error
-    _check(tool_table, place)
-    return tool_table
+        raise _mistake(error, path) from error
+    return [(Place(path, number), table) for number, table in enumerate(tables, 1)]
 
 
-def _mistake(error: ValidationError, place: Place, kind: type[BaseModel]) -> ConfigError:
-    """The first mistake in a table."""
+def _mistake(error: ValidationError, path: Path) -> ConfigError:
+    """The first mistake in a file."""
     first = error.errors()[0]
-    key = ".".join(map(str, first["loc"]))
+    place = [*map(str, first["loc"]), "", ""]
+    if place[0] != "tool" or not place[1]:
+        return ConfigError(f"{path} is no list of tools", got=place[0], fix="begin every tool by [[tool]]")
+    table, key = Place(path, int(place[1]) + 1), ".".join(place[3:-2])
     match first["type"]:
+        case "union_tag_invalid" | "union_tag_not_found":
+            kind = first.get("ctx", {}).get("tag", "")
+            return table.error(
+                "kind says what it is", kind + nearest(kind, list(_KINDS)), f"one of {', '.join(_KINDS)}"
+            )
         case "extra_forbidden":
-            keys = list(kind.model_fields)
-            return place.error("no such key", key + nearest(key, keys), f"the keys are {', '.join(keys)}")
+            keys = list(_KINDS[place[2]].model_fields)
+            return table.error("no such key", key + nearest(key, keys), f"the keys are {', '.join(keys)}")
         case "missing":
-            return place.error("a key is missing", f"no {key}", f"{key} = …")
-    return place.error(f"{key} does not fit", repr(first["input"])[:80], first["msg"])
-
-
-def _check(table: Table, place: Place) -> None:
-    """Raises `ConfigError` for keys that exclude each other, or need others."""
-    match table:
-        case McpTable() if (table.command is None) == (table.url is None):
-            keys = "both" if table.command else "neither"
-            raise place.error("an MCP server has a command or a url", keys, "give one of them")
-        case McpTable() if table.url is not None and (table.args or table.env or table.cwd):
-            raise place.error("args, env and cwd belong to a command", f"url = {table.url!r}", "leave them out")
-        case McpTable() if table.command is not None and table.headers:
-            raise place.error("headers belong to a url", f"command = {table.command!r}", "leave them out")
-        case ModelTable() if (table.base_url is None) == (table.path is None):
-            keys = "both" if table.path else "neither"
-            raise place.error("a model is at a base_url or at a path", keys, "give one of them")
-        case ModelTable() if table.base_url is not None and (table.model is None or table.options):
-            keys = "options" if table.options else "no model"
-            raise place.error("a base_url needs the name of a model, and takes no options", keys, 'model = "name"')
-        case ModelTable() if table.path is not None and (table.model or table.api_key_env):
-            raise place.error("model and api_key_env belong to a base_url", f"path = {table.path!r}", "leave them out")
+            return table.error("a key is missing", f"no {key}", f"{key} = …")
+        case "value_error":
+            return table.error(
+                first["msg"].removeprefix("Value error, "), ", ".join(first["input"]), "give the keys of one of them"
+            )
+    return table.error(f"{key} does not fit", repr(first["input"])[:80], first["msg"])

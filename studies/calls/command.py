@@ -20,7 +20,6 @@ from jinfercept.cli.simulation_table import exit_status
 from jinfercept.errors import ConfigError
 from jinfercept.sched.estimator import ESTIMATORS
 from jinfercept.sched.named_profiles import load_profile
-from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.reports import Range, check_outputs, group, write_all, write_json
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
@@ -30,7 +29,7 @@ from studies.answer import titled_table, write_csv
 from studies.calls.alone import FASTER, PUBLISHED, AloneCell, Row, at_token_s, excess, play_cells
 from studies.calls.markup import CALL_MODES, call_loads, memory_token_s
 from studies.calls.scripts import DURATIONS, CallMix
-from studies.plots import COLOURS, Bars, CurvePanel, HeatMap, Panel, PlottedCurve, draw
+from studies.plots import COLOURS, Bars, CurvePanel, HeatMap, Panel, PlottedCurve, check_drawing, draw
 
 TOOL_NAMES: Mapping[str, str] = {"short": "30–500 ms", "heavy": "heavy-tailed"}
 """Durations of calls by tool."""

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jinfercept.sim.plots import check_drawing
 from jinfercept.sim.reports import Range
 from studies.answer import markdown_table
 from studies.overflow.batch_run import AUTO, BatchRun
 from studies.overflow.checks import Ways, crossover, trend_checks
 from studies.overflow.figures import OverflowFigure, OverflowPoint
+from studies.plots import check_drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -284,7 +284,7 @@ def _milliseconds(spread: Range) -> str:
 
 
 def draw_report(path: str | Path, report: OverflowReport) -> None:
-    """Draw a panel for every figure. Raises `ConfigError` as `sim.plots.check_drawing`."""
+    """Draw a panel for every figure. Raises `ConfigError` as `check_drawing`."""
     check_drawing(path)
     from matplotlib.figure import Figure
 

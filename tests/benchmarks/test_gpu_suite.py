@@ -93,7 +93,7 @@ def test_the_other_parts_run_at_tiny_shapes(tmp_path: Path) -> None:
     assert [row["other_tokens"] for row in rows["policies"]] == [0] * 6
     check_agents(rows["agents"])
     check_transfers(rows["overlap"], TINY.overlap_ways)
-    assert all(row["embed_s"] > 0 for row in rows["overlap"])
+    assert all(row["embed_s"] > 0 for row in rows["overlap"] if row["pages"])
     assert failures(rows) == set()
 
 

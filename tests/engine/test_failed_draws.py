@@ -18,9 +18,9 @@ from jinfercept.outputs import CompletionOutput, RequestOutput
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import NOT_FINITE
 from jinfercept.sched.speculation import NO_DRAFTS, SpeculationLimits
-from jinfercept.sim.fake_runner import FakeRunner
 from tests.support.engine_requests import request, serve
 from tests.support.fake_engine import POLICIES, copying_token, run_all
+from tests.support.fake_runner import FakeRunner
 from tests.support.tiny_model import TOOL, streams, tiny_setup
 
 BUCKETS = (4, 8, 16)

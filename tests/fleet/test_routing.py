@@ -123,30 +123,9 @@ def test_a_name_that_many_conversations_share_does_not_draw_them_all_to_one_repl
     for session in range(40):
         hint = replace(turn(session, 0), named=b"the application")
         route = router.route(hint, replicas, 10.0 * session)
-        router.finished(hint, route.replica, hint.prompt_tokens, 10, cached_tokens=0)
+        router.finished(hint, route.replica, hint.prompt_tokens, 10)
         homes[route.replica] += 1
     assert max(homes.values()) <= 13
-
-
-def test_follow_ups_that_found_less_than_was_promised_lower_the_price_of_moving():
-    router, replicas, found_tokens = Router(PROFILE), fleet(2), []
-    for number in range(6):
-        hint = RoutingHint("", b"name", None, None, (), 2000)
-        route = router.route(hint, replicas, 100.0 * number)
-        router.finished(hint, route.replica, 2000, 10, cached_tokens=0)
-        found_tokens.append(route.found_tokens)
-    assert found_tokens[1] == 1999
-    assert found_tokens[-1] < 1000
-
-
-def test_real_tokens_correct_a_tenants_estimates():
-    router, replicas = Router(PROFILE), fleet(1)
-    for session in range(20):
-        hint = turn(session, 0, tenant="dense")
-        router.finished(hint, router.route(hint, replicas, 0.0).replica, 2 * hint.prompt_tokens)
-    dense = router.route(turn(99, 0, tenant="dense"), [ReplicaState("fresh")], 0.0)
-    plain = router.route(turn(99, 0), [ReplicaState("other")], 0.0)
-    assert dense.price_s == pytest.approx(2 * plain.price_s, rel=0.1)
 
 
 def test_reports_fill_the_table_after_a_restart_and_correct_it():

@@ -17,7 +17,7 @@ from jinfercept.kv.page import PageCopy, Residency
 from jinfercept.kv.states import StateSizes
 from jinfercept.kv.windows import WindowSizes
 from jinfercept.sched.plan import WindowCopies
-from jinfercept.sim.fake_runner import FakeMemories
+from tests.support.fake_runner import FakeMemories
 from tests.support.kv_owners import Computed, Owner, check_owner, check_runs, compute_states
 
 MAX_SEQUENCES = 5
@@ -289,7 +289,8 @@ class ManagerMachine(RuleBasedStateMachine):
         start = min(context.ready, length - 1)
         is_last = start == length - 1 and manager.is_there(context)
         end = min(start + most, length if is_last else manager.gap_end(context, length))
-        end = end if end <= start else manager.chunk_end(context, start, end, length)
+        if manager.side_pool and end > start:
+            end = manager.side_pool.chunk_end(context, start, end, length)
         wanted, end = end, manager.place(context, start, end)
         while end < wanted and self.slot_free(owner, end):
             end = manager.place(context, end, wanted)
@@ -298,7 +299,8 @@ class ManagerMachine(RuleBasedStateMachine):
             state = (window.source or window.slot, window.slot) if isinstance(window, ContextState) else (0, 0)
             manager.computed(context, start, end)
             manager.commit(context, owner.accepted)
-            manager.mark(context, 99)
+            if manager.side_pool:
+                manager.side_pool.mark(context, 99)
             slots = context.slots(0, (end - 1) // self.size + 1)
             entries = dict(enumerate(window.slots, window.first)) if isinstance(window, ContextWindow) else {}
             self.chunks.append(Computed(owner, list(slots), start, end, entries, *state))

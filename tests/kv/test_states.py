@@ -22,7 +22,8 @@ def run(manager: KVManager, context: Context, tokens: list[int], end: int | None
     assert manager.place(context, start, end) == end
     manager.computed(context, start, end)
     manager.commit(context, tokens)
-    manager.mark(context, 0)
+    assert manager.side_pool
+    manager.side_pool.mark(context, 0)
 
 
 def state(context: Context) -> ContextState:
@@ -177,6 +178,8 @@ def test_chunks_end_at_pages_where_there_can_be_checkpoints() -> None:
     manager = KVManager(99, 0, SIZE, states=SIZES)
     context = manager.open()
     for start, end, length, at in ((0, 10, 40, 8), (0, 3, 40, 3), (0, 38, 38, 36), (8, 18, 18, 18), (36, 38, 38, 38)):
-        assert manager.chunk_end(context, start, end, length) == at
+        assert manager.side_pool
+        assert manager.side_pool.chunk_end(context, start, end, length) == at
     without = KVManager(99, 0, SIZE, states=SIZES, prefix_caching=False)
-    assert without.chunk_end(without.open(), 0, 10, 40) == 10
+    assert without.side_pool
+    assert without.side_pool.chunk_end(without.open(), 0, 10, 40) == 10

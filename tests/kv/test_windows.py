@@ -27,7 +27,8 @@ def run(manager: KVManager, context: Context, tokens: list[int], chunk: int = 99
         assert manager.place(context, start, end) == end
         manager.computed(context, start, end)
         manager.commit(context, tokens)
-        manager.mark(context, 99)
+        assert manager.side_pool
+        manager.side_pool.mark(context, 99)
         manager.begin_plan()
         start = end
     return len(tokens) - first

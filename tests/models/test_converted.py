@@ -1,7 +1,6 @@
 """What `jinfercept convert` writes: the same model, tokenizer included, whatever it came from."""
 
 import json
-import shutil
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
@@ -83,7 +82,7 @@ def without_defaults(value):
 @pytest.mark.parametrize("name", ["llama_tied", "qwen3_next", "qwen3_moe_mixed", "gpt_oss", "phi3"])
 def test_a_config_that_lacks_fields_of_later_versions_reads_as_their_defaults(tmp_path, name):
     config = read_config(GOLDEN / name)
-    (tmp_path / "jinfercept.json").write_text(json.dumps({"format": 1, "config": without_defaults(config)}))
+    (tmp_path / "jinfercept.json").write_text(json.dumps({"format": 2, "config": without_defaults(config)}))
     assert read_config(tmp_path) == config
 
 
@@ -99,11 +98,14 @@ def test_damage_is_named(tmp_path):
     (tmp_path / "jinfercept_tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match="tokenizer cannot be read"):
         load_tokenizer(tmp_path)
-    shutil.rmtree(tmp_path / "weights" / "d")
-    shutil.rmtree(tmp_path / "weights" / "ocdbt.process_0", ignore_errors=True)
-    with pytest.raises(ModelError, match="converted weights cannot be read"):
+    weights = tmp_path / "weights" / "layers.1.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ModelError, match=r"layers\.1\.safetensors is not a readable safetensors file"):
+        load(tmp_path)
+    weights.unlink()
+    with pytest.raises(ModelError, match=r"layers\.1\.attn_norm expected \[32\] got nothing"):
         load(tmp_path)
     settings = (tmp_path / "jinfercept.json").read_text()
-    (tmp_path / "jinfercept.json").write_text(settings.replace('"format": 1', '"format": 7'))
+    (tmp_path / "jinfercept.json").write_text(settings.replace('"format": 2', '"format": 7'))
     with pytest.raises(ModelError, match=r"newer version.*format 7"):
         read_config(tmp_path)

@@ -26,7 +26,6 @@ def status(key):
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 tiny, model, dtype = sys.argv[1:]
-import tensorstore
 mesh = ModelMesh(tuple(jax.devices()))
 jax.block_until_ready(load(tiny, dtype=dtype, mesh=mesh).params)  # what JAX itself takes
 Path("/proc/self/clear_refs").write_text("5")

@@ -31,7 +31,7 @@ FIRST = StepPlan(0, 4, (Chunk(0, 0, (1, 2, 3, 4), NewPages(0, [1]), None),), off
 BOTH_WAYS = StepPlan(
     1,
     4,
-    (Chunk(0, 4, (5, 6), NewPages(1, [2]), Sample(0.0, 0, 6)),),
+    (Chunk(0, 4, (5, 6), NewPages(1, [2]), Sample(0.0, 0)),),
     offload=(PageCopy(1, 1),),
     fetch=(PageCopy(3, 0),),
     drop=(0,),
@@ -98,7 +98,7 @@ def test_steps_of_decode_rows_only_have_executables_of_their_own_where_attention
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("jinfercept.runner.steps.cut_for", lambda *_, **__: WorkCut(1, 8, 16, 16))
-    decode = StepPlan(1, 4, (Chunk(0, 4, (5,), NewPages(1, [2]), Sample(0.0, 0, 5)),))
+    decode = StepPlan(1, 4, (Chunk(0, 4, (5,), NewPages(1, [2]), Sample(0.0, 0)),))
     mixed, alone = dispatched(FIRST, decode)
     assert [name for name in mixed if "embed" in name or "layers" in name] == ["embed 4", *["layers 4 1"] * LAYERS]
     assert alone == ["upload 1", "decode embed 4", *["decode layers 4 1"] * LAYERS, *SAMPLING]

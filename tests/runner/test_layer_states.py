@@ -52,7 +52,7 @@ def chunk(slot: int, start: int, end: int, state: int, tokens: list[int], **fiel
     first = 0 if own else first
     new = NewPages(first, pages[first:], state, **fields)
     return Chunk(
-        slot, start, tuple(tokens[start:end]), new, Sample(0.0, 0, end), Score(0, tuple(tokens[start + 1 : end + 1]), 2)
+        slot, start, tuple(tokens[start:end]), new, Sample(0.0, 0), Score(0, tuple(tokens[start + 1 : end + 1]), 2)
     )
 
 

@@ -29,7 +29,7 @@ def plans(draw: st.DrawFn) -> tuple[Chunk, ...]:
         token_ids = tuple(range(100 * slot, 100 * slot + length))
         tokens = (FROM_DEVICE,) if length == 1 and draw(st.booleans()) else token_ids
         pages = NewPages(0, range(1 + PAGES * slot, 1 + PAGES * slot + -(-(start + length) // PAGE_SIZE)))
-        sample = Sample(draw(st.sampled_from([0.0, 0.7])), draw(st.integers(0, 2**64 - 1)), start + length)
+        sample = Sample(draw(st.sampled_from([0.0, 0.7])), draw(st.integers(0, 2**64 - 1)))
         chunks.append(Chunk(slot, start, tokens, pages, sample if draw(st.booleans()) else None))
     return tuple(chunks)
 
@@ -136,7 +136,7 @@ def test_every_sample_knows_its_token(chunks: tuple[Chunk, ...]) -> None:
         assert rows.slot[row] == chunk.slot
         halves = [int(half[row]) & 0xFFFFFFFF for half in (rows.key_high, rows.key_low)]
         assert halves[0] << 32 | halves[1] == chunk.sample.random_key
-        assert rows.position[row] == chunk.sample.position
+        assert rows.position[row] == chunk.start + len(chunk.tokens)
         assert np.asarray(rows.temperature)[row : row + 1].view(np.float32)[0] == np.float32(chunk.sample.temperature)
     assert np.all(np.asarray(rows.slot)[len(drawn) :] == SLOTS)
 
@@ -144,7 +144,7 @@ def test_every_sample_knows_its_token(chunks: tuple[Chunk, ...]) -> None:
 def test_every_sample_knows_its_options_and_those_without_have_none() -> None:
     params = SamplingParams(top_k=7, top_p=0.5, min_p=0.25, repetition_penalty=1.5, presence_penalty=-1, min_tokens=2)
     options = draw_options(params, frozenset({2}))
-    optioned, plain = Sample(1.0, 3, 9, options, forbids_end=True), Sample(0.5, 4, 9)
+    optioned, plain = Sample(1.0, 3, options, forbids_end=True), Sample(0.5, 4)
     chunks = tuple(Chunk(slot, 8, (1,), (), sample) for slot, sample in enumerate((plain, optioned)))
     rows = unpack_samples(jnp.asarray(pack_samples(sampled_rows(chunks), 3, SLOTS)))
     assert rows.remembered.tolist() == rows.ends_forbidden.tolist() == [0, 1, 0]

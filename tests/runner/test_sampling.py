@@ -96,13 +96,12 @@ def chunks(all_params: Sequence[SamplingParams], first_key: int = 0) -> tuple[Ch
     return tuple(
         Chunk(
             number % NUM_SLOTS,
-            0,
+            12,
             (1,),
             (),
             Sample(
                 params.temperature,
                 first_key + number,
-                13,
                 draw_options(params, frozenset(ENDS)),
                 len(OUTPUT) < params.min_tokens,
             ),
@@ -243,7 +242,7 @@ def test_what_was_drawn_counts_at_once() -> None:
     options = draw_options(params, frozenset())
     assert options is not None
     slots, output = enter(EMPTY, 1, pack_slot(options, HISTORY, VOCAB)), list(OUTPUT)
-    chunk = Chunk(1, 0, (1,), (), Sample(0.0, 0, 0, options))
+    chunk = Chunk(1, 0, (1,), (), Sample(0.0, 0, options))
     packed = pack_samples(sampled_rows((chunk,)), 1, NUM_SLOTS)
     mask = np.full((1, mask_words(VOCAB)), 0xFFFFFFFF, np.uint32)
     for _ in range(12):

@@ -22,7 +22,7 @@ from jinfercept.runner import steps
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.plan import Chunk, NewPages, Sample, Score, StepPlan, StepResult, WindowCopies, WindowEntries
-from jinfercept.sim.fake_runner import FakeRunner
+from tests.support.fake_runner import FakeRunner
 from tests.support.tiny_model import GOLDEN
 
 WINDOW, VOCAB, SIZE, BUCKET = 20, 128, 4, 8  # the model's window; tokens of a page, and of a step
@@ -98,7 +98,7 @@ class Planner:
         entries = WindowEntries(*window) if window else ()
         new = NewPages(*(pages or (0, ())), 0, entries) if pages or window else ()
         score = Score(0, tuple(PROMPTS[slot][start + 1 : end + 1]), 2)
-        return Chunk(slot, start, tuple(PROMPTS[slot][start:end]), new, Sample(0.0, 0, end), score)
+        return Chunk(slot, start, tuple(PROMPTS[slot][start:end]), new, Sample(0.0, 0), score)
 
 
 def runner(num_window_pages: int, implementation: str, name: str, **sizes: Any) -> ModelRunner:

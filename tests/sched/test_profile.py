@@ -52,7 +52,7 @@ def test_with_buckets_a_step_costs_what_runs_it() -> None:
 
 
 def test_a_plan_costs_its_step_and_what_its_chunks_look_back_at() -> None:
-    sample = Sample(0.0, 0, 1)
+    sample = Sample(0.0, 0)
     chunks = (Chunk(0, 99, (FROM_DEVICE,), (), sample), Chunk(1, 200, (7,) * 5, (), None))
     plan = StepPlan(0, 32, chunks)
     assert STAIRS.plan_s(plan) == pytest.approx(0.06 + 1e-6 * (100 + 205) + 1e-5 * 5 * 200)

@@ -120,7 +120,7 @@ def test_at_depth_one_a_plan_goes_on_from_a_token_that_only_the_device_knows() -
     sequence = bench.add("a", 3, max_tokens=4)
     plans = bench.steps(4)
     assert [chunk.tokens for plan in plans for chunk in plan.chunks][1:] == [(FROM_DEVICE,)] * 3
-    assert [chunk.sample.position for plan in plans for chunk in plan.chunks if chunk.sample] == [3, 4, 5, 6]
+    assert [chunk.start + len(chunk.tokens) for plan in plans for chunk in plan.chunks if chunk.sample] == [3, 4, 5, 6]
     assert sequence.generated == 3
     bench.drain()
     assert bench.num_wasted == 0

@@ -13,7 +13,7 @@ from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from jinfercept.sched.named_profiles import PROFILES
-from jinfercept.sim.agent_sessions import TOOL, ScriptedSession, ScriptedTurn, SubAgent, scaled_sessions
+from jinfercept.sim.agent_sessions import TOOL, ScriptedSession, ScriptedTurn, SubAgent
 from jinfercept.sim.session_clients import SessionClients, SessionLoad, session_tokens
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.trace_files import load_sessions
@@ -172,14 +172,6 @@ def test_more_sessions_that_begin_midway_include_those_of_fewer() -> None:
 def test_a_trace_of_no_form_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--trace", trace(tmp_path, {"model": "x", "tokens": 3})]) == 2
     assert "has no known form of a trace; got keys model, tokens" in capsys.readouterr().err
-
-
-def test_the_trace_of_agents_ships_and_can_be_scaled() -> None:
-    sessions = load_sessions("agents")
-    assert len(sessions) == 36
-    small = scaled_sessions(sessions, 0.01, 0.1)
-    assert max(session.longest for session in small) < 4_100
-    assert all(turn.kept < turn.prompt for session in small for turn in session.turns)
 
 
 @pytest.mark.parametrize(

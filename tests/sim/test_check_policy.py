@@ -14,10 +14,10 @@ from jinfercept.sched.policies import SETTINGS, PolicyInputs
 from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.fake_runner import next_token
-from jinfercept.sim.scenarios import Scenario, ScenarioRun
 from jinfercept.sim.workload import Script, Segment
 from jinfercept.testing import PolicyCheckError, check_policy
+from tests.support.fake_runner import next_token
+from tests.support.scenario_run import Scenario, ScenarioRun
 
 QUICK = ("discard", "copy_ahead")
 """Checked in every run: one that moves nothing, and one that moves in both directions."""

@@ -12,7 +12,6 @@ from jinfercept.sched.plan import Chunk, StepPlan
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.scripted import scaled
 from jinfercept.sim.simulation import BOUNDS, Simulation
 from jinfercept.sim.workload import Script, Segment
 
@@ -132,15 +131,6 @@ def test_transfers_hide_behind_compute_unless_they_are_synchronous() -> None:
     assert Prices(PROFILE, 4, synchronous=True)(plan) == pytest.approx((0.0108, 0.020))
     assert Prices(PROFILE, 4, synchronous=True, free_transfers=True)(plan) == pytest.approx((0.0108, 0.0))
     assert Prices(PROFILE, 4, synchronous=False)(StepPlan(0, 0, offload=copies)) == pytest.approx((0.0, 0.020))
-
-
-def test_scaling_keeps_at_least_a_token_and_returns_nothing_where_nothing_was_returned() -> None:
-    script = Script("math", 40, (Segment(3, 2.0, 0), Segment(100, 5.0, 4), Segment(1, None, 0)))
-    [(at_s, small)] = scaled([Arrival(10.0, script)], 0.1, 0.5)
-    assert at_s == 5.0
-    assert small == Script("math", 4, (Segment(1, 1.0, 0), Segment(10, 2.5, 1), Segment(1, None, 0)))
-    with pytest.raises(ConfigError, match="--scale-tokens"):
-        scaled([], 0.0, 1.0)
 
 
 def test_a_scheduler_may_believe_in_another_machine_than_the_one_that_runs() -> None:

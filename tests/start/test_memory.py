@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 from jinfercept.config import EngineConfig
+from jinfercept.cpu_kernels.machine import Memory
 from jinfercept.errors import ConfigError
-from jinfercept.machine import Memory
 from jinfercept.models.load import Loaded, load
 from jinfercept.models.mesh import local_bytes
 from jinfercept.models.model import Model, abstract_params, kv_bytes_per_token

@@ -26,7 +26,7 @@ from jinfercept.sched.policies import SETTINGS, PolicyInputs
 from jinfercept.sched.policy import Policy
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sched.speculation import NO_DRAFTS, SpeculationLimits
-from jinfercept.sim.fake_runner import VOCAB, FakeRunner, next_token
+from tests.support.fake_runner import VOCAB, FakeRunner, next_token
 
 __all__ = [
     "POLICIES",

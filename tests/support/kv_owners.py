@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from jinfercept.kv.context import Context, ContextState, ContextWindow
 from jinfercept.kv.extent import token_bytes
-from jinfercept.sim.fake_runner import FakeMemories
+from tests.support.fake_runner import FakeMemories
 
 
 class Owner:

@@ -9,8 +9,8 @@ from jinfercept.kv.states import StateSizes
 from jinfercept.kv.windows import WindowSizes
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.scenarios import BUCKETS, MAX_SEQS, NEVER, SIZE, Scenario, ScenarioRun, hangs
 from jinfercept.sim.workload import Script, Segment
+from tests.support.scenario_run import BUCKETS, MAX_SEQS, NEVER, SIZE, Scenario, ScenarioRun, hangs
 
 __all__ = ["BUCKETS", "ESTIMATORS", "MAX_SEQS", "NEVER", "SIZE", "Scenario", "ScenarioRun", "hangs", "scenarios"]
 

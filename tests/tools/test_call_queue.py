@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from jinfercept.tenants import FairSlots
+from jinfercept.sched.tenants import FairSlots
 from jinfercept.tools.calls import CallQueue
 
 

@@ -16,8 +16,7 @@ import pytest
 
 from jinfercept.errors import ConfigError
 from jinfercept.tools.calls import CallFailed
-from jinfercept.tools.http_tool import Hosts, HttpTool, is_public
-from jinfercept.tools.tool_tables import HttpTable, Place
+from jinfercept.tools.http_tool import CheckedTransport, Hosts, is_public
 from tests.support.tool_runner import tool_runner, until
 
 
@@ -263,20 +262,11 @@ def test_an_entry_that_is_no_host_is_an_error_of_the_file(site: Site, tmp_path: 
         ask(tmp_path, table(site, "echo", allow=f'"127.0.0.1", "{entry}"'))
 
 
-def test_a_redirect_from_https_to_http_is_not_followed(tmp_path: Path) -> None:
-    values = {"kind": "http", "name": "web", "description": "asks", "url": "https://a.example/"}
-    endpoint = HttpTool(HttpTable.model_validate(values), Place(tmp_path, 1))
-
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(302, headers={"location": "http://a.example/"})
-
-    async def follow() -> None:
-        async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer)) as client:
-            await endpoint._follow(client, httpx2.URL("https://8.8.8.8/"), None, {})  # pyright: ignore[reportPrivateUsage]
-
-    endpoint._hosts = Hosts(["8.8.8.8"], named=True)  # pyright: ignore[reportPrivateUsage]
+def test_a_redirect_from_https_to_http_is_not_followed() -> None:
+    url, hosts = httpx2.URL("https://8.8.8.8/"), Hosts(["8.8.8.8"], named=True)
+    transport = CheckedTransport(hosts, url, (), httpx2.create_ssl_context())
     with pytest.raises(CallFailed, match="from https to http"):
-        asyncio.run(follow())
+        asyncio.run(transport.handle_async_request(httpx2.Request("GET", "http://8.8.8.8/")))
 
 
 def test_a_redirect_that_keeps_the_method_keeps_the_body(site: Site, tmp_path: Path) -> None:

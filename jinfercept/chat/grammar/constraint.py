@@ -6,8 +6,10 @@ grammar allows next, so numbers are also recognised within calls, of which only 
 """
 
 import re
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from copy import copy
 from functools import cached_property, lru_cache
 from typing import final
@@ -18,13 +20,19 @@ from llguidance import LLMatcher
 
 from jinfercept.errors import GrammarError, RequestError
 
-_MOST_DIGITS = {b"": 19, b".": 17, b"e": 3}
+_STACK_BYTES = 2**28
+"""Stack of the thread that compiles: llguidance follows rules and references by recursion, up to 300 bytes of stack a
+character of a schema, and a stack that is too small ends the process. Only used pages take memory."""
+LEXER_FUEL = 250_000
+"""Work on regular expressions before the first token, in llguidance's unit: half a second; its own limit takes two."""
+_starting = threading.Lock()
+_MOST_DIGITS = {b"": 19, b".": 17, b"e-": 3, b"e": 2}
 """Digits in a row: of a whole number or before the point, of a fraction, and of an exponent. A 64-bit integer has 19; 17 tell
-every double from its neighbours."""
+every double from its neighbours, and an exponent of three digits could make it infinite."""
 _MOST_ZEROS = 14
 """Zeros in a fraction behind other digits, where more digits have to follow: later ones would be lost in a double."""
 _TAIL_BYTES = 48
-_RUN = re.compile(rb"([.eE]?)[-+]?([0-9]+)\Z")
+_RUN = re.compile(rb"(\.|[eE]-|[eE]?)[-+]?([0-9]+)\Z")
 _NO_NUMBER = {letter.encode() for letter in 'abcdfghijklmnopqrstuvwxyz"'}
 """Tokens that may follow digits in a string, and never in a number."""
 
@@ -312,3 +320,24 @@ def next_tokens(matcher: LLMatcher, vocab_size: int) -> UInt32[np.ndarray, "word
 def problem_of(matcher: LLMatcher) -> str:
     """The error message of llguidance, on one line, without its internal state; empty without an error."""
     return " ".join(matcher.get_error().split("<state>")[0].split())[:300]
+
+
+def on_large_stack[T](work: Callable[[], T]) -> T:
+    """Run `work` in a thread with a large stack; returns or raises as it does."""
+    task = Future[T]()
+
+    def run() -> None:
+        try:
+            task.set_result(work())
+        except Exception as error:
+            task.set_exception(error)
+        except BaseException as error:  # a panic of llguidance
+            task.set_exception(RequestError("the grammar cannot be compiled", got=f"{error}"[:300], fix="simplify it"))
+
+    with _starting:  # the size of stacks is the process's
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            threading.Thread(target=run, name="jinfercept-grammar", daemon=True).start()
+        finally:
+            threading.stack_size(before)
+    return task.result()

@@ -5,8 +5,6 @@ A grammar is compiled once, in the thread that asks for it; every request has it
 
 import json
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from copy import copy
 from functools import cache
 from hashlib import sha256
@@ -17,23 +15,26 @@ from typing import final
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
-from jinfercept.chat.grammar.constraint import JsonText, JsonTokens, TokenGrammar, next_tokens, problem_of
+from jinfercept.chat.grammar.constraint import (
+    LEXER_FUEL,
+    JsonText,
+    JsonTokens,
+    TokenGrammar,
+    next_tokens,
+    on_large_stack,
+    problem_of,
+)
 from jinfercept.chat.grammar.forbidden_text import ForbiddenText
 from jinfercept.chat.grammar.limits import check_gbnf, check_limits, check_rules, num_compiled_bytes
+from jinfercept.chat.grammar.schemas import source_of
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import RequestError
+from jinfercept.sched.tenants import ExpiringEntries, Quota
 from jinfercept.structured_outputs import JSON_SPACE, StructuredOutputsParams
-from jinfercept.tenants import ExpiringEntries, Quota
 
-_STACK_BYTES = 2**28
-"""Stack of the thread that compiles: llguidance follows rules and references by recursion, up to 300 bytes of stack a
-character of a schema, and a stack that is too small ends the process. Only used pages take memory."""
-_LEXER_FUEL = 250_000
-"""Work on regular expressions before the first token, in llguidance's unit: half a second; its own limit takes two."""
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 """Ends every grammar in Lark: llguidance does not search for forced text, which it would tokenise anew at every token, and
 which in `start: A A` with `A: /b+/` has no end."""
-_starting = threading.Lock()
 
 
 class Vocabulary:
@@ -83,13 +84,13 @@ def compile_matcher(vocabulary: LLTokenizer, vocab_size: int, kind: str, text: s
     Raises:
         RequestError: llguidance refuses the grammar, or it matches no text that the vocabulary can write.
     """
-    return _on_large_stack(lambda: _matcher(vocabulary, vocab_size, kind, text))
+    return on_large_stack(lambda: _matcher(vocabulary, vocab_size, kind, text))
 
 
 def _matcher(vocabulary: LLTokenizer, vocab_size: int, kind: str, text: str) -> LLMatcher:
     try:
         source = _source(kind, text)
-        limits = LLParserLimits(initial_lexer_fuel=_LEXER_FUEL)
+        limits = LLParserLimits(initial_lexer_fuel=LEXER_FUEL)
         matcher = LLMatcher(vocabulary, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise ValueError(problem_of(matcher))
@@ -131,27 +132,6 @@ def _lark(text: str) -> str:
         raise ValueError(f"neither Lark nor GBNF: {error}") from error
     check_rules(lark)
     return lark
-
-
-def _on_large_stack[T](work: Callable[[], T]) -> T:
-    """Run `work` in a thread with a large stack; returns or raises as it does."""
-    task = Future[T]()
-
-    def run() -> None:
-        try:
-            task.set_result(work())
-        except Exception as error:
-            task.set_exception(error)
-        except BaseException as error:  # a panic of llguidance
-            task.set_exception(RequestError("the grammar cannot be compiled", got=f"{error}"[:300], fix="simplify it"))
-
-    with _starting:  # the size of stacks is the process's
-        before = threading.stack_size(_STACK_BYTES)
-        try:
-            threading.Thread(target=run, name="jinfercept-grammar", daemon=True).start()
-        finally:
-            threading.stack_size(before)
-    return task.result()
 
 
 MAX_COMPILED = 256
@@ -201,7 +181,7 @@ class Grammars:
             RequestError: it is too long or invalid, repeats something too often, cannot be enforced, or matches no text that
                 the vocabulary can write.
         """
-        kind, text = ("lark", grammar) if isinstance(grammar, str) else grammar.source
+        kind, text = ("lark", grammar) if isinstance(grammar, str) else source_of(grammar)
         name = sha256(json.dumps([self._tenant, kind, text]).encode()).hexdigest()
         if (earlier := self._kept.use(name)) is not None:
             return earlier

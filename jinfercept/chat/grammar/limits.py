@@ -100,7 +100,6 @@ def _embedded_schemas(lark: str) -> Iterator[Any]:
 
 
 def _check_whole_schema(schema: Any) -> None:
-    _check_schema(schema)
     _check_multiples(schema)
     _check_intersections("json", _num_patterns(schema))
 
@@ -134,6 +133,7 @@ def _num_patterns(schema: Any) -> int:
         together, apart = _parts(part, schema)
         if id(part) not in opened:  # its parts first; those that are open are around it, in a circle of references
             opened.add(id(part))
+            _check_part(part)
             stack += [inner for inner in (*together, *apart) if id(inner) not in opened]
             continue
         stack.pop()
@@ -166,27 +166,16 @@ def _parts(part: Any, schema: Any) -> tuple[list[Any], list[Any]]:
     ]
 
 
-def _check_schema(schema: Any) -> None:
-    """Check every schema within a schema, but not its values."""
-    stack = [schema]
-    while stack:
-        part = stack.pop()
-        if isinstance(part, list):
-            stack += part
-        if not isinstance(part, dict):
-            continue
-        for key, value in part.items():
-            if key in _BOUNDS and isinstance(value, int | float):
-                _check_number(f"json: {key}", value)
-            elif key == "pattern" and isinstance(value, str):
-                _check_repetitions("json: pattern", value)
-            elif key in _NAMED and isinstance(value, dict):
-                stack += value.values()
-                if key == "patternProperties":
-                    for pattern in value:
-                        _check_repetitions("json: patternProperties", pattern)
-            elif key not in _VALUES:
-                stack.append(value)
+def _check_part(part: Any) -> None:
+    if not isinstance(part, dict):
+        return
+    for bound in _BOUNDS:
+        if isinstance(number := part.get(bound), int | float):
+            _check_number(f"json: {bound}", number)
+    named = part.get("patternProperties")
+    for pattern in [part.get("pattern"), *(named if isinstance(named, dict) else ())]:
+        if isinstance(pattern, str):
+            _check_repetitions("json: pattern", pattern)
 
 
 def _check_repetitions(where: str, pattern: str) -> None:
@@ -196,12 +185,7 @@ def _check_repetitions(where: str, pattern: str) -> None:
 
 
 def _check_number(where: str, number: str | float) -> None:
-    too_large = (
-        len(number.lstrip("0")) > 9 or int(number) > MAX_REPETITIONS
-        if isinstance(number, str)
-        else number > MAX_REPETITIONS
-    )
-    if too_large:
+    if (float(number) if isinstance(number, str) else number) > MAX_REPETITIONS:
         raise RequestError(
             f"structured_outputs.{where} too large", got=str(number)[:20], fix=f"at most {MAX_REPETITIONS}"
         )

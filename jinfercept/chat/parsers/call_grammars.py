@@ -19,12 +19,6 @@ _ANNOTATIONS = {
     "writeOnly",
 }
 _DEFINITIONS = {"$defs", "definitions"}
-_BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const"}
-_LARGEST = {"number": 10**15, "integer": 10**18}
-_SCHEMAS_BY_NAME = {*_DEFINITIONS, "properties", "patternProperties"}
-_ANYTHING = "jinfercept-anything"
-_REFERENCE = {"$ref": f"#/$defs/{_ANYTHING}"}
-_ANY_VALUE = {"anyOf": [{"type": kind} for kind in ("string", "number", "boolean", "null", "array", "object")]}
 _COMBINING = {"$ref", "allOf", "anyOf", "else", "if", "oneOf", "then"}
 
 
@@ -54,37 +48,6 @@ def arguments_schema(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"properties": {}, **schema, "type": "object", "additionalProperties": False}
 
 
-def bounded(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A whole schema with bounds on its numbers: JSON readers take larger ones for infinite, or refuse them."""
-    whole = _bounded(schema)
-    return {**whole, "$defs": {**whole.get("$defs", {}), _ANYTHING: _bounded(_ANY_VALUE)}}
-
-
-def _bounded(schema: Any) -> Any:
-    if schema is True or (isinstance(schema, Mapping) and not constraints(schema)):
-        return {**(schema if isinstance(schema, Mapping) else {}), **_REFERENCE}
-    if not isinstance(schema, Mapping):
-        return schema
-    within = {key: _bounded_within(key, value) for key, value in schema.items()}
-    kinds = schema.get("type")
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    sizes = [_LARGEST[kind] for kind in kinds if kind in ("number", "integer")]
-    if sizes and not _BOUNDS & {*schema}:
-        within = {"minimum": -min(sizes), "maximum": min(sizes), **within}
-    if not {*_COMBINING, "enum", "const"} & {*schema}:
-        within = ({"items": _REFERENCE} if "array" in kinds else {}) | within
-        within = ({"additionalProperties": _REFERENCE} if "object" in kinds else {}) | within
-    return within
-
-
-def _bounded_within(key: str, value: Any) -> Any:
-    if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
-        return {name: _bounded(part) for name, part in value.items()}
-    if key in ("anyOf", "prefixItems") and isinstance(value, list):
-        return [_bounded(part) for part in value]
-    return _bounded(value) if key in ("items", "additionalProperties") else value
-
-
 @final
 class Rules:
     """The rules of one grammar."""
@@ -109,8 +72,8 @@ class Rules:
         return self.rule(pattern(f"(?s:.*){re.escape(text)}"), "[lazy]")
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """A JSON value that a schema allows; see `bounded`."""
-        guided = {**bounded(schema), "x-guidance": {"whitespace_pattern": JSON_SPACE, "coerce_one_of": True}}
+        """A JSON value that a schema allows."""
+        guided = {**schema, "x-guidance": {"whitespace_pattern": JSON_SPACE, "coerce_one_of": True}}
         return self.rule("%json " + json.dumps(guided, ensure_ascii=False))
 
     def text(self, start: str) -> str:

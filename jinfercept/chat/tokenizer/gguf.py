@@ -20,9 +20,7 @@ _BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _LOWER, _UPPER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
-_KANA_AND_HAN = r"\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff"
 _HAN_AND_HANGUL = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-_ASCII_SIGN_AND_WORD = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
 _CASED_LETTERS = (
     r"A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
     r"\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
@@ -38,10 +36,10 @@ _CASED_LETTERS = (
 )
 
 
-def _cased(number: str, contractions: str = "", none_of: str = "") -> str:
+def _cased(number: str, contractions: str = "") -> str:
     """Words that a capital begins: OpenAI's o200k and what was derived from it."""
-    lower, upper = f"[{_LOWER}{none_of}]", f"[{_UPPER}{none_of}]"
-    words = (rf"[^\r\n\p{{L}}\p{{N}}]?{body}{contractions}" for body in (f"{upper}*{lower}+", f"{upper}+{lower}*"))
+    bodies = (f"[{_UPPER}]*[{_LOWER}]+", f"[{_UPPER}]+[{_LOWER}]*")
+    words = (rf"[^\r\n\p{{L}}\p{{N}}]?{body}{contractions}" for body in bodies)
     return "|".join([*words, number])
 
 
@@ -50,9 +48,6 @@ _QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_SIGNS}|{_BLANKS}"
 _LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS}|{_BLANKS}"
 _GPT4O = rf"{_cased(r'\p{N}{1,3}', f'{_CONTRACTIONS}?')}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}"
 _BLOOM = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
-_DEEPSEEK3_WORDS = (
-    rf"{_ASCII_SIGN_AND_WORD}|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BLANKS}"
-)
 
 
 class WordCutter(NamedTuple):
@@ -63,26 +58,18 @@ class WordCutter(NamedTuple):
         normal_form: whether text becomes Unicode's normal form C first.
         whole_words: whether a word that is a token is that token, whatever the merges make of it.
         begins: whether texts begin with the BOS token unless the file says otherwise.
-        byte_level: whether tokens are written in GPT-2's stand-ins of bytes; otherwise as text, with `▁` for spaces.
     """
 
     cuts: tuple[str, ...]
     normal_form: bool = False
     whole_words: bool = False
     begins: bool = False
-    byte_level: bool = True
 
 
 _QWEN2_CUTTER = WordCutter((_QWEN2,), normal_form=True)
 _LLAMA3_CUTTER = WordCutter((_LLAMA3,), whole_words=True, begins=True)
 _DIGITS_CUTTER = WordCutter((r"\p{N}", _GPT2))
-_DEEPSEEK3_CUTTER = WordCutter((r"\p{N}{1,3}", f"[{_KANA_AND_HAN}]+", _DEEPSEEK3_WORDS))
-_BAILING = WordCutter(
-    (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)
-)
-_TEXT_CUTTER = WordCutter((), byte_level=False)
-GEMMA4 = _TEXT_CUTTER._replace(begins=True)
-FALCON = WordCutter(())  # cuts bytes too, see `pre_tokenizer`
+GEMMA4 = WordCutter((), begins=True)  # of text with `▁` for spaces, which nothing cuts
 CUTTERS: dict[str, WordCutter] = {
     **dict.fromkeys(
         ("gpt-2", "gpt2", "phi-2", "jais", "gigachat", "a.x-4.0", "mellum", "exaone4", "trillion", "granite-docling"),
@@ -102,23 +89,8 @@ CUTTERS: dict[str, WordCutter] = {
         )
     ),
     "ufakzeka": WordCutter((rf"{_WORDS}|\p{{N}}|{_SIGNS}|{_BLANKS}",)),
-    "laguna": WordCutter((r"[^\n]+|[\n]+", _QWEN2)),
     "seed-coder": WordCutter((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BLANKS}",)),
     "minicpm5": WordCutter((r"\p{N}{1,3}", rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}+|{_SIGNS}|{_BLANKS}"), whole_words=True),
-    "jais-2": WordCutter(
-        (
-            rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS}|\s*[\r\n]+"
-            + "".join(rf"|\s{{{size}}}(?!\S)" for size in (512, 256, 128, 64, 32, 16, 8, 4))
-            + r"|\s{1,2}(?!\S)|\s{1}",
-        )
-    ),
-    "exaone-moe": WordCutter(
-        (
-            rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
-            r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
-        )
-    ),
-    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"), _DIGITS_CUTTER),
     "command-r": _DIGITS_CUTTER._replace(normal_form=True),
     "deepseek-llm": WordCutter(
@@ -132,66 +104,19 @@ CUTTERS: dict[str, WordCutter] = {
         )
     ),
     "deepseek-coder": WordCutter((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_AND_HANGUL, r"\p{N}")),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "hy_v4", "joyai-llm"), _DEEPSEEK3_CUTTER),
-    "spark2_5": WordCutter(
-        (
-            r"\p{N}{1,3}",
-            f"[{_KANA_AND_HAN}]+",
-            rf"{_ASCII_SIGN_AND_WORD}|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+|[\r\n]|\s+(?!\S)|\s+",
-            r"\p{N}",
-        )
-    ),
-    "afmoe": WordCutter(
-        (
-            r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
-            r"[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
-            r"\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
-            _DEEPSEEK3_WORDS,
-        )
-    ),
-    "youtu": WordCutter(
-        (
-            r"[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f"
-            rf"\ufe30-\ufe4f]+|[\u3105-\u312f]+|[{_KANA_AND_HAN}]+",
-            rf"{_cased(r'\p{N}', f'{_CONTRACTIONS}?')}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}",
-        ),
-        whole_words=True,
-    ),
     "tekken": WordCutter(
         (rf"{_cased(r'\p{N}')}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}",), whole_words=True, begins=True
     ),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), WordCutter((_GPT4O,))),
-    **dict.fromkeys(("tiny_aya", "cohere2moe"), WordCutter((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O))),
-    "kimi-k2": WordCutter(
-        (r"\p{Han}+|" + _cased(r"\p{N}{1,3}", f"{_CONTRACTIONS}?", none_of=r"&&[^\p{Han}]") + rf"|{_SIGNS}|{_BLANKS}",)
-    ),
     "superbpe": WordCutter((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
-    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), WordCutter((_BLOOM,))),
     "viking": WordCutter((_BLOOM, r"\p{N}")),
-    "chameleon": WordCutter(
-        (
-            r"<sentinel:[0-9]+>",
-            r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
-            r"([\t\n]|    |  )",
-            r"\p{N}",
-            r"[\p{P}!-/:-@\[-`{-~]",
-            _GPT2,
-        ),
-        begins=True,
-    ),
-    "falcon": FALCON,
-    "gemma4": GEMMA4,
-    "sarvam-moe": _TEXT_CUTTER,
 }
-"""The names in `tokenizer.ggml.pre` of model `gpt2`. Missing: those of embedding models."""
+"""The names in `tokenizer.ggml.pre` of model `gpt2`. Missing: those of embedding models, and of architectures that are
+not served, unless they cut as another one does."""
 
 
 def pre_tokenizer(cutter: WordCutter) -> pre_tokenizers.PreTokenizer:
     """The pre-tokenizer of a byte-level vocabulary."""
-    if cutter is FALCON:  # it splits digits after byte encoding, in which six stand-ins of bytes look like numbers
-        words = [pre_tokenizers.Punctuation("contiguous"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        numbers = [pre_tokenizers.Digits(), pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated")]
-        return pre_tokenizers.Sequence([*words, *numbers])
     cuts = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in cutter.cuts]
     return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
@@ -315,8 +240,10 @@ def _build(path: Path, metadata: Mapping[str, Any], tokens: list[str], bos_token
     cutter = _cutter(path, metadata, tokens)
     if cutter is None:
         backend = sentencepiece(metadata, tokens)
+    elif cutter is GEMMA4:
+        backend = _of_text(metadata, tokens)
     else:
-        backend = _byte_level(metadata, tokens, cutter) if cutter.byte_level else _of_text(metadata, tokens)
+        backend = _byte_level(metadata, tokens, cutter)
     backend.add_tokens(_added_tokens(metadata, tokens))
     begins = cutter is GEMMA4 or metadata.get("tokenizer.ggml.add_bos_token", cutter is None or cutter.begins)
     if bos_token_id is not None and begins:

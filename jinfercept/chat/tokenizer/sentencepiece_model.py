@@ -1,23 +1,21 @@
 """Reads `tokenizer.model` of SentencePiece (Llama 2, Mistral, Vicuna) without that library, where there is no `tokenizer.json`.
 
-The file is a protocol buffer (`sentencepiece_model.proto`) of pieces and settings. It is described as GGUF describes the same
-vocabulary, so that both are built alike. Beside it, `tokenizer_config.json`, `added_tokens.json` and `chat_template.jinja` say
-what they say to transformers.
+The file is a protocol buffer of pieces and settings, of which transformers has the schema. It is described as GGUF describes
+the same vocabulary, so that both are built alike. Beside it, `tokenizer_config.json`, `added_tokens.json` and
+`chat_template.jinja` say what they say to transformers.
 """
 
 import json
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, pre_tokenizers, processors
 
-from jinfercept.chat.tokenizer.gguf import NORMAL, GGUFVocab, vocab_of
+from jinfercept.chat.tokenizer.gguf import GGUFVocab, vocab_of
 from jinfercept.errors import ModelError
 
 FILE = "tokenizer.model"
-_BPE = 2
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -43,71 +41,31 @@ def read_sentencepiece(directory: Path) -> GGUFVocab:
 
 
 def _described(data: bytes) -> dict[str, Any]:
-    """The vocabulary as GGUF's metadata."""
-    pieces, trainer, normalizer = [], dict[int, Any](), dict[int, Any]()
-    for number, value in _fields(data):
-        match number:
-            case 1:
-                pieces.append(dict(_fields(value)))
-            case 2:
-                trainer = dict(_fields(value))
-            case 3:
-                normalizer = dict(_fields(value))
+    """The model as the metadata of a GGUF file that has the same vocabulary."""
+    from transformers.convert_slow_tokenizer import import_protobuf
+
+    model: Any = import_protobuf().ModelProto()
+    model.ParseFromString(data)
+    pieces, trainer, normalizer = model.pieces, model.trainer_spec, model.normalizer_spec
     if not pieces:
         raise ValueError("it has no pieces")
     unsupported = {
-        "a model_type other than BPE": trainer.get(3, 1) != _BPE,
-        "treat_whitespace_as_suffix": trainer.get(24, 0),
-        "a normalisation of characters": normalizer.get(2),
-        "remove_extra_whitespaces": normalizer.get(4, 1),
-        "no escape_whitespaces": not normalizer.get(5, 1),
+        "a model_type other than BPE": trainer.model_type != trainer.BPE,
+        "treat_whitespace_as_suffix": trainer.treat_whitespace_as_suffix,
+        "a normalisation of characters": normalizer.precompiled_charsmap,
+        "remove_extra_whitespaces": normalizer.remove_extra_whitespaces,
+        "no escape_whitespaces": not normalizer.escape_whitespaces,
     }
     if wrong := [name for name, is_there in unsupported.items() if is_there]:
         raise ValueError(f"it has {', '.join(wrong)}")
-    numbers = {name: trainer.get(number, usual) for name, number, usual in _IDS}
-    ids = {name: number - (1 << 64) if number >> 63 else number for name, number in numbers.items()}  # signed
+    ids = {"unknown": trainer.unk_id, "bos": trainer.bos_id, "eos": trainer.eos_id, "padding": trainer.pad_id}
     return {
         "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": [piece[1].decode("utf-8") for piece in pieces],
-        "tokenizer.ggml.scores": [struct.unpack("<f", piece.get(2, bytes(4)))[0] for piece in pieces],
-        "tokenizer.ggml.token_type": [piece.get(3, NORMAL) for piece in pieces],
-        "tokenizer.ggml.add_space_prefix": bool(normalizer.get(3, 1)),
+        "tokenizer.ggml.tokens": [piece.piece for piece in pieces],
+        "tokenizer.ggml.scores": [piece.score for piece in pieces],
+        "tokenizer.ggml.token_type": [piece.type for piece in pieces],
+        "tokenizer.ggml.add_space_prefix": normalizer.add_dummy_prefix,
     } | {f"tokenizer.ggml.{name}_token_id": id_ for name, id_ in ids.items() if 0 <= id_ < len(pieces)}
-
-
-_IDS = (("unknown", 40, 0), ("bos", 41, 1), ("eos", 42, 2), ("padding", 43, -1))
-"""Fields of the trainer's settings and their defaults."""
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Numbers and values of a message's fields: integers, or bytes. Raises `ValueError` for a damaged one."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        match key & 7:
-            case 0:
-                value, at = _varint(data, at)
-            case 1 | 2 | 5 as wire:
-                size, at = _varint(data, at) if wire == 2 else (8 if wire == 1 else 4, at)
-                value, at = data[at : at + size], at + size
-            case wire:
-                raise ValueError(f"a field of type {wire}")
-        if at > len(data):
-            raise ValueError("it ends in the middle of a field")
-        yield key >> 3, value
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number in groups of 7 bits, the lowest first, and where it ends."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            raise ValueError("it ends in the middle of a number")
-        value |= (data[at] & 127) << shift
-        at += 1
-        if data[at - 1] < 128:
-            return value, at
-    raise ValueError("a number of more than 10 bytes")
 
 
 def _with_settings(vocab: GGUFVocab, directory: Path, settings: Mapping[str, Any]) -> GGUFVocab:

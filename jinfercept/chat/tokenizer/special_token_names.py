@@ -12,14 +12,11 @@ import json
 import re
 import secrets
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, final
 
 from jinfercept.errors import RequestError
-
-_FIELDS = ("role", "content", "tool_calls", "tool_call_id", "id", "type", "function", "name", "arguments")
-"""Fields of messages."""
 
 
 class Rendered(str):
@@ -81,7 +78,6 @@ class SpecialTokenNames:
         parts = {(name[:at], name[at:]) for name in self._names for at in range(1, len(name))}
         self._heads = frozenset(tail for _, tail in parts if re.search(r"\W", tail))
         self._tails = frozenset(head for head, _ in parts if re.search(r"\W", head))
-        self._harmless = frozenset(field for field in _FIELDS if self._marked(field) is field)
 
     def but(self, names: frozenset[str]) -> "SpecialTokenNames":
         """These names without `names`."""
@@ -92,7 +88,7 @@ class SpecialTokenNames:
         return self._fewer[names]
 
     def marked[T](self, value: T) -> T:
-        """A JSON value with marks in its texts and keys; the same object if it needs none.
+        """A copy of a JSON value, with marks in its texts and keys.
 
         Raises:
             RequestError: it is nested too deeply.
@@ -110,24 +106,8 @@ class SpecialTokenNames:
         if isinstance(value, str):
             return self._marked_text(value) if self._looked_at(value) else value
         if isinstance(value, dict) or isinstance(value, Mapping):  # noqa: SIM101 # the first is quick
-            keys = None if self._harmless.issuperset(value) else self._marked_all(value)
-            values = self._marked_all(value.values())
-            if keys is None and values is None:
-                return value
-            return dict(zip(keys or value, values or value.values(), strict=True))
-        if isinstance(value, list | tuple):
-            return self._marked_all(value) or value
-        return value
-
-    def _marked_all(self, items: Iterable[Any]) -> list[Any] | None:
-        """Values with marks in their texts; None if they need none."""
-        looked_at = self._looked_at
-        changed: dict[int, Any] = {}
-        for place, value in enumerate(items):
-            new = value if type(value) is str and not looked_at(value) else self._marked(value)
-            if new is not value:
-                changed[place] = new
-        return [changed.get(place, value) for place, value in enumerate(items)] if changed else None
+            return {self._marked(key): self._marked(item) for key, item in value.items()}
+        return [self._marked(item) for item in value] if isinstance(value, list | tuple) else value
 
     def _marked_text(self, text: str) -> str:
         mark = self._mark

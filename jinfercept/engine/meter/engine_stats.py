@@ -265,7 +265,8 @@ class EngineStats:
 
     def pages(self) -> Pages:
         """The pages of both pools by residency."""
-        free, used, paused, cached, _, clean, host, host_total = self.kv.occupancy()
+        free, used, paused, cached, _, host, host_total = self.kv.occupancy()
+        clean = self.kv.num_paused_clean
         return Pages(free, used, paused - clean, clean, cached, host, host_total - host)
 
     # -- the parts -------------------------------------------------------------------------------------------------

@@ -7,12 +7,13 @@ import shutil
 from pathlib import Path
 from typing import final
 
+import psutil
+
 from jinfercept.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 LOCK_NAME = "jinfercept-kv.lock"
-MOUNTS = Path("/proc/self/mountinfo")
 _NETWORK = {"9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs"}
 _MEMORY = {"ramfs", "tmpfs"}
 _OTHERS_ALLOWED = {"lost+found"}
@@ -113,17 +114,9 @@ class Folder:
             log.warning("kv_disk is in memory (%s): contexts do not survive a restart of the machine", kind)
 
 
-def file_system(path: Path, mounts: Path = MOUNTS) -> str:
+def file_system(path: Path) -> str:
     """The kind of the file system that a path is on, as Linux names it; "" if that is unknown."""
-    try:
-        lines = mounts.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    kinds: dict[str, str] = {}
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        point = before.split()[4].encode().decode("unicode_escape", errors="replace")
-        kinds[point] = after.split()[0]
+    kinds = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
     resolved = path.resolve()
     return next((kinds[str(parent)] for parent in (resolved, *resolved.parents) if str(parent) in kinds), "")
 

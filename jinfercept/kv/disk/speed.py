@@ -34,8 +34,7 @@ class DiskSpeed(NamedTuple):
 
 def measure_speed(
     folder: Path,
-    readers: Executor,
-    writers: Executor,
+    threads: Executor,
     num_bytes: int = MEASURED_BYTES,
     clock: Callable[[], float] = time.perf_counter,
 ) -> DiskSpeed:
@@ -45,7 +44,7 @@ def measure_speed(
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         descriptor = file.fileno()
         started_s = clock()
-        list(writers.map(lambda offset: os.pwrite(descriptor, piece, offset), offsets))
+        list(threads.map(lambda offset: os.pwrite(descriptor, piece, offset), offsets))
         os.fsync(descriptor)
         written_s = clock() - started_s
 
@@ -58,7 +57,7 @@ def measure_speed(
 
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         started_s = clock()
-        list(readers.map(lambda offset: os.preadv(descriptor, [bytearray(_PIECE_BYTES)], offset), offsets))
+        list(threads.map(lambda offset: os.preadv(descriptor, [bytearray(_PIECE_BYTES)], offset), offsets))
         read_s = clock() - started_s
     size = len(offsets) * _PIECE_BYTES
     return DiskSpeed(size / max(read_s, 1e-9), size / max(written_s, 1e-9), sorted(waits_s)[len(waits_s) // 2])

@@ -1,34 +1,67 @@
-"""The store: pages of KV on disk, written once, found by their tokens, and checked as they are read.
+"""The store: pages of KV on disk, a file each, written once, found by their tokens, and checked as they are read.
 
-A page that is damaged, or of which the power took a part, is missing: every page has a checksum. A process that is killed loses
-what it was writing. What fails is logged; a caller sees fewer pages.
+A page's name is a digest of its tokens and of all before them, so that the pages of a context are found one after the other,
+and contexts with a common beginning share the files of that. A page that is damaged, or of which the power took a part, is
+missing: every file ends with a checksum. A file gets its name when it is whole, so that a process that is killed loses the page
+that it was writing. What fails is logged; a caller sees fewer pages.
 """
 
+import errno
 import json
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
 from jinfercept.errors import ConfigError
-from jinfercept.kv.disk.files import Buffers, RecordFiles, new_data
 from jinfercept.kv.disk.folder import Folder
-from jinfercept.kv.disk.record import Match, Record, Root, Tree
 from jinfercept.kv.disk.speed import DRIVE_WRITES_PER_DAY, MEASURED_BYTES, DiskSpeed, WriteBudget, measure_speed
 
 log = logging.getLogger(__name__)
 
-RECORD_BYTES = 256 << 20
-"""Most bytes of a record: a kill loses at most the record being written, and an eviction frees whole records."""
-_SHARE = 32
-"""A record takes at most this part of the space."""
+FORMAT = 3
+"""Of the files. Pages of another one are missing."""
+_NUM_READERS = 8
 _LEAST_BYTES = 4096
+_CHECKSUM_BYTES = 4
+_DIGEST_BYTES = 32
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NEW_NAME = "data-new"
+"""File of the page that is being written."""
 _MEMORY_NAME = "memory.json"
 """File of what is remembered between starts: the disk's speed, and what may be written."""
+
+Buffers = Sequence[memoryview]
+"""The bytes of one page, in pieces."""
+
+
+class Root(NamedTuple):
+    """What contexts have in common that may share pages.
+
+    Attributes:
+        digest: of the model, its weights, the dtype and layout of KV, and the isolation salt.
+        token_bytes: bytes of a page's tokens.
+    """
+
+    digest: bytes
+    token_bytes: int
+
+    def names(self, tokens: bytes) -> Iterator[bytes]:
+        """The names of the full pages of these tokens, in order."""
+        name, size = sha256(FORMAT.to_bytes() + self.digest).digest(), self.token_bytes
+        for end in range(size, len(tokens) + 1, size):
+            name = sha256(name + tokens[end - size : end]).digest()
+            yield name
 
 
 @dataclass(slots=True)
@@ -38,7 +71,7 @@ class DiskCounters:
     Attributes:
         read_bytes, written_bytes: of pages.
         refused_bytes: that the write budget did not allow.
-        evicted_pages: for whose blocks others were written.
+        evicted_pages: whose space others have.
         damaged_pages: that did not have their checksum, or could not be read.
         failures: of writes.
     """
@@ -52,11 +85,11 @@ class DiskCounters:
 
 
 class DiskOccupancy(NamedTuple):
-    """Space in bytes, and records."""
+    """Space in bytes, and pages."""
 
     used_bytes: int
     total_bytes: int
-    num_records: int
+    num_pages: int
 
 
 class DiskState(NamedTuple):
@@ -98,12 +131,13 @@ class DiskStore:
         self._clock = clock
         self._folder = Folder(path, space_bytes)
         self.counters, self.problem, self._failure = DiskCounters(), "", ""
-        self._lock = threading.Lock()  # of the tree, the bytes and the records that are gone
-        self._writing = threading.Lock()  # of the files and the budget
-        self._gone: list[Record] = []  # whose files are to be deleted
+        self._lock = threading.Lock()  # of the pages and their bytes
+        self._writing = threading.Lock()  # of new files and the budget
         self._is_full = False  # sooner than was said
-        self._files = RecordFiles(self._folder.path)
-        self._tree, self._used_bytes, self._space_bytes = Tree(), 0, space_bytes
+        self._readers = ThreadPoolExecutor(_NUM_READERS, "kv-disk-read")
+        # Bytes by name, in the order of the last use; of one use the last page of a context first, which is of use to no other.
+        self._pages: OrderedDict[bytes, int] = OrderedDict()
+        self._used_bytes, self._space_bytes = 0, space_bytes
         try:
             self._open(self._folder.drive_bytes * DRIVE_WRITES_PER_DAY if daily_bytes is None else daily_bytes)
         except BaseException:
@@ -113,7 +147,7 @@ class DiskStore:
     def occupancy(self) -> DiskOccupancy:
         """How full it is."""
         with self._lock:
-            return DiskOccupancy(self._used_bytes, self._space_bytes, len(self._tree.records))
+            return DiskOccupancy(self._used_bytes, self._space_bytes, len(self._pages))
 
     def speed(self) -> DiskSpeed:
         """Of the disk: as it was measured when the folder was first used. Raises `OSError`."""
@@ -121,8 +155,7 @@ class DiskStore:
             try:
                 return DiskSpeed(*map(float, self._memory["speed"]))
             except (KeyError, TypeError, ValueError):
-                num_bytes, files = min(MEASURED_BYTES, self._space_bytes), self._files
-                speed = measure_speed(self._folder.path, files.readers, files.writers, num_bytes)
+                speed = measure_speed(self._folder.path, self._readers, min(MEASURED_BYTES, self._space_bytes))
                 self._remember("speed", speed)
                 return speed
 
@@ -131,46 +164,35 @@ class DiskStore:
         self.budget.advance(self._clock())
         return DiskState(replace(self.counters), self.occupancy(), self.budget.left, not self.problem)
 
-    # -- reading ---------------------------------------------------------------------------------------------------
+    def find(self, root: Root, tokens: bytes) -> list[bytes]:
+        """The names of the leading pages of these tokens that are stored."""
+        return list(takewhile(self._pages.__contains__, root.names(tokens)))
 
-    def num_stored(self, root: Root, tokens: bytes) -> int:
-        """Leading pages of these tokens that are stored."""
-        with self._lock:
-            return self._tree.match(root, tokens).num_pages
-
-    def find(self, root: Root, tokens: bytes) -> Match:
-        """The longest stored prefix of these tokens, to be read and then released."""
-        with self._lock:
-            match = self._tree.match(root, tokens)
-            self._tree.use(match)
-            match.pin(1)
-        for record, _ in match.parts:
-            self._files.touch(record.data.file)
-        return match
-
-    def read(self, prefix: Match, first: int, into: Sequence[Buffers]) -> int:
-        """Fill buffers with the pages of a prefix, in several threads; waits for them.
+    def read(self, names: Sequence[bytes], into: Sequence[Buffers]) -> int:
+        """Fill buffers with pages, in several threads; waits for them.
 
         Args:
-            prefix: not yet released.
-            first: number of the first page.
+            names: of the pages, consecutive ones of a context.
 
         Returns:
             How many of them are right, up to the first that is not, which is missing from now on.
         """
-        wrong = self._files.read(prefix.spans(first, len(into)), into)
-        num_right = min([number for number, _ in wrong], default=min(len(into), max(0, prefix.num_pages - first)))
+        are_right = [*self._readers.map(self._read, names, into), False]
+        num_right = are_right.index(False)
         self.counters.read_bytes += sum(len(piece) for page in into[:num_right] for piece in page)
-        if wrong:
-            self._discard([record for _, record in wrong])
+        self._use(names[:num_right])
         return num_right
 
-    def release(self, prefix: Match) -> None:
-        """The pages of a prefix are no longer read."""
-        with self._lock:
-            prefix.pin(-1)
-
-    # -- writing ---------------------------------------------------------------------------------------------------
+    def _read(self, name: bytes, page: Buffers) -> bool:
+        checksum, num_bytes = bytearray(_CHECKSUM_BYTES), sum(map(len, page))
+        with suppress(OSError), open(self._path(name), "rb", buffering=0) as file:
+            num_read = os.preadv(file.fileno(), [*page, checksum], 0)
+            if num_read == num_bytes + _CHECKSUM_BYTES and checksum == _checksum(page):
+                return True
+        if self._forget(name):
+            self.counters.damaged_pages += 1
+            log.warning("kv_disk: a page is damaged or cannot be read, and counts as missing")
+        return False
 
     def write(self, root: Root, tokens: bytes, first: int, pages: Sequence[Buffers]) -> int:
         """Store pages that continue a stored prefix. Waits for the disk.
@@ -185,131 +207,118 @@ class DiskStore:
         with self._writing:
             if not self.problem and not self._folder.is_there:
                 self._stop(f"the folder {self._folder.path} was moved or removed")
-            if self.problem:
+            stored, names = self.find(root, tokens), [*root.names(tokens)]
+            if self.problem or len(stored) < first:
                 return 0
+            self._use(stored, lasts=False)
+            own, num_written = set(names), 0
             try:
-                return self._write(root, tokens, first, pages)
+                for name, page in zip(names[first:], pages, strict=True):
+                    if not self._write(name, page, own):
+                        break
+                    num_written += 1
+                self._remember("writes", (self.budget.left, self.budget.updated_s))
             except OSError as error:
                 self.counters.failures += 1
                 if str(error) != self._failure:
                     self._failure = str(error)
                     log.error("writing to kv_disk %s failed: %s", self._folder.path, error)
-                return 0
+            self._use(names[: first + num_written])
+            return num_written
 
     def close(self) -> None:
         """End reading and writing. What is stored stays."""
         with self._writing:
             if not self.problem:
                 with suppress(OSError):
-                    self._delete_gone()
                     self._remember("writes", (self.budget.left, self.budget.updated_s))
             self._end()
 
-    def _write(self, root: Root, tokens: bytes, first: int, pages: Sequence[Buffers]) -> int:
-        stored = self.num_stored(root, tokens)
-        if stored < first:
-            return 0
-        num_written = min(stored - first, len(pages))
-        most_pages = max(1, min(RECORD_BYTES, self._space_bytes // _SHARE) // root.kv_bytes)
-        while num_written < len(pages):
-            end = min(num_written + most_pages, len(pages))
-            if not self._add(root, tokens[: (first + end) * root.token_bytes], pages[num_written:end]):
-                break
-            num_written = end
-        return num_written
-
-    def _add(self, root: Root, tokens: bytes, pages: Sequence[Buffers]) -> bool:
-        """Store a record that continues what is stored; False if there is no room or no budget."""
-        num_bytes = len(pages) * root.kv_bytes
+    def _write(self, name: bytes, page: Buffers, own: set[bytes]) -> bool:
+        """Store a page; False if there is no room beside the pages of its own context, or no budget."""
+        if name in self._pages:
+            return True
+        num_bytes, path = sum(map(len, page)), self._folder.path / _NEW_NAME
         if not self.budget.grant(num_bytes, self._clock()):
             self.counters.refused_bytes += num_bytes
             return False
-        self._remember("writes", (self.budget.left, self.budget.updated_s))
-        with self._lock:
-            match = self._tree.match(root, tokens)
-            match.pin(1)
-        try:
-            while self._make_room(num_bytes):
-                record = match.continued(tokens, new_data(len(pages)))
-                if self._files.write(record, pages):
-                    self.counters.written_bytes += num_bytes
-                    return self._enter(record, match)
+        while self._make_room(num_bytes, own):
+            try:
+                with open(path, "wb", buffering=0, opener=_private) as file:
+                    if os.pwritev(file.fileno(), [*page, _checksum(page)], 0) < num_bytes + _CHECKSUM_BYTES:
+                        raise OSError(errno.ENOSPC, "a page was written in part")
+                path.rename(self._path(name))
+            except OSError as error:
+                path.unlink(missing_ok=True)
+                if error.errno not in _FULL:
+                    raise
                 with self._lock:
                     self._space_bytes = self._used_bytes
                 if not self._is_full:
                     self._is_full, space_gib = True, self._space_bytes / 2**30
                     text = "the disk of kv_disk is full: %s has %.2f GiB, and will not take more before the next start"
                     log.error(text, self._folder.path, space_gib)
-            return False
-        finally:
+                continue
             with self._lock:
-                match.pin(-1)
+                self._pages[name] = num_bytes
+                self._used_bytes += num_bytes
+            self.counters.written_bytes += num_bytes
+            return True
+        return False
 
-    def _make_room(self, num_bytes: int) -> bool:
-        """Make sure that so many bytes are free, if need be those of the least used records; False if there are not as many."""
-        with self._lock:
-            lacking = self._used_bytes + num_bytes - self._space_bytes
-            while lacking > 0 and (record := self._tree.least_used()) is not None:
-                lacking -= record.num_bytes
-                self.counters.evicted_pages += record.num_pages
-                self._gone += self._tree.remove(record)
-        if lacking > 0:
-            return False
-        self._delete_gone()
-        return self._used_bytes + num_bytes <= self._space_bytes
+    def _make_room(self, num_bytes: int, own: set[bytes]) -> bool:
+        """Make sure that so many bytes are free, if need be those of the least used pages; False if there are not as many."""
+        while self._used_bytes + num_bytes > self._space_bytes:
+            least_used = next(iter(self._pages), None)
+            if least_used is None or least_used in own:
+                return False
+            self.counters.evicted_pages += self._forget(least_used)
+        return True
 
-    def _enter(self, record: Record, match: Match) -> bool:
-        """Enter a record that is written; False if what it continues is gone."""
-        with self._lock:
-            self._used_bytes += record.num_bytes
-            record.is_gone = any(ancestor.is_gone for ancestor, _ in match.parts)
-            if record.is_gone:
-                self._gone.append(record)
-            else:
-                self._tree.insert(record, match)
-            return not record.is_gone
+    def _use(self, names: Sequence[bytes], *, lasts: bool = True) -> None:
+        """Note a use of the leading pages of a context; if it `lasts`, for later starts too."""
+        now_ns = time.time_ns()
+        for index in range(len(names) - 1, -1, -1):
+            with suppress(KeyError), self._lock:
+                self._pages.move_to_end(names[index])
+            if lasts:
+                with suppress(OSError):
+                    os.utime(self._path(names[index]), ns=(now_ns - index, now_ns - index))
 
-    def _delete_gone(self) -> None:
-        """Delete the files of records that are gone and not read."""
+    def _forget(self, name: bytes) -> bool:
+        """Delete a page; False if it was."""
         with self._lock:
-            unread = [record for record in self._gone if not record.pins]
-            self._gone = [record for record in self._gone if record.pins]
-            self._used_bytes -= sum([record.num_bytes for record in unread])
-        for record in unread:
-            self._files.delete(record.data.file)
+            num_bytes = self._pages.pop(name, None)
+            self._used_bytes -= num_bytes or 0
+        if num_bytes is not None:
+            self._path(name).unlink(missing_ok=True)
+        return num_bytes is not None
 
-    def _discard(self, records: Sequence[Record]) -> None:
-        """Take damaged records and what continues them out of the tree; their files are deleted by the next write."""
-        with self._lock:
-            removed = [gone for record in records for gone in self._tree.remove(record)]
-            self._gone += removed
-        pages = sum(record.num_pages for record in removed)
-        self.counters.damaged_pages += pages
-        if removed:
-            log.warning("kv_disk: %d pages are damaged or cannot be read, and count as missing", pages)
+    def _path(self, name: bytes) -> Path:
+        return self._folder.path / f"data-{name.hex()}"
 
     def check(self) -> None:
-        """Assert that every file is of one record, which is in the tree, or gone and still read."""
+        """Assert that every page has a file, and every file a page."""
         with self._lock:
-            self._tree.check()
-            records = [*self._tree.records, *self._gone]
-            assert len({record.data.file for record in records}) == len(records), "a file of two records"
-            assert sum([record.num_bytes for record in records]) == self._used_bytes <= self._space_bytes
+            assert sum(self._pages.values()) == self._used_bytes <= self._space_bytes
+            assert {self._path(name) for name in self._pages} == {*self._folder.path.glob("data-*")}
 
     # -- beginning and end -----------------------------------------------------------------------------------------
 
     def _open(self, daily_bytes: float) -> None:
         try:
-            stored = [*self._files.records()]
-            self._tree.load(stored)
-            kept = {record.data.file for record in self._tree.records}
-            for record in stored:
-                if record.data.file not in kept:
-                    self._files.delete(record.data.file)
-            self._used_bytes = sum([record.num_bytes for record in self._tree.records])
-            self._make_room(0)
+            used = list[tuple[int, bytes, int]]()
+            for path in self._folder.path.glob("data-*"):
+                if len(text := path.name.removeprefix("data-")) == 2 * _DIGEST_BYTES:
+                    status = path.stat()
+                    used.append((status.st_mtime_ns, bytes.fromhex(text), max(0, status.st_size - _CHECKSUM_BYTES)))
+                else:
+                    path.unlink()  # not whole, or of another format
+            self._pages.update((name, num_bytes) for _, name, num_bytes in sorted(used))
+            self._used_bytes = sum(self._pages.values())
+            self._make_room(0, set())
             self._memory = self._remembered()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             got, fix = f"{self._folder.path}: {error}", "give a folder on a disk that works and has room"
             raise ConfigError("kv_disk cannot be opened", got=got, fix=fix) from None
         try:
@@ -338,5 +347,16 @@ class DiskStore:
         log.error("kv_disk stores no more contexts before the next start: %s", problem)
 
     def _end(self) -> None:
-        self._files.close()
+        self._readers.shutdown()
         self._folder.close()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _checksum(page: Buffers) -> bytes:
+    crc = 0
+    for piece in page:
+        crc = zlib.crc32(piece, crc)
+    return crc.to_bytes(_CHECKSUM_BYTES)

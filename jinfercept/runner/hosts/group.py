@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 _ANSWER_S = 10.0
 """Seconds for host 0's answer, beyond those for which it waits for others."""
-_WAIT_S = 0.1
 
 
 def meet(
@@ -39,12 +38,13 @@ def meet(
         facts: what has to be the same on every host, by name.
         token: the secret; empty: none.
     """
-    if placement.host_id:
-        return _join(placement, facts, token, timeout_s), {0: b""}
-    link = HostLink(placement, token)
-    came: list[bytes] = []
+    facts = {"--num-hosts": str(placement.num_hosts), **facts}
+    link, came = HostLink(placement, token), list[bytes]()
     try:
-        return link, _gather(link, came, placement, facts, timeout_s)
+        if placement.host_id:
+            _join(link, placement, facts, timeout_s)
+            return link, {0: b""}
+        return link, _gather(link, came, placement.num_hosts, facts, timeout_s)
     except ConfigError as error:
         for peer in came:
             refuse(link, peer, error)
@@ -59,17 +59,16 @@ def refuse(link: HostLink, peer: bytes, error: ConfigError) -> None:
 
 
 def _gather(
-    link: HostLink, came: list[bytes], placement: Placement, facts: Mapping[str, str], timeout_s: float
+    link: HostLink, came: list[bytes], num_hosts: int, facts: Mapping[str, str], timeout_s: float
 ) -> dict[int, bytes]:
     """The connections of all other hosts; `came` gets those of all that ask. Raises `ConfigError`."""
-    deadline = time.monotonic() + timeout_s
-    hosts: dict[int, bytes] = {}
-    while missing := sorted({*range(1, placement.num_hosts)} - {*hosts}):
-        if time.monotonic() > deadline:
+    deadline_s, hosts = time.monotonic() + timeout_s, dict[int, bytes]()
+    while missing := sorted({*range(1, num_hosts)} - {*hosts}):
+        if time.monotonic() > deadline_s:
             name = "host" if len(missing) == 1 else "hosts"
             raise ConfigError(
-                f"{name} {', '.join(map(str, missing))} of {placement.num_hosts} did not come within {timeout_s:g} s",
-                got=f"{placement.num_hosts - len(missing)} hosts",
+                f"{name} {', '.join(map(str, missing))} of {num_hosts} did not come within {timeout_s:g} s",
+                got=f"{num_hosts - len(missing)} hosts",
                 fix="start all, with this --coordinator and --num-hosts; --host-timeout waits longer",
             )
         link.wait()
@@ -78,99 +77,53 @@ def _gather(
         for _, body, peer in hellos:
             try:
                 values = decode_values(body)
-                hello = int(values["host_id"]), int(values["num_hosts"]), dict[str, str](values["facts"])
+                host_id, others = int(values["host_id"]), dict[str, str](values["facts"])
             except (ValueError, TypeError, KeyError):
                 continue  # it is no host
             came.append(peer)
-            hosts[_checked(*hello, placement, facts, hosts)] = peer
-            log.info("host %d of %d has come", len(hosts), placement.num_hosts - 1)
-    for host_id, peer in hosts.items():
-        try:
+            if host_id in hosts:
+                fix = "give each a --host-id of its own"
+                raise ConfigError("two hosts have the same number", got=f"host {host_id} twice", fix=fix)
+            if others != facts:
+                differing = sorted(name for name in {**facts, **others} if facts.get(name) != others.get(name))
+                got = "; ".join(
+                    f"{name} {str(facts.get(name))[:80]} on host 0, {str(others.get(name))[:80]} on host {host_id}"
+                    for name in differing
+                )
+                fix = "start all with the same versions, options and model"
+                raise ConfigError("the hosts do not run the same", got=got, fix=fix)
+            hosts[host_id] = peer
+            log.info("host %d of %d has come", len(hosts), num_hosts - 1)
+    for peer in hosts.values():
+        with suppress(ConnectionError):  # a host that was lost meanwhile ends all
             link.send(Kind.WELCOME, peer=peer)
-        except ConnectionError as error:
-            what = f"host {host_id} was lost while the others came"
-            raise ConfigError(what, got=error, fix="start all again") from error
     return hosts
 
 
-def _checked(
-    host_id: int,
-    stated_hosts: int,
-    stated: Mapping[str, str],
-    placement: Placement,
-    facts: Mapping[str, str],
-    hosts: Mapping[int, bytes],
-) -> int:
-    """The number of a host that may come. Raises `ConfigError`."""
-    num_hosts = placement.num_hosts
-    if stated_hosts != num_hosts:
-        raise ConfigError(
-            "the hosts do not agree on their number",
-            got=f"{num_hosts} on host 0, {stated_hosts} on host {host_id}",
-            fix="start all with the same --num-hosts",
-        )
-    if host_id in hosts:
-        raise ConfigError(
-            "two hosts have the same number", got=f"host {host_id} twice", fix="give each a --host-id of its own"
-        )
-    if stated != facts:
-        got = "; ".join(
-            f"{name} {str(facts.get(name))[:80]} on host 0, {str(stated.get(name))[:80]} on host {host_id}"
-            for name in sorted(facts.keys() | stated.keys())
-            if facts.get(name) != stated.get(name)
-        )
-        fix = "start all with the same versions, options and model"
-        raise ConfigError("the hosts do not run the same", got=got, fix=fix)
-    return host_id
-
-
-def _join(placement: Placement, facts: Mapping[str, str], token: str, timeout_s: float) -> HostLink:
-    """The link of another host to host 0, which may start later. Raises `ConfigError` if there is none, or it refuses."""
-    address = placement.plans_address
-    late = ConfigError(
-        f"host 0 does not answer within {timeout_s:g} s",
-        got=address,
-        fix="start it, and check --coordinator; --host-timeout waits longer",
-    )
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            link = HostLink(placement, token)
-            break
-        except OSError:  # the name of host 0 is not known yet
-            if time.monotonic() > deadline:
-                raise late from None
-            time.sleep(_WAIT_S)
-    values = {"host_id": placement.host_id, "num_hosts": placement.num_hosts, "facts": dict(facts)}
-    link.send(Kind.HELLO, encode_values(values))
-    is_open = False
+def _join(link: HostLink, placement: Placement, facts: Mapping[str, str], timeout_s: float) -> None:
+    """Come to host 0, which may start later. Raises `ConfigError` if there is none, or it refuses."""
+    address, deadline_s = placement.plans_address, time.monotonic() + timeout_s
+    link.send(Kind.HELLO, encode_values({"host_id": placement.host_id, "facts": dict(facts)}))
+    was_open = False
     while not (frames := link.receive()):
-        problem = None
         if link.is_refused:
-            problem = ConfigError(
+            raise ConfigError(
                 "this host has another token than host 0, or what listens there is no host",
                 got=address,
                 fix=f"set ${TOKEN_VARIABLE} alike on all, and see --coordinator",
             )
-        elif is_open and link.is_lost(b""):
-            problem = ConfigError("host 0 ended the start", got=address, fix="see what host 0 says")
-        elif time.monotonic() > deadline + _ANSWER_S * is_open:
-            problem = late
-        if problem is not None:
-            link.close()
-            raise problem
         is_open = not link.is_lost(b"")
+        if was_open and not is_open:
+            raise ConfigError("host 0 ended the start", got=address, fix="see what host 0 says")
+        if time.monotonic() > deadline_s + _ANSWER_S * is_open:
+            fix = "start it, and check --coordinator; --host-timeout waits longer"
+            raise ConfigError(f"host 0 does not answer within {timeout_s:g} s", got=address, fix=fix)
+        was_open = is_open
         link.wait()
-    kind, body, _ = frames[0]
-    if kind == Kind.WELCOME:
-        return link
-    link.close()
-    # without what a terminal would obey
-    refusal = {name: "".join(c if c.isprintable() else "?" for c in text) for name, text in decode_values(body).items()}
-    raise ConfigError(f"host 0 refuses: {refusal['what']}", got=refusal["got"], fix=refusal["fix"])
+    if frames[0].kind != Kind.WELCOME:
+        refusal = decode_values(frames[0].body)
+        raise ConfigError(f"host 0 refuses: {refusal['what']}", got=refusal["got"], fix=refusal["fix"])
 
-
-log = logging.getLogger(__name__)
 
 REASON_S: Final = 1.0
 """Seconds that a failed host waits for the news that another was lost, which its collective may have failed of; and that

@@ -70,7 +70,6 @@ class HostLink:
 
     Raises:
         ConfigError: host 0 cannot listen at its address.
-        OSError: the name of host 0 is not known.
     """
 
     def __init__(self, placement: Placement, token: str) -> None:
@@ -98,8 +97,6 @@ class HostLink:
             self._open(placement, options)
         except (OSError, zmq.ZMQError) as error:
             self.close()
-            if placement.host_id:
-                raise
             raise ConfigError(
                 "host 0 cannot listen for the others",
                 got=f"{placement.plans_address}: {error}",
@@ -107,16 +104,17 @@ class HostLink:
             ) from error
 
     def _open(self, placement: Placement, options: dict[int, Any]) -> None:
-        family, *_, address = socket.getaddrinfo(
-            placement.address, placement.port + PLANS_PORT, type=socket.SOCK_STREAM
-        )[0]
-        options[zmq.IPV6] = family == socket.AF_INET6
+        options[zmq.IPV6] = 1
         for option, value in options.items():
             self._socket.setsockopt(option, value)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._fds = [self._socket.fileno(), self._monitor.fileno()]
-        host = f"[{address[0]}]" if family == socket.AF_INET6 else address[0]
-        (self._socket.connect if placement.host_id else self._socket.bind)(f"tcp://{host}:{address[1]}")
+        if placement.host_id:
+            self._socket.connect(f"tcp://{placement.plans_address}")  # ZeroMQ looks the name up until it is known
+            return
+        port = placement.port + PLANS_PORT
+        address = socket.getaddrinfo(placement.address, port, type=socket.SOCK_STREAM)[0][4][0]
+        self._socket.bind(f"tcp://{f'[{address}]' if ':' in str(address) else address}:{port}")
 
     @property
     def is_refused(self) -> bool:

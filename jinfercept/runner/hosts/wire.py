@@ -29,7 +29,7 @@ from jinfercept.sched.plan import (
     WindowEntries,
 )
 
-VERSION = 9
+VERSION = 10
 """Changes with the form; processes of different versions refuse each other at the start."""
 
 _REPORTS = ("return_processed_logprobs", "return_kept_tokens")
@@ -97,7 +97,7 @@ def _entering(chunk: Chunk, sample: Sample) -> tuple[object, ...]:
     assert sample.options is not None
     params = sample.options.params
     slot = (params.logit_bias, params.allowed_token_ids, params.bad_words_token_ids, sample.options.end_token_ids)
-    return (*chunk[:4], (*sample[:5], (sample.history, slot), sample.forced), *_numbers(chunk)[5:])
+    return (*chunk[:4], (*sample[:4], (sample.history, slot), sample.forced), *_numbers(chunk)[5:])
 
 
 def _numbers(chunk: Chunk) -> tuple[object, ...]:
@@ -128,7 +128,6 @@ def _chunk(fields: tuple[Any, ...]) -> Chunk:
 def _sample(
     temperature: float,
     random_key: int,
-    position: int,
     numbers: Any,
     forbids_end: bool,
     entering: Any,
@@ -136,11 +135,11 @@ def _sample(
 ) -> Sample:
     if entering is None:
         options = None if numbers is None else _known_options(numbers)
-        return Sample(temperature, random_key, position, options, forbids_end, None, forced)
+        return Sample(temperature, random_key, options, forbids_end, None, forced)
     history, (biases, allowed, bad, end_token_ids) = entering
     slot = {"logit_bias": biases, "allowed_token_ids": allowed, "bad_words_token_ids": bad}
     options = _options(numbers, slot, end_token_ids)
-    return Sample(temperature, random_key, position, options, forbids_end, TokenHistory(*history), forced)
+    return Sample(temperature, random_key, options, forbids_end, TokenHistory(*history), forced)
 
 
 def _options(numbers: tuple[Any, ...], slot: Mapping[str, Any], end_token_ids: tuple[int, ...]) -> DrawOptions:

@@ -19,8 +19,10 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from jinfercept.chat.function_tools import ChatTool
 from jinfercept.engine.current_call import CURRENT_CALL, around
@@ -39,6 +41,22 @@ MOST_CHARS = 16384
 _MOST_INT = 2**63 - 1
 """Largest integer that OTLP can carry; the SDK logs a traceback for each larger one."""
 _PROPAGATOR = TraceContextTextMapPropagator()
+_COUNTS = {
+    "recomputed_tokens": "recomputed_tokens",
+    "offloaded_tokens": "copied_out_tokens",
+    "fetched_tokens": "copied_in_tokens",
+    "preemptions": "preemptions",
+}
+"""Attributes by the counts of an output's metrics."""
+_DETAILS = {
+    "gen_ai.response.id": "id",
+    "gen_ai.usage.input_tokens": "prompt_tokens",
+    "gen_ai.usage.output_tokens": "completion_tokens",
+    "gen_ai.usage.cache_read.input_tokens": "cached_tokens",
+    "jinfercept.request_id": "request_id",
+    "jinfercept.key": "key",
+}
+"""Attributes by the fields of the request's log line."""
 _PARAMS = ("temperature", "top_p", "top_k", "max_tokens", "seed", "frequency_penalty", "presence_penalty")
 
 
@@ -100,23 +118,21 @@ class RequestTrace:
         streams: of its submitted requests, which have their outputs at the end.
     """
 
-    def __init__(
-        self, tracing: Tracing, operation: str, route: str, scope: Mapping[str, Any], details: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, tracing: Tracing, operation: str, route: str, scope: Scope, details: Mapping[str, Any]) -> None:
         self._tracing, self._operation, self._details = tracing, operation, details
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
-        carrier = dict[str, str]()
-        for name, value in scope["headers"]:
-            key, text = name.decode("latin-1"), value.decode("latin-1")
-            carrier[key] = f"{carrier[key]},{text}" if key in carrier else text
+        headers = Headers(scope=scope)
+        carrier = {name: ",".join(headers.getlist(name)) for name in headers}
         attributes = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "jinfercept",
             "http.request.method": "POST",
             "http.route": route,
         }
-        parent = _PROPAGATOR.extract(carrier, Context())
-        self._root = tracing.tracer.start_span(operation, parent, SpanKind.SERVER, attributes)
+        self._root = tracing.tracer.start_span(
+            operation, _PROPAGATOR.extract(carrier, Context()), SpanKind.SERVER, attributes
+        )
+        self._below = set_span_in_context(self._root, Context())
         self._status, self._holders = 0, 1
         self._requests: list[Request] = []
         self.streams: list[AsyncStream] = []
@@ -131,7 +147,7 @@ class RequestTrace:
         """Note engine requests that are submitted next."""
         self._requests += requests
         headers = dict[str, str]()
-        _PROPAGATOR.inject(headers, set_span_in_context(self._root, Context()))
+        _PROPAGATOR.inject(headers, self._below)
         self._tracing.headers.update(dict.fromkeys([request.id for request in requests], headers))
 
     def hold(self) -> None:
@@ -150,45 +166,45 @@ class RequestTrace:
             return
         for request in self._requests:
             self._tracing.headers.pop(request.id, None)
-        try:
-            self._end()
-        except Exception:  # a trace is no reason to fail a request
-            log.exception("the spans of a request are lost")
+        if self._root.is_recording():
+            try:
+                self._end()
+            except Exception:  # a trace is no reason to fail a request
+                log.exception("the spans of a request are lost")
 
     def _end(self) -> None:
-        if not self._root.is_recording():
-            return
         outputs = {name: output for stream in self.streams for name, output in stream.outputs.items()}
         for place, request in enumerate(self._requests):
-            if (output := outputs.get(request.id)) is not None:
-                for number, pause in enumerate(output.outputs[0].interceptions, 1):
-                    common = {"jinfercept.choice": place} if len(self._requests) > 1 else {}
-                    self._pause(pause, output, common | {"jinfercept.interception": number})
+            output = outputs.get(request.id)
+            for number, pause in enumerate(output.outputs[0].interceptions if output else (), 1):
+                common = {"jinfercept.choice": place} if len(self._requests) > 1 else {}
+                self._pause(pause, outputs[request.id], common | {"jinfercept.interception": number})
         self._describe_end(list(outputs.values()))
         self._root.end()
 
     def _pause(self, pause: Interception, output: RequestOutput, attributes: dict[str, Any]) -> None:
         names = ", ".join(dict.fromkeys(call.name for call in pause.calls))
+        statuses = [result.status for result in pause.results] or ["cancelled"]
         attributes |= {
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": names,
-            "jinfercept.call.status": [result.status for result in pause.results] or ["cancelled"],
+            "jinfercept.call.status": statuses,
         }
         if pause.context is not None:
             attributes |= {f"jinfercept.{name}_tokens": value for name, value in pause.context._asdict().items()}
         if self._tracing.texts:
             attributes["gen_ai.tool.call.arguments"] = "\n".join(call.arguments for call in pause.calls)[:MOST_CHARS]
             attributes["gen_ai.tool.call.result"] = "\n".join(result.text for result in pause.results)[:MOST_CHARS]
+        failed = next((status for status in statuses if status not in ("ok", "empty", "started")), None)
+        if failed:
+            attributes["error.type"] = failed
         end_s = pause.began_s + pause.duration_s if pause.results else output.metrics.finished_s
         start_ns, end_ns = (round(at_s * 1e9) + self._epoch_ns for at_s in (pause.began_s, end_s))
-        below = set_span_in_context(self._root, Context())
         span = self._tracing.tracer.start_span(
-            f"execute_tool {names}", below, attributes=attributes, start_time=start_ns
+            f"execute_tool {names}", self._below, attributes=attributes, start_time=start_ns
         )
-        failed = [status for status in attributes["jinfercept.call.status"] if status not in ("ok", "empty", "started")]
         if failed:
-            span.set_attribute("error.type", failed[0])
-            span.set_status(Status(StatusCode.ERROR))
+            span.set_status(StatusCode.ERROR)
         span.end(end_ns)
 
     def _describe_end(self, outputs: Sequence[RequestOutput]) -> None:
@@ -198,29 +214,20 @@ class RequestTrace:
         reasons = [completion.finish_reason for completion in completions]
         if requests := self._requests:
             params = {name: getattr(requests[0].params, name) for name in _PARAMS} | {"choice.count": len(requests)}
-            values |= {
+            values = {
                 f"gen_ai.request.{name}": max(-_MOST_INT, min(_MOST_INT, value))
                 for name, value in params.items()
                 if value is not None
             }
         if outputs:
-            metrics = [output.metrics for output in outputs]
             values |= {
-                "jinfercept.recomputed_tokens": sum(times.recomputed_tokens for times in metrics),
-                "jinfercept.offloaded_tokens": sum(times.copied_out_tokens for times in metrics),
-                "jinfercept.fetched_tokens": sum(times.copied_in_tokens for times in metrics),
-                "jinfercept.preemptions": sum(times.preemptions for times in metrics),
+                f"jinfercept.{shown}": sum(getattr(output.metrics, name) for output in outputs)
+                for shown, name in _COUNTS.items()
             }
         failed = next((reason for reason in reasons if reason in ("error", "abort")), None)
-        values |= {
-            "gen_ai.response.id": details.get("id"),
+        values |= {name: details.get(field) for name, field in _DETAILS.items()} | {
             "gen_ai.response.finish_reasons": reasons or None,
-            "gen_ai.usage.input_tokens": details.get("prompt_tokens"),
-            "gen_ai.usage.output_tokens": details.get("completion_tokens"),
-            "gen_ai.usage.cache_read.input_tokens": details.get("cached_tokens"),
             "http.response.status_code": status or None,
-            "jinfercept.request_id": details.get("request_id"),
-            "jinfercept.key": details.get("key"),
             "error.type": f"{status}" if status >= 400 else failed,
         }
         if self._tracing.texts and self._requests:
@@ -229,7 +236,7 @@ class RequestTrace:
             values["gen_ai.output.messages"] = _messages("assistant", [completion.text for completion in completions])
         self._root.set_attributes({name: value for name, value in values.items() if value is not None})
         if status >= 500 or failed == "error":
-            self._root.set_status(Status(StatusCode.ERROR))
+            self._root.set_status(StatusCode.ERROR)
 
 
 def _messages(role: str, texts: Sequence[str]) -> str:

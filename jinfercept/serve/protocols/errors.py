@@ -92,24 +92,25 @@ class ErrorBody(BaseModel):
     error: ErrorObject
 
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorBody, "description": "The request is wrong; `param` names the field."},
-    401: {"model": ErrorBody, "description": "The API key is missing or wrong."},
-    404: {"model": ErrorBody, "description": "There is no such model, response, call or route."},
-    408: {"model": ErrorBody, "description": "The body did not arrive in time."},
-    409: {"model": ErrorBody, "description": "A response is generated in this conversation."},
-    413: {"model": ErrorBody, "description": "The body is larger than `--max-body-size`."},
-    415: {"model": ErrorBody, "description": "The body is not JSON, or has an encoding other than gzip and deflate."},
-    421: {"model": ErrorBody, "description": "The request names a host that is not one of `--allowed-hosts`."},
-    429: {"model": ErrorBody, "description": "Too much at a time; `Retry-After` says when to retry."},
-    500: {"model": ErrorBody, "description": "The engine failed."},
-    503: {
-        "model": ErrorBody,
-        "description": "The server is shutting down, or its database does not answer or is full.",
-    },
-    "default": {"model": ErrorBody, "description": "Every other error."},
+_MEANINGS: Mapping[int | str, str] = {
+    400: "The request is wrong; the message names the field.",
+    401: "The API key is missing or wrong.",
+    404: "There is no such model, response, call or route.",
+    408: "The body did not arrive in time.",
+    409: "A response is generated in this conversation.",
+    413: "The body is larger than `--max-body-size`.",
+    415: "The body is not JSON, or has an encoding other than gzip and deflate.",
+    421: "The request names a host that is not one of `--allowed-hosts`.",
+    429: "Too much at a time; `Retry-After` says when to retry.",
+    500: "The engine failed.",
+    503: "The server is shutting down, or its database does not answer or is full.",
+    "default": "Every other error.",
 }
-"""Error responses of the OpenAPI document, by status."""
+
+
+def errors_of(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """Error responses of the OpenAPI document, by status."""
+    return {status: {"model": body, "description": meaning} for status, meaning in _MEANINGS.items()}
 
 
 def invalid_body(problems: Sequence[Any]) -> ApiError:

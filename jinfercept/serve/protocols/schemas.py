@@ -8,7 +8,7 @@ object by its size before its items are validated: a body has room for a million
 import logging
 import re
 from base64 import b64decode
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
@@ -232,26 +232,14 @@ class SamplingBody(Extensions):
     metadata: dict[str, Any] | None = None
 
 
-class PromptTokensDetails(BaseModel):
-    """Details of the prompt's tokens."""
-
-    cached_tokens: int
-
-
-class OutputTokensDetails(BaseModel):
-    """Details of the output tokens."""
-
-    reasoning_tokens: int
-
-
 class Usage(BaseModel):
     """Token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: OutputTokensDetails
+    prompt_tokens_details: dict[Literal["cached_tokens"], int]
+    completion_tokens_details: dict[Literal["reasoning_tokens"], int]
 
 
 TRAINING_FIELDS = ("return_loss_mask", "return_processed_logprobs")
@@ -277,36 +265,19 @@ def training_fields(body: SamplingBody, completion: CompletionOutput) -> dict[st
 
 log = logging.getLogger(__name__)
 
-_NEVER = (
-    *("audio", "chat_template", "function_call", "guided_choice", "guided_grammar", "guided_json", "guided_regex"),
-    *("output_format", "prompt_embeds", "structural_tag", "structured_outputs", "truncate_prompt_tokens"),
-    "web_search_options",
+_UNSUPPORTED = frozenset(
+    {"audio", "best_of", "chat_template", "continue_final_message", "documents", "ebnf", "function_call", "functions"}
+    | {"grammar", "guided_choice", "guided_grammar", "guided_json", "guided_json_object", "guided_regex", "json_schema"}
+    | {"kv_transfer_params", "length_penalty", "logits_processors", "mm_processor_kwargs", "modalities"}
+    | {"output_format", "prompt_embeds", "regex", "response_format", "return_tokens_as_token_ids", "structural_tag"}
+    | {"structured_outputs", "suffix", "truncate_prompt_tokens", "use_beam_search", "web_search_options"}
 )
-_HARMLESS: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys(_NEVER, ()),
-    "best_of": (1,),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "ebnf": ("",),
-    "functions": ([],),
-    "grammar": ("",),
-    "guided_json_object": (False,),
-    "json_schema": ({},),
-    "kv_transfer_params": ({},),
-    "length_penalty": (1.0, 1),
-    "logits_processors": ([],),
-    "mm_processor_kwargs": ({},),
-    "modalities": (["text"],),
-    "regex": ("",),
-    "response_format": ({"type": "text"},),
-    "return_tokens_as_token_ids": (False,),
-    "suffix": ("",),
-    "use_beam_search": (False,),
-}
-"""Fields that are not supported, with the values that have no effect and are accepted.
+"""Fields that are refused, unless they are empty, false or null.
 
 Some are fields of other routes: where the schema of a body has one, it is not among the body's unknown fields.
 """
+_HARMLESS = {"best_of": 1, "length_penalty": 1, "modalities": ["text"], "response_format": {"type": "text"}}
+"""Their values without an effect, which are accepted too."""
 
 _MOST_UNKNOWN = 256
 _MOST_LOGGED = 1000
@@ -328,8 +299,8 @@ def check_extras(body: Extensions, logged: set[str]) -> None:
     if len(body.model_extra or ()) > _MOST_UNKNOWN:
         raise ApiError.bad(f"the body has more than {_MOST_UNKNOWN} unknown fields; fix: leave them out")
     for name, value in (body.model_extra or {}).items():
-        if name in _HARMLESS:
-            if value is not None and value not in _HARMLESS[name]:
+        if name in _UNSUPPORTED:
+            if value and value != _HARMLESS.get(name):
                 raise ApiError.bad(f"{name} is not supported; fix: leave it out", name, "unsupported_parameter")
         elif _is_new(name, logged):
             log.debug("the field %.80r is not known; it is ignored", name)

@@ -1,7 +1,7 @@
 """`/v1/chat/completions`: makes engine requests of a conversation, and a chat completion of their outputs."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -21,14 +21,7 @@ from jinfercept.serve.http.access_log import DETAILS
 from jinfercept.serve.protocols.answers import Remember, ServerToolCalls, merged_message
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.chat_answer import ChatAnswer
-from jinfercept.serve.protocols.openai.chat_schemas import (
-    AllowedFunctions,
-    AllowedTools,
-    ChatBody,
-    ChatCompletion,
-    DeferredTool,
-    NamedTool,
-)
+from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, ChatCompletion, named_function
 from jinfercept.serve.protocols.openai.logprobs import check_report
 from jinfercept.serve.protocols.schemas import SessionHints, check_extras
 from jinfercept.serve.routes.engine_requests import (
@@ -91,9 +84,9 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
     chosen = extension.server_tools
     offered = service.tools.offered(chosen, _client_tools(body)) if chosen else []
     choice = body.tool_choice
-    if isinstance(choice, AllowedTools):
-        body, offered = _with_allowed_tools(body, choice.allowed_tools, offered)
-        choice = choice.allowed_tools.mode
+    if isinstance(choice, dict) and (allowed := choice.get("allowed_tools")):
+        body, offered = _with_allowed_tools(body, {named_function(tool) for tool in allowed["tools"]}, offered)
+        choice = allowed["mode"]
     tools = _tools(body)
     calls = None
     if extension.async_calls is not None:
@@ -104,16 +97,19 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
         async_calls=calls,
         chat_template_kwargs=_template_variables(service, body),
         add_generation_prompt=body.add_generation_prompt is not False,
-        tool_choice=choice.model_dump() if isinstance(choice, NamedTool) else choice,
+        tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         max_rounds=_max_rounds(service, body),
     )
-    messages = [message.as_read for message in body.messages]
     declarations = [tool.declaration for tool in tools]
-    for texts, field in ((messages, "messages"), (declarations, "tools"), (body.chat_template_kwargs, _OPTIONS[0])):
+    for texts, field in (
+        (body.messages, "messages"),
+        (declarations, "tools"),
+        (body.chat_template_kwargs, _OPTIONS[0]),
+    ):
         service.check_chars(texts, field)
     try:
-        messages = service.tool_history.restored(hints.salt, messages)
+        messages = service.tool_history.restored(hints.salt, body.messages)
         if body.max_tool_calls is not None:
             offered = _limited(offered, body.max_tool_calls)
         arguments = [*tools, *offered], options, iter([name]), hints.tenant, hints.salt
@@ -148,13 +144,13 @@ def _template_variables(service: Service, body: ChatBody) -> dict[str, Any]:
 
 
 def _with_allowed_tools(
-    body: ChatBody, allowed: AllowedFunctions, offered: Sequence[ChatTool]
+    body: ChatBody, allowed: Set[str], offered: Sequence[ChatTool]
 ) -> tuple[ChatBody, list[ChatTool]]:
     """A body with those of its tools that are allowed, and the allowed ones of the server's. Raises 400 for unknown ones."""
-    if missing := sorted(allowed.names - _client_tools(body) - {tool.name for tool in offered}):
+    if missing := sorted(allowed - _client_tools(body) - {tool.name for tool in offered}):
         raise ApiError.bad(f"tool_choice names unknown tools: {', '.join(missing)[:200]}", "tool_choice")
-    tools = [tool for tool in body.tools or () if tool.function.name in allowed.names]
-    return body.model_copy(update={"tools": tools}), [tool for tool in offered if tool.name in allowed.names]
+    tools = [tool for tool in body.tools or () if named_function(tool) in allowed]
+    return body.model_copy(update={"tools": tools}), [tool for tool in offered if tool.name in allowed]
 
 
 def field_of_chat(error: JinferceptError, tools: bool) -> str:
@@ -182,15 +178,14 @@ def recorder(service: Service, body: ChatBody, hints: RequestHints) -> Remember:
     def remember(completion: CompletionOutput) -> None:
         if not hints.release:
             shown = merged_message(completion, _client_tools(body))
-            messages = [*(message.as_read for message in body.messages), shown]
-            service.tool_history.remember(hints.tenant, hints.salt, messages, completion.messages)
+            service.tool_history.remember(hints.tenant, hints.salt, [*body.messages, shown], completion.messages)
 
     return remember
 
 
 def _client_tools(body: ChatBody) -> frozenset[str]:
     """Names of the tools that the client runs."""
-    return frozenset(tool.function.name for tool in body.tools or ())
+    return frozenset(map(named_function, body.tools or ()))
 
 
 def _max_rounds(service: Service, body: ChatBody) -> int:
@@ -209,10 +204,9 @@ def _logprobs(body: ChatBody) -> int | None:
 
 def _tools(body: ChatBody) -> list[ChatTool]:
     """The body's tools. Raises 400 for a wrong declaration."""
-    body_tools = body.tools or ()
     try:
-        tools = chat_tools([tool.model_dump(exclude_none=True) | {"type": "function"} for tool in body_tools])
+        tools = chat_tools(body.tools)
     except RequestError as error:
         raise ApiError.of(error, "tools") from error
-    deferred = [isinstance(tool, DeferredTool) for tool in body_tools]
+    deferred = [tool.get("deferred", False) for tool in body.tools or ()]
     return [replace(tool, is_deferred=is_deferred) for tool, is_deferred in zip(tools, deferred, strict=True)]

@@ -1,7 +1,6 @@
 """`/v1/messages`: Anthropic's protocol, on the requests of `/v1/chat/completions`."""
 
 import uuid
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -19,19 +18,14 @@ from jinfercept.serve.protocols.anthropic.chat import (
 )
 from jinfercept.serve.protocols.anthropic.dialect import REQUEST_ID, AnthropicErrorBody
 from jinfercept.serve.protocols.anthropic.schemas import AnswerMessage, CountTokensBody, MessagesBody, TokenCount
-from jinfercept.serve.protocols.errors import ERRORS, ApiError
+from jinfercept.serve.protocols.errors import ApiError, errors_of
 from jinfercept.serve.protocols.schemas import check_extras, log_left_out
 from jinfercept.serve.routes.chat_completions import make_chat, recorder, rendered_chat, server_tool_calls
 from jinfercept.serve.routes.engine_requests import RequestHints, answered, read_hints
 from jinfercept.serve.routes.guarded_route import GuardedRoute
 from jinfercept.serve.service import Service, service_of
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    **{status: described | {"model": AnthropicErrorBody} for status, described in ERRORS.items()},
-    400: {"model": AnthropicErrorBody, "description": "The request is wrong; the message names the field."},
-}
-
-router = APIRouter(route_class=GuardedRoute, tags=["Anthropic"], responses=_ERRORS)
+router = APIRouter(route_class=GuardedRoute, tags=["Anthropic"], responses=errors_of(AnthropicErrorBody))
 
 
 @router.post("/v1/messages", response_model=AnswerMessage)

@@ -18,7 +18,7 @@ from jinfercept.serve.http.request_body import unless_disconnected
 from jinfercept.serve.protocols.answers import ServerToolCalls, UsageCount
 from jinfercept.serve.protocols.encoding import EncodedReply
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, Message
+from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, Plain
 from jinfercept.serve.protocols.openai.logprobs import chat_logprobs, check_report
 from jinfercept.serve.protocols.openai.response_chat import (
     REPORTS,
@@ -84,14 +84,15 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     previous = await _previous(service, body, tenant)
     referred = await state.items(references(body.input), tenant)
     name = f"resp_{uuid.uuid4().hex}"
-    stored = StoredResponse(name, tenant, previous, body.conversation_id, request.scope.get(BODY_BYTES, 0))
-    number = 1 if isinstance(body.input, str) else len(body.input)
-    before, follows = None, body.previous_response_id
+    stored = StoredResponse(name, tenant, body.conversation_id, request.scope.get(BODY_BYTES, 0))
+    stored.before = previous.conversation if previous else ()
+    follows = body.previous_response_id
     try:
         if body.conversation_id:
-            before, follows = await state.begin_turn(stored, number)
+            number = 1 if isinstance(body.input, str) else len(body.input)
+            follows = await state.begin_turn(stored, body.conversation_id, number)
         hints = replace(read_hints(body, request), follows=follows)
-        generation = await _begun(service, body, request, model, stored, before, referred, hints)
+        generation = await _begun(service, body, request, model, stored, _num_bytes(previous), referred, hints)
     except BaseException:
         state.abandon(stored)
         raise
@@ -136,21 +137,20 @@ async def _begun(
     request: Request,
     model: str,
     stored: StoredResponse,
-    before: Sequence[Item] | None,
+    num_bytes: int,
     referred: Mapping[str, Item],
     hints: RequestHints,
 ) -> Generation:
     """Begin the response of a body: prepare its request, store it, submit it.
 
     Args:
-        before: the items of its conversation; None: those of the response that it continues.
+        num_bytes: of the responses that it continues, about.
         referred: the items to which the body refers, by id.
     """
 
     def make() -> tuple[list[EngineRequest], ClientTools, ServerToolCalls]:
-        earlier = stored.before if before is None else before
-        own_items = read_items(body.input, earlier, referred)
-        items = [*earlier, *own_items]
+        own_items = read_items(body.input, stored.before, referred)
+        items = [*stored.before, *own_items]
         tools = ClientTools(body.tools or (), items)
         requests, tool_calls = _make_chat(
             service, body, messages_of(items, body.instructions), tools, hints, stored.name
@@ -160,7 +160,7 @@ async def _begun(
         return requests, tools, tool_calls
 
     with service.room(stored.tenant, 1):
-        requests, tools, tool_calls = await service.prepare(request, make, num_bytes=_num_bytes(stored.previous))
+        requests, tools, tool_calls = await service.prepare(request, make, num_bytes=num_bytes)
         await service.state.begin(stored)
     usage = UsageCount(requests, request.scope[DETAILS])
     writer = ResponseWriter(stored.response, usage, tools, tool_calls, _logprobs(service, body))
@@ -173,11 +173,11 @@ async def _begun(
 
 
 def _make_chat(
-    service: Service, body: ResponsesBody, messages: list[Message], tools: ClientTools, hints: RequestHints, name: str
+    service: Service, body: ResponsesBody, messages: list[Plain], tools: ClientTools, hints: RequestHints, name: str
 ) -> tuple[list[EngineRequest], ServerToolCalls]:
     """The request of a body with its whole conversation, and the runner of its calls of server tools. Slow, as `make_chat`."""
 
-    def make(messages: list[Message]) -> tuple[ChatBody, list[EngineRequest]]:
+    def make(messages: list[Plain]) -> tuple[ChatBody, list[EngineRequest]]:
         chat = chat_body(body, messages, tools)
         return chat, make_chat(service, chat, hints, name)
 

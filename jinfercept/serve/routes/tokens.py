@@ -7,7 +7,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS, ChatBody, InputTool, Message
+from jinfercept.serve.protocols.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS, ChatBody, ReadMessage, ReadTool
 from jinfercept.serve.protocols.schemas import FIRST_ERROR, Body, Extensions, Text, TokenId
 from jinfercept.serve.routes.chat_completions import rendered_chat
 from jinfercept.serve.routes.engine_requests import RequestHints, read_hints
@@ -22,8 +22,8 @@ class TokenizeBody(Extensions):
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR] | None = None
-    tools: Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    messages: Annotated[list[ReadMessage], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR] | None = None
+    tools: Annotated[list[ReadTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
@@ -98,7 +98,7 @@ def _tokens(service: Service, body: TokenizeBody, hints: RequestHints) -> list[i
     if body.messages is None:
         service.check_chars(body.prompt, "prompt")
         return service.tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
-    chat = ChatBody(
+    chat = ChatBody.model_construct(
         messages=body.messages,
         tools=body.tools,
         chat_template_kwargs=body.chat_template_kwargs,

@@ -129,7 +129,7 @@ def _find(entries: Entries, tenant: str, conversation_id: str, *, lock: bool = F
 def _unlocked(entries: Entries, tenant: str, conversation_id: str) -> StateEntry:
     """A conversation in which nothing is generated, until the end of the transaction. OpenAI's clients retry after the 409."""
     entry = _find(entries, tenant, conversation_id, lock=True)
-    if entry.is_open and not entry.is_lost:
+    if entry.is_open:
         message = "another response is being generated in this conversation; fix: retry when it has ended"
         retry = {"Retry-After": "1"}
         raise ApiError(409, message, param="conversation", code="conversation_locked", headers=retry)

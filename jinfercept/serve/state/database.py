@@ -1,7 +1,6 @@
 """The database of the stored state: a file of SQLite, SQLite in memory, or another one that SQLAlchemy opens by its URL.
 
-Encryption is left to the database and its file system. Entries expire by a clock that follows the wall clock, but for a leap
-ahead that has not lasted yet.
+Encryption is left to the database and its file system.
 """
 
 import logging
@@ -9,75 +8,18 @@ import os
 import re
 import sqlite3
 import stat
-import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, final
 
-from sqlalchemy import (
-    URL,
-    Connection,
-    Engine,
-    StaticPool,
-    create_engine,
-    delete,
-    event,
-    func,
-    inspect,
-    make_url,
-    select,
-)
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
+from sqlalchemy import URL, Connection, Engine, StaticPool, create_engine, event, inspect, make_url
+from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, ProgrammingError, SQLAlchemyError
 
 from jinfercept.errors import ConfigError
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.state.entries import ENTRIES, TABLES, Entries, StateLimits
 from jinfercept.serve.state.tenant_pool import RETRY_S
-
-_LEAP_S = 60.0
-"""Seconds by which the wall clock may gain on a monotonic one."""
-_DOWN_S = 3600.0
-"""Seconds by which it may be ahead of a time that was stored before this process began."""
-_LASTING_S = 3600.0
-"""Seconds after which a leap ahead counts as the right time: the machine slept, or no server was running."""
-
-
-@final
-class TrustedClock:
-    """The clock of one process. A wall clock that is wrong for a while, at a start too, makes nothing older than it is.
-
-    Args:
-        stored_s: a time that an earlier process has trusted, in seconds since 1970; None if unknown.
-        monotonic: seconds.
-    """
-
-    def __init__(self, stored_s: float | None, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._stored_s, self._monotonic = stored_s, monotonic
-        self._offset_s: float | None = None  # from monotonic to trusted time
-        self._leapt_s: float | None = None  # when the wall clock was found ahead, monotonic
-
-    def read(self, wall_s: float) -> float:
-        """The trusted time.
-
-        Args:
-            wall_s: time of the wall clock.
-        """
-        now = self._monotonic()
-        if self._offset_s is None:
-            trusted_s, most_s = wall_s if self._stored_s is None else self._stored_s, _DOWN_S
-        else:
-            trusted_s, most_s = now + self._offset_s, _LEAP_S
-        if wall_s - trusted_s <= most_s:
-            self._leapt_s = None
-        elif self._leapt_s is None:
-            self._leapt_s = now
-        if self._leapt_s is None or now - self._leapt_s >= _LASTING_S:
-            trusted_s, self._leapt_s = wall_s, None
-        self._offset_s = trusted_s - now
-        return trusted_s
-
 
 log = logging.getLogger(__name__)
 
@@ -123,11 +65,10 @@ class StateDatabase:
         parsed = URL.create("sqlite") if url is None else parse_url(url)
         self.name = parsed.set(query={}).render_as_string(hide_password=True)  # parameters may have passwords too
         self._is_failing = False
-        self._turn = nullcontext() if self.outlives else threading.Lock()  # in memory there is one connection
         self._engine = _engine(parsed, timeout_s)
         self._reading = self._engine.execution_options(**{_ONLY_READS: True})
         try:
-            self._clock = TrustedClock(self._create_tables())
+            self._create_tables()
         except SQLAlchemyError as error:
             self._engine.dispose()
             raise self._unusable(error) from None
@@ -146,9 +87,8 @@ class StateDatabase:
             ApiError: raised by the work; 503 `state_unavailable` or `state_full` if the database fails.
         """
         try:
-            with self._turn, (self._engine if writes else self._reading).begin() as connection:
-                wall_s = time.time()
-                result = work(Entries(connection, wall_s, self._clock.read(wall_s), self.limits.ttl_s))
+            with (self._engine if writes else self._reading).begin() as connection:
+                result = work(Entries(connection, time.time(), self.limits.ttl_s))
         except SQLAlchemyError as error:
             if not self._is_failing:
                 log.error("the database of the stored state fails: %s: %s", self.name, _why(error)[:_WHY_CHARS])
@@ -162,18 +102,16 @@ class StateDatabase:
     def close(self) -> None:
         self._engine.dispose()
 
-    def _create_tables(self) -> float | None:
-        """Create the tables that are missing, and write to them; returns the time of the last change."""
-        for last in (False, True):
-            try:
-                with self._engine.begin() as connection:
-                    return self._created(connection)
-            except DBAPIError as error:
-                if last or isinstance(error, OperationalError):  # else another server creates them too
-                    raise
-        raise AssertionError
+    def _create_tables(self) -> None:
+        try:
+            with self._engine.begin() as connection:
+                self._create_in(connection)
+        except (ProgrammingError, IntegrityError):  # another server has created them meanwhile
+            with self._engine.begin() as connection:
+                self._create_in(connection)
 
-    def _created(self, connection: Connection) -> float | None:
+    def _create_in(self, connection: Connection) -> None:
+        """Create the tables that are missing, and write to them: what fails, fails now rather than at the first request."""
         tables = inspect(connection).get_table_names()
         if connection.dialect.name == "sqlite" and tables and ENTRIES.name not in tables:
             raise ConfigError(
@@ -182,11 +120,9 @@ class StateDatabase:
                 fix="give another path as --state-url; a new file is created",
             )
         TABLES.create_all(connection)
-        changed_s = connection.scalar(select(func.max(ENTRIES.c.changed)))
-        name = f"start-{uuid.uuid4().hex}"
-        Entries(connection, 0.0, 0.0, 0.0).insert(name, "", {})  # fails now rather than at the first request
-        connection.execute(delete(ENTRIES).where(ENTRIES.c.id == name))
-        return changed_s
+        entries, name = Entries(connection, 0.0, 0.0), f"start-{uuid.uuid4().hex}"
+        entries.insert(name, "", {})
+        entries.delete(name, "")
 
     def _unusable(self, error: SQLAlchemyError) -> ConfigError:
         if _is_full(error):
@@ -249,7 +185,8 @@ def _engine(url: URL, timeout_s: float) -> Engine:
         pool["pool_pre_ping"] = True
     elif path is None:
         pool = {"poolclass": StaticPool}
-    opened = _create_private(path) if is_sqlite and path is not None else None
+    if is_sqlite and path is not None:
+        _create_private(path)
     try:
         engine = create_engine(url, connect_args=arguments, hide_parameters=True, **pool)
     except (ModuleNotFoundError, NoSuchModuleError):
@@ -270,9 +207,6 @@ def _engine(url: URL, timeout_s: float) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        if path is not None and _identity(path) != opened:  # SQLite would write into the moved file
-            gone = sqlite3.OperationalError(f"{path} was moved or replaced: move it back, or start again")
-            raise OperationalError("BEGIN", None, gone)
         only_reads = connection.get_execution_options().get(_ONLY_READS)
         # a transaction that reads first could not write later
         connection.exec_driver_sql("BEGIN" if only_reads else "BEGIN IMMEDIATE")
@@ -280,26 +214,12 @@ def _engine(url: URL, timeout_s: float) -> Engine:
     return engine
 
 
-def _create_private(path: str) -> tuple[int, int] | None:
-    """Create a file that only its user may read, if there is none; SQLite gives its other files the same permissions.
-
-    Returns:
-        Its identity.
-    """
+def _create_private(path: str) -> None:
+    """Create a file that only its user may read, if there is none; SQLite gives its other files the same permissions."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NONBLOCK, 0o600))
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise OSError("it is no file")
-        return _identity(path)
     except (OSError, ValueError) as error:  # ValueError: a text that can be no path
         fix = "give a file in a folder that exists and may be written"
         raise ConfigError("the file of the stored state cannot be written", got=f"{path!r}: {error}", fix=fix) from None
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    """Device and inode of a file; None: there is none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino

@@ -34,10 +34,10 @@ from sqlalchemy import (
     update,
 )
 
+from jinfercept.sched.tenants import UNLIMITED
 from jinfercept.serve.protocols.encoding import encode
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.response_items import Item
-from jinfercept.tenants import UNLIMITED
 
 TABLES = MetaData()
 _ID = String(64)
@@ -49,7 +49,7 @@ ENTRIES = Table(
     Column("previous", _ID, ForeignKey("jinfercept_entries.id"), index=True),  # the response that it continues
     Column("changed", Double, nullable=False),
     Column("expires", Double, nullable=False, index=True),  # 0: deleted, but others continue it
-    Column("deadline", Double, nullable=False),  # 0: nothing is generated; else it is lost after this time
+    Column("deadline", Double, nullable=False),  # what is generated is lost after this time; 0: nothing is
     Column("num_bytes", BigInteger, nullable=False),
     Column("document", LargeBinary, nullable=False),
     Index("ix_jinfercept_entries_age", "tenant", "changed", "num_bytes"),
@@ -91,8 +91,7 @@ class StateEntry(NamedTuple):
     """A row of `ENTRIES`.
 
     Attributes:
-        is_open: whether something is generated for it, or was when its server was lost.
-        is_lost: whether its server has not extended its deadline.
+        is_open: whether something is generated for it by a server that is not lost.
     """
 
     id: str
@@ -100,7 +99,6 @@ class StateEntry(NamedTuple):
     num_bytes: int
     document: bytes
     is_open: bool
-    is_lost: bool
 
     @property
     def body(self) -> dict[str, Any]:
@@ -120,18 +118,13 @@ class Entries:
     """The rows within one transaction.
 
     Args:
-        wall_s: time of the machine, in seconds since 1970.
-        now_s: time by which entries expire (`TrustedClock`).
+        now_s: seconds since 1970.
         ttl_s: seconds until an entry expires, since its last change.
-
-    Attributes:
-        new_bytes, new_entries: counted bytes and entries that were written.
     """
 
-    def __init__(self, connection: Connection, wall_s: float, now_s: float, ttl_s: float) -> None:
-        self._rows, self._wall_s, self._now_s, self._ttl_s = connection, wall_s, now_s, ttl_s
-        self._is_visible = (_E.expires > now_s) | (_E.deadline > 0)
-        self.new_bytes = self.new_entries = 0
+    def __init__(self, connection: Connection, now_s: float, ttl_s: float) -> None:
+        self._rows, self._now_s, self._ttl_s = connection, now_s, ttl_s
+        self._is_visible = (_E.expires > now_s) | (_E.deadline >= now_s)
 
     # -- read ----------------------------------------------------------------------------------------------------------
 
@@ -222,8 +215,6 @@ class Entries:
         row = {"id": entry_id, "tenant": tenant, "previous": previous, "num_bytes": num_bytes}
         self._rows.execute(insert(ENTRIES), row | self._times(is_open) | {"document": document})
         self._add(rows)
-        self.new_entries += 1
-        self.new_bytes += num_bytes
 
     def update(
         self, entry: StateEntry, body: Mapping[str, Any], items: Sequence[Item] = (), *, first: int = 0, is_open: bool
@@ -234,7 +225,6 @@ class Entries:
         changed = {"document": document, "num_bytes": entry.num_bytes + num_bytes, **self._times(is_open)}
         self._rows.execute(update(ENTRIES).where(_E.id == entry.id).values(changed))
         self._add(rows)
-        self.new_bytes += num_bytes
 
     def delete(self, entry_id: str, tenant: str) -> None:
         """Delete an entry of a tenant; it remains, unseen, while others continue it."""
@@ -253,18 +243,15 @@ class Entries:
     # -- kept and removed ----------------------------------------------------------------------------------------------
 
     def tend(self, own: Sequence[str], limits: StateLimits) -> bool:
-        """Extend the entries for which something is generated here, and sweep; whether there may be more to remove."""
+        """Extend the entries for which something is generated here, and sweep; whether there may be more to remove.
+
+        An entry that its server has not extended in time is lost, and stays so.
+        """
         for some in batched(own, _AT_ONCE):
-            mine = _E.id.in_(some), _E.deadline > 0
-            self._rows.execute(update(ENTRIES).where(*mine).values(deadline=self._wall_s + OPEN_S))
-        self.end_lost()
+            mine = _E.id.in_(some), _E.deadline >= self._now_s
+            self._rows.execute(update(ENTRIES).where(*mine).values(deadline=self._now_s + OPEN_S))
         self._shrink(limits)
         return self._remove()
-
-    def end_lost(self) -> None:
-        """End what is open and has not been extended: its server has ended, or has lost the database."""
-        lost = _E.deadline > 0, _E.deadline < self._wall_s
-        self._rows.execute(update(ENTRIES).where(*lost).values(deadline=0.0))
 
     def _shrink(self, limits: StateLimits) -> None:
         """Delete the oldest entries of tenants that hold too much."""
@@ -277,14 +264,14 @@ class Entries:
             sizes = {tenant: int(size) for tenant, size in self._rows.execute(query)}
             for tenant, over in excess(sizes, most, most_of_tenant).items():
                 older = func.sum(measure).over(order_by=(_E.changed, _E.id)) - measure
-                idle = _E.tenant == tenant, _E.expires > 0, _E.deadline == 0
+                idle = _E.tenant == tenant, _E.expires > 0, _E.deadline < self._now_s
                 ages = select(_E.id, older.label("older")).where(*idle).subquery()
                 oldest = select(ages.c.id).where(ages.c.older < over)
                 self._rows.execute(update(ENTRIES).where(_E.id.in_(oldest)).values(expires=0.0))
 
     def _remove(self) -> bool:
         """Remove what is deleted or has expired; whether there may be more."""
-        unneeded = select(_E.id, _E.previous).where(_E.expires <= self._now_s, _E.deadline == 0, ~_is_continued())
+        unneeded = select(_E.id, _E.previous).where(~self._is_visible, ~_is_continued())
         rows = first = self._rows.execute(unneeded.limit(_AT_ONCE)).all()
         while rows:  # then those that they continued
             self._rows.execute(delete(ENTRIES).where(_E.id.in_([row.id for row in rows])))
@@ -293,12 +280,11 @@ class Entries:
         return bool(first)
 
     def _entry(self, row: Row[Any]) -> StateEntry:
-        is_lost = 0 < row.deadline < self._wall_s
-        return StateEntry(row.id, row.tenant, row.num_bytes, row.document, row.deadline > 0, is_lost)
+        return StateEntry(row.id, row.tenant, row.num_bytes, row.document, row.deadline >= self._now_s)
 
     def _times(self, is_open: bool) -> dict[str, float]:
-        deadline = self._wall_s + OPEN_S if is_open else 0.0
-        return {"changed": self._now_s, "expires": self._wall_s + self._ttl_s, "deadline": deadline}
+        deadline = self._now_s + OPEN_S if is_open else 0.0
+        return {"changed": self._now_s, "expires": self._now_s + self._ttl_s, "deadline": deadline}
 
     def _item_rows(
         self, owner: str, tenant: str, items: Sequence[Item], first: int

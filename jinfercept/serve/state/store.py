@@ -15,6 +15,7 @@ from typing import Any, Protocol, final
 
 from sqlalchemy.exc import IntegrityError
 
+from jinfercept.sched.tenants import ExpiringEntries, Quota
 from jinfercept.serve.protocols.encoding import encode
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.response_items import Item
@@ -22,7 +23,6 @@ from jinfercept.serve.state import conversations
 from jinfercept.serve.state.database import NUM_CONNECTIONS, StateDatabase, unavailable
 from jinfercept.serve.state.entries import OPEN_S, Entries, OwnItems, StateEntry
 from jinfercept.serve.state.tenant_pool import TenantPool
-from jinfercept.tenants import ExpiringEntries, Quota
 
 _OPEN = ("queued", "in_progress")
 """Statuses of responses that are generated."""
@@ -34,8 +34,8 @@ _PER_KEY, _MOST_WAITING = 3, 256
 _UPKEEP_S = OPEN_S / 3
 _UPKEEP = "upkeep"
 """Tenant of the upkeep, which takes turns with the API keys."""
-_SWEEP_PART = 16
-"""A sweep begins early when this part of a limit has been written."""
+_SWEEP_S = 1.0
+"""Seconds between two sweeps while much is written."""
 _RETRY_S = 1.0
 """Seconds between attempts to store the end of a response in the background."""
 _MOST_RUNS, _MOST_EVENT_BYTES = 4096, 2**27
@@ -58,25 +58,25 @@ class BackgroundRuns(Protocol):
 
 @dataclass(eq=False, repr=False, slots=True)
 class StoredResponse:
-    """A response with its input. It refers to the response that it continues.
+    """A response with its input.
 
     Attributes:
         tenant: that sent the request.
-        previous: the final response that it continues; None if it begins a conversation, or is not loaded with it.
         conversation_id: of the conversation to which it belongs.
         body_bytes: of the body of its request.
         response: in its current state; its writer changes it. Empty until its request is prepared.
-        inputs: its own input items, after `previous`.
+        before: items of the responses that it continues, or of its conversation, if they are loaded with it.
+        inputs: its own input items, after those.
         background: its generation, if that runs in the background of this process.
         finishing: stores its end; belongs to the store.
     """
 
     name: str
     tenant: str
-    previous: "StoredResponse | None" = None
     conversation_id: str | None = None
     body_bytes: int = 0
     response: dict[str, Any] = field(default_factory=dict[str, Any])
+    before: Sequence[Item] = ()
     inputs: Sequence[Item] = ()
     background: BackgroundRuns | None = None
     finishing: asyncio.Task[None] | None = None
@@ -89,17 +89,7 @@ class StoredResponse:
     @property
     def conversation(self) -> list[Item]:
         """All items of the conversation, its own output included."""
-        parts: list[Sequence[Item]] = []
-        response: StoredResponse | None = self
-        while response is not None:
-            parts += response.response["output"], response.inputs
-            response = response.previous
-        return [item for part in reversed(parts) for item in part]
-
-    @property
-    def before(self) -> list[Item]:
-        """Items of the conversation before `inputs`."""
-        return [] if self.previous is None else self.previous.conversation
+        return [*self.before, *self.inputs, *self.response["output"]]
 
 
 @final
@@ -124,8 +114,7 @@ class StateStore:
         self.events = ExpiringEntries[BackgroundRuns](quota, database.limits.ttl_s, time.monotonic)
         self._tasks: set[asyncio.Task[None]] = set()
         self._upkeep: asyncio.Task[None] | None = None
-        self._new_bytes = self._new_entries = 0  # since the last sweep
-        self._crowded = asyncio.Event()
+        self._written = asyncio.Event()  # since the last sweep
         self._closed = False
 
     async def run[T](self, tenant: str, work: Callable[[Entries], T], num_bytes: int = 0, *, writes: bool = True) -> T:
@@ -140,13 +129,10 @@ class StateStore:
             ApiError: 503 `state_unavailable` if the database fails, or has not answered in time: then the work may be done all
                 the same; 503 `state_full`; 429 if too much work of the tenant waits.
         """
-        done: list[tuple[T, int, int]] = []
-
-        def counted(entries: Entries) -> tuple[T, int, int]:
-            return work(entries), entries.new_bytes, entries.new_entries
+        done: list[T] = []
 
         def transact() -> None:
-            done.append(self._database.transact(counted, writes=writes))
+            done.append(self._database.transact(work, writes=writes))
 
         try:
             async with asyncio.timeout(self._database.timeout_s + 1):
@@ -154,10 +140,10 @@ class StateStore:
         except TimeoutError as error:
             if not done:  # else the event loop was held up
                 raise unavailable() from error
-        [(result, new_bytes, new_entries)] = done
-        if new_bytes:
-            self._note_written(new_bytes, new_entries)
-        return result
+        if writes and tenant != _UPKEEP:
+            self._written.set()
+            self.start()
+        return done[0]
 
     # -- found ---------------------------------------------------------------------------------------------------------
 
@@ -194,21 +180,16 @@ class StateStore:
             return [(link, items[link.id]) for link in chain]
 
         rows = await self.run(tenant, read, writes=False)
-        newest = rows[0][0]
         opened = self.open.get(response_id)
-        if opened is not None and newest.is_open:
+        if opened is not None and rows[0][0].is_open:
             return opened
-        if newest.is_lost:
-            await self.run(tenant, Entries.end_lost)  # so that it stays failed
-        stored: StoredResponse | None = None
-        for entry, items in reversed(rows):
-            response = entry.body | {"output": items.outputs}
-            if response["status"] in _OPEN and (entry.is_lost or not entry.is_open):
-                response |= {"status": "failed", "error": _LOST, "completed_at": response["created_at"]}
-            run = self.events.use(entry.id) if response["background"] else None
-            stored = StoredResponse(entry.id, tenant, stored, response=response, inputs=items.inputs, background=run)
-        assert stored is not None
-        return stored
+        (entry, items), *earlier = rows
+        response = entry.body | {"output": items.outputs}
+        if response["status"] in _OPEN and not entry.is_open:
+            response |= {"status": "failed", "error": _LOST, "completed_at": response["created_at"]}
+        run = self.events.use(entry.id) if response["background"] else None
+        before = [item for _, link in reversed(earlier) for item in (*link.inputs, *link.outputs)]
+        return StoredResponse(entry.id, tenant, response=response, before=before, inputs=items.inputs, background=run)
 
     async def items(self, item_ids: Collection[str], tenant: str) -> dict[str, Item]:
         """Items of a tenant's responses and conversations by their ids, the oldest one of each id. Raises 404."""
@@ -226,16 +207,18 @@ class StateStore:
 
     # -- written -------------------------------------------------------------------------------------------------------
 
-    async def begin_turn(self, stored: StoredResponse, number: int) -> tuple[Sequence[Item], str | None]:
-        """Begin a response in its conversation; `abandon` or `begin` follows. See `conversations.begin_turn`."""
-        talk = stored.conversation_id
-        assert talk is not None
+    async def begin_turn(self, stored: StoredResponse, talk: str, number: int) -> str | None:
+        """Begin a response in its conversation, of which it gets the items; returns the last response of that.
+
+        `abandon` or `begin` follows. See `conversations.begin_turn`.
+        """
         self.open[stored.name] = stored
         try:
-            return await self.run(
+            stored.before, last = await self.run(
                 stored.tenant,
                 lambda entries: conversations.begin_turn(entries, stored.tenant, talk, stored.name, number),
             )
+            return last
         except ApiError as error:
             if error.status_code < 500:
                 del self.open[stored.name]  # nothing is written
@@ -359,26 +342,15 @@ class StateStore:
             self._upkeep.cancel()
         self._threads.close()
 
-    def _note_written(self, new_bytes: int, new_entries: int) -> None:
-        limits = self._database.limits
-        self._new_bytes += new_bytes
-        self._new_entries += new_entries
-        if (
-            max(self._new_bytes / (limits.most_bytes or 1), self._new_entries / (limits.most_entries or 1))
-            > 1 / _SWEEP_PART
-        ):
-            self._crowded.set()
-        self.start()
-
     async def _keep(self) -> None:
         while True:
-            self._new_bytes = self._new_entries = 0
-            self._crowded.clear()
+            self._written.clear()
             with suppress(ApiError):  # it is logged
                 while await self.run(_UPKEEP, lambda entries: entries.tend(self._open_names(), self._database.limits)):
                     pass
+            await asyncio.sleep(_SWEEP_S)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._crowded.wait(), _UPKEEP_S)
+                await asyncio.wait_for(self._written.wait(), _UPKEEP_S)
 
     def _open_names(self) -> list[str]:
         """Ids of the responses that are generated here, and of their conversations."""

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, final
 
+from jinfercept.sched.tenants import FairSlots
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.tenants import FairSlots
 
 MAX_WAITING_BYTES = 2**26
 """Maximum input of the waiting jobs of one tenant in a pool."""

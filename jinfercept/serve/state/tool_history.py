@@ -10,7 +10,7 @@ from sys import getsizeof
 from typing import Any, final
 
 from jinfercept.chat.messages import Message, checked_message, digests
-from jinfercept.tenants import ExpiringEntries, Quota
+from jinfercept.sched.tenants import ExpiringEntries, Quota
 
 MOST = 16384
 MOST_BYTES = 2**27

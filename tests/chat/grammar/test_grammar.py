@@ -1,6 +1,7 @@
 """Grammars over several vocabularies: whatever is drawn of what they allow, the text is one of theirs."""
 
 import json
+import math
 import re
 from typing import Any
 
@@ -12,9 +13,11 @@ from jsonschema import Draft202012Validator
 
 from jinfercept.chat.grammar.constraint import TokenConstraint
 from jinfercept.chat.grammar.grammar import Grammars
+from jinfercept.chat.grammar.schemas import SchemaReduction
+from jinfercept.chat.parsers.call_grammars import Rules
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import RequestError
-from jinfercept.structured_outputs import SchemaReduction, StructuredOutputsParams
+from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.grammars import END, closed_objects, ids
 from tests.support.sample_tokenizers import VOCAB, byte_level, sentencepiece, smollm2
 
@@ -205,6 +208,13 @@ def greedy(constraint: TokenConstraint, wanted: str, limit: int = 2100) -> str:
     return byte_level().decode(written)
 
 
+def test_no_number_is_infinite_in_an_answer_or_a_call(byte_grammars: Grammars) -> None:
+    rules, number = Rules(), {"type": "number"}
+    for grammar in (StructuredOutputsParams(json=number), rules.text(rules.json(number))):
+        constraint = byte_grammars.compile(grammar).constrain(byte_level().eos_token_ids)
+        assert math.isfinite(float(greedy(constraint, "e9")))
+
+
 LONGEST: list[tuple[dict[str, Any], int]] = [
     ({"type": "integer"}, 20),
     ({"type": "integer", "minimum": 1}, 20),
@@ -341,18 +351,18 @@ def test_an_object_has_no_name_twice(byte_grammars: Grammars, schema: dict[str, 
 
 @pytest.mark.parametrize(
     "pattern",
-    ["^a[0-9]{3}$", "^a.$", "^[^a]$", r"^\p{L}$", "^(?i:a)$", "^a{257}$", "^([a-z]{1,8}|b)$", "^(a{0,9999}){0,9999}$"],
+    ["^a[0-9]{3}$", "^a.$", "^[^a]$", r"^\p{L}$", "^a{257}$", "^([a-z]{1,8}|b)$", "^(a{0,9999}){0,9999}$", "^(?=a)b$"],
 )
-def test_a_pattern_of_too_many_names_of_bounded_length_is_refused_by_its_place(pattern: str) -> None:
-    object_ = {**CLOSED, "patternProperties": {"^b": DIGIT, pattern: DIGIT}}
-    for schema, place in ((object_, "#"), ({"items": object_}, "#/items")):
-        with pytest.raises(
-            RequestError, match=re.escape(f"got {place}/patternProperties/{pattern}, ") + ".*properties"
-        ):
-            _ = StructuredOutputsParams(json=schema).source
-        assert SchemaReduction(checked_later=True).reduce(schema) == schema  # in a call a name may come again
-    open_ = {**object_, "additionalProperties": True}
-    assert SchemaReduction(checked_later=False).reduce(open_) == open_
+def test_a_pattern_of_too_many_names_stays_a_pattern(pattern: str) -> None:
+    schema = {**CLOSED, "patternProperties": {"^b": DIGIT, pattern: DIGIT}}
+    for checked_later in (False, True):
+        assert SchemaReduction(checked_later).reduce(schema) == schema
+
+
+def test_names_of_a_large_pattern_differ_too(byte_grammars: Grammars) -> None:
+    schema = {**CLOSED, "patternProperties": {"^a[0-9]{2}$": DIGIT}, "maxProperties": 3}
+    constraint = byte_grammars.compile(StructuredOutputsParams(json=schema)).constrain(frozenset({END}))
+    assert greedy(constraint.copy(), '"a01,') == '{"a00":0,"a01":0,"a02":0}'
 
 
 def test_equal_constraints_are_compiled_once(byte_grammars: Grammars) -> None:

@@ -16,6 +16,7 @@ PREFIX = "ggml-vocab-"
 REFUSED = {
     "aquila": "tokenizer.ggml.pre None.*does not say how its text is cut into words",
     "gpt-neox": "tokenizer.ggml.pre None.*does not say how its text is cut into words",
+    "falcon": "tokenizer.ggml.pre 'falcon'.*a file with pre one of",
     "bert-bge": r"model 'bert'.*\(WordPiece, of embedding models\)",
     "nomic-bert-moe": r"model 't5'.*\(SentencePiece unigrams\)",
 }
@@ -24,7 +25,6 @@ EXACT = {
     "command-r",
     "deepseek-coder",
     "deepseek-llm",
-    "falcon",
     "gemma-4",
     "gpt-2",
     "llama-bpe",

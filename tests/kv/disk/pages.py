@@ -3,11 +3,11 @@
 import hashlib
 from collections.abc import Sequence
 
-from jinfercept.kv.disk.record import Root
-from jinfercept.kv.disk.store import DiskStore
+from jinfercept.kv.disk.store import DiskStore, Root
 
 TOKEN_BYTES = 4
-ROOT = Root(b"one model", TOKEN_BYTES, 5000)
+PAGE_BYTES = 5000
+ROOT = Root(b"one model", TOKEN_BYTES)
 
 
 def tokens_of(pages: Sequence[int]) -> bytes:
@@ -19,7 +19,7 @@ def kv_of(tokens: bytes, root: Root = ROOT) -> list[bytes]:
     """The KV of every page of these tokens."""
     ends = range(TOKEN_BYTES, len(tokens) + 1, TOKEN_BYTES)
     digests = [hashlib.sha256(root.digest + tokens[:end]).digest() for end in ends]
-    return [(digest * (root.kv_bytes // 32 + 1))[: root.kv_bytes] for digest in digests]
+    return [(digest * (PAGE_BYTES // 32 + 1))[:PAGE_BYTES] for digest in digests]
 
 
 def write_pages(store: DiskStore, tokens: bytes, first: int = 0, root: Root = ROOT) -> int:
@@ -30,10 +30,9 @@ def write_pages(store: DiskStore, tokens: bytes, first: int = 0, root: Root = RO
 
 def read_pages(store: DiskStore, tokens: bytes, root: Root = ROOT) -> int:
     """How many leading pages of these tokens the store gives; all of them are right."""
-    prefix = store.find(root, tokens)
-    buffers = [bytearray(root.kv_bytes) for _ in range(prefix.num_pages)]
-    num_right = store.read(prefix, 0, [(memoryview(buffer),) for buffer in buffers])
-    store.release(prefix)
+    names = store.find(root, tokens)
+    buffers = [bytearray(PAGE_BYTES) for _ in names]
+    num_right = store.read(names, [(memoryview(buffer),) for buffer in buffers])
     assert buffers[:num_right] == kv_of(tokens, root)[:num_right]
     return num_right
 

@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,13 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from jinfercept.errors import ConfigError
-from jinfercept.kv.disk import files
+from jinfercept.kv.disk import store as store_module
 from jinfercept.kv.disk.folder import LOCK_NAME, file_system
-from jinfercept.kv.disk.record import Root
-from jinfercept.kv.disk.store import DiskStore
-from tests.kv.disk.pages import ROOT, abandon, kv_of, read_pages, tokens_of, write_pages
+from jinfercept.kv.disk.store import DiskStore, Root
+from tests.kv.disk.pages import PAGE_BYTES, ROOT, abandon, kv_of, read_pages, tokens_of, write_pages
 
-PAGE_BYTES = ROOT.kv_bytes
 SPACE = 40 * PAGE_BYTES
 
 IN_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
@@ -51,13 +50,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(target=texts, tokens=texts, more=runs_of_pages)
     def go_on(self, tokens: bytes, more: bytes) -> bytes:
-        stored = self.store.num_stored(ROOT, tokens + more)
+        stored = len(self.store.find(ROOT, tokens + more))
         write_pages(self.store, tokens + more, first=stored)
         return tokens + more
 
     @rule(tokens=texts)
     def read(self, tokens: bytes) -> None:
-        stored = self.store.num_stored(ROOT, tokens)
+        stored = len(self.store.find(ROOT, tokens))
         assert read_pages(self.store, tokens) == stored
 
     @rule(tokens=texts)
@@ -66,20 +65,19 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def end_reading(self) -> None:
-        for tokens, prefix in self.readers:
-            buffers = [bytearray(ROOT.kv_bytes) for _ in range(prefix.num_pages)]
-            assert self.store.read(prefix, 0, [(memoryview(buffer),) for buffer in buffers]) == prefix.num_pages
-            assert buffers == kv_of(tokens)[: prefix.num_pages]
-            self.store.release(prefix)
+        for tokens, names in self.readers:
+            buffers = [bytearray(PAGE_BYTES) for _ in names]
+            num_right = self.store.read(names, [(memoryview(buffer),) for buffer in buffers])
+            assert buffers[:num_right] == kv_of(tokens)[:num_right]
         self.readers.clear()
 
     @rule(is_killed=st.booleans())
     def restart(self, is_killed: bool) -> None:
         self.end_reading()
-        before = self.store.occupancy().num_records
+        before = self.store.occupancy().num_pages
         abandon(self.store) if is_killed else self.store.close()
         self.store = DiskStore(self.folder / "kv", SPACE)
-        assert self.store.occupancy().num_records == before
+        assert self.store.occupancy().num_pages == before
 
     @invariant()
     def is_consistent(self) -> None:
@@ -143,7 +141,7 @@ def test_a_kill_in_the_middle_of_any_write_costs_what_was_being_written(write: i
     os_pwritev = os.pwritev
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder, pytest.MonkeyPatch.context() as patch:
         store = DiskStore(Path(folder), SPACE)
-        patch.setattr(files.os, "pwritev", pwritev)
+        patch.setattr(store_module.os, "pwritev", pwritev)
         try:
             for tokens in texts:
                 write_pages(store, tokens)
@@ -186,17 +184,26 @@ def test_after_a_kill_the_pages_that_were_written_are_there(tmp_path: Path) -> N
     store.close()
 
 
-def test_the_space_of_pages_that_are_read_is_not_used_again(tmp_path: Path) -> None:
+def test_pages_whose_space_is_used_again_before_they_are_read_are_missing_and_not_damaged(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, SPACE)
     first = tokens_of(range(20))
     write_pages(store, first)
-    prefix = store.find(ROOT, first)
-    assert write_pages(store, tokens_of(range(100, 130))) < 30
-    buffers = [bytearray(ROOT.kv_bytes) for _ in range(20)]
-    assert store.read(prefix, 0, [(memoryview(buffer),) for buffer in buffers]) == 20
-    assert buffers == kv_of(first)
-    store.release(prefix)
-    assert write_pages(store, tokens_of(range(200, 230))) == 30
+    names = store.find(ROOT, first)
+    assert write_pages(store, tokens_of(range(100, 130))) == 30
+    buffers = [bytearray(PAGE_BYTES) for _ in names]
+    assert store.read(names, [(memoryview(buffer),) for buffer in buffers]) == 10
+    assert buffers[:10] == kv_of(first)[:10]
+    assert store.counters.damaged_pages == 0
+    store.check()
+    store.close()
+
+
+def test_a_context_larger_than_the_space_keeps_its_beginning(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, SPACE)
+    tokens = tokens_of(range(50))
+    assert write_pages(store, tokens) == read_pages(store, tokens) == 40
+    assert write_pages(store, tokens, first=40) == 0
+    assert read_pages(store, tokens) == 40
     store.check()
     store.close()
 
@@ -216,7 +223,7 @@ def test_pages_of_another_model_or_tenant_are_missing(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, SPACE)
     tokens = tokens_of(range(4))
     write_pages(store, tokens)
-    other = Root(b"another model", ROOT.token_bytes, 9000)
+    other = Root(b"another model", ROOT.token_bytes)
     assert read_pages(store, tokens, other) == 0
     write_pages(store, tokens, root=other)
     assert read_pages(store, tokens, other) == read_pages(store, tokens) == 4
@@ -266,14 +273,14 @@ def test_a_folder_that_vanishes_ends_the_writing_and_its_pages_are_missing(tmp_p
 def test_a_disk_that_is_full_sooner_than_said_makes_the_space_smaller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    allocate = os.posix_fallocate
+    os_pwritev = os.pwritev
 
-    def full_after_16_files(file: int, offset: int, size: int) -> None:
+    def full_after_16_files(file: int, views: Sequence[memoryview], offset: int) -> int:
         if len(list(tmp_path.glob("data-*"))) > 16:
             raise OSError(errno.EDQUOT, "Disk quota exceeded")
-        allocate(file, offset, size)
+        return os_pwritev(file, views, offset)
 
-    monkeypatch.setattr(files.os, "posix_fallocate", full_after_16_files)
+    monkeypatch.setattr(store_module.os, "pwritev", full_after_16_files)
     store = DiskStore(tmp_path, SPACE)
     for number in range(6):
         assert write_pages(store, tokens_of([number, *range(10)])) == 11
@@ -301,7 +308,7 @@ def test_what_files_of_another_format_say_is_not_read(tmp_path: Path, monkeypatc
     store = DiskStore(tmp_path, SPACE)
     write_pages(store, tokens_of(range(4)))
     store.close()
-    monkeypatch.setattr("jinfercept.kv.disk.files.FORMAT", 1)
+    monkeypatch.setattr("jinfercept.kv.disk.store.FORMAT", 1)
     store = DiskStore(tmp_path, SPACE)
     assert read_pages(store, tokens_of(range(4))) == 0
     store.close()
@@ -348,12 +355,13 @@ def test_several_threads_read_while_another_writes(tmp_path: Path) -> None:
     store.close()
 
 
-def test_the_file_system_of_a_folder_is_that_of_its_nearest_mount(tmp_path: Path) -> None:
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
-        f"90 22 0:5 / {tmp_path}/the\\040disk rw - nfs4 server:/kv rw\n"
-    )
-    assert file_system(tmp_path / "the disk" / "kv", mounts) == "nfs4"
-    assert file_system(tmp_path / "other", mounts) == "ext4"
-    assert file_system(tmp_path, tmp_path / "none") == ""
+def test_the_file_system_of_a_folder_is_that_of_its_nearest_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = [SimpleNamespace(mountpoint="/", fstype="ext4")]
+    mounts.append(SimpleNamespace(mountpoint=str(tmp_path / "the disk"), fstype="nfs4"))
+    monkeypatch.setattr("psutil.disk_partitions", lambda all: mounts)
+    assert file_system(tmp_path / "the disk" / "kv") == "nfs4"
+    assert file_system(tmp_path / "other") == "ext4"
+    mounts.clear()
+    assert file_system(tmp_path) == ""

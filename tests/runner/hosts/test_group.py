@@ -20,7 +20,7 @@ from tests.support.engine_requests import DEPTHS, request, serve
 from tests.support.fake_engine import POLICIES, VOCAB, FakeRunner, run_all
 from tests.support.hosts import groups, linked
 
-PLAN = StepPlan(0, 4, (Chunk(0, 0, (1, 2), NewPages(0, array("i", [1])), Sample(0.0, 0, 2)),))
+PLAN = StepPlan(0, 4, (Chunk(0, 0, (1, 2), NewPages(0, array("i", [1])), Sample(0.0, 0)),))
 
 
 class Ends:

@@ -49,7 +49,7 @@ def test_hosts_meet_in_any_order_and_later_ones_are_refused() -> None:
 @pytest.mark.parametrize(
     ("num_hosts", "facts", "words"),
     [
-        (3, FACTS, "the hosts do not agree on their number; got 2 on host 0, 3 on host 1"),
+        (3, FACTS, "the hosts do not run the same; got --num-hosts 2 on host 0, 3 on host 1"),
         (2, {**FACTS, "jax": "0.12.0"}, "the hosts do not run the same; got jax 0.11.2 on host 0, 0.12.0 on host 1"),
         (2, {"jax": "0.11.2"}, "got --dtype float32 on host 0, None on host 1"),
     ],
@@ -111,7 +111,7 @@ def test_strangers_do_not_disturb_a_start() -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:  # without CURVE
         stranger.setsockopt(zmq.LINGER, 0)
         stranger.connect(f"tcp://127.0.0.1:{start.port + 1}")
-        stranger.send_multipart([bytes([0]), encode_values({"host_id": 1, "num_hosts": 2, "facts": FACTS})])
+        stranger.send_multipart([bytes([0]), encode_values({"host_id": 1, "facts": FACTS})])
         start.host(1, token="secret").result()
         assert sorted(first.result()[1]) == [1]
     for connection in silent:
@@ -122,7 +122,7 @@ def test_frames_that_no_host_sends_are_passed_over() -> None:
     start = Start(2)
     first = start.host(0)
     with closing(HostLink(start.place(1), "")) as stranger:  # without a token any process may connect
-        for body in (b"", b"\xc1", encode_values({"host_id": "one"}), encode_values({"host_id": 1, "num_hosts": 2})):
+        for body in (b"", b"\xc1", encode_values({"host_id": "one"}), encode_values({"host_id": 1})):
             stranger.send(Kind.HELLO, body)
         stranger._socket.send_multipart([b"\xff", b""])  # pyright: ignore[reportPrivateUsage]
         start.host(1).result()
@@ -138,7 +138,7 @@ def test_a_host_that_left_is_waited_for_though_all_others_have_come_and_may_come
     start = Start(3)
     first = start.host(0)
     with closing(HostLink(start.place(1), "")) as leaving:
-        leaving.send(Kind.HELLO, encode_values({"host_id": 1, "num_hosts": 3, "facts": FACTS}))
+        leaving.send(Kind.HELLO, encode_values({"host_id": 1, "facts": {"--num-hosts": "3", **FACTS}}))
         with pytest.raises(TimeoutError):
             first.result(timeout=0.3)
     third = start.host(2)

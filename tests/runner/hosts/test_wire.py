@@ -53,7 +53,7 @@ def samples(draw: st.DrawFn) -> Sample:
     history = draw(histories) if options is not None and options.remembered and draw(st.booleans()) else None
     random_key = draw(st.integers(0, 2**64 - 1))
     forced = draw(st.none() | numbers)
-    return Sample(sampling.temperature, random_key, draw(numbers), options, draw(st.booleans()), history, forced)
+    return Sample(sampling.temperature, random_key, options, draw(st.booleans()), history, forced)
 
 
 slots = st.lists(numbers).map(lambda slots: array("i", slots))
@@ -116,7 +116,7 @@ def test_a_runner_packs_the_same_for_a_plan_that_crossed_the_wire(plan: StepPlan
 
 
 def test_a_decode_row_takes_few_bytes() -> None:
-    row = Chunk(200, 4000, (FROM_DEVICE,), (), Sample(0.7, 0xFFFFFFFF, 4001))
+    row = Chunk(200, 4000, (FROM_DEVICE,), (), Sample(0.7, 0xFFFFFFFF))
     assert len(encode_plan(StepPlan(7, 256, (row,) * 256))) < 35 * 256
 
 

@@ -18,12 +18,12 @@ import openai
 import pytest
 from openai import OpenAI
 
+from jinfercept.sched.tenants import ExpiringEntries, Quota
 from jinfercept.serve.access import keys
 from jinfercept.serve.access.key_file import KeyRules, key_digest
 from jinfercept.serve.access.key_limits import KeyLimits, retry_after
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.state.store import StoredResponse
-from jinfercept.tenants import ExpiringEntries, Quota
 from tests.support.chat_templates import QWEN
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import QUESTION, answer, says

@@ -306,7 +306,7 @@ def test_parts_and_calls_as_clients_of_other_servers_write_them(served: Running,
     prediction = {"type": "content", "content": "It costs 23."}
     done = served.chat(messages=messages, max_tokens=40, prediction=prediction).json()
     assert done["choices"][0]["message"]["content"] == "It costs 23."
-    assert Message.model_validate(answer).as_read["reasoning_content"] == "A lamp?"
+    assert Message.model_validate(answer).read()["reasoning_content"] == "A lamp?"
 
 
 def test_an_effort_is_told_to_templates_that_take_it(served: Running, make_scripted: Make) -> None:

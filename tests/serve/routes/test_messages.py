@@ -30,7 +30,7 @@ def result(text: str) -> dict[str, Any]:
 def declared(tools: list[Any]) -> list[dict[str, Any]]:
     """The tools of a body, as a chat template reads them."""
     body = MessagesBody(max_tokens=1, messages=ASKED, tools=tools)
-    return [tool.model_dump(exclude_none=True) for tool in chat_body(body).tools or ()]
+    return [{name: tool[name] for name in ("type", "function")} for tool in chat_body(body).tools or ()]
 
 
 def blocks(message: Any) -> list[Any]:

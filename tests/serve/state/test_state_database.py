@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.response_items import new_item
 from jinfercept.serve.state.database import StateDatabase
-from jinfercept.serve.state.entries import Entries
+from jinfercept.serve.state.entries import ENTRIES, Entries
 from jinfercept.serve.state.store import StateStore
 from tests.support.gate import Gate
 from tests.support.http_errors import shape
@@ -215,24 +216,6 @@ def test_a_postgresql_that_stops_or_hangs_is_503_until_it_answers_again(
     assert "secret-word" not in caplog.text
 
 
-def test_a_file_that_is_moved_away_takes_no_more_writes_until_it_is_back(tmp_path: Path) -> None:
-    path, moved = tmp_path / "state.db", tmp_path / "moved.db"
-    database = StateDatabase(str(path), timeout_s=0.2)
-    try:
-        path.rename(moved)
-        for writes in (True, False):
-            with pytest.raises(ApiError, match="does not answer") as refused:
-                database.transact(look, writes=writes)
-            assert (refused.value.status_code, refused.value.code) == (503, "state_unavailable")
-        path.touch()
-        with pytest.raises(ApiError, match="does not answer"):
-            database.transact(look)
-        moved.rename(path)
-        assert database.transact(look) is None
-    finally:
-        database.close()
-
-
 def test_a_database_is_the_same_file_when_the_working_directory_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,13 +348,8 @@ def test_on_a_full_disk_what_stores_is_503_by_name_and_all_else_goes_on(
         disk.empty()
         done = answer(server)
         assert responses.retrieve(done.id) == done
-        server.service.database.transact(_lapse)
+        server.service.database.transact(lambda entries: entries._rows.execute(update(ENTRIES).values(deadline=1.0)))
         until(lambda: responses.retrieve(connected).status == "failed")
-
-
-def _lapse(entries: Any) -> None:
-    entries._wall_s += 100.0
-    entries.end_lost()
 
 
 def test_a_start_on_a_full_disk_ends_by_name_before_the_model_is_loaded(

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from jinfercept.calls import Call
+from jinfercept.chat.messages import call_message
 from jinfercept.chat.system_messages import with_leading_system
 from jinfercept.serve.protocols.anthropic.schemas import (
     ContentBlock,
@@ -23,18 +25,7 @@ from jinfercept.serve.protocols.anthropic.schemas import (
     text_block,
 )
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.openai.chat_schemas import (
-    MAX_MESSAGES,
-    CalledFunction,
-    ChatBody,
-    DeferredTool,
-    Function,
-    Message,
-    NamedFunction,
-    NamedTool,
-    ToolCall,
-    ToolDeclaration,
-)
+from jinfercept.serve.protocols.openai.chat_schemas import MAX_MESSAGES, ChatBody, Plain
 from jinfercept.serve.protocols.schemas import Extensions, ResponseFormat
 
 _FIELDS = {"max_completion_tokens": "max_tokens", "response_format": "output_config.format", "stop": "stop_sequences"}
@@ -104,7 +95,7 @@ def chat_body(body: CountTokensBody) -> ChatBody:
     thinks = {} if body.thinking is None else {"enable_thinking": body.thinking.type != "disabled"}
     fields |= {
         "messages": messages,
-        "tools": [_declared(tool, defers) for tool in tools],
+        "tools": [_declared(tool) | {"deferred": bool(tool.defer_loading and defers)} for tool in tools],
         **_tool_choice(body),
         "chat_template_kwargs": thinks | (body.chat_template_kwargs or {}),
         "reasoning_effort": body.output_config and body.output_config.effort,
@@ -119,17 +110,16 @@ def chat_body(body: CountTokensBody) -> ChatBody:
     return ChatBody.model_construct(**fields)
 
 
-def _declared(tool: InputTool, defers: bool = True) -> ToolDeclaration:
-    function = Function.model_construct(name=tool.name, description=tool.description, parameters=tool.input_schema)
-    kind = DeferredTool if tool.defer_loading and defers else ToolDeclaration
-    return kind.model_construct(type="function", function=function)
+def _declared(tool: InputTool) -> Plain:
+    description = {} if tool.description is None else {"description": tool.description}
+    return {"type": "function", "function": {"name": tool.name, **description, "parameters": tool.input_schema}}
 
 
 def _tool_choice(body: CountTokensBody) -> dict[str, Any]:
     chosen = body.tool_choice
     if chosen is None:
         return {}
-    named = NamedTool(type="function", function=NamedFunction(name=chosen.name)) if chosen.name is not None else None
+    named = {"type": "function", "function": {"name": chosen.name}} if chosen.name is not None else None
     return {
         "tool_choice": named or {"any": "required"}.get(chosen.type, chosen.type),
         "parallel_tool_calls": not chosen.disable_parallel_tool_use,
@@ -144,7 +134,7 @@ def _response_format(body: CountTokensBody) -> ResponseFormat | None:
     return None if form is None else ResponseFormat.model_construct(type="json_schema", schema_=form.schema_)
 
 
-def _messages(body: CountTokensBody, deferred: dict[str, InputTool]) -> list[Message]:
+def _messages(body: CountTokensBody, deferred: dict[str, InputTool]) -> list[Plain]:
     """The messages of a chat. A turn with results becomes one message for each, and one for each text beside them.
 
     Args:
@@ -153,21 +143,19 @@ def _messages(body: CountTokensBody, deferred: dict[str, InputTool]) -> list[Mes
     system = body.system
     if not isinstance(system, str):  # what differs between requests of one conversation is not for the model
         system = _joined([block for block in system or () if not block.text.startswith(_BILLING)])
-    messages = [_message("system", content=system)] if system else []
+    messages: list[Plain] = [{"role": "system", "content": system}] if system else []
     names: dict[str, str] = {}  # of the tools that were called, by the ids of calls
     for role, blocks in _turns(body.messages):
         if role == "assistant":
             messages.append(_assistant_message(blocks, names))
         elif role == "system":
-            messages.append(_message("system", content=_joined(blocks)))
+            messages.append({"role": "system", "content": _joined(blocks)})
         else:
             messages += _user_messages(blocks, names, deferred)
     if len(messages) > MAX_MESSAGES:
         limit = f"a conversation has at most {MAX_MESSAGES} messages, results of calls counted"
         raise ApiError.bad(f"{limit}; got {len(messages)}", "messages")
-    if any(message.role == "system" for message in messages[1:]):
-        return [_message(**fields) for fields in with_leading_system([*map(dict, messages)])]
-    return messages
+    return with_leading_system(messages) if any(message["role"] == "system" for message in messages[1:]) else messages
 
 
 def _turns(messages: Sequence[InputMessage]) -> list[tuple[str, list[Any]]]:
@@ -188,19 +176,18 @@ def _turns(messages: Sequence[InputMessage]) -> list[tuple[str, list[Any]]]:
     return turns
 
 
-def _user_messages(
-    blocks: Sequence[Any], names: Mapping[str, str], deferred: dict[str, InputTool]
-) -> Iterator[Message]:
+def _user_messages(blocks: Sequence[Any], names: Mapping[str, str], deferred: dict[str, InputTool]) -> Iterator[Plain]:
     """The messages of a user's turn; `names` and `deferred` as in `_messages`."""
     for is_text, group in groupby(blocks, lambda block: isinstance(block, TextBlock)):
         if is_text:
-            yield _message("user", content=_joined(group))
+            yield {"role": "user", "content": _joined(group)}
         else:
             for block in group:
-                name, text = names.get(block.tool_use_id), _result_text(block, deferred)
-                yield _message("tool", tool_call_id=block.tool_use_id, name=name, content=text)
+                name = {"name": names[block.tool_use_id]} if block.tool_use_id in names else {}
+                text = _result_text(block, deferred)
+                yield {"role": "tool", "tool_call_id": block.tool_use_id, **name, "content": text}
     if not blocks:
-        yield _message("user", content="")
+        yield {"role": "user", "content": ""}
 
 
 def _result_text(block: ToolResultBlock, deferred: dict[str, InputTool]) -> str:
@@ -212,34 +199,26 @@ def _result_text(block: ToolResultBlock, deferred: dict[str, InputTool]) -> str:
             texts.append(part.shown())
         else:
             tool = deferred.pop(part.tool_name, None)
-            declared = _declared(tool).model_dump(exclude_none=True) if tool else {"name": part.tool_name}
+            declared = _declared(tool) if tool else {"name": part.tool_name}
             texts.append(json.dumps(declared, ensure_ascii=False))
     text = "\n\n".join(texts)
     return f"error: {text}" if block.is_error else text
 
 
-def _assistant_message(blocks: Sequence[ContentBlock], names: dict[str, str]) -> Message:
+def _assistant_message(blocks: Sequence[ContentBlock], names: dict[str, str]) -> Plain:
     """The message of a turn of the model, whose blocks are pieces of one text; the names of its calls are added to `names`."""
     thoughts = "\n\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
-    calls = list[ToolCall]()
+    calls = list[Plain]()
     for block in blocks:
         if isinstance(block, ToolUseBlock):
             names[block.id] = block.name
             arguments = json.dumps(block.input, ensure_ascii=False)  # the parser of the body limits how deep it is
-            function = CalledFunction.model_construct(name=block.name, arguments=arguments)
-            calls.append(ToolCall.model_construct(id=block.id, type="function", function=function))
-    return _message(
-        "assistant",
-        content="".join(block.text for block in blocks if isinstance(block, TextBlock)),
-        reasoning_content=thoughts or None,
-        tool_calls=calls or None,
-    )
+            calls.append(call_message(Call(block.name, arguments, id=block.id)))
+    content = "".join(block.text for block in blocks if isinstance(block, TextBlock))
+    thought = {"reasoning_content": thoughts} if thoughts else {}
+    return {"role": "assistant", "content": content, **thought} | ({"tool_calls": calls} if calls else {})
 
 
 def _joined(blocks: Iterable[TextBlock]) -> str:
     """Blocks of text as one text, with a blank line between two of them."""
     return "\n\n".join(block.text for block in blocks)
-
-
-def _message(role: str, **fields: Any) -> Message:
-    return Message.model_construct(role=role, **fields)

@@ -18,7 +18,7 @@ from jinfercept.serve.protocols.answers import (
     pieces_of,
     round_reports,
 )
-from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, NamedTool, custom_input
+from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, custom_input, named_function
 from jinfercept.serve.protocols.openai.logprobs import (
     SMALL_ENTRIES,
     chat_logprobs,
@@ -46,34 +46,55 @@ class _StreamedChoice:
     logprobs: list[tuple[int, Mapping[int, Logprob] | None]] = field(default_factory=list)
 
 
-@final
-class ChunkMaker:
-    """Makes the chunks of a stream of OpenAI's chat or text completions."""
+class ChoicesAnswer:
+    """What chat and text completions have in common: an answer of choices, one for each request.
 
-    def __init__(self, head: Mapping[str, Any], usage: UsageCount, options: StreamOptions | None) -> None:
-        self._head, self._usage = {**head}, usage
+    Args:
+        kind, chunk_kind: `object` of a whole answer, and of a chunk.
+        details: fields of the log line; filled in as they become known.
+        silent: whether generated tokens are not counted, since the answer does not have them.
+    """
+
+    first: Sequence[Mapping[str, Any]] = ()
+
+    def __init__(
+        self,
+        kind: str,
+        chunk_kind: str,
+        name: str,
+        model: str,
+        options: StreamOptions | None,
+        requests: Sequence[Request],
+        details: dict[str, Any],
+        *,
+        silent: bool = False,
+    ) -> None:
+        details["id"] = name
+        self._head = {"id": name, "object": kind, "created": int(time.time()), "model": model}
+        self._chunk_head = self._head | {"object": chunk_kind}
+        self._requests, self.usage = requests, UsageCount(requests, details, silent=silent)
         self._includes_usage = options is not None and bool(options.include_usage)
         self._counts_on = self._includes_usage and options is not None and bool(options.continuous_usage_stats)
 
-    def chunk(self, choice: Mapping[str, Any]) -> dict[str, Any]:
-        chunk = self._head | {"choices": [choice]}
+    def _chunk(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        chunk = self._chunk_head | {"choices": [choice]}
         if self._includes_usage:
-            chunk["usage"] = self._usage.body() if self._counts_on else None
+            chunk["usage"] = self.usage.body() if self._counts_on else None
         return chunk
 
-    def last(self) -> Iterator[dict[str, Any]]:
+    def _last(self) -> Iterator[dict[str, Any]]:
         """The chunk with the usage, behind the end of the last request, if the body requests it."""
-        if self._includes_usage and not self._usage.num_running:
-            yield self._head | {"choices": [], "usage": self._usage.body()}
+        if self._includes_usage and not self.usage.num_running:
+            yield self._chunk_head | {"choices": [], "usage": self.usage.body()}
 
 
 @final
-class ChatAnswer:
+class ChatAnswer(ChoicesAnswer):
     """The chat completion for one body.
 
     Args:
         tool_calls: runs the calls of the server's tools.
-        details: fields of the log line; filled in as they become known.
+        details: as of `ChoicesAnswer`.
     """
 
     def __init__(
@@ -86,16 +107,13 @@ class ChatAnswer:
         tokenizer: Tokenizer,
         details: dict[str, Any],
     ) -> None:
+        kind = "chat.completion"
+        super().__init__(kind, f"{kind}.chunk", name, model, body.stream_options, requests, details)
         self.tool_calls: ServerToolCalls | None = tool_calls
-        self.first: Sequence[Mapping[str, Any]] = ()
+        self._body, self._tokenizer = body, tokenizer
         self._wants_server_calls = bool(body.jinfercept and body.jinfercept.wants_server_tools)
         self._are_async = bool(body.jinfercept and body.jinfercept.async_calls is not None)
-        self._body, self._requests, self._tokenizer = body, requests, tokenizer
-        self._custom = {tool.function.name for tool in body.tools or () if tool.type == "custom"}
-        self._head = {"id": name, "object": "chat.completion", "created": int(time.time()), "model": model}
-        details["id"] = name
-        self.usage = UsageCount(requests, details)
-        self._chunks = ChunkMaker(self._head | {"object": "chat.completion.chunk"}, self.usage, body.stream_options)
+        self._custom = {named_function(tool) for tool in body.tools or () if tool["type"] == "custom"}
         self._choices = {
             request.id: _StreamedChoice(index, AnswerState(tool_calls.client_tools))
             for index, request in enumerate(requests)
@@ -136,7 +154,8 @@ class ChatAnswer:
 
     def _finish_reason(self, completion: CompletionOutput) -> str:
         """The reason as in OpenAI and vLLM: `stop` instead of `tool_calls` if the body names the function to call."""
-        named = isinstance(self._body.tool_choice, NamedTool)
+        chosen = self._body.tool_choice
+        named = isinstance(chosen, dict) and "function" in chosen
         return "stop" if named and completion.finish_reason == "tool_calls" else completion.finish_reason
 
     def take(self, event: events.Event) -> Iterator[dict[str, Any]]:
@@ -169,10 +188,10 @@ class ChatAnswer:
             choice.begun, begun = True, {"role": "assistant", "content": ""}
             first = {"index": choice.index, "delta": begun, "logprobs": None, "finish_reason": None}
             prompt = list(self._requests[0].prompt_token_ids)
-            yield self._chunks.chunk(first) | ({"prompt_token_ids": prompt} if self._body.return_token_ids else {})
-        yield self._chunks.chunk(self._shown(choice, end) | {"delta": delta}) | more
+            yield self._chunk(first) | ({"prompt_token_ids": prompt} if self._body.return_token_ids else {})
+        yield self._chunk(self._shown(choice, end) | {"delta": delta}) | more
         if end is not None:
-            yield from self._chunks.last()
+            yield from self._last()
 
     def _shown(self, choice: _StreamedChoice, end: CompletionOutput | None) -> dict[str, Any]:
         """A choice without its text: its tokens that were not reported, and its end."""

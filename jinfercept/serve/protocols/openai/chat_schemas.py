@@ -3,10 +3,9 @@
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from jinfercept.serve.protocols.schemas import (
@@ -149,23 +148,16 @@ class Message(Body):
         parts = message.get("content") if isinstance(message, dict) and message.get("role") == "tool" else None
         return {**message, "content": [*map(_note, parts)]} if isinstance(parts, list) else message
 
-    @cached_property
-    def as_read(self) -> dict[str, Any]:
+    def read(self) -> dict[str, Any]:
         """The message for a chat template: `developer` becomes `system`, missing fields are left out."""
         message = self.model_dump(exclude_none=True)
         if isinstance(self.content, list):
-            message["content"] = [{"type": "text", "text": text} for text in self.texts]
+            parts = [part for part in self.content if not isinstance(part, ThinkingPart)]
+            texts = [part.text if isinstance(part, TextPart) else part.refusal for part in parts]
+            message["content"] = [{"type": "text", "text": text} for text in texts]
             if thoughts := "".join(part.thought for part in self.content if isinstance(part, ThinkingPart)):
                 message.setdefault("reasoning_content", thoughts)
         return message | {"role": "system"} if self.role == "developer" else message
-
-    @property
-    def texts(self) -> list[str]:
-        """The texts of the content's parts, reasoning left out; a text content is one."""
-        if isinstance(self.content, list):
-            parts = [part for part in self.content if not isinstance(part, ThinkingPart)]
-            return [part.text if isinstance(part, TextPart) else part.refusal for part in parts]
-        return [self.content or ""]
 
 
 def _note(part: Any) -> Any:
@@ -192,12 +184,9 @@ class ToolDeclaration(Body):
     type: Literal["function", "custom"]
     function: Function
 
-
-InputTool = Annotated[ToolDeclaration, BeforeValidator(declared)]
-
-
-class DeferredTool(ToolDeclaration):
-    """A tool that a message of the conversation declares."""
+    def read(self) -> dict[str, Any]:
+        """The tool for a chat template."""
+        return {"type": self.type, "function": self.function.model_dump(exclude_none=True)}
 
 
 class NamedFunction(Body):
@@ -213,6 +202,11 @@ class NamedTool(Body):
     function: NamedFunction
 
 
+def named_function(tool: Mapping[str, Any]) -> str:
+    """The name of the function of a tool, or of a choice of one."""
+    return tool["function"]["name"]
+
+
 class AllowedFunctions(Body):
     """The tools that the model may call.
 
@@ -223,10 +217,6 @@ class AllowedFunctions(Body):
     mode: Literal["auto", "required"]
     tools: Annotated[list[Annotated[NamedTool, BeforeValidator(chosen)]], Field(max_length=MAX_TOOLS), FIRST_ERROR]
 
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(tool.function.name for tool in self.tools)
-
 
 class AllowedTools(Body):
     """A choice of some of the tools; the prompt declares no others."""
@@ -235,7 +225,16 @@ class AllowedTools(Body):
     allowed_tools: AllowedFunctions
 
 
-_ChosenTools = Annotated[Annotated[NamedTool | AllowedTools, Field(discriminator="type")], BeforeValidator(chosen)]
+Plain = dict[str, Any]
+"""A part of a body as the chat template reads it. Other dialects make these of their own bodies."""
+if TYPE_CHECKING:
+    ReadMessage = ReadTool = ReadChoice = Plain
+else:
+    ReadMessage = Annotated[Message, AfterValidator(Message.read)]
+    ReadTool = Annotated[ToolDeclaration, BeforeValidator(declared), AfterValidator(ToolDeclaration.read)]
+    ReadChoice = Annotated[
+        NamedTool | AllowedTools, Field(discriminator="type"), BeforeValidator(chosen), AfterValidator(Body.model_dump)
+    ]
 
 
 class ChatBody(SamplingBody):
@@ -245,14 +244,14 @@ class ChatBody(SamplingBody):
         max_tool_calls: calls of the server's tools that are run.
     """
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
+    messages: Annotated[list[ReadMessage], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     max_tool_calls: Annotated[int, Field(ge=0)] | None = None
-    tools: Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
-    tool_choice: Literal["none", "auto", "required"] | _ChosenTools | None = None
+    tools: Annotated[list[ReadTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ReadChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None

@@ -1,6 +1,5 @@
 """Outputs of requests as OpenAI's text completion: one object, or a stream of chunks."""
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
@@ -10,9 +9,9 @@ from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.events import Called, Event, Finished, Intercepted, Interrupted, Resumed, Token
 from jinfercept.outputs import CompletionOutput, Interrupt, Logprob, RequestOutput
 from jinfercept.request import Request
-from jinfercept.serve.protocols.answers import ServerToolCalls, UsageCount
+from jinfercept.serve.protocols.answers import ServerToolCalls
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.openai.chat_answer import ChunkMaker
+from jinfercept.serve.protocols.openai.chat_answer import ChoicesAnswer
 from jinfercept.serve.protocols.openai.completion_schemas import CompletionBody
 from jinfercept.serve.protocols.openai.logprobs import Reported, completion_logprobs, encoded_experts, prompt_logprobs
 from jinfercept.serve.protocols.schemas import training_fields
@@ -42,13 +41,13 @@ class _StreamedText:
 
 
 @final
-class CompletionAnswer:
+class CompletionAnswer(ChoicesAnswer):
     """The text completion for one body.
 
     Args:
         requests: made of the body; forks follow the request they are forked from.
         tokenizer: of the model; None if it has none.
-        details: fields of the log line; filled in as they become known.
+        details: as of `ChoicesAnswer`.
     """
 
     def __init__(
@@ -60,20 +59,16 @@ class CompletionAnswer:
         tokenizer: Tokenizer | None,
         details: dict[str, Any],
     ) -> None:
-        self._body, self._requests, self._tokenizer = body, requests, tokenizer
         if tokenizer is None and (body.echo or body.logprobs is not None):
             raise ApiError.bad(
                 "echo and logprobs need a tokenizer, and the model has none", "echo" if body.echo else "logprobs"
             )
-        self._head = {"id": name, "object": "text_completion", "created": int(time.time()), "model": model}
-        details["id"] = name
-        self._only_echo = body.max_tokens == 0
-        self.usage = UsageCount(requests, details, silent=self._only_echo)
+        kind, self._only_echo = "text_completion", body.max_tokens == 0
+        super().__init__(kind, kind, name, model, body.stream_options, requests, details, silent=self._only_echo)
+        self._body, self._tokenizer = body, tokenizer
         self._choices = {request.id: _StreamedText(index, request, tokenizer) for index, request in enumerate(requests)}
-        self._chunks = ChunkMaker(self._head, self.usage, body.stream_options)
         self._prompt_scores = dict[str, Sequence[Mapping[int, Logprob] | None] | None]()  # by their first requests
         self.tool_calls: ServerToolCalls | None = None
-        self.first: Sequence[Mapping[str, Any]] = ()
         self._calls = any(request.markup is not None for request in requests)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -114,18 +109,18 @@ class CompletionAnswer:
                     choice.tokens.append((event.token_id, event.logprobs))
                 text = self._begin(choice) + ("" if self._only_echo else event.text)
                 if text or self._carries:
-                    yield self._chunks.chunk(self._shown(choice, text))
+                    yield self._chunk(self._shown(choice, text))
             case Called() | Intercepted():
-                yield self._chunks.chunk(self._shown(choice, "")) | {"jinfercept": _event_report(event)}
+                yield self._chunk(self._shown(choice, "")) | {"jinfercept": _event_report(event)}
             case Interrupted() | Resumed():
                 choice.tokens += _reported(event.token_ids, None)
-                yield self._chunks.chunk(self._shown(choice, event.text)) | {"jinfercept": _event_report(event)}
+                yield self._chunk(self._shown(choice, event.text)) | {"jinfercept": _event_report(event)}
             case Finished():
                 [completion] = event.output.outputs
                 text = self._begin(choice) + ("" if self._only_echo else event.text)
                 report = {"jinfercept": _answer_report([(choice.index, completion)])} if self._calls else {}
-                yield self._chunks.chunk(self._shown(choice, text, completion)) | report
-                yield from self._chunks.last()
+                yield self._chunk(self._shown(choice, text, completion)) | report
+                yield from self._last()
             case _:
                 pass
 

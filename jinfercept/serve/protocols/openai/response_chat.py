@@ -3,13 +3,14 @@
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, final
 
+from jinfercept.calls import Call
 from jinfercept.chat.futures import placeholder
-from jinfercept.chat.messages import results_behind_calls
+from jinfercept.chat.messages import call_message, results_behind_calls
+from jinfercept.chat.system_messages import SYSTEM_ROLES
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.openai.chat_schemas import MAX_MESSAGES, CalledFunction, ChatBody, Message, ToolCall
+from jinfercept.serve.protocols.openai.chat_schemas import MAX_MESSAGES, ChatBody, Plain
 from jinfercept.serve.protocols.openai.response_items import CALL_OUTPUTS, Item, joined
 from jinfercept.serve.protocols.openai.response_schemas import LOGPROBS, ResponsesBody
 from jinfercept.serve.protocols.openai.response_tools import CLIENT_CALLS, ClientTools, called_function, declared_text
@@ -61,22 +62,22 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
         raise ApiError.bad(f"metadata are at most {limits}", "metadata")
 
 
-def truncated[T](messages: list[Message], make: Callable[[list[Message]], T]) -> T:
+def truncated[T](messages: list[Plain], make: Callable[[list[Plain]], T]) -> T:
     """The request of a conversation, without the oldest messages if it is too long: of the longest end that fits.
 
     An end begins with a message of the user, behind the leading messages of the system. Raises the error of `make` if not even
     the last one fits.
     """
-    messages = results_behind_calls(messages, attrgetter("as_read"))  # no end separates a result from its call
+    messages = results_behind_calls(messages)  # no end separates a result from its call
     try:
         return make(messages)
     except ApiError as error:
         if error.code != _TOO_LONG:
             raise
         too_long = error
-    is_system = [message.role in ("system", "developer") for message in messages]
+    is_system = [message["role"] in SYSTEM_ROLES for message in messages]
     head = is_system.index(False) if False in is_system else len(messages)
-    starts = [place for place in range(head + 1, len(messages)) if messages[place].role == "user"]
+    starts = [place for place in range(head + 1, len(messages)) if messages[place]["role"] == "user"]
     fitting: T | None = None
 
     def fits(start: int) -> bool:
@@ -101,7 +102,7 @@ def renamed(error: ApiError) -> ApiError:
     return error
 
 
-def chat_body(body: ResponsesBody, messages: Sequence[Message], tools: ClientTools) -> ChatBody:
+def chat_body(body: ResponsesBody, messages: Sequence[Plain], tools: ClientTools) -> ChatBody:
     """The chat that a body is.
 
     Args:
@@ -139,14 +140,14 @@ def _response_format(body: ResponsesBody) -> ResponseFormat | None:
     return ResponseFormat.model_construct(type=form.type, schema_=form.schema_)
 
 
-def messages_of(items: Iterable[Item], instructions: str | None) -> list[Message]:
+def messages_of(items: Iterable[Item], instructions: str | None) -> list[Plain]:
     """The messages of a conversation. Reasoning, text and calls of one turn are one message.
 
     Incomplete calls of the client's tools are left out, but for those with a result.
     """
     items = list(items)
     messages = _Messages(instructions, {item["call_id"] for item in items if item["type"] in CALL_OUTPUTS})
-    late: dict[int, list[Message]] = defaultdict(
+    late: dict[int, list[Plain]] = defaultdict(
         list
     )  # results of futures, by the index of the item before which they stand
     for index, item in enumerate(items):
@@ -167,28 +168,18 @@ class _ItemsOfTurn:
 
     Attributes:
         texts: of the fields of its message.
-        calls: the id, the name and the arguments of each.
+        calls: of tools of the client and of the server.
     """
-
-    role = "assistant"
 
     def __init__(self, item: Item) -> None:
         self.round: int = _note(item).get("round", 0)  # of its last calls
         self.texts: dict[str, list[str]] = defaultdict(list)
-        self.calls: list[tuple[str, str, str]] = []
+        self.calls: list[Call] = []
 
-    def message(self) -> Message:
-        fields: dict[str, Any] = {
-            field: ("" if field == "content" else "\n\n").join(texts) for field, texts in self.texts.items()
-        }
-        if self.calls:
-            fields["tool_calls"] = [
-                ToolCall.model_construct(
-                    id=call_id, type="function", function=CalledFunction.model_construct(name=name, arguments=arguments)
-                )
-                for call_id, name, arguments in self.calls
-            ]
-        return Message.model_construct(role="assistant", **fields)
+    def message(self) -> Plain:
+        texts = {field: ("" if field == "content" else "\n\n").join(texts) for field, texts in self.texts.items()}
+        calls = {"tool_calls": [*map(call_message, self.calls)]} if self.calls else {}
+        return {"role": "assistant", **texts, **calls}
 
 
 @final
@@ -201,19 +192,19 @@ class _Messages:
 
     def __init__(self, instructions: str | None, answered: Container[str]) -> None:
         self._answered = answered
-        self._messages = list[Message | _ItemsOfTurn]()
+        self._messages = list[Plain | _ItemsOfTurn]()
         if instructions is not None:
-            self._messages.append(Message.model_construct(role="system", content=instructions))
+            self._messages.append({"role": "system", "content": instructions})
         self._names: dict[str, str] = {}  # of the functions that were called, by the ids of calls
         self._turn: _ItemsOfTurn | None = None  # the last one, if an item may belong to it
         self._has_results = False  # of calls of that turn
 
-    def add(self, message: Message) -> None:
+    def add(self, message: Plain) -> None:
         """Add a message after which another turn of the assistant begins."""
         self._messages.append(message)
         self._turn = None
 
-    def whole(self) -> list[Message]:
+    def whole(self) -> list[Plain]:
         """All messages, each text joined once."""
         return [message.message() if isinstance(message, _ItemsOfTurn) else message for message in self._messages]
 
@@ -226,7 +217,8 @@ class _Messages:
                 if self._turn is not None and self._turn.calls:
                     self._turn = None
             case "message" if item["role"] != "assistant":
-                self.add(_given(item))
+                role = "system" if item["role"] == "developer" else item["role"]
+                self.add({"role": role, "content": joined(item["content"])})
             case "message" | "reasoning":
                 self._add_text(item)
             case kind if kind in CLIENT_CALLS:
@@ -257,7 +249,7 @@ class _Messages:
         if turn is None or (turn.calls and turn.round != number):
             turn = self._begin_turn(item)
         turn.round = number
-        turn.calls.append((call_id, name, arguments))
+        turn.calls.append(Call(name, arguments, id=call_id))
 
     def _begin_turn(self, item: Item) -> _ItemsOfTurn:
         self._has_results = False
@@ -266,24 +258,20 @@ class _Messages:
         return self._turn
 
 
-def _given(item: Item) -> Message:
-    return Message.model_construct(role=item["role"], content=joined(item["content"]))
-
-
-def _client_result(item: Item, name: str | None) -> Message:
+def _client_result(item: Item, name: str | None) -> Plain:
     """A message with the result of a call that the client ran.
 
     Args:
         name: of the function that was called.
     """
     content = declared_text(item["tools"]) if item["type"] == "tool_search_output" else item["output"]
-    return Message.model_construct(role="tool", tool_call_id=item["call_id"], name=name, content=content)
+    named = {} if name is None else {"name": name}
+    return {"role": "tool", "tool_call_id": item["call_id"], **named, "content": content}
 
 
-def _result(item: Item, text: str) -> Message:
+def _result(item: Item, text: str) -> Plain:
     """A message with the result of a server's call."""
-    fields = {"tool_call_id": _server_call_id(item), "name": item["name"], "content": text}
-    return Message.model_construct(role="tool", **fields)
+    return {"role": "tool", "tool_call_id": _server_call_id(item), "name": item["name"], "content": text}
 
 
 def _read_after(item: Item) -> int | None:

@@ -17,7 +17,6 @@ from jinfercept.serve.protocols.schemas import (
     FIRST_ERROR,
     Body,
     OutputPart,
-    OutputTokensDetails,
     SamplingBody,
     Text,
     TypeName,
@@ -309,34 +308,14 @@ class InputTokenCount(BaseModel):
     input_tokens: int
 
 
-class InputTokensDetails(BaseModel):
-    """Details of the input tokens."""
-
-    cached_tokens: int
-    cache_write_tokens: int
-
-
 class ResponseUsage(BaseModel):
     """Token counts of a response."""
 
     input_tokens: int
-    input_tokens_details: InputTokensDetails
+    input_tokens_details: dict[Literal["cached_tokens", "cache_write_tokens"], int]
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: dict[Literal["reasoning_tokens"], int]
     total_tokens: int
-
-
-class ResponseFailure(BaseModel):
-    """The error of a failed response."""
-
-    code: str
-    message: str
-
-
-class ConversationId(BaseModel):
-    """The conversation that a response is a turn of."""
-
-    id: str
 
 
 class ResponseObject(BaseModel):
@@ -348,7 +327,7 @@ class ResponseObject(BaseModel):
     completed_at: int | None
     status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     background: bool
-    error: ResponseFailure | None
+    error: dict[Literal["code", "message"], str] | None
     incomplete_details: dict[str, str] | None
     instructions: str | None
     max_output_tokens: int | None
@@ -358,7 +337,7 @@ class ResponseObject(BaseModel):
     output: list[dict[str, Any]]
     parallel_tool_calls: bool
     previous_response_id: str | None
-    conversation: ConversationId | None = None
+    conversation: dict[Literal["id"], str] | None = None
     reasoning: dict[str, Any]
     store: bool
     temperature: float

@@ -12,18 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, final
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.openai.chat_schemas import (
-    CUSTOM_INPUT,
-    AllowedFunctions,
-    AllowedTools,
-    DeferredTool,
-    Function,
-    NamedFunction,
-    NamedTool,
-    ToolDeclaration,
-    custom_input,
-    with_grammar,
-)
+from jinfercept.serve.protocols.openai.chat_schemas import CUSTOM_INPUT, Plain, custom_input, with_grammar
 from jinfercept.serve.protocols.schemas import FIRST_ERROR, Body, Text, TypeName, type_of
 from jinfercept.values import json_object
 
@@ -236,7 +225,7 @@ class ClientTools:
         if len(tools) + len(deferred) > MAX_TOOLS:
             raise ApiError.bad(f"at most {MAX_TOOLS} tools are allowed; got {len(tools) + len(deferred)}", "tools")
         self.declarations = [_declaration(tool) for tool in tools]
-        self.declarations += [_declaration(tool, DeferredTool) for tool in deferred]
+        self.declarations += [_declaration(tool) | {"deferred": True} for tool in deferred]
 
     def call_fields(self, function: str) -> tuple[str, dict[str, Any]]:
         """The type of the item of a call, and its fields before any arguments.
@@ -263,16 +252,13 @@ class ClientTools:
         if chosen is None or isinstance(chosen, str):
             return chosen
         if chosen.type == "allowed_tools":
-            meant = [self._meant(reference) for reference in chosen.tools or ()]
-            named = [NamedTool(type="function", function=NamedFunction(name=name)) for names in meant for name in names]
-            return AllowedTools(
-                type="allowed_tools", allowed_tools=AllowedFunctions(mode=chosen.mode or "auto", tools=named)
-            )
+            meant = [name for reference in chosen.tools or () for name in self._meant(reference)]
+            return {"allowed_tools": {"mode": chosen.mode or "auto", "tools": [*map(_named, meant)]}}
         names = self._meant(chosen)
         if len(names) != 1:
             message = f"tool_choice names one tool, not {len(names)}: a type that is not supported cannot be required"
             raise ApiError.bad(message, "tool_choice", "unsupported_value")
-        return NamedTool(type="function", function=NamedFunction(name=names[0]))
+        return _named(names[0])
 
     def _meant(self, reference: ToolReference) -> list[str]:
         """The functions to which a `tool_choice` refers; none for a tool that is left out."""
@@ -321,7 +307,7 @@ def client_call_value(kind: str, arguments: str) -> Any:
 
 def declared_text(tools: Sequence[Mapping[str, Any]]) -> str:
     """The result of a search: the declarations of the stored tools that it has found."""
-    declared = [_declaration(tool).model_dump(exclude_none=True) for tool in _flat(_TOOLS.validate_python(tools))]
+    declared = [_declaration(tool) for tool in _flat(_TOOLS.validate_python(tools))]
     return "\n\n".join(map(_json, declared)) or "no tools found"
 
 
@@ -341,8 +327,13 @@ def _flat(tools: Sequence[InputTool]) -> Iterator[_ClientTool]:
             yield _ClientTool(tool)
 
 
-def _declaration(client_tool: _ClientTool, kind: type[ToolDeclaration] = ToolDeclaration) -> ToolDeclaration:
+def _named(function: str) -> Plain:
+    return {"type": "function", "function": {"name": function}}
+
+
+def _declaration(client_tool: _ClientTool) -> Plain:
     tool = client_tool.tool
+    fields: dict[str, Any]
     match tool:
         case FunctionTool():
             fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
@@ -354,8 +345,8 @@ def _declaration(client_tool: _ClientTool, kind: type[ToolDeclaration] = ToolDec
             fields = {"description": "Runs a command on the user's machine.", "parameters": _COMMAND}
         case ToolSearchTool():
             fields = {"description": tool.description, "parameters": tool.parameters}
-    function = Function.model_construct(name=client_tool.function, **fields)
-    return kind.model_construct(type="function", function=function)
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {"type": "function", "function": {"name": client_tool.function, **given}}
 
 
 def _action(arguments: str) -> dict[str, Any]:

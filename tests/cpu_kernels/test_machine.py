@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jinfercept.machine import Memory, memory, num_processors
+from jinfercept.cpu_kernels.machine import Memory, memory, num_processors
 
 GIB = 1 << 30
 V2 = "29 23 0:25 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"

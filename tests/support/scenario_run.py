@@ -18,20 +18,17 @@ from jinfercept.request import FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import EstimatorChoice, make_estimator
-from jinfercept.sched.observer import Observer
-from jinfercept.sched.order import Order
 from jinfercept.sched.orders import OrderChoice
 from jinfercept.sched.plan import Masks, StepPlan, StepResult
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.policies import PolicyChoice
-from jinfercept.sched.policy import Policy
 from jinfercept.sched.profile import Profile
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.fake_runner import VOCAB, FakeRunner
 from jinfercept.sim.scripted import ScriptedDispatcher, make_request
 from jinfercept.sim.simulation import SIMULATED_ESTIMATORS, reads_durations
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 from jinfercept.sim.workload import Script
+from tests.support.fake_runner import VOCAB, FakeRunner
 
 NEVER = 1e9
 """Seconds of a call that does not return within a scenario."""
@@ -162,8 +159,6 @@ class ScenarioRun:
         watch: called after every step of the engine.
         planned: called when a plan was made and has not run.
         fake: run on the fake device too; without it, plans are only priced, as in a simulation.
-        wrap: puts another policy around the scenario's.
-        wrap_order: puts another order around the scenario's, if it has one.
 
     Attributes:
         outputs: by the request's number; of those that were aborted too.
@@ -177,9 +172,6 @@ class ScenarioRun:
         watch: Callable[["ScenarioRun"], None] = lambda run: None,
         planned: Callable[["ScenarioRun", StepPlan], None] = lambda run, plan: None,
         fake: bool = True,
-        wrap: Callable[[Policy], Policy] = lambda policy: policy,
-        wrap_order: Callable[[Order], Order] = lambda order: order,
-        observer: Observer | None = None,
     ) -> None:
         self.scenario = scenario
         self.outputs: dict[int, RequestOutput] = {}
@@ -189,8 +181,6 @@ class ScenarioRun:
         self._watch = watch
         estimator = make_estimator(scenario.estimator, SIMULATED_ESTIMATORS)
         build = plan_scheduler(scenario.profile, estimator, scenario.policy, scenario.limits, SIZE, scenario.order)
-        order = wrap_order(build.order) if build.order is not None else None
-        build = replace(build, policy=wrap(build.policy), order=order)
         self.synchronous = build.policy.synchronous
         beside = {"windows": scenario.windows, "states": scenario.states}
         kv = KVManager(scenario.num_pages, scenario.num_host_pages, SIZE, **beside)
@@ -206,8 +196,6 @@ class ScenarioRun:
         runner, wake = checked if fake else priced, threading.Event()
         self.engine = Engine(requests, runner, wake, depth=scenario.depth, check=fake)
         self.engine.observe(log)
-        if observer is not None:
-            self.scheduler.observe(observer)
 
     def _note(self, event: LogEvent) -> None:
         if isinstance(event, Stepped):

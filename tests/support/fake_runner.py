@@ -237,9 +237,8 @@ class FakeRunner:
                 assert self.window_pages.read(chunk.slot, seen, end) == self.pages.read(chunk.slot, seen, end)
             if chunk.sample is None:
                 continue
-            assert chunk.sample.position == end - chunk.num_drafts
             assert not chunk.num_drafts or chunk.sample.forced is None
             context = self.pages.read(chunk.slot, 0, end)
             slot = -1 if chunk.num_drafts else chunk.slot  # rows with drafts leave the slot's last token as it is
-            contexts += [(slot, context[:length]) for length in range(chunk.sample.position, end + 1)]
+            contexts += [(slot, context[:length]) for length in range(end - chunk.num_drafts, end + 1)]
         return contexts
