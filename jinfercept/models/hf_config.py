@@ -225,9 +225,12 @@ def architecture_name(config: Mapping[str, Any]) -> str:
 def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The fields of a `ModelConfig` with layers like Llama's."""
     architecture, num_heads = ARCHITECTURES[name], config["num_attention_heads"]
+    windowed = dict[str, int]()
+    if architecture.family == "gemma4":
+        sizes = _sizes_by_type(config)
+        windowed, config = sizes.get("sliding_attention", {}), {**config, **sizes["full_attention"]}
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
-    sizes = _global_sizes(config) if architecture.family == "gemma4" else {}
-    rope, near = ropes_from_hf(config, sizes.get("head_dim", head_dim), name, head_dim)
+    rope, near = ropes_from_hf(config, head_dim, name, windowed.get("head_dim"))
     qkv_bias, mlp_bias = (
         key in architecture.biases and flag(config, key, default=False) for key in ("attention_bias", "mlp_bias")
     )
@@ -252,7 +255,6 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         if "num_experts" in architecture.keys and config.get("enable_moe_block", True)
         else None,
         **architecture.parts,
-        **sizes,
     }
     match architecture.family, name:
         case "llama", "granite":
@@ -269,9 +271,10 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
             fields["soft_cap"] = config.get("attn_logit_softcapping") if name == "gemma2" else None
             fields["logit_cap"] = config.get("final_logit_softcapping")
         case "gemma4", _:
-            fields["kinds"] = _gemma4_kinds(config, fields["kinds"])
-            fields["query_scale"], fields["logit_cap"] = 1.0, config.get("final_logit_softcapping")
-            fields["per_layer_size"] = config["hidden_size_per_layer_input"]
+            if size := config["hidden_size_per_layer_input"]:
+                refuse_unless(config, vocab_size_per_layer_input=(config["vocab_size"],))
+            fields["kinds"] = _gemma4_kinds(config, fields["kinds"], windowed)
+            fields["logit_cap"], fields["per_layer_size"] = config.get("final_logit_softcapping"), size
         case "qwen3_next", _:
             if not flag(config, "attn_output_gate", default=True):
                 raise ModelError(
@@ -319,49 +322,41 @@ def _kinds(config: Mapping[str, Any], name: str, near: RopeConfig | None) -> tup
     return kinds if set(kinds) != {PLAIN_KIND} else ()
 
 
-def _global_sizes(config: Mapping[str, Any]) -> dict[str, int]:
-    """The head dim and the number of KV heads of Gemma 4's layers without a window, which transformers has by layer."""
-    types, by_layer = config["layer_types"], config["per_layer_config"]
-    own = {int(index): sizes for index, sizes in by_layer.items()}
-    near, full = (
-        [own.get(i, {}) for i, of in enumerate(types) if (of == "full_attention") == is_full]
-        for is_full in (False, True)
-    )
-    sizes = full[0] if full else {}
-    if any(near) or any(other != sizes for other in full) or not sizes.keys() <= {"head_dim", "num_key_value_heads"}:
+def _sizes_by_type(config: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """The head dim and the KV heads of Gemma 4's layers of each type, which transformers has by layer."""
+    usual = {key: config[key] for key in ("head_dim", "num_key_value_heads")}
+    by_layer = [usual | config["per_layer_config"].get(str(index), {}) for index in range(len(config["layer_types"]))]
+    by_type = dict(zip(config["layer_types"], by_layer, strict=True))
+    types = zip(config["layer_types"], by_layer, strict=True)
+    if any(sizes != by_type[of] or sizes.keys() != usual.keys() for of, sizes in types):
         raise ModelError(
-            "layers without a window have one head dim and one number of KV heads, and those with one have the config's",
-            got=shown(by_layer),
+            "layers of one type have one head dim and one number of KV heads, and nothing else of their own",
+            got=shown(config["per_layer_config"]),
             fix="use another model",
         )
-    check_numbers(sizes, sizes)
-    heads = {"num_kv_heads": sizes["num_key_value_heads"]} if "num_key_value_heads" in sizes else {}
-    return {"head_dim": sizes.get("head_dim", config["head_dim"]), **heads}
+    return by_type
 
 
-def _gemma4_kinds(config: Mapping[str, Any], kinds: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
-    """The kinds with the head dim and KV heads of layers with windows; and what layers take from others."""
-    count, num_shared = len(config["layer_types"]), config["num_kv_shared_layers"]
-    windowed = {"head_dim": config["head_dim"], "num_kv_heads": config["num_key_value_heads"]}
+def _gemma4_kinds(
+    config: Mapping[str, Any], kinds: tuple[LayerKind, ...], windowed: Mapping[str, int]
+) -> tuple[LayerKind, ...]:
+    """The kinds with the heads of layers with a window, and with what the last layers take from those before them."""
+    types = config["layer_types"]
     wide = 2 * config["intermediate_size"] if flag(config, "use_double_wide_mlp") else None
-    if (vocabulary := config["vocab_size_per_layer_input"]) != config["vocab_size"] and config[
-        "hidden_size_per_layer_input"
-    ]:
-        raise ModelError("vocab_size_per_layer_input is vocab_size", got=shown(vocabulary), fix="use another model")
-    made = list[LayerKind]()
-    for index, (of, kind) in enumerate(zip(config["layer_types"], kinds or (PLAIN_KIND,) * count, strict=True)):
-        kind = kind._replace(**windowed) if kind.window else kind
-        if index < count - num_shared:
-            has_no_values = not kind.window and flag(config, "attention_k_eq_v")
-            made.append(kind._replace(keys_are_values=has_no_values))
-            continue
-        before = config["layer_types"][: count - num_shared]
-        if of not in before:
-            got = f"{num_shared} of {count}, none of the others with {of}"
-            raise ModelError("num_kv_shared_layers leaves a layer of each type", got=got, fix="use another model")
-        source = len(before) - 1 - before[::-1].index(of)
-        made.append(kind._replace(kv_from=source, ffn_size=wide))
-    return tuple(made)
+    num_own = len(types) - config["num_kv_shared_layers"]
+    sources = {of: index for index, of in enumerate(types[:num_own])}
+    if sources.keys() != {*types}:
+        got = f"{config['num_kv_shared_layers']} of {len(types)}"
+        raise ModelError("num_kv_shared_layers leaves a layer of each type", got=got, fix="use another model")
+
+    def own(index: int, kind: LayerKind) -> LayerKind:
+        if kind.window is not None:
+            kind = kind._replace(head_dim=windowed["head_dim"], num_kv_heads=windowed["num_key_value_heads"])
+        if index >= num_own:
+            return kind._replace(kv_from=sources[types[index]], ffn_size=wide)
+        return kind._replace(keys_are_values=kind.window is None and flag(config, "attention_k_eq_v"))
+
+    return tuple(own(index, kind) for index, kind in enumerate(kinds or (PLAIN_KIND,) * len(types)))
 
 
 def _are_dense(config: Mapping[str, Any]) -> tuple[bool, ...]:
