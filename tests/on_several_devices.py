@@ -121,7 +121,7 @@ def collectives(llm: LLM, *key: object) -> list[str]:
 
 
 def exchanges(executable: Any) -> list[str]:
-    return re.findall(r"= \S+ (all-\w+|reduce-scatter|collective-\w+)\(", executable.as_text())
+    return re.findall(r"= (?:\S+|\(.+\)) (all-\w+|reduce-scatter|collective-\w+)\(", executable.as_text())
 
 
 def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
