@@ -61,7 +61,7 @@ from jinfercept.serve.state.tool_history import ToolHistory
 
 MAX_LEN, PAGE_SIZE = 2**18, 16
 STAGES = ("read", "render", "tokenise", "digest", "rest", "queue")
-HINTS = RequestHints(tenant="key", salt="key")
+HINTS = RequestHints(tenant="key", cache_salt="key")
 TEMPLATE = r"""
 {%- if tools %}{{ 'START' + 'system\nCall functions within <tool_call></tool_call>:\n' }}
 {%- for tool in tools %}{{ tool | tojson }}{% endfor %}{{ 'END\n' }}

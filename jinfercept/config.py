@@ -6,7 +6,7 @@ Groups are frozen, and a class of the engine gets only its own. Imports nothing 
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import NoneType
 from typing import Any, Literal, NamedTuple, Self, TypedDict, get_args, get_origin, get_type_hints
@@ -81,66 +81,6 @@ class SpeculativeConfig(NamedTuple):
 
 MAX_BIAS = 100
 """Of a logit, as in `SamplingParams.logit_bias`."""
-
-
-class AdapterChoice(NamedTuple):
-    """The adapters of a start.
-
-    Attributes:
-        directories: by name.
-        num_slots: adapters that there is room for.
-        of_any_modules: whether that room is for adapters of any modules, loaded later; else for those named alone.
-        most_rank: the largest rank that there is room for; None: the largest of those named, or 16 without any.
-        of_tools: name of the adapter of chats with tools that name none; None: they have none.
-        call_bias: added to the logit with which a call opens in chats that have that adapter and may answer.
-    """
-
-    directories: Mapping[str, str]
-    num_slots: int
-    of_any_modules: bool
-    most_rank: int | None
-    of_tools: str | None
-    call_bias: float
-
-    @classmethod
-    def parse(
-        cls,
-        loras: Sequence[str] | Mapping[str, Any] | None,
-        max_loras: int | None,
-        max_lora_rank: int | None,
-        tool_lora: str | None,
-        tool_call_bias: float | None,
-    ) -> Self:
-        """The adapters of the options with these names. Raises `ConfigError` for values that cannot work together."""
-        directories = _directories(loras)
-        if max_loras is not None and max_loras < len(directories):
-            got, fix = f"{max_loras} for {len(directories)}", f"{len(directories)} or more"
-            raise ConfigError("max_loras is less than the number of adapters in loras", got=got, fix=fix)
-        num_slots = len(directories) if max_loras is None else max_loras
-        if max_lora_rank is not None and not num_slots:
-            raise ConfigError("max_lora_rank needs adapters", got="no room for any", fix="give max_loras or loras too")
-        if tool_lora is not None and tool_lora not in directories and num_slots == len(directories):
-            names = ", ".join(directories) or "none are named"
-            raise ConfigError("tool_lora must be a name in loras", got=shown(tool_lora), fix=f"one of loras: {names}")
-        bias = tool_call_bias or 0.0
-        if not -MAX_BIAS <= bias <= MAX_BIAS:
-            raise ConfigError("tool_call_bias is wrong", got=bias, fix=f"a number from -{MAX_BIAS} to {MAX_BIAS}")
-        return cls(directories, num_slots, max_loras is not None, max_lora_rank, tool_lora, bias)
-
-
-def _directories(loras: Sequence[str] | Mapping[str, Any] | None) -> dict[str, str]:
-    """The directories by name. Raises `ConfigError` for an entry that is none, and a name given twice."""
-    if isinstance(loras, Mapping):
-        pairs = [(str(name), str(place)) for name, place in loras.items()]
-    else:
-        words = [word.partition("=") for word in loras or ()]
-        pairs = [(name.strip(), place.strip()) for name, _, place in words]
-    if not all(name and place for name, place in pairs):
-        raise ConfigError("an adapter has a name and a directory", got=shown(loras), fix="NAME=DIRECTORY for each")
-    directories = dict(pairs)
-    if len(directories) < len(pairs):
-        raise ConfigError("two adapters have one name", got=shown(loras), fix="give each a name of its own")
-    return directories
 
 
 def option(default: Any, text: str, *aliases: str, least: float | None = None, most: float | None = None) -> Any:
@@ -253,9 +193,48 @@ class AdapterOptions:
     tool_call_bias: float | None = option(None, "added to logits that open calls, in chats of `tool_lora`")
 
     @property
-    def choice(self) -> AdapterChoice:
-        """The adapters, and the room for them. Raises `ConfigError`."""
-        return AdapterChoice.parse(self.loras, self.max_loras, self.max_lora_rank, self.tool_lora, self.tool_call_bias)
+    def directories(self) -> dict[str, str]:
+        """The directories of adapters by name. Raises `ConfigError` for an entry that is none, and a name given twice."""
+        if isinstance(self.loras, Mapping):
+            pairs = [(str(name), str(place)) for name, place in self.loras.items()]
+        else:
+            words = [word.partition("=") for word in self.loras or ()]
+            pairs = [(name.strip(), place.strip()) for name, _, place in words]
+        if not all(name and place for name, place in pairs):
+            raise ConfigError(
+                "an adapter has a name and a directory", got=shown(self.loras), fix="NAME=DIRECTORY for each"
+            )
+        directories = dict(pairs)
+        if len(directories) < len(pairs):
+            raise ConfigError("two adapters have one name", got=shown(self.loras), fix="give each a name of its own")
+        return directories
+
+    @property
+    def num_slots(self) -> int:
+        """Adapters that there is room for: of any modules with `max_loras`, else for those of `loras` alone."""
+        return len(self.directories) if self.max_loras is None else self.max_loras
+
+    @property
+    def call_bias(self) -> float:
+        """Added to the logit with which a call opens in chats of `tool_lora` that may answer."""
+        return self.tool_call_bias or 0.0
+
+    def check(self) -> None:
+        """Raise `ConfigError` for values that cannot work together."""
+        num_named, num_slots = len(self.directories), self.num_slots
+        if num_slots < num_named:
+            got, fix = f"{num_slots} for {num_named}", f"{num_named} or more"
+            raise ConfigError("max_loras is less than the number of adapters in loras", got=got, fix=fix)
+        if self.max_lora_rank is not None and not num_slots:
+            raise ConfigError("max_lora_rank needs adapters", got="no room for any", fix="give max_loras or loras too")
+        if self.tool_lora is not None and self.tool_lora not in self.directories and num_slots == num_named:
+            names = ", ".join(self.directories) or "none are named"
+            raise ConfigError(
+                "tool_lora must be a name in loras", got=shown(self.tool_lora), fix=f"one of loras: {names}"
+            )
+        if not -MAX_BIAS <= self.call_bias <= MAX_BIAS:
+            fix = f"a number from -{MAX_BIAS} to {MAX_BIAS}"
+            raise ConfigError("tool_call_bias is wrong", got=self.call_bias, fix=fix)
 
 
 @dataclass(frozen=True)
@@ -541,7 +520,7 @@ class EngineConfig:
                 fix="leave one of them out",
             )
         assert scheduling.speculation
-        assert self.adapters.choice
+        self.adapters.check()
         self._check_disk()
 
     def _check_disk(self) -> None:

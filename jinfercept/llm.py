@@ -126,7 +126,7 @@ class LLM(RolloutMethods, WeightControls):
             self.sampling_defaults,
             lambda: engine.thread.check_process(),  # not of `self`: a closed LLM frees its weights at once
             engine.adapters,
-            self.config.adapters.choice,
+            self.config.adapters,
         )
         self.make_requests, self.make_chats = self._requests.make_requests, self._requests.make_chats
 

@@ -121,7 +121,7 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay() -> None:
     "name",
     ["llama_tied", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_next", "gpt_oss_mxfp4", "gptj"))],
 )
-def test_a_checkpoint_is_written_over_the_served_weights_piece_by_piece(
+def test_a_checkpoint_is_written_over_the_served_weights_block_by_block(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_memory, "PIECE_BYTES", 64)

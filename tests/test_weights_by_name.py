@@ -23,7 +23,6 @@ sys.path.append(str(GOLDEN.parents[1] / "examples"))
 FAMILIES = [
     "gptj",
     "gemma3",
-    "gemma4_moe",
     "gemma4_e2b",
     "phi3",
     "qwen3_moe",

@@ -18,7 +18,6 @@ from jinfercept.chat.memory import ChatMemory, Conversation, GivenTokens
 from jinfercept.chat.messages import Message, call_ids, checked_message, results_behind_calls
 from jinfercept.chat.options import (
     MAX_ROUNDS,
-    ChatArguments,
     ChatOptions,
     checked_options,
     reasoning_format,
@@ -46,7 +45,6 @@ from jinfercept.errors import RequestError, shown
 from jinfercept.hooks import Grammar
 from jinfercept.request import Request
 from jinfercept.sampling_params import MAX_BIASED_TOKENS, SamplingParams
-from jinfercept.values import plain
 
 DEFAULT_PARAMS = SamplingParams(max_tokens=1024)
 """Defaults of a chat; a completion's 16 tokens would end most answers early."""
@@ -59,21 +57,6 @@ def is_conversation(prompt: object) -> bool:
         and bool(prompt)
         and all(isinstance(message, Mapping) and "role" in message for message in prompt)
     )
-
-
-def is_single_chat(prompt: object, detector: object, options: ChatArguments) -> bool:
-    """Whether this is one conversation, not one prompt. Raises `RequestError` for arguments that do not go with it."""
-    if is_conversation(prompt):
-        if detector is not None:
-            raise RequestError("a chat takes no detector", got="a detector", fix="name a tool_call_parser")
-        return True
-    checked_options(options)
-    if isinstance(plain(prompt), int | float):
-        raise RequestError("a prompt is a text or a list of token ids", got=shown(prompt), fix="give either")
-    of_chats = ChatOptions.__annotations__.keys() - {"async_calls", "lora"}
-    if names := ", ".join(name for name in options if name in of_chats):
-        raise RequestError("chat options need messages", got=names, fix="leave them out")
-    return False
 
 
 @final

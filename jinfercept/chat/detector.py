@@ -3,8 +3,9 @@ tokens, or by a script."""
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import final
 
 from jinfercept.calls import Call, Tool
@@ -98,6 +99,22 @@ class ParsedTurn:
         return pieces
 
 
+type _Search = Generator[tuple[Call, ...], tuple[int, int, str], None]
+"""Is sent the arguments of `Watch.feed`, and yields what that returns."""
+
+
+@final
+class _Watch:
+    """A `Watch` that is a search."""
+
+    def __init__(self, search: _Search) -> None:
+        self._search = search
+        next(search)
+
+    def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
+        return self._search.send((index, token_id, text))
+
+
 @final
 class RegexDetector:
     """A call is a match of a pattern, across token borders, complete at the first character at which the pattern matches.
@@ -132,37 +149,28 @@ class RegexDetector:
         self._tool = tool
 
     def watch(self) -> Watch:
-        return _RegexWatch(self._pattern, self._tool)
+        return _Watch(self._find())
 
-
-class _RegexWatch:
-    """Text since the last call that may still matter, and the token of every character.
-
-    One character more is kept than is searched, so that `^` and `\\b` see that something stands before.
-    """
-
-    def __init__(self, pattern: re.Pattern[str], tool: str | None) -> None:
-        self._pattern, self._tool = pattern, tool
-        self._text, self._origins = "", list[int]()
-        self._before = 0
-
-    def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
-        searched = len(self._text)
-        self._text += text
-        self._origins += [index] * len(text)
-        for end in range(searched + 1, len(self._text) + 1):
-            first = max(self._before, end - MAX_ARGUMENT_CHARS)
-            if match := self._pattern.search(self._text, first, end):
-                groups = match.groupdict()
-                name = self._tool or groups["name"] or ""
-                arguments = groups.get("arguments", match[0]) or ""
-                call = Call(name, arguments, (self._origins[match.start()], index + 1))
-                self._text, self._origins, self._before = "", [], 0
-                return (call,)
-        excess = len(self._text) - MAX_ARGUMENT_CHARS - 1
-        if excess > MAX_ARGUMENT_CHARS:
-            self._text, self._origins, self._before = self._text[excess:], self._origins[excess:], 1
-        return ()
+    def _find(self) -> _Search:
+        # one character more is kept than is searched, so that `^` and `\b` see that something stands before
+        text, origins, before = "", list[int](), 0  # since the last call, and the token of each of its characters
+        calls: tuple[Call, ...] = ()
+        while True:
+            index, _, added = yield calls
+            calls, searched = (), len(text)
+            text += added
+            origins += [index] * len(added)
+            for end in range(searched + 1, len(text) + 1):
+                if match := self._pattern.search(text, max(before, end - MAX_ARGUMENT_CHARS), end):
+                    groups = match.groupdict()
+                    arguments = groups.get("arguments", match[0]) or ""
+                    span = (origins[match.start()], index + 1)
+                    calls = (Call(self._tool or groups["name"] or "", arguments, span),)
+                    text, origins, before = "", [], 0
+                    break
+            excess = len(text) - MAX_ARGUMENT_CHARS - 1
+            if excess > MAX_ARGUMENT_CHARS:
+                text, origins, before = text[excess:], origins[excess:], 1
 
 
 @final
@@ -190,36 +198,27 @@ class TokenDetector:
         self._calls, self._opening = dict(calls), opening
 
     def watch(self) -> Watch:
-        return _TokenWatch(self._calls, self._opening)
+        return _Watch(self._find())
 
-
-class _TokenWatch:
-    """The text since the opening token, if there was one."""
-
-    def __init__(self, calls: Mapping[int, str], opening: int | None) -> None:
-        self._calls, self._opening = calls, opening
-        self._since: int | None = None
-        self._parts: list[str] = []
-        self._num_chars = 0
-
-    def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
-        if (name := self._calls.get(token_id)) is not None:
-            first = index if self._since is None else self._since
-            call = Call(name, "".join(self._parts), (first, index + 1))
-            self._forget()
-            return (call,)
-        if token_id == self._opening:
-            self._forget()
-            self._since = index
-        elif self._since is not None:
-            self._parts.append(text)
-            self._num_chars += len(text)
-            if self._num_chars > MAX_ARGUMENT_CHARS:
-                self._forget()
-        return ()
-
-    def _forget(self) -> None:
-        self._since, self._parts, self._num_chars = None, [], 0
+    def _find(self) -> _Search:
+        since: int | None = None
+        parts, num_chars = list[str](), 0  # since the opening token
+        calls: tuple[Call, ...] = ()
+        while True:
+            index, token_id, text = yield calls
+            calls = ()
+            if (name := self._calls.get(token_id)) is not None:
+                calls = (Call(name, "".join(parts), (index if since is None else since, index + 1)),)
+                since = None
+            elif token_id == self._opening:
+                since = index
+            elif since is not None and num_chars + len(text) <= MAX_ARGUMENT_CHARS:
+                parts.append(text)
+                num_chars += len(text)
+                continue
+            else:
+                since = None
+            parts, num_chars = [], 0
 
 
 @final
@@ -233,24 +232,19 @@ class FormatDetector:
         self._format, self._eos_token_ids = format, frozenset(eos_token_ids)
 
     def watch(self) -> Watch:
-        return _FormatWatch(self._format, self._eos_token_ids)
+        return _Watch(self._find())
 
-
-class _FormatWatch:
-    """Parses the current turn."""
-
-    def __init__(self, format: ToolCallFormat, eos_token_ids: frozenset[int]) -> None:
-        self._format, self._eos_token_ids = format, eos_token_ids
-        self._turn = ParsedTurn(format.parser())
-
-    def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
-        if token_id not in self._eos_token_ids:
-            self._turn.feed(index, len(text), text)
-            return ()
-        self._turn.finish()
-        calls = self._turn.spanning_tokens()
-        self._turn = ParsedTurn(self._format.parser())
-        return calls
+    def _find(self) -> _Search:
+        turn = ParsedTurn(self._format.parser())
+        calls: tuple[Call, ...] = ()
+        while True:
+            index, token_id, text = yield calls
+            calls = ()
+            if token_id in self._eos_token_ids:
+                turn.finish()
+                calls, turn = turn.spanning_tokens(), ParsedTurn(self._format.parser())
+            else:
+                turn.feed(index, len(text), text)
 
 
 MAX_ARGUMENT_CHARS = 8192
@@ -272,61 +266,48 @@ class StopStringDetector:
                 "tools must be a list of Tool", got=shown(tools), fix="[Tool(function, start=…, stop=…)]"
             )
         self._marks = [(tool.start, tool.stop, tool.name) for tool in listed if tool.start and tool.stop]
+        self._keep = max((len(start) for start, _, _ in self._marks), default=1) - 1
 
     def watch(self) -> Watch:
-        return _StopStringWatch(self._marks)
+        return _Watch(self._find())
 
-
-class _StopStringWatch:
-    """Text since the last call that may still matter, and the tokens that it came from."""
-
-    def __init__(self, marks: list[tuple[str, str, str]]) -> None:
-        self._marks = marks
-        self._keep = max((len(start) for start, _, _ in marks), default=1) - 1
-        self._text = ""
-        self._origins: list[int] = []  # the token index of every character
-        self._open: tuple[str, str, str] | None = None
-        self._searched = 0
-
-    def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
-        self._text += text
-        self._origins += [index] * len(text)
+    def _find(self) -> _Search:
+        text, origins = "", list[int]()  # what may still matter, and the token of each of its characters
+        mark: tuple[str, str, str] | None = None  # of the open call, with which the text begins
+        searched = 0
+        calls: tuple[Call, ...] = ()
         while True:
-            if self._open is None and not self._find_start():
-                return ()
-            assert self._open is not None
-            start, stop, name = self._open
-            limit = len(start) + MAX_ARGUMENT_CHARS + len(stop)
-            end = self._text.find(stop, max(len(start), self._searched - len(stop) + 1), limit)
-            if end >= 0:
-                call = Call(name, self._text[len(start) : end], (self._origins[0], index + 1))
-                self._text, self._origins, self._open = "", [], None
-                return (call,)
-            self._searched = len(self._text)
-            if len(self._text) < limit:
-                return ()
-            self._cut(len(start))
-            self._open = None
+            index, _, added = yield calls
+            calls = ()
+            text += added
+            origins += [index] * len(added)
+            while not calls:
+                if mark is None:
+                    first, mark = self._opening(text)
+                    text, origins, searched = text[first:], origins[first:], 0
+                    if mark is None:
+                        break
+                start, stop, name = mark
+                limit = len(start) + MAX_ARGUMENT_CHARS + len(stop)
+                end = text.find(stop, max(len(start), searched - len(stop) + 1), limit)
+                searched = len(text)
+                if end >= 0:
+                    calls = (Call(name, text[len(start) : end], (origins[0], index + 1)),)
+                    text, origins, mark = "", [], None
+                elif len(text) < limit:
+                    break
+                else:
+                    text, origins, mark = text[len(start) :], origins[len(start) :], None
 
-    def _find_start(self) -> bool:
-        """Open the call that begins earliest; wait while one that begins no later may still be on its way."""
-        text = self._text
+    def _opening(self, text: str) -> tuple[int, tuple[str, str, str] | None]:
+        """Offset and mark of the call that begins earliest; no mark while one that begins no later may be on its way."""
         openings = [(at, -len(mark[0]), mark) for mark in self._marks if (at := text.find(mark[0])) >= 0]
-        first = max(0, len(text) - self._keep)
-        coming = next((at for at in range(first, len(text)) if self._may_begin(text[at:])), len(text))
-        if not openings or coming <= min(openings)[0]:
-            self._cut(min(coming, min(openings)[0]) if openings else coming)
-            return False
-        at, _, self._open = min(openings)
-        self._cut(at)
-        self._searched = 0
-        return True
-
-    def _may_begin(self, text: str) -> bool:
-        return any(len(text) < len(start) and start.startswith(text) for start, _, _ in self._marks)
-
-    def _cut(self, count: int) -> None:
-        self._text, self._origins = self._text[count:], self._origins[count:]
+        ends = ((at, text[at:]) for at in range(max(0, len(text) - self._keep), len(text)))
+        coming = next(
+            (at for at, end in ends if any(end != m[0] and m[0].startswith(end) for m in self._marks)), len(text)
+        )
+        at, _, mark = min(openings, default=(len(text), 0, None))
+        return (coming, None) if coming <= at else (at, mark)
 
 
 @final
@@ -339,22 +320,17 @@ class ScriptedDetector:
 
     def __init__(self, script: Mapping[int, Sequence[Call]]) -> None:
         try:
-            self.script = {count: tuple(calls) for count, calls in script.items()}
+            self.script = {number: tuple(calls) for number, calls in script.items()}
         except (AttributeError, TypeError):
             raise RequestError(
                 "a script must map numbers of tokens to lists of calls", got=shown(script), fix="{3: [Call(…)]}"
             ) from None
 
     def watch(self) -> Watch:
-        return _ScriptedWatch(self.script)
+        return _Watch(self._find())
 
-
-class _ScriptedWatch:
-    def __init__(self, script: Mapping[int, tuple[Call, ...]]) -> None:
-        self._script = script
-        self._count = 0
-
-    def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
-        self._count += 1
-        calls = self._script.get(self._count)
-        return tuple([replace(call, span=(index, index + 1)) for call in calls]) if calls else ()
+    def _find(self) -> _Search:
+        calls: tuple[Call, ...] = ()
+        for number in count(1):
+            index, _, _ = yield calls
+            calls = tuple([replace(call, span=(index, index + 1)) for call in self.script.get(number, ())])

@@ -161,7 +161,7 @@ class GivenTokens(NamedTuple):
         """The given tokens and those of the messages behind them. Raises as `ChatTemplate.appended`."""
         end, behind = template.appended(messages[self.num_messages - 1 :])
         token_ids = array("i", self.token_ids)
-        if end and not template.ends_turn(token_ids[-1]):
+        if end and token_ids[-1] not in template.end_token_ids:
             token_ids.extend(template.encode(end))
         token_ids.extend(template.encode(behind))
         return Conversation(token_ids, template.decode(token_ids), "", (), {})
@@ -186,7 +186,7 @@ def _encoded(
     Args:
         ids_by_segment: of segments that were encoded before.
     """
-    segments = template.segments(text)
+    segments = template.tokenizer.segments(text)
     new = [segment for segment in dict.fromkeys(segments) if segment not in ids_by_segment]
     encoded = dict(zip(new, map(partial(array, "i"), template.tokenizer.encode_segments(new)), strict=True))
     token_ids = array("i")

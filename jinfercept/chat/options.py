@@ -118,6 +118,14 @@ def checked_options(options: ChatArguments | ChatOptions) -> ChatOptions:
     return cast(ChatOptions, values)
 
 
+def prompt_options(options: ChatArguments | ChatOptions) -> dict[str, Any]:
+    """The options of a prompt that is no conversation. Raises `RequestError` for those of a chat."""
+    own = {"async_calls", "lora"}
+    if names := sorted(options.keys() & ChatOptions.__annotations__.keys() - own):
+        raise RequestError("chat options need messages", got=", ".join(names), fix="leave them out")
+    return {name: value for name, value in options.items() if name in own}
+
+
 def check_parsers(tool_call_parser: str | None = None, reasoning_parser: str | None = "auto") -> None:
     """Raise `RequestError` for unknown parser names; needs no model."""
     if tool_call_parser is not None and ALIASES.get(tool_call_parser, tool_call_parser) not in FORMATS:

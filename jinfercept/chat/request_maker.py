@@ -10,20 +10,31 @@ from itertools import count
 from typing import Any, final
 
 from jinfercept.calls import Tool
-from jinfercept.chat import chats, requests
+from jinfercept.chat import chats
 from jinfercept.chat.call_markup import AsyncCalls
 from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.chat.grammar.grammar import Grammars
 from jinfercept.chat.grammar.limits import num_compiled_bytes
 from jinfercept.chat.memory import ChatMemory, GivenTokens
-from jinfercept.chat.options import ChatArguments, ChatOptions
+from jinfercept.chat.options import ChatArguments, ChatOptions, checked_options, prompt_options
+from jinfercept.chat.requests import (
+    MarkedTools,
+    checked_tools,
+    listed_prompts,
+    one_each,
+    params_of_each,
+    request_of,
+    text_detector,
+)
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.chat.written_tools import log_written_tools
-from jinfercept.config import AdapterChoice
+from jinfercept.config import AdapterOptions
 from jinfercept.engine.adapter_table import AdapterTable
 from jinfercept.engine.parallel_sampling import forks
+from jinfercept.errors import RequestError, shown
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
+from jinfercept.values import plain
 
 
 @final
@@ -38,7 +49,7 @@ class RequestMaker:
         sampling_defaults: fields of the `SamplingParams` of prompts that bring none.
         check_process: raises in a forked child, where a tokenizer may hang.
         adapters: that requests may name.
-        adapter_choice: which adapter chats with tools have that name none, and the bias of their calls; None: no adapter.
+        adapter_options: which adapter chats with tools have that name none, and the bias of their calls; by default none.
     """
 
     def __init__(
@@ -50,14 +61,13 @@ class RequestMaker:
         sampling_defaults: Mapping[str, Any],
         check_process: Callable[[], None],
         adapters: AdapterTable,
-        adapter_choice: AdapterChoice | None = None,
+        adapter_options: AdapterOptions = AdapterOptions(),  # noqa: B008 # frozen
     ) -> None:
         self.tokenizer, self._grammars, self._end_token_ids = tokenizer, grammars, end_token_ids
         self._max_model_len, self._sampling_defaults = max_model_len, sampling_defaults
         self._check_process = check_process
         self._adapters = adapters
-        self._tool_lora = adapter_choice.of_tools if adapter_choice else None
-        self._call_bias = adapter_choice.call_bias if adapter_choice else 0.0
+        self._tool_lora, self._call_bias = adapter_options.tool_lora, adapter_options.call_bias
         self._ids = map("request-{}".format, count())
         self._note_written_tools = cache(log_written_tools)
         self.forget_chats()
@@ -81,17 +91,32 @@ class RequestMaker:
 
         Args:
             ids: names for them, one for each prompt; made up by default.
+            tools: a `ChatTool` is called in markup.
             tenant: whose grammars they are.
+            async_calls: how tools without a start text are called, in markup; None: not, unless a tool asks for it.
             lora: names of adapters, one for all or one for each prompt.
         """
         self._check_process()
-        params = self.default_params(is_chat=False) if params is None else params
-        grammars = self._grammars.of(tenant) if self._grammars and tenant else self._grammars
-        arguments = (ids or self._ids, prompts, params, tools, detector, self.tokenizer, grammars, async_calls)
-        new_requests = requests.make_requests(*arguments)
-        if lora is not None:
-            names = requests.one_each(lora, str, len(new_requests), "lora")
-            new_requests = [self.with_adapter(request, name) for request, name in zip(new_requests, names, strict=True)]
+        tokenizer, grammars = self.tokenizer, self._grammars and self._grammars.of(tenant)
+        listed = listed_prompts(prompts)
+        all_params = params_of_each(self.default_params(is_chat=False) if params is None else params, len(listed))
+        checked, marked = checked_tools(tools), None
+        if async_calls is not None or any(isinstance(tool, ChatTool) or tool.calls == "async" for tool in checked):
+            marked = MarkedTools.of(checked, AsyncCalls() if async_calls is None else async_calls, tokenizer, grammars)
+        by_name = {tool.name: tool for tool in checked if isinstance(tool, Tool)}
+        by_name |= marked.tools if marked else {}
+        if detector is None and by_name and (marked is None or any(tool.start for tool in by_name.values())):
+            detector = text_detector(by_name, tokenizer)
+        detectors = one_each(detector, None, len(listed), "detector")
+        for own in detectors:
+            if own is not None and not callable(getattr(own, "watch", None)):
+                raise RequestError("a detector has a method watch()", got=shown(own), fix="see hooks.Detector")
+        new_requests = list[Request]()
+        adapters = one_each(lora, str, len(listed), "lora")
+        rows = zip(ids or self._ids, listed, all_params, detectors, adapters, strict=False)
+        for request_id, prompt, own_params, own_detector, name in rows:
+            request = request_of(request_id, prompt, own_params, own_detector, by_name, tokenizer, grammars)
+            new_requests.append(self.with_adapter(marked.added_to(request) if marked else request, name))
         return [fork for request in new_requests for fork in forks(request)]
 
     def make_chats(
@@ -155,10 +180,14 @@ class RequestMaker:
 
     def make_either(self, prompt: Any, params: Any, tools: Any, detector: Any, options: ChatArguments) -> list[Request]:
         """What `LLM.stream` serves: a single prompt or a single conversation."""
-        if chats.is_single_chat(prompt, detector, options):
+        if chats.is_conversation(prompt):
+            if detector is not None:
+                raise RequestError("a chat takes no detector", got="a detector", fix="name a tool_call_parser")
             return self.make_chats([prompt], params, tools, options)
-        own = {"async_calls": options.get("async_calls"), "lora": options.get("lora")}
-        return self.make_requests([prompt], params, tools, detector, **own)
+        checked_options(options)
+        if isinstance(plain(prompt), int | float):
+            raise RequestError("a prompt is a text or a list of token ids", got=shown(prompt), fix="give either")
+        return self.make_requests([prompt], params, tools, detector, **prompt_options(options))
 
     def with_adapter(self, request: Request, name: str | None) -> Request:
         """The request with the adapter that has this name now. Raises `RequestError` if there is none."""

@@ -33,48 +33,6 @@ Prompt = str | Mapping[str, Any] | Sequence[int] | IdArray
 _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 
 
-def make_requests(
-    ids: Iterable[str],
-    prompts: Prompt | Iterable[Prompt],
-    params: SamplingParams | Iterable[SamplingParams] | None,
-    tools: Iterable[Tool | ChatTool] | None,
-    detector: Detector | Iterable[Detector | None] | None,
-    tokenizer: Tokenizer | None,
-    grammars: Grammars | None = None,
-    async_calls: AsyncCalls | None = None,
-) -> list[Request]:
-    """One request per prompt. Raises `RequestError` for invalid arguments.
-
-    Args:
-        ids: names for the requests, at least as many as prompts.
-        tools: a `ChatTool` is called in markup.
-        grammars: compiles structured outputs; None without a tokenizer.
-        async_calls: how tools without a start text are called, in markup; None: not, unless a tool asks for it.
-    """
-    listed = _prompts(prompts)
-    all_params = params_of_each(SamplingParams() if params is None else params, len(listed))
-    checked_tools = _checked_tools(tools)
-    marked = None
-    if async_calls is not None or any(isinstance(tool, ChatTool) or tool.calls == "async" for tool in checked_tools):
-        marked = MarkedTools.of(
-            checked_tools, AsyncCalls() if async_calls is None else async_calls, tokenizer, grammars
-        )
-    by_name = {tool.name: tool for tool in checked_tools if isinstance(tool, Tool)}
-    if marked is not None:
-        by_name |= marked.tools
-    if detector is None and by_name and (marked is None or any(tool.start for tool in by_name.values())):
-        detector = _text_detector(by_name, tokenizer)
-    detectors = one_each(detector, None, len(listed), "detector")
-    for prompt_detector in detectors:
-        if prompt_detector is not None and not callable(getattr(prompt_detector, "watch", None)):
-            raise RequestError("a detector has a method watch()", got=shown(prompt_detector), fix="see hooks.Detector")
-    requests = [
-        _request(request_id, prompt, prompt_params, by_name, prompt_detector, tokenizer, grammars)
-        for request_id, prompt, prompt_params, prompt_detector in zip(ids, listed, all_params, detectors, strict=False)
-    ]
-    return requests if marked is None else [marked.added_to(request) for request in requests]
-
-
 def params_of_each(params: Any, number: int) -> list[SamplingParams]:
     """The parameters of each prompt. Raises `RequestError` if they are none."""
     all_params = one_each(params, SamplingParams, number, "sampling_params")
@@ -122,7 +80,7 @@ def check_chars(content: Any, most: int) -> None:
         )
 
 
-def _prompts(prompts: Any) -> list[Any]:
+def listed_prompts(prompts: Any) -> list[Any]:
     prompts = plain(prompts)
     if isinstance(prompts, str | Mapping):
         return [prompts]
@@ -132,7 +90,7 @@ def _prompts(prompts: Any) -> list[Any]:
     return [listed] if listed and all(isinstance(item, int) for item in listed) else listed
 
 
-def _text_detector(by_name: dict[str, Tool], tokenizer: Tokenizer | None) -> Detector:
+def text_detector(by_name: dict[str, Tool], tokenizer: Tokenizer | None) -> Detector:
     if tokenizer is None:
         raise RequestError("finding calls by text needs a tokenizer", got=[*by_name], fix="pass a detector")
     if not any(tool.start for tool in by_name.values()):
@@ -140,12 +98,12 @@ def _text_detector(by_name: dict[str, Tool], tokenizer: Tokenizer | None) -> Det
     return StopStringDetector([*by_name.values()])
 
 
-def _request(
+def request_of(
     request_id: str,
     prompt: Any,
     params: SamplingParams,
-    tools: dict[str, Tool],
     detector: Detector | None,
+    tools: dict[str, Tool],
     tokenizer: Tokenizer | None,
     grammars: Grammars | None,
 ) -> Request:
@@ -206,7 +164,7 @@ def _whole_numbers(token_ids: Any) -> Sequence[int]:
         ) from None
 
 
-def _checked_tools(tools: Any) -> list[Tool | ChatTool]:
+def checked_tools(tools: Any) -> list[Tool | ChatTool]:
     if tools is None:
         return []
     if isinstance(tools, Tool) or not isinstance(tools, Iterable):

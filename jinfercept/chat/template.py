@@ -64,6 +64,7 @@ class ChatTemplate:
 
     Attributes:
         given: all that two templates have in common that write the same text for the same messages.
+        end_token_ids: see above.
 
     Raises:
         ModelError: there is no template.
@@ -97,7 +98,7 @@ class ChatTemplate:
         self._tools = self._literal.marked(tools)
         self._variables = self._literal.marked({**usual_variables(self.source, tools), **variables})
         self._ends = tuple(filter(None, map(tokenizer.token_text, end_token_ids)))
-        self._end_token_ids = frozenset(end_token_ids)
+        self.end_token_ids = frozenset(end_token_ids)
         self._begun = rendered_with_tools(self._tools, partial(self._render_stand_in, is_given=source is not None))
 
     def _render_stand_in(self, tools: Sequence[Mapping[str, Any]], is_given: bool) -> str:
@@ -326,15 +327,7 @@ class ChatTemplate:
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text that `render` returned, or of any text in which the names of special tokens stand for them."""
-        return [token_id for ids in self.tokenizer.encode_segments(self.segments(text)) for token_id in ids]
-
-    def segments(self, text: str) -> list[str]:
-        """A text of `encode` in segments, for `Tokenizer.encode_segments`."""
-        return self.tokenizer.segments(text, text.breaks if isinstance(text, Rendered) else ())
-
-    def ends_turn(self, token_id: int) -> bool:
-        """Whether this token ends a turn."""
-        return token_id in self._end_token_ids
+        return [token_id for ids in self.tokenizer.encode_segments(self.tokenizer.segments(text)) for token_id in ids]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, with the names of special ones."""

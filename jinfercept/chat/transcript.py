@@ -70,7 +70,7 @@ class ChatTurns:
             parser = partial(form.parser, first_only=not self.parallel)
             answer = parser(used=used_ids, only_calls=only_calls)
             # a copy for each: calls that are only thought of use no ids
-            calls = TrailingCalls(form.tags, lambda: parser(used={*used_ids}), form.tools)
+            calls = partial(TrailingCalls, form.tags, lambda: parser(used={*used_ids}), form.tools)
         return answer if self.reasoning is None else ReasoningParser(self.reasoning, beginning, answer, calls)
 
     def for_the_caller(self, calls: Iterable[Call]) -> bool:

@@ -21,7 +21,7 @@ from tyro import conf
 from jinfercept.calls import Tool
 from jinfercept.cli.options import Maybe, Switch
 from jinfercept.errors import ConfigError
-from jinfercept.events import Event, Finished, Intercepted, Resumed
+from jinfercept.events import Event, Finished
 from jinfercept.models.embedded import NAME, fetch
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
@@ -202,7 +202,7 @@ def _run_all(num_requests: int, slow_s: float, console: Console) -> dict[str, De
 
 
 def _run(llm: "LLM", policy: str, num_requests: int, slow_s: float, console: Console) -> DemoRun:
-    """All problems at once under one policy, with a live line of what they are doing."""
+    """All problems at once under one policy, with a live line of how many are solved."""
     llm.restart(policy=policy)
     tools = [
         Tool(calculator, start="<<", stop="=", result="{}>>"),
@@ -212,35 +212,18 @@ def _run(llm: "LLM", policy: str, num_requests: int, slow_s: float, console: Con
         TextColumn("{task.description:>17}"),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[now]}"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(policy, total=num_requests, now="")
-
-        unfinished, paused = num_requests, set[str]()
+        task = progress.add_task(policy, total=num_requests)
 
         def show(event: Event) -> None:
-            nonlocal unfinished
-            match event:
-                case Finished():
-                    unfinished -= 1
-                    progress.advance(task)
-                    paused.discard(event.request_id)
-                case Intercepted():
-                    paused.add(event.request_id)
-                case Resumed():
-                    paused.discard(event.request_id)
-                case _:
-                    pass
-            waiting = llm.engine.num_waiting
-            running = max(0, unfinished - waiting - len(paused))
-            progress.update(task, now=f"{running} running {waiting} waiting {len(paused)} paused")
+            if isinstance(event, Finished):
+                progress.advance(task)
 
         started = time.monotonic()
         params = SamplingParams(temperature=0.0, max_tokens=64, stop="\n\n")
         outputs = llm.generate(prompts(num_requests), params, tools=tools, on_event=show)
-        progress.update(task, now="")
     return DemoRun(outputs, llm.counters, time.monotonic() - started)
 
 

@@ -8,7 +8,6 @@ from tyro import conf
 
 from jinfercept.cli.options import Maybe, ModelName
 from jinfercept.errors import ConfigError
-from jinfercept.sched.roofline import experts_in_use
 
 if TYPE_CHECKING:
     from jinfercept.models.config import ModelConfig
@@ -60,7 +59,11 @@ class Info:
             ("rotary scaling", config.rope.scaling),
             *_windows(config),
             *_recurrent(config),
-            *_experts(config),
+            *(
+                []
+                if (experts := config.experts) is None
+                else [("experts", f"{experts.per_token} of {experts.num_experts} compute a token")]
+            ),
             ("devices", ", ".join(f"{device.platform} {device.id}" for device in jax.devices())),
         ):
             table.add_row(name, str(value))
@@ -84,15 +87,6 @@ class Info:
                 table.add_row(f"--quantization {kind}", str(error))
         Console().print(table)
         return 0
-
-
-def _experts(config: "ModelConfig") -> list[tuple[str, str]]:
-    """The experts of a layer, and how many of them steps of some sizes read."""
-    if (experts := config.experts) is None:
-        return []
-    used = [f"{experts_in_use(experts.num_experts, experts.per_token, n):.0f}" for n in (8, 64)]
-    each = f"{experts.per_token} of {experts.num_experts} compute a token"
-    return [("experts", f"{each}; about {used[0]} are read by a step of 8 tokens, {used[1]} by one of 64")]
 
 
 def _windows(config: "ModelConfig") -> list[tuple[str, str]]:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from jinfercept.calls import Call, Result
 from jinfercept.engine.session import Session
-from jinfercept.events import Called, Intercepted, Interrupted, Resumed
+from jinfercept.events import Called, Interrupted
 from jinfercept.hooks import BadFrame, CallMarkup, TrapFrame
-from jinfercept.outputs import Interception, Interrupt
+from jinfercept.outputs import Interrupt
 from jinfercept.sched.sequence import CallDuration, PendingCall, State
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ class AsyncCallQueue:
     def __init__(self, session: Session, markup: CallMarkup, requests: "RequestLifecycle") -> None:
         self._session, self._markup = session, markup
         self._watch = markup.watch(session.request.prompt, session.request.prompt_token_ids)
-        self._scheduler, self._dispatcher = requests.scheduler, requests.dispatcher
-        self._clock, self._events = requests.clock, requests.events
+        self._requests, self._scheduler, self._events = requests, requests.scheduler, requests.events
         self._pending: dict[str, PendingAsyncCall] = {}  # by id
         self._postponed: list[Call] = []  # they start at the next trap
         self._queue: list[tuple[Call, Result]] = []  # results that the request has not read, as they arrived
@@ -160,10 +159,10 @@ class AsyncCallQueue:
 
     def _start(self, call: Call, now: float) -> None:
         request = self._session.request
-        pending_call = self._session.pending(call, (request.id, "async", call.id), call.expected_s)
+        pending_call = self._session.pending(call, (request.id, "async", call.id))
         self._pending[call.id] = PendingAsyncCall(call, pending_call, now)
         self._scheduler.begin_call(pending_call, now)
-        self._dispatcher.start(request.id, call, request.tools, request.tenant)
+        self._requests.dispatcher.start(request.id, call, request.tools, request.tenant)
 
     def _trap(self, now: float) -> None:
         """Start the calls that wait for a trap, and wait for every pending call."""
@@ -174,34 +173,25 @@ class AsyncCallQueue:
 
     def _wait(self, ids: Set[str], now: float) -> None:
         """Pause the request until those of these calls that are pending have returned; nothing happens if there are none."""
-        session = self._session
         awaited = [pending for call_id, pending in self._pending.items() if call_id in ids]
         self._wanted = set()
         if not awaited:
             return
         calls = tuple(pending.call for pending in awaited)
         self._awaited = {call.id: None for call in calls}
-        pending_calls = tuple(pending.pending._replace(head_start_s=now - pending.began_s) for pending in awaited)
-        self._scheduler.intercept(session.sequence, now, pending_calls, begun=True)
-        session.interceptions.append(Interception(calls, began_s=now))
-        self._events.append(Intercepted(session.request.id, calls))
+        pending_calls = [pending.pending._replace(head_start_s=now - pending.began_s) for pending in awaited]
+        self._requests.pause(self._session, calls, pending_calls, now, begun=True)
 
     def _resume(self) -> None:
         """Every call of the trap has returned: append all results, and queue the request again."""
-        session, sequence = self._session, self._session.sequence
-        pause, start, number = session.interceptions[-1], session.num_written, len(session.interrupts)
+        session, number = self._session, len(self._session.interrupts)
         results = tuple(result for result in self._awaited.values() if result is not None)
         self._awaited = {}
-        began = [call.head_start_s for call in sequence.calls]
+        began = [call.head_start_s for call in session.sequence.calls]
         lasted_s = max(result.duration_s - start_s for result, start_s in zip(results, began, strict=True))
-        waited_s = self._clock.now() - sequence.paused_s
         tokens, shown = self._read_queue()
-        session.resumed_s = sequence.since_s = self._clock.now()
-        duration_s, span = min(waited_s, max(0.0, lasted_s)), (start, start + len(tokens))
-        session.interceptions[-1] = Interception(pause.calls, results, span, duration_s, began_s=pause.began_s)
-        self._scheduler.resume(sequence, tokens)
         interrupts = tuple(session.interrupts[number:])
-        self._events.append(Resumed(session.request.id, results, tuple(tokens), shown, interrupts))
+        self._requests.go_on(session, results, tokens, shown, max(0.0, lasted_s), interrupts=interrupts)
 
     def _inject(self) -> None:
         """Append all queued results to a request that goes on."""

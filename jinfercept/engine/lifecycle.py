@@ -5,8 +5,9 @@ Knows requests, tokens and results of calls; no order of plans and no runner. Ev
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
+from math import inf
 from typing import Any, final
 
 from jinfercept.calls import Call, Result
@@ -21,12 +22,12 @@ from jinfercept.engine.session import Session, draw_failure, lost_output, new_se
 from jinfercept.errors import RequestError, describe_failure, is_users_interrupt
 from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
 from jinfercept.hooks import Text
-from jinfercept.outputs import CompletionOutput, FinishReason, Interception
+from jinfercept.outputs import CompletionOutput, FinishReason, Interception, Interrupt
 from jinfercept.request import Request
 from jinfercept.sched.plan import Masks, StepResult, TokenLogprobs
 from jinfercept.sched.plan_builder import PlannedStep
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.sched.sequence import CallDuration, State
+from jinfercept.sched.sequence import CallDuration, PendingCall, State
 from jinfercept.sched.speculation import kept
 
 log = logging.getLogger(__name__)
@@ -344,16 +345,50 @@ class RequestLifecycle:
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def _intercept(self, session: Session, calls: tuple[Call, ...], now: float) -> None:
-        session.interceptions.append(Interception(calls, began_s=now))
-        number = len(session.interceptions)
-        pending = tuple(
-            session.pending(call, (session.request.id, number, index), call.expected_s)
-            for index, call in enumerate(calls)
-        )
-        self.scheduler.intercept(session.sequence, now, pending)
+        request, number = session.request, len(session.interceptions)
+        keys = [(request.id, number, index) for index in range(len(calls))]
+        self.pause(session, calls, map(session.pending, calls, keys), now)
         session.begin_next_turn()
-        self.dispatcher.call(session.request.id, calls, session.request.tools, session.request.tenant)
+        self.dispatcher.call(request.id, calls, request.tools, request.tenant)
+
+    def pause(
+        self,
+        session: Session,
+        calls: tuple[Call, ...],
+        pending: Iterable[PendingCall],
+        now: float,
+        *,
+        begun: bool = False,  # see `Scheduler.intercept`
+    ) -> None:
+        """Pause a request that waits for calls."""
+        session.interceptions.append(Interception(calls, began_s=now))
+        self.scheduler.intercept(session.sequence, now, tuple(pending), begun=begun)
         self.events.append(Intercepted(session.request.id, calls))
+
+    def go_on(
+        self,
+        session: Session,
+        results: tuple[Result, ...],
+        tokens: list[int],
+        shown: str,
+        lasted_s: float,
+        ended: tuple[CallDuration, ...] = (),
+        interrupts: tuple[Interrupt, ...] = (),
+    ) -> None:
+        """Append the results of a paused request's calls, and queue the request again.
+
+        Args:
+            tokens, shown: of the results, and their text.
+            lasted_s: from the beginning of the pause to the last result: the engine notices that later.
+            ended, interrupts: see `Scheduler.resume` and `Resumed`.
+        """
+        sequence, pause, start = session.sequence, session.interceptions[-1], session.num_written
+        session.resumed_s = sequence.since_s = self.clock.now()
+        duration_s = min(session.resumed_s - sequence.paused_s, lasted_s)
+        span = start, start + len(tokens)
+        session.interceptions[-1] = Interception(pause.calls, results, span, duration_s, began_s=pause.began_s)
+        self.scheduler.resume(sequence, tokens, ended)
+        self.events.append(Resumed(session.request.id, results, tuple(tokens), shown, interrupts))
 
     def poll(self) -> None:
         """Take the results of calls that have returned."""
@@ -365,9 +400,8 @@ class RequestLifecycle:
     def _resume(self, request_id: str, results: tuple[Result, ...]) -> None:
         """Append the results of an intercepted request's calls, cut to the model's length, and queue the request again."""
         session = self._sessions[request_id]
-        sequence = session.sequence
         pause = session.interceptions[-1]
-        room = self.scheduler.max_model_len - len(sequence.tokens) - 1
+        room = self.scheduler.max_model_len - len(session.sequence.tokens) - 1
         renderer, tools = session.request.render, session.request.tools
         try:
             if renderer is not None:
@@ -377,25 +411,14 @@ class RequestLifecycle:
         except BaseException as error:
             self._fail_by_own_code(session, error)
             return
-        start = session.num_written
         shown = session.read_external(tokens)
-        session.resumed_s = sequence.since_s = self.clock.now()
-        waited_s = session.resumed_s - sequence.paused_s
         if session.transcript is not None:
             session.transcript.resumed(pause.calls, rendered)
-        session.interceptions[-1] = Interception(
-            pause.calls,
-            rendered,
-            (start, start + len(tokens)),
-            min(waited_s, lasted_s(pause.calls, results, tools) or waited_s),  # not until the engine noticed
-            began_s=pause.began_s,
-        )
         ended = tuple(
             CallDuration(result.duration_s, result.status not in ("timeout", "unknown_tool", "started"))
             for result in results
         )
-        self.scheduler.resume(sequence, tokens, ended)
-        self.events.append(Resumed(session.request.id, rendered, tuple(tokens), shown))
+        self.go_on(session, rendered, tokens, shown, lasted_s(pause.calls, results, tools) or inf, ended)
 
     def _receive(self, returned: list[tuple[str, Call, Result]]) -> None:
         """Take the results of asynchronous calls; those of one request are appended together."""

@@ -85,7 +85,7 @@ class RetainedContexts:
         if follow_up.last or self._scheduler.protects_paused:
             return False
         pending = tuple(
-            session.pending(call, (sequence.id, "returns", index), follow_up.expected_s)
+            session.pending(call, (sequence.id, "returns", index))._replace(expected_s=follow_up.expected_s)
             for index, call in enumerate(session.client_calls)
         ) or (
             PendingCall(follow_up.reader, (sequence.id, "returns", 0), follow_up.expected_s, sequence.tenant, "reader"),

@@ -197,11 +197,11 @@ class Session:
             self.client_calls, calls = tuple(call for call in calls if call.by_caller), ()
         return calls
 
-    def pending(self, call: Call, key: Hashable, expected_s: float | None) -> PendingCall:
+    def pending(self, call: Call, key: Hashable) -> PendingCall:
         """A call of the request as the scheduler has it."""
         request = self.request
         kind = "client_tool" if call.by_caller else "server_tool" if call.name in request.tools else "unknown_tool"
-        return PendingCall(call.name[:MAX_NAME], key, expected_s, request.tenant, kind)
+        return PendingCall(call.name[:MAX_NAME], key, call.expected_s, request.tenant, kind)
 
     def read_external(self, tokens: list[int]) -> str:
         """The sequence gets tokens that the model did not generate; returns their text, as far as it is certain."""

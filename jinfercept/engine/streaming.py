@@ -7,7 +7,7 @@ no event but `Finished`. If a step of the engine fails, each lost request still 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from queue import SimpleQueue
 from typing import Any, NoReturn, Self, final
@@ -57,13 +57,16 @@ class ReceivedEvents:
         sink: called on the engine's thread with their events.
         ends_only: yield `Finished` events only.
 
+    Attributes:
+        outputs: of the finished requests, by id; complete even if an interrupt kept a `Finished` from being yielded.
+
     Raises:
         RequestError: a request can never be served; none is started then.
     """
 
     def __init__(self, thread: EngineThread, requests: Sequence[Request], sink: Sink, *, ends_only: bool) -> None:
         self._thread, self._requests = thread, requests
-        self._outputs: dict[str, RequestOutput] = {}
+        self.outputs: dict[str, RequestOutput] = {}
         self._lost: set[str] = set()
         self._failure: BaseException | None = None
         self._ready: deque[Event] = deque()  # that were not yielded yet
@@ -73,11 +76,6 @@ class ReceivedEvents:
         except RequestError:
             self._open.clear()
             raise
-
-    @property
-    def outputs(self) -> Mapping[str, RequestOutput]:
-        """The outputs of the finished requests, by id; complete even if an interrupt kept a `Finished` from being yielded."""
-        return self._outputs
 
     def abort(self) -> None:
         """End the unfinished requests; their remaining events can still be read, `Finished` last."""
@@ -102,12 +100,12 @@ class ReceivedEvents:
                 if event.failure is not None:
                     self._failure = event.failure
                     self._lost.add(event.request_id)
-                self._outputs[event.request_id] = event.output
+                self.outputs[event.request_id] = event.output
                 self._open.discard(event.request_id)
 
     def _raise_loss(self, cause: BaseException) -> NoReturn:
         """Raise the `EngineError` of requests that the engine has lost, for this reason."""
-        outputs = {name: output for name, output in self._outputs.items() if name not in self._lost}
+        outputs = {name: output for name, output in self.outputs.items() if name not in self._lost}
         failure, fix = describe_failure(cause), "send the lost requests again; `restart()` begins with a new engine"
         if isinstance(cause, EngineError):
             failure, fix = cause.failure, cause.fix

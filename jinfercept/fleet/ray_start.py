@@ -11,12 +11,10 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from jinfercept.errors import ConfigError
 from jinfercept.fleet.proxy_headers import CALLBACK
@@ -89,15 +87,6 @@ def ray_running(address: str | None) -> Iterator[str | None]:
             ray.shutdown()
 
 
-def _remove_old_folders() -> None:
-    """Remove the folders of commands that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
-        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        with suppress(OSError):
-            if pid.isdecimal() and is_private(folder) and not psutil.pid_exists(int(pid)):
-                shutil.rmtree(folder, ignore_errors=True)
-
-
 def is_private(folder: Path) -> bool:
     """Whether a path is a folder, not a link to one, that belongs to this user and that no other user may enter."""
     status = folder.lstat()
@@ -130,7 +119,6 @@ def _prepared(address: str | None) -> Iterator[tuple[str | None, dict[str, Any]]
     os.environ.update(LOCAL_VARIABLES)
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ.pop("RAY_ADDRESS", None)
-    _remove_old_folders()
     folder = _make_private_folder()
     try:
         yield (

@@ -3,7 +3,6 @@
 Reads no clock: time arrives as `now`.
 """
 
-from collections import deque
 from dataclasses import dataclass
 from math import ceil, inf
 from typing import Any, final
@@ -12,7 +11,6 @@ from jinfercept.fleet.known_prefixes import Holder
 
 PLACED_HALF_LIFE_S = 300.0
 """Seconds after which a conversation that was placed counts half."""
-_MOST_SENT = 1024
 TARGET_DEMAND = 0.8
 """Share of the device's KV pool that is demanded on average when the number of replicas is right."""
 
@@ -59,32 +57,25 @@ class ReplicaLoad:
         placed: conversations that began here.
     """
 
-    __slots__ = ("_queue_at", "_queue_s", "_reported_at", "_sent", "holder", "in_flight", "placed")
+    __slots__ = ("_queue_at", "_queue_s", "_reported_at", "holder", "in_flight", "placed")
 
     def __init__(self, holder: Holder) -> None:
         self.holder, self.in_flight, self.placed = holder, 0, DecayedCount()
         self._queue_s, self._queue_at, self._reported_at = 0.0, -inf, -inf
-        self._sent: deque[tuple[float, float]] = deque(maxlen=_MOST_SENT)
 
     def queue_s(self, state: ReplicaState, now: float) -> float:
         """Seconds that a request waits which arrives now."""
         if state.at_s > self._reported_at:
             self._queue_s, self._queue_at, self._reported_at = state.queue_s, state.at_s, state.at_s
-            while self._sent and self._sent[0][0] <= state.at_s:
-                self._sent.popleft()
-            for at_s, seconds in self._sent:
-                self._queue(seconds, at_s)
-        return max(0.0, self._queue_s - (now - self._queue_at)) if self._queue_s else 0.0
+        return self._left_s(now)
 
     def send(self, seconds: float, now: float) -> None:
         """Count a request with so many seconds of work."""
         self.in_flight += 1
-        self._sent.append((now, seconds))
-        self._queue(seconds, now)
+        self._queue_s, self._queue_at = self._left_s(now) + seconds, now
 
-    def _queue(self, seconds: float, now: float) -> None:
-        left_s = max(0.0, self._queue_s - (now - self._queue_at)) if self._queue_s else 0.0
-        self._queue_s, self._queue_at = left_s + seconds, now
+    def _left_s(self, now: float) -> float:
+        return max(0.0, self._queue_s - (now - self._queue_at)) if self._queue_s else 0.0
 
 
 def replicas_by_memory(context: Any) -> tuple[int, dict[str, Any]]:

@@ -7,6 +7,7 @@ extent makes a new parent with the first pages: contexts and children that point
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING
 
 from jinfercept.kv.page import Residency, SlotPool, Slots
@@ -55,13 +56,15 @@ class ContextCheckpoint:
 
     Attributes:
         first: index of the first page of the window before it, or of the page before the state.
-        slots: of that window or state; none once the checkpoint is lost.
+        slots: device slots of that window or state; none if it is not on the device.
+        host_slots: of its copy on the host, if there is one. A checkpoint without either is lost.
+        offloading: the plan being built copies it to the host.
     """
 
-    __slots__ = ("first", "slots")
+    __slots__ = ("first", "host_slots", "offloading", "slots")
 
-    def __init__(self, first: int, slots: Slots) -> None:
-        self.first, self.slots = first, slots
+    def __init__(self, first: int) -> None:
+        self.first, self.slots, self.host_slots, self.offloading = first, array("i"), array("i"), False
 
 
 @dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
@@ -74,6 +77,7 @@ class PageExtent:
     Attributes:
         parent: the extent before it; None for a root, a tail, and an extent that is gone.
         children: those behind it, by the tokens of their first page.
+        number: counts extents in the order in which they are made.
         start: index of the first page in a context.
         num_pages: how many there are.
         tokens: of the pages; of a tail, those of its leading pages that are full, computed and accepted.
@@ -95,6 +99,7 @@ class PageExtent:
     start: int = 0
     _: KW_ONLY
     shareable: bool = True
+    number: int = field(init=False, default_factory=count().__next__)
     children: "dict[bytes, PageExtent]" = field(default_factory=dict)
     num_pages: int = 0
     tokens: bytearray = field(default_factory=bytearray)

@@ -24,11 +24,11 @@ from jinfercept.kv.page import Occupancy, Residency, SlotPool, Slots
 
 
 class _ExtentPlace(NamedTuple):
-    """Sorts extents by their last use, and those of one use from the last page on."""
+    """Sorts extents by their last use, those of one use from the last page on, and equal ones by age."""
 
     last_use: int
     minus_start: int
-    identity: int
+    number: int
     num_pages: int
 
 
@@ -48,7 +48,7 @@ class ExtentQueue:
 
     def sort(self, extent: PageExtent, is_member: bool) -> None:
         """Add an extent, sort it in anew as it is now, or remove it."""
-        place = _ExtentPlace(extent.last_use, -extent.start, id(extent), extent.num_pages) if is_member else None
+        place = _ExtentPlace(extent.last_use, -extent.start, extent.number, extent.num_pages) if is_member else None
         if self.places.get(extent) != place:
             self.discard(extent)
             if place is not None:

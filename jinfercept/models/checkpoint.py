@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Shaped
@@ -111,7 +111,6 @@ def _of_torch(ours: str, name: str) -> StoredTensor:
     return StoredTensor(name, num_inputs, flat=not num_inputs and "vocab" not in WEIGHT_AXES[ours])
 
 
-@runtime_checkable
 class Checkpoint(Protocol):
     """An opened checkpoint: shapes are known, weights are read piece by piece."""
 
@@ -126,18 +125,6 @@ class Checkpoint(Protocol):
         """Every stored tensor's shape, rows first."""
         ...
 
-    def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:
-        """Rows of one tensor, with rotary pairs in our order; dequantised if necessary.
-
-        `rows` begins and ends between heads where the rows are those of heads.
-        """
-        ...
-
-
-@runtime_checkable
-class PackedCheckpoint(Checkpoint, Protocol):
-    """A checkpoint that may have quantised weights, which can also be read as they are."""
-
     @property
     def quantization(self) -> str | None:
         """Name of the format of its quantised weights, as `quantization` has it; None: there are none."""
@@ -145,6 +132,13 @@ class PackedCheckpoint(Checkpoint, Protocol):
 
     def packing(self, name: str) -> Packing | None:
         """How a tensor is stored; None if its numbers are not quantised, or in a way that can only be dequantised."""
+        ...
+
+    def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:
+        """Rows of one tensor, with rotary pairs in our order; dequantised if necessary.
+
+        `rows` begins and ends between heads where the rows are those of heads.
+        """
         ...
 
     def read_packed(self, name: str, rows: slice) -> PackedRows:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 from jaxtyping import Shaped
@@ -55,6 +55,15 @@ class ConvertedCheckpoint:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: file.shapes[name] for name, file in self._files.items()}
+
+    @property
+    def quantization(self) -> None:
+        """No weight is quantised, so that none has a packing."""
+
+    def packing(self, name: str) -> None: ...
+
+    def read_packed(self, name: str, rows: slice) -> Never:
+        raise AssertionError(name)
 
     def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:
         return self._files[name].read(name, rows)

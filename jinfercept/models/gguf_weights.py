@@ -241,11 +241,11 @@ class GGUFCheckpoint:
 
     @property
     def quantization(self) -> str | None:
-        """See `PackedCheckpoint`."""
+        """See `Checkpoint`."""
         return "gguf" if any(self.packing(name) is not None for name in self.shapes) else None
 
     def packing(self, name: str) -> Packing | None:
-        """See `PackedCheckpoint`."""
+        """See `Checkpoint`."""
         tensor = self._tensors[self._span(name, slice(1))[0]]
         return PACKINGS.get(_type_name(tensor.kind)) if len(tensor.shape) in (2, 3) else None
 
@@ -257,7 +257,7 @@ class GGUFCheckpoint:
         return halves_apart(values, self.config.head_dim) if self._is_permuted(name) else values
 
     def read_packed(self, name: str, rows: slice) -> PackedRows:
-        """See `PackedCheckpoint`."""
+        """See `Checkpoint`."""
         stored, rows = self._span(name, rows)
         tensor = self._tensors[stored]
         data = _bytes(self._files[stored], tensor)[rows]

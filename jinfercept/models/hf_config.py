@@ -6,6 +6,7 @@ numbers) is refused here, before any weight is read.
 """
 
 import logging
+import re
 from collections.abc import Mapping, Set
 from copy import deepcopy
 from dataclasses import replace
@@ -33,36 +34,6 @@ from jinfercept.models.hf_keys import (
 )
 from jinfercept.models.hf_rope import check_rope_objects, ropes_from_hf
 
-_CLASSES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Ministral3ForCausalLM": "ministral3",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Olmo2ForCausalLM": "olmo2",
-    "Olmo3ForCausalLM": "olmo3",
-    "Phi3ForCausalLM": "phi3",
-    "GraniteForCausalLM": "granite",
-    "SmolLM3ForCausalLM": "smollm3",
-    "GemmaForCausalLM": "gemma",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3_text",
-    "Gemma4ForCausalLM": "gemma4_text",
-    "MixtralForCausalLM": "mixtral",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "Qwen3NextForCausalLM": "qwen3_next",
-    "Qwen3_5ForCausalLM": "qwen3_5_text",
-    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
-    "GptOssForCausalLM": "gpt_oss",
-    "GPTJForCausalLM": "gptj",
-}
-_OTHER_CLASSES = {
-    "LLaMAForCausalLM": "llama",  # the first conversions of Llama
-    **{
-        name.replace("ForCausalLM", "TextModel" if kind.endswith("_text") else "Model"): kind
-        for name, kind in _CLASSES.items()
-    },
-}
 _GPTJ_ALIASES = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
@@ -209,7 +180,7 @@ def architecture_name(config: Mapping[str, Any]) -> str:
     names, kind = config.get("architectures"), config.get("model_type")
     stated = {}
     if isinstance(names, list) and names:
-        stated[f"architectures {names[0]}"] = (_CLASSES | _OTHER_CLASSES).get(str(names[0]))
+        stated[f"architectures {names[0]}"] = _kind_of_class(str(names[0]))
     if kind:
         stated[f"model_type {kind}"] = str(kind).lower()
     agreed = set(stated.values())
@@ -217,9 +188,15 @@ def architecture_name(config: Mapping[str, Any]) -> str:
         raise ModelError(
             "the model's architecture is not supported",
             got=(" and ".join(stated) or "neither architectures nor model_type")[:200],
-            fix=f"use one of {', '.join(_CLASSES)}",
+            fix=f"use one of {', '.join(ARCHITECTURES)}",
         )
     return str(agreed.pop())
+
+
+def _kind_of_class(name: str) -> str | None:
+    """The `model_type` that belongs to a class of transformers: both have the same name, in their own spellings."""
+    plain = re.sub("(ForCausalLM|TextModel|Model)$", "", name).replace("_", "").lower()
+    return next((kind for kind in ARCHITECTURES if kind.removesuffix("_text").replace("_", "") == plain), None)
 
 
 def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -194,13 +194,13 @@ class HFCheckpoint:
         if config.delta_net is not None or text_config(parsed) is not parsed:
             placed = text_tensors(placed)
         stored = {name: StoredType(at.file.shapes[at.name], at.file.dtypes[at.name]) for name, at in placed.items()}
-        shapes, packed = {name: of.shape for name, of in stored.items()}, frozenset[str]()
+        shapes, packed = {name: of.shape for name, of in stored.items()}, dict[str, tuple[int, ...]]()
         in_words = next((name for name in stored if name.endswith(".qweight")), None)
         if parsed.get("quantization_config") is None and (in_words or not stored):
             parsed = _stated_apart(directory)
         if (words := format_of(parsed.get("quantization_config"))) is not None:
-            packed = words.packed(stored)
-            shapes = words.shapes(shapes, packed)
+            packed = words.weights(stored)
+            shapes = {name: shape for name, shape in shapes.items() if not name.endswith(words.parts)} | packed
         elif in_words is not None:
             raise ModelError(
                 "weights are stored in words, and nothing says in which",
@@ -209,7 +209,7 @@ class HFCheckpoint:
             )
         rows = rows_in(shapes, config, FUSED if architecture.fused else {})
         shapes = shapes_with(shapes, rows)
-        return cls(config, names_of(config, shapes), shapes, placed, words, packed, rows)._tied_as_stored()
+        return cls(config, names_of(config, shapes), shapes, placed, words, frozenset(packed), rows)._tied_as_stored()
 
     def _tied_as_stored(self) -> "HFCheckpoint":
         """The config with embedding and head tied as the stored tensors allow."""
@@ -236,11 +236,11 @@ class HFCheckpoint:
 
     @property
     def quantization(self) -> str | None:
-        """See `PackedCheckpoint`."""
+        """See `Checkpoint`."""
         return None if self._words is None or (self.shapes and not self._packed) else self._words.method
 
     def packing(self, name: str) -> Packing | None:
-        """See `PackedCheckpoint`. Where the weights are not there, of layers whose names say that they are quantised."""
+        """See `Checkpoint`. Where the weights are not there, of layers whose names say that they are quantised."""
         if self._words is None:
             return None
         if self.shapes:
@@ -263,7 +263,7 @@ class HFCheckpoint:
         return dense if len(shape) == 2 else dense.reshape(-1, *shape[:0:-1]).swapaxes(1, 2)
 
     def read_packed(self, name: str, rows: slice) -> PackedRows:
-        """See `PackedCheckpoint`."""
+        """See `Checkpoint`."""
         assert self._words is not None
         tensor, rows = name, slice(*rows.indices(self.shapes[name][0])[:2])
         if name in self._rows:

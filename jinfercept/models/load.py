@@ -16,10 +16,9 @@ from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.machine import return_freed_memory
 from jinfercept.errors import ModelError
 from jinfercept.models import embedded
-from jinfercept.models.checkpoint import Checkpoint, PackedCheckpoint, StoredExperts, StoredTensor
+from jinfercept.models.checkpoint import Checkpoint, StoredExperts, StoredTensor
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.converted import ConvertedCheckpoint, is_converted
-from jinfercept.models.converted import read_config as read_converted
 from jinfercept.models.dummy import random_params
 from jinfercept.models.hf_weights import HFCheckpoint
 from jinfercept.models.hf_weights import read_config as read_hf
@@ -32,7 +31,7 @@ from jinfercept.models.protocol import Params, ServedModel, Weights
 from jinfercept.models.quantized import is_quantized, weights_of
 from jinfercept.models.quantized_weights import keep_quantized, read_quantized, weight_bytes
 from jinfercept.models.stored_experts import read_experts
-from jinfercept.models.stored_weights import LazyWeight, StoredWeight, check_weight, read_weight
+from jinfercept.models.stored_weights import LazyWeight, StoredWeight, read_weight
 
 DTypeName = Literal["float32", "bfloat16", "auto"]
 LoadFormat = Literal["auto", "dummy"]
@@ -48,7 +47,6 @@ class Loaded[M: ServedModel]:
     model: M
     params: Params
     source: Path | None
-    kind: Literal["hf", "gguf", "converted", "dummy"]
 
     def for_length(self, max_model_len: int | None) -> "Loaded[M]":
         """The model for sequences of up to so many tokens, see `ModelConfig.for_length`."""
@@ -95,7 +93,7 @@ def _with_int8_rows(shapes: Params, checkpoint: Checkpoint, quantization: str, n
         lambda shape: shape.of_int8_rows() if is_quantized(shape) else shape, shapes, is_leaf=is_quantized
     )
     if not any(is_quantized(shape) and shape.int8_rows for shape in weights_of(shapes)):
-        stored_format = _quantization(checkpoint) or "no"
+        stored_format = checkpoint.quantization or "no"
         raise _no_int8_rows(f"{stored_format} quantisation, quantization={quantization} on {num_devices} devices")
     return shapes
 
@@ -117,26 +115,22 @@ def _load(
     quantization: str,
     activation_dtype: str,
 ) -> Loaded[Model]:
-    if load_format == "dummy" and activation_dtype != "auto":
-        raise _no_int8_rows("random weights (load_format=dummy)")
-    if isinstance(model, ModelConfig):
-        if load_format != "dummy":
-            raise ModelError(
-                "a config alone has no weights", got=f"load_format={load_format}", fix="use load_format=dummy"
-            )
-        return Loaded(Model(model).on_devices(mesh.size), random_params(model, dtype, seed, mesh), None, "dummy")
-
-    source = _find(model, weights=load_format != "dummy")
     if load_format == "dummy":
-        config = _config(source)
-        return Loaded(Model(config).on_devices(mesh.size), random_params(config, dtype, seed, mesh), source, "dummy")
+        if activation_dtype != "auto":
+            raise _no_int8_rows("random weights (load_format=dummy)")
+        source = None if isinstance(model, ModelConfig) else locate(model)
+        config = model if isinstance(model, ModelConfig) else read_config(source or model)
+        return Loaded(Model(config).on_devices(mesh.size), random_params(config, dtype, seed, mesh), source)
+    if isinstance(model, ModelConfig):
+        raise ModelError("a config alone has no weights", got=f"load_format={load_format}", fix="use load_format=dummy")
+    source = _find(model, weights=True)
     checkpoint = _open(source)
     served = Model(checkpoint.config).on_devices(mesh.size)
     cut = _served_shapes(checkpoint, served.config, dtype, mesh.size, quantization)
     if activation_dtype == "int8":
         cut = _with_int8_rows(cut, checkpoint, quantization, mesh.size)
     params = _read_params(checkpoint, cut, dtype, mesh)
-    return Loaded(replace(served, joined=any(map(is_joined, params.layers))), params, source, _kind(source))
+    return Loaded(replace(served, joined=any(map(is_joined, params.layers))), params, source)
 
 
 def bytes_to_load(
@@ -157,11 +151,7 @@ def bytes_to_load(
 
 def quantization_of(model: str | Path) -> str | None:
     """Name of the format of a model's quantised weights; None: there are none. Raises `ModelError` as `load` does."""
-    return _quantization(_open(locate(model), weights=False))
-
-
-def _quantization(checkpoint: Checkpoint) -> str | None:
-    return checkpoint.quantization if isinstance(checkpoint, PackedCheckpoint) else None
+    return _open(locate(model), weights=False).quantization
 
 
 def keeps_quantized(checkpoint: Checkpoint, quantization: str, num_devices: int = 1) -> bool:
@@ -175,7 +165,7 @@ def keeps_quantized(checkpoint: Checkpoint, quantization: str, num_devices: int 
     Raises:
         ModelError: the checkpoint has no weights of this format.
     """
-    stored_format = _quantization(checkpoint)
+    stored_format = checkpoint.quantization
     if quantization not in ("auto", "none", stored_format):
         raise ModelError(
             "quantization differs from how the weights are stored",
@@ -194,8 +184,12 @@ def dtype_name(dtype: str) -> str:
 
 
 def read_config(model: str | Path) -> ModelConfig:
-    """The config of a model that `load` would load, without its weights. Raises `ModelError` as `load` does."""
-    return _config(locate(model))
+    """The config of a model that `load` would load. Raises `ModelError` as `load` does.
+
+    The weights of a directory of Hugging Face may not be there, or be of a kind that is not served.
+    """
+    source = locate(model)
+    return read_hf(source) if _kind(source) == "hf" else _open(source).config
 
 
 def locate(model: str | Path) -> Path:
@@ -203,32 +197,17 @@ def locate(model: str | Path) -> Path:
     return _find(model, weights=False)
 
 
-def _config(source: Path) -> ModelConfig:
-    """The config alone: the weights may not be there."""
-    match _kind(source):
-        case "gguf":
-            return _open_gguf(source).config
-        case "converted":
-            return read_converted(source)
-        case "hf":
-            return read_hf(source)
-
-
 def _open(source: Path, *, weights: bool = True) -> Checkpoint:
     """A checkpoint; its weights have to be there unless they may be downloaded later."""
     match _kind(source):
         case "gguf":
-            return _open_gguf(source)
+            from jinfercept.models.gguf_weights import GGUFCheckpoint  # the package gguf: only these files need it
+
+            return GGUFCheckpoint.open(source)
         case "converted":
             return ConvertedCheckpoint.open(source)
         case "hf":
             return HFCheckpoint.open(source, weights=weights)
-
-
-def _open_gguf(source: Path) -> Checkpoint:
-    from jinfercept.models.gguf_weights import GGUFCheckpoint  # the package gguf: only these files need it
-
-    return GGUFCheckpoint.open(source)
 
 
 def _kind(source: Path) -> Literal["hf", "gguf", "converted"]:
@@ -260,9 +239,9 @@ def _served_shapes(
 ) -> Params:
     """The shapes of the weights as so many devices serve them, apart and every one once."""
     cut = untied(checkpoint.config, abstract_params(served, dtype, joined=False, num_devices=num_devices))
-    if keeps_quantized(checkpoint, quantization, num_devices) and isinstance(checkpoint, PackedCheckpoint):
-        return keep_quantized(checkpoint, cut, num_devices)
-    return cut
+    return (
+        keep_quantized(checkpoint, cut, num_devices) if keeps_quantized(checkpoint, quantization, num_devices) else cut
+    )
 
 
 def lazy_params(model: str | Path, dtype: str, mesh: ModelMesh) -> Params:
@@ -274,12 +253,7 @@ def lazy_params(model: str | Path, dtype: str, mesh: ModelMesh) -> Params:
         served = Model(checkpoint.config).on_devices(mesh.size).config
         cut = _served_shapes(checkpoint, served, dtype, mesh.size, "none")
         weights = _lazy_params(checkpoint, cut, dtype, mesh)
-    return jax.tree.map(
-        lambda weight: replace(
-            weight, make=settled(weight.make), overwrite=weight.overwrite and settled(weight.overwrite)
-        ),
-        weights,
-    )
+    return jax.tree.map(lambda weight: replace(weight, make=settled(weight.make)), weights)
 
 
 def _read_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMesh) -> Params:
@@ -316,10 +290,9 @@ def _lazy_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMes
             return LazyWeight(target.shape, partial(read_experts, checkpoint, place, i, ours, target, mesh))
         tensor = place.name.format(i=i)
         weight = StoredWeight(ours, tensor, place, stored_shapes[tensor][0], target.shape)
-        if is_quantized(target) and isinstance(checkpoint, PackedCheckpoint):
+        if is_quantized(target):
             return LazyWeight(target.shape, partial(read_quantized, checkpoint, weight, target, piece_bytes, mesh))
-        read = partial(read_weight, checkpoint, weight, dtype, piece_bytes, mesh)
-        return LazyWeight(target.shape, read, read, partial(check_weight, checkpoint, weight, piece_bytes, mesh))
+        return LazyWeight(target.shape, partial(read_weight, checkpoint, weight, dtype, piece_bytes, mesh))
 
     def block(stored: Mapping[str, StoredTensor | StoredExperts], shapes: Weights, i: int = 0) -> Weights:
         return {ours: lazy(stored[ours], i, ours, target) for ours, target in shapes.items()}

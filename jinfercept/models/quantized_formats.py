@@ -62,6 +62,7 @@ class WordFormat:
     stored_zero: int
     unquantised: tuple[str, ...] = ()
     head: bool = False
+    parts: ClassVar[tuple[str, ...]] = tuple(f".{part}" for part in PARTS)
 
     @classmethod
     def from_config(cls, stated: Mapping[str, Any]) -> Self:
@@ -92,12 +93,12 @@ class WordFormat:
             method, bits, None if group == -1 else group, symmetric, int(first), without, stated.get("lm_head") is True
         )
 
-    def packed(self, stored: Mapping[str, StoredType]) -> frozenset[str]:
-        """Names of the weights that are stored in words, of all tensors. Raises `ModelError` for words that cannot be read."""
+    def weights(self, stored: Mapping[str, StoredType]) -> dict[str, tuple[int, int]]:
+        """The shapes of the weights in words, of all tensors. Raises `ModelError` for words that cannot be read."""
         layers = [name.removesuffix("qweight") for name in stored if name.endswith(".qweight")]
         for layer in layers:
             self._check_parts(layer, stored)
-        return frozenset(f"{layer}weight" for layer in layers)
+        return {f"{layer}weight": self._shape(stored[f"{layer}qweight"].shape) for layer in layers}
 
     def _check_parts(self, layer: str, stored: Mapping[str, StoredType]) -> None:
         missing = [layer + part for part in PARTS[:3] if layer + part not in stored]
@@ -124,13 +125,6 @@ class WordFormat:
                 ],
                 fix="correct config.json",
             )
-
-    def shapes(self, stored: Mapping[str, tuple[int, ...]], packed: frozenset[str]) -> dict[str, tuple[int, ...]]:
-        """The shapes of the weights, of those of all tensors: weights in place of their words."""
-        layers = {name.removesuffix("weight") for name in packed}
-        parts = {layer + part for layer in layers for part in PARTS}
-        rest = {name: shape for name, shape in stored.items() if name not in parts}
-        return rest | {f"{layer}weight": self._shape(stored[f"{layer}qweight"]) for layer in layers}
 
     def _shape(self, qweight: tuple[int, ...]) -> tuple[int, int]:
         """Outputs and inputs of a layer."""
@@ -247,7 +241,9 @@ class Float8Format:
     block: tuple[int, int] | None
     unquantised: tuple[str, ...] = ()
     method: ClassVar[str] = "fp8"
-    parts: ClassVar[tuple[str, ...]] = (*SCALES, "input_scale", "activation_scale", "k_scale", "v_scale")
+    parts: ClassVar[tuple[str, ...]] = tuple(
+        f".{part}" for part in (*SCALES, "input_scale", "activation_scale", "k_scale", "v_scale")
+    )
     head: ClassVar[bool] = False
 
     @classmethod
@@ -270,15 +266,15 @@ class Float8Format:
         without = stated.get("ignore") or stated.get("ignored_layers") or stated.get("modules_to_not_convert") or ()
         return cls(None if block is None else (block[0], block[1]), tuple(map(str, without)))
 
-    def packed(self, stored: Mapping[str, StoredType]) -> frozenset[str]:
-        """Names of the weights in float8, of all tensors. Raises `ModelError` for one without scales, or in another float8."""
+    def weights(self, stored: Mapping[str, StoredType]) -> dict[str, tuple[int, ...]]:
+        """The shapes of the weights in e4m3, of all tensors. Raises `ModelError` for one without scales, or in other bytes."""
         weights = {name: of for name, of in stored.items() if name.endswith(".weight") and of.dtype.startswith(_FLOAT8)}
         for name, of in weights.items():
             if of.dtype != E4M3 or len(of.shape) != 2:
                 got = f"{name} {list(of.shape)} of {of.dtype}"
                 raise ModelError("numbers of 8 bits are matrices in e4m3", got=got[:200], fix="use another checkpoint")
             self._check_scales(name, of.shape, stored)
-        return frozenset(weights)
+        return {name: of.shape for name, of in weights.items()}
 
     def _check_scales(self, name: str, shape: tuple[int, ...], stored: Mapping[str, StoredType]) -> None:
         layer, (outputs, inputs) = name.removesuffix("weight"), shape
@@ -294,12 +290,6 @@ class Float8Format:
                 got=f"{name} {list(shape)}, {have}"[:300],
                 fix="download the checkpoint again, or use another one",
             )
-
-    def shapes(self, stored: Mapping[str, tuple[int, ...]], packed: frozenset[str]) -> dict[str, tuple[int, ...]]:
-        """The shapes of the weights, of those of all tensors."""
-        return {
-            name: shape for name, shape in stored.items() if not name.endswith(tuple(f".{part}" for part in self.parts))
-        }
 
     @property
     def group_size(self) -> int | None:
@@ -357,14 +347,15 @@ class MXFP4Format:
     """How a checkpoint's experts are stored."""
 
     method: ClassVar[str] = "mxfp4"
+    parts: ClassVar[tuple[str, ...]] = (_BLOCKS, _SCALES)
     head: ClassVar[bool] = False
     unquantised: ClassVar[tuple[str, ...]] = ()
     group_size: ClassVar[int] = GROUP
 
-    def packed(self, stored: Mapping[str, StoredType]) -> frozenset[str]:
-        """Names of the stacks in MXFP4, of all tensors. Raises `ModelError` for blocks without scales, or of other sizes."""
-        names = [name.removesuffix(_BLOCKS) for name in stored if name.endswith(_BLOCKS)]
-        for name in names:
+    def weights(self, stored: Mapping[str, StoredType]) -> dict[str, tuple[int, int, int]]:
+        """The shapes of the stacks, of all tensors. Raises `ModelError` for blocks without scales, or of other sizes."""
+        stacks = dict[str, tuple[int, int, int]]()
+        for name in [name.removesuffix(_BLOCKS) for name in stored if name.endswith(_BLOCKS)]:
             blocks, scales = stored[name + _BLOCKS], stored.get(name + _SCALES)
             right = len(blocks.shape) == 4 and blocks.dtype == "uint8" and blocks.shape[3] == GROUP // 2
             if not right or scales != StoredType(blocks.shape[:3], "uint8"):
@@ -374,17 +365,9 @@ class MXFP4Format:
                     f"scales {'missing' if scales is None else f'{list(scales.shape)} of {scales.dtype}'}"[:300],
                     fix="download the checkpoint again, or use another one",
                 )
-        return frozenset(names)
-
-    def shapes(self, stored: Mapping[str, tuple[int, ...]], packed: frozenset[str]) -> dict[str, tuple[int, ...]]:
-        """The shapes of the weights, of those of all tensors: stacks of matrices in place of their blocks."""
-        parts = {name + part for name in packed for part in (_BLOCKS, _SCALES)}
-        rest = {name: shape for name, shape in stored.items() if name not in parts}
-
-        def whole(num_matrices: int, outputs: int, groups: int, _: int) -> tuple[int, ...]:
-            return num_matrices, groups * GROUP, outputs
-
-        return rest | {name: whole(*stored[name + _BLOCKS]) for name in packed}
+            num_matrices, outputs, groups, _ = blocks.shape
+            stacks[name] = num_matrices, groups * GROUP, outputs
+        return stacks
 
     def packing(self, num_inputs: int) -> Packing:
         """How a matrix with so many inputs is kept."""

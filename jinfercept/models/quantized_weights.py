@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jinfercept.errors import ConfigError
-from jinfercept.models.checkpoint import PackedCheckpoint, StoredExperts, StoredTensor
+from jinfercept.models.checkpoint import Checkpoint, StoredExperts, StoredTensor
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.packed_rows import PackedRows, Packing, common
 from jinfercept.models.protocol import Params, Weights
@@ -22,7 +22,7 @@ from jinfercept.models.stored_weights import StoredWeight, rows_of
 from jinfercept.pallas.layouts.packed_weights import WIDTH
 
 
-def keep_quantized(checkpoint: PackedCheckpoint, shapes: Params, num_devices: int) -> Params:
+def keep_quantized(checkpoint: Checkpoint, shapes: Params, num_devices: int) -> Params:
     """The shapes of a model's weights with `QuantizedTensor`s of shapes where the checkpoint's weights stay quantised.
 
     Those do whose stored numbers a `QuantizedTensor` can hold in all layers, and for all experts, if there are as many outputs
@@ -52,7 +52,7 @@ def keep_quantized(checkpoint: PackedCheckpoint, shapes: Params, num_devices: in
 
 
 def _kept(
-    checkpoint: PackedCheckpoint,
+    checkpoint: Checkpoint,
     name: str,
     place: StoredTensor | StoredExperts,
     shape: Any,
@@ -76,7 +76,7 @@ def _kept(
     return tensor
 
 
-def _kept_experts(checkpoint: PackedCheckpoint, place: StoredExperts, shape: Any, layers: Iterable[int]) -> Any:
+def _kept_experts(checkpoint: Checkpoint, place: StoredExperts, shape: Any, layers: Iterable[int]) -> Any:
     """The shape of the stacked weights of experts, or of their parts, quantised if they stay so."""
     experts = checkpoint.config.experts
     assert experts is not None
@@ -94,9 +94,7 @@ def _kept_experts(checkpoint: PackedCheckpoint, place: StoredExperts, shape: Any
     return QuantizedTensor.of_shape(shape.shape[1:], 1, packing, shape.dtype, (num_stacked,))
 
 
-def _common_packing(
-    checkpoint: PackedCheckpoint, names: Iterable[str], num_outputs: int, num_inputs: int
-) -> Packing | None:
+def _common_packing(checkpoint: Checkpoint, names: Iterable[str], num_outputs: int, num_inputs: int) -> Packing | None:
     """How matrices are all stored that stay quantised; None: they do not."""
     packings = {checkpoint.packing(name) for name in names}
     quantised = {packing for packing in packings if packing is not None}
@@ -129,7 +127,7 @@ def weight_bytes(shapes: Params, num_devices: int) -> int:
 
 
 def read_quantized(
-    checkpoint: PackedCheckpoint, stored: StoredWeight, target: QuantizedTensor, piece_bytes: int, mesh: ModelMesh
+    checkpoint: Checkpoint, stored: StoredWeight, target: QuantizedTensor, piece_bytes: int, mesh: ModelMesh
 ) -> QuantizedTensor:
     """A weight on its devices, each of which gets its own part.
 
@@ -162,7 +160,7 @@ def read_quantized(
     return placed(target, mesh.sharding(partition_spec(stored.name, target)), of_device)
 
 
-def read_stored(checkpoint: PackedCheckpoint, tensor: str, rows: slice, packing: Packing) -> PackedRows:
+def read_stored(checkpoint: Checkpoint, tensor: str, rows: slice, packing: Packing) -> PackedRows:
     """Rows of a tensor that is quantised, in this packing or one that `common` makes it of."""
     have = checkpoint.packing(tensor)
     assert have is not None, tensor

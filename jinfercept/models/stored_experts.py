@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Shaped
 
-from jinfercept.models.checkpoint import Checkpoint, PackedCheckpoint, StoredExperts
+from jinfercept.models.checkpoint import Checkpoint, StoredExperts
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.packed_rows import PackedRows
 from jinfercept.models.quantized import QuantizedTensor
@@ -49,7 +49,6 @@ def read_experts(
         return expert_parts(name, place.as_ours(weight, whole), num_parts)
 
     def packed_parts(expert: int) -> list[PackedRows]:
-        assert isinstance(checkpoint, PackedCheckpoint)
         tensors = [read_stored(checkpoint, tensor, rows, target.packing) for tensor, rows in places(expert)]
         return _packed_parts(tensors, num_parts, 2 if target.outputs else 1, place)
 

@@ -32,14 +32,10 @@ class LazyWeight:
 
     Attributes:
         shape: of the array that `make` returns.
-        overwrite: writes it piece by piece into an array of that shape, which is donated; None: it can only be made whole.
-        check: reads it piece by piece and keeps nothing; None: likewise.
     """
 
     shape: tuple[int, ...]
     make: Callable[[], Any]
-    overwrite: Callable[[Array], Array] | None = None
-    check: Callable[[], None] | None = None
 
 
 class StoredWeight(NamedTuple):
@@ -79,35 +75,18 @@ class StoredWeight(NamedTuple):
 
 
 def read_weight(
-    checkpoint: Checkpoint,
-    stored: StoredWeight,
-    dtype: str,
-    piece_bytes: int,
-    mesh: ModelMesh,
-    into: Shaped[Array, "..."] | None = None,
+    checkpoint: Checkpoint, stored: StoredWeight, dtype: str, piece_bytes: int, mesh: ModelMesh
 ) -> Shaped[Array, "..."]:
-    """A weight on its devices. A large one is copied in pieces of so many bytes, as float32, to bound host memory.
-
-    Args:
-        into: an array of the same shape that is written over, piece by piece, and keeps its dtype.
-    """
+    """A weight on its devices. A large one is copied in pieces of so many bytes, as float32, to bound host memory."""
     placing = _Placing(mesh, stored.stored_spec, partition_spec(stored.name), stored.place.inputs, stored.shape, dtype)
     pieces = _pieces(stored, piece_bytes, mesh)
-    if into is None and len(pieces) == 1:
+    if len(pieces) == 1:
         return jax.block_until_ready(_place(placing)(_piece(checkpoint, stored, *pieces[0], mesh)))
-    placed = into
-    if placed is None:
-        placed = jnp.zeros(stored.shape, dtype, device=None if mesh.size == 1 else mesh.sharding(placing.spec))
+    placed = jnp.zeros(stored.shape, dtype, device=None if mesh.size == 1 else mesh.sharding(placing.spec))
     for start, count in pieces:
         piece = _piece(checkpoint, stored, start, count, mesh)
         placed = jax.block_until_ready(_place_rows(placing)(placed, piece, start))
     return placed
-
-
-def check_weight(checkpoint: Checkpoint, stored: StoredWeight, piece_bytes: int, mesh: ModelMesh) -> None:
-    """Read a weight as `read_weight` does, and keep nothing."""
-    for start, count in _pieces(stored, piece_bytes, mesh):
-        _piece(checkpoint, stored, start, count, mesh)
 
 
 def _num_parts(stored: StoredWeight, mesh: ModelMesh) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 from jinfercept.chat.chats import is_conversation
 from jinfercept.chat.memory import GivenTokens
 from jinfercept.chat.messages import checked_message, results_behind_calls
-from jinfercept.chat.options import ChatArguments, ChatOptions
+from jinfercept.chat.options import ChatArguments, prompt_options
 from jinfercept.chat.request_maker import RequestMaker
 from jinfercept.chat.turn_grammars import PerTurnGrammar
 from jinfercept.errors import RequestError, shown
@@ -154,12 +154,10 @@ def _prompts(
 
 def _own_options(options: ChatArguments) -> dict[str, Any]:
     """The options of a prompt that is no chat. Raises `RequestError` for others."""
-    own = {"async_calls", "lora"}
-    if chat_names := sorted(options.keys() & ChatOptions.__annotations__.keys() - own):
-        raise RequestError("chat options need messages", got=", ".join(chat_names), fix="leave them out")
+    own = prompt_options(options)
     names = ("prompts", "params", "on_group", *RolloutOptions.__annotations__)
     check_arguments("a rollout has no such option", options, names, SamplingParams.__slots__)
-    return {name: value for name, value in options.items() if name in own}
+    return own
 
 
 def _chats(

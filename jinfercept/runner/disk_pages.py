@@ -159,11 +159,6 @@ class DiskPages:
         """Writes and counts that `poll_stored` has not returned yet."""
         return self._num_writes
 
-    def count(self, key: Context, root: bytes, tokens: Sequence[int]) -> None:
-        """Begin to count the leading pages of these tokens that are stored."""
-        self._num_writes += 1
-        self._writing.submit(self._write, key, self._root(root), token_bytes(tokens), 0, ())
-
     def write(self, key: Context, root: bytes, tokens: Sequence[int], first: int, slots: Sequence[int]) -> None:
         """Begin to store the copies of host slots as pages of these tokens.
 
@@ -171,7 +166,7 @@ class DiskPages:
             key: of the answer.
             tokens: of the pages and all before them.
             first: number of the first page; the pages before it are stored.
-            slots: of the pages.
+            slots: of the pages; without any, the pages that are stored are counted.
         """
         self._num_writes += 1
         pages = [(page.array.data, page.position) for page in map(self._kv.host.__getitem__, slots)]

@@ -70,7 +70,7 @@ class ChunkPlanner:
         if context.ready < length - 1:
             kv.advance(context)
             self._fetch(builder, sequence)
-        if not sequence.wants_token or length >= self._max_model_len:
+        if sequence.generated + sequence.pending >= sequence.max_tokens or length >= self._max_model_len:
             return
         if context.ready >= length and kv.has_seen(context, length):
             self._restart(sequence)
@@ -101,7 +101,7 @@ class ChunkPlanner:
         self._kv.computed(sequence.context, start, end)
         self._kv.commit(sequence.context, sequence.tokens)
         if self._kv.side_pool and (end - start > 1 or end < num_tokens):
-            self._kv.side_pool.mark(sequence.context, num_tokens - end)
+            self._kv.side_pool.mark(sequence.context)
         recomputed = max(0, min(end, sequence.max_computed) - start)
         sequence.max_computed = max(sequence.max_computed, end)
         if recomputed:

@@ -50,6 +50,7 @@ class Queues:
 
     Attributes:
         order: as given.
+        free_slots: the runner's slots in which no sequence runs.
         observer: called with every change of state; None: there is none.
         running: by `Sequence.order`, oldest first.
         waiting: likewise; or by `Sequence.rank`, if there is an `order`.
@@ -62,17 +63,12 @@ class Queues:
         self.waiting: list[Sequence] = []
         self.intercepted: dict[str, Sequence] = {}
         self.by_tenant: dict[str, TenantQueue] = {}
-        self._slots = list(range(max_num_seqs - 1, -1, -1))
+        self.free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._next_order = 0
         self.order = order
         self._fresh: list[Sequence] = []  # that wait and were not ranked yet
         self._turn: list[Sequence] = []  # that are ranked anew, the last one next
         self._place = _RANK if order is not None else _ORDER
-
-    @property
-    def has_slot(self) -> bool:
-        """Whether one more sequence may run."""
-        return bool(self._slots)
 
     def put_last(self, sequence: Sequence) -> None:
         """The sequence waits, behind all of its priority that were put last before it."""
@@ -96,7 +92,7 @@ class Queues:
         self.leave(sequence)
         insort(self.running, sequence, key=_ORDER)
         insort(self._tenant_queue(sequence).running, sequence, key=_ORDER)
-        sequence.row.begin(self._slots.pop())
+        sequence.row.begin(self.free_slots.pop())
         self._enter(sequence, State.RUNNING)
 
     def succeed(self, sequence: Sequence, retained: Sequence) -> None:
@@ -126,7 +122,7 @@ class Queues:
         if row.slot is not None:
             self.running.remove(sequence)
             self._tenant_queue(sequence).running.remove(sequence)
-            self._slots.append(row.slot)
+            self.free_slots.append(row.slot)
             row.slot = None
         elif sequence.state is State.INTERCEPTED:
             del self.intercepted[sequence.id]

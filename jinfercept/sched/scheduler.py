@@ -389,7 +389,7 @@ class Scheduler:
         Args:
             before: only those that rank before it; None: all.
         """
-        while self.waiting and self._queues.has_slot and builder.query_tokens > 0 and not builder.stalled:
+        while self.waiting and self._queues.free_slots and builder.query_tokens > 0 and not builder.stalled:
             sequence = self._fair.next_waiting() if builder.tenants_compete else self._next_waiting(builder.now)
             if sequence is None or (before is not None and sequence.rank >= before):
                 return
@@ -424,7 +424,7 @@ class Scheduler:
 
     def _place(self, builder: PlanBuilder, sequence: Sequence) -> bool:
         """Admit a sequence by its tenant's right to a slot and to pages, preempting sequences of tenants that run several."""
-        while not (self._queues.has_slot and self._start(builder, sequence)):
+        while not (self._queues.free_slots and self._start(builder, sequence)):
             victim = self._fair.victim(sequence)
             if victim is None:
                 return False

@@ -217,20 +217,10 @@ class Sequence:
         return len(self.tokens) + self.pending
 
     @property
-    def wants_token(self) -> bool:
-        """Whether another sample is within `max_tokens`."""
-        return self.generated + self.pending < self.max_tokens
-
-    @property
-    def wants_scores(self) -> bool:
-        """Whether tokens of its prompt are still to be scored, which needs their logits: cached KV does not do."""
-        return self.num_best is not None and self.scored < self.external_spans[0][1] - 1
-
-    @property
     def wants_computation(self) -> bool:
-        """Whether more than KV is still wanted of some of its tokens: cached KV does not do."""
+        """Whether experts or scores are still wanted of some of its tokens: cached KV does not do."""
         noted = self.noted_from is not None and max(self.noted_from, self.max_computed) < len(self.tokens) - 1
-        return noted or self.wants_scores
+        return noted or (self.num_best is not None and self.scored < self.external_spans[0][1] - 1)
 
     @property
     def waits_for_leader(self) -> bool:

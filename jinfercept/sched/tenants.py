@@ -15,89 +15,53 @@ UNLIMITED = 2**63
 
 
 @final
-class _Holding:
-    """The entries of one tenant.
-
-    Attributes:
-        names: of its entries, oldest first.
-    """
-
-    __slots__ = ("names", "num_bytes")
-
-    def __init__(self) -> None:
-        self.names: dict[str, None] = {}
-        self.num_bytes = 0
-
-
-@final
 class Quota:
     """Counts entries and bytes by tenant.
 
     Args:
         most_bytes: bytes of all tenants together.
         most_of_tenant: entries of one tenant; None: no more than `most`.
+
+    Attributes:
+        num_bytes: of all entries.
     """
 
     def __init__(self, most: int, most_bytes: int = UNLIMITED, *, most_of_tenant: int | None = None) -> None:
         self._most, self._most_bytes = most, most_bytes
         self._most_of_tenant = UNLIMITED if most_of_tenant is None else most_of_tenant
-        self._holdings: dict[str, _Holding] = {}
-        self._num_entries = self._num_bytes = 0
+        self._entries: dict[str, dict[str, int]] = {}  # bytes by name, oldest first, of tenants that have some
+        self._bytes: dict[str, int] = {}  # of each of these tenants
+        self._num_entries = self.num_bytes = 0
 
-    def add(self, tenant: str, name: str) -> None:
+    def add(self, tenant: str, name: str, num_bytes: int = 0) -> None:
         """Count an entry as the tenant's youngest, whether it is new or not."""
-        names = self._holding(tenant).names
-        self._num_entries += name not in names
-        names.pop(name, None)
-        names[name] = None
+        if name in self._entries.get(tenant, ()):
+            self.remove(tenant, name)
+        self._entries.setdefault(tenant, {})[name] = num_bytes
+        self._count(tenant, 1, num_bytes)
 
     def remove(self, tenant: str, name: str) -> None:
-        """Count an entry no more; its bytes are given back with `charge`."""
-        del self._holdings[tenant].names[name]
-        self._num_entries -= 1
-        self._tidy(tenant)
-
-    def charge(self, tenant: str, num_bytes: int) -> None:
-        """Count bytes that a tenant holds from now on; a negative number gives them back."""
-        self._holding(tenant).num_bytes += num_bytes
-        self._num_bytes += num_bytes
-        self._tidy(tenant)
+        """Count an entry no more."""
+        self._count(tenant, -1, -self._entries[tenant].pop(name))
+        if not self._entries[tenant]:  # it takes no share
+            del self._entries[tenant], self._bytes[tenant]
 
     def victim(self, tenant: str) -> str | None:
         """Name of the entry to drop next, after a change of a tenant's; None once all fits."""
-        own = self._holdings.get(tenant)
-        if own is not None and len(own.names) > self._most_of_tenant:
-            return next(iter(own.names))
-        for total, most, size_of in (
-            (self._num_entries, self._most, _num_entries),
-            (self._num_bytes, self._most_bytes, _num_bytes),
-        ):
-            if total > most:
-                share = most / len(self._holdings)
-                for holding in sorted(self._holdings.values(), key=size_of, reverse=True):
-                    if size_of(holding) > share and holding.names:
-                        return next(iter(holding.names))
-        return None
+        own = self._entries.get(tenant, {})
+        if len(own) > self._most_of_tenant:
+            return next(iter(own))
+        holder = None  # the one that holds the most: more than an equal share, if together they hold too much
+        if self._num_entries > self._most:
+            holder = max(self._entries, key=lambda tenant: len(self._entries[tenant]))
+        elif self.num_bytes > self._most_bytes:
+            holder = max(self._bytes, key=self._bytes.__getitem__)
+        return None if holder is None else next(iter(self._entries[holder]))
 
-    def _holding(self, tenant: str) -> _Holding:
-        holding = self._holdings.get(tenant)
-        if holding is None:
-            holding = self._holdings[tenant] = _Holding()
-        return holding
-
-    def _tidy(self, tenant: str) -> None:
-        """Forget a tenant that holds nothing: it takes no share."""
-        holding = self._holdings[tenant]
-        if not holding.names and not holding.num_bytes:
-            del self._holdings[tenant]
-
-
-def _num_entries(holding: _Holding) -> int:
-    return len(holding.names)
-
-
-def _num_bytes(holding: _Holding) -> int:
-    return holding.num_bytes
+    def _count(self, tenant: str, number: int, num_bytes: int) -> None:
+        self._num_entries += number
+        self.num_bytes += num_bytes
+        self._bytes[tenant] = self._bytes.get(tenant, 0) + num_bytes
 
 
 class _Entry[T](NamedTuple):
@@ -128,8 +92,7 @@ class ExpiringEntries[T]:
     @property
     def num_bytes(self) -> int:
         """Bytes of all entries."""
-        with self._lock:
-            return sum(entry.num_bytes for entry in self._entries.values())
+        return self._quota.num_bytes
 
     def peek(self, name: str) -> T | None:
         """An entry, expired or not, which is not a use of it."""
@@ -159,8 +122,7 @@ class ExpiringEntries[T]:
         self._remove(name)
         now, tenant = self._now(), entry.tenant
         self._entries[name] = entry._replace(until_s=now + self._max_age_s)
-        self._quota.add(tenant, name)
-        self._quota.charge(tenant, entry.num_bytes)
+        self._quota.add(tenant, name, entry.num_bytes)
         for old in list(takewhile(lambda old: self._entries[old].until_s <= now, self._entries)):
             self._remove(old)
         while (victim := self._quota.victim(tenant)) is not None:
@@ -169,7 +131,6 @@ class ExpiringEntries[T]:
     def _remove(self, name: str) -> None:
         if (entry := self._entries.pop(name, None)) is not None:
             self._quota.remove(entry.tenant, name)
-            self._quota.charge(entry.tenant, -entry.num_bytes)
 
 
 @dataclass(slots=True)

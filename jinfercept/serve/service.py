@@ -8,8 +8,8 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -21,7 +21,7 @@ from jinfercept.chat.requests import check_chars
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.engine.meter.engine_stats import EngineStats
 from jinfercept.engine.streaming import AsyncStream
-from jinfercept.errors import ConfigError, EngineError, JinferceptError, PromptLengthError, RequestError
+from jinfercept.errors import ConfigError, EngineError, JinferceptError
 from jinfercept.hooks import SharedLimit
 from jinfercept.llm import LLM
 from jinfercept.request import Adapter, Request
@@ -33,7 +33,7 @@ from jinfercept.serve.http.request_body import unless_disconnected
 from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.process import trim_heap
-from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.errors import ApiError, about
 from jinfercept.serve.server_tools import ServerTools
 from jinfercept.serve.state.database import StateDatabase
 from jinfercept.serve.state.store import StateStore
@@ -151,8 +151,6 @@ class Service:
 
     async def warm_up(self) -> None:
         """Load what the first request would wait for, lazy imports and the vocabulary of grammars."""
-        if self.database.outlives:
-            self.state.start()
         await self._threads.run("", 0, self._warm_up)
 
     def _warm_up(self) -> None:
@@ -234,10 +232,8 @@ class Service:
             texts: a text, or lists and dicts of texts.
             param: field of the texts.
         """
-        try:
+        with about(param):
             check_chars(texts, self.max_prompt_chars)
-        except PromptLengthError as error:
-            raise ApiError.of(error, param) from error
 
     async def prepare[T](self, request: HttpRequest, work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
         """Run a slow function in a thread; it is dropped if the client disconnects before it begins.
@@ -251,22 +247,14 @@ class Service:
             ApiError: raised by the function, a `JinferceptError` as 400; 429, 503 or 499 if it is not run.
         """
         key, size = tenant_of(request), request.scope.get(BODY_BYTES, 0) + num_bytes
-        try:
-            with self.room(key, number):
-                return await unless_disconnected(request.receive, self._threads.run(key, size, work))
-        except JinferceptError as error:
-            raise ApiError.of(error) from error
-
-    @contextmanager
-    def room(self, tenant: str, number: int) -> Iterator[None]:
-        """Room in the queue for requests until they are submitted. Raises as `check_room`."""
         if number:
-            self.check_room(tenant, number)
-        self._preparing[tenant] += number
+            self.check_room(key, number)
+        self._preparing[key] += number
         try:
-            yield
+            with about():
+                return await unless_disconnected(request.receive, self._threads.run(key, size, work))
         finally:
-            self._preparing[tenant] -= number
+            self._preparing[key] -= number
             self._preparing += Counter()  # drops keys with no requests
 
     async def submit(self, http: HttpRequest, requests: Sequence[Request], *, ends_only: bool = False) -> AsyncStream:
@@ -288,10 +276,8 @@ class Service:
         if trace is not None:
             trace.attach(requests)
         post = self._event_bridge.post
-        try:
+        with about():
             stream = self.llm.engine.submit(requests, ends_only=ends_only, post=post)
-        except RequestError as error:
-            raise ApiError.of(error) from error
         if trace is not None:
             trace.streams.append(stream)
         self._streams[stream] = tenant

@@ -3,10 +3,9 @@
 import math
 from collections.abc import Callable, Iterator
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from jinfercept.errors import ConfigError
-from jinfercept.request import Request
 from jinfercept.sim.workload import Script
 
 MOST_ARRIVALS = 1_000_000
@@ -18,17 +17,6 @@ class Arrival(NamedTuple):
 
     at_s: float
     script: Script
-
-
-class RequestArrival(Protocol):
-    """An arrival that makes its own request, whose calls are markup in the tokens that it is forced to generate."""
-
-    @property
-    def at_s(self) -> float:
-        """Its second, counted from the start of the run."""
-        ...
-
-    def request(self, number: int) -> Request: ...
 
 
 def arrivals(draw: Callable[[], Script], rate: float, duration_s: float, rng: Random) -> list[Arrival]:

@@ -4,7 +4,6 @@ One loop plays them, whether the engine computes or only prices its plans, under
 """
 
 import heapq
-import json
 import math
 import time
 import zlib
@@ -14,9 +13,7 @@ from threading import Event
 from typing import NamedTuple, Protocol, final
 
 from jinfercept.calls import Call, Result, Tool
-from jinfercept.chat.call_markup import ContextMarkup
 from jinfercept.chat.detector import ScriptedDetector
-from jinfercept.chat.text_stream import TextStream
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.protocols import Clock
 from jinfercept.events import Finished
@@ -70,20 +67,11 @@ def make_request(number: int, script: Script, write: Writer, known_durations: bo
 
 
 def returned_tokens(request: Request) -> int:
-    """Tokens that all calls of a scripted request return together, without the markup of interrupts."""
-    if request.markup is not None:
-        assert isinstance(request.markup, ContextMarkup)
-        watch, text = request.markup.watch("", ()), request.markup.tokenizer.token_text
-        frames = (frame for token in request.params.forced_output_ids for frame in watch.feed(0, token, text(token)))
-        return sum(json.loads(call.arguments)["tokens"] for call in frames if isinstance(call, Call))
+    """Tokens that all calls of a scripted request return together, those of markup left out."""
+    if request.detector is None:
+        return 0
     assert isinstance(request.detector, ScriptedDetector)
     return sum(int(call.arguments.split()[1]) for calls in request.detector.script.values() for call in calls)
-
-
-def open_markup_text(request: Request) -> TextStream:
-    """The engine's `open_text` for requests whose calls are in markup."""
-    assert isinstance(request.markup, ContextMarkup)
-    return TextStream(request.markup.tokenizer, (), False, False)
 
 
 def ever_returns(request: Request) -> bool:
@@ -104,12 +92,10 @@ def _calls(script: Script, known_durations: bool) -> Iterator[tuple[int, list[Ca
             yield generated, [Call(name, f"{segment.call_s} {segment.returned}", expected_s=expected_s)]
 
 
-@final
 class ScriptedDispatcher:
     """Answers scripted calls after their seconds; starts no threads.
 
-    The arguments of a call that pauses its request are `"seconds tokens"`; those of one in markup, whose result is text, are
-    `{"seconds": …, "tokens": …}`.
+    The arguments of a call, which pauses its request, are `"seconds tokens"`.
 
     Args:
         clock: the engine's.
@@ -125,7 +111,6 @@ class ScriptedDispatcher:
         self._clock, self._write = clock, write
         self._due: list[tuple[float, int, str, tuple[Call, ...]]] = []
         self._live: dict[str, int] = {}
-        self._started: list[tuple[float, int, str, Call]] = []
         self._count = 0
 
     def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool], tenant: str) -> None:
@@ -147,29 +132,18 @@ class ScriptedDispatcher:
         return results
 
     def start(self, request_id: str, call: Call, tools: Mapping[str, Tool], tenant: str) -> None:
-        self._count += 1
-        seconds: float = json.loads(call.arguments)["seconds"]
-        heapq.heappush(self._started, (self._clock.now() + seconds, self._count, request_id, call))
+        raise AssertionError("the calls of scripts pause their requests")
 
     def poll_started(self) -> list[tuple[str, Call, Result]]:
-        results = list[tuple[str, Call, Result]]()
-        while self._started and self._started[0][0] <= self._clock.now():
-            _, _, request_id, call = heapq.heappop(self._started)
-            scripted = json.loads(call.arguments)
-            results.append((request_id, call, Result("r" * scripted["tokens"], duration_s=scripted["seconds"])))
-        return results
+        return []
 
     def next_s(self) -> float:
         """Seconds of the clock at the next return or arrival."""
-        next_due_s = (due[0][0] for due in (self._due, self._started) if due)
-        return min(*next_due_s, self.next_arrival_s, float("inf"))
+        return min(self._due[0][0] if self._due else math.inf, self.next_arrival_s)
 
     def cancel(self, request_id: str) -> None:
         self._live.pop(request_id, None)
         self.lost.discard(request_id)
-        if any(started[2] == request_id for started in self._started):
-            self._started = [started for started in self._started if started[2] != request_id]
-            heapq.heapify(self._started)
 
     def _answer(self, number: int, call: Call) -> Result:
         seconds, tokens = call.arguments.split()

@@ -1,8 +1,9 @@
 """A simulated run: latencies, waste and counts from a workload, a profile and a policy. Imports no JAX."""
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import final
 
 from jinfercept.engine.engine import Engine
@@ -24,20 +25,20 @@ from jinfercept.sched.policies import PolicyChoice, PolicyInputs, check_choice
 from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.sequence import PendingCall
-from jinfercept.sim.arrivals import Arrival, RequestArrival
+from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.run_stats import Report, RunStats
 from jinfercept.sim.scripted import (
     Progress,
     ScriptedDispatcher,
     drive,
     make_request,
-    open_markup_text,
     plain_tokens,
     play,
     sharing_tokens,
 )
 from jinfercept.sim.session_clients import SessionClients, SessionLoad, session_tokens
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
+from jinfercept.sim.workload import Script
 
 
 @final
@@ -199,7 +200,7 @@ class Simulation:
 
     def run(
         self,
-        arrivals: Sequence[Arrival | RequestArrival] | SessionLoad,
+        arrivals: Sequence[Arrival] | SessionLoad,
         progress: Progress = lambda now, end: None,
         watch: RunWatch | None = None,
     ) -> Report:
@@ -210,16 +211,26 @@ class Simulation:
         """
         if isinstance(arrivals, SessionLoad):
             return self._run_sessions(arrivals, progress, watch)
+        requests = [(at_s, self._request(number, script)) for number, (at_s, script) in enumerate(arrivals)]
+        tenant_of = {str(number): arrival.script.tenant for number, arrival in enumerate(arrivals)}
         clock = VirtualClock()
-        dispatcher = ScriptedDispatcher(clock, plain_tokens)
-        reads_calls = not all(isinstance(arrival, Arrival) for arrival in arrivals)
-        engine, accounts = self.open_engine(clock, dispatcher, open_markup_text if reads_calls else None, watch)
-        requests = [(arrival.at_s, self._request(number, arrival)) for number, arrival in enumerate(arrivals)]
+        return self.play(requests, ScriptedDispatcher(clock, plain_tokens), clock, progress, watch, tenant_of)
+
+    def play(
+        self,
+        requests: Sequence[tuple[float, Request]],
+        dispatcher: ScriptedDispatcher,
+        clock: VirtualClock,
+        progress: Progress,
+        watch: RunWatch | None = None,
+        tenant_of: Mapping[str, str] = MappingProxyType({}),
+        open_text: Callable[[Request], Text] | None = None,
+    ) -> Report:
+        """Play requests at their seconds, as `run`. `open_text` makes their texts, if their calls are read there."""
+        engine, accounts = self.open_engine(clock, dispatcher, open_text, watch)
         played = play(engine, dispatcher, clock, requests, self.most_s, progress, self.host_s)
-        scripted = ((str(number), each) for number, each in enumerate(arrivals))
-        tenant_of = {name: each.script.tenant for name, each in scripted if isinstance(each, Arrival)}
-        report = accounts.report(played, requests, engine.scheduler.counters, self.kv_tokens, tenant_of, self.warm_up_s)
-        return self._named | report
+        counters = engine.scheduler.counters
+        return self._named | accounts.report(played, requests, counters, self.kv_tokens, tenant_of, self.warm_up_s)
 
     def _run_sessions(self, load: SessionLoad, progress: Progress, watch: RunWatch | None) -> Report:
         clock = VirtualClock()
@@ -275,13 +286,7 @@ class Simulation:
         engine.observe(log)
         return engine, accounts
 
-    def _request(self, number: int, arrival: Arrival | RequestArrival) -> Request:
-        known_durations = reads_durations(self.estimator)
-        if isinstance(arrival, Arrival):
-            write = sharing_tokens(arrival.script.kind, self.shared_prefix) if self.shared_prefix else plain_tokens
-            request = make_request(number, arrival.script, write, known_durations)
-            return replace(request, tenant=arrival.script.tenant) if self.fair else request
-        if known_durations:
-            fix = f"one of {', '.join(ESTIMATORS)}"
-            raise ConfigError("an oracle cannot see calls in markup", got=self.estimator_name, fix=fix)
-        return arrival.request(number)
+    def _request(self, number: int, script: Script) -> Request:
+        write = sharing_tokens(script.kind, self.shared_prefix) if self.shared_prefix else plain_tokens
+        request = make_request(number, script, write, reads_durations(self.estimator))
+        return replace(request, tenant=script.tenant) if self.fair else request

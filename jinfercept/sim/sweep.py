@@ -16,7 +16,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import Progress
 
-from jinfercept.sim.arrivals import Arrival, RequestArrival
+from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import RunWatch, Simulation
@@ -51,7 +51,7 @@ class SweepRun:
     """One simulation under one load."""
 
     simulation: Simulation
-    load: SimulatedLoad[Sequence[Arrival | RequestArrival] | SessionLoad]
+    load: SimulatedLoad[Sequence[Arrival] | SessionLoad]
 
     @property
     def labels(self) -> Report:

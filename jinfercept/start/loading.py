@@ -1,7 +1,6 @@
 """What a start loads: the served model, a draft model beside it, the tokenizer that a user gives, and sampling defaults."""
 
 import copy
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from jinfercept.models.config import ModelConfig
 from jinfercept.models.load import Loaded, bytes_to_load, dtype_name, load, locate
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model
+from jinfercept.models.model_directory import read_json
 from jinfercept.models.protocol import Params, ServedModel
 from jinfercept.models.weights.in_memory import initial_params
 from jinfercept.runner.drafting import ModelDrafter
@@ -50,7 +50,7 @@ def load_model(
         params = initial_params(served, params, mesh)
         if is_own:
             check_functions(served, params)
-        return Loaded(served, params, None, "dummy")
+        return Loaded(served, params, None)
     if params is not None:
         raise ModelError("params need a Model", got=type(model).__name__, fix="pass Model(config), or leave params out")
     num_bytes = bytes_to_load(model, dtype_name(options.dtype), mesh.size, options.load_format, options.quantization)
@@ -176,12 +176,7 @@ def sampling_defaults(option: str, source: Path | None) -> Mapping[str, Any]:
             )
     elif source is None or not (path := source / FILE).is_file():
         return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(
-            f"{FILE} cannot be read", got=error, fix="correct it, or use generation_config=vllm"
-        ) from error
+    config = read_json(path)
     if not isinstance(config, dict):
         raise ModelError(f"{FILE} is a JSON object", got=shown(config), fix="use the original file")
     defaults = {ours: config[name] for name, ours in NAMES.items() if config.get(name) is not None}

@@ -92,24 +92,24 @@ def add_adapters(
         ConfigError: there is no room for adapters in models of one's own.
         ModelError: one of them cannot be read, or does not fit the model.
     """
-    choice = config.adapters.choice
-    if not choice.num_slots:
+    options = config.adapters
+    if not options.num_slots:
         return loaded, None
     if not isinstance(model := loaded.model, Model):
         raise ConfigError(
             "a model of your own cannot have adapters", got=type(model).__name__, fix="merge them into its weights"
         )
     weights_by_name = {
-        name: read_adapter(place, model.checkpoint_config, choice.most_rank)
-        for name, place in choice.directories.items()
+        name: read_adapter(place, model.checkpoint_config, options.max_lora_rank)
+        for name, place in options.directories.items()
     }
-    room = room_for(weights_by_name.values(), choice.num_slots if choice.of_any_modules else None, choice.most_rank)
+    room = room_for(weights_by_name.values(), options.max_loras, options.max_lora_rank)
     adapters = ServedAdapters(model, room)
     params = with_room(model, loaded.params, room)
     for name, weights in weights_by_name.items():
         with adapters.table.new_slot(name) as slot:
             params = adapters.written(params, slot, weights)
-            adapters.table.put(Adapter(name, slot, weights.digest, choice.directories[name]))
+            adapters.table.put(Adapter(name, slot, weights.digest, options.directories[name]))
     if not weights_by_name:
         params = with_adapter(model, params, 1, room.rank, None)  # compiles what writes adapters
     log.info("adapters: %s; room for %s", ", ".join(weights_by_name) or "none yet", room)

@@ -260,7 +260,7 @@ def _runner_shape(model: ServedModel, num_pages: int, max_model_len: int, config
         joined_decode=config.advanced.joined_decode,
         kv_cache_dtype=config.cache.kv_cache_dtype,
         num_drafts=config.scheduling.speculation.num_speculative_tokens,
-        num_adapters=config.adapters.choice.num_slots,
+        num_adapters=config.adapters.num_slots,
         fewest_rows=fewest,
     )
 

@@ -82,7 +82,7 @@ def set_up(
         log.info("%s", note)
     flags = with_tool_adapter(model, flags) if params is None else flags
     config = EngineConfig.from_options(flags)
-    if config.adapters.choice.call_bias and config.adapters.tool_lora is None:
+    if config.adapters.tool_call_bias and config.adapters.tool_lora is None:
         raise ConfigError("tool_call_bias needs tool_lora", got="no tool_lora", fix="give tool_lora too")
     check_choices(config)
     effort = None

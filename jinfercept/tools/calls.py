@@ -18,8 +18,6 @@ from jinfercept.sched.tenants import FairSlots
 from jinfercept.tools.tool_tables import Limits
 from jinfercept.values import strict_json
 
-TOO_LATE = "it took longer than"
-"""Message of a timeout, before its seconds."""
 BLOCKED_S = 5.0
 """Seconds for which the process of Python tools, or the event loop in it, may be blocked after a cancelled call; then the
 process ends, and is started again."""
@@ -92,13 +90,11 @@ def endpoint_tool(
     endpoint: Endpoint,
     executor: ToolExecutor,
     queue: CallQueue,
-    late: str = TOO_LATE,
 ) -> ChatTool:
     """A tool that an endpoint answers.
 
     Args:
         limits: on the time of a call and the size of its result.
-        late: message of a timeout, before its seconds.
     """
 
     async def answer(arguments: str, expires_s: float) -> str:
@@ -118,7 +114,7 @@ def endpoint_tool(
                 raise
             waited_s = (expires_s if begun_s is None else begun_s) - came_s
             waiting_note = f", of which other calls took {waited_s:.1f}" if 2 * waited_s > limits.timeout_s else ""
-            raise TimeoutError(f"{late} {limits.timeout_s:g} s{waiting_note}") from error
+            raise TimeoutError(f"{limits.late} {limits.timeout_s:g} s{waiting_note}") from error
         return _cut(text, limits.max_result_bytes)
 
     def begin_call(arguments: str) -> ToolRun[str]:

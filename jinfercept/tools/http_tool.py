@@ -40,7 +40,6 @@ _LOCAL: tuple[IPv4Network | IPv6Network, ...] = (  # `is_global` is True for som
 
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_ENTRY = re.compile(r"(?P<pattern>\*\.)?(?P<host>\[[^\[\]/?#@\\\s]*\]|[^\[\]:/?#@*\\\s]+)(:(?P<port>\d{1,5}))?")
 
 
 class AllowedHost(NamedTuple):
@@ -59,13 +58,15 @@ class AllowedHost(NamedTuple):
     @classmethod
     def parse(cls, entry: str) -> "AllowedHost":
         """An entry from `host`, `host:port`, or either behind `*.`. Raises `ValueError` for anything else."""
-        match = _ENTRY.fullmatch(f"[{entry}]" if is_address(entry) and ":" in entry else entry)
-        if match is None:
-            raise ValueError("neither host nor host:port")
-        port = None if match["port"] is None else int(match["port"])
-        if port is not None and not 0 < port < 2**16:
-            raise ValueError("a port is from 1 to 65535")
-        return cls(host_key(match["host"]), port, match["pattern"] is not None)
+        name = entry.removeprefix("*.")
+        try:
+            url = httpx2.URL(f"any://[{name}]" if is_address(name) and ":" in name else f"any://{name}")
+            key = host_key(url.host)
+        except httpx2.InvalidURL as error:
+            raise ValueError(f"{entry}: {error}") from error
+        if {*name} & {*"*/?#@ "} or not (url.port is None or 0 < url.port < 2**16):
+            raise ValueError(f"{entry}: neither host nor host:port")
+        return cls(key, url.port, name != entry)
 
 
 @final
@@ -306,15 +307,12 @@ def _check_url(table: HttpTable, place: Place) -> httpx2.URL:
     authority = table.url.partition("://")[2].partition("/")[0]
     if table.allow_hosts is None and names_in(authority):
         raise place.error("a host that the model chooses", authority, "say in allow_hosts which it may choose")
-    named: set[str] = set()
-    for entry in table.allow_hosts or ():
-        try:
-            allowed = AllowedHost.parse(entry)
-        except ValueError as error:
-            raise place.error(
-                f"allow_hosts has what is no host: {error}", entry, "host, host:port or *.domain"
-            ) from error
-        named |= set() if allowed.is_pattern else {allowed.host}
+    try:
+        allowed = [AllowedHost.parse(entry) for entry in table.allow_hosts or ()]
+    except ValueError as error:
+        fix = "host, host:port or *.domain"
+        raise place.error("allow_hosts has what is no host", error, fix) from error
+    named = {entry.host for entry in allowed if not entry.is_pattern}
     private = key == "localhost" or (is_address(url.host) and not is_public(url.host))
     if private and key not in named:
         raise place.error("a private address has to be allowed", url.host, f'allow_hosts = ["{url.host}"]')

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 from jinfercept.chat.function_tools import ChatTool, chat_tools
 from jinfercept.engine.tool_executor import ToolExecutor
 from jinfercept.errors import ConfigError, shown
-from jinfercept.tools.calls import TOO_LATE, CallQueue, CallRequest, Endpoint, declare, endpoint_tool
+from jinfercept.tools.calls import CallQueue, CallRequest, Endpoint, declare, endpoint_tool
 from jinfercept.tools.inbox import Inbox
 from jinfercept.tools.tool_tables import (
     HttpTable,
@@ -167,9 +167,7 @@ class _Loader:
                 self._add_asked(table, place, local)
             case PersonTable():
                 self._loaded.inbox.tools |= {table.name}
-                self._add_asked(
-                    table, place, partial(self._loaded.inbox.ask, table.name), late="no person answered within"
-                )
+                self._add_asked(table, place, partial(self._loaded.inbox.ask, table.name))
             case McpTable():
                 from jinfercept.tools.mcp_server import McpServer
 
@@ -177,9 +175,7 @@ class _Loader:
                 self._loaded.servers.append(server)
                 self._loaded.sources.append(server.tools)
 
-    def _add_asked(
-        self, table: ModelTable | PersonTable, place: Place, endpoint: Endpoint, late: str = TOO_LATE
-    ) -> None:
+    def _add_asked(self, table: ModelTable | PersonTable, place: Place, endpoint: Endpoint) -> None:
         """Make a tool of a model or a person. Raises `ConfigError` for parameters that are no JSON schema."""
         from jinfercept.tools.schemas import QUESTION, check_of
 
@@ -190,7 +186,7 @@ class _Loader:
             check(request.arguments)
             return await endpoint(request)
 
-        self._add(declare(table.name, table.description, parameters), table, checked, late=late)
+        self._add(declare(table.name, table.description, parameters), table, checked)
 
     def add_python(self, function: dict[str, Any], name: str, limits: Limits) -> None:
         """Note a function, or those of a file, for the process of Python tools."""
@@ -219,12 +215,6 @@ class _Loader:
             load()
         chat_tools(self._loaded.tools)  # no two of one name
 
-    def _add(
-        self,
-        declaration: dict[str, Any],
-        limits: Limits,
-        endpoint: Endpoint,
-        late: str = TOO_LATE,
-    ) -> None:
+    def _add(self, declaration: dict[str, Any], limits: Limits, endpoint: Endpoint) -> None:
         queue = CallQueue(limits.max_concurrency)
-        self._loaded.sources.append(endpoint_tool(declaration, limits, endpoint, self._executor, queue, late))
+        self._loaded.sources.append(endpoint_tool(declaration, limits, endpoint, self._executor, queue))

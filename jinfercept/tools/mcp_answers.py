@@ -19,7 +19,6 @@ _STRICTEST = "2025-11-25"
 
 MAX_ANSWER_BYTES = 4 << 20
 """The longest body of a response, event of a stream, or line of a process."""
-_MAX_PARTS = 10_000
 
 
 @asynccontextmanager
@@ -89,12 +88,10 @@ def result_text(result: Mapping[str, Any]) -> str:
     """
     content = result.get("content") or []
     content = content if isinstance(content, list) else [content]
-    parts = [_part(part) for part in content[:_MAX_PARTS]]
+    parts = [_part(part) for part in content]
     structured = result.get("structuredContent")
     if structured is not None and not any(text and is_text for text, is_text in parts):
         parts = [part for part in parts if part[0]] + [(_text(structured), True)]
-    if len(content) > _MAX_PARTS:
-        parts.append((f"(cut: {len(content)} parts, {_MAX_PARTS} allowed)", False))
     return "\n".join(text for text, _ in parts)
 
 

@@ -26,6 +26,8 @@ _NO_SESSION = (404, 410)
 _CANCELLED = "notifications/cancelled"
 _NOTICE_S = 30.0
 _SHOWN_CHARS = 500
+_KEPT = ("content-type", "location", MCP_SESSION_ID)
+"""Headers of a response that is read to its end."""
 
 
 @asynccontextmanager
@@ -84,10 +86,7 @@ class _McpHttp(httpx2.AsyncClient):
         try:
             response = await super().send(request, **options)
             if response.is_error or not response.headers.get("content-type", "").startswith("text/event-stream"):
-                try:
-                    await response.aread()
-                finally:
-                    await response.aclose()
+                response = await _whole(response)
             if not response.is_error:
                 return response
             status, text = response.status_code, " ".join(response.text.split())[:_SHOWN_CHARS]
@@ -110,3 +109,19 @@ class _McpHttp(httpx2.AsyncClient):
         notice = self.build_request("POST", request.url, json=message, headers=headers, timeout=_NOTICE_S)
         response = await super().send(notice, stream=True)
         await response.aclose()
+
+
+async def _whole(response: httpx2.Response) -> httpx2.Response:
+    """A response with its body. Raises `httpx2.ReadError` for one that is longer than an answer may be."""
+    body = bytearray()
+    try:
+        async for part in response.aiter_bytes():
+            body += part
+            if len(body) > MAX_ANSWER_BYTES:
+                raise httpx2.ReadError(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
+    finally:
+        await response.aclose()
+    headers = {name: response.headers[name] for name in _KEPT if name in response.headers}
+    whole = httpx2.Response(response.status_code, headers=headers, content=bytes(body), request=response.request)
+    whole.next_request = response.next_request
+    return whole

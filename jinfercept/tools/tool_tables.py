@@ -7,7 +7,7 @@ import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -28,6 +28,7 @@ class Limits(BaseModel):
             None: any number; for a sync Python function `python_process.MAX_THREADS`.
         max_result_tokens, max_result_bytes: maximum size of a result; a longer one is cut, and ends in a note.
         calls: when a call runs in a request with asynchronous calls; None: as the request says.
+        late: message of a timeout, before its seconds.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -37,6 +38,7 @@ class Limits(BaseModel):
     max_result_tokens: int = Field(default=1024, ge=1)
     max_result_bytes: int | None = Field(default=None, ge=64)
     calls: CallMode | None = None
+    late: ClassVar[str] = "it took longer than"
 
 
 class _Described(Limits):
@@ -157,6 +159,7 @@ class PersonTable(_Described):
 
     kind: Literal["person"]
     timeout_s: float = Field(600.0, gt=0, le=86400 * 7)
+    late: ClassVar[str] = "no person answered within"
 
 
 Table = PythonTable | HttpTable | McpTable | ModelTable | PersonTable

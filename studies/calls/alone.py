@@ -12,9 +12,9 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from jinfercept.sched.profile import Profile
-from jinfercept.sim.simulation import Simulation
 from studies.calls.markup import CallArrival
 from studies.calls.scripts import CallMix, CallScript, formula_s, priced
+from studies.calls.simulation import CallSimulation
 
 PUBLISHED = (1.6, 5.4)
 """AsyncLM's speed-up over synchronous calls, least and largest (arXiv 2412.07017, on BFCL)."""
@@ -64,7 +64,7 @@ def at_token_s(profile: Profile, token_s: float) -> Profile:
 def play_alone(script: CallScript, profile: Profile) -> AloneLatency:
     """Serve a request on an engine that serves nothing else, at pipeline depth 0."""
     room = 2 * (script.prompt + script.generated + 100 * sum(map(len, script.rounds)))
-    machine = Simulation(
+    machine = CallSimulation(
         profile,
         "preserve",
         duration_s=script.seconds + 100 * profile.step_s(script.prompt + script.generated, room),

@@ -22,13 +22,13 @@ from jinfercept.sched.estimator import ESTIMATORS
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sim.reports import Range, check_outputs, group, write_all, write_json
 from jinfercept.sim.run_stats import Report
-from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SweepRun, rate_text, sweep
 from jinfercept.sim.tables import TextTable, check_least, listed, number_text, numbers, show
 from studies.answer import titled_table, write_csv
 from studies.calls.alone import FASTER, PUBLISHED, AloneCell, Row, at_token_s, excess, play_cells
 from studies.calls.markup import CALL_MODES, call_loads, memory_token_s
 from studies.calls.scripts import DURATIONS, CallMix
+from studies.calls.simulation import CallSimulation
 from studies.plots import COLOURS, Bars, CurvePanel, HeatMap, Panel, PlottedCurve, check_drawing, draw
 
 TOOL_NAMES: Mapping[str, str] = {"short": "30–500 ms", "heavy": "heavy-tailed"}
@@ -256,7 +256,7 @@ class StudyCalls:
         machine, runs = load_profile(self.profile), list[SweepRun]()
         for load in call_loads(rates, duration_s, self.seed):
             for policy in self._policies:
-                simulation = Simulation(
+                simulation = CallSimulation(
                     machine,
                     policy,
                     self.estimator,
@@ -265,7 +265,7 @@ class StudyCalls:
                     host_tokens=self.host_tokens,
                     max_model_len=LOAD_MODEL_LEN,
                 )
-                runs.append(SweepRun(simulation, load))
+                runs.append(SweepRun(simulation, load))  # pyright: ignore[reportArgumentType] # a `CallSimulation` takes them
         return runs
 
     def _write(self, tables: Sequence[TextTable], rows: Sequence[Row], reports: Sequence[Report], note: str) -> None:

@@ -74,12 +74,9 @@ class FakeDisk:
     def place(self, piece: Piece, slots: Sequence[int | None], dropped: Sequence[int]) -> None:
         pass
 
-    def count(self, key: Context, root: bytes, tokens: Sequence[int]) -> None:
-        self._ended.append((key, self.num_stored(root, tokens)))
-
     def write(self, key: Context, root: bytes, tokens: Sequence[int], first: int, slots: Sequence[int]) -> None:
         self._stored.update(list(prefixes(root, tokens))[first : first + len(slots)])
-        self.count(key, root, tokens)
+        self._ended.append((key, self.num_stored(root, tokens)))
 
     def poll_stored(self) -> list[tuple[Context, int]]:
         ended, self._ended = self._ended, []

@@ -6,8 +6,10 @@ from array import array
 from types import FrameType
 
 from jinfercept.kv.context import Context
+from jinfercept.kv.extent import PageExtent
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Residency
+from jinfercept.kv.store import ExtentQueue
 
 SIZE = 4
 DIRTY, CLEAN, HOST, MISSING = Residency.DIRTY, Residency.CLEAN, Residency.HOST, Residency.MISSING
@@ -126,6 +128,16 @@ def calls_of_a_pause_and_a_return(num_pages: int) -> int:
 
 def test_a_pause_and_a_return_of_many_pages_take_as_many_calls_as_of_a_few() -> None:
     assert calls_of_a_pause_and_a_return(20_000) == calls_of_a_pause_and_a_return(2)
+
+
+def test_extents_of_one_use_are_evicted_in_the_order_in_which_they_were_made_wherever_they_lie_in_memory() -> None:
+    extents = [PageExtent() for _ in range(40)]
+    del extents[1::2]  # others take their memory
+    extents += [PageExtent() for _ in range(20)]
+    queue = ExtentQueue()
+    for extent in reversed(extents):
+        queue.sort(extent, is_member=True)
+    assert list(queue) == extents
 
 
 def test_a_page_of_16_tokens_takes_less_than_100_bytes() -> None:

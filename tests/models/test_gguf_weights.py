@@ -20,7 +20,6 @@ def test_weights_are_what_gguf_dequantises_with_rotary_rows_put_back(tmp_path, k
     loaded = load(tmp_path / "m.gguf", dtype="float32", quantization="none")
     layer = separate_layer(loaded.params.layers[0])
 
-    assert loaded.kind == "gguf"
     np.testing.assert_array_equal(loaded.params.embed["embedding"], stored["token_embd.weight"])
     np.testing.assert_array_equal(loaded.params.head["unembed"], stored["output.weight"])
     np.testing.assert_array_equal(layer["v"].reshape(E, K * D), stored["blk.0.attn_v.weight"].T)
@@ -60,7 +59,7 @@ def test_the_embedded_model_is_loaded_by_its_name(tmp_path, monkeypatch):
     write(tmp_path / "m.gguf")
     monkeypatch.setattr(embedded, "fetch", lambda: tmp_path / "m.gguf")
     loaded = load("smollm2-135m")
-    assert (loaded.kind, loaded.source) == ("gguf", tmp_path / "m.gguf")
+    assert loaded.source == tmp_path / "m.gguf"
 
 
 def test_without_an_output_matrix_the_embeddings_are_tied(tmp_path):

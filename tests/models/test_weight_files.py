@@ -41,7 +41,7 @@ def test_several_files_are_read_by_their_index(tmp_path):
     index = '{"weight_map": {"transformer.wte.weight": "pytorch_model-00001-of-00001.bin"}}'
     (directory / "pytorch_model.bin.index.json").write_text(index)
     (directory / "training_args.bin").write_bytes(b"no weights")
-    assert load(directory).kind == "hf"
+    assert load(directory).source == directory
     (directory / "pytorch_model-00001-of-00001.bin").unlink()
     with pytest.raises(ModelError, match="pytorch_model-00001-of-00001"):
         load(directory)

@@ -32,12 +32,11 @@ def test_an_entry_that_is_put_again_or_removed_gives_its_bytes_back():
 OWNERS = "abcde"
 
 
-def drop_all(quota: Quota, tenants: dict[str, str], sizes: dict[str, int], tenant: str) -> list[str]:
+def drop_all(quota: Quota, tenants: dict[str, str], tenant: str) -> list[str]:
     """Names of the entries that a change of a tenant's costs, in order."""
     dropped: list[str] = []
     while (name := quota.victim(tenant)) is not None:
         quota.remove(tenants[name], name)
-        quota.charge(tenants[name], -sizes[name])
         dropped.append(name)
     return dropped
 
@@ -56,8 +55,7 @@ def test_a_tenant_that_stays_under_an_equal_share_loses_nothing(
     quota = Quota(most, most_bytes, most_of_tenant=of_tenant)
     left: list[str] = []
     for name, tenant in tenants.items():
-        quota.add(tenant, name)
-        quota.charge(tenant, sizes[name])
+        quota.add(tenant, name, sizes[name])
         left.append(name)
         while (lost := quota.victim(tenant)) is not None:
             holding = [other for other in left if tenants[other] == tenants[lost]]
@@ -70,7 +68,6 @@ def test_a_tenant_that_stays_under_an_equal_share_loses_nothing(
             assert own or (above and size_of(holding) == max(map(size_of, shares)))
             assert lost == holding[0]
             quota.remove(tenants[lost], lost)
-            quota.charge(tenants[lost], -sizes[lost])
             left.remove(lost)
         assert len(left) <= most
         assert sum(sizes[other] for other in left) <= most_bytes
@@ -82,15 +79,13 @@ def test_the_tenant_that_holds_the_most_loses_its_oldest_first() -> None:
     sizes = dict.fromkeys(tenants, 10)
     lost: list[str] = []
     for name, tenant in tenants.items():
-        quota.add(tenant, name)
-        quota.charge(tenant, sizes[name])
-        lost += drop_all(quota, tenants, sizes, tenant)
+        quota.add(tenant, name, sizes[name])
+        lost += drop_all(quota, tenants, tenant)
     assert lost == ["1", "2", "4", "3"]
-    quota.add("b", "6")  # it is its tenant's youngest now
+    quota.add("b", "6", 10)  # it is its tenant's youngest now
     sizes["9"], tenants["9"] = 75, "b"
-    quota.add("b", "9")
-    quota.charge("b", 75)
-    assert drop_all(quota, tenants, sizes, "b") == ["8", "6"]
+    quota.add("b", "9", 75)
+    assert drop_all(quota, tenants, "b") == ["8", "6"]
 
 
 def test_a_tenant_has_a_limit_of_its_own() -> None:
@@ -99,9 +94,8 @@ def test_a_tenant_has_a_limit_of_its_own() -> None:
     sizes = {"1": 10, "2": 10, "3": 10, "4": 45, "5": 50}
     lost: list[str] = []
     for name, tenant in tenants.items():
-        quota.add(tenant, name)
-        quota.charge(tenant, sizes[name])
-        lost += drop_all(quota, tenants, sizes, tenant)
+        quota.add(tenant, name, sizes[name])
+        lost += drop_all(quota, tenants, tenant)
     assert lost == ["1", "2"]
 
 

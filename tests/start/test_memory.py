@@ -151,7 +151,7 @@ def test_a_plan_finds_its_place_in_one_region_and_not_in_regions_that_double(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=home),
             abstract_params(config, jnp.bfloat16, joined=True),
         )
-        return Loaded(Model(config, joined=True), params, None, "dummy")
+        return Loaded(Model(config, joined=True), params, None)
 
     served, draft = loaded(32), loaded(num_drafting) if num_drafting else None
     weights = [local_bytes(leaf) for leaf in jax.tree.leaves((served.params, None if draft is None else draft.params))]

@@ -6,7 +6,6 @@ Argument: the URL of the database.
 import sys
 import threading
 
-from jinfercept.serve.state import entries
 from tests.support.chat_templates import QWEN
 from tests.support.gate import closed_gate
 from tests.support.live_server import END, running
@@ -18,7 +17,6 @@ def main(url: str) -> None:
     with scripted_llm() as make:
         scripted = make(QWEN)
         says(scripted, "It costs 23." + END)
-        entries.OPEN_S = 2.0  # soon lost
         with closed_gate(scripted.llm), running(scripted.llm, state_url=url) as server:
             print(server.url, flush=True)
             threading.Event().wait()

@@ -229,6 +229,8 @@ FAULTS: dict[str, tuple[Http, str]] = {
     "no_json": (Http(200, "{"), "Failed to parse"),
     "no_type": (Http(200, "fine", {"content-type": "text/plain"}), "content type"),
     "accepted": (Http(202), "202"),
+    "long": (Http(200, " " * (5 << 20)), "the answer is longer than 4194304 bytes"),
+    "long_refusal": (Http(400, " " * (5 << 20)), "the answer is longer than 4194304 bytes"),
     "long_event": (Http(200, "data: " + "x" * (5 << 20), STREAM), "exceeded the 4194304 byte limit"),
     "no_result": (Http(200, '{"jsonrpc": "2.0", "id": 0, "result": {}}'), "MCP server shop sent no result of a tool"),
 }
@@ -460,7 +462,6 @@ RESULTS: dict[str, tuple[dict[str, Any], str]] = {
     "missing": ({"content": [TEXT]}, "see"),
     "meta": ({"content": [TEXT | {"annotations": 5, "_meta": 5}], "_meta": 5, "isError": None}, "see"),
     "nothing": ({"content": []}, ""),
-    "many": ({"content": [TEXT] * 10_001}, "see\n" * 10_000 + "(cut: 10001 parts, 10000 allowed)"),
 }
 
 

@@ -41,7 +41,6 @@ class Vocabulary:
     """A tokenizer as llguidance wants it. One more token behind the last one stands for the end of the text."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self._tokenizer = tokenizer
         special = {token_id for token_id in tokenizer.special_ids if token_id < vocab_size}
         self.tokens = [*map(tokenizer.token_bytes, range(vocab_size)), b"<end>"]
         self.special_token_ids = [*sorted(special), vocab_size]
@@ -50,27 +49,14 @@ class Vocabulary:
         self._longest = max(map(len, self._id_of), default=0)
 
     def __call__(self, text: str) -> list[int]:
-        """The tokens of a forced text; they have exactly its bytes, or masks would be wrong.
-
-        SentencePiece-like vocabularies put a space before a text, and others normalise it: then the text is encoded behind a
-        character that merges with nothing, or as the longest tokens that fit.
-        """
-        for before in ("", "\x02"):
-            skipped = len(self._tokenizer.encode(before, plain=True))
-            token_ids = self._tokenizer.encode(before + text, plain=True)[skipped:]
-            if b"".join(map(self._tokenizer.token_bytes, token_ids)) == text.encode():
-                return token_ids
-        return self._longest_first(text.encode())
-
-    def _longest_first(self, text: bytes) -> list[int]:
-        token_ids = []
-        while text:
-            lengths = (length for length in range(self._longest, 0, -1) if text[:length] in self._id_of)
-            length = next(lengths, None)
-            if length is None:  # the vocabulary cannot write the rest
+        """Tokens with exactly the bytes of a text, or masks would be wrong: the longest that fit, one after the other."""
+        rest, token_ids = text.encode(), list[int]()
+        while rest:
+            lengths = (length for length in range(self._longest, 0, -1) if rest[:length] in self._id_of)
+            if (length := next(lengths, None)) is None:  # the vocabulary cannot write the rest
                 break
-            token_ids.append(self._id_of[text[:length]])
-            text = text[length:]
+            token_ids.append(self._id_of[rest[:length]])
+            rest = rest[length:]
         return token_ids
 
 

@@ -99,10 +99,12 @@ class SchemaReduction:
         checked_later: a validator sees the whole schema once the value is there.
         unenforced: places of the constraints that were left to it; a `oneOf` is among them unless a discriminator tells
             its options apart.
+        num_patterns: for names, so far.
     """
 
     checked_later: bool
     unenforced: list[str] = field(default_factory=list[str])
+    num_patterns: int = 0
 
     def reduce(self, schema: Any, place: str = "#") -> Any:
         """The schema without these keywords.
@@ -113,7 +115,7 @@ class SchemaReduction:
         if not isinstance(schema, Mapping):
             return schema
         if "patternProperties" in schema:
-            schema = _with_listed_names(schema)
+            schema = _with_listed_names(schema, self)
         reduced: dict[str, Any] = {}
         for key, value in schema.items():
             if key in _ANNOTATIONS or _constrains_nothing(key, value, schema):
@@ -164,7 +166,7 @@ def _unenforceable(at: str, why: str) -> RequestError:
     return RequestError("a constraint of the JSON schema cannot be enforced", got=f"{at}: {why}", fix="leave it out")
 
 
-def _with_listed_names(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_listed_names(schema: Mapping[str, Any], reduction: SchemaReduction) -> Mapping[str, Any]:
     """The same schema with properties in place of patterns that match few names: a grammar writes each property once."""
     patterns = schema["patternProperties"]
     closed = schema.get("additionalProperties", schema.get("unevaluatedProperties")) is False
@@ -172,7 +174,8 @@ def _with_listed_names(schema: Mapping[str, Any]) -> Mapping[str, Any]:
         return schema
     properties, others = {**schema.get("properties", {})}, dict[str, Any]()
     for pattern, inner in patterns.items():
-        names = names_of(pattern)
+        reduction.num_patterns += 1
+        names = names_of(pattern) if reduction.num_patterns <= MAX_PATTERNS else None
         if names is None:
             others[pattern] = inner
         for name in names or ():
@@ -266,9 +269,11 @@ def _largest(schema: Mapping[str, Any]) -> int:
     return 10**18 if schema.get("type") in ("integer", ["integer"]) else 10**15
 
 
+MAX_PATTERNS = 16
+"""Limit of a schema's patterns whose names are listed: one may take 50 ms."""
 MAX_NAMES = 64
 """Limit of the names that are listed in place of a pattern."""
-_MOST_NAME_BYTES = 256
+_MOST_NAME_BYTES = 64
 
 
 def names_of(pattern: str) -> list[str] | None:

@@ -78,100 +78,64 @@ def read_bare_calls(source: Source, opening: str, closing: str) -> Steps[None]:
 
 def _read_call(source: Source, tagged: bool, names: Collection[str] | None) -> Steps[bool]:
     """Read the object that begins here; returns whether it is a call, and goes back to its start if not."""
-    start = source.at
-    reading = _CallObject(source, tagged, names)
+    start, name, call_id = source.at, "", ""
+    arguments: str | None = None  # those that have been read as a whole
+    begun = whole = False  # whole: name and arguments are complete
     try:
-        yield from reading.read()
-    except Broken:
-        reading.whole = reading.begun
-    except TextEnded:
-        if tagged and not reading.begun:
-            source.drop_rest()
-            return True
-    if reading.whole:
-        source.end_call()
-    elif not reading.begun:
-        source.at = start
-    return reading.begun
-
-
-class _CallObject:
-    """The state of reading one object."""
-
-    def __init__(self, source: Source, tagged: bool, names: Collection[str] | None) -> None:
-        self._source, self._tagged, self._names, self._start = source, tagged, names, source.at
-        self._name: str | None = None
-        self._id = ""
-        self._early_arguments: str | None = None  # arguments that stand before the name
-        self.begun = False
-        self.whole = False  # name and arguments are complete
-
-    def read(self) -> Steps[None]:
-        source = self._source
         source.at += 1
-        if self._tagged and (yield from source.skip(_SPACE)) == "'":
-            source.at = self._start
-            literal_call = yield from read_literal_call(source)  # as Python prints it, which Mistral 7B often writes
-            if literal_call is None:
+        is_literal = tagged and (yield from source.skip(_SPACE)) == "'"  # as Python prints it, as Mistral 7B often does
+        if is_literal:
+            source.at = start
+            if (literal_call := (yield from read_literal_call(source))) is None:
                 raise TextEnded if source.ended and source.at == len(source.text) else Broken
-            self._name, arguments = literal_call
-            self._begin(arguments)
-            self.whole = True
-            return
-        while True:
-            char = yield from source.skip(" \t\r\n,")
-            if char == "}":
-                source.at += 1
-                break
-            key = yield from read_short_string(source, None if self._tagged or self.begun else _KEYS)
+            name, arguments = literal_call
+        while not is_literal and (yield from source.skip(" \t\r\n,")) != "}":
+            key = yield from read_short_string(source, None if tagged or begun else _KEYS)
             if (char := (yield from source.skip())) != ":":
                 raise Broken if char else TextEnded
             source.at += 1
-            yield from source.skip()
-            yield from self._member(key)
-        if self._name is not None and not self.begun and self._tagged:
-            self._begin(self._early_arguments or "{}")
-            self.whole = True
-
-    def _member(self, key: str) -> Steps[None]:
-        source = self._source
-        if key == "name" and self._name is None:
-            self._name = yield from read_short_string(source, self._names)
-            if not self._name:
+            char = yield from source.skip()
+            if key == "name" and not name:
+                if not (name := (yield from read_short_string(source, names))):
+                    raise Broken
+            elif key in _ARGUMENT_KEYS and arguments is None and not whole:
+                if name and char in ("{", "["):
+                    if char == "[" and not tagged:
+                        raise Broken
+                    begun = _begin(source, name, start, call_id, "")
+                    yield from stream_value(source)
+                    whole = True
+                else:
+                    yield from read_value(source, parts := list[str]())
+                    if char != "{" and not tagged:
+                        raise Broken
+                    arguments = plain_arguments("".join(parts))
+            elif key == "id" and not begun and char == '"':
+                call_id = yield from read_short_string(source)
+            elif begun or tagged or key in _OTHER_KEYS:
+                yield from read_value(source, [])
+            else:
                 raise Broken
-            if self._early_arguments is not None:
-                self._begin(self._early_arguments)
-                self.whole = True
-        elif key in _ARGUMENT_KEYS and self._early_arguments is None and not self.whole:
-            yield from self._arguments()
-        elif key == "id" and not self.begun and (yield from source.peek()) == '"':
-            self._id = yield from read_short_string(source)
-        elif self.begun or self._tagged or key in _OTHER_KEYS:
-            yield from read_value(source, [])
-        else:
-            raise Broken
+            if name and arguments is not None and not begun:
+                begun = whole = _begin(source, name, start, call_id, arguments)
+        if not is_literal:
+            source.at += 1
+        if name and not begun and tagged:
+            begun = whole = _begin(source, name, start, call_id, arguments or "{}")
+    except Broken:
+        whole = begun
+    except TextEnded:
+        if tagged and not begun:
+            source.drop_rest()
+            return True
+    if whole:
+        source.end_call()
+    elif not begun:
+        source.at = start
+    return begun
 
-    def _arguments(self) -> Steps[None]:
-        source = self._source
-        char = yield from source.peek()
-        if self._name is None or char not in ("{", "["):
-            parts: list[str] = []
-            yield from read_value(source, parts)
-            if char != "{" and not self._tagged:
-                raise Broken
-            self._early_arguments = plain_arguments("".join(parts))
-            if self._name is not None:
-                self._begin(self._early_arguments)
-                self.whole = True
-            return
-        if char != "{" and not self._tagged:
-            raise Broken
-        self._begin("")
-        yield from stream_value(source)
-        self.whole = True
 
-    def _begin(self, arguments: str) -> None:
-        assert self._name is not None
-        self._source.begin_call(self._name, self._start, self._id)
-        self._source.add_arguments(arguments)
-        self.begun = True
+def _begin(source: Source, name: str, start: int, call_id: str, arguments: str) -> bool:
+    source.begin_call(name, start, call_id)
+    source.add_arguments(arguments)
+    return True

@@ -6,12 +6,13 @@ text. Closing marks with which an answer begins are dropped, as some models writ
 a call, unless the turn ends with it before the reasoning is closed (`TrailingCalls`).
 """
 
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, final
 
-from jinfercept.chat.parsers.source import CallParser, Marks
+from jinfercept.chat.parsers.source import CallParser, Marks, Steps
 from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece, Reasoning
 
 
@@ -28,17 +29,12 @@ class TrailingCalls:
     """
 
     def __init__(self, tags: tuple[str, ...], parser: Callable[[], CallParser], names: Collection[str] | None) -> None:
-        self._arguments = tags, parser, names
         self._marks, self._make, self._names = Marks(tags), parser, names
         self.start = 0
         self._tail = ""  # from `start` on
         self._parser: CallParser | None = None  # of the tail, if it begins with a tag
         self._num_read = 0  # characters of the tail that it has read
         self._pieces: list[CallStarted | Arguments | CallEnded] = []
-
-    def anew(self) -> "TrailingCalls":
-        """The same for other reasoning of the turn."""
-        return TrailingCalls(*self._arguments)
 
     def feed(self, text: str) -> None:
         """The next text of the reasoning."""
@@ -160,143 +156,135 @@ class ReasoningParser:
 
     Args:
         answer: the parser of the text behind the reasoning.
-        calls: finds the calls with which reasoning ends that never closes; None: there are none.
+        calls: makes what finds the calls with which reasoning ends that never closes; None: there are none.
     """
 
     def __init__(
-        self, format: ReasoningFormat, beginning: Beginning, answer: CallParser, calls: TrailingCalls | None = None
+        self,
+        format: ReasoningFormat,
+        beginning: Beginning,
+        answer: CallParser,
+        calls: Callable[[], TrailingCalls] | None = None,
     ) -> None:
-        self._format, self._at, self._answer, self._calls = format, beginning, answer, calls
-        self._undecided = (
-            ""  # undecided: the whole text; later what may be half a mark, and white space behind reasoning
-        )
-        self._thought = self._has_thought = False  # whether this part of the reasoning has text, or any
-        self._trims, self._answered = False, False
+        self._opening, self._closing, self._answer, self._calls = format.opening, format.closing, answer, calls
+        self._no_text = re.compile(rf"\s*(?:{re.escape(self._opening)}\s*)*")  # some models repeat the mark
         self._is_closed = beginning == "answering"
+        self._text, self._ended, self._cut = "", False, False  # what comes next
+        self._thinking = self._has_thought = False  # at the moment, and whether any reasoning had text
+        self._trims = False  # a closing mark came
         self._is_behind_call, self._num_ticks, self._last_char = False, 0, ""  # of the answer
         self._gaps = ["", ""]  # before the next reasoning, and before the next text of the answer
         self._num_chars = self._num_fed = self._num_calls = 0  # not fed to the answer's parser; fed to it; its calls
-        self._first_char: int | None = None  # of the reasoning, once there is some
-        self._num_searched = 0  # characters of the reasoning that were searched for calls
+        self._pieces: list[Piece] = []
+        self._steps = self._read(beginning)
+        next(self._steps)
 
     def feed(self, text: str) -> list[Piece]:
-        self._undecided += text
-        if self._at == "undecided":
-            self._decide()
-        pieces: list[Piece] = []
-        at = "undecided"
-        while at != self._at:
-            at = self._at
-            pieces += self._think() if at == "thinking" else self._answers()
-        return pieces
+        self._text += text
+        return self._advance()
 
     def finish(self, cut: bool = False) -> list[Piece]:
-        pieces: list[Piece] = []
-        if self._at == "thinking":
-            calls = self._calls.finish() if self._calls is not None and not cut else []
-            end = (
-                _certain(self._undecided, self._format.closing)
-                if cut
-                else self._calls_begin()
-                if calls
-                else len(self._undecided)
-            )
-            pieces = self._show(self._undecided[:end])
-            self._undecided = ""
-            self._num_chars += end + self._num_fed
-            pieces += self._shifted([replace(call, index=call.index + self._num_calls) for call in calls])
-        elif cut and self._undecided.lstrip():
-            self._undecided = ""
-        return pieces + self._feed_answer(len(self._undecided)) + self._shifted(self._answer.finish(cut))
+        self._ended, self._cut = True, cut
+        return self._advance() + self._shifted(self._answer.finish(cut))
 
     def in_call(self, text: str) -> bool:
-        return self._at != "thinking" and self._answer.in_call(text)
+        return not self._thinking and self._answer.in_call(text)
 
-    def _decide(self) -> None:
-        text, opening = self._undecided.lstrip(), self._format.opening
-        if text.startswith(opening):
-            self._at = "thinking"
-            self._skip(len(self._undecided) - len(text) + len(opening))
-        elif not opening.startswith(text) and (
-            not self._format.closing.startswith(text) or text == self._format.closing
-        ):
-            self._at = "answering"
+    def _advance(self) -> list[Piece]:
+        next(self._steps, None)
+        pieces, self._pieces = self._pieces, []
+        return pieces
 
-    def _think(self) -> list[Piece]:
-        """The certain reasoning: up to the closing mark, or to the place where a mark or white space may begin."""
-        self._search_calls()
-        if not self._thought:
-            self._drop_space()
-        while not self._thought and self._undecided.startswith(self._format.opening):  # some models repeat it
-            self._skip(len(self._format.opening))
-            self._drop_space()
-        closing = self._format.closing
-        at = self._undecided.find(closing)
-        if at >= 0:
-            pieces = self._show(self._undecided[:at])
-            self._skip(at + len(closing))
-            self._at, self._trims = "answering", True
-            return pieces
-        marks = (closing,) if self._thought else (closing, self._format.opening)
-        certain = min(self._calls_begin(), *(_certain(self._undecided, mark) for mark in marks))
-        shown = self._undecided[:certain].rstrip()
-        self._skip(len(shown))
-        return self._show(shown)
+    def _read(self, at: Beginning) -> Steps[None]:
+        while at == "undecided":
+            text = self._text.lstrip()
+            if text.startswith(self._opening):
+                at = "thinking"
+                self._skip(len(self._text) - len(text) + len(self._opening))
+            elif not self._ended and (
+                self._opening.startswith(text) or (self._closing.startswith(text) and text != self._closing)
+            ):
+                yield
+            else:
+                at = "answering"
+        self._thinking = at == "thinking"
+        while not self._thinking or (yield from self._think()):
+            if not (yield from self._read_answer()):
+                return
+            self._thinking = True
 
-    def _search_calls(self) -> None:
-        """Search the next reasoning for calls at its end."""
-        if self._first_char is None:
-            self._first_char = self._num_chars
-        if self._calls is not None and self._format.closing not in self._undecided:
-            new = self._undecided[self._first_char + self._num_searched - self._num_chars :]
-            self._calls.feed(new)
-            self._num_searched += len(new)
+    def _think(self) -> Steps[bool]:
+        """Write reasoning, up to where a mark or calls at its end may have begun; returns whether a mark closes it."""
+        calls = self._calls and self._calls()
+        num_read = num_searched = (
+            0  # characters that were read; of those that follow, those that were searched for calls
+        )
+        has_text = False
+        while (at := self._text.find(self._closing)) < 0:
+            text = self._text
+            first_call = len(text)
+            if calls is not None:
+                calls.feed(text[num_searched:])
+                first_call = calls.start - num_read
+            if self._ended:
+                ends = calls.finish() if calls is not None and not self._cut else []
+                end = _certain(text, self._closing) if self._cut else first_call if ends else len(text)
+                self._show(text[:end], has_text)
+                self._num_chars, self._text = self._num_chars + end + self._num_fed, ""
+                self._pieces += self._shifted([replace(call, index=call.index + self._num_calls) for call in ends])
+                return False
+            certain = min(first_call, _certain(text, self._closing))
+            if not has_text:
+                certain = min(certain, _certain(text, self._opening))
+            length = self._show(text[:certain], has_text)
+            has_text = has_text or length > 0
+            num_read += length
+            num_searched = len(text) - length
+            self._skip(length)
+            yield
+        self._show(self._text[:at], has_text)
+        self._skip(at + len(self._closing))
+        self._thinking, self._trims = False, True
+        return True
 
-    def _calls_begin(self) -> int:
-        """The offset in `_undecided` from which on there may be calls."""
-        if self._calls is None or self._first_char is None:
-            return len(self._undecided)
-        return self._first_char + self._calls.start - self._num_chars
-
-    def _answers(self) -> list[Piece]:
-        closing = self._format.closing
-        while not self._answered:
-            text = self._undecided.lstrip()
-            if text.startswith(closing):
-                self._skip(len(self._undecided) - len(text) + len(closing))
+    def _read_answer(self) -> Steps[bool]:
+        """Feed the answer to its parser; returns whether reasoning opens again."""
+        while not self._ended:
+            text = self._text.lstrip()
+            num_blanks = len(self._text) - len(text)
+            if text.startswith(self._closing):
+                self._skip(num_blanks + len(self._closing))
                 self._trims = True
                 continue
-            if self._trims:
-                self._drop_space()
-            if closing.startswith(text):
-                return []
-            self._answered = True
-        pieces: list[Piece] = []
-        opening = self._format.opening
-        while self._undecided:
-            is_plain = self._is_closed or opening[0] not in self._undecided
-            at = len(self._undecided) if is_plain else self._undecided.find(opening)
-            pieces += self._feed_answer(_certain(self._undecided, opening) if at < 0 else at)
-            if not self._undecided.startswith(opening):
+            self._skip(num_blanks if self._trims else 0)
+            if not self._closing.startswith(text):
                 break
-            if self._opens():
+            yield
+        opening = self._opening
+        while not self._ended:
+            is_plain = self._is_closed or opening[0] not in self._text
+            at = len(self._text) if is_plain else self._text.find(opening)
+            self._feed_answer(_certain(self._text, opening) if at < 0 else at)
+            if not self._text.startswith(opening):
+                yield
+            elif self._opens():
                 self._gaps = ["\n\n" if self._has_thought else "", "\n\n" if self._last_char.strip() else ""]
-                self._calls, self._first_char, self._num_searched = self._calls and self._calls.anew(), None, 0
-                self._at, self._thought, self._answered = "thinking", False, False
                 self._skip(len(opening))
-                break
-            pieces += self._feed_answer(len(opening))
-        return pieces
+                return True
+            else:
+                self._feed_answer(len(opening))
+        self._feed_answer(0 if self._cut and self._text.strip() else len(self._text))  # half a mark is no text
+        return False
 
     def _opens(self) -> bool:
         is_quoted = self._num_ticks % 2 == 1 or self._last_char in ("'", '"')
         may_open = (self._trims or self._is_behind_call) and not is_quoted
-        return may_open and not self._answer.in_call(self._format.opening)
+        return may_open and not self._answer.in_call(self._opening)
 
-    def _feed_answer(self, length: int) -> list[Piece]:
+    def _feed_answer(self, length: int) -> None:
         if not length:
-            return []
-        text, self._undecided = self._undecided[:length], self._undecided[length:]
+            return
+        text, self._text = self._text[:length], self._text[length:]
         self._last_char = text[-1]
         gap, self._gaps[1] = self._gaps[1], ""
         self._num_chars, self._num_fed = self._num_chars - len(gap), self._num_fed + len(gap) + length
@@ -306,25 +294,32 @@ class ReasoningParser:
             self._num_ticks += piece.text.count("`") if isinstance(piece, Content) else 0
             if not isinstance(piece, Content) or piece.text.strip():
                 self._is_behind_call = isinstance(piece, CallEnded)
-        return self._shifted(pieces)
+        self._pieces += self._shifted(pieces)
 
-    def _show(self, text: str) -> list[Piece]:
-        if not (text := text.rstrip()):
-            return []
+    def _show(self, text: str, has_text: bool) -> int:
+        """Write a reasoning's next text without white space at its end, and at its beginning; returns how far."""
+        text = text.rstrip()
+        begins = 0 if has_text else self._no_text.match(text).end()  # pyright: ignore[reportOptionalMemberAccess]
+        if begins == len(text):
+            return 0
         gap, self._gaps[0] = self._gaps[0], ""
-        self._thought = self._has_thought = True
-        return [Reasoning(gap + text)]
-
-    def _drop_space(self) -> None:
-        self._skip(len(self._undecided) - len(self._undecided.lstrip()))
+        self._has_thought = True
+        self._pieces.append(Reasoning(gap + text[begins:]))
+        return len(text)
 
     def _skip(self, length: int) -> None:
-        self._undecided = self._undecided[length:]
+        self._text = self._text[length:]
         self._num_chars += length
 
-    def _shifted(self, pieces: list[Piece]) -> list[Piece]:
+    def _shifted(self, pieces: Sequence[Piece]) -> list[Piece]:
         """The pieces with spans of calls that count from the beginning of the turn."""
-        return [_moved(piece, self._num_chars) if isinstance(piece, CallEnded) else piece for piece in pieces]
+        by = self._num_chars
+        return [
+            replace(piece, call=replace(piece.call, span=(piece.call.span[0] + by, piece.call.span[1] + by)))
+            if isinstance(piece, CallEnded)
+            else piece
+            for piece in pieces
+        ]
 
 
 @final
@@ -345,8 +340,3 @@ def _certain(text: str, mark: str) -> int:
     """The offset where a mark may have begun at the end of a text; the text's length if none has."""
     first = max(0, len(text) - len(mark) + 1)
     return next((at for at in range(first, len(text)) if mark.startswith(text[at:])), len(text))
-
-
-def _moved(piece: CallEnded, by: int) -> CallEnded:
-    first, end = piece.call.span
-    return replace(piece, call=replace(piece.call, span=(first + by, end + by)))

@@ -71,29 +71,39 @@ class Marks:
 
 @final
 class Source:
-    """One turn's text.
+    """One turn's text, and the `CallParser` that a format's `read` function makes of it.
 
     White space beside a call is no content: it is held back until text follows, and dropped around a call.
 
     Args:
+        read: reads the turn.
         new_id: makes ids for calls.
         ids: regular expression of the ids that may be taken from the model.
         tools: the parameters' JSON schemas of the tools that are offered, by name; None if unknown.
         used: ids of earlier calls, which models write again; those of the turn are added.
+        only_calls: the turn is calls and nothing else.
+        first_only: calls after the first are read and dropped.
 
     Attributes:
-        tags: texts that are never content.
         text: the text that may still be read; `at` is the offset of the next character in it.
         ended: whether no more text comes.
         cut: whether the turn was cut off there.
-        pieces: those written since the last `feed`.
     """
 
     def __init__(
-        self, marks: Marks, new_id: Callable[[], str], ids: str, tools: ToolSchemas | None, used: set[str] | None
+        self,
+        read: "Callable[[Source], Steps[None]]",
+        marks: Marks,
+        new_id: Callable[[], str],
+        ids: str,
+        tools: ToolSchemas | None,
+        used: set[str] | None,
+        *,
+        only_calls: bool,
+        first_only: bool,
     ) -> None:
-        self._marks, self._new_id, self._ids = marks, new_id, re.compile(ids)
-        self.tools, self.tags = tools, marks.tags
+        self._marks, self._new_id, self._ids, self.tools = marks, new_id, re.compile(ids), tools
+        self._only_calls, self._first_only = only_calls, first_only
         self._used: set[str] = set() if used is None else used
         self._space, self._after_call, self._has_content = "", False, False
         self._in_markup = False
@@ -101,7 +111,38 @@ class Source:
         self._cut_chars = 0
         self._open: tuple[str, str, int, list[str]] | None = None
         self.text, self.at, self.ended, self.cut = "", 0, False, False
-        self.pieces: list[Piece] = []
+        self._pieces: list[Piece] = []
+        self._steps = read(self)
+        next(self._steps)
+
+    def feed(self, text: str) -> list[Piece]:
+        self.text += text
+        return self._advance()
+
+    def finish(self, cut: bool = False) -> list[Piece]:
+        self.ended, self.cut = True, cut
+        pieces = self._advance()
+        assert self.at == len(self.text), "the format leaves text unread"
+        if cut:
+            return [piece for piece in pieces if not isinstance(piece, Content)]
+        if self._space and not self._after_call:  # white space that was held back for a call
+            pieces.append(Content(self._space))
+        return pieces
+
+    def in_call(self, text: str) -> bool:
+        half = self.text[self.at :]
+        completes_tag = half != "" and any(
+            tag.startswith(half) and (half + text).startswith(tag) for tag in self._marks.tags
+        )
+        in_markup = self._only_calls or self._in_markup or self._open is not None
+        return in_markup or completes_tag or (self._after_call and text.isspace())
+
+    def _advance(self) -> list[Piece]:
+        next(self._steps, None)
+        pieces, self._pieces = self._pieces, []
+        if self._first_only:
+            pieces = [piece for piece in pieces if isinstance(piece, Content | Reasoning) or piece.index == 0]
+        return pieces
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -137,21 +178,6 @@ class Source:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     @property
-    def in_call(self) -> bool:
-        """Whether the next text belongs to a call, or to its tags."""
-        return self._in_markup or self._open is not None
-
-    def completes_tag(self, text: str) -> bool:
-        """Whether the next text would complete a tag that is half written."""
-        half = self.text[self.at :]
-        return bool(half) and any(tag.startswith(half) and (half + text).startswith(tag) for tag in self.tags)
-
-    @property
-    def after_call(self) -> bool:
-        """Whether no content has followed the last call."""
-        return self._after_call
-
-    @property
     def begins_line(self) -> bool:
         """Whether content written here would stand at the beginning of a line, or of the turn."""
         return "\n" in self._space or self._after_call or not self._has_content
@@ -168,7 +194,7 @@ class Source:
             self.at = start if mark in self._marks.openings else max(start, end)
             self._cut()
             if mark or self.ended:
-                self._in_markup = mark in self.tags
+                self._in_markup = mark in self._marks.tags
                 return mark
             yield
 
@@ -202,14 +228,14 @@ class Source:
         self._used.add(call_id)
         self._open = (name, call_id, self._cut_chars + start, [])
         self._space, self._after_call = "", True
-        self.pieces.append(CallStarted(self._num_calls, name, call_id))
+        self._pieces.append(CallStarted(self._num_calls, name, call_id))
 
     def add_arguments(self, text: str) -> None:
         """The next part of the open call's arguments; the text up to `at` is not read again."""
         assert self._open is not None
         if text:
             self._open[3].append(text)
-            self.pieces.append(Arguments(self._num_calls, text))
+            self._pieces.append(Arguments(self._num_calls, text))
         self._cut()
 
     def end_call(self) -> None:
@@ -217,7 +243,7 @@ class Source:
         assert self._open is not None
         name, call_id, start, arguments = self._open
         call = Call(name, "".join(arguments), (start, self._cut_chars + self.at), id=call_id)
-        self.pieces.append(CallEnded(self._num_calls, call))
+        self._pieces.append(CallEnded(self._num_calls, call))
         self._num_calls += 1
         self._open = None
         self._cut()
@@ -239,10 +265,6 @@ class Source:
         else:
             self.at = start
 
-    def close(self) -> list[Piece]:
-        """The end of the turn: white space that was held back for a call is content."""
-        return [Content(self._space)] if self._space and not self._after_call else []
-
     def _write_content(self, text: str) -> None:
         text = self._space + text
         if self._after_call:
@@ -252,55 +274,8 @@ class Source:
         self._space = text[len(stripped) :]
         if stripped:
             self._has_content = True
-            self.pieces.append(Content(stripped))
+            self._pieces.append(Content(stripped))
 
     def _cut(self) -> None:
         self._cut_chars += self.at
         self.text, self.at = self.text[self.at :], 0
-
-
-@final
-class TurnParser:
-    """A `CallParser` made of a format's `read` function.
-
-    Args:
-        source: the text that it reads, empty so far.
-        only_calls: the turn is calls and nothing else.
-        first_only: calls after the first are read and dropped.
-    """
-
-    def __init__(
-        self,
-        read: Callable[[Source], Steps[None]],
-        source: Source,
-        *,
-        only_calls: bool = False,
-        first_only: bool = False,
-    ) -> None:
-        self._source, self._only_calls, self._first_only = source, only_calls, first_only
-        self._steps = read(source)
-        next(self._steps)
-
-    def feed(self, text: str) -> list[Piece]:
-        self._source.text += text
-        return self._advance()
-
-    def finish(self, cut: bool = False) -> list[Piece]:
-        self._source.ended, self._source.cut = True, cut
-        pieces = self._advance()
-        assert self._source.at == len(self._source.text), "the format leaves text unread"
-        pieces += self._source.close()
-        return [piece for piece in pieces if not isinstance(piece, Content)] if cut else pieces
-
-    def in_call(self, text: str) -> bool:
-        source = self._source
-        return (
-            self._only_calls or source.in_call or source.completes_tag(text) or (source.after_call and text.isspace())
-        )
-
-    def _advance(self) -> list[Piece]:
-        next(self._steps, None)
-        pieces, self._source.pieces = self._source.pieces, []
-        if self._first_only:
-            pieces = [piece for piece in pieces if isinstance(piece, Content | Reasoning) or piece.index == 0]
-        return pieces

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from jinfercept.chat.parsers.call_grammars import CallGrammar, Rules, TokenOf
-from jinfercept.chat.parsers.source import CallParser, Marks, Source, Steps, ToolSchemas, TurnParser
+from jinfercept.chat.parsers.source import CallParser, Marks, Source, Steps, ToolSchemas
 
 
 @final
@@ -57,8 +57,8 @@ class ToolCallFormat:
             first_only: calls after the first are read and dropped.
         """
         marks = Marks(self.tags + self.turn_ends, self.openings if self.tools else ())
-        source = Source(marks, new_id or self.new_id, self.ids, self.tools, used)
-        return TurnParser(self.read, source, only_calls=only_calls, first_only=first_only)
+        arguments = (self.read, marks, new_id or self.new_id, self.ids, self.tools, used)
+        return Source(*arguments, only_calls=only_calls, first_only=first_only)
 
     def calls_grammar(self, token_of: TokenOf, template: str, parallel: bool) -> str:
         """A grammar, in llguidance's variant of Lark, of a turn that calls some of `tools`, of which there is at least one.

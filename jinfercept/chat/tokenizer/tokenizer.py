@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 import tokenizers
 
 from jinfercept.chat.tokenizer.decoding import IncrementalDetokenizer, read_byte_encoding
-from jinfercept.chat.tokenizer.special_token_names import SpecialTokenNames
+from jinfercept.chat.tokenizer.special_token_names import Rendered, SpecialTokenNames
 from jinfercept.chat.tokenizer.special_tokens import LiteralBackend, cutting_names, encode
 from jinfercept.errors import ModelError, RequestError, shown
 from jinfercept.values import plain
@@ -178,13 +178,13 @@ class Tokenizer:
         """
         return encode(self._literal_backend().backend if plain else self._backend, [text], add_special_tokens)[0]
 
-    def segments(self, text: str, breaks: Sequence[int] = ()) -> list[str]:
+    def segments(self, text: str) -> list[str]:
         """A text in segments, whose tokens one behind the other are those of the whole; equal segments have equal tokens.
 
         Args:
-            text: any text, in which names of special tokens are these tokens.
-            breaks: offsets within or beside names that are literal instead, see `SpecialTokenNames.own`.
+            text: any text, in which names of special tokens are these tokens, but for those that a `Rendered` has breaks in.
         """
+        breaks: Sequence[int] = text.breaks if isinstance(text, Rendered) else ()
         own = self.special_token_names.own(text, breaks) if breaks else None
         names, pattern, cuts_literal = self._cuts
         if own is None:

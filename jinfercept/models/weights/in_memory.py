@@ -202,8 +202,6 @@ class Replacement:
         def comes_in_pieces(leaf: Any, served: Any) -> bool:
             if not isinstance(served, jax.Array) or leaf.shape != served.shape or served.nbytes <= PIECE_BYTES:
                 return False
-            if isinstance(leaf, LazyWeight):
-                return leaf.overwrite is not None and self._mesh.size == 1
             if isinstance(leaf, jax.Array):
                 return leaf.sharding.device_set != served.sharding.device_set
             return isinstance(leaf, np.ndarray)
@@ -240,10 +238,7 @@ def _write(old: Weights | None, new: Weights, dtypes: tuple[str, ...], *, as_ser
 
 
 def _overwrite(old: jax.Array, source: Any) -> jax.Array:
-    """An array from elsewhere, or one that is read, in the memory of an old one of the same shape, device by device."""
-    if isinstance(source, LazyWeight):
-        assert source.overwrite is not None
-        return source.overwrite(old)
+    """An array from elsewhere in the memory of an old one of the same shape, device by device."""
     if len(old.sharding.device_set) == 1:
         return _in_pieces(old, source, (slice(0, len(old)),))
     parts = [_in_pieces(shard.data, source, shard.index) for shard in old.addressable_shards]

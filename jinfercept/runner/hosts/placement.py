@@ -46,10 +46,8 @@ def place(options: HostOptions) -> Placement | None:
     if (address, num_hosts, host_id) == (None, None, None):
         return None
     if address is None or num_hosts is None or host_id is None:
-        names = ("--coordinator", "--num-hosts", "--host-id")
-        missing = [name for name, value in zip(names, (address, num_hosts, host_id), strict=True) if value is None]
         fix = "give --coordinator HOST:PORT, --num-hosts N and --host-id I"
-        raise ConfigError(f"several hosts need {' and '.join(missing)}", got="none", fix=fix)
+        raise ConfigError("several hosts need three options", got="one or two of them", fix=fix)
     if not 0 <= host_id < num_hosts:
         raise ConfigError(
             "--host-id must be below --num-hosts", got=f"host {host_id} of {num_hosts}", fix="count from 0"

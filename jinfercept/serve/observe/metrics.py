@@ -4,7 +4,7 @@ requests and no name that a client chooses. A metric with the meaning of one of 
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.utils import floatToGoString
 
-from jinfercept.engine.meter.counts import EngineCounts, Histogram, ToolCounts
+from jinfercept.engine.meter.counts import Histogram, ToolCounts
 from jinfercept.engine.state import EngineState
 from jinfercept.kv.disk.store import DiskState
 from jinfercept.serve.observe.engine_snapshot import EngineSnapshot, SnapshotValue
@@ -71,6 +71,8 @@ class MetricFamilies(NamedTuple):
             yield [self.model, *(map(str, key) if isinstance(key, tuple) else (str(key),))], value
 
 
+_Row = tuple[Any, ...]
+"""A method of `MetricFamilies`, and its arguments."""
 _FRESH_S = 1.0
 """Seconds for which an encoded page is reused: encoding takes milliseconds, and needs no key."""
 REFUSALS = (
@@ -116,94 +118,139 @@ def families(look: SnapshotValue[Reading], model: str) -> Iterator[Metric]:
     """
     reading, make = look.seen, MetricFamilies(model)
     counts = reading.state.counts
-    yield from _vllm(reading, make)
-    yield from _vllm_requests(counts, make)
-    yield from _pool(reading, make)
-    yield from _link(reading, make)
-    if reading.disk is not None:
-        yield from _disk(reading.disk, make)
-    yield make.counter("jinfercept:steps", "Steps by token bucket; 0: transfers only", counts.steps, "bucket")
-    yield make.counter("jinfercept:step_seconds", "Seconds of steps by token bucket", counts.step_s, "bucket")
-    yield make.gauge("jinfercept:pending_calls", "Asynchronous calls that run", reading.pending_calls)
-    yield make.gauge("jinfercept:sleeping", "1 while the engine sleeps or is paused", int(reading.is_sleeping))
     refused = {**dict.fromkeys(REFUSALS, 0), **reading.refused}
-    yield make.counter(
-        "jinfercept:refused_requests", "Answers of status 429, by the code of the error", refused, "code"
-    )
-    text = "Seconds from the submission of a turn (arrival of a request, return of its calls) to its first token, once inside"
-    yield make.histogram("jinfercept:turn_delay_seconds", text, counts.turn_delay_s)
-    text = "Seconds that new conversations waited at the door, of those that did"
-    yield make.histogram("jinfercept:door_seconds", text, counts.door_s)
     within = {"yes": counts.turns[True], "no": counts.turns[False]}
-    text = (
-        "Turns that have ended, by whether their delay and their seconds per token stayed within the limits of goodput"
-    )
-    yield make.counter("jinfercept:turns", text, within, "within_limits")
-    yield from _tools(counts.tools, make)
-    age_s = time.monotonic() - look.at_s
-    yield make.gauge("jinfercept:reading_age_seconds", "Age of these numbers; they wait for the end of a step", age_s)
+    counter, gauge, histogram = make.counter, make.gauge, make.histogram
+    rows: list[_Row] = [
+        *_vllm(reading, make),
+        *_pool(reading, make),
+        *_link(reading, make),
+        *(_disk(reading.disk, make) if reading.disk is not None else ()),
+        (counter, "jinfercept:steps", "Steps by token bucket; 0: transfers only", counts.steps, "bucket"),
+        (counter, "jinfercept:step_seconds", "Seconds of steps by token bucket", counts.step_s, "bucket"),
+        (gauge, "jinfercept:pending_calls", "Asynchronous calls that run", reading.pending_calls),
+        (gauge, "jinfercept:sleeping", "1 while the engine sleeps or is paused", int(reading.is_sleeping)),
+        (counter, "jinfercept:refused_requests", "Answers of status 429, by the code of the error", refused, "code"),
+        (
+            histogram,
+            "jinfercept:turn_delay_seconds",
+            "Seconds from the submission of a turn (arrival of a request, return of its calls) to its first token, once inside",
+            counts.turn_delay_s,
+        ),
+        (
+            histogram,
+            "jinfercept:door_seconds",
+            "Seconds that new conversations waited at the door, of those that did",
+            counts.door_s,
+        ),
+        (
+            counter,
+            "jinfercept:turns",
+            "Turns that have ended, by whether their delay and their seconds per token stayed within the limits of goodput",
+            within,
+            "within_limits",
+        ),
+        *_tools(counts.tools, make),
+        (
+            gauge,
+            "jinfercept:reading_age_seconds",
+            "Age of these numbers; they wait for the end of a step",
+            time.monotonic() - look.at_s,
+        ),
+    ]
+    yield make.info("vllm:cache_config", "Page size in tokens and pool sizes in pages, as labels", _config(reading))
+    for kind, name, text, values, *labels in rows:
+        yield kind(name, text, values, *labels)
 
 
-def _vllm(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
-    """Metrics of the engine that have vLLM's names."""
-    state = reading.state
-    counts, counters = state.counts, state.counters
-    usage = state.pages.used / state.num_device_pages
-    config = {
+def _config(reading: Reading) -> dict[str, object]:
+    return {
         "block_size": reading.page_size,
-        "num_gpu_blocks": state.num_device_pages,
-        "num_cpu_blocks": state.num_host_pages,
+        "num_gpu_blocks": reading.state.num_device_pages,
+        "num_cpu_blocks": reading.state.num_host_pages,
         "enable_prefix_caching": reading.prefix_caching,
     }
-    yield make.info("vllm:cache_config", "Page size in tokens and pool sizes in pages, as labels", config)
-    yield make.gauge("vllm:num_requests_running", "Running requests", state.num_running)
-    yield make.gauge("vllm:num_requests_waiting", "Waiting requests", state.num_waiting)
-    yield make.gauge("vllm:kv_cache_usage_perc", "Fraction of the device pages that running requests use", usage)
-    yield make.counter("vllm:prompt_tokens", "Prompt tokens, cached tokens included", counts.prompt)
-    yield make.counter("vllm:generation_tokens", "Generated tokens", counts.generated)
-    yield make.counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", counts.prompt)
-    yield make.counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", counts.cached)
-    yield make.counter("vllm:num_preemptions", "Preemptions of running requests", counters.preemptions)
-    yield make.counter("vllm:spec_decode_num_drafts", "Steps of a request with drafts", counters.drafts)
-    yield make.counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens", counters.drafted)
-    accepted = counters.accepted
-    yield make.counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that became tokens", accepted.total())
+
+
+def _vllm(reading: Reading, make: MetricFamilies) -> list[_Row]:
+    """Metrics that have vLLM's names: of the engine, then of requests."""
+    state, counter, gauge, histogram = reading.state, make.counter, make.gauge, make.histogram
+    counts, counters, accepted = state.counts, state.counters, state.counters.accepted
+    usage = state.pages.used / state.num_device_pages
     by_place = dict(sorted(accepted.items()))
-    text = "The same by place among the drafts of a step, from 0"
-    yield make.counter("vllm:spec_decode_num_accepted_tokens_per_pos", text, by_place, "position")
     finished = {"stop": 0, "length": 0, "abort": 0, "error": 0} | counts.finished
-    yield make.counter("vllm:request_success", "Finished requests", finished, "finished_reason")
-    yield make.histogram("vllm:iteration_tokens_total", "Query tokens per step", counts.step_tokens)
-
-
-def _vllm_requests(counts: EngineCounts, make: MetricFamilies) -> Iterator[Metric]:
-    """Metrics of requests that have vLLM's names."""
-    prefix = "vllm:request_"
-    for name, text, values in (
-        ("vllm:time_to_first_token_seconds", "Seconds from arrival to the first token", counts.first_token_s),
-        ("vllm:inter_token_latency_seconds", "Seconds between tokens, pauses for calls excluded", counts.token_s),
+    drafts = "vllm:spec_decode_num"
+    return [
+        (gauge, "vllm:num_requests_running", "Running requests", state.num_running),
+        (gauge, "vllm:num_requests_waiting", "Waiting requests", state.num_waiting),
+        (gauge, "vllm:kv_cache_usage_perc", "Fraction of the device pages that running requests use", usage),
+        (counter, "vllm:prompt_tokens", "Prompt tokens, cached tokens included", counts.prompt),
+        (counter, "vllm:generation_tokens", "Generated tokens", counts.generated),
+        (counter, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", counts.prompt),
+        (counter, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", counts.cached),
+        (counter, "vllm:num_preemptions", "Preemptions of running requests", counters.preemptions),
+        (counter, f"{drafts}_drafts", "Steps of a request with drafts", counters.drafts),
+        (counter, f"{drafts}_draft_tokens", "Drafted tokens", counters.drafted),
+        (counter, f"{drafts}_accepted_tokens", "Drafted tokens that became tokens", accepted.total()),
         (
+            counter,
+            f"{drafts}_accepted_tokens_per_pos",
+            "The same by place among the drafts of a step, from 0",
+            by_place,
+            "position",
+        ),
+        (counter, "vllm:request_success", "Finished requests", finished, "finished_reason"),
+        (histogram, "vllm:iteration_tokens_total", "Query tokens per step", counts.step_tokens),
+        (
+            histogram,
+            "vllm:time_to_first_token_seconds",
+            "Seconds from arrival to the first token",
+            counts.first_token_s,
+        ),
+        (
+            histogram,
+            "vllm:inter_token_latency_seconds",
+            "Seconds between tokens, pauses for calls excluded",
+            counts.token_s,
+        ),
+        (
+            histogram,
             "vllm:e2e_request_latency_seconds",
             "Seconds from arrival to the end, pauses for calls included",
             counts.request_s,
         ),
-        (f"{prefix}queue_time_seconds", "Seconds from arrival until the request first runs", counts.queued_s),
-        (f"{prefix}prefill_time_seconds", "Seconds from the first run to the first token", counts.prefill_s),
         (
-            f"{prefix}decode_time_seconds",
+            histogram,
+            "vllm:request_queue_time_seconds",
+            "Seconds from arrival until the request first runs",
+            counts.queued_s,
+        ),
+        (
+            histogram,
+            "vllm:request_prefill_time_seconds",
+            "Seconds from the first run to the first token",
+            counts.prefill_s,
+        ),
+        (
+            histogram,
+            "vllm:request_decode_time_seconds",
             "Seconds from the first token to the end, pauses for calls excluded",
             counts.decode_s,
         ),
-        (f"{prefix}time_per_output_token_seconds", "Mean decode seconds per token of a request", counts.mean_token_s),
-        (f"{prefix}prompt_tokens", "Prompt tokens per request", counts.request_prompt),
-        (f"{prefix}generation_tokens", "Generated tokens per request", counts.request_generated),
-    ):
-        yield make.histogram(name, text, values)
+        (
+            histogram,
+            "vllm:request_time_per_output_token_seconds",
+            "Mean decode seconds per token of a request",
+            counts.mean_token_s,
+        ),
+        (histogram, "vllm:request_prompt_tokens", "Prompt tokens per request", counts.request_prompt),
+        (histogram, "vllm:request_generation_tokens", "Generated tokens per request", counts.request_generated),
+    ]
 
 
-def _pool(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
+def _pool(reading: Reading, make: MetricFamilies) -> list[_Row]:
     """Requests by state, pages by residency, and waste."""
-    state = reading.state
+    state, counter, gauge = reading.state, make.counter, make.gauge
     states = {
         "running": state.num_running,
         "waiting": state.num_waiting - state.num_at_door,
@@ -211,103 +258,168 @@ def _pool(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
         "intercepted": state.num_intercepted,
         "retained": state.num_retained,
     }
-    yield make.gauge(
-        "jinfercept:requests",
-        "Requests by state; at_door: new conversations that wait for others; retained: finished, the context is retained for a "
-        "follow-up request",
-        states,
-        "state",
+    pools = (
+        (
+            "jinfercept:window_pages",
+            "Device pages of layers with a window, where these have a pool of their own, by use",
+            state.window_pages,
+        ),
+        ("jinfercept:state_slots", "Device slots for states of recurrent layers, by use", state.state_slots),
     )
-    yield make.gauge(
-        "jinfercept:pages",
-        "Pages by residency; host and host_free are host pages, all others device pages",
-        state.pages._asdict(),
-        "residency",
-    )
-    if state.window_pages is not None:
-        text = "Device pages of layers with a window, where these have a pool of their own, by use"
-        yield make.gauge("jinfercept:window_pages", text, state.window_pages._asdict(), "use")
-    if state.state_slots is not None:
-        text = "Device slots for states of recurrent layers, by use"
-        yield make.gauge("jinfercept:state_slots", text, state.state_slots._asdict(), "use")
-    yield make.gauge("jinfercept:page_tokens", "Tokens per page", reading.page_size)
-    text = "Bytes of keys and values per token, on all devices together"
-    yield make.gauge("jinfercept:kv_bytes_per_token", text, reading.token_bytes)
-    yield make.gauge("jinfercept:devices", "Devices among which weights and pages are cut", reading.num_devices)
-    yield make.gauge("jinfercept:weight_bytes", "Bytes of the weights on each device", reading.weight_bytes)
-    text = "Token-seconds of device memory held without use; multiply by kv_bytes_per_token for byte-seconds"
-    yield make.counter("jinfercept:waste_token_seconds", text, asdict(state.counts.waste), "kind")
-    yield make.counter(
-        "jinfercept:recomputed_tokens", "Tokens whose keys and values were computed again", state.counters.recomputed
-    )
+    return [
+        (
+            gauge,
+            "jinfercept:requests",
+            "Requests by state; at_door: new conversations that wait for others; retained: finished, the context is retained "
+            "for a follow-up request",
+            states,
+            "state",
+        ),
+        (
+            gauge,
+            "jinfercept:pages",
+            "Pages by residency; host and host_free are host pages, all others device pages",
+            state.pages._asdict(),
+            "residency",
+        ),
+        *((gauge, name, text, pool._asdict(), "use") for name, text, pool in pools if pool is not None),
+        (gauge, "jinfercept:page_tokens", "Tokens per page", reading.page_size),
+        (
+            gauge,
+            "jinfercept:kv_bytes_per_token",
+            "Bytes of keys and values per token, on all devices together",
+            reading.token_bytes,
+        ),
+        (gauge, "jinfercept:devices", "Devices among which weights and pages are cut", reading.num_devices),
+        (gauge, "jinfercept:weight_bytes", "Bytes of the weights on each device", reading.weight_bytes),
+        (
+            counter,
+            "jinfercept:waste_token_seconds",
+            "Token-seconds of device memory held without use; multiply by kv_bytes_per_token for byte-seconds",
+            asdict(state.counts.waste),
+            "kind",
+        ),
+        (
+            counter,
+            "jinfercept:recomputed_tokens",
+            "Tokens whose keys and values were computed again",
+            state.counters.recomputed,
+        ),
+    ]
 
 
-def _link(reading: Reading, make: MetricFamilies) -> Iterator[Metric]:
+def _link(reading: Reading, make: MetricFamilies) -> list[_Row]:
     """Use of the host link."""
-    counts, size = reading.state.counts, reading.token_bytes
+    counts, size, counter = reading.state.counts, reading.token_bytes, make.counter
     moved = {"out": counts.copied_out * size, "in": counts.copied_in * size}
-    yield make.counter("jinfercept:link_bytes", "Bytes copied over the host link, in whole pages", moved, "direction")
-    budget, rate = counts.link_budget * size, reading.link_tokens_per_s * size
-    yield make.counter(
-        "jinfercept:link_budget_bytes",
-        "Bytes that the host link could have copied in one direction while steps ran",
-        budget,
-    )
-    yield make.gauge(
-        "jinfercept:link_bytes_per_second", "Bandwidth of the host link in one direction, from the profile", rate
-    )
-    yield make.counter(
-        "jinfercept:moved_pages",
-        "Pages of paused contexts by the action of the policy and its reason",
-        counts.moved_pages,
-        "action",
-        "why",
-    )
+    budget = counts.link_budget * size
+    return [
+        (counter, "jinfercept:link_bytes", "Bytes copied over the host link, in whole pages", moved, "direction"),
+        (
+            counter,
+            "jinfercept:link_budget_bytes",
+            "Bytes that the host link could have copied in one direction while steps ran",
+            budget,
+        ),
+        (
+            make.gauge,
+            "jinfercept:link_bytes_per_second",
+            "Bandwidth of the host link in one direction, from the profile",
+            reading.link_tokens_per_s * size,
+        ),
+        (
+            counter,
+            "jinfercept:moved_pages",
+            "Pages of paused contexts by the action of the policy and its reason",
+            counts.moved_pages,
+            "action",
+            "why",
+        ),
+    ]
 
 
-def _disk(disk: DiskState, make: MetricFamilies) -> Iterator[Metric]:
+def _disk(disk: DiskState, make: MetricFamilies) -> list[_Row]:
     """Contexts in the folder of `kv_disk`."""
-    counters, used = disk.counters, disk.occupancy
-    yield make.gauge("jinfercept:disk_up", "1 while contexts are stored, 0 after a failure", int(disk.works))
+    counters, used, counter, gauge = disk.counters, disk.occupancy, make.counter, make.gauge
     space = {"used": used.used_bytes, "free": used.total_bytes - used.used_bytes}
-    yield make.gauge("jinfercept:disk_space_bytes", "Space of contexts on disk", space, "kind")
     moved = {"read": counters.read_bytes, "written": counters.written_bytes, "refused": counters.refused_bytes}
-    text = "Bytes of contexts by what became of them; refused: they were not written, to spare the drive"
-    yield make.counter("jinfercept:disk_bytes", text, moved, "what")
-    text = "Bytes that may be written to the drive now"
-    yield make.gauge("jinfercept:disk_writes_left_bytes", text, disk.writes_left_bytes)
     lost = {"evicted": counters.evicted_pages, "damaged": counters.damaged_pages}
-    yield make.counter("jinfercept:disk_lost_pages", "Pages that are no longer on disk, by the reason", lost, "why")
-    yield make.counter("jinfercept:disk_failures", "Writes of contexts that failed", counters.failures)
+    return [
+        (gauge, "jinfercept:disk_up", "1 while contexts are stored, 0 after a failure", int(disk.works)),
+        (gauge, "jinfercept:disk_space_bytes", "Space of contexts on disk", space, "kind"),
+        (
+            counter,
+            "jinfercept:disk_bytes",
+            "Bytes of contexts by what became of them; refused: they were not written, to spare the drive",
+            moved,
+            "what",
+        ),
+        (
+            gauge,
+            "jinfercept:disk_writes_left_bytes",
+            "Bytes that may be written to the drive now",
+            disk.writes_left_bytes,
+        ),
+        (counter, "jinfercept:disk_lost_pages", "Pages that are no longer on disk, by the reason", lost, "why"),
+        (counter, "jinfercept:disk_failures", "Writes of contexts that failed", counters.failures),
+    ]
 
 
-def _tools(tools: Mapping[str, ToolCounts], make: MetricFamilies) -> Iterator[Metric]:
+def _tools(tools: Mapping[str, ToolCounts], make: MetricFamilies) -> list[_Row]:
     """Interceptions by tool: the server's tools by name, all others under fixed names (`meter.interceptions`)."""
+    counter, histogram = make.counter, make.histogram
 
-    def each[T](value: Callable[[ToolCounts], T]) -> dict[str, T]:
-        return {name: value(tool) for name, tool in tools.items()}
+    def each(field: str) -> dict[str, Any]:
+        return {name: getattr(tool, field) for name, tool in tools.items()}
 
-    text = "Pauses, by calls or at a finished answer"
-    yield make.counter("jinfercept:interceptions", text, each(lambda tool: tool.begun), "tool")
-    text = "Pauses that ended without a result or a follow-up request"
-    yield make.counter("jinfercept:interceptions_given_up", text, each(lambda tool: tool.given_up), "tool")
     results = {(name, status): number for name, tool in tools.items() for status, number in tool.results.items()}
-    yield make.counter("jinfercept:call_results", "Calls that the server ran, by status", results, "tool", "status")
     contexts = {
-        (name, what): number
+        (name, what): getattr(tool, what)
         for name, tool in tools.items()
-        for what, number in (("kept", tool.kept), ("copied_in", tool.copied_in), ("recomputed", tool.recomputed))
+        for what in ("kept", "copied_in", "recomputed")
     }
-    text = "Tokens of contexts that resumed, by whether they were preserved, copied in or recomputed"
-    yield make.counter("jinfercept:interception_context_tokens", text, contexts, "tool", "context")
-    text = "Seconds from a pause to its results or its follow-up request"
-    yield make.histogram("jinfercept:interception_seconds", text, each(lambda tool: tool.duration_s), "tool")
-    text = "Seconds from the results or the follow-up request to the next token"
-    yield make.histogram("jinfercept:resume_seconds", text, each(lambda tool: tool.resume_s), "tool")
-    text = "Sum of the predicted pause durations"
-    yield make.counter("jinfercept:expected_interception_seconds", text, each(lambda tool: tool.predicted_s), "tool")
-    text = "Sum of |predicted - actual| pause durations; divide by interception_seconds_count for the mean"
-    yield make.counter("jinfercept:estimate_error_seconds", text, each(lambda tool: tool.error_s), "tool")
+    rows: list[_Row] = [
+        (counter, "interceptions", "Pauses, by calls or at a finished answer", each("begun")),
+        (
+            counter,
+            "interceptions_given_up",
+            "Pauses that ended without a result or a follow-up request",
+            each("given_up"),
+        ),
+        (counter, "call_results", "Calls that the server ran, by status", results, "status"),
+        (
+            counter,
+            "interception_context_tokens",
+            "Tokens of contexts that resumed, by whether they were preserved, copied in or recomputed",
+            contexts,
+            "context",
+        ),
+        (
+            histogram,
+            "interception_seconds",
+            "Seconds from a pause to its results or its follow-up request",
+            each("duration_s"),
+        ),
+        (
+            histogram,
+            "resume_seconds",
+            "Seconds from the results or the follow-up request to the next token",
+            each("resume_s"),
+        ),
+        (
+            counter,
+            "expected_interception_seconds",
+            "Sum of the predicted pause durations",
+            each("predicted_s"),
+        ),
+        (
+            counter,
+            "estimate_error_seconds",
+            "Sum of |predicted - actual| pause durations; divide by interception_seconds_count for the mean",
+            each("error_s"),
+        ),
+    ]
+    return [(kind, f"jinfercept:{name}", text, values, "tool", *labels) for kind, name, text, values, *labels in rows]
 
 
 def metrics_router(service: Service) -> APIRouter:

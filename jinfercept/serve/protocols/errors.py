@@ -1,7 +1,8 @@
 """Errors of the wire: OpenAI's error object, with the HTTP status that clients expect."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from reprlib import Repr
 from typing import Any
 
@@ -54,12 +55,6 @@ class ApiError(HTTPException):
         return cls(400, message, param=param, code=code)
 
     @classmethod
-    def of(cls, error: JinferceptError, param: str | None = None) -> "ApiError":
-        """Status 400, for an error that another room raises about the request."""
-        code = "context_length_exceeded" if isinstance(error, PromptLengthError) else None
-        return cls.bad(str(error), param, code)
-
-    @classmethod
     def failed(cls, error: Exception) -> "ApiError":
         """The error of a request that an exception ends: status 500, unless it is an `ApiError`."""
         if isinstance(error, ApiError):
@@ -75,6 +70,30 @@ class ApiError(HTTPException):
         default = "server_error" if self.status_code >= 500 else "invalid_request_error"
         kind = _TYPES.get(self.status_code, default)
         return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
+
+
+@contextmanager
+def about(param: str | Callable[[JinferceptError], str | None] | None = None) -> Iterator[None]:
+    """Raises status 400 for an error that another room raises about the request.
+
+    Args:
+        param: the wrong field of the body, or a function that tells it by the error.
+    """
+    try:
+        yield
+    except JinferceptError as error:
+        code = "context_length_exceeded" if isinstance(error, PromptLengthError) else None
+        raise ApiError.bad(str(error), param(error) if callable(param) else param, code) from error
+
+
+@contextmanager
+def renamed(fields: Mapping[str | None, str]) -> Iterator[None]:
+    """Renames the fields that errors are about: those of a chat to those of another protocol."""
+    try:
+        yield
+    except ApiError as error:
+        error.param = fields.get(error.param, error.param)
+        raise
 
 
 class ErrorObject(BaseModel):

@@ -9,7 +9,7 @@ import logging
 import re
 from base64 import b64decode
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import unquote
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
@@ -19,6 +19,8 @@ from jinfercept.errors import nearest
 from jinfercept.outputs import CompletionOutput
 from jinfercept.serve.protocols.errors import ApiError
 
+MAX_MESSAGES = 16384
+MAX_TOOLS = 512
 MAX_STOPS = 64
 MAX_CHOICES = 128
 MAX_SESSION_ID = 256
@@ -37,13 +39,31 @@ FIRST_ERROR = _FirstError()
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(max_length=2**24)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+ShortText = Annotated[str, Field(max_length=256)]
+"""Of types, one that may be unknown."""
+Keyword = Annotated[str, Field(max_length=64)]
+ModelName = Annotated[str, Field(max_length=1024)]
+SessionId = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID)]
+Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+NumBest = Annotated[int, Field(ge=0, le=20)]
+"""Number of most likely tokens that are reported for each."""
+PriorityNumber = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Temperature = Annotated[float, Field(ge=0, le=1e6)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+TopK = Annotated[int, Field(ge=-1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+_T = TypeVar("_T")
+Parts = Annotated[list[_T], Field(max_length=4096), FIRST_ERROR]
+Messages = Annotated[list[_T], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
+Tools = Annotated[list[_T], Field(max_length=MAX_TOOLS), FIRST_ERROR]
+Texts = Annotated[list[Text], Field(min_length=1, max_length=4096), FIRST_ERROR]
+Stops = Annotated[list[Text], Field(max_length=MAX_STOPS), FIRST_ERROR]
 
 
 _TEXT_FILE = re.compile(r"data:(text/|application/(json|xml|yaml|toml)\b).*", re.DOTALL)
 """The beginning of a data URL of a text."""
-
-TypeName = Annotated[str, Field(max_length=256)]
-"""A type that may be unknown."""
 
 
 class Body(BaseModel):
@@ -85,7 +105,7 @@ def read_file(part: Any) -> Any:
 class OutputPart(Body):
     """A part of a tool's output; the model reads its text."""
 
-    type: TypeName
+    type: ShortText
     text: Text | None = None
 
     def shown(self) -> str:
@@ -112,8 +132,8 @@ class AsyncCallOptions(Body):
 
     calls: Literal["sync", "parallel", "async"] | None = None
     on_end: Literal["wait", "cancel"] | None = None
-    max_pending: Annotated[int, Field(ge=1)] | None = None
-    reasoning: Annotated[str, Field(max_length=64)] | None = None
+    max_pending: Positive | None = None
+    reasoning: Keyword | None = None
 
 
 class SessionHints(Body):
@@ -127,14 +147,12 @@ class SessionHints(Body):
         async_calls: the model goes on while calls of the server's tools run.
     """
 
-    session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID)] | None = None
+    session_id: SessionId | None = None
     expected_s: Annotated[float, Field(ge=0)] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    priority: PriorityNumber | None = None
     release: bool | None = None
-    server_tools: (
-        bool | Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=512), FIRST_ERROR] | None
-    ) = None
-    max_rounds: Annotated[int, Field(ge=0)] | None = None
+    server_tools: bool | Annotated[list[ShortText], Field(max_length=512), FIRST_ERROR] | None = None
+    max_rounds: Natural | None = None
     async_calls: AsyncCallOptions | None = None
 
     @property
@@ -147,9 +165,9 @@ class Extensions(Body):
     """Extensions of OpenAI's protocol in all bodies that generate."""
 
     jinfercept: SessionHints | None = None
-    session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID)] | None = None
+    session_id: SessionId | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    priority: PriorityNumber | None = None
 
 
 class StreamOptions(Body):
@@ -162,7 +180,7 @@ class StreamOptions(Body):
 class JsonSchema(Body):
     """The schema of a `response_format`."""
 
-    name: Annotated[str, Field(max_length=256)] | None = None
+    name: ShortText | None = None
     description: Text | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
@@ -182,30 +200,30 @@ class StructuredOutputs(Body):
     json_: Text | dict[str, Any] | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: Text | None = None
-    choice: Annotated[list[Text], Field(min_length=1, max_length=4096), FIRST_ERROR] | None = None
+    choice: Texts | None = None
     grammar: Text | None = None
 
 
 class SamplingBody(Extensions):
     """Sampling parameters and stop conditions: OpenAI's fields and vLLM's."""
 
-    model: Annotated[str, Field(max_length=1024)] | None = None
+    model: ModelName | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=1e6)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: Fraction | None = None
+    top_k: TopK | None = None
+    min_p: Fraction | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS), FIRST_ERROR] | None = None
+    stop: Text | Stops | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024), FIRST_ERROR] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    min_tokens: Natural | None = None
     skip_special_tokens: bool | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     logit_bias: (
         Annotated[
@@ -217,7 +235,7 @@ class SamplingBody(Extensions):
     ) = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=2**18), FIRST_ERROR] | None = None
     bad_words: Annotated[list[Text], Field(max_length=1024), FIRST_ERROR] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    prompt_logprobs: NumBest | None = None
     return_token_ids: bool | None = None
     return_routed_experts: bool | None = None
     return_loss_mask: bool | None = None
@@ -226,7 +244,7 @@ class SamplingBody(Extensions):
     structured_outputs: StructuredOutputs | None = None
     guided_json: Text | dict[str, Any] | None = None
     guided_regex: Text | None = None
-    guided_choice: Annotated[list[Text], Field(min_length=1, max_length=4096), FIRST_ERROR] | None = None
+    guided_choice: Texts | None = None
     guided_grammar: Text | None = None
     user: Annotated[str, Field(max_length=4096)] | None = None
     metadata: dict[str, Any] | None = None
@@ -240,6 +258,25 @@ class Usage(BaseModel):
     total_tokens: int
     prompt_tokens_details: dict[Literal["cached_tokens"], int]
     completion_tokens_details: dict[Literal["reasoning_tokens"], int]
+
+
+class ChoiceObject(BaseModel):
+    """What choices of chat and text completions have in common."""
+
+    index: int
+    stop_reason: str | int | None = None
+    token_ids: list[TokenId] | None = None
+    routed_experts: str | None = None
+
+
+class CompletionObject(BaseModel):
+    """What chat and text completions have in common; with `stream` they come in chunks, as server-sent events."""
+
+    id: str
+    created: int
+    model: str
+    usage: Usage
+    jinfercept: dict[str, Any] | None = None
 
 
 TRAINING_FIELDS = ("return_loss_mask", "return_processed_logprobs")

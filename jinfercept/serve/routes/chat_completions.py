@@ -14,27 +14,27 @@ from jinfercept.chat.options import MAX_ROUNDS
 from jinfercept.chat.tokenizer.tokenizer import EFFORTS
 from jinfercept.engine.current_call import ToolFunction, around
 from jinfercept.engine.tool_run import ToolFailed
-from jinfercept.errors import JinferceptError, RequestError
+from jinfercept.errors import JinferceptError
 from jinfercept.outputs import CompletionOutput
 from jinfercept.request import Request as EngineRequest
 from jinfercept.serve.http.access_log import DETAILS
 from jinfercept.serve.protocols.answers import Remember, ServerToolCalls, merged_message
-from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.errors import ApiError, about
 from jinfercept.serve.protocols.openai.chat_answer import ChatAnswer
 from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, ChatCompletion, named_function
 from jinfercept.serve.protocols.openai.logprobs import check_report
-from jinfercept.serve.protocols.schemas import SessionHints, check_extras
+from jinfercept.serve.protocols.schemas import SessionHints
 from jinfercept.serve.routes.engine_requests import (
     RequestHints,
     answered,
     async_calls,
     check_requests,
-    read_hints,
+    opened,
     sampling_params,
     with_hints,
 )
 from jinfercept.serve.routes.guarded_route import GuardedRoute
-from jinfercept.serve.service import Service, service_of
+from jinfercept.serve.service import Service
 
 _OPTIONS = ("chat_template_kwargs", "tool_choice")
 """Fields of a body with which the messages of their errors begin."""
@@ -45,10 +45,7 @@ router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 @router.post("/v1/chat/completions", response_model=ChatCompletion)
 async def create_chat_completion(body: ChatBody, request: Request) -> Response:
     """Answer a conversation. With `stream`, in server-sent events: `chat.completion.chunk` objects, then `[DONE]`."""
-    service = service_of(request)
-    model = service.check_model(body.model)
-    check_extras(body, service.ignored)
-    hints = read_hints(body, request)
+    service, model, hints = opened(body, request)
     name = f"chatcmpl-{uuid.uuid4().hex}"
     requests = await service.prepare(request, lambda: make_chat(service, body, hints, name), body.n or 1)
     tool_calls = server_tool_calls(service, body, requests, recorder(service, body, hints))
@@ -78,8 +75,6 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
     params = sampling_params(
         body, body.max_completion_tokens or body.max_tokens, _logprobs(body), service, hints.tenant
     )
-    if body.stream_options is not None and not body.stream:
-        raise ApiError.bad("stream_options are allowed only with stream: true", "stream_options")
     extension = body.jinfercept or SessionHints()
     chosen = extension.server_tools
     offered = service.tools.offered(chosen, _client_tools(body)) if chosen else []
@@ -108,14 +103,12 @@ def rendered_chat(service: Service, body: ChatBody, hints: RequestHints, name: s
         (body.chat_template_kwargs, _OPTIONS[0]),
     ):
         service.check_chars(texts, field)
-    try:
-        messages = service.tool_history.restored(hints.salt, body.messages)
+    with about(lambda error: field_of_chat(error, bool(tools))):
+        messages = service.tool_history.restored(hints.cache_salt, body.messages)
         if body.max_tool_calls is not None:
             offered = _limited(offered, body.max_tool_calls)
-        arguments = [*tools, *offered], options, iter([name]), hints.tenant, hints.salt
+        arguments = [*tools, *offered], options, iter([name]), hints.tenant, hints.cache_salt
         return service.llm.make_chats([messages], params, *arguments)
-    except JinferceptError as error:
-        raise ApiError.of(error, field_of_chat(error, bool(tools))) from error
 
 
 def _limited(tools: Sequence[ChatTool], most: int) -> list[ChatTool]:
@@ -176,9 +169,9 @@ def recorder(service: Service, body: ChatBody, hints: RequestHints) -> Remember:
     """Stores the turns that the client does not see, unless the body says that no follow-up comes."""
 
     def remember(completion: CompletionOutput) -> None:
-        if not hints.release:
+        if not hints.follow_up.last:
             shown = merged_message(completion, _client_tools(body))
-            service.tool_history.remember(hints.tenant, hints.salt, [*body.messages, shown], completion.messages)
+            service.tool_history.remember(hints.tenant, hints.cache_salt, [*body.messages, shown], completion.messages)
 
     return remember
 
@@ -204,9 +197,7 @@ def _logprobs(body: ChatBody) -> int | None:
 
 def _tools(body: ChatBody) -> list[ChatTool]:
     """The body's tools. Raises 400 for a wrong declaration."""
-    try:
+    with about("tools"):
         tools = chat_tools(body.tools)
-    except RequestError as error:
-        raise ApiError.of(error, "tools") from error
     deferred = [tool.get("deferred", False) for tool in body.tools or ()]
     return [replace(tool, is_deferred=is_deferred) for tool, is_deferred in zip(tools, deferred, strict=True)]

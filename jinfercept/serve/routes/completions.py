@@ -7,26 +7,24 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from jinfercept.chat.call_markup import AsyncCalls
-from jinfercept.errors import RequestError
 from jinfercept.request import Request as EngineRequest
 from jinfercept.serve.http.access_log import DETAILS
-from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.errors import ApiError, about
 from jinfercept.serve.protocols.openai.completion_answer import CompletionAnswer
 from jinfercept.serve.protocols.openai.completion_schemas import Completion, CompletionBody
 from jinfercept.serve.protocols.openai.logprobs import check_report
-from jinfercept.serve.protocols.schemas import check_extras
 from jinfercept.serve.routes.engine_requests import (
     RequestHints,
     answered,
     async_calls,
     check_length,
     check_requests,
-    read_hints,
+    opened,
     sampling_params,
     with_hints,
 )
 from jinfercept.serve.routes.guarded_route import GuardedRoute
-from jinfercept.serve.service import Service, service_of
+from jinfercept.serve.service import Service
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -36,10 +34,7 @@ router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 @router.post("/v1/completions", response_model=Completion)
 async def create_completion(body: CompletionBody, request: Request) -> Response:
     """Continue a text, or several. With `stream`, in server-sent events: `text_completion` objects, then `[DONE]`."""
-    service = service_of(request)
-    model = service.check_model(body.model)
-    check_extras(body, service.ignored)
-    hints = read_hints(body, request)
+    service, model, hints = opened(body, request)
     calls = async_calls(service, body, hints.tenant)
     if calls is None and body.jinfercept is not None and body.jinfercept.wants_server_tools:
         message = (
@@ -65,8 +60,6 @@ def make_completions(
     Raises:
         ApiError: 400.
     """
-    if body.stream_options is not None and not body.stream:
-        raise ApiError.bad("stream_options are allowed only with stream: true", "stream_options")
     if body.echo and body.stream and body.logprobs is not None:
         raise ApiError.bad("echo with logprobs cannot be streamed; fix: stream false", "echo", "unsupported_parameter")
     prompts = _prompts(body)
@@ -80,11 +73,9 @@ def make_completions(
     ids = (f"{name}-{index}" for index in range(len(prompts)))
     asked_tools = body.jinfercept.server_tools if body.jinfercept is not None else None
     tools = service.tools.offered(asked_tools, ())
-    try:
+    with about("prompt"):
         engine_prompts = [_prompt(service, prompt, body.add_special_tokens is not False) for prompt in prompts]
         requests = service.llm.make_requests(engine_prompts, params, tools, None, ids, hints.tenant, calls)
-    except RequestError as error:
-        raise ApiError.of(error, "prompt") from error
     check_requests(service, requests, "prompt")
     reports = [("prompt_logprobs", prompt_logprobs), ("logprobs", body.logprobs if body.echo else None)]
     report, size = ("logprobs", body.logprobs), service.expert_bytes

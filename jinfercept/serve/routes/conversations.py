@@ -46,6 +46,14 @@ class NewItemsBody(Body):
     items: _Items
 
 
+class PageQuery(BaseModel):
+    """Which items of a list are shown: so many behind the one with the id `after`."""
+
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = None
+
+
 class ConversationObject(BaseModel):
     """A conversation; `created_at` in seconds since 1970."""
 
@@ -96,21 +104,16 @@ async def delete_conversation(conversation_id: str, request: Request) -> Respons
 async def create_items(conversation_id: str, body: NewItemsBody, request: Request) -> Response:
     """Add items to the end of a conversation."""
     items = await _read(request, body.items)
+    service_of(request).state.check_unlocked(conversation_id, tenant_of(request))
     await _run(request, conversations.add_items, conversation_id, items)
-    return await service_of(request).prepare(request, lambda: item_page(items, len(items), "asc", None))
+    return await service_of(request).prepare(request, lambda: item_page(items, PageQuery(limit=100, order="asc")))
 
 
 @router.get("/v1/conversations/{conversation_id}/items", response_model=ItemList)
-async def list_items(
-    conversation_id: str,
-    request: Request,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    order: Literal["asc", "desc"] = "desc",
-    after: str | None = None,
-) -> Response:
+async def list_items(conversation_id: str, request: Request, page: Annotated[PageQuery, Query()]) -> Response:
     """A page of the items of a conversation. A page has fewer items than `limit` if they are long."""
     items = await _run(request, conversations.list_items, conversation_id, writes=False)
-    return await service_of(request).prepare(request, lambda: item_page(items, limit, order, after))
+    return await service_of(request).prepare(request, lambda: item_page(items, page))
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}", response_model=dict[str, Any])
@@ -123,6 +126,7 @@ async def get_item(conversation_id: str, item_id: str, request: Request) -> Resp
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}", response_model=ConversationObject)
 async def delete_item(conversation_id: str, item_id: str, request: Request) -> Response:
     """Delete an item of a conversation; returns the conversation."""
+    service_of(request).state.check_unlocked(conversation_id, tenant_of(request))
     return EncodedReply(await _run(request, conversations.delete_item, conversation_id, item_id))
 
 
@@ -146,17 +150,17 @@ async def _run[T](request: Request, work: Callable[..., T], *arguments: Any, wri
     return await service_of(request).state.run(tenant, lambda entries: work(entries, tenant, *arguments), writes=writes)
 
 
-def item_page(items: Sequence[Item], limit: int, order: str, after: str | None) -> Response:
-    """A page of items behind the one with the id `after`, as an HTTP response. Raises 400 if no item has that id."""
-    items = items[::-1] if order == "desc" else items
-    if after is not None:
-        places = [place for place, item in enumerate(items) if item["id"] == after]
+def item_page(items: Sequence[Item], page: PageQuery) -> Response:
+    """A page of items, as an HTTP response. Raises 400 if no item has the id of `after`."""
+    items = items[::-1] if page.order == "desc" else items
+    if page.after is not None:
+        places = [place for place, item in enumerate(items) if item["id"] == page.after]
         if not places:
-            raise ApiError.bad(f"no item of this list has the id {after[:200]!r}", "after")
+            raise ApiError.bad(f"no item of this list has the id {page.after[:200]!r}", "after")
         items = items[places[-1] + 1 :]
     shown: list[bytes] = []
     num_bytes = 0
-    for item in items[:limit]:
+    for item in items[: page.limit]:
         if num_bytes < _PAGE_BYTES:
             shown.append(encode(item))
             num_bytes += len(shown[-1])

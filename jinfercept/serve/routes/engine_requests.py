@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from dataclasses import fields, replace
+from typing import Any, NamedTuple, Protocol
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -12,7 +12,7 @@ from jinfercept.chat.call_markup import AsyncCalls
 from jinfercept.engine.admission import check_request
 from jinfercept.engine.parallel_sampling import with_prompt_experts
 from jinfercept.engine.streaming import AsyncStream
-from jinfercept.errors import RequestError
+from jinfercept.errors import JinferceptError
 from jinfercept.events import Event, Finished
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Adapter, FollowUp, Request
@@ -23,13 +23,15 @@ from jinfercept.serve.http.request_body import unless_disconnected
 from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.protocols.answers import ServerToolCalls, UsageCount
 from jinfercept.serve.protocols.encoding import OPENAI, EncodedReply, LargeReply, StreamFormat
-from jinfercept.serve.protocols.errors import ApiError, check_finish
+from jinfercept.serve.protocols.errors import ApiError, about, check_finish
 from jinfercept.serve.protocols.openai.logprobs import check_experts, is_small
 from jinfercept.serve.protocols.schemas import (
     MAX_SESSION_ID,
     Extensions,
     ResponseFormat,
     SamplingBody,
+    SessionHints,
+    check_extras,
     check_training_fields,
 )
 from jinfercept.serve.service import Service, service_of, tenant_of
@@ -41,29 +43,16 @@ _SAME_NAMES = (_NAMES & SamplingBody.model_fields.keys()) - {"structured_outputs
 """Fields with the same name and meaning in the body and in `SamplingParams`."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHints:
-    """The hints of one request.
-
-    Attributes:
-        salt: of its pages and its session, which are found only with the same salt.
-        session_id: of the session that a follow-up names; None without one.
-        expected_s: seconds until the follow-up; None if unknown.
-        priority: smaller ones are served first; within the range of the key.
-        release: no follow-up comes, so the context is not retained.
-        follows: id of the finished request that this one continues.
-        adapter: whose name the body has as its model; None: the name is the model's own.
-    """
+class RequestHints(NamedTuple):
+    """The hints of one body for its requests, by the fields of `Request`; the priority is within the range of the key."""
 
     tenant: str = ""
-    salt: str = ""
-    session_id: str | None = None
-    expected_s: float | None = None
+    cache_salt: str = ""
     priority: int = 0
     weight: float = 1.0
-    release: bool = False
     follows: str | None = None
     adapter: Adapter | None = None
+    follow_up: FollowUp = FollowUp()
 
 
 def read_hints(body: Extensions, request: HttpRequest) -> RequestHints:
@@ -72,27 +61,34 @@ def read_hints(body: Extensions, request: HttpRequest) -> RequestHints:
     Raises:
         ApiError: 400, for a header that is too long.
     """
-    extension = body.jinfercept
+    extension, service = body.jinfercept or SessionHints(), service_of(request)
     header = request.headers.get("x-session-id")
     if header is not None and len(header) > MAX_SESSION_ID:
         raise ApiError.bad(f"a session id must have at most {MAX_SESSION_ID} characters", "x-session-id")
-    session = (extension.session_id if extension else None) or body.session_id or header or None
+    session, model = extension.session_id or body.session_id or header or "", getattr(body, "model", None)
     if (trace := TRACE.get()) is not None:
-        model = getattr(body, "model", None)
-        conversation = getattr(body, "conversation_id", None)
-        trace.describe(model, model or service_of(request).names[0], conversation or session)
-    tenant, keys = tenant_of(request), service_of(request).keys
-    priority = (extension.priority if extension and extension.priority is not None else body.priority) or 0
+        trace.describe(model, model or service.names[0], getattr(body, "conversation_id", None) or session)
+    tenant, keys = tenant_of(request), service.keys
     return RequestHints(
         tenant=tenant,
-        salt=isolation(tenant, body.cache_salt),
-        session_id=session,
-        expected_s=extension.expected_s if extension else None,
-        priority=keys.priority(tenant, priority),
+        cache_salt=isolation(tenant, body.cache_salt),
+        priority=keys.priority(tenant, (body.priority if extension.priority is None else extension.priority) or 0),
         weight=keys.rules(tenant).weight,
-        release=bool(extension and extension.release),
-        adapter=service_of(request).adapter(getattr(body, "model", None)),
+        adapter=service.adapter(model),
+        follow_up=FollowUp(session, extension.expected_s, last=bool(extension.release)),
     )
+
+
+def opened(body: Extensions, request: HttpRequest) -> tuple[Service, str, RequestHints]:
+    """The service, the name of the model for the answer, and the hints of a body whose own fields are checked.
+
+    Raises:
+        ApiError: 404 for an unknown model, 400 for fields that are not supported.
+    """
+    service = service_of(request)
+    model = service.check_model(getattr(body, "model", None))
+    check_extras(body, service.ignored)
+    return service, model, read_hints(body, request)
 
 
 def with_hints(requests: Sequence[Request], hints: RequestHints) -> list[Request]:
@@ -100,20 +96,10 @@ def with_hints(requests: Sequence[Request], hints: RequestHints) -> list[Request
 
     The context of each is retained for a follow-up; of several answers to one prompt, that of the first.
     """
-    follow_up = FollowUp(hints.session_id or "", hints.expected_s, last=hints.release)
-    return [
-        replace(
-            request,
-            cache_salt=hints.salt,
-            tenant=hints.tenant,
-            priority=hints.priority,
-            weight=hints.weight,
-            follows=hints.follows,
-            follow_up=follow_up if request.leader is None else None,
-            adapter=hints.adapter or request.adapter,
-        )
-        for request in requests
-    ]
+    fields = hints._asdict()
+    if hints.adapter is None:
+        del fields["adapter"]
+    return [replace(request, **fields | ({"follow_up": None} if request.leader else {})) for request in requests]
 
 
 def async_calls(service: Service, body: Extensions, tenant: str) -> AsyncCalls | None:
@@ -136,13 +122,11 @@ def async_calls(service: Service, body: Extensions, tenant: str) -> AsyncCalls |
     if requested.reasoning is not None:
         options["reasoning"] = None if requested.reasoning == "none" else requested.reasoning
     shared = service.pending_calls[tenant]
-    try:
+    with about(f"{_FIELD}.reasoning"):
         delimiters = service.options.delimiters()
         return AsyncCalls(
             **options, max_pending=requested.max_pending or most, delimiters=delimiters, shared_limit=shared
         )
-    except RequestError as error:
-        raise ApiError.of(error, f"{_FIELD}.reasoning") from error
 
 
 def sampling_params(
@@ -158,6 +142,8 @@ def sampling_params(
     Raises:
         ApiError: 400, with the field.
     """
+    if body.stream_options is not None and not body.stream:
+        raise ApiError.bad("stream_options are allowed only with stream: true", "stream_options")
     given_params = {name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None}
     keywords: dict[str, Any] = {"max_tokens": None, **service.llm.sampling_defaults, **given_params}
     if max_tokens is not None:
@@ -165,10 +151,8 @@ def sampling_params(
     for name in ("stop", "bad_words"):
         service.check_chars(keywords.get(name), name)
     structured, llm = _structured(body), service.llm
-    try:
+    with about(_field_of):
         params = SamplingParams(logprobs=logprobs, **keywords)
-    except RequestError as error:
-        raise ApiError.of(error, _field_of(error)) from error
     vocab_size = llm.model.config.vocab_size
     for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
         if wrong := [token for token in getattr(params, name) or () if not 0 <= token < vocab_size]:
@@ -179,12 +163,10 @@ def sampling_params(
     if structured is None:
         return params
     field, options = structured
-    try:
+    with about(field):
         outputs = StructuredOutputsParams(**options)
         if llm.grammars is not None:
             llm.grammars.of(tenant).compile(outputs)
-    except RequestError as error:
-        raise ApiError.of(error, field) from error
     return replace(params, structured_outputs=outputs)
 
 
@@ -231,7 +213,7 @@ def _supported(outputs: dict[str, Any]) -> dict[str, Any]:
     return {kind: outputs[kind] for kind in kinds if kind in outputs}
 
 
-def _field_of(error: RequestError) -> str | None:
+def _field_of(error: JinferceptError) -> str | None:
     """The field with which the message of an error of `SamplingParams` begins; None if there is none."""
     if error.what.startswith("greedy outputs"):
         return "n"
@@ -243,10 +225,8 @@ def check_requests(service: Service, requests: Sequence[Request], param: str) ->
     """Raise 400 for requests that the engine refuses, for example for a prompt that leaves no room for an answer."""
     for request in requests:
         check_length(service, len(request.prompt_token_ids), param)
-        try:
+        with about(param):
             check_request(request, service.llm.model.config.vocab_size, service.max_model_len)
-        except RequestError as error:
-            raise ApiError.of(error, param) from error
 
 
 def check_length(service: Service, num_tokens: int, param: str) -> None:

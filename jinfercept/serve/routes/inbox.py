@@ -14,14 +14,14 @@ from starlette.responses import Response
 from jinfercept.errors import RequestError
 from jinfercept.serve.protocols.encoding import EncodedReply
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.schemas import Body, Text
+from jinfercept.serve.protocols.schemas import Body, Keyword, Text
 from jinfercept.serve.routes.guarded_route import GuardedRoute
 from jinfercept.serve.service import service_of, tenant_of
 from jinfercept.tools.inbox import Inbox
 
 router = APIRouter(route_class=GuardedRoute, tags=["tools"])
 
-_CallId = Annotated[str, Field(max_length=64)]
+_CallId = Keyword
 
 
 class WaitingCall(BaseModel):

@@ -12,18 +12,18 @@ from jinfercept.serve.protocols.anthropic.answer import MessageAnswer, stream_fo
 from jinfercept.serve.protocols.anthropic.chat import (
     chat_body,
     check_message_fields,
+    fields_of,
     is_marked,
-    renamed,
     types_left_out,
 )
 from jinfercept.serve.protocols.anthropic.dialect import REQUEST_ID, AnthropicErrorBody
 from jinfercept.serve.protocols.anthropic.schemas import AnswerMessage, CountTokensBody, MessagesBody, TokenCount
-from jinfercept.serve.protocols.errors import ApiError, errors_of
-from jinfercept.serve.protocols.schemas import check_extras, log_left_out
+from jinfercept.serve.protocols.errors import errors_of, renamed
+from jinfercept.serve.protocols.schemas import log_left_out
 from jinfercept.serve.routes.chat_completions import make_chat, recorder, rendered_chat, server_tool_calls
-from jinfercept.serve.routes.engine_requests import RequestHints, answered, read_hints
+from jinfercept.serve.routes.engine_requests import RequestHints, answered, opened
 from jinfercept.serve.routes.guarded_route import GuardedRoute
-from jinfercept.serve.service import Service, service_of
+from jinfercept.serve.service import Service
 
 router = APIRouter(route_class=GuardedRoute, tags=["Anthropic"], responses=errors_of(AnthropicErrorBody))
 
@@ -31,15 +31,12 @@ router = APIRouter(route_class=GuardedRoute, tags=["Anthropic"], responses=error
 @router.post("/v1/messages", response_model=AnswerMessage)
 async def create_message(body: MessagesBody, request: Request) -> Response:
     """Answer a conversation. With `stream`, in typed server-sent events from `message_start` to `message_stop`."""
-    service = service_of(request)
-    model = service.check_model(body.model)
-    check_extras(body, service.ignored)
+    service, model, hints = opened(body, request)
     check_message_fields(body)
     log_left_out("tools", types_left_out(body), service.ignored)
-    hints = read_hints(body, request)
     name = f"msg_{uuid.uuid4().hex}"
     requests, tool_calls = await service.prepare(request, lambda: make_message_chat(service, body, hints, name), 1)
-    is_kept = is_marked(body) and not hints.release
+    is_kept = is_marked(body) and not hints.follow_up.last
     answer = MessageAnswer(name, model, body, requests, tool_calls, is_kept, request.scope[DETAILS])
     form = stream_format(request.scope[REQUEST_ID])
     return await answered(service, request, requests, answer, body.stream, form)
@@ -48,11 +45,8 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountTokensBody, request: Request) -> TokenCount:
     """The number of tokens of the prompt of a conversation."""
-    service = service_of(request)
-    service.check_model(body.model)
-    check_extras(body, service.ignored)
+    service, _, hints = opened(body, request)
     check_message_fields(body)
-    hints = read_hints(body, request)
     counted = await service.prepare(request, lambda: _count_tokens(service, body, hints))
     return TokenCount(input_tokens=counted)
 
@@ -61,18 +55,14 @@ def make_message_chat(
     service: Service, body: MessagesBody, hints: RequestHints, name: str
 ) -> tuple[list[EngineRequest], ServerToolCalls]:
     """The request of a body, and the runner of its calls of server tools. Slow, as `make_chat`; `name` is the request's id."""
-    try:
+    with renamed(fields_of(body)):
         chat = chat_body(body)
         requests = make_chat(service, chat, hints, name)
         return requests, server_tool_calls(service, chat, requests, recorder(service, chat, hints))
-    except ApiError as error:
-        raise renamed(error, body) from error
 
 
 def _count_tokens(service: Service, body: CountTokensBody, hints: RequestHints) -> int:
     """The number of tokens of the prompt of a body, however long. Slow, as `make_chat`."""
-    try:
+    with renamed(fields_of(body)):
         [request] = rendered_chat(service, chat_body(body), hints, "count")
         return len(request.prompt_token_ids)
-    except ApiError as error:
-        raise renamed(error, body) from error

@@ -26,7 +26,7 @@ BACKGROUND = "jinfercept.background"
 """Key of a request's scope: the `BackgroundRun` of its response, if that is generated in the background."""
 EVENTS_NOT_KEPT = (
     "the events of this response are not kept here: it was created without stream, there was no room for them, "
-    "or another server generates it; fix: poll the response"
+    "or another server generated it; fix: poll the response"
 )
 _MOST_JOINED = 256
 """Maximum stored events that are sent at a time."""

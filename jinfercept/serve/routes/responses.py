@@ -3,8 +3,7 @@
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
@@ -17,15 +16,15 @@ from jinfercept.serve.http.event_stream import EventStream
 from jinfercept.serve.http.request_body import unless_disconnected
 from jinfercept.serve.protocols.answers import ServerToolCalls, UsageCount
 from jinfercept.serve.protocols.encoding import EncodedReply
-from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.errors import ApiError, renamed
 from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, Plain
 from jinfercept.serve.protocols.openai.logprobs import chat_logprobs, check_report
 from jinfercept.serve.protocols.openai.response_chat import (
+    FIELDS,
     REPORTS,
     chat_body,
     check_supported,
     messages_of,
-    renamed,
     truncated,
     wants_logprobs,
 )
@@ -48,10 +47,10 @@ from jinfercept.serve.protocols.openai.response_schemas import (
 from jinfercept.serve.protocols.openai.response_tools import ClientTools, FunctionTool, InputTool, ResponseToolChoice
 from jinfercept.serve.protocols.openai.response_tools import types_left_out as tool_types_left_out
 from jinfercept.serve.protocols.openai.response_writer import ResponseWriter
-from jinfercept.serve.protocols.schemas import check_extras, log_left_out
+from jinfercept.serve.protocols.schemas import log_left_out
 from jinfercept.serve.routes.chat_completions import make_chat, rendered_chat, server_tool_calls
-from jinfercept.serve.routes.conversations import item_page
-from jinfercept.serve.routes.engine_requests import RequestHints, read_hints
+from jinfercept.serve.routes.conversations import PageQuery, item_page
+from jinfercept.serve.routes.engine_requests import RequestHints, opened
 from jinfercept.serve.routes.guarded_route import GuardedRoute
 from jinfercept.serve.routes.response_run import (
     BACKGROUND,
@@ -68,19 +67,19 @@ from jinfercept.serve.state.store import ANSWERED, StoredResponse
 router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
 _CHARS_PER_TOKEN = 4
+_ECHOED = ("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "user")
+"""Fields of a response that its body has likewise."""
 
 
 @router.post("/v1/responses", response_model=ResponseObject)
 async def create_response(body: ResponsesBody, request: Request) -> Response:
     """Answer a whole conversation, or the continuation of a stored response. With `stream`, in typed server-sent events."""
-    service = service_of(request)
-    model = service.check_model(body.model)
-    check_extras(body, service.ignored)
+    service, model, hints = opened(body, request)
     check_supported(body)
     log_left_out("items", types_left_out(body.input), service.ignored)
     given_tools = [*(body.tools or ()), *tools_of_items(body.input)]
     log_left_out("tools", tool_types_left_out(given_tools), service.ignored)
-    tenant, state = tenant_of(request), service.state
+    tenant, state = hints.tenant, service.state
     previous = await _previous(service, body, tenant)
     referred = await state.items(references(body.input), tenant)
     name = f"resp_{uuid.uuid4().hex}"
@@ -89,9 +88,8 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     follows = body.previous_response_id
     try:
         if body.conversation_id:
-            number = 1 if isinstance(body.input, str) else len(body.input)
-            follows = await state.begin_turn(stored, body.conversation_id, number)
-        hints = replace(read_hints(body, request), follows=follows)
+            follows = await state.begin_turn(stored, body.conversation_id, len(body.input))
+        hints = hints._replace(follows=follows)
         generation = await _begun(service, body, request, model, stored, _num_bytes(previous), referred, hints)
     except BaseException:
         state.abandon(stored)
@@ -107,25 +105,21 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(body: InputTokensBody, request: Request) -> InputTokenCount:
     """The number of tokens of the prompt that a body of `/v1/responses` would have. Nothing is stored."""
-    service, tenant = service_of(request), tenant_of(request)
-    service.check_model(body.model)
-    check_extras(body, service.ignored)
+    service, _, hints = opened(body, request)
     check_supported(body)
     if body.conversation_id:
         raise ApiError.bad("conversation cannot be counted: its last response has usage", "conversation")
-    previous = await _previous(service, body, tenant)
-    referred = await service.state.items(references(body.input), tenant)
+    previous = await _previous(service, body, hints.tenant)
+    referred = await service.state.items(references(body.input), hints.tenant)
 
     def count() -> int:
         before = previous.conversation if previous else []
         items = [*before, *read_items(body.input, before, referred)]
         messages = messages_of(items, body.instructions)
-        try:
+        with renamed(FIELDS):
             chat = chat_body(body, messages, ClientTools(body.tools or (), items))
-            [made] = rendered_chat(service, chat, read_hints(body, request), "count")
+            [made] = rendered_chat(service, chat, hints, "count")
             return len(made.prompt_token_ids)
-        except ApiError as error:
-            raise renamed(error) from error
 
     counted = await service.prepare(request, count, 1, _num_bytes(previous))
     return InputTokenCount(object="response.input_tokens", input_tokens=counted)
@@ -159,9 +153,8 @@ async def _begun(
         stored.inputs = [*map(dict, own_items)]  # which the store keeps without what was computed of them
         return requests, tools, tool_calls
 
-    with service.room(stored.tenant, 1):
-        requests, tools, tool_calls = await service.prepare(request, make, num_bytes=num_bytes)
-        await service.state.begin(stored)
+    requests, tools, tool_calls = await service.prepare(request, make, 1, num_bytes)
+    await service.state.begin(stored)
     usage = UsageCount(requests, request.scope[DETAILS])
     writer = ResponseWriter(stored.response, usage, tools, tool_calls, _logprobs(service, body))
     stream = await service.submit(request, requests)
@@ -181,13 +174,11 @@ def _make_chat(
         chat = chat_body(body, messages, tools)
         return chat, make_chat(service, chat, hints, name)
 
-    try:
+    with renamed(FIELDS):
         chat, requests = truncated(messages, make) if body.truncation == "auto" else make(messages)
         best = (body.top_logprobs or 0) if wants_logprobs(body) else None
         check_report(requests, service.max_model_len, (), ("top_logprobs", best), copies=REPORTS)
         return requests, server_tool_calls(service, chat, requests, lambda completion: None)  # all turns are stored
-    except ApiError as error:
-        raise renamed(error) from error
 
 
 @router.get("/v1/responses/{response_id}", response_model=ResponseObject)
@@ -223,30 +214,21 @@ async def cancel_response(response_id: str, request: Request) -> Response:
     if not stored.response["background"]:
         raise ApiError.bad("only a response with background: true can be cancelled: close other connections")
     if stored.is_open:
-        if stored.background is None:
-            raise ApiError(
-                409, "another server generates this response; fix: cancel it there", code="not_generated_here"
-            )
+        assert stored.background is not None
         await stored.background.cancel()
         stored = await _stored(request, response_id)
     return reply(stored.response)
 
 
 @router.get("/v1/responses/{response_id}/input_items", response_model=ItemList)
-async def list_input_items(
-    response_id: str,
-    request: Request,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    order: Literal["asc", "desc"] = "desc",
-    after: str | None = None,
-) -> Response:
+async def list_input_items(response_id: str, request: Request, page: Annotated[PageQuery, Query()]) -> Response:
     """A page of the items of the conversation that a response answers, without instructions.
 
     A page has fewer items than `limit` if they are long.
     """
     service = service_of(request)
     stored = await service.state.find(response_id, tenant_of(request), whole=True)
-    return await service.prepare(request, lambda: item_page([*stored.before, *stored.inputs], limit, order, after))
+    return await service.prepare(request, lambda: item_page([*stored.before, *stored.inputs], page))
 
 
 async def _stored(request: Request, response_id: str) -> StoredResponse:
@@ -295,14 +277,11 @@ def _new_response(name: str, model: str, body: ResponsesBody, defaults: Sampling
         "background": bool(body.background),
         "error": None,
         "incomplete_details": None,
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": body.max_tool_calls,
+        **{name: getattr(body, name) for name in _ECHOED},
         "metadata": body.metadata or {},
         "model": model,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": body.previous_response_id,
         "conversation": {"id": body.conversation_id} if body.conversation_id else None,
         "reasoning": {
             "effort": reasoning.effort if reasoning else None,
@@ -319,7 +298,6 @@ def _new_response(name: str, model: str, body: ResponsesBody, defaults: Sampling
         "top_p": defaults.top_p if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",
         "usage": None,
-        "user": body.user,
     } | _call_lists(body)
 
 

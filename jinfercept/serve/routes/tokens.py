@@ -7,8 +7,8 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS, ChatBody, ReadMessage, ReadTool
-from jinfercept.serve.protocols.schemas import FIRST_ERROR, Body, Extensions, Text, TokenId
+from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, ReadMessage, ReadTool
+from jinfercept.serve.protocols.schemas import FIRST_ERROR, Body, Extensions, Messages, ModelName, Text, TokenId, Tools
 from jinfercept.serve.routes.chat_completions import rendered_chat
 from jinfercept.serve.routes.engine_requests import RequestHints, read_hints
 from jinfercept.serve.routes.guarded_route import GuardedRoute
@@ -20,10 +20,10 @@ router = APIRouter(route_class=GuardedRoute, tags=["tokens"])
 class TokenizeBody(Extensions):
     """A text, or a conversation that the chat template renders."""
 
-    model: Annotated[str, Field(max_length=1024)] | None = None
+    model: ModelName | None = None
     prompt: Text | None = None
-    messages: Annotated[list[ReadMessage], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR] | None = None
-    tools: Annotated[list[ReadTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    messages: Messages[ReadMessage] | None = None
+    tools: Tools[ReadTool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
@@ -42,7 +42,7 @@ class Tokenized(BaseModel):
 class DetokenizeBody(Body):
     """Tokens."""
 
-    model: Annotated[str, Field(max_length=1024)] | None = None
+    model: ModelName | None = None
     tokens: Annotated[list[TokenId], Field(max_length=2**22), FIRST_ERROR]
 
 

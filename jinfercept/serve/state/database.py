@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from sqlalchemy import URL, Connection, Engine, StaticPool, create_engine, event, inspect, make_url
-from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from jinfercept.errors import ConfigError
 from jinfercept.serve.protocols.errors import ApiError
@@ -31,9 +31,9 @@ _ONLY_READS = "jinfercept_only_reads"
 """Execution option of connections that write nothing."""
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
 """SQLite's errors of a full disk, of a quota, and of a limit of the size of files."""
-_SCHEME = re.compile(r"(postgres(ql)?|mysql|mariadb)(\+\w+)?:", re.IGNORECASE)
-"""Begins a URL, also one that lacks its slashes."""
-_FIX = "give a path, or sqlite:///PATH, or postgresql://USER:PASSWORD@HOST/DATABASE"
+_IS_URL = re.compile(r".*://|(postgres(ql)?|mysql|mariadb)(\+\w+)?:", re.IGNORECASE)
+"""A URL, also one that lacks its slashes."""
+_FIX = "give a path, or sqlite:///PATH, or postgresql://USER:PASSWORD@HOST/DATABASE; write an @ in a password as %40"
 _SHOWN = 4
 """Maximum tables in an error."""
 _WHY_CHARS = 300
@@ -106,7 +106,7 @@ class StateDatabase:
         try:
             with self._engine.begin() as connection:
                 self._create_in(connection)
-        except (ProgrammingError, IntegrityError):  # another server has created them meanwhile
+        except DBAPIError:  # another server has created them meanwhile, or is about to
             with self._engine.begin() as connection:
                 self._create_in(connection)
 
@@ -153,26 +153,22 @@ def _is_full(error: SQLAlchemyError) -> bool:
 
 
 def parse_url(url: str) -> URL:
-    """The URL of a database, with its driver, a path as an absolute one. Raises `ConfigError` for one that cannot be used."""
+    """The URL of a database, with its driver, a path as an absolute one.
+
+    Raises:
+        ConfigError: it cannot be used; the message has its scheme only, since any other part may be one of the password.
+    """
     try:
         url.encode()  # bytes of a flag that are not UTF-8 cannot be
-        is_url = "://" in url or _SCHEME.match(url)
-        parsed = make_url(url) if is_url else URL.create("sqlite", database=url)
+        parsed = make_url(url) if _IS_URL.match(url) else URL.create("sqlite", database=url)
     except (ArgumentError, ValueError):
-        raise ConfigError("state_url is not a URL", got="a text that cannot be parsed", fix=_FIX) from None
-    kind, path = parsed.drivername.partition("+")[0], parsed.database
-    if parsed.host is not None and "@" in parsed.host:  # a piece of the password
-        fix = "write an @ in a password as %40"
-        raise ConfigError("state_url has more than one @", got="a text that cannot be parsed", fix=fix)
-    if kind in ("postgresql", "postgres"):
+        parsed = URL.create("")
+    kind, path, host = parsed.drivername.partition("+")[0], parsed.database or "", parsed.host
+    if kind in ("postgresql", "postgres") and "@" not in (host or ""):
         return parsed.set(drivername="postgresql+psycopg")
-    if kind != "sqlite":
-        raise ConfigError("state_url names a database that is not supported", got=kind, fix=_FIX)
-    if not path or path == ":memory:" or path.startswith("file:"):
-        fix = "leave it out to store in memory, or give a path"
-        raise ConfigError("state_url names no file", got=url[:200], fix=fix)
-    if parsed.host is not None or parsed.query:
-        raise ConfigError("a SQLite URL may have only a path", got="a host, or parameters", fix=_FIX)
+    if kind != "sqlite" or host is not None or parsed.query or path in ("", ":memory:") or path.startswith("file:"):
+        got = kind or "a text that cannot be parsed"
+        raise ConfigError("state_url is no path, and no URL that is supported", got=got, fix=_FIX)
     return parsed.set(drivername="sqlite", database=os.path.abspath(path))  # a tool may change the directory
 
 

@@ -42,30 +42,27 @@ from jinfercept.serve.protocols.openai.response_items import Item
 TABLES = MetaData()
 _ID = String(64)
 ENTRIES = Table(
-    "jinfercept_entries",
+    "jinfercept_stored",
     TABLES,
     Column("id", _ID, primary_key=True),
     Column("tenant", _ID, nullable=False),
-    Column("previous", _ID, ForeignKey("jinfercept_entries.id"), index=True),  # the response that it continues
+    Column("previous", _ID, ForeignKey("jinfercept_stored.id"), index=True),  # the response that it continues
     Column("changed", Double, nullable=False),
     Column("expires", Double, nullable=False, index=True),  # 0: deleted, but others continue it
-    Column("deadline", Double, nullable=False),  # what is generated is lost after this time; 0: nothing is
     Column("num_bytes", BigInteger, nullable=False),
     Column("document", LargeBinary, nullable=False),
-    Index("ix_jinfercept_entries_age", "tenant", "changed", "num_bytes"),
+    Index("ix_jinfercept_stored_age", "tenant", "changed", "num_bytes"),
 )
 ITEMS = Table(
-    "jinfercept_items",
+    "jinfercept_stored_items",
     TABLES,
-    Column("owner", _ID, ForeignKey("jinfercept_entries.id", ondelete="CASCADE"), primary_key=True),
+    Column("owner", _ID, ForeignKey("jinfercept_stored.id", ondelete="CASCADE"), primary_key=True),
     Column("place", Integer, primary_key=True, autoincrement=False),  # negative for the input of a response
     Column("tenant", _ID, nullable=False),
     Column("name", _ID, nullable=False),  # `digest` of its id, which may have characters that a database refuses
     Column("document", LargeBinary, nullable=False),
-    Index("ix_jinfercept_items_name", "tenant", "name"),
+    Index("ix_jinfercept_stored_items_name", "tenant", "name"),
 )
-OPEN_S = 30.0
-"""Seconds after which something that is generated is lost, if its server has not extended them."""
 _MOST_LOADED_BYTES = 2**26
 """Maximum bytes of documents that one request loads."""
 _ENTRY_BYTES, _ITEM_BYTES = 1024, 256
@@ -87,25 +84,6 @@ class StateLimits(NamedTuple):
     most_entries_of_tenant: int | None = None
 
 
-class StateEntry(NamedTuple):
-    """A row of `ENTRIES`.
-
-    Attributes:
-        is_open: whether something is generated for it by a server that is not lost.
-    """
-
-    id: str
-    tenant: str
-    num_bytes: int
-    document: bytes
-    is_open: bool
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """The parsed document."""
-        return json.loads(self.document)
-
-
 class OwnItems(NamedTuple):
     """The items of an entry; a conversation has only outputs."""
 
@@ -124,20 +102,19 @@ class Entries:
 
     def __init__(self, connection: Connection, now_s: float, ttl_s: float) -> None:
         self._rows, self._now_s, self._ttl_s = connection, now_s, ttl_s
-        self._is_visible = (_E.expires > now_s) | (_E.deadline >= now_s)
+        self._is_visible = _E.expires > now_s
 
     # -- read ----------------------------------------------------------------------------------------------------------
 
-    def find(self, entry_id: str, tenant: str, *, lock: bool = False) -> StateEntry | None:
-        """An entry of a tenant; with `lock` no other transaction changes it before the end of this one."""
+    def find(self, entry_id: str, tenant: str, *, lock: bool = False) -> Row[Any] | None:
+        """The row of a tenant's entry; with `lock` no other transaction changes it before the end of this one."""
         if not _ENTRY_ID.fullmatch(entry_id):
             return None
         query = select(ENTRIES).where(_E.id == entry_id, _E.tenant == tenant, self._is_visible)
-        row = self._rows.execute(query.with_for_update() if lock else query).one_or_none()
-        return None if row is None else self._entry(row)
+        return self._rows.execute(query.with_for_update() if lock else query).one_or_none()
 
-    def chain(self, entry_id: str) -> list[StateEntry]:
-        """An entry and those that it continues, the youngest first. The tenant is not checked.
+    def chain(self, entry_id: str) -> Sequence[Row[Any]]:
+        """The rows of an entry and of those that it continues, the youngest first. The tenant is not checked.
 
         Raises:
             ApiError: 400 if they have too many bytes.
@@ -147,8 +124,7 @@ class Entries:
         earlier = select(*columns, links.c.link + 1).where(_E.id == links.c.previous, links.c.link < _MOST_LINKS)
         links = links.union_all(earlier)
         check_loaded(self._rows.scalar(select(func.sum(links.c.num_bytes))) or 0, "previous_response_id")
-        rows = self._rows.execute(select(ENTRIES).join(links, links.c.id == _E.id).order_by(links.c.link))
-        return [self._entry(row) for row in rows]
+        return self._rows.execute(select(ENTRIES).join(links, links.c.id == _E.id).order_by(links.c.link)).all()
 
     def items_of(self, owners: Collection[str]) -> dict[str, OwnItems]:
         """The items of entries, by the entries' ids."""
@@ -200,7 +176,6 @@ class Entries:
         *,
         first: int = 0,
         previous: str | None = None,
-        is_open: bool = False,
     ) -> None:
         """Insert an entry with items.
 
@@ -213,43 +188,35 @@ class Entries:
         document, (rows, num_bytes) = encode(body), self._item_rows(entry_id, tenant, items, first)
         num_bytes += _ENTRY_BYTES + len(document)
         row = {"id": entry_id, "tenant": tenant, "previous": previous, "num_bytes": num_bytes}
-        self._rows.execute(insert(ENTRIES), row | self._times(is_open) | {"document": document})
+        self._rows.execute(insert(ENTRIES), row | self._times() | {"document": document})
         self._add(rows)
 
-    def update(
-        self, entry: StateEntry, body: Mapping[str, Any], items: Sequence[Item] = (), *, first: int = 0, is_open: bool
-    ) -> None:
+    def update(self, entry: Row[Any], body: Mapping[str, Any], items: Sequence[Item] = (), *, first: int = 0) -> None:
         """Replace the document of an entry, and add items, the first one at the place `first`."""
         document, (rows, num_bytes) = encode(body), self._item_rows(entry.id, entry.tenant, items, first)
         num_bytes += len(document) - len(entry.document)
-        changed = {"document": document, "num_bytes": entry.num_bytes + num_bytes, **self._times(is_open)}
+        changed = {"document": document, "num_bytes": _E.num_bytes + num_bytes, **self._times()}
         self._rows.execute(update(ENTRIES).where(_E.id == entry.id).values(changed))
         self._add(rows)
 
     def delete(self, entry_id: str, tenant: str) -> None:
         """Delete an entry of a tenant; it remains, unseen, while others continue it."""
         mine = _E.id == entry_id, _E.tenant == tenant
-        self._rows.execute(update(ENTRIES).where(*mine).values(expires=0.0, deadline=0.0))
+        self._rows.execute(update(ENTRIES).where(*mine).values(expires=0.0))
         self._rows.execute(delete(ENTRIES).where(*mine, ~_is_continued()))
 
-    def delete_items(self, entry: StateEntry, item_id: str) -> StateEntry:
-        """Delete the items of an entry that have an id; returns the entry that is left."""
+    def delete_items(self, entry: Row[Any], item_id: str) -> None:
+        """Delete the items of an entry that have an id."""
         mine = _I.owner == entry.id, _I.name == digest(item_id)
         size = select(func.coalesce(func.sum(func.length(_I.document) + _ITEM_BYTES), 0)).where(*mine)
         freed = int(self._rows.scalar(size) or 0)
         self._rows.execute(delete(ITEMS).where(*mine))
-        return entry._replace(num_bytes=entry.num_bytes - freed)
+        self._rows.execute(update(ENTRIES).where(_E.id == entry.id).values(num_bytes=_E.num_bytes - freed))
 
     # -- kept and removed ----------------------------------------------------------------------------------------------
 
-    def tend(self, own: Sequence[str], limits: StateLimits) -> bool:
-        """Extend the entries for which something is generated here, and sweep; whether there may be more to remove.
-
-        An entry that its server has not extended in time is lost, and stays so.
-        """
-        for some in batched(own, _AT_ONCE):
-            mine = _E.id.in_(some), _E.deadline >= self._now_s
-            self._rows.execute(update(ENTRIES).where(*mine).values(deadline=self._now_s + OPEN_S))
+    def sweep(self, limits: StateLimits) -> bool:
+        """Remove what is deleted, has expired, or is beyond the limits; whether there may be more to remove."""
         self._shrink(limits)
         return self._remove()
 
@@ -264,13 +231,11 @@ class Entries:
             sizes = {tenant: int(size) for tenant, size in self._rows.execute(query)}
             for tenant, over in excess(sizes, most, most_of_tenant).items():
                 older = func.sum(measure).over(order_by=(_E.changed, _E.id)) - measure
-                idle = _E.tenant == tenant, _E.expires > 0, _E.deadline < self._now_s
-                ages = select(_E.id, older.label("older")).where(*idle).subquery()
+                ages = select(_E.id, older.label("older")).where(_E.tenant == tenant, _E.expires > 0).subquery()
                 oldest = select(ages.c.id).where(ages.c.older < over)
                 self._rows.execute(update(ENTRIES).where(_E.id.in_(oldest)).values(expires=0.0))
 
     def _remove(self) -> bool:
-        """Remove what is deleted or has expired; whether there may be more."""
         unneeded = select(_E.id, _E.previous).where(~self._is_visible, ~_is_continued())
         rows = first = self._rows.execute(unneeded.limit(_AT_ONCE)).all()
         while rows:  # then those that they continued
@@ -279,12 +244,8 @@ class Entries:
             rows = self._rows.execute(unneeded.where(_E.id.in_(earlier))).all()
         return bool(first)
 
-    def _entry(self, row: Row[Any]) -> StateEntry:
-        return StateEntry(row.id, row.tenant, row.num_bytes, row.document, row.deadline >= self._now_s)
-
-    def _times(self, is_open: bool) -> dict[str, float]:
-        deadline = self._now_s + OPEN_S if is_open else 0.0
-        return {"changed": self._now_s, "expires": self._now_s + self._ttl_s, "deadline": deadline}
+    def _times(self) -> dict[str, float]:
+        return {"changed": self._now_s, "expires": self._now_s + self._ttl_s}
 
     def _item_rows(
         self, owner: str, tenant: str, items: Sequence[Item], first: int

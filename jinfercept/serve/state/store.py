@@ -1,37 +1,42 @@
 """The stored state of a server: responses, conversations, and the events of responses in the background.
 
-A response is committed when it begins, before a client sees its id, and when it ends, before a client sees its end. Each use of
-a stored response asks the database whether it still exists, since another server may have deleted it. In the process are the
-responses that it generates, and the events of those in the background.
+A response is committed when it ends, before a client sees its end. One in the background is also committed when it begins, as
+failed: so it is found if this process ends before it does. Each use of a stored response asks the database whether it still
+exists, since another server may have deleted it. In the process are the responses that it generates, and the events of those in
+the background.
 """
 
 import asyncio
+import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
 
+from sqlalchemy import Row
 from sqlalchemy.exc import IntegrityError
 
 from jinfercept.sched.tenants import ExpiringEntries, Quota
-from jinfercept.serve.protocols.encoding import encode
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.response_items import Item
 from jinfercept.serve.state import conversations
 from jinfercept.serve.state.database import NUM_CONNECTIONS, StateDatabase, unavailable
-from jinfercept.serve.state.entries import OPEN_S, Entries, OwnItems, StateEntry
+from jinfercept.serve.state.entries import Entries, OwnItems
 from jinfercept.serve.state.tenant_pool import TenantPool
 
 _OPEN = ("queued", "in_progress")
 """Statuses of responses that are generated."""
 ANSWERED = ("completed", "incomplete")
 """Statuses of responses that a follow-up can continue."""
-_LOST = {"code": "server_lost", "message": "the server that generated it has ended, or had lost the database"}
+_LOST = {
+    "code": "server_lost",
+    "message": "the server that generated it has ended before it, or another server still does",
+}
+"""The error of a response in the background, until the server that generates it commits its end."""
 _PER_KEY, _MOST_WAITING = 3, 256
 """Transactions of one key that run, and that wait."""
-_UPKEEP_S = OPEN_S / 3
 _UPKEEP = "upkeep"
 """Tenant of the upkeep, which takes turns with the API keys."""
 _SWEEP_S = 1.0
@@ -80,6 +85,7 @@ class StoredResponse:
     inputs: Sequence[Item] = ()
     background: BackgroundRuns | None = None
     finishing: asyncio.Task[None] | None = None
+    is_deleted: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -112,9 +118,8 @@ class StateStore:
         self.open: dict[str, StoredResponse] = {}
         quota = Quota(_MOST_RUNS, _MOST_EVENT_BYTES)
         self.events = ExpiringEntries[BackgroundRuns](quota, database.limits.ttl_s, time.monotonic)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._upkeep: asyncio.Task[None] | None = None
-        self._written = asyncio.Event()  # since the last sweep
+        self._finishing: set[asyncio.Task[None]] = set()
+        self._sweeping: asyncio.Task[None] | None = None  # that has not begun
         self._closed = False
 
     async def run[T](self, tenant: str, work: Callable[[Entries], T], num_bytes: int = 0, *, writes: bool = True) -> T:
@@ -141,8 +146,7 @@ class StateStore:
             if not done:  # else the event loop was held up
                 raise unavailable() from error
         if writes and tenant != _UPKEEP:
-            self._written.set()
-            self.start()
+            self._sweeping = self._sweeping or asyncio.ensure_future(self._sweep())
         return done[0]
 
     # -- found ---------------------------------------------------------------------------------------------------------
@@ -162,16 +166,19 @@ class StateStore:
         """A response of a tenant.
 
         Args:
-            whole: whether with all responses that it continues.
+            whole: whether with the items of all responses that it continues.
 
         Raises:
             ApiError: 404; 400 if they are too long to load.
         """
         opened = self.open.get(response_id)
-        if opened is not None and opened.tenant == tenant and opened.finishing is not None:
-            await asyncio.wait((opened.finishing,), timeout=_RETRY_S)
+        if opened is not None and opened.tenant == tenant and opened.response.get("store"):
+            if opened.finishing is not None:
+                await asyncio.wait((opened.finishing,), timeout=_RETRY_S)
+            if self.open.get(response_id) is opened:
+                return opened
 
-        def read(entries: Entries) -> list[tuple[StateEntry, OwnItems]]:
+        def read(entries: Entries) -> list[tuple[Row[Any], OwnItems]]:
             entry = entries.find(response_id, tenant)
             if entry is None or not response_id.startswith("resp_"):
                 raise ApiError(404, f"no response has the id {response_id[:200]!r}", code="response_not_found")
@@ -179,17 +186,11 @@ class StateStore:
             items = entries.items_of([link.id for link in chain])
             return [(link, items[link.id]) for link in chain]
 
-        rows = await self.run(tenant, read, writes=False)
-        opened = self.open.get(response_id)
-        if opened is not None and rows[0][0].is_open:
-            return opened
-        (entry, items), *earlier = rows
-        response = entry.body | {"output": items.outputs}
-        if response["status"] in _OPEN and not entry.is_open:
-            response |= {"status": "failed", "error": _LOST, "completed_at": response["created_at"]}
+        (entry, own), *earlier = await self.run(tenant, read, writes=False)
+        response = json.loads(entry.document) | {"output": own.outputs}
+        before = [item for _, items in reversed(earlier) for item in (*items.inputs, *items.outputs)]
         run = self.events.use(entry.id) if response["background"] else None
-        before = [item for _, link in reversed(earlier) for item in (*link.inputs, *link.outputs)]
-        return StoredResponse(entry.id, tenant, response=response, before=before, inputs=items.inputs, background=run)
+        return StoredResponse(entry.id, tenant, response=response, before=before, inputs=own.inputs, background=run)
 
     async def items(self, item_ids: Collection[str], tenant: str) -> dict[str, Item]:
         """Items of a tenant's responses and conversations by their ids, the oldest one of each id. Raises 404."""
@@ -197,59 +198,48 @@ class StateStore:
             return {}
         items = await self.run(tenant, lambda entries: entries.items_named(tenant, item_ids), writes=False)
         if missing := set(item_ids) - items.keys():
-            opened = [stored.response for stored in self.open.values() if stored.tenant == tenant]
-            outputs = [response["output"] for response in opened if response.get("store")]
-            items |= {item["id"]: item for output in outputs for item in output if item["id"] in missing}
+            mine = [stored for stored in self.open.values() if stored.tenant == tenant and stored.response.get("store")]
+            parts = [(*stored.inputs, *stored.response["output"]) for stored in mine]
+            items |= {item["id"]: item for part in parts for item in part if item["id"] in missing}
         for item_id in item_ids:
             if item_id not in items:
                 raise ApiError(404, f"no item has the id {item_id[:200]!r}", param="input", code="item_not_found")
         return items
 
-    # -- written -------------------------------------------------------------------------------------------------------
+    # -- generated -----------------------------------------------------------------------------------------------------
+
+    def check_unlocked(self, conversation_id: str, tenant: str) -> None:
+        """Raise 409 while a response is generated in a conversation of a tenant. OpenAI's clients retry after it."""
+        if any(stored.conversation_id == conversation_id and stored.tenant == tenant for stored in self.open.values()):
+            message = "another response is being generated in this conversation; fix: retry when it has ended"
+            retry = {"Retry-After": "1"}
+            raise ApiError(409, message, param="conversation", code="conversation_locked", headers=retry)
 
     async def begin_turn(self, stored: StoredResponse, talk: str, number: int) -> str | None:
         """Begin a response in its conversation, of which it gets the items; returns the last response of that.
 
-        `abandon` or `begin` follows. See `conversations.begin_turn`.
+        No other one begins there before it ends. `abandon` or `begin` follows. See `conversations.begin_turn`.
         """
+        self.check_unlocked(talk, stored.tenant)
         self.open[stored.name] = stored
-        try:
-            stored.before, last = await self.run(
-                stored.tenant,
-                lambda entries: conversations.begin_turn(entries, stored.tenant, talk, stored.name, number),
-            )
-            return last
-        except ApiError as error:
-            if error.status_code < 500:
-                del self.open[stored.name]  # nothing is written
-            raise
+        stored.before, last = await self.run(
+            stored.tenant, lambda entries: conversations.begin_turn(entries, stored.tenant, talk, number), writes=False
+        )
+        return last
 
     async def begin(self, stored: StoredResponse) -> None:
-        """Commit a response that begins, if it is stored; `abandon`, or `finish` or `end`, follows.
+        """Count a response as begun, if it is stored; commit one in the background. `abandon`, `finish` or `end` follows.
 
         Raises:
-            ApiError: 404 if the response that it continues is gone, 429 if too many are in the background, 503.
+            ApiError: 429 if too many are in the background; 503 or 404 as `finish` does.
         """
-        response, tenant = stored.response, stored.tenant
-        if not response["store"]:
-            return
-        if response["background"]:
-            self._check_background(tenant)
-        self.open[stored.name] = stored
-        previous = response["previous_response_id"]
-
-        def insert(entries: Entries) -> None:
-            first = -len(stored.inputs)
-            try:
-                entries.insert(
-                    stored.name, tenant, response, stored.inputs, first=first, previous=previous, is_open=True
-                )
-            except IntegrityError:
-                message, field_name = f"no response has the id {previous!r}", "previous_response_id"
-                code = "previous_response_not_found"
-                raise ApiError(404, message, param=field_name, code=code) from None
-
-        await self.run(tenant, insert, stored.body_bytes)
+        if stored.response["background"]:
+            self._check_background(stored.tenant)
+        if stored.response["store"]:
+            self.open[stored.name] = stored
+        if stored.response["background"] and self._database.outlives:
+            lost = {**stored.response, "status": "failed", "error": _LOST}
+            await self.run(stored.tenant, lambda entries: _insert(entries, stored, lost), stored.body_bytes)
 
     def _check_background(self, tenant: str) -> None:
         of_tenant = [stored for stored in self.open.values() if stored.tenant == tenant]
@@ -266,25 +256,13 @@ class StateStore:
 
     def abandon(self, stored: StoredResponse) -> None:
         """Undo `begin_turn` and `begin` for a response that is not generated."""
-
-        def undo(entries: Entries) -> None:
-            if stored.conversation_id is not None:
-                conversations.end_turn(entries, stored.tenant, stored.conversation_id, stored.name, ())
-            entries.delete(stored.name, stored.tenant)
-
-        async def undone() -> None:
-            try:
-                await self.run(stored.tenant, undo)
-            finally:
-                self.open.pop(stored.name, None)  # what is left is lost after its deadline
-
-        if stored.name in self.open:
-            self._begin_task(undone())
+        if self.open.pop(stored.name, None) is not None and stored.response.get("background"):
+            self._at_close(self.run(stored.tenant, lambda entries: entries.delete(stored.name, stored.tenant)))
 
     async def finish(self, stored: StoredResponse) -> None:
         """Commit a final response, and its items to its conversation.
 
-        Raises `ApiError`: 503 `state_unavailable`, `state_full` or `server_lost`.
+        Raises `ApiError`: 503 `state_unavailable` or `state_full`; 404 if the response that it continues is gone.
         """
         self.end(stored)
         if stored.name in self.open and stored.finishing is not None:
@@ -293,11 +271,20 @@ class StateStore:
     def end(self, stored: StoredResponse) -> None:
         """Commit the end of a response behind its last event, if `finish` was not called."""
         if stored.name in self.open and stored.finishing is None:
-            stored.finishing = self._begin_task(self._commit(stored))
+            stored.finishing = self._at_close(self._commit(stored))
+
+    def _at_close(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin work for which `close` waits."""
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(_note_failure)
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+        return task
 
     async def delete(self, response_id: str, tenant: str) -> StoredResponse:
         """Delete a response of a tenant. Raises 404."""
         stored = await self.find(response_id, tenant)
+        stored.is_deleted = True
         await self.run(tenant, lambda entries: entries.delete(response_id, tenant))
         self.events.remove(response_id)
         return stored
@@ -313,62 +300,53 @@ class StateStore:
                         raise
                 await asyncio.sleep(_RETRY_S)
         finally:
-            self.open.pop(stored.name, None)  # what is still open is lost after its deadline
-
-    def _begin_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
-        return task
-
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("the end of a response is not stored: %s", error)
+            self.open.pop(stored.name, None)
 
     # -- upkeep --------------------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Begin the upkeep, which extends deadlines and removes what has expired, unless it runs."""
-        if self._upkeep is None and not self._closed:
-            self._upkeep = asyncio.ensure_future(self._keep())
 
     async def close(self, timeout_s: float) -> None:
         """Wait until the ends of responses are committed, and end the threads."""
         self._closed = True
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=timeout_s)
-        if self._upkeep is not None:
-            self._upkeep.cancel()
+        if self._finishing:
+            await asyncio.wait(set(self._finishing), timeout=timeout_s)
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         self._threads.close()
 
-    async def _keep(self) -> None:
-        while True:
-            self._written.clear()
-            with suppress(ApiError):  # it is logged
-                while await self.run(_UPKEEP, lambda entries: entries.tend(self._open_names(), self._database.limits)):
-                    pass
-            await asyncio.sleep(_SWEEP_S)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._written.wait(), _UPKEEP_S)
+    async def _sweep(self) -> None:
+        """Remove what expires, and what is beyond the limits; once for all that is written within a second."""
+        await asyncio.sleep(_SWEEP_S)
+        self._sweeping = None
+        with suppress(ApiError):  # it is logged
+            while await self.run(_UPKEEP, lambda entries: entries.sweep(self._database.limits)):
+                pass
 
-    def _open_names(self) -> list[str]:
-        """Ids of the responses that are generated here, and of their conversations."""
-        talks = [stored.conversation_id for stored in self.open.values() if stored.conversation_id is not None]
-        return [*self.open, *talks]
+
+def _note_failure(finishing: asyncio.Task[None]) -> None:
+    if not finishing.cancelled() and (error := finishing.exception()) is not None:
+        log.warning("the end of a response is not stored: %s", error)
 
 
 def _settle(entries: Entries, stored: StoredResponse) -> None:
-    """Write a final response, if it is not deleted, and add its items to its conversation. Raises 503 if it is lost."""
-    response, is_kept = stored.response, True
-    entry = entries.find(stored.name, stored.tenant, lock=True) if response["store"] else None
-    body = response | {"output": []}
-    if entry is not None and not entry.is_open:
-        is_kept = entry.document == encode(body)  # an earlier attempt was committed
-    elif entry is not None:
-        entries.update(entry, body, response["output"], is_open=False)
-    if is_kept and stored.conversation_id is not None:
-        items = [*stored.inputs, *response["output"]] if response["status"] in ANSWERED else []
-        is_kept = conversations.end_turn(entries, stored.tenant, stored.conversation_id, stored.name, items)
-    if not is_kept:
-        raise ApiError(503, _LOST["message"], code=_LOST["code"])
+    """Write a final response, unless it is deleted or an earlier attempt has written it; its items to its conversation too."""
+    response = stored.response
+    if response["store"] and not stored.is_deleted:
+        entry = entries.find(stored.name, stored.tenant)
+        if entry is None:
+            _insert(entries, stored, response, response["output"])
+        elif json.loads(entry.document)["error"] == _LOST:
+            entries.update(entry, response | {"output": []}, response["output"])
+    if stored.conversation_id is not None and response["status"] in ANSWERED:
+        items = [*stored.inputs, *response["output"]]
+        conversations.end_turn(entries, stored.tenant, stored.conversation_id, stored.name, items)
+
+
+def _insert(entries: Entries, stored: StoredResponse, response: Mapping[str, Any], output: Sequence[Item] = ()) -> None:
+    """Insert a response with its own items. Raises 404 if the response that it continues is gone."""
+    body, previous = {**response, "output": []}, response["previous_response_id"]
+    items, first = [*stored.inputs, *output], -len(stored.inputs)
+    try:
+        entries.insert(stored.name, stored.tenant, body, items, first=first, previous=previous)
+    except IntegrityError:
+        message, field_name = f"no response has the id {previous!r}", "previous_response_id"
+        raise ApiError(404, message, param=field_name, code="previous_response_not_found") from None

@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
+from jinfercept.chat.tokenizer.special_token_names import Rendered
 from jinfercept.chat.tokenizer.special_tokens import cutting_names
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import RequestError
@@ -131,7 +132,7 @@ def check(tokenizer: Tokenizer, random: Random, rounds: int) -> int:
         for _ in range(3):
             text = "".join(texts)
             breaks = drawn_breaks(random, text) if random.random() < 0.5 else []
-            segments = tokenizer.segments(text, breaks)
+            segments = tokenizer.segments(Rendered(text, tuple(breaks)))
             number += len(segments)
             assert [id_ for ids in tokenizer.encode_segments(segments) for id_ in ids] == whole(tokenizer, text, breaks)
             texts[random.randrange(len(texts))] += drawn_text(random)

@@ -166,9 +166,9 @@ def test_options_say_all() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (HostOptions("a:1"), "several hosts need --num-hosts and --host-id"),
-        (HostOptions("a:1", 2), "several hosts need --host-id; got none"),
-        (HostOptions(num_hosts=3), "several hosts need --coordinator and --host-id"),
+        (HostOptions("a:1"), "several hosts need three options"),
+        (HostOptions("a:1", 2), "got one or two of them; fix: give --coordinator"),
+        (HostOptions(num_hosts=3), "several hosts need three options"),
         (HostOptions("a:1", 2, 2), "--host-id must be below --num-hosts; got host 2 of 2"),
         (HostOptions("a", 2, 1), "--coordinator must be the address and a port of host 0; got a"),
         (HostOptions("a:65535", 2, 1), "a port up to 65534"),

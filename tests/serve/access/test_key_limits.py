@@ -179,14 +179,14 @@ def test_a_key_has_so_many_requests_in_progress(limited: Running) -> None:
 def test_responses_that_are_being_stored_count_as_in_progress(
     limited: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin, begun, go = limited.service.state.begin, threading.Semaphore(0), threading.Event()
+    finish, begun, go = limited.service.state.finish, threading.Semaphore(0), threading.Event()
 
     async def slowly(stored: StoredResponse) -> None:
         begun.release()
         await asyncio.to_thread(go.wait)
-        await begin(stored)
+        await finish(stored)
 
-    monkeypatch.setattr(limited.service.state, "begin", slowly)
+    monkeypatch.setattr(limited.service.state, "finish", slowly)
     with as_key(limited, "few") as http, ThreadPoolExecutor() as threads:
         try:
             body = {"input": "Hi", "max_output_tokens": 16}

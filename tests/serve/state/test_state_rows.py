@@ -1,18 +1,14 @@
 """Rows of the stored state: two servers on one database, in any order, and limits."""
 
-import threading
 import uuid
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import IntegrityError
 
-from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.response_items import new_item
-from jinfercept.serve.state import conversations
 from jinfercept.serve.state.database import StateDatabase
 from jinfercept.serve.state.entries import Entries, StateLimits, excess
 
@@ -36,7 +32,7 @@ def add(database: StateDatabase, tenant: str, previous: str | None = None, text:
 
 
 def sweep(database: StateDatabase, limits: StateLimits = NO_LIMITS) -> None:
-    while database.transact(lambda entries: entries.tend((), limits)):
+    while database.transact(lambda entries: entries.sweep(limits)):
         pass
 
 
@@ -67,7 +63,7 @@ def test_chains_stay_whole_whatever_two_servers_add_delete_and_sweep(
 
         def read(entries: Entries) -> dict[str, list[str]]:
             readable = [name for name in chains if entries.find(name, tenant)]
-            return {name: [entry.id for entry in entries.chain(name)] for name in readable}
+            return {name: [row.id for row in entries.chain(name)] for name in readable}
 
         assert database.transact(read) == chains
     every = {name for chain in chains.values() for name in chain}
@@ -86,38 +82,6 @@ def test_a_response_that_continues_one_that_is_gone_is_refused(
             entries.insert(f"resp_{'1' * 32}", "me", {}, previous=f"resp_{'0' * 32}")
 
     databases[0].transact(insert)
-
-
-def test_an_open_entry_is_lost_unless_its_server_extends_it(databases: tuple[StateDatabase, StateDatabase]) -> None:
-    tenant, name = uuid.uuid4().hex, f"resp_{uuid.uuid4().hex}"
-    talk = databases[0].transact(lambda entries: conversations.create(entries, tenant, 1, {}, ()))["id"]
-
-    def begin(entries: Entries) -> None:
-        entries.insert(name, tenant, {"id": name}, is_open=True)
-        conversations.begin_turn(entries, tenant, talk, name, 1)
-
-    def after(seconds: float, own: tuple[str, ...]) -> Any:
-        def work(entries: Entries) -> Any:
-            entries._now_s += seconds
-            entries.tend(own, NO_LIMITS)
-            return entries.find(name, tenant)
-
-        return databases[1].transact(work)
-
-    databases[0].transact(begin)
-    assert after(20.0, (name, talk)).is_open
-    with pytest.raises(ApiError, match="another response is being generated"):
-        databases[1].transact(lambda entries: conversations.begin_turn(entries, tenant, talk, "other", 1))
-    assert after(40.0, ()).is_open, "extended before"
-    assert not after(200.0, (name, talk)).is_open, "too late"
-
-    def begin_late(entries: Entries) -> Any:
-        entries._now_s += 200.0
-        return conversations.begin_turn(entries, tenant, talk, "other", 1)
-
-    assert databases[1].transact(begin_late) == ([], None)
-    late = databases[0].transact(lambda entries: conversations.end_turn(entries, tenant, talk, name, ()))
-    assert not late, "another response has begun meanwhile"
 
 
 def test_beyond_a_limit_a_key_loses_its_oldest_and_modest_keys_nothing(
@@ -158,35 +122,3 @@ def test_excess_makes_all_fit_and_takes_nothing_from_who_holds_an_equal_share(
             assert kept[tenant] == size
     if own is None and over:
         assert sum(kept.values()) > most - len(sizes)  # and no more than needed
-
-
-def test_turns_of_two_servers_at_once_follow_one_another(databases: tuple[StateDatabase, StateDatabase]) -> None:
-    tenant = uuid.uuid4().hex
-    talk = databases[0].transact(lambda entries: conversations.create(entries, tenant, 1, {}, ()))["id"]
-    seen: list[list[str]] = []
-
-    def converse(place: int) -> None:
-        for turn in range(5):
-            name, database = f"{place}-{turn}", databases[place]
-            while True:
-                try:
-                    items, _ = database.transact(
-                        lambda entries, name=name: conversations.begin_turn(entries, tenant, talk, name, 1)
-                    )
-                    break
-                except ApiError:  # locked
-                    continue
-            seen.append([item["name"] for item in items])
-            item = new_item("message", name=name)
-            database.transact(
-                lambda entries, name=name, item=item: conversations.end_turn(entries, tenant, talk, name, [item])
-            )
-
-    clients = [threading.Thread(target=converse, args=(place,)) for place in (0, 1)]
-    for client in clients:
-        client.start()
-    for client in clients:
-        client.join()
-    assert sorted(map(len, seen)) == list(range(10))
-    longest = max(seen, key=len)
-    assert all(names == longest[: len(names)] for names in seen)

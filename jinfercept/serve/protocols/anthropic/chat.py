@@ -25,10 +25,14 @@ from jinfercept.serve.protocols.anthropic.schemas import (
     text_block,
 )
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.openai.chat_schemas import MAX_MESSAGES, ChatBody, Plain
-from jinfercept.serve.protocols.schemas import Extensions, ResponseFormat
+from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, Plain
+from jinfercept.serve.protocols.schemas import MAX_MESSAGES, Extensions, ResponseFormat
 
-_FIELDS = {"max_completion_tokens": "max_tokens", "response_format": "output_config.format", "stop": "stop_sequences"}
+_FIELDS: Mapping[str | None, str] = {
+    "max_completion_tokens": "max_tokens",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+}
 """Fields of `/v1/messages` by the chat's field with the same meaning."""
 _UNSUPPORTED = ("compaction", "container", "mcp_servers", "thread")
 """Fields of Anthropic's protocol that are not supported; others without a meaning here are ignored."""
@@ -73,12 +77,9 @@ def _blocks_of(body: CountTokensBody) -> Iterator[Any]:
                 yield from block.content
 
 
-def renamed(error: ApiError, body: CountTokensBody) -> ApiError:
-    """An error about a chat, with the field of `/v1/messages`."""
-    error.param = _FIELDS.get(error.param, error.param) if error.param else None
-    if body.output_format is not None and error.param == _FIELDS["response_format"]:
-        error.param = "output_format"
-    return error
+def fields_of(body: CountTokensBody) -> Mapping[str | None, str]:
+    """The fields of a body by the chat's field with the same meaning."""
+    return _FIELDS if body.output_format is None else {**_FIELDS, "response_format": "output_format"}
 
 
 def chat_body(body: CountTokensBody) -> ChatBody:

@@ -6,20 +6,26 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from jinfercept.serve.protocols.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS
 from jinfercept.serve.protocols.schemas import (
-    FIRST_ERROR,
-    MAX_STOPS,
     Body,
     Extensions,
+    Fraction,
+    Keyword,
+    Messages,
+    ModelName,
+    Name,
     OutputPart,
+    Parts,
+    Positive,
+    ShortText,
+    Stops,
+    Temperature,
     Text,
-    TypeName,
+    Tools,
+    TopK,
     type_of,
 )
 
-_NAME = Annotated[str, Field(min_length=1, max_length=256)]
-_MAX_BLOCKS = 4096
 _LEAST_BUDGET = 1024
 """Least `budget_tokens`, as in Anthropic's protocol."""
 
@@ -98,8 +104,8 @@ class ToolUseBlock(_MarkedPart):
     """A call in an assistant's message. Models may write arguments that are no object."""
 
     type: Literal["tool_use"]
-    id: _NAME
-    name: _NAME
+    id: Name
+    name: Name
     input: Any
 
 
@@ -157,7 +163,7 @@ class ToolReferenceBlock(_MarkedPart):
     """A deferred tool that a search has found; the model reads its declaration here."""
 
     type: Literal["tool_reference"]
-    tool_name: _NAME
+    tool_name: Name
 
 
 class OtherResultBlock(OutputPart, _MarkedPart):
@@ -189,8 +195,8 @@ class ToolResultBlock(_MarkedPart):
     """The result of a call."""
 
     type: Literal["tool_result"]
-    tool_use_id: _NAME
-    content: Text | Annotated[list[_ResultBlock], Field(max_length=_MAX_BLOCKS), FIRST_ERROR] | None = None
+    tool_use_id: Name
+    content: Text | Parts[_ResultBlock] | None = None
     is_error: bool | None = None
 
 
@@ -211,7 +217,7 @@ class InputMessage(Body):
     """A message of a conversation; one of the system stands in the turn of the user."""
 
     role: Literal["user", "assistant", "system"]
-    content: Text | Annotated[list[ContentBlock], Field(max_length=_MAX_BLOCKS), FIRST_ERROR]
+    content: Text | Parts[ContentBlock]
 
     @property
     def blocks(self) -> list[ContentBlock]:
@@ -227,7 +233,7 @@ class InputTool(_MarkedPart):
     """
 
     type: Literal["custom"] | None = None
-    name: _NAME
+    name: Name
     description: Text | None = None
     input_schema: dict[str, Any]
     defer_loading: bool | None = None
@@ -236,7 +242,7 @@ class InputTool(_MarkedPart):
 class ProviderTool(_MarkedPart):
     """A tool of a type that is not supported, as those that Anthropic runs: it is left out."""
 
-    type: TypeName
+    type: ShortText
 
 
 def _tool_kind(tool: Any) -> str:
@@ -256,7 +262,7 @@ class MessagesToolChoice(Body):
     """Which tools the model may call or has to call."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: _NAME | None = None
+    name: Name | None = None
     disable_parallel_tool_use: bool | None = None
 
     @model_validator(mode="after")
@@ -271,7 +277,7 @@ class ThinkingConfig(Body):
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: Annotated[int, Field(ge=_LEAST_BUDGET)] | None = None
-    display: Annotated[str, Field(max_length=64)] | None = None
+    display: Keyword | None = None
 
     @model_validator(mode="after")
     def _has_a_budget(self) -> Self:
@@ -290,7 +296,7 @@ class OutputFormat(Body):
 class OutputConfig(Body):
     """Form of the answer, and the effort to reason, of which a template may know some."""
 
-    effort: Annotated[str, Field(max_length=64)] | None = None
+    effort: Keyword | None = None
     format: OutputFormat | None = None
 
 
@@ -307,10 +313,10 @@ class CountTokensBody(Extensions):
         output_format: the older name of the format in `output_config`.
     """
 
-    model: Annotated[str, Field(max_length=1024)] | None = None
-    messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
-    system: Text | Annotated[list[TextBlock], Field(max_length=_MAX_BLOCKS), FIRST_ERROR] | None = None
-    tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    model: ModelName | None = None
+    messages: Messages[InputMessage]
+    system: Text | Parts[TextBlock] | None = None
+    tools: Tools[_Tool] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
@@ -322,12 +328,12 @@ class CountTokensBody(Extensions):
 class MessagesBody(CountTokensBody):
     """A conversation, and the parameters of its answer."""
 
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Positive
     stream: bool | None = None
-    temperature: Annotated[float, Field(ge=0, le=1e6)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    stop_sequences: Annotated[list[Text], Field(max_length=MAX_STOPS), FIRST_ERROR] | None = None
+    temperature: Temperature | None = None
+    top_p: Fraction | None = None
+    top_k: TopK | None = None
+    stop_sequences: Stops | None = None
     metadata: RequestMetadata | None = None
 
 

@@ -11,20 +11,25 @@ from pydantic_core import PydanticCustomError
 from jinfercept.serve.protocols.schemas import (
     FIRST_ERROR,
     Body,
+    ChoiceObject,
+    CompletionObject,
+    Keyword,
+    Messages,
+    Name,
+    Natural,
+    NumBest,
     OutputPart,
+    Parts,
+    Positive,
     SamplingBody,
+    ShortText,
     Text,
     TokenId,
-    Usage,
+    Tools,
     read_file,
     type_of,
 )
 from jinfercept.values import json_object
-
-MAX_MESSAGES = 16384
-MAX_TOOLS = 512
-_NAME = Annotated[str, Field(min_length=1, max_length=256)]
-
 
 CUSTOM_INPUT: Mapping[str, Any] = {
     "type": "object",
@@ -105,7 +110,7 @@ class ThinkingPart(Body):
     """A part of an assistant's content: reasoning, as Mistral's clients send it."""
 
     type: Literal["thinking"]
-    thinking: Text | Annotated[list[TextPart], Field(max_length=4096), FIRST_ERROR]
+    thinking: Text | Parts[TextPart]
 
     @property
     def thought(self) -> str:
@@ -118,14 +123,14 @@ _Part = Annotated[TextPart | RefusalPart | ThinkingPart, Field(discriminator="ty
 class CalledFunction(Body):
     """The function of a call, with its arguments as JSON."""
 
-    name: _NAME
+    name: Name
     arguments: Text | None = None
 
 
 class ToolCall(Body):
     """A call in an assistant's message."""
 
-    id: Annotated[str, Field(max_length=256)] | None = None
+    id: ShortText | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -134,12 +139,12 @@ class Message(Body):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[_Part], Field(max_length=4096), FIRST_ERROR] | None = None
-    name: Annotated[str, Field(max_length=256)] | None = None
+    content: Text | Parts[_Part] | None = None
+    name: ShortText | None = None
     tool_calls: (
         Annotated[list[Annotated[ToolCall, BeforeValidator(called)]], Field(max_length=1024), FIRST_ERROR] | None
     ) = None
-    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    tool_call_id: ShortText | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -172,7 +177,7 @@ def _note(part: Any) -> Any:
 class Function(Body):
     """Declaration of a function."""
 
-    name: _NAME
+    name: Name
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -192,7 +197,7 @@ class ToolDeclaration(Body):
 class NamedFunction(Body):
     """Name of a function."""
 
-    name: _NAME
+    name: Name
 
 
 class NamedTool(Body):
@@ -215,7 +220,7 @@ class AllowedFunctions(Body):
     """
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[Annotated[NamedTool, BeforeValidator(chosen)]], Field(max_length=MAX_TOOLS), FIRST_ERROR]
+    tools: Tools[Annotated[NamedTool, BeforeValidator(chosen)]]
 
 
 class AllowedTools(Body):
@@ -244,18 +249,18 @@ class ChatBody(SamplingBody):
         max_tool_calls: calls of the server's tools that are run.
     """
 
-    messages: Annotated[list[ReadMessage], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    messages: Messages[ReadMessage]
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    max_tool_calls: Annotated[int, Field(ge=0)] | None = None
-    tools: Annotated[list[ReadTool], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    top_logprobs: NumBest | None = None
+    max_tool_calls: Natural | None = None
+    tools: Tools[ReadTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ReadChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
-    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+    reasoning_effort: Keyword | None = None
 
 
 class TopLogprob(BaseModel):
@@ -288,26 +293,17 @@ class Answer(BaseModel):
     tool_calls: list[ToolCall] | None = None
 
 
-class ChatChoice(BaseModel):
+class ChatChoice(ChoiceObject):
     """One of `n` answers."""
 
-    index: int
     message: Answer
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
-    stop_reason: str | int | None = None
-    token_ids: list[TokenId] | None = None
-    routed_experts: str | None = None
 
 
-class ChatCompletion(BaseModel):
-    """The answer; with `stream` it comes in chunks, as server-sent events."""
+class ChatCompletion(CompletionObject):
+    """The answer."""
 
-    id: str
     object: Literal["chat.completion"]
-    created: int
-    model: str
     choices: list[ChatChoice]
-    usage: Usage
-    jinfercept: dict[str, Any] | None = None
     prompt_token_ids: list[TokenId] | None = None

@@ -4,7 +4,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from jinfercept.serve.protocols.schemas import FIRST_ERROR, SamplingBody, Text, TokenId, Usage
+from jinfercept.serve.protocols.schemas import (
+    FIRST_ERROR,
+    ChoiceObject,
+    CompletionObject,
+    Natural,
+    NumBest,
+    SamplingBody,
+    Text,
+    TokenId,
+)
 
 MAX_PROMPTS = 2048
 
@@ -32,8 +41,8 @@ class CompletionBody(SamplingBody):
     """Prompts, and the parameters of their continuations."""
 
     prompt: Prompts
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_tokens: Natural | None = None
+    logprobs: NumBest | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
 
@@ -47,26 +56,17 @@ class CompletionLogprobs(BaseModel):
     top_logprobs: list[dict[str, float] | None]
 
 
-class CompletionChoice(BaseModel):
+class CompletionChoice(ChoiceObject):
     """One of `n` continuations of one prompt."""
 
-    index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
-    stop_reason: str | int | None = None
-    token_ids: list[TokenId] | None = None
     prompt_token_ids: list[TokenId] | None = None
-    routed_experts: str | None = None
 
 
-class Completion(BaseModel):
-    """The answer; with `stream` it comes in chunks, as server-sent events."""
+class Completion(CompletionObject):
+    """The answer."""
 
-    id: str
     object: Literal["text_completion"]
-    created: int
-    model: str
     choices: list[CompletionChoice]
-    usage: Usage
-    jinfercept: dict[str, Any] | None = None

@@ -10,13 +10,13 @@ from jinfercept.chat.futures import placeholder
 from jinfercept.chat.messages import call_message, results_behind_calls
 from jinfercept.chat.system_messages import SYSTEM_ROLES
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.openai.chat_schemas import MAX_MESSAGES, ChatBody, Plain
+from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, Plain
 from jinfercept.serve.protocols.openai.response_items import CALL_OUTPUTS, Item, joined
 from jinfercept.serve.protocols.openai.response_schemas import LOGPROBS, ResponsesBody
 from jinfercept.serve.protocols.openai.response_tools import CLIENT_CALLS, ClientTools, called_function, declared_text
-from jinfercept.serve.protocols.schemas import TRAINING_FIELDS, ResponseFormat, SamplingBody
+from jinfercept.serve.protocols.schemas import MAX_MESSAGES, TRAINING_FIELDS, SamplingBody
 
-_FIELDS = {
+FIELDS: Mapping[str | None, str] = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
@@ -96,12 +96,6 @@ def truncated[T](messages: list[Plain], make: Callable[[list[Plain]], T]) -> T:
     return fitting
 
 
-def renamed(error: ApiError) -> ApiError:
-    """An error about a chat, with the field of `/v1/responses`."""
-    error.param = _FIELDS.get(error.param, error.param) if error.param else None
-    return error
-
-
 def chat_body(body: ResponsesBody, messages: Sequence[Plain], tools: ClientTools) -> ChatBody:
     """The chat that a body is.
 
@@ -123,7 +117,7 @@ def chat_body(body: ResponsesBody, messages: Sequence[Plain], tools: ClientTools
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": body.reasoning and body.reasoning.effort,
         "chat_template_kwargs": body.chat_template_kwargs,
-        "response_format": _response_format(body),
+        "response_format": body.text and body.text.format,
     }
     return ChatBody.model_construct(**(alike | fields))
 
@@ -131,13 +125,6 @@ def chat_body(body: ResponsesBody, messages: Sequence[Plain], tools: ClientTools
 def wants_logprobs(body: ResponsesBody) -> bool:
     """Whether the body requests log probabilities."""
     return bool(body.top_logprobs) or LOGPROBS in (body.include or ())
-
-
-def _response_format(body: ResponsesBody) -> ResponseFormat | None:
-    form = body.text.format if body.text else None
-    if form is None:
-        return None
-    return ResponseFormat.model_construct(type=form.type, schema_=form.schema_)
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> list[Plain]:
@@ -162,24 +149,8 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[Plain]:
     return messages.whole()
 
 
-@final
-class _ItemsOfTurn:
-    """A turn of the assistant.
-
-    Attributes:
-        texts: of the fields of its message.
-        calls: of tools of the client and of the server.
-    """
-
-    def __init__(self, item: Item) -> None:
-        self.round: int = _note(item).get("round", 0)  # of its last calls
-        self.texts: dict[str, list[str]] = defaultdict(list)
-        self.calls: list[Call] = []
-
-    def message(self) -> Plain:
-        texts = {field: ("" if field == "content" else "\n\n").join(texts) for field, texts in self.texts.items()}
-        calls = {"tool_calls": [*map(call_message, self.calls)]} if self.calls else {}
-        return {"role": "assistant", **texts, **calls}
+_GLUES = {"content": "", "reasoning_content": "\n\n"}
+"""What stands between the texts of a turn, by the field of its message."""
 
 
 @final
@@ -192,11 +163,12 @@ class _Messages:
 
     def __init__(self, instructions: str | None, answered: Container[str]) -> None:
         self._answered = answered
-        self._messages = list[Plain | _ItemsOfTurn]()
+        self._messages = list[Plain]()  # with lists of texts in turns of the assistant
         if instructions is not None:
             self._messages.append({"role": "system", "content": instructions})
         self._names: dict[str, str] = {}  # of the functions that were called, by the ids of calls
-        self._turn: _ItemsOfTurn | None = None  # the last one, if an item may belong to it
+        self._turn: Plain | None = None  # the last one of the assistant, if an item may belong to it
+        self._round = 0  # of its last calls
         self._has_results = False  # of calls of that turn
 
     def add(self, message: Plain) -> None:
@@ -206,7 +178,12 @@ class _Messages:
 
     def whole(self) -> list[Plain]:
         """All messages, each text joined once."""
-        return [message.message() if isinstance(message, _ItemsOfTurn) else message for message in self._messages]
+        return [
+            message | {name: glue.join(message[name]) for name, glue in _GLUES.items() if name in message}
+            if message["role"] == "assistant"
+            else message
+            for message in self._messages
+        ]
 
     def add_item(self, item: Item) -> None:
         """Add an item. A result of the server's own call stands behind the turn, which may have further calls."""
@@ -214,7 +191,7 @@ class _Messages:
             case kind if kind in CALL_OUTPUTS:
                 name = self._names.get(item["call_id"])
                 self._messages.append(_client_result(item, name))
-                if self._turn is not None and self._turn.calls:
+                if self._turn is not None and "tool_calls" in self._turn:
                     self._turn = None
             case "message" if item["role"] != "assistant":
                 role = "system" if item["role"] == "developer" else item["role"]
@@ -239,21 +216,25 @@ class _Messages:
         if item["type"] == "reasoning" and not text:
             return
         turn = self._turn
-        if turn is None or self._has_results or (not turn.calls and not {"content", field}.isdisjoint(turn.texts)):
+        if (
+            turn is None
+            or self._has_results
+            or ("tool_calls" not in turn and not turn.keys().isdisjoint({"content", field}))
+        ):
             turn = self._begin_turn(item)  # content stands behind reasoning
-        turn.texts[field].append(text)
+        turn.setdefault(field, []).append(text)
 
     def _add_call(self, item: Item, call_id: str, name: str, arguments: str) -> None:
         """Add a call behind the text of its turn, or behind calls of the same round."""
         turn, number = self._turn, _note(item).get("round", 0)
-        if turn is None or (turn.calls and turn.round != number):
+        if turn is None or ("tool_calls" in turn and self._round != number):
             turn = self._begin_turn(item)
-        turn.round = number
-        turn.calls.append(Call(name, arguments, id=call_id))
+        self._round = number
+        turn.setdefault("tool_calls", []).append(call_message(Call(name, arguments, id=call_id)))
 
-    def _begin_turn(self, item: Item) -> _ItemsOfTurn:
-        self._has_results = False
-        self._turn = _ItemsOfTurn(item)
+    def _begin_turn(self, item: Item) -> Plain:
+        self._has_results, self._round = False, _note(item).get("round", 0)
+        self._turn = {"role": "assistant"}
         self._messages.append(self._turn)
         return self._turn
 

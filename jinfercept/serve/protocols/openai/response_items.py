@@ -61,26 +61,26 @@ def server_call(name: str, note: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "arguments": "", "output": None, "error": None} | fixed | {"jinfercept": note}
 
 
-def check_length(body_input: str | Sequence[InputItem], num_before: int) -> None:
+def check_length(body_input: Sequence[InputItem], num_before: int) -> None:
     """Raise 400 if a conversation has too many items. Items without text count too.
 
     Args:
         body_input: the body's `input`.
         num_before: items of the conversation that it continues.
     """
-    number = num_before + (1 if isinstance(body_input, str) else len(body_input))
+    number = num_before + len(body_input)
     if number > MAX_ITEMS:
         message = f"a conversation has at most {MAX_ITEMS} items; with the {num_before} before it this one has {number}"
         raise ApiError.bad(message, "input", "too_many_items")
 
 
-def references(body_input: str | Sequence[InputItem]) -> set[str]:
+def references(body_input: Sequence[InputItem]) -> set[str]:
     """Ids of the stored items that a body refers to."""
-    return set() if isinstance(body_input, str) else {item.id for item in body_input if isinstance(item, ItemReference)}
+    return {item.id for item in body_input if isinstance(item, ItemReference)}
 
 
 def read_items(
-    body_input: str | Sequence[InputItem],
+    body_input: Sequence[InputItem],
     before: Iterable[Item],
     referred: Mapping[str, Item],
     *,
@@ -96,8 +96,6 @@ def read_items(
     Raises:
         ApiError: 400 for a result without its call.
     """
-    if isinstance(body_input, str):
-        return [new_item("message", role="user", content=[_text(body_input, "user")])]
     call_ids: dict[str, str] = {}
     for item in before:
         call_ids |= _call_ids(item)
@@ -117,15 +115,15 @@ def read_items(
     return items
 
 
-def tools_of_items(body_input: str | Sequence[InputItem]) -> Iterator[InputTool]:
-    for item in () if isinstance(body_input, str) else body_input:
+def tools_of_items(body_input: Sequence[InputItem]) -> Iterator[InputTool]:
+    for item in body_input:
         if isinstance(item, AdditionalToolsItem | ToolSearchOutputItem):
             yield from item.tools
 
 
-def types_left_out(body_input: str | Sequence[InputItem]) -> set[str]:
+def types_left_out(body_input: Sequence[InputItem]) -> set[str]:
     """Types of a body's items that are not supported."""
-    return set() if isinstance(body_input, str) else {item.type for item in body_input if isinstance(item, OtherItem)}
+    return {item.type for item in body_input if isinstance(item, OtherItem)}
 
 
 def _call_ids(item: Item) -> dict[str, str]:

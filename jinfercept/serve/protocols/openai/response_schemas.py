@@ -6,20 +6,22 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, mode
 from pydantic_core import PydanticCustomError
 
 from jinfercept.serve.protocols.openai.chat_schemas import RefusalPart, TextPart
-from jinfercept.serve.protocols.openai.response_tools import (
-    MAX_TOOLS,
-    InputTool,
-    Name,
-    ResponseToolChoice,
-    is_of_client,
-)
+from jinfercept.serve.protocols.openai.response_tools import InputTool, ResponseToolChoice, is_of_client
 from jinfercept.serve.protocols.schemas import (
     FIRST_ERROR,
     Body,
+    Keyword,
+    Name,
+    Natural,
+    NumBest,
     OutputPart,
+    Parts,
+    Positive,
+    ResponseFormat,
     SamplingBody,
+    ShortText,
     Text,
-    TypeName,
+    Tools,
     read_file,
     type_of,
 )
@@ -29,19 +31,18 @@ MAX_ITEMS = 4096
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that requests log probabilities."""
 
-_ID = Annotated[str, Field(min_length=1, max_length=256)]
 _Status = Literal["in_progress", "completed", "incomplete"] | None
 
 
 _Part = Annotated[TextPart | RefusalPart, BeforeValidator(read_file)]
-_Tools = Annotated[list[InputTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
-_Output = Text | Annotated[list[Annotated[OutputPart, BeforeValidator(read_file)]], Field(max_length=4096), FIRST_ERROR]
+_Tools = Tools[InputTool]
+_Output = Text | Parts[Annotated[OutputPart, BeforeValidator(read_file)]]
 
 
 class _InputItem(Body):
     """Base of all items."""
 
-    id: _ID | None = None
+    id: Name | None = None
 
 
 class MessageItem(_InputItem):
@@ -49,7 +50,7 @@ class MessageItem(_InputItem):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[_Part], Field(max_length=4096), FIRST_ERROR]
+    content: Text | Parts[_Part]
 
 
 class CallNote(Body):
@@ -63,10 +64,10 @@ class CallNote(Body):
             read it as the result of another call, which waited for it.
     """
 
-    round: Annotated[int, Field(ge=0)] = 0
-    call_id: _ID | None = None
-    future: _ID | None = None
-    read_after: Annotated[int, Field(ge=0)] | None = None
+    round: Natural = 0
+    call_id: Name | None = None
+    future: Name | None = None
+    read_after: Natural | None = None
 
 
 class _CallItem(_InputItem):
@@ -80,7 +81,7 @@ class FunctionCallItem(_CallItem):
     """A call of a tool that the client runs."""
 
     type: Literal["function_call"]
-    call_id: _ID
+    call_id: Name
     name: Name
     namespace: Name | None = None
     arguments: Text
@@ -90,7 +91,7 @@ class CustomToolCallItem(_CallItem):
     """A call of a custom tool."""
 
     type: Literal["custom_tool_call"]
-    call_id: _ID
+    call_id: Name
     name: Name
     namespace: Name | None = None
     input: Text
@@ -99,7 +100,7 @@ class CustomToolCallItem(_CallItem):
 class ShellAction(Body):
     """A command for the client's shell."""
 
-    command: Annotated[list[Text], Field(max_length=4096), FIRST_ERROR]
+    command: Parts[Text]
     env: dict[str, str] | None = None
     timeout_ms: int | None = None
     working_directory: Text | None = None
@@ -110,7 +111,7 @@ class LocalShellCallItem(_CallItem):
     """A call of the client's shell."""
 
     type: Literal["local_shell_call"]
-    call_id: _ID | None = None
+    call_id: Name | None = None
     action: ShellAction
 
 
@@ -118,7 +119,7 @@ class ToolSearchCallItem(_CallItem):
     """A call of the client's search for tools."""
 
     type: Literal["tool_search_call"]
-    call_id: _ID | None = None
+    call_id: Name | None = None
     arguments: Any = None
 
 
@@ -126,7 +127,7 @@ class ToolSearchOutputItem(_InputItem):
     """The tools that a search of the client has found; the model reads their declarations here."""
 
     type: Literal["tool_search_output"]
-    call_id: _ID
+    call_id: Name
     tools: _Tools
 
 
@@ -141,7 +142,7 @@ class CallOutputItem(_InputItem):
     """The result of a call that the client ran. Without a `call_id`, `id` is that of the call, or of its item."""
 
     type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
-    call_id: _ID | None = None
+    call_id: Name | None = None
     output: _Output
 
 
@@ -168,7 +169,7 @@ class ItemReference(Body):
     """A reference to an item of a stored response."""
 
     type: Literal["item_reference"]
-    id: _ID
+    id: Name
 
 
 _LEFT_OUT = (
@@ -181,7 +182,7 @@ _LEFT_OUT = (
 class OtherItem(Body):
     """An item of a tool that the provider of an earlier answer ran: it is left out. Items of other types are refused."""
 
-    type: TypeName
+    type: ShortText
 
     @model_validator(mode="after")
     def _is_left_out(self) -> Self:
@@ -237,13 +238,20 @@ InputItem = Annotated[
 ]
 
 
-class TextFormat(Body):
+def _listed(given: Any) -> Any:
+    """The input of a body; a text as a message of the user."""
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+_Items = Parts[InputItem]
+_Input = Annotated[_Items, BeforeValidator(_listed, json_schema_input_type=Text | _Items)]
+
+
+class TextFormat(ResponseFormat):
     """The format of the answer."""
 
-    type: Literal["text", "json_object", "json_schema"]
-    name: Annotated[str, Field(max_length=256)] | None = None
+    name: ShortText | None = None
     description: Text | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -257,34 +265,34 @@ class ReasoningSettings(Body):
     """`reasoning` of a body: effort `none` sets `enable_thinking=False` for the chat template, others `reasoning_effort` where
     it takes them."""
 
-    effort: Annotated[str, Field(max_length=64)] | None = None
-    summary: Annotated[str, Field(max_length=64)] | None = None
+    effort: Keyword | None = None
+    summary: Keyword | None = None
 
 
 class ConversationReference(Body):
     """`conversation` of a body."""
 
-    id: _ID
+    id: Name
 
 
 class ResponsesBody(SamplingBody):
     """Input, the response that it continues, and the parameters of the answer."""
 
-    input: Text | Annotated[list[InputItem], Field(max_length=MAX_ITEMS), FIRST_ERROR]
+    input: _Input
     instructions: Text | None = None
-    previous_response_id: _ID | None = None
-    conversation: _ID | ConversationReference | None = None
+    previous_response_id: Name | None = None
+    conversation: Name | ConversationReference | None = None
     store: bool | None = None
     background: bool | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_tool_calls: Annotated[int, Field(ge=0)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_output_tokens: Positive | None = None
+    max_tool_calls: Natural | None = None
+    top_logprobs: NumBest | None = None
     tools: _Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
     reasoning: ReasoningSettings | None = None
-    include: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=64), FIRST_ERROR] | None = None
+    include: Annotated[list[ShortText], Field(max_length=64), FIRST_ERROR] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -298,7 +306,7 @@ class ResponsesBody(SamplingBody):
 class InputTokensBody(ResponsesBody):
     """What a response would be made of, for counting."""
 
-    input: Text | Annotated[list[InputItem], Field(max_length=MAX_ITEMS), FIRST_ERROR] = ""
+    input: _Input = Field("", validate_default=True)
 
 
 class InputTokenCount(BaseModel):

@@ -9,44 +9,27 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, final
 
-from pydantic import Discriminator, Field, Tag, TypeAdapter
+from pydantic import Discriminator, Tag, TypeAdapter
 
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.openai.chat_schemas import CUSTOM_INPUT, Plain, custom_input, with_grammar
-from jinfercept.serve.protocols.schemas import FIRST_ERROR, Body, Text, TypeName, type_of
+from jinfercept.serve.protocols.openai.chat_schemas import CUSTOM_INPUT, Function, Plain, custom_input, with_grammar
+from jinfercept.serve.protocols.schemas import MAX_TOOLS, Body, Name, ShortText, Text, Tools, type_of
 from jinfercept.values import json_object
 
-MAX_TOOLS = 512
-"""Maximum tools of a body, those in namespaces included."""
 
-Name = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class FunctionTool(Body):
+class FunctionTool(Function):
     """A tool that the client runs."""
 
     type: Literal["function"]
-    name: Name
-    description: Text | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class CustomToolFormat(Body):
-    """The form of a custom tool's input: the model reads it, and it is not enforced."""
-
-    type: TypeName | None = None
-    syntax: TypeName | None = None
-    definition: Text | None = None
 
 
 class CustomTool(Body):
-    """A tool of the client with a text as input."""
+    """A tool of the client with a text as input. The model reads its format, which is not enforced."""
 
     type: Literal["custom"]
     name: Name
     description: Text | None = None
-    format: CustomToolFormat | None = None
+    format: dict[str, Any] | None = None
 
 
 class LocalShellTool(Body):
@@ -67,7 +50,7 @@ class ToolSearchTool(Body):
 class OtherTool(Body):
     """A tool of a type that is not supported, as OpenAI's hosted tools: it is left out."""
 
-    type: TypeName
+    type: ShortText
 
 
 def _kind(tool: Any) -> str:
@@ -83,11 +66,6 @@ def is_of_client(part: Any) -> bool:
     return (part.get("execution") if isinstance(part, dict) else getattr(part, "execution", None)) == "client"
 
 
-def _kind_in_namespace(tool: Any) -> str:
-    kind = _kind(tool)
-    return "Other" if kind in ("LocalShell", "ToolSearch", "Namespace") else kind
-
-
 _KINDS = {
     "function": "Function",
     "custom": "Custom",
@@ -97,21 +75,14 @@ _KINDS = {
 }
 _NO_TYPE = ("tool_type", "a tool is an object with a type")
 
-NamespacedTool = Annotated[
-    Annotated[FunctionTool, Tag("Function")]
-    | Annotated[CustomTool, Tag("Custom")]
-    | Annotated[OtherTool, Tag("Other")],
-    Discriminator(_kind_in_namespace, *_NO_TYPE),
-]
-
 
 class NamespaceTool(Body):
-    """Tools of the client under a common name."""
+    """Functions and custom tools of the client under a common name; others in it are left out."""
 
     type: Literal["namespace"]
     name: Name
     description: Text | None = None
-    tools: Annotated[list[NamespacedTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
+    tools: "Tools[InputTool]"
 
 
 InputTool = Annotated[
@@ -128,7 +99,7 @@ InputTool = Annotated[
 class ToolReference(Body):
     """Names a tool of the body by its type, and by its name if tools of the type have one."""
 
-    type: TypeName
+    type: ShortText
     name: Name | None = None
     namespace: Name | None = None
 
@@ -142,7 +113,7 @@ class ResponseToolChoice(ToolReference):
     """
 
     mode: Literal["auto", "required"] | None = None
-    tools: Annotated[list[ToolReference], Field(max_length=MAX_TOOLS), FIRST_ERROR] | None = None
+    tools: Tools[ToolReference] | None = None
 
 
 CLIENT_CALLS = {
@@ -316,13 +287,15 @@ def types_left_out(tools: Sequence[InputTool]) -> Iterator[str]:
         if isinstance(tool, OtherTool):
             yield tool.type
         elif isinstance(tool, NamespaceTool):
-            yield from types_left_out(tool.tools)
+            yield from (inner.type for inner in tool.tools if not isinstance(inner, FunctionTool | CustomTool))
 
 
 def _flat(tools: Sequence[InputTool]) -> Iterator[_ClientTool]:
     for tool in tools:
         if isinstance(tool, NamespaceTool):
-            yield from (_ClientTool(inner, tool.name) for inner in tool.tools if not isinstance(inner, OtherTool))
+            yield from (
+                _ClientTool(inner, tool.name) for inner in tool.tools if isinstance(inner, FunctionTool | CustomTool)
+            )
         elif not isinstance(tool, OtherTool):
             yield _ClientTool(tool)
 
@@ -338,8 +311,8 @@ def _declaration(client_tool: _ClientTool) -> Plain:
         case FunctionTool():
             fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
         case CustomTool():
-            form = tool.format or CustomToolFormat()
-            text = with_grammar(tool.description, form.syntax, form.definition)
+            form = tool.format or {}
+            text = with_grammar(tool.description, form.get("syntax"), form.get("definition"))
             fields = {"description": text, "parameters": CUSTOM_INPUT}
         case LocalShellTool():
             fields = {"description": "Runs a command on the user's machine.", "parameters": _COMMAND}

@@ -19,6 +19,8 @@ Logprobs = Callable[[Sequence[events.Token]], list[dict[str, Any]]]
 
 _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 """Type of the part of a text item, by the item's type; names of events contain it."""
+_SHOWN_ARGUMENTS = ("function_call", "mcp_call")
+"""Types of the items whose arguments are shown as the model writes them."""
 _FAILED = ("error", "timeout", "unknown_tool")
 
 
@@ -82,12 +84,12 @@ class ResponseWriter:
                 self._blank += event.text
             case events.CallStarted():
                 yield from self._call(event)
-            case events.Arguments() if self._is("mcp_call"):
-                yield self._delta("response.mcp_call_arguments.delta", event.text)
-            case events.Arguments() if self._is("function_call"):
-                yield self._delta("response.function_call_arguments.delta", event.text)
             case events.Arguments():
-                self._pieces.append(event.text)  # JSON around the text or the command that the item has
+                self._pieces.append(event.text)
+                if (
+                    self._open is not None and self._open["type"] in _SHOWN_ARGUMENTS
+                ):  # others: JSON around what they show
+                    yield self._item_event(f"response.{self._open['type']}_arguments.delta", delta=event.text)
             case events.CallEnded() if self._is("mcp_call"):
                 assert self._open is not None
                 yield from self._end_arguments(self._open)
@@ -150,17 +152,14 @@ class ResponseWriter:
             yield from self._returned(pause)
         yield from self._end_running_calls()
         self._report(completion)
+        status, items = "completed", self.response["output"]
         if completion.finish_reason == "length":
-            yield from self._close("incomplete")
             reason = "max_tool_calls" if completion.stop_reason == "max_rounds" else "max_output_tokens"
-            self.response["incomplete_details"] = {"reason": reason}
-            yield self._last("incomplete", "response.incomplete")
-            return
-        kinds = [item["type"] for item in self.response["output"]]
-        if completion.finish_reason != "tool_calls" and kinds[-1:] != ["message"]:
+            status, self.response["incomplete_details"] = "incomplete", {"reason": reason}
+        elif completion.finish_reason != "tool_calls" and (not items or items[-1]["type"] != "message"):
             yield from self._say("message", "")  # an answer without text is an empty message
-        yield from self._close("completed")
-        yield self._last("completed", "response.completed")
+        yield from self._close(status)
+        yield self._last(status, f"response.{status}")
 
     def _last(self, status: str, event: str) -> dict[str, Any]:
         self.response |= {"status": status, "completed_at": int(time.time())}
@@ -180,7 +179,8 @@ class ResponseWriter:
             part["logprobs"] += more["logprobs"]
         self._unread.clear()
         if text:
-            yield self._delta(f"response.{part['type']}.delta", text, **more)
+            self._pieces.append(text)
+            yield self._item_event(f"response.{part['type']}.delta", delta=text, **more)
 
     def _begin_text(self, kind: str) -> Iterator[dict[str, Any]]:
         fields = {"role": "assistant"} if kind == "message" else {"summary": []}
@@ -210,10 +210,9 @@ class ResponseWriter:
         if item["type"] == "custom_tool_call":
             yield self._item_event("response.custom_tool_call_input.delta", delta=value)
             yield self._item_event("response.custom_tool_call_input.done", input=value)
-        if item["type"] not in ("function_call", "mcp_call"):
-            return
-        name = {"name": item["name"]} if item["type"] == "function_call" else {}
-        yield self._item_event(f"response.{item['type']}_arguments.done", **name, arguments=text)
+        if item["type"] in _SHOWN_ARGUMENTS:
+            name = {"name": item["name"]} if item["type"] == "function_call" else {}
+            yield self._item_event(f"response.{item['type']}_arguments.done", **name, arguments=text)
 
     def _returned(self, pause: Interception) -> Iterator[dict[str, Any]]:
         """Add the results of server's calls to their items."""
@@ -295,10 +294,6 @@ class ResponseWriter:
         yield self._item_event("response.output_item.done", item=item)
         self._open = None
         self._pieces.clear()
-
-    def _delta(self, event: str, text: str, **more: Any) -> dict[str, Any]:
-        self._pieces.append(text)
-        return self._item_event(event, delta=text, **more)
 
     def _item_event(self, event: str, **fields: Any) -> dict[str, Any]:
         """An event of the open item; one that contains the item has no `item_id`."""
