@@ -196,5 +196,5 @@ def _computed(
     if batch.adapters is not None:
         (weights,) = for_rows((weights,), batch.adapters, shape.num_adapters)
     inputs = model.draft_inputs(weights, model.embed(embed, following, batch.positions), x, norm)
-    attend = step_attention(shape, batch, [])
+    attend = step_attention(shape, batch, [], model.config.num_kv_heads)
     return model.layer(weights, inputs, batch.positions, pages, attend, kind=model.layer_kinds[-1])

@@ -12,19 +12,23 @@ from jinfercept.pallas.rotation import Rotation
 from jinfercept.runner.packing import PackedShape
 
 
-def step_attention(shape: PackedShape, step: Batch, noted: list[Int[Array, "T C"]]) -> Attend[KVPages]:
-    """What layers call for attention: it writes keys and values, and notes experts in the list if they are wanted."""
+def step_attention(
+    shape: PackedShape, step: Batch, noted: list[Int[Array, "T C"]], num_kv_heads: int
+) -> Attend[KVPages]:
+    """What layers with so many KV heads on a device call for attention: it writes keys and values, and notes experts in the
+    list if they are wanted."""
 
     def attend(
         q: Float[Array, "T H D"],
-        k: Float[Array, "T K D"],
-        v: Float[Array, "T K D"],
+        k: Float[Array, "T K D"] | None,
+        v: Float[Array, "T K D"] | None,
         pages: KVPages,
         scoring: Scoring = PLAIN,
     ) -> tuple[Float[Array, "T H D"], KVPages]:
-        pages = write_kv(pages, k, v, step.write_index)
+        if k is not None and v is not None:
+            pages = write_kv(pages, k, v, step.write_index)
         scoring = scoring.within(shape.pages_per_row * pages.shape[1])
-        queries = with_padded_heads(q, k.shape[1], pages)
+        queries = with_padded_heads(q, num_kv_heads, pages)
         attended = paged_attention(
             queries, pages, step, scoring=scoring, implementation=shape.attention, decode_only=shape.decode_only
         )
@@ -44,8 +48,8 @@ class _NotingAttend:
     def __call__(
         self,
         q: Float[Array, "T H D"],
-        k: Float[Array, "T K D"],
-        v: Float[Array, "T K D"],
+        k: Float[Array, "T K D"] | None,
+        v: Float[Array, "T K D"] | None,
         pages: KVPages,
         scoring: Scoring = PLAIN,
     ) -> tuple[Float[Array, "T H D"], KVPages]:
