@@ -110,7 +110,7 @@ def _rows(
     draw = jnp.full(size, -1).at[place].set(jnp.arange(len(drawn)), mode="drop")
     is_drawn = draw >= 0
     following = jnp.maximum(jnp.where(is_drawn, drawn[draw], batch.following), 0)  # 0 where none could be drawn
-    row = jnp.searchsorted(batch.query_starts[1:], jnp.arange(size), side="right")
+    row = jnp.searchsorted(batch.query_starts[1:], jnp.arange(size), side="right", method="compare_all")
     has_draft = jnp.append(row[1:] == row[:-1], jnp.zeros(1, bool))
     is_last = is_drawn & ~(has_draft & (jnp.roll(batch.tokens, -1) == following))
     last = jnp.full(shape.num_rows, size).at[jnp.where(is_last, row, shape.num_rows)].min(jnp.arange(size), mode="drop")
