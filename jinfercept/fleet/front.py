@@ -68,6 +68,7 @@ class FleetFront:
 
     Attributes:
         draining: whether new requests are refused.
+        socket_paths: none.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class FleetFront:
         self._random = Random()
         self._replicas: Replicas | None = None
         self.draining = False
+        self.socket_paths = ()
         self.keys = Keys(options.key_rules())
         self._limits = KeyLimits(self.keys.rules, time.monotonic)
         self._facts: ReplicaFacts | None = None
