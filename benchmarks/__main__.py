@@ -17,6 +17,12 @@ COMMANDS: Mapping[str, Entry] = {
         "decode and prefill tokens per second by batch and context, beside other engines",
     ),
     "agents": Entry("benchmarks.agents:Agents", "coding agents by lengths of real sessions: turns, cached tokens"),
+    "hybrid-turns": Entry(
+        "benchmarks.hybrid_turns:HybridTurns", "prompt tokens that hybrid models find, beside a Llama of the same pages"
+    ),
+    "aiperf": Entry(
+        "benchmarks.aiperf:AiperfAgents", "coding agents played by AIPerf on a server; its numbers beside the server's"
+    ),
     "fleet": Entry(
         "benchmarks.__main__:FleetLoad", "sessions without keys on replicas: tokens found, by way of routing"
     ),
