@@ -99,6 +99,7 @@ class SidePool(ABC):
         self._moving: list[ContextWindow | ContextState] = []
         self._offloading: list[ContextCheckpoint] = []
         self._fresh: set[int] = set()  # device slots that the plan being built writes
+        self._fetched: set[int] = set()  # host slots that it fetches
         self._found_later = found_later
         self._new: set[ContextCheckpoint] = set()  # that are not found yet
         # In the order in which they are lost: those that no context is likely to use, then by last use.
@@ -130,6 +131,7 @@ class SidePool(ABC):
             checkpoint.offloading = False
         self._moving, self._offloading = [], []
         self._fresh.clear()
+        self._fetched.clear()
         self._new.clear()
         self._slots.pool.begin()
         self._host.pool.begin()
@@ -257,12 +259,14 @@ class SidePool(ABC):
         checkpoint.host_slots = array("i")
 
     def fetch(self, context: Context) -> PageCopies | None:
-        """Copy a context's side back to the device; None: no slot is free, or copies are still on their way out."""
+        """Copy a context's side back to the device; None: no slot is free, copies are still on their way out, or the plan
+        fetches these host slots for another context."""
         side, copies = self._of(context), PageCopies()
         if side.slots:
             return copies
-        if side.offloading or not self.find(len(side.host_slots)):
+        if side.offloading or not self._fetched.isdisjoint(side.host_slots) or not self.find(len(side.host_slots)):
             return None
+        self._fetched.update(side.host_slots)
         copies.add(self._take(context, len(side.host_slots)), side.host_slots)
         side.fetching = True
         self._moving.append(side)

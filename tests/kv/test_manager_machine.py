@@ -179,6 +179,8 @@ class ManagerMachine(RuleBasedStateMachine):
         if copies is None:
             return 0
         self.fetched_windows += copies
+        host_slots = [copy.host_slot for copy in self.fetched_windows]
+        assert len(set(host_slots)) == len(host_slots), "a plan fetches a host slot once"
         page_copies, _ = self.manager.fetch(context, most, pages)
         self.fetched += page_copies
         return len(page_copies) + bool(copies)

@@ -231,12 +231,18 @@ def test_where_a_client_cuts_the_prompt_its_state_goes_to_the_host_too() -> None
     assert (context.num_pages, state(context).position, len(state(context).slots)) == (2, 8, 0)
     manager.hold(context)
     assert manager.num_fetchable(context) == 3
+    twin = manager.open()
+    manager.refresh(twin, [*tokens[:10], 60])
+    assert (twin.num_pages, state(twin).host_slots) == (2, state(context).host_slots)
     assert pool.fetch(context)
+    assert pool.fetch(twin) is None, "a plan fetches a host slot once"
     manager.fetch(context, 2)
     manager.begin_plan()
+    assert pool.fetch(twin)
     manager.advance(context)
     assert context.ready == 8
-    manager.check([context])
+    manager.check([context, twin])
+    manager.close(twin)
     run(manager, context, [*tokens[:11], 50, 51])
     manager.close(context)
     manager.check([])
