@@ -33,8 +33,8 @@ _MOST_S = 3600.0
 """Seconds after which a connection ends, as at OpenAI."""
 _MOST_REQUESTS = 16
 """Requests of one connection that run or wait for those before them. Their frames have together as many bytes as a body may."""
-_MOST_STREAMS = 16
-"""Streams of one connection whose last responses are kept."""
+_MOST_KEPT = 16
+"""Responses of one connection that are kept though they are not stored."""
 _KEPT = ("asgi", "client", "http_version", "path", "raw_path", "root_path", "server", "state")
 """Parts of the scope of the handshake that its requests have too."""
 _OWN_HEADERS = (b"connection", b"content-encoding", b"content-type", b"sec-websocket-key", b"upgrade", b"x-request-id")
@@ -69,7 +69,7 @@ class _Connection:
         self._socket, self._service, self._tenant = socket, service, tenant
         self._requests: dict[asyncio.Task[None], int] = {}  # that run or wait, with the bytes of their frames
         self._newest: dict[str | None, asyncio.Task[None]] = {}  # the newest one of each stream
-        self._last: dict[str | None, str] = {}  # names of the responses that are kept, by stream
+        self._last: list[str] = []  # names of the responses that are kept
         self._gone = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
         self._refusal: ApiError | None = None  # of all requests from now on
@@ -88,7 +88,7 @@ class _Connection:
                 self._closing.cancel()
             if self._requests:
                 await asyncio.wait(self._requests)
-            for name in self._last.values():
+            for name in self._last:
                 self._service.state.last.remove(name)
 
     def drain(self) -> None:
@@ -139,7 +139,7 @@ class _Connection:
         waiting, most_bytes = len(self._requests), self._service.options.max_body_size
         if waiting >= _MOST_REQUESTS or (waiting and sum(self._requests.values()) + num_bytes > most_bytes):
             message = f"{waiting} requests of this connection run or wait; fix: wait for one to end"
-            raise ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
+            raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
 
     async def _read(self, frame: bytes) -> Any:
         if len(frame) <= SMALL_BYTES:
@@ -160,9 +160,9 @@ class _Connection:
             await asyncio.wait((before,))
         if self._gone.is_set():
             return
-        scope = self._scope({FRAME: body, MEMORY: _Memory(self, stream)})
+        scope = self._scope({FRAME: body, MEMORY: self})
         received = False
-        status, headers, parts = 0, dict[str, str](), list[bytes]()
+        status, retry = 0, None
 
         async def receive() -> Message:
             nonlocal received
@@ -173,17 +173,13 @@ class _Connection:
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
-            nonlocal status
+            nonlocal status, retry
             if message["type"] == "http.response.start":
-                status = message["status"]
-                headers.update({name.decode(): value.decode() for name, value in message["headers"]})
+                status, retry = message["status"], Headers(raw=message["headers"]).get("retry-after")
             elif status == 200:
                 await self._send_event(message["body"], stream)
             else:
-                parts.append(message["body"])
-                if not message.get("more_body", False):
-                    error = json.loads(b"".join(parts))["error"]
-                    await self._send_error(status, error, stream, headers)
+                await self._send_error(status, json.loads(message["body"])["error"], stream, retry)
 
         with suppress(Exception):  # it is answered, and logged
             await self._socket.app(scope, receive, send)
@@ -214,17 +210,17 @@ class _Connection:
         if name.startswith(b"event: "):
             await self._send(data[:-2], stream)
         elif data:
-            await self._send_error(500, json.loads(data.partition(b"\n")[0])["error"], stream, {})
+            await self._send_error(500, json.loads(data.partition(b"\n")[0])["error"], stream)
 
     async def _refuse(self, error: ApiError, stream: str | None) -> None:
-        await self._send_error(error.status_code, error.body["error"], stream, error.headers or {})
+        retry = (error.headers or {}).get("Retry-After")
+        await self._send_error(error.status_code, error.body["error"], stream, retry)
 
     async def _send_error(
-        self, status: int, error: dict[str, Any], stream: str | None, headers: Mapping[str, str]
+        self, status: int, error: dict[str, Any], stream: str | None, retry: str | None = None
     ) -> None:
-        if (retry := Headers(headers).get("retry-after")) is not None:
-            error = error | {"headers": {"retry-after": retry}}
-        await self._send(encode({"type": "error", "status": status, "error": error}), stream)
+        more = {"headers": {"retry-after": retry}} if retry is not None else {}
+        await self._send(encode({"type": "error", "status": status, "error": error | more}), stream)
 
     async def _send(self, data: bytes, stream: str | None) -> None:
         """Send an object, with its stream; if the client is gone, its requests end."""
@@ -236,31 +232,16 @@ class _Connection:
 
     # -- responses that are not stored ---------------------------------------------------------------------------------
 
-    def keep(self, stream: str | None, stored: StoredResponse) -> None:
-        """Keep the last response of a stream, in place of the one before it."""
-        last, kept = self._last, self._service.state.last
-        old = last.pop(stream, None) or (last.pop(next(iter(last))) if len(last) >= _MOST_STREAMS else None)
-        if old is not None:
-            kept.remove(old)
-        last[stream] = stored.name
-        kept.put(stored.tenant, stored.name, stored, stored.num_bytes)
-
-    def find(self, response_id: str) -> StoredResponse | None:
-        return self._service.state.last.use(response_id) if response_id in self._last.values() else None
-
-
-@final
-class _Memory:
-    """The `SocketMemory` of a request."""
-
-    def __init__(self, connection: _Connection, stream: str | None) -> None:
-        self._connection, self._stream = connection, stream
-
     def keep(self, stored: StoredResponse) -> None:
-        self._connection.keep(self._stream, stored)
+        """Keep a response that is not stored, and not the oldest one any longer if there are many."""
+        last = self._service.state.last
+        last.put(stored.tenant, stored.name, stored, stored.num_bytes)
+        self._last.append(stored.name)
+        if len(self._last) > _MOST_KEPT:
+            last.remove(self._last.pop(0))
 
     def find(self, response_id: str) -> StoredResponse | None:
-        return self._connection.find(response_id)
+        return self._service.state.last.use(response_id) if response_id in self._last else None
 
 
 def _stream_of(event: Any) -> str | None:
