@@ -22,6 +22,7 @@ from jinfercept.serve.routes import (
     messages,
     models,
     operators,
+    response_socket,
     responses,
     tokens,
 )
@@ -58,7 +59,7 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service, app.state.refused = service, service.refused
     add_handlers(app)
-    for router in (health.router, metrics_router(service), page_router(), docs_router()):
+    for router in (health.router, metrics_router(service), page_router(), docs_router(), response_socket.router):
         app.include_router(router)
     options = service.options
     key = [Depends(HTTPBearer(auto_error=False))] if service.keys.needed else []  # for the document; see `GuardedRoute`

@@ -1,7 +1,7 @@
 """Options of the server: the fields are flags of `jinfercept serve`. Imports no JAX."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -121,6 +121,9 @@ class ServerOptions:
         2048,
         "connections at once, fewer if the limit of open files is too low; more are answered 503 and closed",
         least=1,
+    )
+    max_websockets: int = option(
+        256, "WebSockets of one key at once; all keys together may have half of --max-connections", least=1
     )
     timeout_keep_alive: int = option(5, "seconds that an idle connection is kept open", least=0)
     drain_timeout: float = option(30.0, "seconds that requests may go on after SIGTERM", least=0)
@@ -261,6 +264,11 @@ class ServedState(Protocol):
 
     draining: bool
     """Whether new requests are refused."""
+
+    @property
+    def socket_paths(self) -> Container[str]:
+        """Paths of WebSockets."""
+        ...
 
     @property
     def options(self) -> ServerOptions: ...
