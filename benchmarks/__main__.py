@@ -21,6 +21,12 @@ COMMANDS: Mapping[str, Entry] = {
         "benchmarks.foreign:Foreign",
         "benchmarks of others on a server of this project, with their counts beside its own",
     ),
+    "hybrid-turns": Entry(
+        "benchmarks.hybrid_turns:HybridTurns", "prompt tokens that hybrid models find, beside a Llama of the same pages"
+    ),
+    "aiperf": Entry(
+        "benchmarks.aiperf:AiperfAgents", "coding agents played by AIPerf on a server; its numbers beside the server's"
+    ),
     "fleet": Entry(
         "benchmarks.__main__:FleetLoad", "sessions without keys on replicas: tokens found, by way of routing"
     ),

@@ -10,20 +10,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from operator import sub
 from pathlib import Path
 from shutil import copy, rmtree
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 from rich.table import Table
 from tyro import conf
 
-from benchmarks.agents import LENGTHS
+from benchmarks.agents import Scale, load_sessions
+from benchmarks.aiperf import weka_session
 from benchmarks.servers import child_server
 from jinfercept.cli.options import Maybe, Switch
 from jinfercept.errors import ConfigError
@@ -34,10 +35,8 @@ _PEERS = Path(__file__).parent / "peers"
 _RUN_S = 600.0
 _SETTLED_S = 1.5
 """Longer than `/metrics` repeats an answer."""
-_BLOCK = 32
-"""Tokens of a block of AgentX sessions."""
-_SCALE = 64
-"""The real sessions' tokens are divided by this."""
+_SHORT = Scale(1 / 64, 1 / 32, 0.1)
+"""Lengths of prompts and answers, and seconds, of coding agents that a small model on a CPU serves in seconds."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 
@@ -116,8 +115,9 @@ def _aiperf_responses(work: Work) -> list[str]:
 def _aiperf_agentx(work: Work) -> list[str]:
     sessions = work.folder / "sessions"
     sessions.mkdir()
-    for session in agentx_sessions(LENGTHS.read_text().splitlines()[:4], 5, work.model):
-        (sessions / f"{session['id']}.json").write_text(json.dumps(session))
+    for number, calls in enumerate(load_sessions(_SHORT)[:4]):
+        session = weka_session(number, calls[:5], work.model)
+        (sessions / f"{number}.json").write_text(json.dumps(session))
     return _aiperf(
         *(
             work,
@@ -131,44 +131,6 @@ def _aiperf_agentx(work: Work) -> list[str]:
         ),
         *("--scenario", "inferencex-agentx-mvp", "--unsafe-override", "--benchmark-duration", "20"),
     )
-
-
-def agentx_sessions(lines: Sequence[str], num_calls: int, model: str) -> Iterator[dict[str, Any]]:
-    """Sessions in the format of AIPerf's loader `weka_trace`: lengths of real ones, much shortened.
-
-    Args:
-        lines: of `agent_lengths.jsonl`.
-        num_calls: of each session.
-    """
-    for line in lines:
-        session, blocks, requests, now_s = json.loads(line), [], [], 0.0
-        for prompt, generated, prefix, pause_s in session["calls"][:num_calls]:
-            num_tokens, fresh = prompt // _SCALE, 1000 * (len(requests) + 1)
-            kept = blocks[: prefix // _SCALE // _BLOCK]
-            blocks = [*kept, *range(fresh, fresh + -(-num_tokens // _BLOCK) - len(kept))]
-            wait_s = min(pause_s, 1.0)
-            now_s += wait_s
-            requests.append(
-                {
-                    "t": now_s,
-                    "type": "s",
-                    "model": model,
-                    "in": num_tokens,
-                    "out": max(2, generated // _SCALE),
-                    "hash_ids": blocks,
-                    "think_time": wait_s,
-                    "api_time": 0.1,
-                    "stop": "tool_use",
-                }
-            )
-            now_s += 0.1
-        yield {
-            "id": session["id"],
-            "models": [model],
-            "block_size": _BLOCK,
-            "hash_id_scope": "local",
-            "requests": requests,
-        }
 
 
 def read_aiperf(folder: Path) -> Counts:
@@ -336,7 +298,11 @@ def metrics_counts(page: str) -> list[int]:
 
 def _metrics(url: str) -> list[int]:
     time.sleep(_SETTLED_S)
-    return metrics_counts(httpx2.get(f"{url}/metrics").raise_for_status().text)
+    try:
+        return metrics_counts(httpx2.get(f"{url}/metrics").raise_for_status().text)
+    except httpx2.HTTPError as error:
+        fix = "give the address of a server of this project, without /v1"
+        raise ConfigError("the server has no /metrics", got=f"{url}: {error}", fix=fix) from error
 
 
 def comparison(rows: Mapping[str, tuple[Counts, Counts] | str]) -> Table:

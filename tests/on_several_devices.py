@@ -121,7 +121,7 @@ def collectives(llm: LLM, *key: object) -> list[str]:
 
 
 def exchanges(executable: Any) -> list[str]:
-    return re.findall(r"= \S+ (all-\w+|reduce-scatter|collective-\w+)\(", executable.as_text())
+    return re.findall(r"= (?:\S+|\(.+\)) (all-\w+|reduce-scatter|collective-\w+)\(", executable.as_text())
 
 
 def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
@@ -151,6 +151,12 @@ def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
     [
         ("llama_gqa", 4, ("copy_ahead", "discard")),  # two KV heads on four devices
         pytest.param("gemma3", 2, ("copy_ahead", "discard"), marks=pytest.mark.slow),
+        pytest.param("gemma4", 2, ("copy_ahead", "discard"), marks=pytest.mark.slow),
+        pytest.param("gemma4", 4, ("min_waste", "swap"), marks=pytest.mark.slow),
+        pytest.param("gemma4_moe", 2, ("min_waste", "discard"), marks=pytest.mark.slow),
+        pytest.param("gemma4_moe", 4, ("copy_ahead", "swap"), marks=pytest.mark.slow),
+        pytest.param("gemma4_e4b", 2, ("min_waste", "swap"), marks=pytest.mark.slow),
+        pytest.param("gemma4_e2b", 4, ("copy_ahead", "discard"), marks=pytest.mark.slow),
         pytest.param("mixtral", 4, ("min_waste", "discard"), marks=pytest.mark.slow),
         pytest.param("qwen3_next", 2, ("copy_ahead", "discard"), marks=pytest.mark.slow),
         pytest.param("qwen3_next", 4, ("min_waste", "preserve"), marks=pytest.mark.slow),

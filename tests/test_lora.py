@@ -47,6 +47,8 @@ FAMILIES: dict[str, Sequence[str]] = {
     "olmo2": ALL,
     "granite": ALL,
     "gemma3": ALL,
+    "gemma4": ALL,
+    "gemma4_e2b": ALL,
     "smollm3": ATTENTION,
     "mixtral": ATTENTION,
     "gpt_oss": ATTENTION,

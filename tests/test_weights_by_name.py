@@ -20,7 +20,18 @@ from jinfercept.sampling_params import SamplingParams
 from tests.support.tiny_model import GOLDEN, tiny_llm
 
 sys.path.append(str(GOLDEN.parents[1] / "examples"))
-FAMILIES = ["gptj", "gemma3", "phi3", "qwen3_moe", "qwen3_next", "gpt_oss", "llama_tied", "mixtral", "qwen3_5"]
+FAMILIES = [
+    "gptj",
+    "gemma3",
+    "gemma4_e2b",
+    "phi3",
+    "qwen3_moe",
+    "qwen3_next",
+    "gpt_oss",
+    "llama_tied",
+    "mixtral",
+    "qwen3_5",
+]
 
 
 def written(llm: LLM) -> list[int]:

@@ -3,6 +3,7 @@
 from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GemmaConfig,
     GPT2Config,
     GPTJConfig,
@@ -52,6 +53,35 @@ GPTJ_SHAPE = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "tie_word_embeddings": False,
+}
+GEMMA4_SHAPE = {
+    **LLAMA_SHAPE,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": 20,
+    "pad_token_id": 0,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "tie_word_embeddings": True,
+}
+GEMMA4_LARGE = {
+    **GEMMA4_SHAPE,
+    "num_hidden_layers": 3,
+    "layer_types": [*["sliding_attention"] * 2, "full_attention"],
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "final_logit_softcapping": 30.0,
+    "hidden_size_per_layer_input": 0,
+}
+GEMMA4_SMALL = {
+    **GEMMA4_SHAPE,
+    "num_hidden_layers": 5,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "layer_types": ["sliding_attention", "full_attention", *["sliding_attention"] * 2, "full_attention"],
 }
 YARN_LINES = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}  # as model cards advise
 TINY_CONFIGS = {
@@ -209,6 +239,12 @@ TINY_CONFIGS = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         },
     ),
+    "gemma4": Gemma4TextConfig(**GEMMA4_LARGE),  # as 31B
+    "gemma4_moe": Gemma4TextConfig(  # as 26B-A4B
+        **GEMMA4_LARGE, enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=16
+    ),
+    "gemma4_e4b": Gemma4TextConfig(**GEMMA4_SMALL),
+    "gemma4_e2b": Gemma4TextConfig(**GEMMA4_SMALL | {"num_key_value_heads": 1}, use_double_wide_mlp=True),
     "mistral_windowed": MistralConfig(**LLAMA_SHAPE, sliding_window=20, rope_parameters=SHORT_ROPE),
     "ministral3": Ministral3Config(
         **LLAMA_SHAPE,

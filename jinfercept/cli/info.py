@@ -11,6 +11,7 @@ from jinfercept.errors import ConfigError
 
 if TYPE_CHECKING:
     from jinfercept.models.config import ModelConfig
+    from jinfercept.models.model import Model
     from jinfercept.start.side_pools import StatePlan
 
 
@@ -52,6 +53,7 @@ class Info:
             ("embedding", config.hidden_size),
             ("query heads × head dim", f"{config.num_heads} × {config.head_dim}"),
             ("KV heads", f"{config.num_kv_heads}{repeated if served.kv_repeats > 1 else ''}"),
+            *_other_sizes(served),
             ("vocabulary", f"{config.vocab_size:,}"),
             ("longest sequence", f"{config.max_position:,}{longer}"),
             ("rotary scaling", config.rope.scaling),
@@ -70,12 +72,12 @@ class Info:
             of_states = slot_bytes(states_of(served), dtype, num_devices)
             name = dtype if num_devices == 1 else f"{dtype}, on each of {num_devices} devices"
             states = f", states {_size(of_states)} per sequence" if of_states else ""
-            states += _windowed(config, token)
+            states += _windowed(config, kv_bytes_per_token(config, dtype, windowed=True) / num_devices)
             table.add_row(name, f"weights {weights / 2**30:.2f} GiB, KV {token / 2**10:.0f} KiB per token{states}")
             num_tokens = 100 * 2**30 / (token * num_devices)
             if of_states:
                 table.add_row(f"--swap-space, {dtype}", _on_host(StatePlan(0, of_states), token, num_devices))
-            else:
+            elif served.windowed_config is config:
                 table.add_row(f"--kv-disk, {dtype}", f"100 GiB of --kv-disk-space hold {num_tokens:,.0f} tokens")
         if (kind := quantization_of(self.model)) is not None:
             try:
@@ -94,20 +96,32 @@ def _windows(config: "ModelConfig") -> list[tuple[str, str]]:
     return [("windowed layers", row) for row in rows]
 
 
-def _windowed(config: "ModelConfig", token_bytes: float) -> str:
-    """How much of a token's keys and values is kept for the last tokens only, by default and in the longest context."""
+def _other_sizes(served: "Model") -> list[tuple[str, str]]:
+    """The heads of layers with a window, if they have others, and which layers keep no keys and values of their own."""
+    config, windowed = served.config, served.windowed_config
+    own = f"{windowed.num_heads} × {windowed.head_dim}, {windowed.num_kv_heads} KV heads; no disk tier"
+    rows = [("heads of windowed layers", own)] if windowed is not config else []
+    num_shared = sum(kind.kv_from is not None for kind in config.kinds)
+    return rows + ([("layers without KV", f"the last {num_shared} read those of earlier ones")] if num_shared else [])
+
+
+def _windowed(config: "ModelConfig", window_bytes: float) -> str:
+    """How much of a token's keys and values is kept for the last tokens only, by default and in the longest context.
+
+    Args:
+        window_bytes: of the layers that see a window.
+    """
     from jinfercept.start.side_pools import are_long
 
     windows = [kind.window for kind in config.kinds if kind.window is not None and kind.window < config.max_position]
     if not windows or len(windows) == config.num_layers or not are_long(windows, config.max_position):
         return ""
-    window_bytes = token_bytes * len(windows) / config.num_kv_layers
     return f", {window_bytes / 2**10:.0f} KiB of them for the last {max(windows):,} tokens only"
 
 
 def _recurrent(config: "ModelConfig") -> list[tuple[str, str]]:
     """Which layers have states in place of keys and values, and what such a model is served without."""
-    count = config.num_layers - config.num_kv_layers
+    count = sum(kind.is_recurrent for kind in config.kinds)
     if not count:
         return []
     return [("recurrent layers", f"{count} of {config.num_layers}; no drafts or disk tier")]

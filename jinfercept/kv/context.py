@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple, final
 
-from jinfercept.kv.extent import NEVER, PageExtent, common_pages, token_bytes
+from jinfercept.kv.extent import NEVER, ContextCheckpoint, PageExtent, common_pages, token_bytes
 from jinfercept.kv.page import Residency, Slots
 from jinfercept.kv.store import ExtentStore
 
@@ -71,13 +71,16 @@ class ContextWindow:
         fetching: the plan being built brings the pages to the device: they are readable from the next plan on.
         offloading: the plan being built copies pages to the host.
         read_from: least position whose query the plan being built computes.
-        branch: index behind the last page that others have too, where they have no checkpoint; 0: there is none.
+        cuts: indexes behind pages at which other contexts are likely to part from this one, ascending; see `SidePool.share`.
+        marked: the checkpoints there that are made.
     """
 
-    __slots__ = ("branch", "fetching", "first", "host_first", "host_slots", "offloading", "read_from", "slots")
+    __slots__ = ("cuts", "fetching", "first", "host_first", "host_slots", "marked", "offloading", "read_from", "slots")
 
     def __init__(self) -> None:
-        self.first = self.host_first = self.branch = 0
+        self.first = self.host_first = 0
+        self.cuts: list[int] = []
+        self.marked: list[ContextCheckpoint] = []
         self.slots: Slots = array("i")
         self.host_slots: Slots = array("i")
         self.fetching = self.offloading = False
@@ -115,14 +118,19 @@ class ContextState:
         position: leading tokens that the state and its copy have seen, behind the plan being built.
         fetching: the plan being built brings the state to the device: it is readable from the next plan on.
         offloading: the plan being built copies the state to the host.
-        branch: index behind the last page that others have too, where they have no checkpoint; 0: there is none.
+        cuts: indexes behind pages at which other contexts are likely to part from this one, ascending; see `SidePool.share`.
+        marked: the checkpoints there that are made.
+        last_page: the checkpoint behind the last page that it has filled one token at a time.
     """
 
-    __slots__ = ("branch", "fetching", "host", "offloading", "position", "slot", "source")
+    __slots__ = ("cuts", "fetching", "host", "last_page", "marked", "offloading", "position", "slot", "source")
 
     def __init__(self) -> None:
-        self.slot = self.source = self.position = self.branch = 0
+        self.slot = self.source = self.position = 0
         self.host = -1
+        self.cuts: list[int] = []
+        self.marked: list[ContextCheckpoint] = []
+        self.last_page: ContextCheckpoint | None = None
         self.fetching = self.offloading = False
 
     @property

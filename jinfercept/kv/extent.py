@@ -56,13 +56,15 @@ class ContextCheckpoint:
 
     Attributes:
         first: index of the first page of the window before it, or of the page before the state.
-        slots: of that window or state; none once the checkpoint is lost.
+        slots: device slots of that window or state; none if it is not on the device.
+        host_slots: of its copy on the host, if there is one. A checkpoint without either is lost.
+        offloading: the plan being built copies it to the host.
     """
 
-    __slots__ = ("first", "slots")
+    __slots__ = ("first", "host_slots", "offloading", "slots")
 
-    def __init__(self, first: int, slots: Slots) -> None:
-        self.first, self.slots = first, slots
+    def __init__(self, first: int) -> None:
+        self.first, self.slots, self.host_slots, self.offloading = first, array("i"), array("i"), False
 
 
 @dataclass(slots=True, eq=False, repr=False, weakref_slot=True)

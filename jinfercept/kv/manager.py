@@ -6,7 +6,7 @@ that it changes, and the pages that it moves, but not as much as a context has p
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from secrets import token_bytes as random_bytes
 from typing import final
 from weakref import WeakValueDictionary
@@ -33,6 +33,7 @@ class KVManager:
         most_moved_pages: pages that one plan may move over the host link, both ways together; None: any number.
         states: of recurrent layers, if the model has some.
         windows: pages of layers with windows, if these have pages of their own.
+        turn_ends: tokens that end a turn of a conversation: clients cut their prompts behind these.
 
     Attributes:
         side_pool: what contexts have beside their pages: pages of layers with windows, or states of recurrent layers; None
@@ -50,15 +51,16 @@ class KVManager:
         most_moved_pages: int | None = None,
         states: StateSizes = NO_STATES,
         windows: WindowSizes = NO_WINDOWS,
+        turn_ends: Collection[int] = (),
     ) -> None:
         self.page_size = page_size
         self.most_moved_pages = most_moved_pages
         assert not (windows.window and states.num_states), "a model has windows with pages of their own, or states"
         self.side_pool: SidePool | None = None
         if windows.num_device_pages:
-            self.side_pool = WindowPool(windows, page_size, prefix_caching)
+            self.side_pool = WindowPool(windows, page_size, prefix_caching, turn_ends)
         if states.num_states:
-            self.side_pool = StatePool(states, page_size, prefix_caching)
+            self.side_pool = StatePool(states, page_size, prefix_caching, turn_ends)
         forget = self.side_pool and self.side_pool.forget_checkpoints
         self._store = ExtentStore(num_device_pages, num_host_pages, page_size, prefix_caching, forget)
         self._trees: WeakValueDictionary[bytes, PageExtent] = WeakValueDictionary()
@@ -91,7 +93,7 @@ class KVManager:
             self.side_pool.settle(context)
         alike, present = context.following(tokens)
         if self.side_pool:
-            present = self.side_pool.share(context, alike)
+            present = self.side_pool.share(context, alike, tokens)
         if present:
             context.drop_tail()
             for extent, num_pages in alike[:present]:

@@ -10,26 +10,27 @@ which is kept until its slots are wanted. Contexts and checkpoints share device 
 from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import final
 
 from jinfercept.kv.context import Context, ContextState, ContextWindow
-from jinfercept.kv.extent import NEVER, ContextCheckpoint, PageExtent
+from jinfercept.kv.extent import NEVER, TOKEN_BYTES, ContextCheckpoint, PageExtent, token_bytes
 from jinfercept.kv.page import PageCopies, Residency, SlotOccupancy, SlotPool, Slots
 
 
 @final
 class SharedSlots:
-    """Device slots that several owners may have, by counting references.
+    """Slots of one memory that several owners may have, by counting references.
 
     Args:
-        size: number of slots, numbered from 1 (0 is scratch).
+        size: number of slots.
+        first, notes_drops: see `SlotPool`.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, first: int = 0, *, notes_drops: bool = False) -> None:
         self.size = size
-        self.pool = SlotPool(size, first=1)
-        self._refs = array("i", bytes(4 * (size + 1)))
+        self.pool = SlotPool(size, first, notes_drops=notes_drops)
+        self._refs = array("i", bytes(4 * (size + first)))
 
     def take(self, most: int) -> Slots:
         """Take up to so many free slots."""
@@ -73,7 +74,7 @@ class SidePool(ABC):
         num_host_slots: host slots.
         slot_cost: memory of a slot, in tokens of KV.
         prefix_caching: contexts leave checkpoints for others.
-        last_tokens: a prompt's last checkpoint has fewer tokens behind it.
+        turn_ends: tokens that end a turn of a conversation: clients cut their prompts behind these.
         found_later: a checkpoint is not found before the next plan, since the one being built writes its slots.
 
     """
@@ -88,19 +89,22 @@ class SidePool(ABC):
         slot_cost: float,
         *,
         prefix_caching: bool,
-        last_tokens: int,
+        turn_ends: Collection[int],
         found_later: bool,
     ) -> None:
         self._page_size, self._prefix_caching = page_size, prefix_caching
-        self.slot_cost, self._last_tokens = slot_cost, last_tokens
-        self._slots, self._host = SharedSlots(num_slots), SlotPool(num_host_slots, notes_drops=True)
+        self.slot_cost, self._turn_ends = slot_cost, [token_bytes([token]) for token in turn_ends]
+        self._slots, self._host = SharedSlots(num_slots, 1), SharedSlots(num_host_slots, notes_drops=True)
         self._contexts: dict[Context, None] = {}  # with device slots
         self._moving: list[ContextWindow | ContextState] = []
+        self._offloading: list[ContextCheckpoint] = []
         self._fresh: set[int] = set()  # device slots that the plan being built writes
+        self._fetched: set[int] = set()  # host slots that it fetches
         self._found_later = found_later
         self._new: set[ContextCheckpoint] = set()  # that are not found yet
         # In the order in which they are lost: those that no context is likely to use, then by last use.
         self._checkpoints: OrderedDict[ContextCheckpoint, None] = OrderedDict()
+        self._copied: OrderedDict[ContextCheckpoint, None] = OrderedDict()  # on the host, likewise
 
     @property
     def num_free(self) -> int:
@@ -123,15 +127,18 @@ class SidePool(ABC):
         """Start a plan: the slots that the last plan moved have arrived, and those that it wrote can be read."""
         for side in self._moving:
             side.fetching = side.offloading = False
-        self._moving = []
+        for checkpoint in self._offloading:
+            checkpoint.offloading = False
+        self._moving, self._offloading = [], []
         self._fresh.clear()
+        self._fetched.clear()
         self._new.clear()
         self._slots.pool.begin()
-        self._host.begin()
+        self._host.pool.begin()
 
     def take_dropped(self) -> tuple[int, ...]:
         """Host slots freed since the last call: the runner forgets their arrays."""
-        return self._host.take_dropped()
+        return self._host.pool.take_dropped()
 
     @property
     def first_paused(self) -> Context | None:
@@ -218,17 +225,48 @@ class SidePool(ABC):
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
-        """Copy the side of a paused context with so many tokens to the host, as far as the host lacks it; None: not now."""
+        """Copy the side of a paused context with so many tokens to the host, as far as the host lacks it; None: not now.
+
+        The checkpoints at which other contexts are likely to part from it are copied with it.
+        """
+        copies = self._copy_out(context, num_tokens)
+        if copies:
+            for checkpoint in self._of(context).marked:
+                if checkpoint.slots and not checkpoint.host_slots and self._fresh.isdisjoint(checkpoint.slots):
+                    checkpoint.host_slots = self._take_host(len(checkpoint.slots))
+                    if checkpoint.host_slots:
+                        checkpoint.offloading = True
+                        self._offloading.append(checkpoint)
+                        self._copied[checkpoint] = None
+                        copies.add(checkpoint.slots, checkpoint.host_slots)
+        return copies
+
+    @abstractmethod
+    def _copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
+        """Copy what a context alone has; see `copy_out`."""
+
+    def _take_host(self, number: int) -> Slots:
+        """Take so many host slots, or none: checkpoints give theirs up for it."""
+        pool = self._host.pool
+        while pool.num_free + pool.num_late < number and self._copied:
+            self._lose_copy(next(iter(self._copied)))
+        return self._host.take(number) if pool.num_free >= number else array("i")
+
+    def _lose_copy(self, checkpoint: ContextCheckpoint) -> None:
+        del self._copied[checkpoint]
+        self._host.give(checkpoint.host_slots, late=checkpoint.offloading)
+        checkpoint.host_slots = array("i")
 
     def fetch(self, context: Context) -> PageCopies | None:
-        """Copy a context's side back to the device; None: no slot is free, or copies are still on their way out."""
+        """Copy a context's side back to the device; None: no slot is free, copies are still on their way out, or the plan
+        fetches these host slots for another context."""
         side, copies = self._of(context), PageCopies()
         if side.slots:
             return copies
-        if side.offloading or not self.find(len(side.host_slots)):
+        if side.offloading or not self._fetched.isdisjoint(side.host_slots) or not self.find(len(side.host_slots)):
             return None
+        self._fetched.update(side.host_slots)
         copies.add(self._take(context, len(side.host_slots)), side.host_slots)
         side.fetching = True
         self._moving.append(side)
@@ -312,19 +350,16 @@ class SidePool(ABC):
                     context.store.drop_host(extent)
         return freed
 
-    def mark(self, context: Context, remaining_tokens: int) -> None:
-        """Make checkpoints behind the full pages of a running context, and where others part from it.
-
-        Args:
-            remaining_tokens: tokens of its sequence that are not computed yet.
-        """
+    def mark(self, context: Context) -> None:
+        """Make checkpoints behind the full pages of a running context, and where others are likely to part from it."""
         side = self._of(context)
-        self._mark_end(context, likely=remaining_tokens < self._last_tokens)
-        if self._prefix_caching and 0 < side.branch * self._page_size <= context.ready:
-            extent = _twin(context, side.branch)
-            if extent is not None:
-                self._mark(context, extent, side.branch, likely=True)
-            side.branch = 0
+        self._mark_end(context, likely=False)
+        while side.cuts and side.cuts[0] * self._page_size <= context.ready:
+            index = side.cuts.pop(0)
+            if (extent := self._extent_at(context, index)) is not None:
+                self._mark(context, extent, index, likely=True)
+                if (checkpoint := extent.checkpoints.get(index)) is not None:
+                    side.marked.append(checkpoint)
 
     def _can_go_on(self, context: Context) -> bool:
         return context.is_whole and self.reaches(context, context.num_tokens)
@@ -332,10 +367,18 @@ class SidePool(ABC):
     def _mark_end(self, context: Context, *, likely: bool) -> None:
         """Make a checkpoint behind the last page that other contexts can find."""
         index = self._border(context)
-        if self._prefix_caching and index and context.last.shareable:
-            extent = context.last if index == context.last.end else _twin(context, index)
-            if extent is not None:
-                self._mark(context, extent, index, likely=likely)
+        if (extent := self._extent_at(context, index)) is not None:
+            self._mark(context, extent, index, likely=likely)
+
+    def _extent_at(self, context: Context, index: int) -> PageExtent | None:
+        """The extent of the tree that has the page before this index with the context's tokens, perhaps another context's; None
+        if no other context finds it."""
+        if not (self._prefix_caching and index and context.last.shareable):
+            return None
+        if index <= context.last.end:
+            return next(extent for extent in context.extents if extent.end >= index)
+        matches = context.last.matches(bytes(context.tail.tokens), context.store.page_bytes)
+        return next((extent for extent, num_pages in matches if extent.start + num_pages >= index), None)
 
     def _drop_last_copy(self, context: Context) -> None:
         """The last page of a paused context counts as copied only with its window or state, which is copied with it."""
@@ -345,32 +388,37 @@ class SidePool(ABC):
         if not self.is_copied(context, context.num_tokens):
             context.store.drop_host(context.store.part(last, last.end - 1, last.end))
 
-    def share(self, context: Context, alike: list[tuple[PageExtent, int]]) -> int:
+    def share(self, context: Context, alike: list[tuple[PageExtent, int]], tokens: Sequence[int]) -> int:
         """Let a context go on behind pages that it is about to share, from their last checkpoint.
 
-        Notes where others go on with the same pages and have no checkpoint.
+        Notes where other contexts are likely to part from it, so that these go on from there: where others go on with the same
+        pages and have no checkpoint, where the system prompt of a new conversation ends, behind the last message, and
+        before the last token.
 
         Args:
             alike: the extents that follow its last one, with the number of their pages that are alike. Those behind the
                 checkpoint are taken away.
+            tokens: of the context.
 
         Returns:
             How many of them it shares.
         """
+        count, start = 0, context.num_tokens // self._page_size
+        cuts = {(len(tokens) - 1) // self._page_size}
+        if alike:
+            last, index = self._last_checkpoint([extent for extent, _ in alike], sum([pages for _, pages in alike]))
+            missing = (extent.start for extent, _ in alike if extent.residency is Residency.MISSING)
+            cuts.add(next(missing, alike[-1][0].start + alike[-1][1]))
+            if last is not None:
+                start, count = index, [extent for extent, _ in alike].index(last) + 1
+                alike[count - 1 :] = [(last, index - last.start)]
+        rest = token_bytes(tokens[start * self._page_size :])
+        for end in self._turn_ends:
+            cuts.add(start + _behind_last(end, rest) // self._page_size)
+            if not start:
+                cuts.add(_behind_first(end, rest) // self._page_size)
         side = self._of(context)
-        side.branch = 0
-        if not alike:
-            return 0
-        last, index = self._last_checkpoint([extent for extent, _ in alike], sum([pages for _, pages in alike]))
-        end = next(
-            (extent.start for extent, _ in alike if extent.residency is Residency.MISSING),
-            alike[-1][0].start + alike[-1][1],
-        )
-        side.branch = end if end > index else 0
-        if last is None:
-            return 0
-        count = [extent for extent, _ in alike].index(last) + 1
-        alike[count - 1 :] = [(last, index - last.start)]
+        side.cuts, side.marked = sorted(cut for cut in cuts if cut > start), []
         return count
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
@@ -380,8 +428,8 @@ class SidePool(ABC):
         """Index behind the last page where a checkpoint could be made of a context now; 0: there is none."""
 
     @abstractmethod
-    def _mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> None:
-        """Make a checkpoint of a context before a page, if its side is that of this place.
+    def _mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> ContextCheckpoint | None:
+        """Make a checkpoint of a context before a page, if its side is that of this place; None if there is one.
 
         Args:
             extent: that has the page before it.
@@ -404,23 +452,28 @@ class SidePool(ABC):
         for extent in extents:
             full = extent.start + extent.num_tokens // self._page_size
             for index, checkpoint in extent.checkpoints.items():
-                if place < index <= min(full, end) and checkpoint.slots and checkpoint not in self._new:
+                is_there = checkpoint.slots or (checkpoint.host_slots and not checkpoint.offloading)
+                if place < index <= min(full, end) and is_there and checkpoint not in self._new:
                     last, place = extent, index
             if full < extent.end:
                 break
         return last, place
 
-    def _add_checkpoint(self, extent: PageExtent, index: int, first: int, slots: Slots, *, likely: bool) -> None:
-        """Make a checkpoint, unless there is one.
+    def _add_checkpoint(
+        self, extent: PageExtent, index: int, first: int, slots: Slots, *, likely: bool
+    ) -> ContextCheckpoint | None:
+        """Make a checkpoint; None if there is one.
 
         Args:
             index: behind the page before it.
             first: index of the window's first page.
             likely: see `_mark`.
         """
-        checkpoint = extent.checkpoints.get(index)
-        if checkpoint is None or not checkpoint.slots:
-            checkpoint = extent.checkpoints[index] = ContextCheckpoint(first, self._slots.share(slots))
+        checkpoint, made = extent.checkpoints.get(index), None
+        if checkpoint is None:
+            checkpoint = extent.checkpoints[index] = ContextCheckpoint(first)
+        if not checkpoint.slots:
+            made, checkpoint.slots = checkpoint, self._slots.share(slots[:])
             self._checkpoints[checkpoint] = None
             if self._found_later:
                 self._new.add(checkpoint)
@@ -428,28 +481,41 @@ class SidePool(ABC):
                 self._checkpoints.move_to_end(checkpoint, last=False)
         if likely:
             self._checkpoints.move_to_end(checkpoint)
+        return made
 
-    def _use_checkpoint(self, checkpoint: ContextCheckpoint) -> tuple[int, Slots]:
-        """Share a checkpoint's window or state: the index of its first page, and its slots."""
-        self._checkpoints.move_to_end(checkpoint)
-        return checkpoint.first, self._slots.share(checkpoint.slots[:])
+    def _use_checkpoint(self, checkpoint: ContextCheckpoint) -> tuple[Slots, Slots]:
+        """Share a checkpoint's window or state: its device slots; or its host slots, if it is not on the device."""
+        for checkpoints in (self._checkpoints, self._copied):
+            if checkpoint in checkpoints:
+                checkpoints.move_to_end(checkpoint)
+        if checkpoint.slots:
+            return self._slots.share(checkpoint.slots[:]), array("i")
+        return array("i"), self._host.share(checkpoint.host_slots[:])
+
+    def _first_alone(self) -> ContextCheckpoint | None:
+        """The first checkpoint of which a slot has no other owner."""
+        owners = self._slots.num_owners
+        return next((at for at in self._checkpoints if any(owners(slot) == 1 for slot in at.slots)), None)
 
     def _lose_checkpoint(self) -> bool:
         """Lose the first checkpoint of which a slot has no other owner, or else the first; False if there is none to lose."""
-        owners = self._slots.num_owners
-        alone = (at for at in self._checkpoints if any(owners(slot) == 1 for slot in at.slots))
-        checkpoint = next(alone, None) or next(iter(self._checkpoints), None)
+        checkpoint = self._first_alone() or next(iter(self._checkpoints), None)
         if checkpoint is not None:
-            self.forget_checkpoints([checkpoint])
+            self._leave_device(checkpoint)
         return checkpoint is not None
 
+    def _leave_device(self, checkpoint: ContextCheckpoint) -> None:
+        del self._checkpoints[checkpoint]
+        self._slots.give(checkpoint.slots)
+        checkpoint.slots = array("i")
+
     def forget_checkpoints(self, checkpoints: Iterable[ContextCheckpoint] | None = None) -> None:
-        """Lose checkpoints; None: all of them."""
-        for checkpoint in [*self._checkpoints] if checkpoints is None else checkpoints:
+        """Lose checkpoints, on the device and on the host; None: all of them."""
+        for checkpoint in {*self._checkpoints, *self._copied} if checkpoints is None else checkpoints:
             if checkpoint.slots:
-                del self._checkpoints[checkpoint]
-                self._slots.give(checkpoint.slots)
-                checkpoint.slots = array("i")
+                self._leave_device(checkpoint)
+            if checkpoint.host_slots:
+                self._lose_copy(checkpoint)
 
     def check(self, contexts: Iterable[Context]) -> None:
         """Assert that references and slots agree; `contexts` are all open ones."""
@@ -461,9 +527,17 @@ class SidePool(ABC):
                 assert context.is_whole, "a side without its pages"
 
 
-def _twin(context: Context, index: int) -> PageExtent | None:
-    """The extent of the tree that has the page before this index with the context's tokens, perhaps another context's."""
-    if index <= context.last.end:
-        return next(extent for extent in context.extents if extent.end >= index)
-    matches = context.last.matches(bytes(context.tail.tokens), context.store.page_bytes)
-    return next((extent for extent, num_pages in matches if extent.start + num_pages >= index), None)
+def _behind_first(token: bytes, tokens: bytes) -> int:
+    """How many tokens end with the first one of a kind; 0: there is none."""
+    at = tokens.find(token)
+    while at > 0 and at % TOKEN_BYTES:  # within two other tokens
+        at = tokens.find(token, at + 1)
+    return at // TOKEN_BYTES + 1
+
+
+def _behind_last(token: bytes, tokens: bytes) -> int:
+    """How many tokens end with the last one of a kind; 0: there is none."""
+    at = tokens.rfind(token)
+    while at > 0 and at % TOKEN_BYTES:
+        at = tokens.rfind(token, 0, at + TOKEN_BYTES - 1)
+    return at // TOKEN_BYTES + 1

@@ -6,17 +6,13 @@ in a slot of its own.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple, final, override
 
 from jinfercept.kv.context import Context, ContextState
-from jinfercept.kv.extent import PageExtent
+from jinfercept.kv.extent import ContextCheckpoint, PageExtent
 from jinfercept.kv.page import PageCopies, Slots
 from jinfercept.kv.side_pool import SidePool
-
-LEAST_MARKED_PAGES = 4
-"""Pages up to the last full one of a prompt for which its last chunk ends there, at a checkpoint. The tokens of the page that
-is not full are then a chunk of their own."""
 
 
 class StateSizes(NamedTuple):
@@ -44,18 +40,21 @@ class StatePool(SidePool):
         sizes: of the pool.
         page_size: tokens per page.
         prefix_caching: chunks end where contexts leave checkpoints.
+        turn_ends: see `SidePool`.
     """
 
     has_states = True
 
-    def __init__(self, sizes: StateSizes, page_size: int, prefix_caching: bool) -> None:
+    def __init__(
+        self, sizes: StateSizes, page_size: int, prefix_caching: bool, turn_ends: Collection[int] = ()
+    ) -> None:
         super().__init__(
             page_size,
             sizes.num_states,
             sizes.num_host_states,
             sizes.state_size,
             prefix_caching=prefix_caching,
-            last_tokens=LEAST_MARKED_PAGES * page_size,
+            turn_ends=turn_ends,
             found_later=True,
         )
         self._read: Slots = array("i")  # device slots that the plan being built reads, one reference each
@@ -95,17 +94,19 @@ class StatePool(SidePool):
 
     @override
     def chunk_end(self, context: Context, start: int, end: int, length: int) -> int:
-        size, branch = self._page_size, self._of(context).branch * self._page_size
+        size = self._page_size
         if not self._prefix_caching:
             return end
-        if start < branch < end:
-            return branch
+        if (cut := next((cut for cut in self._of(context).cuts if start < cut * size < end), None)) is not None:
+            return cut * size
         border = end // size * size
-        return border if border > start and (end < length or border - start >= self._last_tokens) else end
+        return border if start < border and end < length else end
 
     @override
     def extend(self, context: Context, end: int) -> int:
         state = self._of(context)
+        if state.slot and not state.source and self._border(context):
+            self._mark_page(context)
         if not state.slot and not self._is_own(state.source):
             assert state.host < 0 or state.source, "a state is fetched before its context goes on"
             self.find(1)
@@ -115,6 +116,16 @@ class StatePool(SidePool):
             else:
                 self._take(context, 1)
         return end if state.slot else 0
+
+    def _mark_page(self, context: Context) -> None:
+        """Make a checkpoint of a context that has filled a page, in place of the one that it made behind the page before: so a
+        context that ends has one behind its last page, and no more slots than one for that."""
+        state, index = self._of(context), self._border(context)
+        if (extent := self._extent_at(context, index)) is not None:
+            if state.last_page is not None and state.last_page.slots:
+                self._leave_device(state.last_page)
+            if self.num_free or self._first_alone():
+                state.last_page = self._mark(context, extent, index, likely=True)
 
     def _is_own(self, source: int) -> bool:
         """Whether a context can write its source: no checkpoint, no other context and no row of the plan being built has it."""
@@ -135,6 +146,7 @@ class StatePool(SidePool):
     @override
     def _pause(self, context: Context) -> None:
         state = self._of(context)
+        state.last_page = None
         if state.slot and (state.source or not state.position) and not state.fetching:
             self._slots.give(array("i", (state.slot,)))
             state.slot = 0
@@ -149,7 +161,7 @@ class StatePool(SidePool):
     # -- moving ----------------------------------------------------------------------------------------------------
 
     @override
-    def copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
+    def _copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
         state, copies = self._of(context), PageCopies()
         if self.is_copied(context, num_tokens):
             return copies
@@ -157,7 +169,7 @@ class StatePool(SidePool):
         if state.fetching or not slots or state.position != num_tokens or not self._fresh.isdisjoint(slots):
             return None
         self._drop_host(state)
-        host_slots = self._host.take(1)
+        host_slots = self._take_host(1)
         if not host_slots:
             return None
         (state.host,) = host_slots
@@ -171,7 +183,7 @@ class StatePool(SidePool):
         state = self._of(context)
         self._give(context)
         self._drop_host(state)
-        state.position, state.fetching = 0, False
+        state.position, state.fetching, state.last_page = 0, False, None
 
     @override
     def have_room(self, lengths: Iterable[int], chunk_tokens: int, *, beside_paused: bool) -> bool:
@@ -186,21 +198,26 @@ class StatePool(SidePool):
         return 0 if position % self._page_size else position // self._page_size
 
     @override
-    def _mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> None:
+    def _mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> ContextCheckpoint | None:
         state = self._of(context)
-        if index and index == self._border(context) and state.slots and not state.fetching:
-            assert extent.start < index <= extent.end
-            if state.slot and not state.source:
-                state.slot, state.source = 0, state.slot
-            self._add_checkpoint(extent, index, index - 1, state.slots, likely=likely)
+        if index != self._border(context) or not state.slots or state.fetching:
+            return None
+        assert extent.start < index <= extent.end
+        if state.slot and not state.source:
+            state.slot, state.source = 0, state.slot
+        return self._add_checkpoint(extent, index, index - 1, state.slots, likely=likely)
 
     @override
     def go_on(self, context: Context, extent: PageExtent, index: int) -> None:
         self.free(context)
         state = self._of(context)
-        _, (state.source,) = self._use_checkpoint(extent.checkpoints[index])
+        slots, host_slots = self._use_checkpoint(extent.checkpoints[index])
         state.position = index * self._page_size
-        self._contexts[context] = None
+        if slots:
+            (state.source,) = slots
+            self._contexts[context] = None
+        else:
+            (state.host,) = host_slots
 
     @override
     @staticmethod
@@ -230,7 +247,7 @@ class StatePool(SidePool):
         states = [self._of(context) for context in contexts]
         owned = [array("i", (slot,)) for state in states for slot in (state.slot, state.source) if slot]
         self._slots.check([*owned, *(checkpoint.slots for checkpoint in self._checkpoints), self._read])
-        self._host.check(slot for state in states for slot in state.host_slots)
+        self._host.check([owner.host_slots for owner in (*states, *self._copied)])
         own = [state.slot for state in states if state.slot]
         assert len(set(own)) == len(own), "two contexts write one state"
         assert all(self._slots.num_owners(slot) == 1 for slot in own), "a context writes a checkpoint"

@@ -7,11 +7,11 @@ slots.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple, final, override
 
 from jinfercept.kv.context import NOT_READ, Context, ContextWindow
-from jinfercept.kv.extent import PageExtent
+from jinfercept.kv.extent import ContextCheckpoint, PageExtent
 from jinfercept.kv.page import PageCopies
 from jinfercept.kv.side_pool import SidePool
 
@@ -45,11 +45,14 @@ class WindowPool(SidePool):
         sizes: of the pool.
         page_size: tokens per page.
         prefix_caching: contexts leave checkpoints for others.
+        turn_ends: see `SidePool`.
     """
 
     has_windows = True
 
-    def __init__(self, sizes: WindowSizes, page_size: int, prefix_caching: bool) -> None:
+    def __init__(
+        self, sizes: WindowSizes, page_size: int, prefix_caching: bool, turn_ends: Collection[int] = ()
+    ) -> None:
         num_slots, num_host_slots = sizes.num_device_pages, sizes.num_host_pages
         super().__init__(
             page_size,
@@ -57,7 +60,7 @@ class WindowPool(SidePool):
             num_host_slots,
             sizes.page_cost,
             prefix_caching=prefix_caching,
-            last_tokens=page_size,
+            turn_ends=turn_ends,
             found_later=False,
         )
         self._sizes = sizes
@@ -179,7 +182,7 @@ class WindowPool(SidePool):
     # -- moving ----------------------------------------------------------------------------------------------------
 
     @override
-    def copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
+    def _copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
         window, copies = self._of(context), PageCopies()
         first, end = self._needed(num_tokens)
         if _is_copied(window, first, end):
@@ -193,9 +196,9 @@ class WindowPool(SidePool):
         if not window.host_slots:
             window.host_first = first
         start = window.host_end
-        if self._host.num_free < end - start:
+        slots = self._take_host(end - start)
+        if not slots:
             return None
-        slots = self._host.take(end - start)
         window.host_slots.extend(slots)
         window.offloading = True
         self._moving.append(window)
@@ -231,20 +234,24 @@ class WindowPool(SidePool):
         return context.last.end
 
     @override
-    def _mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> None:
+    def _mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> ContextCheckpoint | None:
         window = self._of(context)
         first, _ = self._needed(index * self._page_size)
-        if index and window.slots and not window.fetching and window.first <= first and window.end >= index:
-            assert extent.start < index <= extent.end
-            slots = window.slots[first - window.first : index - window.first]
-            self._add_checkpoint(extent, index, first, slots, likely=likely)
+        if not (window.slots and not window.fetching and window.first <= first and window.end >= index):
+            return None
+        assert extent.start < index <= extent.end
+        slots = window.slots[first - window.first : index - window.first]
+        return self._add_checkpoint(extent, index, first, slots, likely=likely)
 
     @override
     def go_on(self, context: Context, extent: PageExtent, index: int) -> None:
         window = self._of(context)
         self.free(context)
-        window.first, window.slots = self._use_checkpoint(extent.checkpoints[index])
-        self._contexts[context] = None
+        checkpoint = extent.checkpoints[index]
+        window.slots, window.host_slots = self._use_checkpoint(checkpoint)
+        window.first = window.host_first = checkpoint.first
+        if window.slots:
+            self._contexts[context] = None
 
     @override
     @staticmethod
@@ -257,7 +264,7 @@ class WindowPool(SidePool):
     def check(self, contexts: Iterable[Context]) -> None:
         windows = [self._of(context) for context in contexts]
         self._slots.check([owner.slots for owner in (*windows, *self._checkpoints)])
-        self._host.check(slot for window in windows for slot in window.host_slots)
+        self._host.check([owner.host_slots for owner in (*windows, *self._copied)])
         super().check(contexts)
 
 

@@ -34,14 +34,15 @@ class Attend[KV](Protocol):
     """Attention over a cache, given by the caller.
 
     Writes `k` and `v` into the cache, lets every query attend to the visible tokens (scores scaled by `1 / sqrt(D)`, and as
-    `scoring` says), and returns the result in q's dtype with the cache.
+    `scoring` says), and returns the result in q's dtype with the cache. Without `k` and `v` it writes nothing: another layer
+    has written them.
     """
 
     def __call__(
         self,
         q: Float[Array, "T H D"],
-        k: Float[Array, "T K D"],
-        v: Float[Array, "T K D"],
+        k: Float[Array, "T K D"] | None,
+        v: Float[Array, "T K D"] | None,
         kv: KV,
         /,
         scoring: Scoring = PLAIN,
@@ -85,7 +86,8 @@ class Embed(Block):
 
     def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
         # Gemma's is the root of their width
-        self.multiplier = config.hidden_size**0.5 if config.family == "gemma" else config.embedding_multiplier
+        is_gemma = config.family in ("gemma", "gemma4")
+        self.multiplier = config.hidden_size**0.5 if is_gemma else config.embedding_multiplier
         self.make_weights(("embedding",), config, dtype)
 
     def __call__(self, tokens: Int[Array, "T"]) -> Float[Array, "T E"]:

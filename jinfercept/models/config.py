@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from jinfercept.errors import ModelError, shown
 from jinfercept.pallas.layouts.rows import Activation
 
-Family = Literal["llama", "gptj", "gemma", "qwen3_next"]
+Family = Literal["llama", "gptj", "gemma", "gemma4", "qwen3_next"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn", "factors", "proportional"]
 
 
@@ -75,6 +75,9 @@ ARCHITECTURES = {
     "qwen3_5_moe_text": Architecture("qwen3_next", _GATED, _ATTENTION_BIAS, turns_partly=True, keys=_SHARED_EXPERT),
     "gemma2": Architecture("gemma", {"post_norms": True}, _ATTENTION_BIAS),
     "gemma3_text": Architecture("gemma", {"qk_norm": True, "post_norms": True}, _ATTENTION_BIAS),
+    "gemma4_text": Architecture(
+        "gemma4", {"qk_norm": True, "post_norms": True}, keys=frozenset(("num_experts", "moe_intermediate_size"))
+    ),
     "gptj": Architecture("gptj"),
 }
 """By `model_type`."""
@@ -96,7 +99,15 @@ _BELOW = {
 _DIMENSIONS = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "max_position")
 _LEAST = {
     **dict.fromkeys(
-        ("shared_ffn_size", "original_max_position", "turning_pairs", "long_max_position", "query_growth"), 0
+        (
+            "shared_ffn_size",
+            "per_layer_size",
+            "original_max_position",
+            "turning_pairs",
+            "long_max_position",
+            "query_growth",
+        ),
+        0,
     ),
     "num_taps": 2,
 }
@@ -147,15 +158,24 @@ class LayerKind(NamedTuple):
         rope: the rotation of its queries and keys; None: that of the model.
         is_dense: its feed-forward network is one, though the model has experts.
         is_recurrent: it has a state in place of attention, see `DeltaNetConfig`.
+        head_dim, num_kv_heads, ffn_size: of the layer; None: those of the model.
+        keys_are_values: its values are its keys before these are normed and rotated, and it has no weights for them.
+        kv_from: an earlier layer of the same sizes whose keys and values it reads; None: it has its own.
     """
 
     window: int | None = None
     rope: RopeConfig | None = None
     is_dense: bool = False
     is_recurrent: bool = False
+    head_dim: int | None = None
+    num_kv_heads: int | None = None
+    ffn_size: int | None = None
+    keys_are_values: bool = False
+    kv_from: int | None = None
 
 
 PLAIN_KIND = LayerKind()
+_LAYER_SIZES = ("head_dim", "num_kv_heads", "ffn_size")
 
 
 @dataclass(frozen=True)
@@ -171,6 +191,7 @@ class ExpertsConfig:
         biased: whether the router and the experts have biases (gpt-oss).
         parts: into which each expert is cut, so that several devices have as many parts each.
         shared_ffn_size: columns of a further expert that computes every token, times a gate (Qwen3-Next); 0: there is none.
+        activation: of the gates.
     """
 
     num_experts: int
@@ -181,6 +202,7 @@ class ExpertsConfig:
     biased: bool = False
     parts: int = 1
     shared_ffn_size: int = 0
+    activation: Activation = "silu"
 
     def __post_init__(self) -> None:
         _check_fields(self)
@@ -255,6 +277,7 @@ class ModelConfig:
         experts: of the feed-forward network (Mixtral, Qwen3-MoE, gpt-oss); None: it has none.
         attention_gate: what attention gives is multiplied by gates, which are projected beside the queries (Qwen3-Next).
         delta_net: of the recurrent layers (Qwen3-Next); None: there are none.
+        per_layer_size: numbers of a token that each layer has for itself (Gemma 4 E2B and E4B); 0: there are none.
     """
 
     family: Family
@@ -289,6 +312,7 @@ class ModelConfig:
     experts: ExpertsConfig | None = None
     attention_gate: bool = False
     delta_net: DeltaNetConfig | None = None
+    per_layer_size: int = 0
 
     @property
     def norms_plus_one(self) -> bool:
@@ -299,10 +323,15 @@ class ModelConfig:
         """The kind of a layer."""
         return self.kinds[layer] if self.kinds else PLAIN_KIND
 
+    def of_kind(self, kind: LayerKind) -> "ModelConfig":
+        """The config with the sizes of the layers of a kind."""
+        sizes = {name: size for name in _LAYER_SIZES if (size := getattr(kind, name)) is not None}
+        return replace(self, **sizes, rope=kind.rope or self.rope, kinds=()) if sizes else self
+
     @property
     def num_kv_layers(self) -> int:
-        """Layers that have keys and values: all that are not recurrent."""
-        return self.num_layers - sum(kind.is_recurrent for kind in self.kinds)
+        """Layers that have keys and values of their own: all that are not recurrent and do not read another layer's."""
+        return self.num_layers - sum(kind.is_recurrent or kind.kv_from is not None for kind in self.kinds)
 
     def for_length(self, max_model_len: int | None) -> "ModelConfig":
         """The config for sequences of up to so many tokens. All positions turn by the long factors where that is more than
@@ -331,7 +360,7 @@ class ModelConfig:
             if kind.window is not None:
                 _check_number("a window", kind.window, whole=True)
             if kind.rope is not None:
-                self._check_rope(kind.rope)
+                self.of_kind(kind)._check_rope(kind.rope)
         if any(kind.is_recurrent for kind in self.kinds) != (self.delta_net is not None):
             raise ModelError(
                 "recurrent layers and their sizes must be given together",

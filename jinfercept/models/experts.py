@@ -29,9 +29,6 @@ from jinfercept.pallas.tpu_grouped import tpu_grouped_product
 MOST_BLOCK_ROWS = 64
 """Rows of one expert that a CPU multiplies at a time, at most: larger products do not run faster."""
 
-type Swiglu = tuple[float, float] | None
-"""See `ExpertsConfig.swiglu`."""
-
 
 class Choices(NamedTuple):
     """The experts of every token, the best first, and the factors of their outputs."""
@@ -101,7 +98,7 @@ def _of_choices(
 
     if not _has_cpu_kernel(x, weights):
         return sorted_rows(x, pairs, weights)
-    by_kernel = partial(_by_cpu_kernel, config.swiglu)
+    by_kernel = partial(_by_cpu_kernel, config)
     return jax.lax.platform_dependent(x, pairs, weights, cpu=by_kernel, default=sorted_rows)
 
 
@@ -116,7 +113,7 @@ def _has_cpu_kernel(x: Float[Array, "T E"], weights: ExpertWeights) -> bool:
 
 
 def _by_cpu_kernel(
-    swiglu: Swiglu, x: Float[Array, "T E"], pairs: _Pairs, weights: ExpertWeights
+    config: ExpertsConfig, x: Float[Array, "T E"], pairs: _Pairs, weights: ExpertWeights
 ) -> Float[Array, "N E"]:
     """As `_of_choices`. No row is copied: a product reads the rows of tokens, or writes those of choices."""
     from jinfercept.cpu_kernels import grouped_product
@@ -126,7 +123,7 @@ def _by_cpu_kernel(
     inner = grouped_product.product(x, _matrices(weights.gate_up), pairs.sizes, sources, places)
     if weights.gate_up_bias is not None:
         inner = inner + _joined(weights.gate_up_bias)[pairs.experts]
-    output = grouped_product.product(_gated(inner, swiglu), weights.down, pairs.sizes, places, order)
+    output = grouped_product.product(_gated(inner, config), weights.down, pairs.sizes, places, order)
     if weights.down_bias is None:
         return output
     return output + weights.down_bias[jnp.zeros_like(pairs.experts).at[order].set(pairs.experts)]
@@ -139,22 +136,22 @@ def _of_pairs(
     stacks = (weights.gate_up, weights.down)
     stored = {stack.values.dtype if isinstance(stack, QuantizedTensor) else stack.dtype for stack in stacks}
     if (kernel := gpu_kernels.grouped_product(len(rows), pairs.sizes, rows.dtype, stored)) is not None:
-        return _grouped(config.swiglu, kernel, rows, pairs, weights)
+        return _grouped(config, kernel, rows, pairs, weights)
     if not any(map(is_quantized, stacks)):
         shapes = [stack.shape for stack in jax.tree.leaves(jax.tree.map(_matrices, stacks))]
         if (kernel := tpu_grouped_product(pairs.sizes, rows.dtype, shapes)) is not None:
-            return _grouped(config.swiglu, kernel, rows, pairs, weights)
+            return _grouped(config, kernel, rows, pairs, weights)
     if isinstance(weights.gate_up, ExpertSides):
-        return _grouped(config.swiglu, None, rows, pairs, weights)
-    blocks = partial(_by_blocks, config.swiglu, min(MOST_BLOCK_ROWS, 1 << (mean_rows - 1).bit_length()))
+        return _grouped(config, None, rows, pairs, weights)
+    blocks = partial(_by_blocks, config, min(MOST_BLOCK_ROWS, 1 << (mean_rows - 1).bit_length()))
     if any(map(is_quantized, stacks)):
         return blocks(rows, pairs, weights)
-    grouped = partial(_grouped, config.swiglu, None)
+    grouped = partial(_grouped, config, None)
     return jax.lax.platform_dependent(rows, pairs, weights, cpu=blocks, default=grouped)
 
 
 def _grouped(
-    swiglu: Swiglu,
+    config: ExpertsConfig,
     kernel: Callable[..., Float[Array, "N C"]] | None,
     rows: Float[Array, "N E"],
     pairs: _Pairs,
@@ -173,7 +170,7 @@ def _grouped(
         inner = product(rows, _stacked(sides))
     if weights.gate_up_bias is not None:
         inner = inner + _joined(weights.gate_up_bias)[pairs.experts]
-    output = product(_gated(inner, swiglu), _stacked(weights.down))
+    output = product(_gated(inner, config), _stacked(weights.down))
     return output if weights.down_bias is None else output + weights.down_bias[pairs.experts]
 
 
@@ -189,7 +186,7 @@ def _matrices(stack: Float[Array, "X ..."]) -> Float[Array, "X A B"]:
 
 
 def _by_blocks(
-    swiglu: Swiglu, block_rows: int, rows: Float[Array, "N E"], pairs: _Pairs, weights: ExpertWeights
+    config: ExpertsConfig, block_rows: int, rows: Float[Array, "N E"], pairs: _Pairs, weights: ExpertWeights
 ) -> Float[Array, "N E"]:
     """The experts' outputs block by block.
 
@@ -210,7 +207,7 @@ def _by_blocks(
         own = ExpertWeights(*(None if stack is None else _at(stack, expert) for stack in stacks))
         part = jax.lax.dynamic_slice_in_dim(padded, start, block_rows)
         inner = _biased_product(part, own.gate_up, own.gate_up_bias)
-        output = _biased_product(_gated(inner, swiglu), own.down, own.down_bias)
+        output = _biased_product(_gated(inner, config), own.down, own.down_bias)
         return jax.lax.dynamic_update_slice_in_dim(y, output, start, axis=0)
 
     return jax.lax.fori_loop(0, last_blocks[-1], multiply, jnp.zeros_like(padded))[: len(rows)]
@@ -236,11 +233,11 @@ def _joined(sides: Float[Array, "*axes 2 F"]) -> Float[Array, "*axes F2"]:
     return sides.reshape(*sides.shape[:-2], -1)
 
 
-def _gated(rows: Float[Array, "N F2"], swiglu: Swiglu) -> Float[Array, "N F"]:
+def _gated(rows: Float[Array, "N F2"], config: ExpertsConfig) -> Float[Array, "N F"]:
     """Gated rows, of those that have the gates in their first half."""
     gate, up = jnp.split(rows, 2, axis=1)
-    if swiglu is None:
-        return gated(gate, up, "silu")
-    limit, factor = swiglu
+    if config.swiglu is None:
+        return gated(gate, up, config.activation)
+    limit, factor = config.swiglu
     gate, up = jnp.minimum(gate.astype(jnp.float32), limit), jnp.clip(up.astype(jnp.float32), -limit, limit)
     return ((up + 1) * gate * jax.nn.sigmoid(factor * gate)).astype(rows.dtype)

@@ -51,14 +51,17 @@ _DELTA_KEYS = {
     "linear_value_head_dim": "value_dim",
     "linear_conv_kernel_dim": "num_taps",
 }
+_GEMMA4_SIZES = ("hidden_size_per_layer_input", "num_kv_shared_layers", "global_head_dim")
+_GEMMA4_SIZES += ("num_global_key_value_heads", "top_k_experts", "vocab_size_per_layer_input")
 _SIZES = ("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts", "num_experts_per_tok")
 _OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window", "max_window_layers", "n_inner")
-_OPTIONAL += ("sliding_window_pattern", "_sliding_window_pattern")
+_OPTIONAL += ("sliding_window_pattern", "_sliding_window_pattern", *_GEMMA4_SIZES)
 _INTERVALS = ("full_attention_interval", "no_rope_layer_interval")
 _LEFT_OUT = frozenset(("rms_norm_eps", "layer_norm_epsilon", "rotary_dim", "n_positions"))
 _LEFT_OUT_BY = {
     **dict.fromkeys(("gemma", "gemma2"), _LEFT_OUT | {"max_position_embeddings"}),
     "gemma3_text": _LEFT_OUT | {"max_position_embeddings", "vocab_size", "num_attention_heads"},
+    "gemma4_text": _LEFT_OUT | {"max_position_embeddings", "vocab_size"},
     "qwen3_5_moe_text": _LEFT_OUT | {"intermediate_size"},  # all layers have experts
 }
 """Required keys that published configs leave out, because transformers has values for them."""
@@ -73,19 +76,27 @@ _UNDERSTOOD: dict[Family, frozenset[str]] = {
     "gemma": _LAYER_KEYS
     | {"hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping"}
     | {"rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"},
+    "gemma4": _LAYER_KEYS
+    | {*_GEMMA4_SIZES, "hidden_activation", "final_logit_softcapping", "attention_k_eq_v", "use_double_wide_mlp"}
+    | {"enable_moe_block", "use_bidirectional_attention", "per_layer_config"},
     "qwen3_next": _LAYER_KEYS
     | {*_DELTA_KEYS, "full_attention_interval", "attn_output_gate", "mamba_ssm_dtype"}  # states are float32
     | {"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"},  # a draft, which transformers leaves out
     "gptj": _COMMON_KEYS | {*_GPTJ_KEYS, *_GPTJ_ALIASES, "n_inner", "activation_function"},
 }
-_WINDOWED_BY_LAYER = ("qwen2", "qwen3", "smollm3", "gpt_oss", "olmo3", "gemma2", "gemma3_text")
+_WINDOWED_BY_LAYER = ("qwen2", "qwen3", "smollm3", "gpt_oss", "olmo3", "gemma2", "gemma3_text", "gemma4_text")
 """Architectures of whose layers some have windows, if a size is stated."""
 _GRANITE_FACTORS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 _TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
-_ACTIVATIONS: dict[str, dict[str, tuple[str | None, ...]]] = {
+_ACTIVATIONS: dict[str, dict[str, tuple[str | bool | None, ...]]] = {
     "gemma": {"hidden_act": (*_TANH, "gelu"), "hidden_activation": (*_TANH, None)},
     "gemma2": {"hidden_activation": _TANH},
     "gemma3_text": {"hidden_activation": _TANH},
+    "gemma4_text": {
+        "hidden_activation": _TANH,
+        "use_bidirectional_attention": (None, "vision"),
+        "attention_bias": (False,),
+    },
     "gptj": {"activation_function": _TANH},
 }
 """Keys of activations and what they may be, of architectures that have others than Llama's."""
@@ -136,7 +147,8 @@ def _check_sizes(config: Mapping[str, Any], name: str, understood: Set[str]) -> 
         config = {_GPTJ_ALIASES.get(key, key): value for key, value in config.items()}
     left_out = _LEFT_OUT_BY.get(name, _LEFT_OUT) - config.keys()
     require(config, tuple(key for key in required if key not in left_out), where="config.json")
-    check_numbers(config, [key for key in (*required, *_DELTA_KEYS, *_SIZES) if key in config and key in understood])
+    check_numbers(config, [key for key in (*required, *_DELTA_KEYS) if key in config and key in understood])
+    check_numbers(config, [key for key in _SIZES if config.get(key) is not None and key in understood])
     check_numbers(config, [key for key in _OPTIONAL if config.get(key) and key in understood])
     check_numbers(config, [key for key in _INTERVALS if config.get(key) is not None and key in understood])
     check_num_layers(config["n_layer" if name == "gptj" else "num_hidden_layers"])
@@ -190,8 +202,12 @@ def _kind_of_class(name: str) -> str | None:
 def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The fields of a `ModelConfig` with layers like Llama's."""
     architecture, num_heads = ARCHITECTURES[name], config["num_attention_heads"]
+    windowed = dict[str, int]()
+    if architecture.family == "gemma4":
+        sizes = _sizes_by_type(config)
+        windowed, config = sizes.get("sliding_attention", {}), {**config, **sizes["full_attention"]}
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
-    rope, near = ropes_from_hf(config, head_dim, name)
+    rope, near = ropes_from_hf(config, head_dim, name, windowed.get("head_dim"))
     qkv_bias, mlp_bias = (
         key in architecture.biases and flag(config, key, default=False) for key in ("attention_bias", "mlp_bias")
     )
@@ -207,12 +223,14 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "rope": rope.config,
         "tie_embeddings": config.get("tie_word_embeddings", False),
         "max_position": rope.max_position,
-        "activation": "gelu_new" if architecture.family == "gemma" else "silu",
+        "activation": "gelu_new" if architecture.family in ("gemma", "gemma4") else "silu",
         "qkv_bias": qkv_bias,
         "o_bias": qkv_bias,
         "mlp_bias": mlp_bias,
         "kinds": _kinds(config, name, near),
-        "experts": _experts(config, name) if "num_experts" in architecture.keys else None,
+        "experts": _experts(config, name)
+        if "num_experts" in architecture.keys and config.get("enable_moe_block", True)
+        else None,
         **architecture.parts,
     }
     match architecture.family, name:
@@ -229,6 +247,11 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
             fields["query_scale"] = None if scalar is None else scalar**-0.5
             fields["soft_cap"] = config.get("attn_logit_softcapping") if name == "gemma2" else None
             fields["logit_cap"] = config.get("final_logit_softcapping")
+        case "gemma4", _:
+            if size := config["hidden_size_per_layer_input"]:
+                refuse_unless(config, vocab_size_per_layer_input=(config["vocab_size"],))
+            fields["kinds"] = _gemma4_kinds(config, fields["kinds"], windowed)
+            fields["logit_cap"], fields["per_layer_size"] = config.get("final_logit_softcapping"), size
         case "qwen3_next", _:
             if not flag(config, "attn_output_gate", default=True):
                 raise ModelError(
@@ -276,6 +299,43 @@ def _kinds(config: Mapping[str, Any], name: str, near: RopeConfig | None) -> tup
     return kinds if set(kinds) != {PLAIN_KIND} else ()
 
 
+def _sizes_by_type(config: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """The head dim and the KV heads of Gemma 4's layers of each type, which transformers has by layer."""
+    usual = {key: config[key] for key in ("head_dim", "num_key_value_heads")}
+    by_layer = [usual | config["per_layer_config"].get(str(index), {}) for index in range(len(config["layer_types"]))]
+    by_type = dict(zip(config["layer_types"], by_layer, strict=True))
+    types = zip(config["layer_types"], by_layer, strict=True)
+    if any(sizes != by_type[of] or sizes.keys() != usual.keys() for of, sizes in types):
+        raise ModelError(
+            "layers of one type have one head dim and one number of KV heads, and nothing else of their own",
+            got=shown(config["per_layer_config"]),
+            fix="use another model",
+        )
+    return by_type
+
+
+def _gemma4_kinds(
+    config: Mapping[str, Any], kinds: tuple[LayerKind, ...], windowed: Mapping[str, int]
+) -> tuple[LayerKind, ...]:
+    """The kinds with the heads of layers with a window, and with what the last layers take from those before them."""
+    types = config["layer_types"]
+    wide = 2 * config["intermediate_size"] if flag(config, "use_double_wide_mlp") else None
+    num_own = len(types) - config["num_kv_shared_layers"]
+    sources = {of: index for index, of in enumerate(types[:num_own])}
+    if sources.keys() != {*types}:
+        got = f"{config['num_kv_shared_layers']} of {len(types)}"
+        raise ModelError("num_kv_shared_layers leaves a layer of each type", got=got, fix="use another model")
+
+    def own(index: int, kind: LayerKind) -> LayerKind:
+        if kind.window is not None:
+            kind = kind._replace(head_dim=windowed["head_dim"], num_kv_heads=windowed["num_key_value_heads"])
+        if index >= num_own:
+            return kind._replace(kv_from=sources[types[index]], ffn_size=wide)
+        return kind._replace(keys_are_values=kind.window is None and flag(config, "attention_k_eq_v"))
+
+    return tuple(own(index, kind) for index, kind in enumerate(kinds or (PLAIN_KIND,) * len(types)))
+
+
 def _are_dense(config: Mapping[str, Any]) -> tuple[bool, ...]:
     """By layer, whether it has no experts though the model has."""
     without, step = config.get("mlp_only_layers") or [], config.get("decoder_sparse_step", 1)
@@ -310,10 +370,11 @@ def _experts(config: Mapping[str, Any], name: str) -> ExpertsConfig:
     ffn_size = config["moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"]
     experts = ExpertsConfig(
         count,
-        config["num_experts_per_tok"],
+        config["top_k_experts" if name == "gemma4_text" else "num_experts_per_tok"],
         ffn_size,
         normalised=flag(config, "norm_topk_prob") if name in ("qwen3_moe", "qwen3_next") else True,
         shared_ffn_size=config.get("shared_expert_intermediate_size", 0),
+        activation="gelu_new" if name == "gemma4_text" else "silu",
     )
     if name != "gpt_oss":
         return experts

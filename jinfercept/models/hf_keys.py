@@ -34,6 +34,7 @@ _USUAL |= {"full_attn_mod": 1}  # Phi-4 (mini): every layer attends to all token
 _FACTORS = frozenset(("scale", "scaling", "multiplier", "factor", "scalar", "ratio", "mult"))
 _WITH_IMAGES: dict[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": {"architectures": ["Gemma3ForCausalLM"]},
+    "Gemma4ForConditionalGeneration": {"architectures": ["Gemma4ForCausalLM"]},
     "Mistral3ForConditionalGeneration": {"architectures": None},  # Mistral or Ministral 3, as the part says
     "Qwen3_5ForConditionalGeneration": {"architectures": ["Qwen3_5ForCausalLM"]},
     "Qwen3_5MoeForConditionalGeneration": {"architectures": ["Qwen3_5MoeForCausalLM"]},
@@ -123,7 +124,7 @@ def flag(config: Mapping[str, Any], key: str, *, default: bool = False) -> bool:
     return value
 
 
-def refuse_unless(config: Mapping[str, Any], **implemented: tuple[str | None, ...]) -> None:
+def refuse_unless(config: Mapping[str, Any], **implemented: tuple[str | int | None, ...]) -> None:
     for key, values in implemented.items():
         if config.get(key, values[0]) not in values:
             raise ModelError(

@@ -26,7 +26,7 @@ _KEYS = {
     *("short_factor", "long_factor", "finetuned"),
 }
 _GROWTH, _ORIGINAL = "llama_4_scaling_beta", "original_max_position_embeddings"
-BY_LAYER_TYPE = ("gemma3_text", "olmo3")
+BY_LAYER_TYPE = ("gemma3_text", "gemma4_text", "olmo3")
 """Architectures whose layers with a window may turn in another way than the others."""
 _OF_IMAGES = frozenset(
     ("mrope_section", "mrope_interleaved")
@@ -55,12 +55,15 @@ class Rope(NamedTuple):
     max_position: int
 
 
-def ropes_from_hf(config: Mapping[str, Any], head_dim: int, architecture: str) -> tuple[Rope, RopeConfig | None]:
+def ropes_from_hf(
+    config: Mapping[str, Any], head_dim: int, architecture: str, near_dim: int | None = None
+) -> tuple[Rope, RopeConfig | None]:
     """The rotary embedding, and that of layers with a window if it is another one.
 
     Args:
         config: the parsed `config.json`, filled up by transformers.
         architecture: a name in `ARCHITECTURES`.
+        near_dim: the head dim of layers with a window, if it is another one.
 
     Raises:
         ModelError: the scaling is not supported, or something in it is missing, wrong or not understood.
@@ -70,8 +73,8 @@ def ropes_from_hf(config: Mapping[str, Any], head_dim: int, architecture: str) -
         original = config.get("original_max_position_embeddings")  # comes before that in the object
         return _rope({**stated, **({_ORIGINAL: original} if original else {})}, head_dim, longest, architecture), None
     full, near = (
-        _rope(stated.get(kind) or {}, head_dim, longest, architecture)
-        for kind in ("full_attention", "sliding_attention")
+        _rope(stated.get(kind) or {}, dim, longest, architecture)
+        for kind, dim in (("full_attention", head_dim), ("sliding_attention", near_dim or head_dim))
     )
     return full, None if near.config == full.config else near.config
 

@@ -26,7 +26,8 @@ from jinfercept.models.weight_files import Placed, placed_tensors, text_tensors
 
 log = logging.getLogger("jinfercept")
 
-BASES: dict[Family, str] = {"llama": "model.", "gemma": "model.", "qwen3_next": "model.", "gptj": "transformer."}
+BASES: dict[Family, str] = {"llama": "model.", "gemma": "model.", "gemma4": "model."}
+BASES |= {"qwen3_next": "model.", "gptj": "transformer."}
 """How the names of tensors begin."""
 _COMPARED_ROWS = 4096
 
@@ -76,9 +77,32 @@ _QWEN3_NEXT_NAMES = {
     "shared_factor": "model.layers.{i}.mlp.shared_expert_gate.weight",
 }
 """Where Qwen3-Next's weights are that others do not have."""
+_GEMMA4 = _LLAMA.with_layer(
+    {
+        "router": "model.layers.{i}.router.proj.weight",
+        "router_norm": "model.layers.{i}.router.scale",
+        "router_scale": "model.layers.{i}.router.per_expert_scale",
+        "dense_post_norm": "model.layers.{i}.post_feedforward_layernorm_1.weight",
+        "experts_norm": "model.layers.{i}.pre_feedforward_layernorm_2.weight",
+        "experts_post_norm": "model.layers.{i}.post_feedforward_layernorm_2.weight",
+        "experts_gate_up": StoredExperts(("model.layers.{i}.experts.gate_up_proj",)),
+        "experts_down": StoredExperts(("model.layers.{i}.experts.down_proj",)),
+        "per_layer_gate": "model.layers.{i}.per_layer_input_gate.weight",
+        "per_layer_up": "model.layers.{i}.per_layer_projection.weight",
+        "per_layer_norm": "model.layers.{i}.post_per_layer_input_norm.weight",
+        "layer_scale": "model.layers.{i}.layer_scalar",
+    }
+).with_embed(
+    {
+        "per_layer_embedding": "model.embed_tokens_per_layer.weight",
+        "per_layer_projection": "model.per_layer_model_projection.weight",
+        "per_layer_projection_norm": "model.per_layer_projection_norm.weight",
+    }
+)
 _NAMES: dict[Family, TensorNames] = {
     "llama": _LLAMA,
     "gemma": _LLAMA,
+    "gemma4": _GEMMA4,
     "qwen3_next": _LLAMA.with_layer(_QWEN3_NEXT_NAMES),
     "gptj": TensorNames.of(
         "transformer.wte.weight",
@@ -262,9 +286,14 @@ def names_of(config: ModelConfig, shapes: Iterable[str] = ()) -> TensorNames:
         layer_names |= _BIASED_NAMES
     elif any(".block_sparse_moe." in name for name in shapes):
         layer_names |= _MIXTRAL_NAMES
-    elif any(name.endswith(".experts.down_proj") for name in shapes):
+    elif any(name.endswith(".mlp.experts.down_proj") for name in shapes):
         layer_names |= _STACKED_NAMES
-    return _NAMES[config.family].with_layer(layer_names)
+    names, shared = _NAMES[config.family].with_layer(layer_names), ("k_proj", "v_proj", "k_norm", "v_norm")
+    of_layers = (f"model.layers.{i}.self_attn." for i, kind in enumerate(config.kinds) if kind.kv_from is not None)
+    unread = tuple(
+        f"{layer}{name}.weight" for layer in of_layers for name in shared
+    )  # of layers that read others' keys
+    return replace(names, ignored=names.ignored + unread)
 
 
 def _stated_apart(directory: Path) -> Mapping[str, Any]:

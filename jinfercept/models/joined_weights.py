@@ -76,7 +76,7 @@ def join_layer(layer: Weights) -> Weights:
 def _join(layer: Weights) -> Weights:
     joined = dict(layer)
     for name, parts in JOINED.items():
-        if parts[0] in layer:
+        if layer.keys() >= set(parts):  # some layers have no values, or read another's keys
             joined[name] = _join_heads(*(joined.pop(part) for part in parts))
     for name, (gate, up) in SIDES.items():
         if gate in layer:

@@ -30,8 +30,8 @@ from jinfercept.models.blocks import (
     rms_norms_of_all_heads,
     separate_heads,
 )
-from jinfercept.models.config import LayerKind, ModelConfig
-from jinfercept.models.experts import ExpertWeights, choose, combined
+from jinfercept.models.config import ExpertsConfig, LayerKind, ModelConfig
+from jinfercept.models.experts import Choices, ExpertWeights, choose, combined
 from jinfercept.models.parallel import add_partial_sums, gather_columns, on_first_device, sum_of_devices
 from jinfercept.models.rope import grown, rotate, rotation
 from jinfercept.pallas.layouts.rows import Normed, Rows, dense, gated, rms_normed
@@ -42,6 +42,7 @@ class LlamaLayer(Block):
     """Attention, then the gated feed-forward network, each between its norms and added to the stream."""
 
     def __init__(self, config: ModelConfig, dtype: DTypeLike, *, kind: LayerKind, joined: bool) -> None:
+        config = config.of_kind(kind)
         self.config, self.joined = config, joined
         self.rope, self.scoring = kind.rope or config.rope, Scoring(kind.window, config.soft_cap)
         self.experts = None if kind.is_dense else config.experts
@@ -80,16 +81,24 @@ class LlamaLayer(Block):
         return biased_once(project("thd,hde->te", attended, self.o), self.o_bias)
 
     def _fed(self, y: Rows, attend: object) -> Float[Array, "T E"]:
-        """The partial sum of the feed-forward network."""
-        if (experts := self.experts) is not None:
-            rows = dense(y)
-            choices = choose(project("te,ex->tx", rows, self.router, self.router_bias, out=jnp.float32), experts)
-            if isinstance(attend, NotesExperts):
-                attend.note_experts(choices.experts)
-            params = (self.experts_gate_up, self.experts_down, self.experts_gate_up_bias, self.experts_down_bias)
-            weights = ExpertWeights(*(None if param is None else param.get_value() for param in params))
-            fed = combined(rows, choices, weights, experts)
-            return fed + self._shared(rows) if experts.shared_ffn_size else fed
+        """The partial sum of the feed-forward network or the experts."""
+        if (experts := self.experts) is None:
+            return self._of_network(y)
+        rows = dense(y)
+        choices = choose(project("te,ex->tx", rows, self.router, self.router_bias, out=jnp.float32), experts)
+        fed = self._of_experts(rows, choices, experts, attend)
+        return fed + self._shared(rows) if experts.shared_ffn_size else fed
+
+    def _of_experts(
+        self, rows: Float[Array, "T E"], choices: Choices, experts: ExpertsConfig, attend: object
+    ) -> Float[Array, "T E"]:
+        if isinstance(attend, NotesExperts):
+            attend.note_experts(choices.experts)
+        params = (self.experts_gate_up, self.experts_down, self.experts_gate_up_bias, self.experts_down_bias)
+        weights = ExpertWeights(*(None if param is None else param.get_value() for param in params))
+        return combined(rows, choices, weights, experts)
+
+    def _of_network(self, y: Rows) -> Float[Array, "T E"]:
         activation = self.config.activation
         if self.joined:
             fed = project_gated(y, self.gate_up, self.down, self.gate_up_bias, activation=activation)

@@ -19,9 +19,10 @@ from jaxtyping import Array, Float, Float32, Int
 from jinfercept.cpu_kernels import native
 from jinfercept.models.blocks import Attend, Embed
 from jinfercept.models.config import PLAIN_KIND, LayerKind, ModelConfig
+from jinfercept.models.gemma4 import Gemma4Embed, Gemma4Head, Gemma4Layer
 from jinfercept.models.gptj import GPTJHead, GPTJLayer
 from jinfercept.models.llama import LlamaHead, LlamaLayer
-from jinfercept.models.protocol import ModelDimensions, Params, Weights, num_kv_layers
+from jinfercept.models.protocol import Params, Weights
 from jinfercept.models.qwen3_next import qwen3_next_layer, state_arrays
 from jinfercept.models.sharding import cut_axis, padded_vocabulary, serving_config
 from jinfercept.pallas.layouts.expert_sides import ExpertSides
@@ -34,6 +35,7 @@ _BLOCKS = {
     "llama": (Embed, LlamaLayer, LlamaHead),
     "gptj": (Embed, GPTJLayer, GPTJHead),
     "gemma": (Embed, LlamaLayer, LlamaHead),
+    "gemma4": (Gemma4Embed, Gemma4Layer, Gemma4Head),
     "qwen3_next": (Embed, qwen3_next_layer, LlamaHead),
 }
 
@@ -44,12 +46,12 @@ class Model:
 
     Attributes:
         joined: whether the weights of the same rows are joined, see `joined_weights.py`.
-        kv_repeats: how often each KV head of the checkpoint is repeated among those of `config`, see `on_devices`.
+        stored_config: the config as the checkpoint has it, where that of the devices is another one, see `on_devices`.
     """
 
     config: ModelConfig
     joined: bool = field(default_factory=lambda: joins(), repr=False)
-    kv_repeats: int = field(default=1, repr=False)
+    stored_config: ModelConfig | None = field(default=None, repr=False)
     _embed: nnx.GraphDef[Embed] = field(init=False, repr=False, compare=False)
     _layers: Mapping[LayerKind, nnx.GraphDef[LlamaLayer | GPTJLayer]] = field(init=False, repr=False, compare=False)
     _head: nnx.GraphDef[LlamaHead | GPTJHead] = field(init=False, repr=False, compare=False)
@@ -64,14 +66,29 @@ class Model:
         """The model as so many devices serve it, with KV heads repeated where they do not divide evenly, and with the weights
         joined that are served joined. Raises `ConfigError` if the model cannot be cut into so many parts."""
         config = serving_config(self.config, num_devices)
-        repeats = config.num_kv_heads // self.config.num_kv_heads
-        return replace(self, config=config, kv_repeats=self.kv_repeats * repeats, joined=joins())
+        return replace(self, config=config, stored_config=self.checkpoint_config, joined=joins())
 
     @property
     def checkpoint_config(self) -> ModelConfig:
         """The config with the KV heads of the checkpoint, and its experts."""
-        experts = None if self.config.experts is None else replace(self.config.experts, parts=1)
-        return replace(self.config, num_kv_heads=self.config.num_kv_heads // self.kv_repeats, experts=experts)
+        return self.stored_config or self.config
+
+    @property
+    def kv_repeats(self) -> int:
+        """How often each KV head of the checkpoint is repeated among those of `config`."""
+        return self.config.num_kv_heads // self.checkpoint_config.num_kv_heads
+
+    @property
+    def windowed_config(self) -> ModelConfig:
+        """The config with the sizes of the layers that see a window."""
+        windowed = next((kind for kind in self.config.kinds if kind.window is not None), PLAIN_KIND)
+        return self.config.of_kind(windowed)
+
+    @property
+    def kv_places(self) -> tuple[int, ...]:
+        """See `protocol.kv_places`."""
+        own = range(self.config.num_layers)
+        return tuple(i if (kind := self.config.kind(i)).kv_from is None else kind.kv_from for i in own)
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
@@ -202,7 +219,14 @@ def param_bytes(config: ModelConfig, dtype: DTypeLike, num_devices: int = 1) -> 
     )
 
 
-def kv_bytes_per_token(config: ModelDimensions, dtype: DTypeLike) -> int:
-    """Keys and values of one token over all layers, in page arrays of this type, see `kv_rows.stored_dtype`."""
-    width = row_width(config.head_dim, dtype)
-    return 2 * num_kv_layers(config) * config.num_kv_heads * width * jnp.dtype(dtype).itemsize
+def kv_bytes_per_token(config: ModelConfig, dtype: DTypeLike, *, windowed: bool | None = None) -> int:
+    """Keys and values of one token over all layers, in page arrays of this type, see `kv_rows.stored_dtype`.
+
+    Args:
+        windowed: count only layers that see a window, or only the others.
+    """
+    kinds = [config.kind(index) for index in range(config.num_layers)]
+    own = [kind for kind in kinds if not kind.is_recurrent and kind.kv_from is None]
+    sizes = [config.of_kind(kind) for kind in own if windowed in (None, kind.window is not None)]
+    numbers = sum(layer.num_kv_heads * row_width(layer.head_dim, dtype) for layer in sizes)
+    return 2 * numbers * jnp.dtype(dtype).itemsize

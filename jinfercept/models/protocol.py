@@ -61,6 +61,16 @@ def num_kv_layers(config: ModelDimensions) -> int:
     return getattr(config, "num_kv_layers", config.num_layers)
 
 
+def windowed_config(model: "ServedModel") -> ModelDimensions:
+    """The config with the sizes of the layers that see a window; the model's own, the same object, unless it says others."""
+    return getattr(model, "windowed_config", model.config)
+
+
+def kv_places(model: "ServedModel") -> tuple[int, ...]:
+    """By layer, the place among those with pages or states of their own of what it reads; the last layers may have none."""
+    return getattr(model, "kv_places", tuple(range(model.config.num_layers)))
+
+
 @runtime_checkable
 class CutModel(Protocol):
     """A `ServedModel` that several devices can compute.
@@ -79,8 +89,8 @@ class CutModel(Protocol):
 class MixedModel(Protocol):
     """A `ServedModel` whose layers are of several kinds. Its `layer` takes the layer's kind as `kind=`.
 
-    Layers of one kind are one function of different weights. A kind is a value that can be hashed. All layers have keys and
-    values of the same shapes.
+    Layers of one kind are one function of different weights. A kind is a value that can be hashed. All layers of a model of
+    one's own have keys and values of the same shapes.
     """
 
     @property

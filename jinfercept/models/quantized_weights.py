@@ -135,8 +135,7 @@ def read_quantized(
         target: its shapes.
         piece_bytes: read at a time, as float32.
     """
-    head_dim = checkpoint.config.head_dim
-    aligned = math.lcm(WIDTH, head_dim) // WIDTH
+    aligned = math.lcm(WIDTH, stored.head_dim) // WIDTH
     num_inputs = stored.stored_shape[1]
     step = max(1, piece_bytes // (4 * num_inputs * WIDTH * aligned)) * aligned
 
@@ -149,7 +148,7 @@ def read_quantized(
         blocks = empty(target, first, end)
         for start in range(first, end, step):
             stop = min(end, start + step)
-            rows = rows_of(stored, head_dim, read, slice(start * WIDTH, stop * WIDTH))
+            rows = rows_of(stored, read, slice(start * WIDTH, stop * WIDTH))
             for array, new in zip(blocks, jax.tree.leaves(rows), strict=True):
                 fill(array[start - first : stop - first], new)
         return blocks

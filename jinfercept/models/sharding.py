@@ -89,16 +89,25 @@ def serving_config(config: ModelConfig, num_devices: int) -> ModelConfig:
                 got=f"{size} and tensor_parallel_size={num_devices}",
                 fix=f"tensor_parallel_size of {_divisors(config)}",
             )
-    num_kv_heads = lcm(config.num_kv_heads, num_devices)
-    if config.num_heads % num_kv_heads:
-        raise ConfigError(
-            "query heads do not divide evenly among repeated KV heads",
-            got=f"{config.num_heads} and {num_kv_heads} for tensor_parallel_size={num_devices}",
-            fix=f"tensor_parallel_size of {_divisors(config)}",
-        )
+    for num_kv_heads in _kv_heads(config, num_devices):
+        if config.num_heads % num_kv_heads:
+            raise ConfigError(
+                "query heads do not divide evenly among repeated KV heads",
+                got=f"{config.num_heads} and {num_kv_heads} for tensor_parallel_size={num_devices}",
+                fix=f"tensor_parallel_size of {_divisors(config)}",
+            )
+    kinds = tuple(
+        kind._replace(num_kv_heads=kind.num_kv_heads and lcm(kind.num_kv_heads, num_devices)) for kind in config.kinds
+    )
     if (experts := config.experts) is not None:
         experts = replace(experts, parts=_expert_parts(experts, num_devices))
-    return replace(config, num_kv_heads=num_kv_heads, experts=experts)
+    return replace(config, num_kv_heads=lcm(config.num_kv_heads, num_devices), kinds=kinds, experts=experts)
+
+
+def _kv_heads(config: ModelConfig, num_devices: int) -> list[int]:
+    """KV heads of the layers, repeated so that the devices have as many each."""
+    heads = {config.num_kv_heads, *(kind.num_kv_heads for kind in config.kinds if kind.num_kv_heads)}
+    return [lcm(number, num_devices) for number in heads]
 
 
 def _columns(config: ModelConfig, num_devices: int) -> list[tuple[int, int]]:
@@ -164,7 +173,7 @@ def _divisors(config: ModelConfig) -> str:
     fitting = [
         n
         for n in counts
-        if not config.num_heads % lcm(n, config.num_kv_heads)
+        if not any(config.num_heads % heads for heads in _kv_heads(config, n))
         and not any(starmap(mod, (*_columns(config, n), *_key_heads(config, n))))
     ]
     return ", ".join(map(str, fitting))

@@ -61,6 +61,11 @@ class StoredWeight(NamedTuple):
         return self.place.shape(self.shape)
 
     @property
+    def head_dim(self) -> int:
+        """Dimensions of a head, whose rows are read together: heads may be repeated, and their rows in another order."""
+        return dict(zip(WEIGHT_AXES[self.name], self.shape, strict=True)).get("head_dim", 1)
+
+    @property
     def stored_spec(self) -> PartitionSpec:
         """How devices cut the stored weight: outputs are rows, inputs are columns."""
         axis = cut_axis(self.name)
@@ -74,7 +79,7 @@ def read_weight(
 ) -> Shaped[Array, "..."]:
     """A weight on its devices. A large one is copied in pieces of so many bytes, as float32, to bound host memory."""
     placing = _Placing(mesh, stored.stored_spec, partition_spec(stored.name), stored.place.inputs, stored.shape, dtype)
-    pieces = _pieces(checkpoint, stored, piece_bytes, mesh)
+    pieces = _pieces(stored, piece_bytes, mesh)
     if len(pieces) == 1:
         return jax.block_until_ready(_place(placing)(_piece(checkpoint, stored, *pieces[0], mesh)))
     placed = jnp.zeros(stored.shape, dtype, device=None if mesh.size == 1 else mesh.sharding(placing.spec))
@@ -88,10 +93,10 @@ def _num_parts(stored: StoredWeight, mesh: ModelMesh) -> int:
     return mesh.size if stored.stored_spec == PartitionSpec(AXIS) else 1
 
 
-def _pieces(checkpoint: Checkpoint, stored: StoredWeight, piece_bytes: int, mesh: ModelMesh) -> list[tuple[int, int]]:
+def _pieces(stored: StoredWeight, piece_bytes: int, mesh: ModelMesh) -> list[tuple[int, int]]:
     """The first row of every piece in every part, and how many rows there are."""
     num_rows, *columns = stored.stored_shape
-    num_parts, head_dim = _num_parts(stored, mesh), checkpoint.config.head_dim
+    num_parts, head_dim = _num_parts(stored, mesh), stored.head_dim
     part_rows = num_rows // num_parts
     step = max(1, piece_bytes // (4 * num_parts * math.prod(columns) * head_dim)) * head_dim
     return [(start, min(step, part_rows - start)) for start in range(0, part_rows, step)]
@@ -110,7 +115,7 @@ def _piece(
     @cache
     def part(index: int) -> Rows:
         first = index * part_rows + start
-        return rows_of(stored, checkpoint.config.head_dim, read, slice(first, first + count))
+        return rows_of(stored, read, slice(first, first + count))
 
     if mesh.size == 1:
         return part(0)
@@ -122,7 +127,7 @@ def _piece(
     return jax.make_array_from_callback(shape, mesh.sharding(stored.stored_spec), of_device)
 
 
-def rows_of[X](stored: StoredWeight, head_dim: int, read: Callable[[slice], X], span: slice) -> X:
+def rows_of[X](stored: StoredWeight, read: Callable[[slice], X], span: slice) -> X:
     """Rows of a weight as it is stored; of repeated heads and of a padded vocabulary too.
 
     Args:
@@ -131,7 +136,7 @@ def rows_of[X](stored: StoredWeight, head_dim: int, read: Callable[[slice], X], 
     if stored.stored_shape[0] == stored.num_rows:
         return read(span)
     if "kv_heads" in WEIGHT_AXES[stored.name]:
-        repeats = stored.stored_shape[0] // stored.num_rows
+        head_dim, repeats = stored.head_dim, stored.stored_shape[0] // stored.num_rows
         heads = np.arange(span.start, span.stop, head_dim) // head_dim // repeats
 
         def repeated(rows: Rows) -> Rows:

@@ -6,6 +6,9 @@ from jinfercept.models.config import ModelConfig
 
 _WEIGHTS = {
     "embedding": "vocab embed",
+    "per_layer_embedding": "vocab per_layers",
+    "per_layer_projection": "embed -> per_layers",
+    "per_layer_projection_norm": "per_layer",
     "attn_norm": "embed",
     "q": "embed -> query_heads head_dim",
     "k": "embed -> kv_heads head_dim",
@@ -43,6 +46,15 @@ _WEIGHTS = {
     "shared_up": "embed -> shared_ffn",
     "shared_down": "shared_ffn -> embed",
     "shared_factor": "embed -> one",
+    "router_norm": "embed",
+    "router_scale": "choices",
+    "dense_post_norm": "embed",
+    "experts_norm": "embed",
+    "experts_post_norm": "embed",
+    "per_layer_gate": "embed -> per_layer",
+    "per_layer_up": "per_layer -> embed",
+    "per_layer_norm": "embed",
+    "layer_scale": "one",
     "delta_qkvz": "embed -> key_heads channels_gates",
     "delta_ba": "embed -> key_heads betas_steps",
     "delta_taps": "taps -> key_heads channels",
@@ -82,6 +94,8 @@ def _sizes(config: ModelConfig) -> dict[str, int]:
         "ffn": config.ffn_size,
         "side": 2,
         "one": 1,
+        "per_layer": config.per_layer_size,
+        "per_layers": config.num_layers * config.per_layer_size,
     }
     if (experts := config.experts) is not None:
         sizes |= {

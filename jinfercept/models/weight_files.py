@@ -21,7 +21,8 @@ _FOREIGN = ("consolidated", "adapter_")
 
 
 _UNUSED = ("mtp.", "model.visual.", "model.vision_tower.", "model.multi_modal_projector.")
-"""Beginnings of names: a draft of further tokens, and the parts that read images."""
+_UNUSED += ("model.embed_vision.", "model.audio_tower.", "model.embed_audio.")
+"""Beginnings of names: a draft of further tokens, and the parts that read images or sound."""
 _TEXT = {
     "model.language_model.model.": "model.",
     "model.language_model.lm_head.": "lm_head.",

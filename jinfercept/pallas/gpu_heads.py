@@ -13,7 +13,7 @@ from jinfercept.pallas.work_schedule import WorkCut
 AMPERE = 80  # its compute capability
 AMPERE_MULTIPROCESSORS = 108
 DTYPES = ("bfloat16", "float16", "float32")
-LARGEST_HEAD_DIM = 256
+LARGEST_HEAD_DIM = 512
 
 
 class Heads(NamedTuple):

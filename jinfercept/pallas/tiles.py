@@ -21,7 +21,7 @@ LEAST_ROWS = 16  # of a matrix product in Triton
 LEAST_TOKENS = 16
 MOST_ACCUMULATORS = 20_480  # of 8 warps that hold their other operands in registers too
 REGISTERS = 65_536  # of a multiprocessor
-DECODE_REGISTERS = {False: {64: 128, 128: 168, 256: 168}, True: {64: 168, 128: 168, 256: 168}}
+DECODE_REGISTERS = {False: {64: 128, 128: 168, 256: 168, 512: 168}, True: {64: 168, 128: 168, 256: 168, 512: 216}}
 """Of a thread of the decode kernels, by whether pages are quantised and by padded head dim, compiled for H100 and A100.
 
 The blocks that run at once on a multiprocessor follow from them: `tests/aot` compares both with compiled kernels.
@@ -90,8 +90,12 @@ def choose_tiles(
     if quantised and rows == 2 * LEAST_ROWS:  # of 64 tokens they spill, where fewer and more rows do not
         decode_tokens = min(decode_tokens, 32)
     hopper = compute_capability >= HOPPER
+    if hopper and (width, group) == (256, 2):  # of 32 tokens they spill, where other groups do not
+        decode_tokens = LEAST_TOKENS
     chunk_rows = max(rows, 128 if width <= 128 and not hopper else WARPGROUP_ROWS)
     chunk_tokens = _tokens(chunk_rows, width * itemsize, 2 if hopper else 1, shared_bytes // 2)
+    if width > 256:  # the sums of more rows spill
+        chunk_rows, chunk_tokens = max(rows, 32), 32
     if not hopper and chunk_rows * (width + chunk_tokens) > MOST_ACCUMULATORS:
         chunk_tokens = max(LEAST_TOKENS, chunk_tokens // 2)
     decode_bytes = (rows + 2 * decode_tokens) * width * itemsize + BLOCK_BYTES

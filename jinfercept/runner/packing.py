@@ -6,7 +6,7 @@ of one length in all steps: the sampled rows, see `packing_samples`, and the dev
 step's first executable, returns the common part for those behind it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
 from math import prod
@@ -35,6 +35,7 @@ class PackedShape(NamedTuple):
         num_adapters: that the weights have room for; with any, the vector says which is every token's.
         window: tokens of the longest window of the layers that have a pool for windows; 0: there is none.
         attention: its implementation, see `pallas.attention`.
+        window_cut: how attention cuts a batch for the layers that have a pool for windows, where that is another way.
     """
 
     num_tokens: int  # T
@@ -48,6 +49,7 @@ class PackedShape(NamedTuple):
     num_adapters: int = 0
     window: int = 0
     attention: str = "auto"
+    window_cut: WorkCut | None = None
 
 
 def enter(
@@ -124,7 +126,9 @@ def pack(
         seen, ends = np.maximum(starts - shape.window + 1, 0) // page_size, (starts + lengths - 1) // page_size + 1
         _pack_windows(window.page_tables, window_tables, slots, seen, ends)
     if shape.cut is not None:
-        _pack_work(parts, shape.cut, num_decode, decode_only=shape.decode_only)
+        _pack_work(parts, (parts.decodes, parts.chunks or ()), shape.cut, num_decode, decode_only=shape.decode_only)
+    if shape.window_cut is not None:
+        _pack_work(parts, window.work, shape.window_cut, num_decode, decode_only=shape.decode_only)
     return vector
 
 
@@ -149,12 +153,14 @@ def _pack_windows(
         page_tables[row, first:end] = tables[slot, first:end]
 
 
-def _pack_work(parts: "_Parts", cut: WorkCut, num_decode: int, *, decode_only: bool) -> None:
+def _pack_work(
+    parts: "_Parts", into: Iterable[Iterable[Any]], cut: WorkCut, num_decode: int, *, decode_only: bool
+) -> None:
     """The work schedules of kernels."""
     starts, num_tokens = parts.query_starts, len(parts.tokens)
     work = schedules(cut, starts, parts.context_lens, num_decode, num_tokens, decode_only=decode_only)
-    for into, numbers in zip(chain(parts.decodes, parts.chunks or ()), chain.from_iterable(work), strict=True):
-        into[:] = numbers
+    for place, numbers in zip(chain.from_iterable(into), chain.from_iterable(work), strict=True):
+        place[:] = numbers
 
 
 def packed_size(shape: PackedShape) -> int:
@@ -180,7 +186,11 @@ def in_place(packed: Int[Array, "packed"], shape: PackedShape) -> Batch:
     if parts.decodes is None:
         return batch
     work = Work(*(getattr(parts, name) for name in Work._fields))
-    window = batch.window and batch.window._replace(work=work._replace(page_tables=parts.window.page_tables))
+    window = batch.window
+    if window is not None:
+        decodes, chunks, *_ = *(parts.window.work or (work.decodes, work.chunks)), None
+        own = {"page_tables": parts.window.page_tables, "decodes": decodes, "chunks": chunks}
+        window = window._replace(work=work._replace(**own))
     return batch._replace(work=work, window=window)
 
 
@@ -270,8 +280,10 @@ def _places(shape: PackedShape) -> tuple[list[_RowPlace], Any]:
     tokens: Any = (shape.num_tokens,)
     rows: Any = (shape.num_rows,)
     tables: Any = (shape.num_rows, shape.pages_per_row)
-    cut, decode_only = shape.cut, shape.decode_only
-    work = [] if cut is None else cut.shapes(shape.num_tokens, shape.num_rows, decode_only=decode_only)
+    work, of_windows = (
+        [] if cut is None else cut.shapes(shape.num_tokens, shape.num_rows, decode_only=shape.decode_only)
+        for cut in (shape.cut, shape.window_cut)
+    )
     decodes, chunks, *_ = *work, None, None
     table = _Parts(
         tokens=tokens,
@@ -285,7 +297,7 @@ def _places(shape: PackedShape) -> tuple[list[_RowPlace], Any]:
         decodes=decodes,
         chunks=chunks,
         states=StateSlots(rows, rows) if shape.has_states else None,
-        window=WindowBatch(tokens, tables) if shape.window else None,
+        window=WindowBatch(tokens, tables, of_windows or None) if shape.window else None,
         adapters=tokens if shape.num_adapters else None,
     )
     shapes, tree = jax.tree.flatten(table, is_leaf=lambda part: type(part) is tuple)
@@ -302,7 +314,7 @@ def _parts(vector: Int[Array, "packed"], shape: PackedShape) -> _Parts:
 
 def _batch(parts: _Parts) -> Batch:
     """The batch as it was packed, without work schedules."""
-    read = parts._replace(decodes=None, chunks=None)
+    read = parts._replace(decodes=None, chunks=None, window=parts.window and parts.window._replace(work=None))
     arrays = jax.tree.map(VectorPart.array, read, is_leaf=lambda part: isinstance(part, VectorPart))._asdict()
     fields = {name: arrays[name] for name in Batch._fields if name in arrays}
     return Batch(**fields | {"num_decode": arrays["num_decode"][0]})

@@ -28,7 +28,7 @@ from jaxtyping import Array, Int32, Num
 
 from jinfercept.kv.page import PageCopy
 from jinfercept.models.mesh import Placed, beside, move, place
-from jinfercept.models.protocol import ServedModel, states_of
+from jinfercept.models.protocol import ModelDimensions, ServedModel, states_of, windowed_config
 from jinfercept.pallas.layouts.kv_rows import stored_dtype
 from jinfercept.pallas.layouts.pages import OUT_OF_RANGE
 from jinfercept.runner.executables import Executables
@@ -346,20 +346,20 @@ def pool_shapes(model: ServedModel, shape: RunnerShape, like: Placed) -> tuple[t
     Args:
         like: an array with the dtype of the weights, on their devices.
     """
-    config, in_second = model.config, in_second_pool(model, shape)
+    in_second = in_second_pool(model, shape)
 
-    def pages(num_pages: int, num_layers: int) -> tuple[Any, ...]:
+    def pages(config: ModelDimensions, num_pages: int, num_layers: int) -> tuple[Any, ...]:
         dims = num_pages + 1, shape.page_size, config.num_kv_heads, config.head_dim
         return (layer_pages(*dims, stored_dtype(shape.kv_cache_dtype, like.dtype), beside(like)),) * num_layers
 
-    own = pages(shape.num_pages, in_second.count(False))
+    own = pages(model.config, shape.num_pages, in_second.count(False))
     if shape.num_window_pages:
-        return own, pages(shape.num_window_pages, sum(in_second))
+        return own, pages(windowed_config(model), shape.num_window_pages, sum(in_second))
     return own, state_shapes(states_of(model), shape.num_states, like)
 
 
 def joined(pages: Iterable[Any], others: Iterable[Any], in_second: Sequence[bool]) -> tuple[Any, ...]:
-    """What every layer keeps, from the layers of two pools.
+    """What every layer with pages or states of its own keeps, from the layers of two pools.
 
     Args:
         in_second: by layer, see `shape.in_second_pool`.

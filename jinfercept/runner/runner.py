@@ -29,7 +29,16 @@ from jinfercept.runner.page_transfers import slot_bytes, transfer_sizes
 from jinfercept.runner.pools import Pool, by_pool, joined, pool_shapes
 from jinfercept.runner.sampler import Drawn, Hidden, Sampler, Samples
 from jinfercept.runner.shape import RunnerShape, in_second_pool
-from jinfercept.runner.steps import RowExperts, add_steps, call_weights, kinds_of, layers_key, step_names, step_shapes
+from jinfercept.runner.steps import (
+    RowExperts,
+    add_steps,
+    call_weights,
+    kinds_of,
+    layers_key,
+    places_of,
+    step_names,
+    step_shapes,
+)
 from jinfercept.sched.plan import Masks, StepPlan, StepResult, WindowCopies
 
 if TYPE_CHECKING:
@@ -111,6 +120,7 @@ class ModelRunner:
         sizes = transfer_sizes(self.device.platform, shape.staging_pages)
         self._common_shape = CommonShape(shape.sample_rows[-1], sizes[0])
         self._in_second = in_second_pool(model, shape)
+        self._places = {group: places_of(model, group) for group in self._groups}
         own, others = pool_shapes(model, shape, leaf)
         pages: dict[str, Any] = {"sizes": sizes, "staging_pages": shape.staging_pages}
         pages |= {"pinned": shape.pinned_memory, "moved_pages": shape.moved_pages}
@@ -365,8 +375,11 @@ class ModelRunner:
         experts, second = list[Array](), self.second
         layers = list(self.kv.layers if second is None else joined(self.kv.layers, second.layers, self._in_second))
         for group, key in zip(self._groups, layer_keys, strict=True):
-            own = slice(*group)
-            x, layers[own], *noted = self.executables[key](self._leaves[group], x, tuple(layers[own]), batch)
+            places = self._places[group]
+            kept = tuple([layers[index] for index in places])
+            x, kept, *noted = self.executables[key](self._leaves[group], x, kept, batch)
+            for index, array in zip(places, kept, strict=True):
+                layers[index] = array
             for array in noted:
                 array.copy_to_host_async()
                 experts.append(array)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jinfercept.models.protocol import ServedModel, states_of, windows_of
+from jinfercept.models.protocol import ServedModel, kv_places, states_of, windowed_config, windows_of
 from jinfercept.runner.packing import PackedShape
 
 
@@ -97,7 +97,10 @@ def pool_windows(model: ServedModel, shape: RunnerShape) -> tuple[int, ...]:
     """
     if not shape.num_window_pages:
         return ()
-    windows = tuple(window if window and window < shape.most_tokens else 0 for window in windows_of(model))
+    own_sizes = windowed_config(model) is not model.config
+    windows = tuple(
+        window if window and (own_sizes or window < shape.most_tokens) else 0 for window in windows_of(model)
+    )
     assert any(windows), "a pool for windows, and no layer has one that is smaller than the longest sequence"
     assert not all(windows), "the pool of layers without a window has no layers"
     assert not shape.num_states
@@ -105,5 +108,7 @@ def pool_windows(model: ServedModel, shape: RunnerShape) -> tuple[int, ...]:
 
 
 def in_second_pool(model: ServedModel, shape: RunnerShape) -> tuple[bool, ...]:
-    """By layer, whether it keeps states, or pages in the pool for windows; False: it has pages in the first pool."""
-    return tuple(map(bool, pool_windows(model, shape) or states_of(model) or (0,) * model.config.num_layers))
+    """By layer with pages or states of its own, whether it keeps states, or pages in the pool for windows; False: it has pages
+    in the first pool."""
+    by_layer = pool_windows(model, shape) or states_of(model) or (0,) * model.config.num_layers
+    return tuple(map(bool, by_layer[: len(set(kv_places(model)))]))

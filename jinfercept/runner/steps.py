@@ -14,7 +14,16 @@ from jinfercept.models.adapted import for_rows
 from jinfercept.models.attention import best, cut_for, paged_attention
 from jinfercept.models.blocks import Attend
 from jinfercept.models.mesh import EVERYWHERE, Placed, beside, mesh_of, over_devices, specs_of
-from jinfercept.models.protocol import MixedModel, Params, ServedModel, Weights, windows_of
+from jinfercept.models.parallel import num_devices
+from jinfercept.models.protocol import (
+    MixedModel,
+    Params,
+    ServedModel,
+    Weights,
+    kv_places,
+    windowed_config,
+    windows_of,
+)
 from jinfercept.models.quantized import weights_of
 from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import joined_attention
@@ -49,7 +58,8 @@ def add_steps(run: Executables, model: ServedModel, shape: RunnerShape, attentio
     def struct(dims: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=beside(leaf))
 
-    windows = pool_windows(model, shape) or (0,) * len(layers)
+    num_layers = model.config.num_layers
+    windows = pool_windows(model, shape) or (0,) * num_layers
     last_tokens, embedded_by_size = struct((shape.max_num_seqs + 1,), jnp.int32), {}
     platform = mesh_of(leaf).devices[0].platform
     common_shape = CommonShape(shape.sample_rows[-1], transfer_sizes(platform, shape.staging_pages)[0])
@@ -60,13 +70,15 @@ def add_steps(run: Executables, model: ServedModel, shape: RunnerShape, attentio
         run.add((embed_name, size), embed, params.embed, last_tokens, upload, donate=(2,))  # it goes on to the layers
         embedded = jax.eval_shape(embed, params.embed, last_tokens, upload)
         x = embedded_by_size[size] = struct(embedded[0].shape, embedded[0].dtype)
-        groups = {layers_key(layers_name, size, group, kinds): group for group in shape.groups(len(layers))}
+        groups = {layers_key(layers_name, size, group, kinds): group for group in shape.groups(num_layers)}
         for key, (first, end) in groups.items():
-            kinds_of_group = kinds[first:end] or (None,) * (end - first)
+            kinds_of_group, own = kinds[first:end] or (None,) * (end - first), places_of(model, (first, end))
             leaves, tree = jax.tree.flatten(call_weights(params.layers[first:end]))
-            step = partial(_layers, model, bucket, kinds_of_group, windows[first:end], tree)
-            arguments = (tuple(leaves), x, layers[first:end], upload)
-            out = (EVERYWHERE, specs_of(layers[first:end]), *([EVERYWHERE] if shape.routed_experts else []))
+            places = tuple(map(own.index, kv_places(model)[first:end]))
+            step = partial(_layers, model, bucket, kinds_of_group, windows[first:end], places, tree)
+            kept = tuple(layers[place] for place in own)
+            arguments = (tuple(leaves), x, kept, upload)
+            out = (EVERYWHERE, specs_of(kept), *([EVERYWHERE] if shape.routed_experts else []))
             whole = over_devices(step, arguments, out=out)
             run.add(key, whole, *arguments, donate=(1, 2))
     add_sampler(
@@ -80,6 +92,11 @@ def add_steps(run: Executables, model: ServedModel, shape: RunnerShape, attentio
         drafts_for=shape.drafts_for,
         num_drawn=shape.num_drawn,
     )
+
+
+def places_of(model: ServedModel, group: tuple[int, int]) -> list[int]:
+    """The places of what a group of layers reads and writes, see `kv_places`, each once."""
+    return [*dict.fromkeys(kv_places(model)[slice(*group)])]
 
 
 def call_weights(layers: Sequence[Weights]) -> tuple[Weights, tuple[Weights, ...]]:
@@ -112,10 +129,17 @@ def step_shapes(
     Args:
         like: an array with the dtype and on the devices of the steps, each of which has its share of the heads.
     """
-    config, num_devices = model.config, mesh_of(like).size
-    num_heads, num_kv_heads = config.num_heads // num_devices, config.num_kv_heads // num_devices
-    stored = stored_dtype(shape.kv_cache_dtype, like.dtype)
-    heads = Heads(num_heads, num_kv_heads, config.head_dim, like.dtype.itemsize, is_quantised(stored))
+    config, stored = model.config, stored_dtype(shape.kv_cache_dtype, like.dtype)
+    heads, window_heads = (
+        Heads(
+            sizes.num_heads // mesh_of(like).size,
+            sizes.num_kv_heads // mesh_of(like).size,
+            sizes.head_dim,
+            like.dtype.itemsize,
+            is_quantised(stored),
+        )
+        for sizes in (config, windowed_config(model))
+    )
     if attention == "auto":
         scored = getattr(config, "soft_cap", None) or getattr(config, "sinks", False)
         plain = not scored and not all(window and window < shape.most_tokens for window in windows_of(model) or (None,))
@@ -125,6 +149,7 @@ def step_shapes(
     kinds = [(size, False) for size in shape.buckets]
     kinds += [] if cut is None else [(size, True) for size in shape.decode_buckets]
     own = {"attention": attention, "cut": cut, "window": max(pool_windows(model, shape), default=0)}
+    own |= {"window_cut": None if window_heads == heads else cut_for(window_heads, attention)}
     return {
         (size, alone): shape.bucket(size)._replace(decode_only=alone, joined=alone and joined, **own)
         for size, alone in kinds
@@ -217,8 +242,8 @@ class _NotingAttend:
     def __call__(
         self,
         q: Float[Array, "T H D"],
-        k: Float[Array, "T K D"],
-        v: Float[Array, "T K D"],
+        k: Float[Array, "T K D"] | None,
+        v: Float[Array, "T K D"] | None,
         pages: KVPages,
         scoring: Scoring = PLAIN,
     ) -> tuple[Float[Array, "T H D"], KVPages]:
@@ -252,19 +277,21 @@ class _NotingRows(StateRows):
         self.noted.append(experts)
 
 
-def _attention(shape: PackedShape, step: Batch, noted: list[Int[Array, "T C"]]) -> Attend[KVPages]:
-    """What layers call for attention: it writes keys and values, and notes experts in the list if they are wanted."""
+def _attention(shape: PackedShape, step: Batch, noted: list[Int[Array, "T C"]], num_kv_heads: int) -> Attend[KVPages]:
+    """What layers with so many KV heads on a device call for attention: it writes keys and values, and notes experts in the
+    list if they are wanted."""
 
     def attend(
         q: Float[Array, "T H D"],
-        k: Float[Array, "T K D"],
-        v: Float[Array, "T K D"],
+        k: Float[Array, "T K D"] | None,
+        v: Float[Array, "T K D"] | None,
         pages: KVPages,
         scoring: Scoring = PLAIN,
     ) -> tuple[Float[Array, "T H D"], KVPages]:
-        pages = write_kv(pages, k, v, step.write_index)
+        if k is not None and v is not None:
+            pages = write_kv(pages, k, v, step.write_index)
         scoring = scoring.within(shape.pages_per_row * pages.shape[1])
-        queries = with_padded_heads(q, k.shape[1], pages)
+        queries = with_padded_heads(q, num_kv_heads, pages)
         attended = paged_attention(
             queries, pages, step, scoring=scoring, implementation=shape.attention, decode_only=shape.decode_only
         )
@@ -280,6 +307,7 @@ def _layers(
     shape: PackedShape,
     kinds: tuple[Hashable, ...],
     windows: tuple[int, ...],
+    places: tuple[int, ...],
     tree: Any,
     leaves: tuple[Any, ...],
     x: Float[Array, "T E"],
@@ -293,33 +321,34 @@ def _layers(
 
     Args:
         windows: of the layers with pages in the pool for windows, 0 for the others.
+        places: which of `layers`, the pages or states that they share, each of them reads.
         tree, leaves: `call_weights` of the layers, flattened: a call costs the host less.
 
     Returns:
         The tokens' vectors, the pages, and if `routed_experts` the experts of every token in the layers that have some.
     """
     step = in_place(upload, shape)
-    noted, written = list[Int[Array, "T C"]](), list[Any]()
+    noted, kept = list[Int[Array, "T C"]](), list(layers)
     stacks, own = jax.tree.unflatten(tree, leaves)
     params = tuple(
         {**weights, **{name: vectors[index] for name, vectors in stacks.items()}} for index, weights in enumerate(own)
     )
     if step.adapters is not None:
         params = for_rows(params, step.adapters, shape.num_adapters)
-    attend = _attention(shape, step, noted)
-    windowed = _attention(shape, step.of_windows, noted) if shape.window else attend
-    for index, (kind, window, weights, kv) in enumerate(zip(kinds, windows, params, layers, strict=True)):
+    attend = windowed = _attention(shape, step, noted, model.config.num_kv_heads // num_devices())
+    if shape.window:
+        windowed = _attention(shape, step.of_windows, noted, windowed_config(model).num_kv_heads // num_devices())
+    for index, (kind, window, place, weights) in enumerate(zip(kinds, windows, places, params, strict=True)):
         layer = model.layer if kind is None else partial(cast(MixedModel, model).layer, kind=kind)
         seam: Any = windowed if window else attend
-        if isinstance(kv, tuple):
+        if isinstance(kept[place], tuple):
             slots, sources = step.states
             rows = _NotingRows(slots, sources, step.query_starts, step.context_lens, step.num_decode)
             rows.noted = noted
             seam = rows
         with jax.named_scope(f"layer{index}"):
-            x, kv = layer(weights, x, step.positions, kv, seam)
-        written.append(kv)
+            x, kept[place] = layer(weights, x, step.positions, kept[place], seam)
     if not shape.routed_experts:
-        return x, tuple(written)
+        return x, tuple(kept)
     none = jnp.zeros((len(x), 0, shape.routed_experts), jnp.int16)
-    return x, tuple(written), jnp.stack(noted, axis=1).astype(jnp.int16) if noted else none
+    return x, tuple(kept), jnp.stack(noted, axis=1).astype(jnp.int16) if noted else none

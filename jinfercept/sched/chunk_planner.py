@@ -101,7 +101,7 @@ class ChunkPlanner:
         self._kv.computed(sequence.context, start, end)
         self._kv.commit(sequence.context, sequence.tokens)
         if self._kv.side_pool and (end - start > 1 or end < num_tokens):
-            self._kv.side_pool.mark(sequence.context, num_tokens - end)
+            self._kv.side_pool.mark(sequence.context)
         recomputed = max(0, min(end, sequence.max_computed) - start)
         sequence.max_computed = max(sequence.max_computed, end)
         if recomputed:

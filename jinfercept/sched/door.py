@@ -6,13 +6,14 @@ requests waits at the door again. A new one comes in when
 * no request inside of its tenant and its priority is late: none has waited for longer than `LATE_S`, and `LATE_TOKEN_S` for
   each of its new tokens; and their new tokens do not take as long, either; and
 * there is room for its context in the device's and the host's pool together, or in its tenant's equal share of them, or fewer
-  than `MOST_LATE` of the last turns were late. One that comes in without room counts as late: the next turns must show that it
-  does no harm.
+  than `MOST_LATE` of the last turns were late. One that comes in without room counts as so many late turns: about 70 turns
+  must be on time before the next one, since the harm that it does shows late, when its context has grown.
 
 Room is what the contexts leave of running and waiting requests, and of paused ones that are about to return: these have
 returned before, or wait for a tool, and have paused for less than `IDLE_S`. So an answer that is the last one and a tool that
-never answers keep no one out. A conversation that has returned counts `GROWTH` times, since it goes on to grow; a context that
-is computed again within `LATE_S` does not count, since it makes no turn late where it is lost.
+never answers keep no one out. A conversation counts `FIRST_GROWTH` times until it returns, and then `GROWTH` times, since it
+goes on to grow; a context that is computed again within `LATE_S` when it has grown does not count, since it makes no turn late
+where it is lost.
 
 The least priority comes in first, then the tenant with the fewest tokens inside over its weight, then the one that has waited
 longest. A tenant without a conversation inside has a right to one. A tenant that waits keeps no other one out of its share.
@@ -33,10 +34,10 @@ Overload = Literal["queue", "refuse", "serve"]
 
 LATE_S, LATE_TOKEN_S = 2.0, 1e-4
 """Seconds of a wait inside, and seconds more for each new token, after which the door is shut."""
-MOST_LATE, RECENT = 0.05, 0.02
-"""Share of late turns, of which the newest has the weight `RECENT`."""
-GROWTH = 2
-"""The last context of a conversation over the one that it has when it returns, about."""
+MOST_LATE, RECENT = 0.05, 0.01
+"""Share of late turns, and the weight of the newest one in it."""
+FIRST_GROWTH, GROWTH = 4, 2
+"""The last context of a conversation over its first one, and over the one that it has when it returns, about."""
 IDLE_S = 120.0
 """Seconds of a pause after which a context takes no room: of 20 calls of a coding agent's tools, 19 last less than 154 s."""
 LOOK_S = 0.1
@@ -107,7 +108,7 @@ class Door:
                     room = 0  # what there is, is for this one
                 continue
             if not has_room:
-                self._late += RECENT
+                self._late += MOST_LATE
             self.sequences.remove(first)
             first.at_door, first.door_s, first.since_s = False, now - first.arrival_s, now
             self._queues.put_last(first)
@@ -118,9 +119,8 @@ class Door:
         return self._cost.recompute_s(num_tokens, self._chunk_tokens) if num_tokens else 0.0
 
     def _needs(self, sequence: Sequence) -> int:
-        if sequence.length < self._large:
-            return 0
-        return sequence.length if sequence.usage.retained is None else GROWTH * sequence.length
+        grown = (FIRST_GROWTH if sequence.usage.retained is None else GROWTH) * sequence.length
+        return grown if grown >= self._large else 0
 
     def _waiting(self) -> Iterator[Sequence]:
         return (sequence for sequence in self._queues.waiting if sequence.may_start)  # its leader may wait at the door

@@ -4,7 +4,6 @@ Censored durations, of which only a lower bound is known, count by Kaplan and Me
 is the latest time at which a call began or ended.
 """
 
-import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -37,8 +36,6 @@ class SurvivalCurve(NamedTuple):
         moment: entry k is the sum of probability · time of the atoms from the k-th on; n + 1 entries.
         outlasted_s: the longest duration, if a censored one exceeds it; the last atom stands for those that do. Else None.
         num_seen: durations that it is made of, censored ones included.
-        stops: entry k is the atom up to which a call that has outlasted the k atoms before is waited for best, by
-            `seconds_per_return`; -1 if no known duration is longer.
     """
 
     times: tuple[float, ...]
@@ -46,7 +43,6 @@ class SurvivalCurve(NamedTuple):
     moment: tuple[float, ...]
     outlasted_s: float | None
     num_seen: int
-    stops: tuple[int, ...]
 
     @classmethod
     def from_seen(cls, seen: Sequence[tuple[float, bool]]) -> Self:
@@ -69,35 +65,11 @@ class SurvivalCurve(NamedTuple):
             weights.append(survival)
         mass = accumulate(reversed(weights), initial=0.0)
         moment = accumulate((w * x for w, x in zip(reversed(weights), reversed(times), strict=True)), initial=0.0)
-        curve = cls(tuple(times), tuple(mass)[::-1], tuple(moment)[::-1], outlasted_s, len(seen), ())
-        return curve._replace(stops=curve._best_stops())
-
-    def _best_stops(self) -> tuple[int, ...]:
-        """`stops`, by the lower convex hull of P(X <= t) and E[min(X, t)] over the atoms, from the last one on."""
-        count = len(self.times) - (self.outlasted_s is not None)
-        held_s = [self.held_s(time_s) for time_s in self.times]
-        hull: list[int] = []
-        stops = [-1] * (len(self.times) + 1)
-        for index in range(count - 1, -2, -1):  # -1 is the call's begin
-            survival, at_s = self.mass[index + 1], held_s[index] if index >= 0 else 0.0
-
-            def slope(stop: int, survival: float = survival, at_s: float = at_s) -> float:
-                return (held_s[stop] - at_s) / max(survival - self.mass[stop + 1], 1e-300)
-
-            while len(hull) > 1 and slope(hull[-2]) <= slope(hull[-1]):
-                hull.pop()
-            stops[index + 1] = hull[-1] if hull else -1
-            hull.append(index)
-        return tuple(stops)
+        return cls(tuple(times), tuple(mass)[::-1], tuple(moment)[::-1], outlasted_s, len(seen))
 
     def left(self, age_s: float) -> float:
         """P(X > age)."""
         return self.mass[bisect_right(self.times, age_s)]
-
-    def held_s(self, until_s: float) -> float:
-        """E[min(X, until)]."""
-        index = bisect_right(self.times, until_s)
-        return self.moment[0] - self.moment[index] + until_s * self.mass[index]
 
     def remaining_s(self, age_s: float) -> float:
         """E[X - age | X > age], for an age with `left(age) > 0`, or any if `outlasted_s` is there.
@@ -113,21 +85,6 @@ class SurvivalCurve(NamedTuple):
             return tail_s + age_s - self.outlasted_s
         ends, tail = self.moment[index] - self.moment[-2], self.mass[-2] * (self.outlasted_s + tail_s)
         return (ends + tail) / self.mass[index] - age_s
-
-    def seconds_per_return(self, age_s: float) -> float:
-        """The least of `E[min(X, t) - age | X > age] / P(X <= t | X > age)` over t: seconds of holding per return, which is
-        the reciprocal of the Gittins index of holding; infinity if no known duration is longer than the age.
-
-        At ages that are known durations it is the least; between them the t is the best one at the last known duration below.
-        Source: Gittins, Glazebrook and Weber, Multi-armed Bandit Allocation Indices (2nd edition, 2011), with the time of
-        return as the reward.
-        """
-        index = bisect_right(self.times, age_s)
-        stop = self.stops[index]
-        if stop < 0:
-            return math.inf
-        held_s = self.held_s(self.times[stop]) - (self.moment[0] - self.moment[index] + age_s * self.mass[index])
-        return max(0.0, held_s) / (self.mass[index] - self.mass[stop + 1])
 
 
 @final

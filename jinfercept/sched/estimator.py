@@ -45,14 +45,6 @@ class Estimator(Protocol):
         """Expected seconds still to come of a call that has lasted `age_s` so far; may be infinite."""
         ...
 
-    def seconds_per_return(self, call: PendingCall, age_s: float) -> float:
-        """Least expected seconds that a context is held for a return of this call, over all ages at which to end holding it:
-        the reciprocal of the Gittins index of holding. Calls that may never return have more of them than `remaining_s`.
-
-        Unless overridden, `remaining_s`: as if the call returned for certain.
-        """
-        return self.remaining_s(call, age_s)
-
     def survival(self, call: PendingCall, age_s: float, horizon_s: float) -> float:
         """Probability that a call that has lasted `age_s` lasts longer than `horizon_s` more.
 
@@ -93,18 +85,6 @@ def remaining_s(estimator: Estimator, sequence: Sequence, age_s: float) -> float
         total_s += (at_s - before_s) * (before + probability) / 2
         before_s, before = at_s, probability
     return max(longest_s, total_s)
-
-
-def seconds_per_return(estimator: Estimator, sequence: Sequence, age_s: float) -> float:
-    """Expected seconds of holding a paused sequence's context for each return, by the call of which it takes the most; as many
-    as it has waited if it has no calls. Asynchronous calls of several ages: as `remaining_s`.
-    """
-    awaited = sequence.awaited
-    if len(awaited) == 1:  # as mostly
-        return estimator.seconds_per_return(awaited[0], age_s + awaited[0].head_start_s)
-    if any(call.head_start_s for call in awaited):
-        return remaining_s(estimator, sequence, age_s)
-    return max((estimator.seconds_per_return(call, age_s + call.head_start_s) for call in awaited), default=age_s)
 
 
 @final
@@ -170,16 +150,6 @@ class HistoryEstimator(Estimator):
         curve = self._curve(call)
         is_known = curve.left(age_s) or curve.outlasted_s is not None
         return curve.remaining_s(age_s) if is_known else self._elapsed.remaining_s(call, age_s)
-
-    def seconds_per_return(self, call: PendingCall, age_s: float) -> float:
-        """By the durations that are known. A call that has outlasted all of n returns with a chance of 1 / (n + 1) at least, as
-        far as it is known: its `remaining_s` counts n + 1 times."""
-        hint_s = _hint_s(call, age_s)
-        if hint_s is not None:
-            return hint_s - age_s
-        curve = self._curve(call)
-        held_s = curve.seconds_per_return(age_s)
-        return held_s if held_s < math.inf else self.remaining_s(call, age_s) * (curve.num_seen + 1)
 
     def survival(self, call: PendingCall, age_s: float, horizon_s: float) -> float:
         hint_s = _hint_s(call, age_s)

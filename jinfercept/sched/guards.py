@@ -21,11 +21,10 @@ _ALLOWED = {
     "host_victims": frozenset({Action.UNCOPY, Action.LOSE}),
 }
 
-_TIME = (lambda answer: answer >= 0.0, "number from 0 to inf")  # false for NaN
 _NUMBERS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "key": (math.isfinite, "finite number"),
     "survival": (lambda answer: 0.0 <= answer <= 1.0, "number from 0 to 1"),
-    **dict.fromkeys(("remaining_s", "seconds_per_return"), _TIME),
+    "remaining_s": (lambda answer: answer >= 0.0, "number from 0 to inf"),  # false for NaN
 }
 """The methods that answer a number: which ones, and their noun."""
 

@@ -101,8 +101,8 @@ class PlanBuilder:
             number=number,
             bucket=bucket,
             chunks=tuple([chunk for _, chunk in self.chunks]),
-            offload=self.offload,
-            fetch=self.fetch,
+            offload=self.offload or (),
+            fetch=self.fetch or (),
             drop=drop,
             window=WindowCopies(self.window_offload, self.window_fetch, window_drop)
             if self.window_offload or self.window_fetch or window_drop

@@ -75,7 +75,7 @@ SETTINGS: dict[str, Callable[[PolicyInputs], Policy]] = {
     "min_waste": _min_waste,
     "lru": lambda inputs: LeastRecentlyUsed(writes_through=False),
     "lru_host": lambda inputs: LeastRecentlyUsed(writes_through=True),
-    "copy_ahead": lambda inputs: CopyAhead(inputs.estimator),
+    "copy_ahead": lambda inputs: CopyAhead(),
 }
 """The policies by name. The paper's ablation is discard, improved_discard, chunked_discard, budgeted_swap, heuristic_preserve
 and min_waste, in this order."""

@@ -202,6 +202,7 @@ class EngineSetup:
             most_moved_pages=max(1, memory_plan.moved_tokens // page_size),
             states=StateSizes(shape.num_states, memory_plan.states.num_host_states, memory_plan.state_size(page_size)),
             windows=memory_plan.windows,
+            turn_ends=end_token_ids(model_config, tokenizer),
         )
         clock = RealClock()
         scheduler = build.build(kv)

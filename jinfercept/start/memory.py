@@ -346,23 +346,29 @@ def token_kv_bytes(
     windows: WindowPlan = NO_WINDOW_PLAN,
 ) -> int:
     """Bytes of one token's keys and values over all devices and the layers that share a pool, with those of a draft model."""
-    leaf = weights_of(params)[0]
-    dtype = stored_dtype(cache.kv_cache_dtype, leaf.dtype)
-    page = layer_pages(1, 1, model_config.num_kv_heads, model_config.head_dim, dtype, beside(leaf))
-    num_bytes = num_kv_layers(model_config) * page.size * page.dtype.itemsize
-    num_bytes -= num_bytes * windows.num_layers // num_kv_layers(model_config)
+    num_layers = num_kv_layers(model_config) - windows.num_layers
+    num_bytes = num_layers * _layer_kv_bytes(model_config, params, cache)
     return num_bytes if draft is None else num_bytes + token_kv_bytes(draft.model.config, draft.params, cache)
 
 
 def windows_pay(plan: MemoryPlan, page_size: int) -> bool:
     """Whether layers with windows take less memory in a pool of their own, now that the longest sequence is known."""
     windows = plan.windows
-    return are_long([windows.window], plan.max_model_len) and windows.num_device_pages * page_size < plan.kv_tokens
+    pays = are_long([windows.window], plan.max_model_len) and windows.num_device_pages * page_size < plan.kv_tokens
+    return pays or plan.window_plan.sizes_config is not None
 
 
 def windowed_kv_bytes(model_config: ModelDimensions, params: Params, cache: CacheOptions, windows: WindowPlan) -> int:
     """Bytes of one token's keys and values over all devices and the layers with a pool of their own."""
-    return token_kv_bytes(model_config, params, cache) - token_kv_bytes(model_config, params, cache, None, windows)
+    return windows.num_layers * _layer_kv_bytes(windows.sizes_config or model_config, params, cache)
+
+
+def _layer_kv_bytes(model_config: ModelDimensions, params: Params, cache: CacheOptions) -> int:
+    """Bytes of one token's keys and values over all devices in a layer with the heads of a config."""
+    leaf = weights_of(params)[0]
+    dtype = stored_dtype(cache.kv_cache_dtype, leaf.dtype)
+    page = layer_pages(1, 1, model_config.num_kv_heads, model_config.head_dim, dtype, beside(leaf))
+    return page.size * page.dtype.itemsize
 
 
 def fit_host(plan: MemoryPlan, cache: CacheOptions, *, is_given: bool) -> CacheOptions:

@@ -13,7 +13,15 @@ from typing import NamedTuple, Self
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError, refuse_any
 from jinfercept.kv.windows import WindowSizes
-from jinfercept.models.protocol import ServedModel, states_of, windows_of
+from jinfercept.models.protocol import (
+    ModelDimensions,
+    ServedModel,
+    kv_places,
+    num_kv_layers,
+    states_of,
+    windowed_config,
+    windows_of,
+)
 from jinfercept.runner.page_transfers import slot_bytes
 
 log = logging.getLogger("jinfercept")
@@ -65,6 +73,12 @@ NO_STATES = StatePlan()
 
 def check_recurrent(config: EngineConfig, model: ServedModel, draft: ServedModel | None = None) -> None:
     """Raise `ConfigError` for options with which a model with recurrent layers, or one without, is not served."""
+    if draft is not None and windowed_config(draft) is not draft.config:
+        raise ConfigError(
+            "a draft model has heads of one size, since it has no pool for layers with a window",
+            got=draft.config.family,
+            fix="take one of another family",
+        )
     if not states_of(model):
         if draft is not None and states_of(draft):
             raise ConfigError(
@@ -134,6 +148,7 @@ class WindowPlan(NamedTuple):
         num_tokens: of the pool; None: as `share` says.
         share: tokens of the pool for each of the other one.
         least_tokens: with which one sequence can be computed.
+        sizes_config: the config with the sizes of these layers; None: they have those of the others.
     """
 
     num_layers: int = 0
@@ -142,6 +157,7 @@ class WindowPlan(NamedTuple):
     num_tokens: int | None = None
     share: float = 0.0
     least_tokens: int = 0
+    sizes_config: ModelDimensions | None = None
 
     def of(self, kv_tokens: int, page_size: int) -> int:
         """Tokens of the pool beside another one of so many, in whole pages."""
@@ -175,10 +191,20 @@ def plan_windows(model: ServedModel, config: EngineConfig, longest: int) -> Wind
         longest: tokens of the longest sequence.
     """
     page_size, num_tokens = config.cache.page_size, config.cache.num_window_tokens
-    windows = [window for window in windows_of(model) if window is not None and window < longest]
+    of_layers, sizes_config = windows_of(model)[: len(set(kv_places(model)))], windowed_config(model)
+    windows = [window for window in of_layers if window is not None and window < longest]
+    if sizes_config is model.config:
+        sizes_config = None
+    else:
+        windows = [min(window, longest) for window in of_layers if window is not None]
+        refuse_any(
+            "layers with a window have heads of other sizes than the others, and so a pool of their own",
+            (config.cache.kv_disk is not None, "kv_disk", "no disk tier, whose pages have all layers"),
+            (num_tokens == 0, "num_window_tokens=0", "leave it out"),
+        )
     for why_not, holds in (
         ("no layers have a window that is shorter than the longest sequence", not windows),
-        ("all layers have a window", len(windows) == model.config.num_layers),
+        ("all layers have a window", len(windows) == num_kv_layers(model.config)),
         ("the model has recurrent layers", bool(states_of(model))),
         ("pages on a disk have all layers (kv_disk)", config.cache.kv_disk is not None),
     ):
@@ -187,7 +213,7 @@ def plan_windows(model: ServedModel, config: EngineConfig, longest: int) -> Wind
             refuse_any(problem, (num_tokens, num_tokens, "num_window_tokens=0"))
             return NO_WINDOW_PLAN
     widest = max(windows)
-    if num_tokens == 0 or (num_tokens is None and not are_long(windows, longest)):
+    if num_tokens == 0 or (num_tokens is None and sizes_config is None and not are_long(windows, longest)):
         return NO_WINDOW_PLAN
     slack = page_size + 1 + config.scheduling.speculation.num_speculative_tokens
     kept_tokens = widest + slack + 2 * page_size
@@ -196,4 +222,4 @@ def plan_windows(model: ServedModel, config: EngineConfig, longest: int) -> Wind
         what = "the pool of layers with a window does not hold a step's tokens and two windows"
         raise ConfigError(what, got=f"num_window_tokens={num_tokens}", fix=f"at least {least}, or 0")
     share = min(1.0, kept_tokens / min(longest, MEAN_WINDOWS * widest))
-    return WindowPlan(len(windows), widest, slack, num_tokens, share, least)
+    return WindowPlan(len(windows), widest, slack, num_tokens, share, least, sizes_config)

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from rich.console import Console
 
-from jinfercept.cli.options import Maybe, Several, Switch
+from jinfercept.cli.options import Maybe, Repeated, Switch
 from jinfercept.errors import ConfigError, nearest
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn, fitting
@@ -24,7 +24,7 @@ from jinfercept.sim.run_stats import Report
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun
-from jinfercept.sim.tables import TextTable, check_least, listed, number_text
+from jinfercept.sim.tables import TextTable, check_least, number_text
 from jinfercept.sim.trace_files import load_sessions
 from jinfercept.sim.workload import Script, Segment, draw
 from studies.agents.cells import MEAN_CONTEXT, MODELS, PAGE_SIZE, AgentCell
@@ -131,17 +131,23 @@ def regimes(trace: str = "agents", context: int = MEAN_CONTEXT) -> dict[str, Reg
         ),
         "8B, quick tools, device 0.33 ×, host 1 ×": _sessions(quick_tools(), MODELS[0].profile, 100_000, 1, 11),
         **{
-            f"small contexts, {rate}/s, {order}": _requests(lambda rng: rng.choice(small), rate, 8_000, 64_000, order)
-            for rate, order in ((2.5, "fcfs"), (3.5, "fcfs"), (3.5, "missing_work"))
+            f"small contexts, {rate}/s, {pool:,} tokens, {order}": _requests(
+                lambda rng: rng.choice(small), rate, pool, 8 * pool, order
+            )
+            for pool, rate, order in product((5_000, 8_000), (1.5, 2.5, 3.5), ("fcfs", "missing_work"))
         },
         **{
             f"mixed workload, {rate}/s, {order}": _requests(partial(draw, "mixed"), rate, 53_000, 300_000, order)
-            for rate, order in product((3.5, 7.5), ("fcfs", "missing_work"))
+            for rate, order in product((2.0, 3.5, 5.0, 6.5, 8.0), ("fcfs", "missing_work"))
         },
     }
 
 
-QUICK = ("8B, H100, device 0.33 ×, host 1 ×", "8B, H100, device 0.15 ×, host 1 ×", "small contexts, 2.5/s, fcfs")
+QUICK = (
+    "8B, H100, device 0.33 ×, host 1 ×",
+    "8B, H100, device 0.15 ×, host 1 ×",
+    "small contexts, 2.5/s, 8,000 tokens, fcfs",
+)
 QUICK_SEEDS, QUICK_S = 1, 60.0
 SEEDS, RUN_S = 3, 600.0
 
@@ -154,7 +160,7 @@ class StudyRegimes:
     """compared with the baseline"""
     baseline: str = "lru_host"
     """under the same order"""
-    regime: Several = ()
+    regime: Repeated = ()
     """parts of the regimes' titles (default: all; with --quick three of them)"""
     quick: Switch = False
     """a first look in seconds, whose ratios say nothing yet; else all regimes, in an hour"""
@@ -177,7 +183,7 @@ class StudyRegimes:
         duration_s = self.duration or (QUICK_S if self.quick else RUN_S)
         check_least("--seeds", num_seeds, 1)
         check_least("--context", self.context, 1)
-        by_title, parts = regimes(self.trace, self.context), listed(self.regime) or list(QUICK if self.quick else ())
+        by_title, parts = regimes(self.trace, self.context), list(self.regime or (QUICK if self.quick else ()))
         titles = [title for title in by_title if not parts or any(part in title for part in parts)]
         if not titles:
             got, fix = ", ".join(parts) + nearest(parts[0], tuple(by_title)), f"a part of one of {'; '.join(by_title)}"

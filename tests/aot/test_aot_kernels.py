@@ -45,6 +45,7 @@ def scored(case: tuple[str, dict[str, Any]], **scoring: Any) -> tuple[str, dict[
 SCORED = [
     scored(case((4, 1), 256, 16, "bfloat16"), window=512),  # Gemma 3 1B
     scored(case((8, 4), 256, 16, "bfloat16"), window=4096, soft_cap=50.0),  # Gemma 2 2B
+    scored(case((16, 8), 256, 16, "bfloat16"), window=1024),  # Gemma 4 26B-A4B and 31B
     scored(case((64, 8), 64, 16, "bfloat16"), window=128, sinks=True),  # gpt-oss
     scored(case((32, 8), 128, 16, "bfloat16"), window=1024, soft_cap=30.0, sinks=True),
     scored(case((9, 3), 96, 128, "float32"), window=1024, soft_cap=30.0, sinks=True),
@@ -207,6 +208,17 @@ def check_code(gpu: str, cases: list[tuple[str, dict[str, Any]]]) -> None:
 
 def test_aot_offsets_in_a_pool_of_three_gigabytes_do_not_wrap_around() -> None:
     check_code("h100", [stored_as("int8", case((32, 8), 128, 16, "bfloat16"))])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", SAMPLE)
+def test_aot_heads_of_512_dimensions_have_kernels(gpu: str) -> None:
+    """Those of Gemma 4's layers without a window."""
+    models = [case(heads, 512, 16, "bfloat16") for heads in ((16, 2), (8, 2), (8, 1))]
+    cases = [*models, *(stored_as(stored, case) for case in models for stored in ("int8", "fp8"))]
+    cases += [case((16, 2), 512, 16, "float16"), case((16, 2), 512, 16, "float32")]
+    check(compile_for(gpu, kernels=dict(cases)), [name for name, _ in cases])
+    check_code(gpu, [(f"{name}, decodes", sizes | {"decode_only": True}) for name, sizes in cases[:-1]])
 
 
 @pytest.mark.slow

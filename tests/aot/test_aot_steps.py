@@ -66,6 +66,38 @@ MODELS["gemma-3-1b"] = {
     "rope_theta": 1_000_000.0,
     "rope_local_base_freq": 10_000.0,
 }
+MODELS["gemma-4-e2b"] = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "vocab_size": 262_144,
+    "hidden_size": 1536,
+    "num_hidden_layers": 4,  # of 35
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "intermediate_size": 6144,
+    "use_double_wide_mlp": True,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 131_072,
+}
+MODELS["gemma-4-26b-a4b"] = MODELS["gemma-4-e2b"] | {
+    "hidden_size": 2816,
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_global_key_value_heads": 2,
+    "attention_k_eq_v": True,
+    "intermediate_size": 2112,
+    "enable_moe_block": True,
+    "num_experts": 128,
+    "top_k_experts": 8,
+    "moe_intermediate_size": 704,
+}
 MODELS["qwen3-next-80b"] = {
     "architectures": ["Qwen3NextForCausalLM"],
     "vocab_size": 151_936,
@@ -222,6 +254,26 @@ def test_aot_steps_write_in_place_into_a_pool_for_windows_too() -> None:
         large = [made for size, made in facts["made"] if size >= windowed_bytes // 2]
         assert len(large) <= LAYERS_PER_STEP
         assert all("scatter" in made or "dynamic_update_slice" in made for made in large), large
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("gpu", ["h100", "a100"])
+@pytest.mark.parametrize(("model", "heads"), [("gemma-4-e2b", (1, 1)), ("gemma-4-26b-a4b", (2, 8))])
+def test_aot_layers_with_other_heads_share_a_step_and_pages_of_other_layers_stay_in_place(
+    model: str, heads: tuple[int, int], gpu: str
+) -> None:
+    """The last two of E2B's four layers read the pages of the first two."""
+    num_pages, bucket = 2500, BUCKETS[0]
+    compiled = compile_steps(model, gpu, buckets=[bucket], num_window_pages=num_pages)
+    windowed_bytes = LAYER_BYTES * heads[1] * 256 * (num_pages + 1) // (NUM_PAGES + 1)
+    for decode in ("", "decode "):
+        groups = [facts for name, facts in compiled.items() if name.startswith(f"{decode}layers {bucket} ")]
+        assert len(groups) == (2 if model == "gemma-4-e2b" else 1)
+        for facts in groups:
+            assert facts["alias_bytes"] >= LAYER_BYTES * heads[0] * 512 + windowed_bytes
+            large = [made for size, made in facts["made"] if size >= windowed_bytes // 2]
+            assert all("scatter" in made or "dynamic_update_slice" in made for made in large), large
 
 
 @pytest.mark.slow

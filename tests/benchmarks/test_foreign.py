@@ -8,7 +8,7 @@ from rich.console import Console
 
 from benchmarks import foreign
 from benchmarks.__main__ import main
-from benchmarks.foreign import LENGTHS, PROGRAMS, Counts, agentx_sessions, comparison, metrics_counts
+from benchmarks.foreign import PROGRAMS, Counts, comparison, metrics_counts
 
 METRICS = """
 # TYPE vllm:prompt_tokens counter
@@ -63,14 +63,6 @@ def test_the_table_names_what_differs_from_metrics() -> None:
     assert lines[3][-4:] == ["skipped:", "no", "such", "package"]
 
 
-def test_agentx_sessions_begin_with_what_their_calls_have_in_common() -> None:
-    [session] = agentx_sessions(LENGTHS.read_text().splitlines()[:1], 3, "m")
-    first, second, third = (request["hash_ids"] for request in session["requests"])
-    assert second[: 17536 // 64 // 32] == first[: 17536 // 64 // 32]
-    assert third[: 25280 // 64 // 32] == second[: 25280 // 64 // 32]
-    assert [len(blocks) for blocks in (first, second, third)] == [-(-(n // 64) // 32) for n in (17590, 25330, 25692)]
-
-
 def test_an_unknown_program_is_an_error_and_one_that_is_not_published_is_skipped(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +72,9 @@ def test_an_unknown_program_is_an_error_and_one_that_is_not_published_is_skipped
     monkeypatch.setenv("JINFERCEPT_CACHE", str(tmp_path))
     assert main(["foreign", "endpoints", "vllm", "--base-url", "http://127.0.0.1:9"]) == 0
     shown = capsys.readouterr().out
+    monkeypatch.setattr(foreign, "installed", lambda packages: tmp_path)
+    assert main(["foreign", "inspect", "--base-url", "http://127.0.0.1:9"]) == 2
+    assert "the server has no /metrics" in capsys.readouterr().err
     assert "is in no package registry" in shown
     assert "takes gigabytes; --large installs it" in shown
 

@@ -11,10 +11,12 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from benchmarks.__main__ import main
 from benchmarks.agents import AgentCall, Scale, load_sessions, prompts_of
+from benchmarks.aiperf import weka_session
 from benchmarks.long_turns import PROTOCOLS, make_work, measure, with_template
 from benchmarks.overload import KeyReply, OverloadBench
 from benchmarks.servers import Reply, child_server, complete, make_target
 from jinfercept.errors import ConfigError
+from jinfercept.sim import trace_files
 from tests.support.chat_templates import QWEN
 from tests.support.live_server import running
 from tests.support.scripted_model import Make
@@ -44,6 +46,19 @@ def test_goodput_counts_what_began_in_time_and_keys_are_compared_with_themselves
 def test_an_option_that_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["overload", "tiny", "--seconds", "0"]) == 2
     assert "--seconds is too small" in capsys.readouterr().err
+
+
+def test_sessions_are_written_as_aiperf_reads_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    calls = [AgentCall(200, 5, 0, 0.0), AgentCall(300, 6, None, 1.5), AgentCall(150, 7, 128, 2.0)]
+    (tmp_path / "0.json").write_text(json.dumps(weka_session(0, calls, "tiny")))
+    [session] = trace_files.load_sessions(str(tmp_path))
+    assert [(it.prompt, it.decode, it.kept, it.pause_s) for it in session.turns] == [
+        (200, 5, 0, 0.0),
+        (300, 6, 205, 1.5),
+        (150, 7, 128, 2.0),
+    ]
+    assert main(["aiperf", "tiny", "--aiperf", "no-such-program"]) == 2
+    assert "AIPerf is missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -28,8 +28,8 @@ def crowded(overload: Overload = "queue", **more: Any) -> tuple[Engine, ManualCl
     """An engine whose memory one conversation nearly fills, all of whose turns came late; and its last output."""
     clock = ManualClock()
     engine = make_engine(policy("copy_ahead"), clock=clock, overload=overload, **SLOW, **more)
-    tokens, output = [1] * 46, None
-    for number in range(4):
+    tokens, output = [1] * 40, None
+    for number in range(6):
         arrives(engine, ask(f"turn {number}", tokens, 2, follow_up=FollowUp("inside")))
         clock.time += 10.0
         output = finished(engine)[f"turn {number}"]
@@ -76,8 +76,18 @@ def test_a_new_conversation_waits_while_memory_has_no_room_and_one_that_is_insid
 
 def test_a_short_conversation_comes_in_where_there_is_room_and_not_past_one_that_waits() -> None:
     engine, _, _ = crowded()
-    assert arrives(engine, new("short", 8)) == 0
-    assert [arrives(engine, new("long")), arrives(engine, new("shorter", 4))] == [1, 2]
+    assert arrives(engine, new("short", 4)) == 0
+    assert [arrives(engine, new("long")), arrives(engine, new("shorter", 3))] == [1, 2]
+
+
+def test_the_door_is_shut_behind_conversations_for_whose_growth_there_is_no_room() -> None:
+    engine = make_engine(policy("copy_ahead"), overload="queue", **SLOW)
+    places = list[int | None]()
+    for name in "abcdef":
+        places.append(arrives(engine, new(name, 18, max_tokens=30)))
+        engine.step()
+    assert places == [0, 0, 0, 0, 1, 2], "two have room to grow, two more come in while no turn is late"
+    assert sorted(finished(engine)) == [*"abcdef"]
 
 
 def test_the_door_is_shut_while_a_request_inside_waits_too_long() -> None:
@@ -206,7 +216,7 @@ def test_clients_that_leave_the_door_make_no_conversation_inside_be_forgotten() 
         engine.step()
         engine.abort(f"new {number}")
         engine.step()
-    assert [*engine.requests.retained.sequences] == ["turn 3"]
+    assert [*engine.requests.retained.sequences] == ["turn 5"]
 
 
 def test_a_client_that_leaves_its_answer_goes_before_all_others_no_more() -> None:

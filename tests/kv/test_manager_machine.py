@@ -75,7 +75,7 @@ class ManagerMachine(RuleBasedStateMachine):
             beside["windows"] = WindowSizes(window, window_pages, host_window_pages, 0.5, slack=size)
         elif states[0]:
             beside["states"] = StateSizes(*states, 2)
-        self.manager = KVManager(pages, host_pages, size, prefix_caching=cache, **beside)
+        self.manager = KVManager(pages, host_pages, size, prefix_caching=cache, turn_ends=(1,), **beside)
         self.has_states = not window and states[0] > 0
         self.manager.begin_plan()
         for tokens in ([0] * 7, [0] * 5 + [1], [1, 0, 0, 1]):
@@ -179,6 +179,8 @@ class ManagerMachine(RuleBasedStateMachine):
         if copies is None:
             return 0
         self.fetched_windows += copies
+        host_slots = [copy.host_slot for copy in self.fetched_windows]
+        assert len(set(host_slots)) == len(host_slots), "a plan fetches a host slot once"
         page_copies, _ = self.manager.fetch(context, most, pages)
         self.fetched += page_copies
         return len(page_copies) + bool(copies)
@@ -300,7 +302,7 @@ class ManagerMachine(RuleBasedStateMachine):
             manager.computed(context, start, end)
             manager.commit(context, owner.accepted)
             if manager.side_pool:
-                manager.side_pool.mark(context, 99)
+                manager.side_pool.mark(context)
             slots = context.slots(0, (end - 1) // self.size + 1)
             entries = dict(enumerate(window.slots, window.first)) if isinstance(window, ContextWindow) else {}
             self.chunks.append(Computed(owner, list(slots), start, end, entries, *state))

@@ -22,8 +22,8 @@ def run(manager: KVManager, context: Context, tokens: list[int], end: int | None
     assert manager.place(context, start, end) == end
     manager.computed(context, start, end)
     manager.commit(context, tokens)
-    assert manager.side_pool
-    manager.side_pool.mark(context, 0)
+    if end - start > 1:
+        side_pool(manager).mark(context)
 
 
 def state(context: Context) -> ContextState:
@@ -175,11 +175,81 @@ def test_a_context_whose_last_token_its_state_has_seen_steps_back() -> None:
 
 
 def test_chunks_end_at_pages_where_there_can_be_checkpoints() -> None:
-    manager = KVManager(99, 0, SIZE, states=SIZES)
-    context = manager.open()
-    for start, end, length, at in ((0, 10, 40, 8), (0, 3, 40, 3), (0, 38, 38, 36), (8, 18, 18, 18), (36, 38, 38, 38)):
-        assert manager.side_pool
-        assert manager.side_pool.chunk_end(context, start, end, length) == at
+    """Where clients cut prompts: behind the system prompt, behind the last message, and before the last token."""
+    end = 99
+    manager, tokens = KVManager(99, 0, SIZE, states=SIZES, turn_ends=(end,)), [*[0] * 9, end, *[1] * 19, end, *[2] * 8]
+    context, start, ends = manager.open(), 0, list[int]()
+    manager.refresh(context, tokens)
+    while start < len(tokens):
+        start = side_pool(manager).chunk_end(context, start, len(tokens), len(tokens))
+        ends.append(start)
+    assert ends == [8, 28, 36, 38]
+    assert side_pool(manager).chunk_end(context, 8, 18, 38) == 16
     without = KVManager(99, 0, SIZE, states=SIZES, prefix_caching=False)
-    assert without.side_pool
-    assert without.side_pool.chunk_end(without.open(), 0, 10, 40) == 10
+    assert side_pool(without).chunk_end(without.open(), 0, 10, 40) == 10
+
+
+def test_the_last_page_that_a_context_filled_token_by_token_has_a_checkpoint() -> None:
+    manager, tokens = KVManager(16, 0, SIZE, states=SIZES), list(range(16))
+    context = manager.open()
+    for end in range(6, 16):
+        run(manager, context, tokens[:end])
+        manager.check([context])
+    assert num_free(manager) == 1, "the state, and one checkpoint"
+    manager.close(context)
+    manager.refresh(context, [*tokens[:15], 50])
+    assert (context.num_pages, state(context).position) == (3, 12)
+    manager.check([context])
+
+
+def test_a_context_that_decodes_takes_no_slot_of_those_in_use() -> None:
+    manager = KVManager(16, 0, SIZE, states=StateSizes(2))
+    contexts = [manager.open(), manager.open()]
+    for end in range(6, 16):
+        for number, context in enumerate(contexts):
+            run(manager, context, [number] * end)
+        manager.check(contexts)
+    assert [bool(state(context).slot) for context in contexts] == [True, True]
+
+
+def test_where_a_client_cuts_the_prompt_its_state_goes_to_the_host_too() -> None:
+    manager = KVManager(8, 8, SIZE, states=SIZES._replace(num_host_states=2), turn_ends=(99,))
+    context, tokens, pool = manager.open(), [*range(9), 99, 10, 11, 12], side_pool(manager)
+    run(manager, context, tokens, end=8)
+    run(manager, context, tokens)
+    manager.release(context)
+    manager.begin_plan()
+    copies = pool.copy_out(context, 13)
+    assert copies is not None
+    assert len(copies) == 2, "of the context, and behind the page before the turn's end"
+    manager.copy_out(context, range(4), 4)
+    assert manager.drop(context, range(4), device=True, host=False) == 4
+    assert pool.find(3)
+    manager.begin_plan()
+    assert num_free(manager) == 3, "nothing is left on the device"
+    manager.cut(context, 11)
+    assert (context.num_pages, state(context).position, len(state(context).slots)) == (2, 8, 0)
+    manager.hold(context)
+    assert manager.num_fetchable(context) == 3
+    twin = manager.open()
+    manager.refresh(twin, [*tokens[:10], 60])
+    assert (twin.num_pages, state(twin).host_slots) == (2, state(context).host_slots)
+    assert pool.fetch(context)
+    assert pool.fetch(twin) is None, "a plan fetches a host slot once"
+    manager.fetch(context, 2)
+    manager.begin_plan()
+    assert pool.fetch(twin)
+    manager.advance(context)
+    assert context.ready == 8
+    manager.check([context, twin])
+    manager.close(twin)
+    run(manager, context, [*tokens[:11], 50, 51])
+    manager.close(context)
+    manager.check([])
+    other = [manager.open() for _ in range(2)]
+    for number, fresh in enumerate(other):
+        run(manager, fresh, [60 + number] * 6)
+        manager.release(fresh)
+        manager.begin_plan()
+        assert pool.copy_out(fresh, 6), "contexts take the host slots of checkpoints"
+    manager.check(other)

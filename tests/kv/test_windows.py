@@ -28,7 +28,7 @@ def run(manager: KVManager, context: Context, tokens: list[int], chunk: int = 99
         manager.computed(context, start, end)
         manager.commit(context, tokens)
         assert manager.side_pool
-        manager.side_pool.mark(context, 99)
+        manager.side_pool.mark(context)
         manager.begin_plan()
         start = end
     return len(tokens) - first

@@ -79,8 +79,9 @@ def test_blocks_of_rows_and_grouped_products_are_the_same(block_rows: int, swigl
     sizes = jnp.array([0, 7, 1, 0, 5], jnp.int32)
     pairs = _Pairs(jnp.arange(13), jnp.repeat(jnp.arange(5), sizes), sizes)
     arguments = (drawn(13, 8), pairs, ExpertWeights(GATE_UP, DOWN, drawn(5, 2, 12), drawn(5, 8)))
-    blocks = jax.jit(partial(_by_blocks, swiglu, block_rows))(*arguments)
-    np.testing.assert_allclose(blocks, _grouped(swiglu, None, *arguments), atol=1e-4, rtol=0)
+    experts = replace(SIX, swiglu=swiglu)
+    blocks = jax.jit(partial(_by_blocks, experts, block_rows))(*arguments)
+    np.testing.assert_allclose(blocks, _grouped(experts, None, *arguments), atol=1e-4, rtol=0)
 
 
 @pytest.mark.skipif(not native.usable(), reason="kernels need llvmlite and an x86 CPU with AVX2")

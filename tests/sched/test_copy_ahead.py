@@ -1,7 +1,7 @@
 """What the default policy keeps that `lru_host` would lose, and that it is the same where there is nothing to keep."""
 
 from jinfercept.kv.page import Residency
-from jinfercept.sched.copy_ahead import CopyAhead, LastNeededFirst
+from jinfercept.sched.copy_ahead import CopyAhead
 from jinfercept.sched.lru import LeastRecentlyUsed
 from jinfercept.sched.sequence import CallDuration, PendingCall, Sequence
 from jinfercept.sim.simulation import OracleEstimator
@@ -13,7 +13,7 @@ def bench_of(
 ) -> tuple[SchedulerBench, OracleEstimator]:
     estimator = OracleEstimator()
     bench = SchedulerBench(
-        CopyAhead(estimator), num_pages=num_pages, num_host_pages=num_host_pages, link_tokens_per_s=link_tokens_per_s
+        CopyAhead(), num_pages=num_pages, num_host_pages=num_host_pages, link_tokens_per_s=link_tokens_per_s
     )
     return bench, estimator
 
@@ -35,9 +35,9 @@ def missing(sequence: Sequence) -> list[int]:
 
 def test_without_a_host_the_same_pages_are_lost_as_under_lru_host() -> None:
     lost = list[list[list[int]]]()
-    for make in (CopyAhead, lambda estimator: LeastRecentlyUsed(writes_through=True)):
+    for policy in (CopyAhead(), LeastRecentlyUsed(writes_through=True)):
         estimator = OracleEstimator()
-        bench = SchedulerBench(make(estimator), num_pages=40, num_host_pages=0)
+        bench = SchedulerBench(policy, num_pages=40, num_host_pages=0)
         contexts = [paused(bench, estimator, name, 60, call_s) for name, call_s in (("soon", 1000.0), ("late", 2000.0))]
         bench.prefilled("new", 60)
         lost.append([missing(sequence) for sequence in contexts])
@@ -45,13 +45,13 @@ def test_without_a_host_the_same_pages_are_lost_as_under_lru_host() -> None:
     assert lost[0][0]
 
 
-def test_a_full_host_loses_what_is_needed_last_for_what_is_needed_sooner() -> None:
+def test_a_full_host_loses_the_context_that_is_paused_longest_however_long_calls_are_expected_to_last() -> None:
     bench, estimator = bench_of(num_pages=20, num_host_pages=16)
-    never = paused(bench, estimator, "never", 56, 1e9)
-    soon = paused(bench, estimator, "soon", 56, 100.0)
+    first = paused(bench, estimator, "first", 56, 100.0)
+    second = paused(bench, estimator, "second", 56, 1e9)
     bench.prefilled("new", 60)
-    assert missing(never)
-    assert not missing(soon)
+    assert missing(first)
+    assert not missing(second)
 
 
 def test_full_pages_are_copied_while_their_requests_run() -> None:
@@ -100,11 +100,3 @@ def test_clean_pages_of_a_context_that_is_needed_sooner_go_before_any_page_is_lo
     bench.prefilled("new", 40)
     assert not missing(soon)
     assert not missing(late)
-
-
-def test_intercepted_contexts_are_ranked_by_the_return_that_is_expected_at_this_moment() -> None:
-    bench, estimator = bench_of(num_pages=40, num_host_pages=0)
-    order = LastNeededFirst(estimator)
-    for name, call_s in (("second", 200.0), ("first", 300.0), ("third", 100.0)):
-        order.add(paused(bench, estimator, name, 20, call_s), bench.now_s)
-    assert [sequence.id for sequence in order] == ["first", "second", "third"]

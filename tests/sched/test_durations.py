@@ -1,12 +1,10 @@
 """The distribution of a tool's durations, against numbers worked out by hand and against the plain sums it replaces."""
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jinfercept.sched.durations import RING, DurationHistory, Seen, SurvivalCurve
+from jinfercept.sched.durations import RING, DurationHistory, Seen
 
 durations = st.lists(st.floats(0, 100), min_size=1, max_size=30)
 
@@ -59,7 +57,6 @@ def test_without_censoring_it_is_the_plain_mean_over_what_lasted_longer(
     curve = history_of(*((x, False) for x in samples)).curve
     longer = [x - age_s for x in samples if x > age_s]
     assert curve.left(age_s) == pytest.approx(len(longer) / len(samples))
-    assert curve.held_s(age_s) == pytest.approx(sum(min(x, age_s) for x in samples) / len(samples), abs=1e-9)
     if longer:
         assert curve.remaining_s(age_s) == pytest.approx(sum(longer) / len(longer), abs=1e-9)
 
@@ -84,16 +81,3 @@ def test_a_long_history_is_not_summed_up_again_for_every_call() -> None:
         assert history.curve is curve
     history.end(None, Seen(2.0, False))
     assert history.curve.left(1.0) == pytest.approx((RING // 32 + 1) / RING)
-
-
-@given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), min_size=1, max_size=30))
-def test_seconds_per_return_are_the_least_over_all_times_at_which_to_stop(seen: list[tuple[float, bool]]) -> None:
-    curve = SurvivalCurve.from_seen(sorted(Seen(*observation) for observation in seen))
-    ends = [duration_s for duration_s, censored in sorted(seen) if not censored]
-    for age_s in [0.0, *ends]:
-        returns = [stop for stop in ends if stop > age_s and curve.left(age_s) - curve.left(stop) > 1e-12]
-        costs = [
-            (curve.held_s(stop) - curve.held_s(age_s)) / (curve.left(age_s) - curve.left(stop)) for stop in returns
-        ]
-        least = min(costs, default=math.inf)
-        assert curve.seconds_per_return(age_s) == (least if least == math.inf else pytest.approx(least, abs=1e-6))

@@ -153,9 +153,13 @@ def _run(sessions: Sequence[ScriptedSession], seed: int) -> SweepRun:
 
 
 def test_policies_are_compared_under_the_same_order_by_paired_seeds(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--quick", "--regime", "2.5/s", "--seeds", "2", "--duration", "12", "--jobs", "1"]
+    arguments = ["--quick", "--regime", "2.5/s, 8,000 tokens, fcfs", "--seeds", "2", "--duration", "12", "--jobs", "1"]
     assert main(["regimes", *arguments, "--policy", "lru_host"]) == 0
-    [row] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("small contexts, 2.5/s")]
+    [row] = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("small contexts, 2.5/s, 8,000 tokens, fcfs")
+    ]
     assert row.count("1.00 (1.00–1.00)") == 2
     assert main(["regimes", "--regime", "huge"]) == 2
 

@@ -15,11 +15,20 @@ from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.layouts.states import StateRows
 from jinfercept.runner.steps import kinds_of
 
+type KV = tuple[Float[Array, "T K D"], Float[Array, "T K D"]] | None
+
 
 def dense_attend(
-    q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], kv: None, scoring: Scoring = PLAIN
-) -> tuple[Float[Array, "T H D"], None]:
-    """Every token attends to itself and those before it, as `scoring` says; nothing is cached."""
+    q: Float[Array, "T H D"],
+    k: Float[Array, "T K D"] | None,
+    v: Float[Array, "T K D"] | None,
+    kv: KV,
+    scoring: Scoring = PLAIN,
+) -> tuple[Float[Array, "T H D"], KV]:
+    """Every token attends to itself and those before it, as `scoring` says, by another layer's keys and values if need be."""
+    if k is None or v is None:
+        assert kv is not None
+        k, v = kv
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     grouped = q.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
@@ -34,7 +43,7 @@ def dense_attend(
         sinks = scoring.sinks.reshape(num_kv_heads, -1, 1, 1)
         scores = jnp.concatenate([scores, jnp.broadcast_to(sinks, (*scores.shape[:3], 1))], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1)[..., :num_tokens].astype(v.dtype)
-    return jnp.einsum("kgts,skd->tkgd", weights, v).reshape(q.shape), kv
+    return jnp.einsum("kgts,skd->tkgd", weights, v).reshape(q.shape), (k, v)
 
 
 @jax.jit
@@ -47,13 +56,18 @@ def logits(model: ServedModel, params: Params, tokens: Int[Array | np.ndarray, "
     """Logits after every token of one sequence."""
     x = model.embed(params.embed, jnp.asarray(tokens), jnp.arange(len(tokens)))
     kinds = kinds_of(model) or (None,) * len(params.layers)
+    written = list[KV]()
     for kind, layer in zip(kinds, params.layers, strict=True):
-        x = _layer(model, kind, layer, x)
+        source = getattr(kind, "kv_from", None)
+        x, kv = _layer(model, kind, layer, x, None if source is None else written[source])
+        written.append(kv)
     return jax.jit(model.head)(params.head, x)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _layer(model: ServedModel, kind: Hashable, params: Weights, x: Float[Array, "T E"]) -> Float[Array, "T E"]:
+def _layer(
+    model: ServedModel, kind: Hashable, params: Weights, x: Float[Array, "T E"], kv: KV
+) -> tuple[Float[Array, "T E"], KV]:
     layer = model.layer if kind is None else partial(cast(MixedModel, model).layer, kind=kind)
     positions = jnp.arange(x.shape[0])
     if kind is not None and isinstance(model, RecurrentModel) and (arrays := model.layer_states(kind)):
@@ -64,5 +78,5 @@ def _layer(model: ServedModel, kind: Hashable, params: Weights, x: Float[Array, 
         rows = StateRows(
             jnp.array([1]), jnp.array([1]), jnp.array([0, len(x)]), length, (length[0] == 1).astype(jnp.int32)
         )
-        return layer(params, x, positions, states, rows)[0]  # pyright: ignore[reportArgumentType]
-    return layer(params, x, positions, None, dense_attend)[0]
+        return layer(params, x, positions, states, rows)[0], None  # pyright: ignore[reportArgumentType]
+    return layer(params, x, positions, kv, dense_attend)

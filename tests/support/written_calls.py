@@ -1,6 +1,7 @@
 """Calls as model families write them: by the name of a format, a turn of some calls; and one call as Qwen3-Coder writes it."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,9 +42,26 @@ def _listed(opening: str, closing: str) -> Callable[[Called], str]:
     return write
 
 
+def _gemma(calls: Called) -> str:
+    return "".join(f"<|tool_call>call:{name}{_gemma_value(values)}<tool_call|>" for name, values in calls)
+
+
+def _gemma_value(value: Any) -> str:
+    """As the family's template writes it, but what it cannot express: texts with its quotes, and keys with punctuation."""
+    if isinstance(value, Mapping):
+        keys = {key: key if re.fullmatch(r"[\w.-]+", key) else json.dumps(key) for key in value}
+        return "{" + ",".join(f"{keys[key]}:{_gemma_value(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_gemma_value, value))}]"
+    if isinstance(value, str) and '<|"|>' not in value:
+        return f'<|"|>{value}<|"|>'
+    return json.dumps(value)
+
+
 WRITTEN: Mapping[str, Callable[[Called], str]] = {
     "apriel": _listed("<tool_calls>", "</tool_calls>\n<|end|>"),
     "firefunction": _listed(" functools", "<|eot_id|>"),
+    "gemma4": _gemma,
     "granite": _listed("<|tool_call|>", "<|end_of_text|>"),
     "nemotron_json": _listed("<TOOLCALL>", "</TOOLCALL><SPECIAL_12>"),
     "openai": _openai,

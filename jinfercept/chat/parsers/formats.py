@@ -8,6 +8,7 @@ from typing import Any, final
 
 from jinfercept.chat.parsers.call_grammars import CallGrammar, quoted
 from jinfercept.chat.parsers.call_objects import read_calls
+from jinfercept.chat.parsers.gemma import GEMMA4
 from jinfercept.chat.parsers.harmony import OPENAI
 from jinfercept.chat.parsers.hermes import HERMES
 from jinfercept.chat.parsers.llama import LLAMA3_JSON
@@ -91,6 +92,7 @@ FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
         "pythonic": PYTHONIC,  # Llama 3.2 when asked for a list of calls, ToolACE
         "llama3_json": LLAMA3_JSON,  # Llama 3.1, 3.2, 3.3
         "openai": OPENAI,  # gpt-oss
+        "gemma4": GEMMA4,
         "granite": GRANITE,  # 3.0 to 3.3
         "nemotron_json": NEMOTRON,  # Llama-3.1-Nemotron-Nano
         "firefunction": FIREFUNCTION,

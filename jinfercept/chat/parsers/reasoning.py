@@ -120,6 +120,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
         "mistral": ReasoningFormat("[THINK]", "[/THINK]"),  # Magistral
         "openai_gptoss": ReasoningFormat("<|channel|>analysis<|message|>", "<|end|>"),
         "apriel": ReasoningFormat("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+        "gemma4": ReasoningFormat("<|channel>thought", "<channel|>"),
         "holo2": _BOTH,
         "olmo3": _CLOSES,
     }
@@ -130,6 +131,7 @@ _MARKS = {
     "mistral": "[THINK]",
     "openai_gptoss": "<|channel|>analysis<|message|>",
     "apriel": "[BEGIN FINAL RESPONSE]",
+    "gemma4": "<channel|>",
 }
 """What templates of some formats have and others have not."""
 

@@ -154,7 +154,7 @@ async def _begun(
         return requests, tools, tool_calls
 
     requests, tools, tool_calls = await service.prepare(request, make, 1, num_bytes)
-    service.state.begin(stored)
+    await service.state.begin(stored)
     usage = UsageCount(requests, request.scope[DETAILS])
     writer = ResponseWriter(stored.response, usage, tools, tool_calls, _logprobs(service, body))
     stream = await service.submit(request, requests)

@@ -1,15 +1,16 @@
 """The stored state of a server: responses, conversations, and the events of responses in the background.
 
-A response is committed when it ends, before a client sees its end. Each use of a stored response asks the database whether it
-still exists, since another server may have deleted it. In the process are the responses that it generates, and the events of
-those in the background.
+A response is committed when it ends, before a client sees its end. One in the background is also committed when it begins, as
+failed: so it is found if this process ends before it does. Each use of a stored response asks the database whether it still
+exists, since another server may have deleted it. In the process are the responses that it generates, and the events of those in
+the background.
 """
 
 import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
@@ -29,6 +30,11 @@ _OPEN = ("queued", "in_progress")
 """Statuses of responses that are generated."""
 ANSWERED = ("completed", "incomplete")
 """Statuses of responses that a follow-up can continue."""
+_LOST = {
+    "code": "server_lost",
+    "message": "the server that generated it has ended before it, or another server still does",
+}
+"""The error of a response in the background, until the server that generates it commits its end."""
 _PER_KEY, _MOST_WAITING = 3, 256
 """Transactions of one key that run, and that wait."""
 _UPKEEP = "upkeep"
@@ -225,16 +231,19 @@ class StateStore:
         )
         return last
 
-    def begin(self, stored: StoredResponse) -> None:
-        """Count a response as begun, if it is stored; `abandon`, `finish` or `end` follows.
+    async def begin(self, stored: StoredResponse) -> None:
+        """Count a response as begun, if it is stored; commit one in the background. `abandon`, `finish` or `end` follows.
 
         Raises:
-            ApiError: 429 if too many are in the background.
+            ApiError: 429 if too many are in the background; 503 or 404 as `finish` does.
         """
         if stored.response["background"]:
             self._check_background(stored.tenant)
         if stored.response["store"]:
             self.open[stored.name] = stored
+        if stored.response["background"] and self._database.outlives:
+            lost = {**stored.response, "status": "failed", "error": _LOST}
+            await self.run(stored.tenant, lambda entries: _insert(entries, stored, lost), stored.body_bytes)
 
     def _check_background(self, tenant: str) -> None:
         of_tenant = [stored for stored in self.open.values() if stored.tenant == tenant]
@@ -251,7 +260,8 @@ class StateStore:
 
     def abandon(self, stored: StoredResponse) -> None:
         """Undo `begin_turn` and `begin` for a response that is not generated."""
-        self.open.pop(stored.name, None)
+        if self.open.pop(stored.name, None) is not None and stored.response.get("background"):
+            self._at_close(self.run(stored.tenant, lambda entries: entries.delete(stored.name, stored.tenant)))
 
     async def finish(self, stored: StoredResponse) -> None:
         """Commit a final response, and its items to its conversation.
@@ -265,10 +275,15 @@ class StateStore:
     def end(self, stored: StoredResponse) -> None:
         """Commit the end of a response behind its last event, if `finish` was not called."""
         if stored.name in self.open and stored.finishing is None:
-            stored.finishing = asyncio.ensure_future(self._commit(stored))
-            stored.finishing.add_done_callback(_note_failure)
-            self._finishing.add(stored.finishing)
-            stored.finishing.add_done_callback(self._finishing.discard)
+            stored.finishing = self._at_close(self._commit(stored))
+
+    def _at_close(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin work for which `close` waits."""
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(_note_failure)
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+        return task
 
     async def delete(self, response_id: str, tenant: str) -> StoredResponse:
         """Delete a response of a tenant. Raises 404."""
@@ -318,13 +333,24 @@ def _note_failure(finishing: asyncio.Task[None]) -> None:
 
 def _settle(entries: Entries, stored: StoredResponse) -> None:
     """Write a final response, unless it is deleted or an earlier attempt has written it; its items to its conversation too."""
-    response, items = stored.response, [*stored.inputs, *stored.response["output"]]
-    if response["store"] and not stored.is_deleted and entries.find(stored.name, stored.tenant) is None:
-        body, first, previous = response | {"output": []}, -len(stored.inputs), response["previous_response_id"]
-        try:
-            entries.insert(stored.name, stored.tenant, body, items, first=first, previous=previous)
-        except IntegrityError:
-            message, field_name = f"no response has the id {previous!r}", "previous_response_id"
-            raise ApiError(404, message, param=field_name, code="previous_response_not_found") from None
+    response = stored.response
+    if response["store"] and not stored.is_deleted:
+        entry = entries.find(stored.name, stored.tenant)
+        if entry is None:
+            _insert(entries, stored, response, response["output"])
+        elif json.loads(entry.document)["error"] == _LOST:
+            entries.update(entry, response | {"output": []}, response["output"])
     if stored.conversation_id is not None and response["status"] in ANSWERED:
+        items = [*stored.inputs, *response["output"]]
         conversations.end_turn(entries, stored.tenant, stored.conversation_id, stored.name, items)
+
+
+def _insert(entries: Entries, stored: StoredResponse, response: Mapping[str, Any], output: Sequence[Item] = ()) -> None:
+    """Insert a response with its own items. Raises 404 if the response that it continues is gone."""
+    body, previous = {**response, "output": []}, response["previous_response_id"]
+    items, first = [*stored.inputs, *output], -len(stored.inputs)
+    try:
+        entries.insert(stored.name, stored.tenant, body, items, first=first, previous=previous)
+    except IntegrityError:
+        message, field_name = f"no response has the id {previous!r}", "previous_response_id"
+        raise ApiError(404, message, param=field_name, code="previous_response_not_found") from None

@@ -264,7 +264,6 @@ GONE = [
     "{%- set begin = token ~ '<tool_call>' %}{{ token + '<invoke name=\"tool-name-1\">' }}",
     "<seed:tool_call>\\n<function=example_function_name>",
     'XML tags\n<tool_calls>\n{"name": <tool-name>',
-    "{{ '<|tool_call>call:' + name + '{' }}{{ '}<tool_call|>' }}",
 ]
 """Templates whose formats are not known: no other format is taken for theirs."""
 
@@ -289,6 +288,7 @@ GONE = [
         ("use the following format: <TOOLCALL>[", "nemotron_json"),
         ("function calls within <tool_call></tool_call> XML tags: <tool_calls>[", "apriel"),
         ("formatted as functools[", "firefunction"),
+        ("{{ '<|tool_call>call:' + name + '{' }}{{ '}<tool_call|>' }}", "gemma4"),
         ('{{- "[TOOL_CALLS] [" }}{%- for tool_call in tool_calls %}', "mistral"),
         ("{{- '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}", "mistral"),
         ("{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>'}}", None),

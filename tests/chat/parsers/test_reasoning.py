@@ -103,7 +103,7 @@ def test_reasoning_behind_a_call_is_reasoning(beginning: Beginning) -> None:
     assert joined(read(f"a</think>{quoted}", "thinking", "hermes"))[1:] == [("call", "f", '{"a": "<think>b</think>"}')]
 
 
-@pytest.mark.parametrize("name", ["mistral", "apriel"])
+@pytest.mark.parametrize("name", ["gemma4", "mistral", "apriel"])
 def test_every_family_may_think_again_behind_a_text(name: str) -> None:
     form = REASONING_FORMATS[name]
     text = "".join(f"{form.opening}{a}{form.closing}{b}" for a, b in ("ab", "cd"))
@@ -223,6 +223,7 @@ def test_the_prompt_says_whether_reasoning_has_begun(name: str, prompt: str, beg
         ("{% set content = content.split('</think>')[-1] %}{{ '<｜Assistant｜><think>\\n' }}", "qwen3"),
         ("{{ '[THINK]' + thinking + '[/THINK]' }}", "mistral"),
         ("{%- set think_end_token = '</seed:think>' %}{{ '<seed:think>' }}", None),
+        ("{{ '<|channel>thought\\n' + thinking + '\\n<channel|>' }}", "gemma4"),
         ("{{ 'Here are my reasoning steps:\n' }}{{ text.split('[BEGIN FINAL RESPONSE]')[-1] }}", "apriel"),
         ("{{ message.content }}", None),
     ],

@@ -1,0 +1,55 @@
+"""Models with states or windows find what full pages hold, as a Llama does, and say what they say without a cache."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.hybrid_turns import (
+    ENGINE,
+    IN_TOKENS,
+    LENGTH,
+    PROTOCOLS,
+    HttpClient,
+    Shape,
+    num_different,
+    play_in_library,
+    write_model,
+)
+from jinfercept.kv.extent import TOKEN_BYTES, common_pages, token_bytes
+from jinfercept.llm import LLM
+from tests.support.live_server import MODEL, running
+
+SHAPE = Shape(first=40, new=15, answer=15, turns=3)
+SIZE = ENGINE["page_size"]
+
+
+@pytest.fixture(scope="module", params=["qwen3_5", "gemma3"])
+def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = write_model(request.param, tmp_path_factory.mktemp("models") / "model")
+    flags = ENGINE | {"kv_tokens": LENGTH, "swap_space": 0.05, "lazy": True, "check_pages": True}
+    with LLM(str(folder), **flags) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("name", IN_TOKENS)
+def test_as_many_tokens_are_found_as_full_pages_have(llm: LLM, name: str) -> None:
+    asked = play_in_library(llm, name, SHAPE, seed=0)
+    found = known = 0
+    for number, (prompt, _, cached) in enumerate(asked):
+        earlier = [[*each.prompt, *each.answer[:-1]] for each in asked[:number]]  # nothing follows the last token
+        rest = token_bytes(prompt[:-1])
+        shared = [common_pages(token_bytes(tokens), rest, 0, SIZE * TOKEN_BYTES) for tokens in earlier]
+        known, found = known + SIZE * max(shared, default=0), found + cached
+    assert known > SHAPE.first
+    assert found >= 0.95 * known
+    assert num_different(llm, asked) == 0
+
+
+def test_a_conversation_without_its_reasoning_comes_back_from_the_host(llm: LLM) -> None:
+    with running(llm) as server:
+        for protocol in PROTOCOLS.values():
+            llm.restart(enable_prefix_caching=True)
+            client = HttpClient(server.http, protocol, MODEL, random.Random(0))
+            assert client.play(SHAPE, drops=True, evicts=True) == [(60, 0), (100, 48), (140, 96)]
+            assert llm.counters.copied_in > 0
