@@ -66,6 +66,7 @@ def test_the_table_names_what_differs_from_metrics() -> None:
 def test_an_unknown_program_is_an_error_and_one_that_is_not_published_is_skipped(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(foreign, "_SETTLED_S", 0.0)
     monkeypatch.setattr(foreign, "_saved_tokenizer", lambda model, folder: folder)
     assert main(["foreign", "nothing"]) == 2
     assert "no such program" in capsys.readouterr().err

@@ -14,11 +14,11 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from jinfercept.serve.protocols.errors import ApiError, invalid_body
+from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.response_schemas import ResponsesBody
 from jinfercept.serve.routes.guarded_route import GuardedRoute
 from jinfercept.serve.routes.responses import create_response
@@ -75,22 +75,19 @@ async def start_task(
 
 
 async def task_answer(
-    task_id: Annotated[str, Field(description="the id that start_task returned")],
+    task_id: Annotated[str, Field(max_length=256, description="the id that start_task returned")],
     context: Context,
     wait_s: Annotated[float, Field(ge=0, le=_LONGEST_WAIT_S, description="seconds to wait for the end")] = 0.0,
 ) -> Task:
     """The answer of a task, as far as it is written; call it again while its status is queued or in_progress."""
     request = _http(context)
-    state, tenant = service_of(request).state, tenant_of(request)
     try:
-        stored = await state.find(task_id, tenant)
-        if stored.background is not None and wait_s:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await stored.background.ended()
-            stored = await state.find(task_id, tenant)
+        stored = await service_of(request).state.find(task_id, tenant_of(request))
     except ApiError as error:
         raise ToolError(error.detail) from error
+    if stored.background is not None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stored.background.ended(), wait_s)
     return _task(stored.response)
 
 
@@ -102,11 +99,9 @@ def _http(context: Context) -> Request:
 
 async def _created(body: dict[str, Any], use_tools: bool, context: Context) -> dict[str, Any]:
     """The response to a body of `/v1/responses`. Raises `ToolError`."""
+    checked = ResponsesBody.model_validate(body | {"jinfercept": {"server_tools": use_tools}})
     try:
-        checked = ResponsesBody.model_validate(body | {"jinfercept": {"server_tools": use_tools}})
         response = await create_response(checked, _http(context))
-    except ValidationError as error:
-        raise ToolError(invalid_body(error.errors(include_url=False)).detail) from error
     except ApiError as error:
         raise ToolError(error.detail) from error
     return json.loads(bytes(response.body))
