@@ -3,6 +3,7 @@
 import os
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -65,6 +66,7 @@ class ServerOptions:
     tools: tuple[str, ...] = option(
         (), "a file of tools, .toml or .py, that the server runs for requests that ask for them; see docs/tools.md"
     )
+    mcp: bool = option(False, "offer the model as an MCP server at /mcp; see docs/tools.md")
     max_tool_rounds: int = option(
         32, "limit of turns whose calls the server runs for one answer; 8 for requests that set none", least=0
     )
@@ -164,6 +166,10 @@ class ServerOptions:
             folder = getattr(self, name)
             if folder is not None and not Path(folder).is_dir():
                 raise ConfigError(f"{name} is not a folder", got=shown(folder), fix="make it, or name another one")
+        if self.mcp and find_spec("mcp") is None:
+            raise ConfigError(
+                "the MCP server needs one more package", got="no mcp", fix="pip install 'jinfercept[tools]'"
+            )
         self._check_parsers()
         check_allowed_hosts(self.allowed_hosts)
         self.delimiters()

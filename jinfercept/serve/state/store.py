@@ -60,6 +60,10 @@ class BackgroundRuns(Protocol):
         """Stop; the response is final afterwards."""
         ...
 
+    async def ended(self) -> None:
+        """Return when the response has ended."""
+        ...
+
     def follow(self, start: int) -> AsyncGenerator[bytes]:
         """The events from number `start` on. Raises 400 if they are not kept."""
         ...
