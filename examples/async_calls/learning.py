@@ -114,7 +114,9 @@ def logits(model: Model, params: Params, batch: Batch) -> Float32[Array, "B R V"
         /,
         scoring: Scoring = PLAIN,
     ) -> tuple[Float[Array, "T H D"], None]:
-        assert scoring.is_plain and k is not None and v is not None, "the demo's model has plain layers"
+        assert scoring.is_plain, "the demo's model has plain layers"
+        assert k is not None
+        assert v is not None
         apart = [x.reshape(rows, width, *x.shape[1:]) for x in (q, k, v)]
         return jax.nn.dot_product_attention(*apart, mask=visible).reshape(q.shape), kv
 
