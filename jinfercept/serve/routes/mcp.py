@@ -41,7 +41,7 @@ class Task(BaseModel):
     """A task.
 
     Attributes:
-        status: `queued`, `in_progress`, `completed`, or `incomplete` if the answer was cut off.
+        status: `queued`, `in_progress`, `completed`, `incomplete` if the answer was cut off, or `cancelled`.
         answer: so far.
     """
 
@@ -108,9 +108,9 @@ async def _created(body: dict[str, Any], use_tools: bool, context: Context) -> d
 
 
 def _task(response: dict[str, Any]) -> Task:
-    """Raises `ToolError` for a response that failed or was cancelled."""
-    if response["status"] in ("failed", "cancelled"):
-        raise ToolError(response["error"]["message"] if response["error"] else f"the task is {response['status']}")
+    """Raises `ToolError` for a response that failed."""
+    if response["error"]:
+        raise ToolError(response["error"]["message"])
     messages = [item for item in response["output"] if item["type"] == "message"]
     texts = [part["text"] for item in messages for part in item["content"] if part["type"] == "output_text"]
     return Task(id=response["id"], status=response["status"], answer="".join(texts))
