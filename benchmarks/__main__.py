@@ -17,6 +17,10 @@ COMMANDS: Mapping[str, Entry] = {
         "decode and prefill tokens per second by batch and context, beside other engines",
     ),
     "agents": Entry("benchmarks.agents:Agents", "coding agents by lengths of real sessions: turns, cached tokens"),
+    "foreign": Entry(
+        "benchmarks.foreign:Foreign",
+        "benchmarks of others on a server of this project, with their counts beside its own",
+    ),
     "hybrid-turns": Entry(
         "benchmarks.hybrid_turns:HybridTurns", "prompt tokens that hybrid models find, beside a Llama of the same pages"
     ),

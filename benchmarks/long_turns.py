@@ -54,7 +54,7 @@ from jinfercept.serve.protocols.openai.response_schemas import ResponsesBody
 from jinfercept.serve.protocols.openai.response_tools import ClientTools
 from jinfercept.serve.routes.chat_completions import make_chat
 from jinfercept.serve.routes.engine_requests import RequestHints
-from jinfercept.serve.routes.guarded_route import parsed
+from jinfercept.serve.routes.guarded_route import parsed, validated
 from jinfercept.serve.server_tools import ServerTools
 from jinfercept.serve.service import Service
 from jinfercept.serve.state.tool_history import ToolHistory
@@ -260,7 +260,7 @@ class Door:
         gc.collect()
         with stages() as spent:
             started = time.process_time()
-            read = parsed(body, schema)
+            read = validated(parsed(body), schema)
             spent["read"] = time.process_time() - started
             [request] = make_chat(self.service, convert(read), HINTS, "request")
             total = time.process_time() - started

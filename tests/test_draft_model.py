@@ -91,7 +91,8 @@ def test_drafts_of_the_same_model_are_accepted_at_any_temperature_and_it_is_pric
     ]
     with tiny_llm(NAME, speculative_config=drafts, profile=None, **POOL, **SIZES) as twice:
         setup, memory = twice.engine.setup, twice.engine.setup.memory_plan
-        token_bytes, params = kv_bytes_per_token(setup.model.config, "float32"), setup.runner.params
+        config: Any = setup.model.config
+        token_bytes, params = kv_bytes_per_token(config, "float32"), setup.runner.params
         assert setup.profile.kv_bytes_per_token == memory.token_bytes(4) == 2 * token_bytes
         assert memory.weight_bytes == 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(params))
         assert 0 < setup.profile.draft_share <= 1

@@ -108,13 +108,15 @@ def logits(model: Model, params: Params, batch: Batch) -> Float32[Array, "B R V"
 
     def attend(
         q: Float[Array, "T H D"],
-        k: Float[Array, "T K D"],
-        v: Float[Array, "T K D"],
+        k: Float[Array, "T K D"] | None,
+        v: Float[Array, "T K D"] | None,
         kv: None,
         /,
         scoring: Scoring = PLAIN,
     ) -> tuple[Float[Array, "T H D"], None]:
         assert scoring.is_plain, "the demo's model has plain layers"
+        assert k is not None
+        assert v is not None
         apart = [x.reshape(rows, width, *x.shape[1:]) for x in (q, k, v)]
         return jax.nn.dot_product_attention(*apart, mask=visible).reshape(q.shape), kv
 

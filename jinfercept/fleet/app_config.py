@@ -137,7 +137,15 @@ def _server(data: Any) -> ServerOptions:
             raise ConfigError(f"{name} has the wrong type", got=shown, fix=f"a list of texts: {name}: [ONE, OTHER]")
     if values.get("uds") is not None:
         raise ConfigError("a deployed fleet cannot use a Unix socket", got=values["uds"], fix="give host and port")
-    return ServerOptions(**values)
+    options = ServerOptions(**values)
+    check_server(options)
+    return options
+
+
+def check_server(options: ServerOptions) -> None:
+    """Raise `ConfigError` for an option that a fleet does not have: a task of MCP is known to one replica only."""
+    if options.mcp:
+        raise ConfigError("a fleet is no MCP server", got="mcp", fix="leave it out, or serve without replicas")
 
 
 def _table(data: Any, what: str, names: tuple[str, ...] | None) -> Mapping[str, Any]:

@@ -51,7 +51,7 @@ _DRAINED_S = 5
 _COUNTED_S = 5.0
 _DRAINED = "drained"
 _RESPONSES = "/v1/responses"
-_GENERATING = ("/v1/chat/completions", "/v1/completions", _RESPONSES, "/v1/messages")
+_GENERATING = ("/v1/chat/completions", "/v1/completions", _RESPONSES, f"{_RESPONSES}/compact", "/v1/messages")
 _SMALL_BYTES = 2**14
 _STORED = "/v1/responses/"
 
@@ -68,6 +68,7 @@ class FleetFront:
 
     Attributes:
         draining: whether new requests are refused.
+        socket_paths: none.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class FleetFront:
         self._random = Random()
         self._replicas: Replicas | None = None
         self.draining = False
+        self.socket_paths = ()
         self.keys = Keys(options.key_rules())
         self._limits = KeyLimits(self.keys.rules, time.monotonic)
         self._facts: ReplicaFacts | None = None

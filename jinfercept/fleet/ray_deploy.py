@@ -12,7 +12,7 @@ from typing import Any
 
 from jinfercept.config import EngineConfig, EngineOptions
 from jinfercept.errors import ConfigError
-from jinfercept.fleet.app_config import FleetConfig
+from jinfercept.fleet.app_config import FleetConfig, check_server
 from jinfercept.fleet.fan_out import fan_out_router
 from jinfercept.fleet.front import FleetFront, create_front
 from jinfercept.fleet.ray_start import ray_running
@@ -104,6 +104,7 @@ def serve_fleet(
     """
     if num_replicas < 1:
         raise ConfigError("--replicas is too small", got=num_replicas, fix="at least 1")
+    check_server(options)
     EngineConfig.from_options(engine)
     locate(model)
     listener, url = listen(options)

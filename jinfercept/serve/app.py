@@ -22,6 +22,7 @@ from jinfercept.serve.routes import (
     messages,
     models,
     operators,
+    response_socket,
     responses,
     tokens,
 )
@@ -36,7 +37,11 @@ _DESCRIPTION = (
 
 
 def create_app(service: Service) -> FastAPI:
-    """The ASGI application of a service. Its lifespan warms the service up and closes it."""
+    """The ASGI application of a service. Its lifespan warms the service up and closes it.
+
+    Raises:
+        ImportError: the service is offered over MCP, whose package is missing.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
@@ -58,7 +63,7 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service, app.state.refused = service, service.refused
     add_handlers(app)
-    for router in (health.router, metrics_router(service), page_router(), docs_router()):
+    for router in (health.router, metrics_router(service), page_router(), docs_router(), response_socket.router):
         app.include_router(router)
     options = service.options
     key = [Depends(HTTPBearer(auto_error=False))] if service.keys.needed else []  # for the document; see `GuardedRoute`
@@ -66,6 +71,10 @@ def create_app(service: Service) -> FastAPI:
     guarded = [module.router for module in modules]
     guarded += [operators.weights_router] if options.weights_dir is not None else []
     guarded += [operators.lora_router] if options.lora_dir is not None else []
+    if options.mcp:
+        from jinfercept.serve.routes.mcp import mcp_router
+
+        guarded.append(mcp_router(options.max_body_size))
     for router in (*guarded, live_router(service)):
         app.include_router(router, responses=errors_of(ErrorBody), dependencies=key)
     add_middleware(app, service)

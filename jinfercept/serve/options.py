@@ -1,8 +1,9 @@
 """Options of the server: the fields are flags of `jinfercept serve`. Imports no JAX."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -65,6 +66,7 @@ class ServerOptions:
     tools: tuple[str, ...] = option(
         (), "a file of tools, .toml or .py, that the server runs for requests that ask for them; see docs/tools.md"
     )
+    mcp: bool = option(False, "offer the model as an MCP server at /mcp; see docs/tools.md")
     max_tool_rounds: int = option(
         32, "limit of turns whose calls the server runs for one answer; 8 for requests that set none", least=0
     )
@@ -122,6 +124,9 @@ class ServerOptions:
         "connections at once, fewer if the limit of open files is too low; more are answered 503 and closed",
         least=1,
     )
+    max_websockets: int = option(
+        256, "WebSockets of one key at once; all keys together may have half of --max-connections", least=1
+    )
     timeout_keep_alive: int = option(5, "seconds that an idle connection is kept open", least=0)
     drain_timeout: float = option(30.0, "seconds that requests may go on after SIGTERM", least=0)
     allowed_hosts: tuple[str, ...] = option(
@@ -161,6 +166,10 @@ class ServerOptions:
             folder = getattr(self, name)
             if folder is not None and not Path(folder).is_dir():
                 raise ConfigError(f"{name} is not a folder", got=shown(folder), fix="make it, or name another one")
+        if self.mcp and find_spec("mcp") is None:
+            raise ConfigError(
+                "the MCP server needs one more package", got="no mcp", fix="pip install 'jinfercept[tools]'"
+            )
         self._check_parsers()
         check_allowed_hosts(self.allowed_hosts)
         self.delimiters()
@@ -261,6 +270,11 @@ class ServedState(Protocol):
 
     draining: bool
     """Whether new requests are refused."""
+
+    @property
+    def socket_paths(self) -> Container[str]:
+        """Paths of WebSockets."""
+        ...
 
     @property
     def options(self) -> ServerOptions: ...

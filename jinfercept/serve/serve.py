@@ -11,7 +11,7 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jinfercept.errors import ConfigError
+from jinfercept.serve.http.socket_protocol import SocketProtocol
 from jinfercept.serve.options import ServedState, ServerOptions
 from jinfercept.serve.process import frozen_heap
 
@@ -37,6 +38,7 @@ _OTHER_FILES = 512
 """File descriptors for weights, logs and tools."""
 _READ_BYTES = 2**14
 """One read. Nothing else runs until h11 has parsed it: a header line or a chunk takes microseconds however small it is."""
+_FRAMING = (b"content-length", b"transfer-encoding")
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 30\r\n\r\ntoo many connections are open\n"
 
 
@@ -50,13 +52,20 @@ class HttpProtocol(H11Protocol):
             next head; then the connection is closed.
         write_timeout_s: seconds that written data may stay unsent because the client does not read; then the connection is
             aborted, and the request ends as if the client had disconnected.
+        socket_paths: paths that the first request of a connection may turn into a WebSocket.
     """
 
     def __init__(
-        self, *args: Any, most_connections: int, head_timeout_s: float, write_timeout_s: float, **kwargs: Any
+        self,
+        *args: Any,
+        most_connections: int,
+        head_timeout_s: float,
+        write_timeout_s: float,
+        socket_paths: Container[str],
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._most_connections = most_connections
+        self._most_connections, self._socket_paths = most_connections, socket_paths
         self._head_timeout_s, self._write_timeout_s = head_timeout_s, write_timeout_s
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -77,13 +86,17 @@ class HttpProtocol(H11Protocol):
         self._time_head()
 
     def _time_head(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
+        is_socket = self.transport.get_protocol() is not self
+        if is_socket or (self.cycle is not None and not self.cycle.response_complete):
             self._head_timer = _stopped(self._head_timer)
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self._head_timeout_s, self.transport.abort)
 
     def _should_upgrade(self) -> bool:
-        return False  # RFC 9110, 7.8, lets servers ignore the offers of HTTP/2 that some clients make
+        """RFC 9110, 7.8, lets servers ignore offers: those of HTTP/2 that some clients make, and whatever has a body."""
+        names = {name for name, _ in self.headers}
+        is_first = self.cycle is None and self.scope["method"] == "GET" and self.scope["path"] in self._socket_paths
+        return is_first and self._get_upgrade() == b"websocket" and names.isdisjoint(_FRAMING)
 
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -161,14 +174,19 @@ class DrainingServer(uvicorn.Server):
             most_connections=reserve_files(options.max_connections),
             head_timeout_s=options.header_timeout,
             write_timeout_s=options.write_timeout,
+            socket_paths=service.socket_paths,
         )
+        socket_protocol = partial(SocketProtocol, write_timeout_s=options.write_timeout)
         config = uvicorn.Config(
             app,
             http=cast(type[asyncio.Protocol], protocol),  # uvicorn only calls it
             loop="asyncio",  # uvloop takes one connection per turn
             backlog=BACKLOG,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-            ws="none",
+            ws=cast(type[asyncio.Protocol], socket_protocol),
+            ws_max_size=options.max_body_size,
+            ws_ping_timeout=options.write_timeout,
+            ws_per_message_deflate=False,  # a stream of tokens is many small frames
             lifespan="on",
             log_config=None,
             access_log=False,
@@ -248,7 +266,9 @@ def listen(options: ServerOptions) -> tuple[socket.socket, str]:
     if options.uds is not None:
         return _listen_unix(options.uds), f"unix:{options.uds}"
     host = options.host.strip("[]")
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sets TCP_NODELAY only where the protocol is named; without it, bodies wait 40 ms for the client's acknowledgement
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, options.port))

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from starlette.requests import HTTPConnection
 from starlette.requests import Request as HttpRequest
 
 from jinfercept.calls import Call, Result
@@ -56,6 +57,8 @@ _MIN_PROMPT_CHARS = 2**16
 """Default of `--max-prompt-chars` for small models."""
 _DOOR_S = "30"
 """`Retry-After` of a refused conversation. Those inside last minutes; clients heed at most a minute."""
+KEY = "jinfercept.key"
+"""Key of a request's scope: its tenant."""
 BODY_BYTES = "jinfercept.body_bytes"
 """Key of a request's scope: the size of its body in bytes."""
 
@@ -78,6 +81,7 @@ class Service:
         names: of the model in requests; answers have the first one by default.
         created: start of the server, in seconds since 1970.
         draining: whether new requests are refused.
+        socket_paths: paths of WebSockets.
         ignored: unknown fields of bodies that were logged.
         chat_template: source of the template that replaces the model's; None: the model's.
         state: stored responses and conversations.
@@ -111,6 +115,7 @@ class Service:
         options.check_adapters(self.names, llm.engine.adapters.names, llm.engine.adapters.num_slots)
         self.created = int(time.time())
         self.draining = False
+        self.socket_paths = ("/v1/responses",)
         self.keys = Keys(options.key_rules())
         self.chat_template = options.template()
         self.ignored: set[str] = set()
@@ -131,6 +136,7 @@ class Service:
         self._event_bridge: EventBridge | None = None
         self._preparing = Counter[str]()
         self._streams: dict[AsyncStream, str] = {}  # with their tenants
+        self._sockets: dict[Callable[[], object], str] = {}  # what ends each at the drain, with its tenant
         self._busy = 0
         self._idle = asyncio.Event()
         self._trimming: asyncio.TimerHandle | None = None  # trims the heap when no request is in progress
@@ -209,7 +215,7 @@ class Service:
         """
         most = self.options.max_queue_len
         if self.draining:
-            raise ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": f"{RETRY_S}"})
+            raise self._draining()
         if number > most:
             message = f"a request may ask for at most {most} answers; got {number}; fix: a smaller n, or fewer prompts"
             raise ApiError.bad(message, "n")
@@ -301,6 +307,37 @@ class Service:
                 outputs = (completion for output in stream.outputs.values() for completion in output.outputs)
                 self._limits.ended(tenant, id(stream), sum(completion.num_generated for completion in outputs))
 
+    def open_socket(self, tenant: str, end: Callable[[], object]) -> None:
+        """Count an open WebSocket, until `close_socket`.
+
+        Args:
+            end: called at the drain.
+
+        Raises:
+            ApiError: 503 while draining, 429 for too many of the key, 503 for too many in all.
+        """
+        options, own = self.options, sum(tenant == other for other in self._sockets.values())
+        if self.draining:
+            raise self._draining()
+        retry = {"Retry-After": f"{RETRY_S}"}
+        if own >= options.max_websockets:
+            message = (
+                f"an API key may have {options.max_websockets} WebSockets open; this one has {own}; fix: close some"
+            )
+            raise ApiError(429, message, code="too_many_websockets", headers=retry)
+        if len(self._sockets) >= max(1, options.max_connections // 2):
+            raise ApiError(
+                503, "too many WebSockets are open; fix: use HTTP", code="too_many_websockets", headers=retry
+            )
+        self._sockets[end] = tenant
+
+    def close_socket(self, end: Callable[[], object]) -> None:
+        """Uncount a WebSocket."""
+        del self._sockets[end]
+
+    def _draining(self) -> ApiError:
+        return ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": f"{RETRY_S}"})
+
     def note_calls(self, request: Request, calls: Sequence[Call], results: Sequence[Result]) -> None:
         """Count calls that were run after the end of their request."""
         self.llm.engine.ask(lambda stats: stats.interceptions.ran(request, calls, results))
@@ -326,6 +363,8 @@ class Service:
         """
         self.draining = True
         self.tools.ends_s = time.monotonic() + timeout_s + _ENDING_S
+        for end in list(self._sockets):
+            end()
         if self._busy:
             with suppress(TimeoutError, EngineError):
                 async with asyncio.timeout(timeout_s):
@@ -362,14 +401,14 @@ def _running_calls(stats: EngineStats) -> list[str]:
     return [call.name for sequence in waiting for call in sequence.calls]
 
 
-def service_of(request: HttpRequest) -> Service:
+def service_of(request: HTTPConnection) -> Service:
     """The service of the application that a request was sent to."""
     return request.app.state.service
 
 
 def tenant_of(request: HttpRequest) -> str:
     """The tenant of a request whose key is checked (`GuardedRoute`): the digest of its key; "" without keys."""
-    return request.scope["jinfercept.key"]
+    return request.scope[KEY]
 
 
 Delivery = tuple[Callable[[Any], None], Any]

@@ -104,7 +104,11 @@ def _alone(model: Model, params: Params, rows: Batch, row: int) -> float:
 
     @jax.jit
     def chances(ids: Array) -> Array:
-        def attend(q: Array, k: Array, v: Array, kv: None, /, scoring: Scoring = PLAIN) -> tuple[Array, None]:
+        def attend(
+            q: Array, k: Array | None, v: Array | None, kv: None, /, scoring: Scoring = PLAIN
+        ) -> tuple[Array, None]:
+            assert k is not None
+            assert v is not None
             return jax.nn.dot_product_attention(q[None], k[None], v[None], is_causal=True)[0], kv
 
         x = model.embed(params.embed, ids, jnp.arange(len(ids)))

@@ -95,6 +95,7 @@ def test_a_file_is_read_and_its_fingerprint_changes_with_what_a_replica_serves(t
         ({"model": "m", "server": {"api_key": [3]}}, "api_key has the wrong type"),
         ({"model": "m", "server": {"log_format": "xml"}}, "log_format is one of"),
         ({"model": "m", "server": {"uds": "/tmp/socket"}}, "a deployed fleet cannot use a Unix socket"),
+        ({"model": "m", "server": {"mcp": True}}, "a fleet is no MCP server"),
         ({"model": "m", "name": "a/b"}, "letters, digits"),
         ({"model": "m", "cpus_per_replica": "many"}, "number of CPUs"),
     ],

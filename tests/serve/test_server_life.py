@@ -85,6 +85,13 @@ LONG: Any = {
 }
 
 
+def test_answers_are_sent_without_waiting_for_acknowledgements(served: Running) -> None:
+    served.http.get("/version")
+    sockets = [each.transport.get_extra_info("socket") for each in served.server.server_state.connections]  # pyright: ignore
+    assert sockets
+    assert all(each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for each in sockets)
+
+
 def test_a_drain_refuses_what_is_new_and_finishes_what_runs(scripted: Scripted, gate: Gate) -> None:
     scripted.follow()
     with running(scripted.llm, drain_timeout=60.0) as server:

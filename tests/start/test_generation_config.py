@@ -55,7 +55,7 @@ def test_a_file_that_cannot_be_used_is_a_mistake_of_the_model(tmp_path: Path, co
     with pytest.raises(ModelError, match=r"generation_config\.json"):
         sampling_defaults("auto", tmp_path)
     (tmp_path / FILE).write_text("{")
-    with pytest.raises(ModelError, match="generation_config.json is (not valid|a) JSON"):
+    with pytest.raises(ModelError, match=r"generation_config\.json is (not valid|a) JSON"):
         sampling_defaults("auto", tmp_path)
 
 

@@ -1,4 +1,5 @@
-"""Middleware that logs one line per HTTP request: id, status, tokens, seconds. Adds `x-request-id` to every response.
+"""Middleware that logs one line per HTTP request, and per WebSocket: id, status, tokens, seconds. Adds `x-request-id` to every
+response.
 
 Anthropic's clients read it as `request-id`.
 """
@@ -41,9 +42,10 @@ class AccessLog:
         self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        is_socket = scope["type"] == "websocket"
         began_s = time.monotonic()
         header = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         name = header if _ID.fullmatch(header) else uuid.uuid4().hex
@@ -54,7 +56,9 @@ class AccessLog:
 
         async def send_named(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
+            if message["type"] == "websocket.accept":
+                status = 101
+            elif message["type"] in ("http.response.start", "websocket.http.response.start"):
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = name
@@ -64,7 +68,8 @@ class AccessLog:
                     headers["request-id"] = name
             await send(message)
 
-        self._service.request_started()
+        if not is_socket:  # a drain waits for requests, those of a WebSocket among them
+            self._service.request_started()
         try:
             await self._app(scope, receive, send_named)
         except Exception:
@@ -75,8 +80,9 @@ class AccessLog:
                 raise
             details["cut_off"] = True  # its seconds at the end of the server are over
         finally:
-            self._service.request_ended()
-            method, path = scope["method"][:_SHOWN], scope["path"][:_SHOWN]
+            if not is_socket:
+                self._service.request_ended()
+            method, path = "GET" if is_socket else scope["method"][:_SHOWN], scope["path"][:_SHOWN]
             line = {"request_id": name, "method": method, "path": path, "status": status}
             line |= details | {"seconds": round(time.monotonic() - began_s, 4)}
             if (trace := TRACE.get()) is not None:

@@ -5,7 +5,7 @@ from typing import cast
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.routing import Match
 
 from jinfercept.errors import EngineError
@@ -26,7 +26,7 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _answer_failure)
 
 
-def error_response(request: Request, error: ApiError) -> EncodedReply:
+def error_response(request: HTTPConnection, error: ApiError) -> EncodedReply:
     """The response to a request, in the shape of its protocol."""
     body = error.body
     if speaks_anthropic(request.scope):

@@ -6,7 +6,7 @@ from typing import final
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jinfercept.serve.http.access_log import AccessLog
@@ -66,11 +66,12 @@ def add_middleware(app: FastAPI, service: ServedState, shown: Sequence[str] = ()
 
 @final
 class HostCheck:
-    """Refuses what a web page of another site may send to a server without keys: requests for other hosts, and forms.
+    """Refuses what a web page of another site may send to a server without keys: requests for other hosts, forms, and
+    WebSockets.
 
     A browser asks before it sends a page's request with a JSON body or a header of its own to another site (CORS). It does not
-    ask before a POST without a body, or with that of a form. A request that names no host, as HTTP/1.0 allows, is served: no
-    web page sends one.
+    ask before a POST without a body, or with that of a form, nor before a WebSocket. A request that names no host, as HTTP/1.0
+    allows, is served: no web page sends one.
 
     Args:
         origins: of web pages that may use the server, `*` for all.
@@ -80,22 +81,29 @@ class HostCheck:
         self._app, self._hosts, self._origins = app, hosts, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (error := self._refusal(scope["method"], Headers(scope=scope))) is not None:
-            await error_response(Request(scope), error)(scope, receive, send)
+        if scope["type"] != "lifespan" and (error := self._refusal(scope)) is not None:
+            await error_response(HTTPConnection(scope), error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _refusal(self, method: str, headers: Headers) -> ApiError | None:
+    def _refusal(self, scope: Scope) -> ApiError | None:
         """Why a request is refused; None if it is not."""
+        headers, is_socket = Headers(scope=scope), scope["type"] == "websocket"
         for host in headers.getlist("host"):
             if not self._hosts.allows(host):
                 return misdirected(host)
         origin = headers.get("origin")
-        if method != "POST" or origin is None or "*" in self._origins or origin in self._origins:
+        if (
+            origin is None
+            or not (is_socket or scope["method"] == "POST")
+            or "*" in self._origins
+            or origin in self._origins
+        ):
             return None
         if origin.partition("://")[2].lower() == headers.get("host", "").lower():
             return None
-        if headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == "application/json" and not is_socket:
             return None
         message = f"web pages of {origin[:_SHOWN]!r} may not use this server; fix: --allowed-origins names their origin"
         return ApiError(403, message, code="origin_not_allowed")

@@ -13,6 +13,8 @@ from typing import Any, final
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 FIELDS = "jinfercept_fields"
 """Attribute of a log record: its fields by name."""
+SOCKETS = "uvicorn.error.sockets"
+"""The logger of uvicorn's WebSockets."""
 
 
 def begin_logging(log_format: str, replace: bool = False) -> None:
@@ -27,6 +29,7 @@ def begin_logging(log_format: str, replace: bool = False) -> None:
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=replace)
     for name in ("jinfercept", "uvicorn"):
         logging.getLogger(name).setLevel(logging.INFO)
+    logging.getLogger(SOCKETS).setLevel(logging.WARNING)  # each has a line of its own
 
 
 @final

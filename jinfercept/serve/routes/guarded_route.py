@@ -16,33 +16,43 @@ from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.protocols.anthropic.dialect import authorizations
 from jinfercept.serve.protocols.encoding import encode
 from jinfercept.serve.protocols.errors import ApiError, invalid_body
-from jinfercept.serve.service import BODY_BYTES, Service, service_of
+from jinfercept.serve.service import BODY_BYTES, KEY, Service, service_of
 
 _SHAPES = bytes.maketrans(b"123456789E", b"000000000e")
 """Makes all digits 0, and E an e."""
 _EXPONENTS = (b"0e000", b"0e+000")
 _MOST_DIGITS = 200
-_SMALL_BYTES = 2**14
+SMALL_BYTES = 2**14
 """Largest body that is parsed on the event loop, which takes less than a millisecond."""
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
     "/v1/messages": "chat",
     "/v1/responses": "chat",
+    "/v1/responses/compact": "chat",
 }
 """Routes that generate, with the `gen_ai.operation.name` of their traces."""
 
 
-def parsed(body: bytes, model: TypeAdapter[Any] | None) -> Any:
-    """A JSON body as a model. Raises `ApiError`: 400 for what is no JSON, or does not fit the model."""
+FRAME = "jinfercept.frame"
+"""Key of a request's scope: its body as an object, if it is a frame of a WebSocket."""
+
+
+def parsed(body: bytes) -> Any:
+    """A JSON body as an object. Raises `ApiError` 400 for what is no JSON."""
     try:
         data = from_json(body, allow_inf_nan=False)
         shapes = body.translate(_SHAPES)
         if b"0" * _MOST_DIGITS in shapes or any(map(shapes.__contains__, _EXPONENTS)):
             encode(data)  # JSON has no infinity, as which a large number may have been read
+        return data
     except ValueError as error:
         surrogate = " (half of a surrogate pair is no text)" if "hex escape" in str(error) else ""
         raise ApiError.bad(f"the body is not JSON: {error}{surrogate}", code="invalid_json") from None
+
+
+def validated(data: Any, model: TypeAdapter[Any] | None) -> Any:
+    """A body as a model. Raises `ApiError` 400 for what does not fit the model."""
     try:
         return data if model is None else model.validate_python(data)
     except ValidationError as error:
@@ -61,7 +71,7 @@ class GuardedRoute(APIRoute):
         async def handle(request: Request) -> Response:
             service = service_of(request)
             tenant = service.keys.check(*authorizations(request.scope))
-            request.scope["jinfercept.key"] = tenant
+            request.scope[KEY] = tenant
             if tenant:
                 request.scope[DETAILS]["key"] = service.keys.name(tenant)
             if service.tracing is not None and operation is not None and request.method == "POST":
@@ -99,6 +109,9 @@ class _JsonRequest(Request):
         """The body as the route's pydantic model, which FastAPI takes unchanged; a large body is parsed in a thread."""
         body = await self.body()
         self.scope[BODY_BYTES] = len(body)
-        if len(body) <= _SMALL_BYTES:
-            return parsed(body, self._model)
-        return await self._service.prepare(self, lambda: parsed(body, self._model))
+        frame: Any = self.scope.get(FRAME)
+
+        def read() -> Any:
+            return validated(parsed(body) if frame is None else frame, self._model)
+
+        return read() if len(body) <= SMALL_BYTES else await self._service.prepare(self, read)

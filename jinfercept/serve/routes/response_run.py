@@ -24,6 +24,8 @@ _EVENT_BYTES = 64
 """Overhead of a stored event in memory."""
 BACKGROUND = "jinfercept.background"
 """Key of a request's scope: the `BackgroundRun` of its response, if that is generated in the background."""
+MEMORY = "jinfercept.memory"
+"""Key of a request's scope: the `SocketMemory` of its WebSocket."""
 EVENTS_NOT_KEPT = (
     "the events of this response are not kept here: it was created without stream, there was no room for them, "
     "or another server generated it; fix: poll the response"

@@ -18,6 +18,7 @@ from jinfercept.serve.protocols.answers import ServerToolCalls, UsageCount
 from jinfercept.serve.protocols.encoding import EncodedReply
 from jinfercept.serve.protocols.errors import ApiError, renamed
 from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, Plain
+from jinfercept.serve.protocols.openai.compaction import PROMPT, encoded_summary
 from jinfercept.serve.protocols.openai.logprobs import chat_logprobs, check_report
 from jinfercept.serve.protocols.openai.response_chat import (
     FIELDS,
@@ -31,16 +32,20 @@ from jinfercept.serve.protocols.openai.response_chat import (
 from jinfercept.serve.protocols.openai.response_items import (
     Item,
     check_length,
+    joined,
+    new_item,
     read_items,
     references,
     tools_of_items,
     types_left_out,
 )
 from jinfercept.serve.protocols.openai.response_schemas import (
+    CompactedResponse,
     DeletedResponse,
     InputTokenCount,
     InputTokensBody,
     ItemList,
+    MessageItem,
     ResponseObject,
     ResponsesBody,
 )
@@ -55,6 +60,7 @@ from jinfercept.serve.routes.guarded_route import GuardedRoute
 from jinfercept.serve.routes.response_run import (
     BACKGROUND,
     EVENTS_NOT_KEPT,
+    MEMORY,
     BackgroundRun,
     Generation,
     reply,
@@ -62,44 +68,72 @@ from jinfercept.serve.routes.response_run import (
     written,
 )
 from jinfercept.serve.service import BODY_BYTES, Service, service_of, tenant_of
-from jinfercept.serve.state.store import ANSWERED, StoredResponse
+from jinfercept.serve.state.store import ANSWERED, SocketMemory, StoredResponse
 
 router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
 _CHARS_PER_TOKEN = 4
 _ECHOED = ("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "user")
 """Fields of a response that its body has likewise."""
+_NOT_OF_SUMMARIES = ("background", "generate", "jinfercept", "stream", "text", "tool_choice", "tools", "top_logprobs")
+"""Fields of a body that its summary is written without."""
 
 
 @router.post("/v1/responses", response_model=ResponseObject)
 async def create_response(body: ResponsesBody, request: Request) -> Response:
     """Answer a whole conversation, or the continuation of a stored response. With `stream`, in typed server-sent events."""
-    service, model, hints = opened(body, request)
-    check_supported(body)
-    log_left_out("items", types_left_out(body.input), service.ignored)
-    given_tools = [*(body.tools or ()), *tools_of_items(body.input)]
-    log_left_out("tools", tool_types_left_out(given_tools), service.ignored)
-    tenant, state = hints.tenant, service.state
-    previous = await _previous(service, body, tenant)
-    referred = await state.items(references(body.input), tenant)
-    name = f"resp_{uuid.uuid4().hex}"
-    stored = StoredResponse(name, tenant, body.conversation_id, request.scope.get(BODY_BYTES, 0))
-    stored.before = previous.conversation if previous else ()
-    follows = body.previous_response_id
-    try:
-        if body.conversation_id:
-            follows = await state.begin_turn(stored, body.conversation_id, len(body.input))
-        hints = hints._replace(follows=follows)
-        generation = await _begun(service, body, request, model, stored, _num_bytes(previous), referred, hints)
-    except BaseException:
-        state.abandon(stored)
-        raise
+    generation = await _start(body, request)
+    stored = generation.stored
     if stored.background is not None:
         return EventStream(stored.background.follow(0)) if body.stream else reply(stored.response)
     if body.stream:
         return EventStream(write(generation), generation.close)
     await unless_disconnected(request.receive, written(generation))
     return reply(stored.response)
+
+
+@router.post("/v1/responses/compact", response_model=CompactedResponse)
+async def compact_conversation(body: InputTokensBody, request: Request) -> Response:
+    """The messages of the user, and a summary of the conversation that the model writes, as input for further responses."""
+    if body.conversation_id:
+        raise ApiError.bad("a conversation cannot be compacted: name its last response", "conversation")
+    asked = MessageItem(role="user", content=PROMPT)
+    alike: dict[str, Any] = dict.fromkeys(_NOT_OF_SUMMARIES) | {"store": False}
+    generation = await _start(body.model_copy(update=alike | {"input": [*body.input, asked]}), request)
+    await unless_disconnected(request.receive, written(generation))
+    stored, response = generation.stored, generation.stored.response
+    texts = [joined(item["content"]) for item in response["output"] if item["type"] == "message"]
+    if not (summary := "".join(texts).strip()):
+        raise ApiError.bad("the model has written no summary", "max_output_tokens", "empty_summary")
+    users = [item for item in (*stored.before, *stored.inputs[:-1]) if item.get("role") == "user"]
+    output = [*users, new_item("compaction", encrypted_content=encoded_summary(summary))]
+    created, usage = response["created_at"], response["usage"]
+    compacted = {"id": stored.name, "object": "response.compaction", "created_at": created}
+    return EncodedReply(compacted | {"output": output, "usage": usage})
+
+
+async def _start(body: ResponsesBody, request: Request) -> Generation:
+    """Check a body, load what it continues, and begin its response."""
+    service, model, hints = opened(body, request)
+    check_supported(body)
+    log_left_out("items", types_left_out(body.input), service.ignored)
+    given_tools = [*(body.tools or ()), *tools_of_items(body.input)]
+    log_left_out("tools", tool_types_left_out(given_tools), service.ignored)
+    tenant, state = hints.tenant, service.state
+    name, memory = f"resp_{uuid.uuid4().hex}", request.scope.get(MEMORY)
+    previous = await _previous(service, body, tenant, memory)
+    referred = await state.items(references(body.input), tenant)
+    stored = StoredResponse(name, tenant, body.conversation_id, request.scope.get(BODY_BYTES, 0), memory=memory)
+    stored.before = previous.conversation if previous else ()
+    follows = body.previous_response_id
+    try:
+        if body.conversation_id:
+            follows = await state.begin_turn(stored, body.conversation_id, len(body.input))
+        hints = hints._replace(follows=follows)
+        return await _begun(service, body, request, model, stored, _num_bytes(previous), referred, hints)
+    except BaseException:
+        state.abandon(stored)
+        raise
 
 
 @router.post("/v1/responses/input_tokens")
@@ -156,7 +190,7 @@ async def _begun(
     requests, tools, tool_calls = await service.prepare(request, make, 1, num_bytes)
     await service.state.begin(stored)
     usage = UsageCount(requests, request.scope[DETAILS])
-    writer = ResponseWriter(stored.response, usage, tools, tool_calls, _logprobs(service, body))
+    writer = ResponseWriter(stored.response, usage, tools, tool_calls, _logprobs(service, body), body.generate is False)
     stream = await service.submit(request, requests)
     generation = Generation(service, stream, writer, stored)
     request.scope[DETAILS]["id"] = stored.name
@@ -235,14 +269,25 @@ async def _stored(request: Request, response_id: str) -> StoredResponse:
     return await service_of(request).state.find(response_id, tenant_of(request))
 
 
-async def _previous(service: Service, body: ResponsesBody | InputTokensBody, tenant: str) -> StoredResponse | None:
-    """The response that a body continues, loaded with its conversation. Raises 404 and 400, also for too many items."""
+async def _previous(
+    service: Service, body: ResponsesBody | InputTokensBody, tenant: str, memory: SocketMemory | None = None
+) -> StoredResponse | None:
+    """The response that a body continues, loaded with its conversation. Raises 404 and 400, also for too many items.
+
+    Args:
+        memory: of the WebSocket, with responses that are not stored.
+    """
     if (previous_id := body.previous_response_id) is None:
         check_length(body.input, 0)
         return None
     field = "previous_response_id"
+    kept = memory.find(previous_id) if memory is not None else None
+    if kept is not None and body.store is not False:
+        raise ApiError.bad(
+            "what continues a response that is not stored is not stored either; fix: store: false", "store"
+        )
     try:
-        previous = await service.state.find(previous_id, tenant, whole=True)
+        previous = kept or await service.state.find(previous_id, tenant, whole=True)
     except ApiError as error:
         if error.status_code != 404:
             raise

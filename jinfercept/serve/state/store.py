@@ -45,6 +45,10 @@ _RETRY_S = 1.0
 """Seconds between attempts to store the end of a response in the background."""
 _MOST_RUNS, _MOST_EVENT_BYTES = 4096, 2**27
 """Maximum responses whose events are kept, and bytes of these events."""
+_MOST_LAST, _MOST_LAST_BYTES = 16384, 2**28
+"""Maximum responses that WebSockets may continue though they are not stored, and bytes of their conversations, about."""
+_LAST_S = 3600.0
+_ITEM_BYTES, _TOKEN_BYTES = 1024, 4
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +60,24 @@ class BackgroundRuns(Protocol):
         """Stop; the response is final afterwards."""
         ...
 
+    async def ended(self) -> None:
+        """Return when the response has ended."""
+        ...
+
     def follow(self, start: int) -> AsyncGenerator[bytes]:
         """The events from number `start` on. Raises 400 if they are not kept."""
+        ...
+
+
+class SocketMemory(Protocol):
+    """What a WebSocket keeps of the responses that are created over it."""
+
+    def keep(self, stored: "StoredResponse") -> None:
+        """Keep a final response that is not stored, for a request over the same WebSocket that continues it."""
+        ...
+
+    def find(self, response_id: str) -> "StoredResponse | None":
+        """A response that is kept, with all its items."""
         ...
 
 
@@ -74,6 +94,7 @@ class StoredResponse:
         inputs: its own input items, after those.
         background: its generation, if that runs in the background of this process.
         finishing: stores its end; belongs to the store.
+        memory: of the WebSocket over which it is created.
     """
 
     name: str
@@ -86,6 +107,7 @@ class StoredResponse:
     background: BackgroundRuns | None = None
     finishing: asyncio.Task[None] | None = None
     is_deleted: bool = False
+    memory: SocketMemory | None = None
 
     @property
     def is_open(self) -> bool:
@@ -96,6 +118,12 @@ class StoredResponse:
     def conversation(self) -> list[Item]:
         """All items of the conversation, its own output included."""
         return [*self.before, *self.inputs, *self.response["output"]]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the conversation, about."""
+        usage = self.response["usage"]
+        return _ITEM_BYTES * len(self.conversation) + (_TOKEN_BYTES * usage["total_tokens"] if usage else 0)
 
 
 @final
@@ -109,6 +137,7 @@ class StateStore:
     Attributes:
         open: responses that this process generates and that are stored or belong to a conversation, by id; only read elsewhere.
         events: those in the background whose events are kept, by id.
+        last: those that WebSockets keep, by id.
     """
 
     def __init__(self, database: StateDatabase, most_background: int) -> None:
@@ -118,6 +147,8 @@ class StateStore:
         self.open: dict[str, StoredResponse] = {}
         quota = Quota(_MOST_RUNS, _MOST_EVENT_BYTES)
         self.events = ExpiringEntries[BackgroundRuns](quota, database.limits.ttl_s, time.monotonic)
+        lasts = Quota(_MOST_LAST, _MOST_LAST_BYTES)
+        self.last = ExpiringEntries[StoredResponse](lasts, _LAST_S, time.monotonic)
         self._finishing: set[asyncio.Task[None]] = set()
         self._sweeping: asyncio.Task[None] | None = None  # that has not begun
         self._closed = False
@@ -260,10 +291,12 @@ class StateStore:
             self._at_close(self.run(stored.tenant, lambda entries: entries.delete(stored.name, stored.tenant)))
 
     async def finish(self, stored: StoredResponse) -> None:
-        """Commit a final response, and its items to its conversation.
+        """Commit a final response, and its items to its conversation; one that is not stored is kept by its WebSocket.
 
         Raises `ApiError`: 503 `state_unavailable` or `state_full`; 404 if the response that it continues is gone.
         """
+        if stored.memory is not None and not stored.response["store"] and stored.response["status"] in ANSWERED:
+            stored.memory.keep(stored)
         self.end(stored)
         if stored.name in self.open and stored.finishing is not None:
             await asyncio.shield(stored.finishing)

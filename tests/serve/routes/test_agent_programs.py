@@ -46,6 +46,7 @@ class Program:
         environment: of a server's URL and a home folder.
         calls: the calls that the model writes in the first two turns.
         results: parts of their results.
+        warms_up: whether it has its first prompt computed before it asks.
     """
 
     package: str
@@ -54,6 +55,7 @@ class Program:
     environment: Callable[[str, Path], Mapping[str, str]]
     calls: tuple[str, str]
     results: tuple[str, str]
+    warms_up: bool = False
 
 
 def _codex(url: str, home: Path, model: str = MODEL) -> Mapping[str, str]:
@@ -63,6 +65,13 @@ def _codex(url: str, home: Path, model: str = MODEL) -> Mapping[str, str]:
 
 def _codex_of_openai(url: str, home: Path) -> Mapping[str, str]:
     return _codex(url, home, OPENAI_MODEL)
+
+
+def _codex_over_a_socket(url: str, home: Path) -> Mapping[str, str]:
+    variables = _codex(url, home)
+    with (home / "config.toml").open("a") as file:
+        file.write("supports_websockets = true\n")
+    return variables
 
 
 def _claude(url: str, home: Path) -> Mapping[str, str]:
@@ -113,6 +122,15 @@ PROGRAMS = (
         _codex,
         (call("exec_command", cmd="printf 2; printf 3"), call("multi_agent_v1__close_agent", target="x")),
         ("Output:\n23", "invalid agent id"),  # the second is its own answer: it has found the tool by its namespace
+    ),
+    Program(
+        "@openai/codex@0.171.0",
+        "codex",
+        ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "How much?"),
+        _codex_over_a_socket,
+        (call("exec_command", cmd="printf 2; printf 3"), call("multi_agent_v1__close_agent", target="x")),
+        ("Output:\n23", "invalid agent id"),  # the second is its own answer: it has found the tool by its namespace
+        warms_up=True,
     ),
     Program(
         "@openai/codex@0.171.0",
@@ -218,7 +236,8 @@ def test_a_program_runs_its_tools_over_three_turns(
 ) -> None:
     scripted, server = long
     tool = json.loads(program.calls[0].splitlines()[1])["name"]
-    prompts = write_turns(monkeypatch, scripted, (*program.calls, ANSWER), tool)
+    asked = ("",) * program.warms_up
+    prompts = write_turns(monkeypatch, scripted, (*asked, *program.calls, ANSWER), tool)
     home, work = tmp_path / "home", tmp_path / "work"
     home.mkdir()
     work.mkdir()
@@ -234,6 +253,7 @@ def test_a_program_runs_its_tools_over_three_turns(
         timeout=300,
     )
     assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, [ANSWER]), done.stderr[-3000:]
+    del prompts[: len(asked)]
     for before, says, after, result in zip(prompts, program.calls, prompts[1:], program.results, strict=False):
         assert says in after
         assert result in after[len(before) :]

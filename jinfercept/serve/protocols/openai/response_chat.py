@@ -11,6 +11,7 @@ from jinfercept.chat.messages import call_message, results_behind_calls
 from jinfercept.chat.system_messages import SYSTEM_ROLES
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, Plain
+from jinfercept.serve.protocols.openai.compaction import INTRODUCTION, summary_in
 from jinfercept.serve.protocols.openai.response_items import CALL_OUTPUTS, Item, joined
 from jinfercept.serve.protocols.openai.response_schemas import LOGPROBS, ResponsesBody
 from jinfercept.serve.protocols.openai.response_tools import CLIENT_CALLS, ClientTools, called_function, declared_text
@@ -39,10 +40,12 @@ def check_supported(body: ResponsesBody) -> None:
     for name, harmless in defaults.items():
         if getattr(body, name) not in (None, harmless):
             raise ApiError.bad(f"{name} is not supported in responses", name, "unsupported_parameter")
-    if (body.model_extra or {}).get("prompt") is not None:
-        raise ApiError.bad(
-            "prompt templates are not supported; fix: leave prompt out", "prompt", "unsupported_parameter"
-        )
+    for name, what, fix in (
+        ("prompt", "prompt templates are", "leave prompt out"),
+        ("context_management", "compaction at a threshold is", "POST /v1/responses/compact"),
+    ):
+        if (body.model_extra or {}).get(name):
+            raise ApiError.bad(f"{what} not supported; fix: {fix}", name, "unsupported_parameter")
     if body.background and body.store is False:
         raise ApiError.bad("background: true needs store: true", "background")
     if body.conversation is not None and body.previous_response_id is not None:
@@ -108,7 +111,7 @@ def chat_body(body: ResponsesBody, messages: Sequence[Plain], tools: ClientTools
     alike = {name: getattr(body, name) for name in SamplingBody.model_fields}
     fields: dict[str, Any] = {
         "messages": messages,
-        "max_completion_tokens": body.max_output_tokens,
+        "max_completion_tokens": 1 if body.generate is False else body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,
         "logprobs": wants_logprobs(body),
         "top_logprobs": body.top_logprobs,
@@ -196,6 +199,10 @@ class _Messages:
             case "message" if item["role"] != "assistant":
                 role = "system" if item["role"] == "developer" else item["role"]
                 self.add({"role": role, "content": joined(item["content"])})
+            case "compaction":
+                summary = summary_in(item["encrypted_content"])
+                assert summary is not None
+                self.add({"role": "user", "content": INTRODUCTION + summary})
             case "message" | "reasoning":
                 self._add_text(item)
             case kind if kind in CLIENT_CALLS:

@@ -2,10 +2,11 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from jinfercept.serve.protocols.openai.chat_schemas import RefusalPart, TextPart
+from jinfercept.serve.protocols.openai.compaction import summary_in
 from jinfercept.serve.protocols.openai.response_tools import InputTool, ResponseToolChoice, is_of_client
 from jinfercept.serve.protocols.schemas import (
     FIRST_ERROR,
@@ -165,6 +166,19 @@ class ReasoningItem(_InputItem):
     content: Any = None
 
 
+def _is_summary(content: str) -> str:
+    if summary_in(content) is None:
+        raise PydanticCustomError("compaction", "this is no summary that /v1/responses/compact of this server has made")
+    return content
+
+
+class CompactionItem(_InputItem):
+    """The summary of what came before, of `/v1/responses/compact`."""
+
+    type: Literal["compaction"]
+    encrypted_content: Annotated[Text, AfterValidator(_is_summary)]
+
+
 class ItemReference(Body):
     """A reference to an item of a stored response."""
 
@@ -214,6 +228,7 @@ _KINDS = {
     "additional_tools": "AdditionalTools",
     "mcp_call": "McpCall",
     "reasoning": "Reasoning",
+    "compaction": "Compaction",
     "item_reference": "ItemReference",
 }
 
@@ -228,6 +243,7 @@ InputItem = Annotated[
     | Annotated[AdditionalToolsItem, Tag("AdditionalTools")]
     | Annotated[McpCallItem, Tag("McpCall")]
     | Annotated[ReasoningItem, Tag("Reasoning")]
+    | Annotated[CompactionItem, Tag("Compaction")]
     | Annotated[ItemReference, Tag("ItemReference")]
     | Annotated[OtherItem, Tag("Other")],
     Discriminator(
@@ -276,7 +292,11 @@ class ConversationReference(Body):
 
 
 class ResponsesBody(SamplingBody):
-    """Input, the response that it continues, and the parameters of the answer."""
+    """Input, the response that it continues, and the parameters of the answer.
+
+    Attributes:
+        generate: false: the prompt is computed for a response that continues this one, which has no output.
+    """
 
     input: _Input
     instructions: Text | None = None
@@ -284,6 +304,7 @@ class ResponsesBody(SamplingBody):
     conversation: Name | ConversationReference | None = None
     store: bool | None = None
     background: bool | None = None
+    generate: bool | None = None
     max_output_tokens: Positive | None = None
     max_tool_calls: Natural | None = None
     top_logprobs: NumBest | None = None
@@ -304,7 +325,7 @@ class ResponsesBody(SamplingBody):
 
 
 class InputTokensBody(ResponsesBody):
-    """What a response would be made of, for counting."""
+    """What a response would be made of, for counting, or a conversation for compaction."""
 
     input: _Input = Field("", validate_default=True)
 
@@ -358,6 +379,16 @@ class ResponseObject(BaseModel):
     usage: ResponseUsage | None
     user: str | None
     jinfercept: dict[str, Any] | None = None
+
+
+class CompactedResponse(BaseModel):
+    """A conversation in fewer tokens: the messages of the user, and a `compaction` item with a summary of the rest."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
 
 
 class ItemList(BaseModel):

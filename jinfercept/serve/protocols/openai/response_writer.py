@@ -35,6 +35,7 @@ class ResponseWriter:
         usage: counts the request's tokens.
         tool_calls: runs the calls of the server's tools; their items are complete once they have results.
         logprobs: reports log probabilities; None: they are not reported.
+        warms_up: whether the response has no output: only its prompt is computed, and the token behind it dropped.
 
     Attributes:
         error: of a failed response; None before.
@@ -47,8 +48,9 @@ class ResponseWriter:
         tools: ClientTools,
         tool_calls: ServerToolCalls,
         logprobs: Logprobs | None,
+        warms_up: bool = False,
     ) -> None:
-        self.response = response
+        self.response, self._warms_up = response, warms_up
         self._tools, self._tool_calls = tools, tool_calls
         self._round = 0
         self._running: dict[str, int] = {}  # places of the server's calls without results, by id
@@ -72,6 +74,8 @@ class ResponseWriter:
         if self.response["status"] == "queued":
             self.response["status"] = "in_progress"
             yield self._event("response.in_progress", response=self.response)
+        if self._warms_up and not isinstance(event, events.Finished):
+            return
         match event:
             case events.Token():
                 self._usage.count(1)
@@ -146,6 +150,9 @@ class ResponseWriter:
             check_finish(output)
         except ApiError as error:
             yield from self.fail(error)
+            return
+        if self._warms_up:
+            yield self._last("completed", "response.completed")
             return
         [completion] = output.outputs
         for pause in completion.interceptions[self._round :]:

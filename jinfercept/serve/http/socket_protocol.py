@@ -1,0 +1,64 @@
+"""The protocol of WebSockets: uvicorn's, with limits of what a client makes it write, buffer and assemble."""
+
+import asyncio
+import logging
+from typing import Any, final
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame
+from websockets.http11 import Request
+
+from jinfercept.serve.observe.log_lines import SOCKETS
+
+_MOST_FRAMES = 1024
+"""Maximum frames of one message: each is an object, however small it is."""
+
+
+@final
+class SocketProtocol(WebSocketsSansIOProtocol):
+    """One WebSocket; `uvicorn.Config(ws=...)` takes a `functools.partial` of this class with its keyword argument.
+
+    Args:
+        write_timeout_s: seconds that a written frame may stay unsent because the client does not read; then the connection
+            is aborted.
+    """
+
+    def __init__(self, *args: Any, write_timeout_s: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.logger = logging.getLogger(SOCKETS)
+        self._write_timeout_s = write_timeout_s
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        self.read_paused = True  # until the application accepts: the state machine takes no frames before
+        self.transport.pause_reading()
+
+    def handle_ping(self) -> None:
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.conn.data_to_send()  # no pong to a client that does not read: pongs would pile up
+
+    def handle_cont(self, event: Frame) -> None:
+        if len(self.frames) >= _MOST_FRAMES:
+            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, "the message has too many frames")
+            self.handle_parser_exception()
+        else:
+            super().handle_cont(event)
+
+    def pause_writing(self) -> None:
+        self._write_timer = self.loop.call_later(self._write_timeout_s, self.transport.abort)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._stop_timer()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _stop_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()

@@ -1,0 +1,258 @@
+"""`/v1/responses` as a WebSocket: a connection over which a client creates one response after another.
+
+Every frame of the client is a request of its own, which the whole application answers as it answers one over HTTP: with the
+same checks, limits, log lines and traces. The events of the answer are frames.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, final
+
+from fastapi import APIRouter
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import Message, Scope
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from websockets.frames import CloseCode
+
+from jinfercept.serve.http.access_log import DETAILS
+from jinfercept.serve.protocols.anthropic.dialect import authorizations
+from jinfercept.serve.protocols.encoding import encode
+from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.schemas import MAX_SESSION_ID
+from jinfercept.serve.routes.guarded_route import FRAME, SMALL_BYTES, parsed
+from jinfercept.serve.routes.response_run import MEMORY
+from jinfercept.serve.service import KEY, Service, service_of
+from jinfercept.serve.state.store import StoredResponse
+
+router = APIRouter()
+
+_MOST_S = 3600.0
+"""Seconds after which a connection ends, as at OpenAI."""
+_MOST_REQUESTS = 16
+"""Requests of one connection that run or wait for those before them. Their frames have together as many bytes as a body may."""
+_MOST_KEPT = 16
+"""Responses of one connection that are kept though they are not stored."""
+_KEPT = ("asgi", "client", "http_version", "path", "raw_path", "root_path", "server", "state")
+"""Parts of the scope of the handshake that its requests have too."""
+_OWN_HEADERS = (b"connection", b"content-encoding", b"content-type", b"sec-websocket-key", b"upgrade", b"x-request-id")
+"""Headers of the handshake alone."""
+
+
+@router.websocket("/v1/responses")
+async def create_responses(socket: WebSocket) -> None:
+    """Create responses over a WebSocket. A handshake that is refused has the answer of a request over HTTP."""
+    service = service_of(socket)
+    tenant = service.keys.check(*authorizations(socket.scope))
+    socket.scope[DETAILS] |= {"key": service.keys.name(tenant)} if tenant else {}
+    connection = _Connection(socket, service, tenant)
+    service.open_socket(tenant, connection.drain)
+    try:
+        await connection.run()
+    finally:
+        service.close_socket(connection.drain)
+
+
+@final
+class _Connection:
+    """An open WebSocket.
+
+    Requests of the same stream are answered one after another, those of different streams at the same time.
+
+    Args:
+        tenant: that opened it.
+    """
+
+    def __init__(self, socket: WebSocket, service: Service, tenant: str) -> None:
+        self._socket, self._service, self._tenant = socket, service, tenant
+        self._requests: dict[asyncio.Task[None], int] = {}  # that run or wait, with the bytes of their frames
+        self._newest: dict[str | None, asyncio.Task[None]] = {}  # the newest one of each stream
+        self._last: list[str] = []  # names of the responses that are kept
+        self._gone = asyncio.Event()
+        self._closing: asyncio.Task[None] | None = None
+        self._refusal: ApiError | None = None  # of all requests from now on
+
+    async def run(self) -> None:
+        """Answer requests until the client or the server closes the connection."""
+        await self._socket.accept()
+        timer = asyncio.get_running_loop().call_later(_MOST_S, self._reach_limit)
+        try:
+            while (message := await self._socket.receive())["type"] == "websocket.receive":
+                await self._take(message)
+        finally:
+            timer.cancel()
+            self._gone.set()
+            if self._closing is not None:
+                self._closing.cancel()
+            if self._requests:
+                await asyncio.wait(self._requests)
+            for name in self._last:
+                self._service.state.last.remove(name)
+
+    def drain(self) -> None:
+        """Close the connection behind the requests that are there; the application refuses new ones."""
+        self._close_behind_requests(CloseCode.SERVICE_RESTART, "the server is shutting down")
+
+    def _reach_limit(self) -> None:
+        message = "this connection has reached its limit of 60 minutes; fix: open another one"
+        self._refusal = ApiError.bad(message, code="websocket_connection_limit_reached")
+        self._close_behind_requests(CloseCode.NORMAL_CLOSURE, message)
+
+    def _close_behind_requests(self, code: int, reason: str) -> None:
+        async def close() -> None:
+            while self._requests:
+                await asyncio.wait(self._requests)
+            if self._refusal is not None:
+                await self._refuse(self._refusal, None)
+            with suppress(WebSocketDisconnect, RuntimeError):  # the client was faster
+                await self._socket.close(code, reason)
+
+        self._closing = self._closing or asyncio.ensure_future(close())
+
+    # -- a request -----------------------------------------------------------------------------------------------------
+
+    async def _take(self, message: Message) -> None:
+        """Begin with the request of a frame, or refuse it."""
+        stream: str | None = None
+        try:
+            if self._refusal is not None:
+                raise self._refusal
+            if (text := message.get("text")) is None:
+                raise ApiError.bad("a frame is JSON text; got bytes", code="invalid_json")
+            event = await self._read(frame := text.encode())
+            stream = _stream_of(event)
+            if event.pop("type") == "response.processed":  # Codex says what it has read
+                return
+            self._check_room(len(frame))
+        except ApiError as error:
+            await self._refuse(error, stream)
+            return
+        before = self._newest.get(stream)
+        task = asyncio.ensure_future(self._answer(frame, event | {"stream": True}, stream, before))
+        self._requests[task], self._newest[stream] = len(frame), task
+        task.add_done_callback(lambda task: self._end(task, stream))
+
+    def _check_room(self, num_bytes: int) -> None:
+        """Raise `ApiError` 429 if there is no room for another request."""
+        waiting, most_bytes = len(self._requests), self._service.options.max_body_size
+        if waiting >= _MOST_REQUESTS or (waiting and sum(self._requests.values()) + num_bytes > most_bytes):
+            message = f"{waiting} requests of this connection run or wait; fix: wait for one to end"
+            raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
+
+    async def _read(self, frame: bytes) -> Any:
+        if len(frame) <= SMALL_BYTES:
+            return parsed(frame)
+
+        async def receive() -> Message:
+            await self._gone.wait()
+            return {"type": "http.disconnect"}
+
+        request = Request(self._scope({KEY: self._tenant}), receive)
+        return await self._service.prepare(request, lambda: parsed(frame), num_bytes=len(frame))
+
+    async def _answer(
+        self, frame: bytes, body: dict[str, Any], stream: str | None, before: asyncio.Task[None] | None
+    ) -> None:
+        """Have the application answer a request, behind the one before it."""
+        if before is not None:
+            await asyncio.wait((before,))
+        if self._gone.is_set():
+            return
+        scope = self._scope({FRAME: body, MEMORY: self})
+        received = False
+        status, retry = 0, None
+
+        async def receive() -> Message:
+            nonlocal received
+            if not received:
+                received = True
+                return {"type": "http.request", "body": frame}
+            await self._gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            nonlocal status, retry
+            if message["type"] == "http.response.start":
+                status, retry = message["status"], Headers(raw=message["headers"]).get("retry-after")
+            elif status == 200:
+                await self._send_event(message["body"], stream)
+            else:
+                await self._send_error(status, json.loads(message["body"])["error"], stream, retry)
+
+        with suppress(Exception):  # it is answered, and logged
+            await self._socket.app(scope, receive, send)
+
+    def _end(self, task: asyncio.Task[None], stream: str | None) -> None:
+        del self._requests[task]
+        if self._newest[stream] is task:
+            del self._newest[stream]
+
+    def _scope(self, more: Mapping[str, Any]) -> Scope:
+        """The scope of a request: that of the handshake, as a POST of JSON, and what it has of its own."""
+        scope = self._socket.scope
+        headers = [pair for pair in scope["headers"] if pair[0] not in _OWN_HEADERS]
+        return {name: scope[name] for name in _KEPT} | {
+            "type": "http",
+            "scheme": "http",
+            "method": "POST",
+            "query_string": b"",
+            "headers": [*headers, (b"content-type", b"application/json")],
+            **more,
+        }
+
+    # -- frames --------------------------------------------------------------------------------------------------------
+
+    async def _send_event(self, event: bytes, stream: str | None) -> None:
+        """Send a server-sent event. One without a name is the error with which a stream has failed; comments keep alive."""
+        name, _, data = event.partition(b"data: ")
+        if name.startswith(b"event: "):
+            await self._send(data[:-2], stream)
+        elif data:
+            await self._send_error(500, json.loads(data.partition(b"\n")[0])["error"], stream)
+
+    async def _refuse(self, error: ApiError, stream: str | None) -> None:
+        retry = (error.headers or {}).get("Retry-After")
+        await self._send_error(error.status_code, error.body["error"], stream, retry)
+
+    async def _send_error(
+        self, status: int, error: dict[str, Any], stream: str | None, retry: str | None = None
+    ) -> None:
+        more = {"headers": {"retry-after": retry}} if retry is not None else {}
+        await self._send(encode({"type": "error", "status": status, "error": error | more}), stream)
+
+    async def _send(self, data: bytes, stream: str | None) -> None:
+        """Send an object, with its stream; if the client is gone, its requests end."""
+        named = b'{"stream_id":' + encode(stream) + b"," + data[1:] if stream is not None else data
+        try:
+            await self._socket.send_text(named.decode())
+        except (WebSocketDisconnect, RuntimeError):  # of a connection that is lost, and that is closed
+            self._gone.set()
+
+    # -- responses that are not stored ---------------------------------------------------------------------------------
+
+    def keep(self, stored: StoredResponse) -> None:
+        """Keep a response that is not stored, and not the oldest one any longer if there are many."""
+        last = self._service.state.last
+        last.put(stored.tenant, stored.name, stored, stored.num_bytes)
+        self._last.append(stored.name)
+        if len(self._last) > _MOST_KEPT:
+            last.remove(self._last.pop(0))
+
+    def find(self, response_id: str) -> StoredResponse | None:
+        return self._service.state.last.use(response_id) if response_id in self._last else None
+
+
+def _stream_of(event: Any) -> str | None:
+    """The stream of a client's event, which has it no longer. Raises 400 for what is no event that a client may send."""
+    if not isinstance(event, dict):
+        raise ApiError.bad("a frame is an object, with type: response.create", "type")
+    stream = event.pop("stream_id", None)
+    if stream is not None and not (isinstance(stream, str) and 0 < len(stream) <= MAX_SESSION_ID):
+        raise ApiError.bad(f"stream_id is a text of 1 to {MAX_SESSION_ID} characters", "stream_id")
+    if (kind := event.get("type")) not in ("response.create", "response.processed"):
+        raise ApiError.bad(f"events of type {f'{kind}'[:80]!r} are not supported; fix: response.create", "type")
+    if event.get("background"):
+        raise ApiError.bad("background is not supported over a WebSocket; fix: POST /v1/responses", "background")
+    return stream

@@ -1,0 +1,390 @@
+"""`/v1/responses` over a WebSocket, with OpenAI's client."""
+
+import json
+import signal
+import socket as sockets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from openai.resources.responses.responses import ResponsesConnection
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from jinfercept.serve.routes import response_socket
+from jinfercept.serve.serve import HttpProtocol
+from tests.support.engine_state import engine_state
+from tests.support.gate import Gate
+from tests.support.live_server import END, MODEL, Running, prompt_of, running, until
+from tests.support.responses import ASKED, CALL, CHAT_PRICE, PRICE, QUESTION, says
+from tests.support.scripted_model import Scripted
+
+LONG: Any = {"input": "Go on.", "max_output_tokens": 1900}
+ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
+
+
+@pytest.fixture
+def socket(served: Running) -> Iterator[ResponsesConnection]:
+    with served.client.responses.connect() as connection:
+        yield connection
+
+
+def create(connection: ResponsesConnection, given: Any = QUESTION, **fields: Any) -> None:
+    connection.send({"type": "response.create", "model": MODEL, "input": given, "temperature": 0} | fields)  # pyright: ignore
+
+
+def events(connection: ResponsesConnection) -> Iterator[Any]:
+    """The events up to the end of a response."""
+    while True:
+        yield (event := connection.recv())
+        if event.type in ENDS:
+            return
+
+
+def respond(connection: ResponsesConnection, given: Any = QUESTION, **fields: Any) -> Any:
+    """The response to an input, or the error."""
+    create(connection, given, **fields)
+    *_, last = events(connection)
+    return last if last.type == "error" else last.response
+
+
+@contextmanager
+def raw(server: Running, **headers: str) -> Iterator[ClientConnection]:
+    with connect(f"ws{server.url[4:]}/v1/responses", additional_headers=headers, compression=None) as connection:
+        yield connection
+
+
+def refused(server: Running, **headers: str) -> tuple[int, Any]:
+    """Status and code of the answer to a handshake."""
+    with pytest.raises(InvalidStatus) as error, raw(server, **headers):
+        pass
+    answer = error.value.response
+    return answer.status_code, json.loads(answer.body or b"{}")["error"]["code"]
+
+
+def error_of(connection: ClientConnection, frame: str | bytes) -> tuple[int, Any, Any]:
+    connection.send(frame)
+    event = json.loads(connection.recv(60))
+    assert event["type"] == "error"
+    return event["status"], event["error"]["code"], event["error"]["param"]
+
+
+def test_a_turn_has_the_events_of_a_stream_over_http(
+    socket: ResponsesConnection, served: Running, scripted: Scripted
+) -> None:
+    says(scripted, "It costs 23." + END)
+    create(socket)
+    over_socket = list(events(socket))
+    body: Any = {"model": MODEL, "input": QUESTION, "temperature": 0, "stream": True}
+    over_http = list(served.client.responses.create(**body))
+
+    def shape(event: Any) -> Any:
+        return event.type, event.sequence_number, getattr(event, "delta", None)
+
+    assert list(map(shape, over_socket)) == list(map(shape, over_http))
+    assert over_socket[-1].response.output_text == "It costs 23."
+    assert served.client.responses.retrieve(over_socket[-1].response.id).output_text == "It costs 23."
+
+
+def test_turns_with_tools_go_on_without_being_stored(
+    socket: ResponsesConnection, served: Running, scripted: Scripted
+) -> None:
+    says(scripted, CALL + END, tools=[CHAT_PRICE])
+    fields: Any = {"tools": [PRICE], "store": False}
+    first = respond(socket, **fields)
+    [call] = first.output
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "23"}
+    function = {"name": "price", "arguments": call.arguments}
+    messages: Any = [
+        *ASKED,
+        {"role": "assistant", "content": "", "tool_calls": [{"id": call.call_id, "function": function}]},
+        {"role": "tool", "tool_call_id": call.call_id, "name": "price", "content": "23"},
+    ]
+    says(scripted, "It costs 23." + END, messages, [CHAT_PRICE])
+    second = respond(socket, [result], previous_response_id=first.id, **fields)
+    assert second.output_text == "It costs 23."
+    assert second.usage.input_tokens_details.cached_tokens > first.usage.input_tokens - 16
+    assert served.http.get(f"/v1/responses/{second.id}").status_code == 404
+    with served.client.responses.connect() as other:
+        assert (
+            respond(other, [result], previous_response_id=second.id, **fields).error.code
+            == "previous_response_not_found"
+        )
+    assert respond(socket, "And?", previous_response_id=second.id).error.param == "store"
+    for each in (first, second):
+        more = respond(socket, previous_response_id=each.id, store=False, max_output_tokens=1)
+        assert more.status == "incomplete"
+    socket.close()
+    until(lambda: not served.service.state.last)
+
+
+def test_a_response_that_is_not_generated_is_continued(socket: ResponsesConnection, scripted: Scripted) -> None:
+    says(scripted, "It costs 23." + END)
+    warm = respond(socket, generate=False, store=False)
+    assert (warm.status, warm.output) == ("completed", [])
+    answer = respond(socket, [], previous_response_id=warm.id, store=False)
+    assert answer.output_text == "It costs 23."
+    assert answer.usage.input_tokens_details.cached_tokens >= warm.usage.input_tokens - 16
+
+
+def test_requests_of_a_stream_follow_one_another_and_others_run_beside_them(
+    socket: ResponsesConnection, scripted: Scripted, gate: Gate
+) -> None:
+    scripted.follow(prompt_of(scripted, ASKED) + "It costs 23." + END)
+    long: Any = {"max_output_tokens": 300, "extra": 1, "ignore_eos": True}
+    create(socket, "Go on.", stream_id="a", **long)
+    create(socket, stream_id="a")
+    create(socket, stream_id="b")
+    ends = []
+    while len(ends) < 3:
+        event: Any = socket.recv()
+        if event.type in ENDS:
+            ends.append((event.stream_id, event.type.partition(".")[2]))
+            gate.open()
+    assert ends == [("b", "completed"), ("a", "incomplete"), ("a", "completed")]
+
+
+@pytest.mark.usefixtures("gate")
+def test_a_client_that_closes_cancels_its_requests(served: Running, scripted: Scripted) -> None:
+    scripted.follow()
+    with served.client.responses.connect() as socket:
+        for stream in "ab":
+            create(socket, **LONG, stream_id=stream)
+        create(socket, **LONG, stream_id="b")
+        until(lambda: engine_state(served.llm).num_unfinished == 2)
+    until(lambda: not engine_state(served.llm).has_work)
+
+
+def test_errors_are_events_and_the_connection_goes_on(
+    socket: ResponsesConnection, served: Running, scripted: Scripted
+) -> None:
+    wrong = respond(socket, temperature=-1, stream_id="a")
+    assert (wrong.status, wrong.error.param, wrong.stream_id) == (400, "temperature", "a")
+    assert respond(socket, background=True).error.param == "background"
+    assert respond(socket, model="none").status == 404
+    missing = respond(socket, previous_response_id="resp_0", store=False)
+    assert (missing.status, missing.error.code) == (404, "previous_response_not_found")
+    large = respond(socket, "x" * 100_000)
+    assert (large.status, large.error.param) == (400, "input")
+    with raw(served) as connection:
+        for frame, wrong in (
+            (b"{}", (400, "invalid_json", None)),
+            ("{", (400, "invalid_json", None)),
+            ("[" * 50_000, (400, "invalid_json", None)),
+            ("[]", (400, None, "type")),
+            ("{}", (400, None, "type")),
+            ('{"type": "response.steer"}', (400, None, "type")),
+            ('{"type": "response.create", "stream_id": ""}', (400, None, "stream_id")),
+            ('{"type": "response.create", "stream_id": {}}', (400, None, "stream_id")),
+            ('{"type": "response.create"}', (400, None, "input")),
+        ):
+            assert error_of(connection, frame) == wrong, frame
+        connection.send('{"type": "response.processed", "response_id": "resp_0"}')
+    says(scripted, "It costs 23." + END)
+    assert respond(socket).output_text == "It costs 23."
+
+
+@pytest.mark.usefixtures("gate")
+def test_a_flood_of_requests_is_refused_while_one_runs(served: Running, scripted: Scripted) -> None:
+    scripted.follow()
+    with served.client.responses.connect() as socket:
+        create(socket, **LONG)
+        until(lambda: engine_state(served.llm).num_unfinished == 1)
+        create(socket, "x" * 2**21)  # waits behind the long one
+        assert respond(socket, "x" * 2**21).error.code == "queue_full"
+        for _ in range(14):
+            create(socket)
+        for stream in ("a", "b"):
+            refusal = error_of_stream(socket, stream)
+            assert (refusal.status, refusal.error.code, refusal.error.headers) == (
+                429,
+                "queue_full",
+                {"retry-after": "1"},
+            )
+    until(lambda: not engine_state(served.llm).has_work)
+
+
+def error_of_stream(connection: ResponsesConnection, stream: str) -> Any:
+    create(connection, stream_id=stream)
+    while True:
+        event: Any = connection.recv()
+        if event.type == "error":
+            return event
+
+
+def test_keys_are_checked_at_the_handshake_and_have_limits(shared_server: Running, scripted: Scripted) -> None:
+    says(scripted, "It costs 23." + END)
+    options: Any = {"api_key": ("one", "two"), "max_websockets": 1}
+    with running(shared_server.llm, **options) as server:
+        assert refused(server) == (401, "invalid_api_key")
+        assert refused(server, authorization="Bearer three") == (401, "invalid_api_key")
+        with server.client.responses.connect() as socket, raw(server, authorization="Bearer two") as other:
+            unstored = respond(socket, store=False)
+            assert unstored.output_text == "It costs 23."
+            assert refused(server, authorization="Bearer one") == (429, "too_many_websockets")
+            for name in (unstored.id, respond(socket).id):
+                frame = {"type": "response.create", "input": "And?", "previous_response_id": name, "store": False}
+                assert error_of(other, json.dumps(frame)) == (
+                    404,
+                    "previous_response_not_found",
+                    "previous_response_id",
+                )
+        until(lambda: not server.server.server_state.connections)
+        with OpenAI(base_url=f"{server.url}/v1", api_key="one").responses.connect() as socket:
+            assert respond(socket).output_text == "It costs 23."
+
+
+def test_a_web_page_of_another_site_opens_no_connection(served: Running) -> None:
+    assert refused(served, origin="http://evil.example") == (403, "origin_not_allowed")
+    with raw(served, origin=served.url):
+        pass
+    assert served.http.get("/v1/responses").status_code == 405
+
+
+HANDSHAKE = (
+    "GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+PING, EMPTY, MORE, BYE = b"\x89\xfd0000" + 125 * b"0", b"\x01\x800000", b"\x00\x800000", b"\x88\x800000"
+LARGE = b"\x81\xff" + (2**22 + 1).to_bytes(8) + bytes(4)
+
+
+def opened(server: Running) -> sockets.socket:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    connection = sockets.socket()
+    connection.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, 4096)
+    connection.settimeout(60)
+    connection.connect((host, int(port)))
+    return connection
+
+
+def exchanged(server: Running, sent: bytes) -> bytes:
+    """What a server answers up to the end of the connection."""
+    with opened(server) as connection:
+        connection.sendall(sent)
+        got = b""
+        while piece := connection.recv(65536):
+            got += piece
+        return got
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "status"),
+    [
+        ("Version: 13", "Version: 8", b"400|426"),
+        ("Key: A", "Key: ", b"400"),
+        ("GET", "POST", b"411|405|400|415|422"),
+        ("Upgrade: websocket\r\n", "Upgrade: websocket\r\nContent-Length: 0\r\n", b"405"),
+        ("Upgrade: websocket\r\n", "Upgrade: h2c\r\n", b"405"),
+        ("/v1/responses", "/v1/models", b"200"),
+    ],
+)
+def test_what_is_no_handshake_is_answered_over_http(served: Running, old: str, new: str, status: bytes) -> None:
+    closing = HANDSHAKE.replace("Connection: Upgrade", "Connection: Upgrade, close").replace(old, new)
+    assert exchanged(served, closing.encode()).split(b" ")[1] in status.split(b"|")
+
+
+def test_only_the_first_request_of_a_connection_opens_one(served: Running) -> None:
+    first = "GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with opened(served) as connection:
+        connection.sendall(first.encode())
+        until(lambda: connection.recv(65536).endswith(b"}"))
+        connection.sendall(HANDSHAKE.replace("Upgrade\r\n", "Upgrade, close\r\n", 1).encode())
+        assert connection.recv(65536).startswith(b"HTTP/1.1 405")
+
+
+def test_frames_of_no_use_cost_little(served: Running) -> None:
+    for sent, code in (
+        (EMPTY + 2000 * MORE, 1009),
+        (b"\x81\x8400000000"[:6] + b"\xff000", 1007),
+        (LARGE, 1009),
+        (BYE, 1005),
+    ):
+        with opened(served) as connection:
+            connection.sendall(HANDSHAKE.encode() + BYE)  # frames before the server's answer are dropped
+            until(lambda: connection.recv(4096).endswith(b"\r\n\r\n"))
+            connection.sendall(sent)
+            frame = connection.recv(4096)
+            assert frame[:1] == b"\x88"
+            assert int.from_bytes(frame[2:4]) == (0 if code == 1005 else code)
+    until(lambda: not served.service._sockets)  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize("sent", [b"", 2000 * PING])
+def test_a_client_that_does_not_read_is_cut_off(
+    scripted: Scripted, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def small(transport: Any) -> None:
+        transport.get_extra_info("socket").setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, 2048)
+
+    was = HttpProtocol.connection_made
+    monkeypatch.setattr(HttpProtocol, "connection_made", lambda self, given: small(given) or was(self, given))
+    scripted.follow()
+    frame = json.dumps({"type": "response.create", "input": "Go on.", "ignore_eos": True}).encode()
+    create = b"\x81\xfe" + len(frame).to_bytes(2) + bytes(4) + frame
+    with running(scripted.llm, write_timeout=0.2) as server, opened(server) as connection:
+        connection.sendall(HANDSHAKE.encode())
+        until(lambda: connection.recv(4096).endswith(b"\r\n\r\n"))
+        connection.sendall(create + sent)
+        until(lambda: not server.server.server_state.connections)
+        until(lambda: not engine_state(scripted.llm).has_work)
+
+
+def test_a_connection_ends_at_its_limit_behind_its_response(
+    served: Running, scripted: Scripted, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_socket, "_MOST_S", 0.05)
+    scripted.follow()
+    with served.client.responses.connect() as socket:
+        create(socket, "Go on.", max_output_tokens=300)
+        code = "websocket_connection_limit_reached"
+        assert until_error(socket).error.code == code
+        gate.open()
+        shown: list[Any] = list(socket)
+    assert [event.type for event in shown if event.type in ENDS] == ["response.incomplete", "error"]
+    assert shown[-1].error.code == code
+
+
+def until_error(connection: Any) -> Any:
+    """The error with which a connection at its limit refuses a request."""
+    while True:
+        create(connection, stream_id="late", previous_response_id="resp_0")
+        while (event := connection.recv()).type != "error":
+            pass
+        if event.error.code != "previous_response_not_found":
+            return event
+
+
+def test_a_drain_ends_a_connection_behind_its_response(scripted: Scripted, gate: Gate) -> None:
+    scripted.follow()
+    ends: list[tuple[str, Any]] = []
+    with (
+        running(scripted.llm, drain_timeout=60.0) as server,
+        raw(server) as idle,
+        server.client.responses.connect() as socket,
+    ):
+        create(socket, "Go on.", max_output_tokens=300)
+        until(lambda: engine_state(server.llm).num_unfinished == 1)
+        server.server.handle_exit(signal.SIGTERM, None)
+        assert close_code(idle) == 1012
+        create(socket, stream_id="late")
+        gate.open()
+        with pytest.raises(ConnectionClosed) as closed:
+            ends.extend((event.type, getattr(event, "status", None)) for event in socket if event.type in ENDS)
+    assert code_of(closed.value) == 1012
+    assert sorted(ends) == [("error", 503), ("response.incomplete", None)]
+
+
+def code_of(closed: ConnectionClosed) -> int | None:
+    return closed.rcvd.code if closed.rcvd is not None else None
+
+
+def close_code(connection: ClientConnection) -> int | None:
+    """The code with which the server closes a connection."""
+    try:
+        while True:
+            connection.recv(60)
+    except ConnectionClosed as closed:
+        return code_of(closed)
