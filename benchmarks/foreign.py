@@ -339,9 +339,9 @@ class Foreign:
 
     def run(self) -> int:
         """Run the programs; returns 1 if one fails or counts an error. Raises `ConfigError` for an unknown name."""
-        known = (*PROGRAMS, *UNPUBLISHED)
-        if unknown := [name for name in self.names if name not in known]:
-            raise ConfigError("no such program", got=", ".join(unknown), fix=f"one of {', '.join(known)}")
+        programs = (*PROGRAMS, *UNPUBLISHED)
+        if unknown := [name for name in self.names if name not in programs]:
+            raise ConfigError("no such program", got=", ".join(unknown), fix=f"one of {', '.join(programs)}")
         rows: dict[str, tuple[Counts, Counts] | str] = {}
         failed = False
         flags = {"max_model_len": 4096}

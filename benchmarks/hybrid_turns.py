@@ -76,7 +76,7 @@ class Shape(NamedTuple):
     turns: int = 5
 
 
-class Asked(NamedTuple):
+class Answered(NamedTuple):
     """A prompt, its answer, and the leading tokens of the prompt that were found."""
 
     prompt: list[int]
@@ -84,7 +84,7 @@ class Asked(NamedTuple):
     cached: int
 
 
-Ask = Callable[[list[int], int], Asked]
+Ask = Callable[[list[int], int], Answered]
 """Answers a prompt with so many tokens, greedily."""
 
 
@@ -99,8 +99,8 @@ def play_turns(ask: Ask, shape: Shape, rng: random.Random) -> None:
     """Every prompt is the one before, its answer, and new tokens."""
     prompt = drawn(rng, shape.first)
     for _ in range(shape.turns):
-        asked = ask(prompt, shape.answer)
-        prompt = [*prompt, *asked.answer, *drawn(rng, shape.new)]
+        answered = ask(prompt, shape.answer)
+        prompt = [*prompt, *answered.answer, *drawn(rng, shape.new)]
 
 
 def play_dropped(ask: Ask, shape: Shape, rng: random.Random) -> None:
@@ -128,13 +128,13 @@ def play_edits(ask: Ask, shape: Shape, rng: random.Random) -> None:
     prompts, prompt = list[list[int]](), drawn(rng, shape.first)
     for _ in range(shape.turns):
         prompts.append(prompt)
-        asked = ask(prompt, shape.answer)
-        prompt = [*prompt, *asked.answer, *drawn(rng, shape.new)]
+        answered = ask(prompt, shape.answer)
+        prompt = [*prompt, *answered.answer, *drawn(rng, shape.new)]
     for place in (1, 2):
         prompt = [*prompts[place][: -shape.new], *drawn(rng, shape.new)]
         for _ in range(2):
-            asked = ask(prompt, shape.answer)
-            prompt = [*prompt, *asked.answer, *drawn(rng, shape.new)]
+            answered = ask(prompt, shape.answer)
+            prompt = [*prompt, *answered.answer, *drawn(rng, shape.new)]
 
 
 def play_system(ask: Ask, shape: Shape, rng: random.Random) -> None:
@@ -142,8 +142,8 @@ def play_system(ask: Ask, shape: Shape, rng: random.Random) -> None:
     system = [*drawn(rng, 3 * shape.first), END]
     for _ in range(shape.turns):
         prompt = [*system, *drawn(rng, shape.new)]
-        asked = ask(prompt, shape.answer)
-        ask([*prompt, *asked.answer, *drawn(rng, shape.new)], shape.answer)
+        answered = ask(prompt, shape.answer)
+        ask([*prompt, *answered.answer, *drawn(rng, shape.new)], shape.answer)
 
 
 IN_TOKENS: dict[str, Callable[[Ask, Shape, random.Random], None]] = {
@@ -160,7 +160,7 @@ class Score(NamedTuple):
     model without a cache, None where that was not compared."""
 
     prompt: int
-    found: int
+    cached: int
     different: int | None = None
 
 
@@ -168,39 +168,40 @@ def library(model: Path, shape: Shape, seed: int) -> Iterator[tuple[str, Score]]
     """The scenarios of a library's caller."""
     with LLM(str(model), kv_tokens=4 * LENGTH, **ENGINE) as llm:
         for name in IN_TOKENS:
-            asked = play_in_library(llm, name, shape, seed)
-            yield name, Score(_tokens(asked), sum(each.cached for each in asked), num_different(llm, asked))
+            answered = play_in_library(llm, name, shape, seed)
+            yield name, Score(_tokens(answered), sum(each.cached for each in answered), num_different(llm, answered))
         llm.restart(enable_prefix_caching=True)
         yield "tool calls", _pauses(llm, shape, random.Random(seed))
 
 
-def play_in_library(llm: LLM, name: str, shape: Shape, seed: int) -> list[Asked]:
+def play_in_library(llm: LLM, name: str, shape: Shape, seed: int) -> list[Answered]:
     """Play one of the conversations in tokens on empty pages."""
     llm.restart(enable_prefix_caching=True)
-    asked = list[Asked]()
+    answered = list[Answered]()
 
-    def ask(prompt: list[int], number: int) -> Asked:
+    def ask(prompt: list[int], number: int) -> Answered:
         params = SamplingParams(temperature=0.0, max_tokens=number, ignore_eos=True)
         [output] = llm.generate([{"prompt_token_ids": prompt}], params)
-        asked.append(Asked(prompt, output.outputs[0].token_ids, output.num_cached_tokens or 0))
-        return asked[-1]
+        answered.append(Answered(prompt, output.outputs[0].token_ids, output.num_cached_tokens or 0))
+        return answered[-1]
 
     IN_TOKENS[name](ask, shape, random.Random(seed))
-    return asked
+    return answered
 
 
-def _tokens(asked: Sequence[Asked]) -> int:
-    return sum(len(each.prompt) for each in asked)
+def _tokens(answered: Sequence[Answered]) -> int:
+    return sum(len(each.prompt) for each in answered)
 
 
-def num_different(llm: LLM, asked: Sequence[Asked]) -> int:
+def num_different(llm: LLM, answered: Sequence[Answered]) -> int:
     """Answers that differ from those of an engine that keeps no prefix."""
     llm.restart(enable_prefix_caching=False)
-    params = [SamplingParams(temperature=0.0, max_tokens=len(each.answer), ignore_eos=True) for each in asked]
+    params = [SamplingParams(temperature=0.0, max_tokens=len(each.answer), ignore_eos=True) for each in answered]
     outputs = [
-        llm.generate([{"prompt_token_ids": each.prompt}], one)[0] for each, one in zip(asked, params, strict=True)
+        llm.generate([{"prompt_token_ids": each.prompt}], sampling)[0]
+        for each, sampling in zip(answered, params, strict=True)
     ]
-    return sum(output.outputs[0].token_ids != each.answer for output, each in zip(outputs, asked, strict=True))
+    return sum(output.outputs[0].token_ids != each.answer for output, each in zip(outputs, answered, strict=True))
 
 
 def _pauses(llm: LLM, shape: Shape, rng: random.Random) -> Score:
@@ -218,27 +219,29 @@ def peer(command: Sequence[str], shape: Shape, seed: int) -> Iterator[tuple[str,
     """The conversations in tokens on another engine, which reads prompts from its input. Each begins with an empty engine."""
     for name, play in IN_TOKENS.items():
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            asked = list[Asked]()
+            answered = list[Answered]()
 
-            def ask(prompt: list[int], number: int, process: Any = process, asked: list[Asked] = asked) -> Asked:
+            def ask(
+                prompt: list[int], number: int, process: Any = process, answered: list[Answered] = answered
+            ) -> Answered:
                 print(json.dumps([prompt, number]), file=process.stdin, flush=True)
                 line = process.stdout.readline()
                 if not line:
                     raise ConfigError("the peer ended", got=" ".join(command), fix="run it alone to see why")
-                asked.append(Asked(prompt, *json.loads(line)))
-                return asked[-1]
+                answered.append(Answered(prompt, *json.loads(line)))
+                return answered[-1]
 
             play(ask, shape, random.Random(seed))
             assert process.stdin is not None
             process.stdin.close()
-        yield name, Score(_tokens(asked), sum(each.cached for each in asked))
+        yield name, Score(_tokens(answered), sum(each.cached for each in answered))
 
 
 # -- conversations over HTTP ---------------------------------------------------------------------------------------
 
 
 class Protocol(NamedTuple):
-    """How a protocol is asked.
+    """How a protocol is answered.
 
     Attributes:
         path: of the endpoint.
@@ -427,7 +430,7 @@ class HybridTurns:
 
 
 def _shares(own: dict[str, Score], of_llama: dict[str, Score]) -> dict[str, float]:
-    return {name: score.found / of_llama[name].found for name, score in own.items()}
+    return {name: score.cached / of_llama[name].cached for name, score in own.items()}
 
 
 def _show(scores: dict[str, dict[str, Score]], shares: dict[str, dict[str, float]]) -> None:
@@ -442,7 +445,7 @@ def _show(scores: dict[str, dict[str, Score]], shares: dict[str, dict[str, float
             f"{shares[label][name]:.0%}{'*' * bool(scores[label][name].different)}" if name in shares[label] else "-"
             for label in others
         ]
-        table.add_row(name, f"{score.prompt:,}", f"{score.found:,}{'*' * bool(score.different)}", *cells)
+        table.add_row(name, f"{score.prompt:,}", f"{score.cached:,}{'*' * bool(score.different)}", *cells)
     show(table)
 
 

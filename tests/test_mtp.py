@@ -128,15 +128,15 @@ def test_the_layer_drafts_what_the_published_formula_says(random: Path) -> None:
         plan = StepPlan(0, BUCKET, (chunk,), draft=DraftPlan(True, fields.get("following", {})))
         result = runner.collect(runner.submit(plan))
         read = tokens[start:] if new == [FROM_DEVICE] else new
-        known = [*tokens[:start], *read][: start + len(new) - drafts]
+        before = [*tokens[:start], *read][: start + len(new) - drafts]
         for token, draft in zip(
             result.tokens, (*new[len(new) - drafts :], None), strict=drafts > 0 or bool(result.tokens)
         ):
-            known.append(token)
+            before.append(token)
             if token != draft:
                 break
         if result.tokens:
-            tokens[:] = known
+            tokens[:] = before
         return result.drafts[0] if result.drafts else ()
 
     def expected() -> tuple[int, ...]:

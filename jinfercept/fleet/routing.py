@@ -218,11 +218,11 @@ class Router:
         if hint.named is not None and (prefix := self._known.get(tenant, hint.named)):
             reason = "prefix" if prefix.forks_at(hint.opening) else "session"
             for holder in (holder for holder in prefix.holders if holder.name in names):
-                held = by_holder.get(holder, _NOTHING_HELD)
-                if held.reason in _OWN:
-                    by_holder[holder] = held._replace(reason="session")
+                holding = by_holder.get(holder, _NOTHING_HELD)
+                if holding.reason in _OWN:
+                    by_holder[holder] = holding._replace(reason="session")
                 else:
-                    by_holder[holder] = _HeldPrompt(max(held.tokens, prefix.tokens), reason)
+                    by_holder[holder] = _HeldPrompt(max(holding.tokens, prefix.tokens), reason)
         return _Holdings(by_holder, before_tokens, known_prefixes)
 
     def _record(self, hint: RoutingHint, holder: Holder, prompt_tokens: int, holdings: "_Holdings") -> None:
@@ -295,5 +295,5 @@ class _RoutedPrompt:
         self.most_held = max(0, num_tokens - 1)  # the last token is always computed
 
     def missing_s(self, held_tokens: int) -> float:
-        """Seconds to recompute what is not held."""
+        """Seconds to recompute what is not holding."""
         return self._all_s - self._recompute_s(min(held_tokens, self.most_held)) if held_tokens else self._all_s

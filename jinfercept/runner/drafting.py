@@ -50,7 +50,13 @@ class ModelDrafter:
             return plan, ()
         for place in range(1, 1 + max(chunk.num_drafts for chunk in awaiting)):
             rows = tuple(  # whose tokens are the drafts at this place
-                Chunk(chunk.slot, chunk.start + len(chunk.known) - 1 + place, (FROM_DEVICE,), (), _draw(chunk, place))
+                Chunk(
+                    chunk.slot,
+                    chunk.start + len(chunk.before_drafts) - 1 + place,
+                    (FROM_DEVICE,),
+                    (),
+                    _draw(chunk, place),
+                )
                 for chunk in awaiting
                 if chunk.num_drafts >= place
             )
@@ -62,14 +68,14 @@ class ModelDrafter:
         )
         iterator = iter(drafts)
         filled = [
-            chunk._replace(tokens=(*chunk.known, *next(iterator))) if chunk.awaits_drafts else chunk
+            chunk._replace(tokens=(*chunk.before_drafts, *next(iterator))) if chunk.awaits_drafts else chunk
             for chunk in plan.chunks
         ]
         return replace(plan, chunks=tuple(filled)), drafts
 
     def _first(self, chunk: Chunk) -> Chunk:
         """The part of a chunk that the first step has."""
-        tokens = chunk.known if chunk.awaits_drafts else chunk.tokens
+        tokens = chunk.before_drafts if chunk.awaits_drafts else chunk.tokens
         if self._unknown is not None and max(tokens) >= self._unknown:
             tokens = tuple(min(token, self._unknown - 1) for token in tokens)
         return chunk._replace(tokens=tokens, sample=_draw(chunk, 0), score=None, num_drafts=0)

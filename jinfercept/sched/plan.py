@@ -179,7 +179,7 @@ class Chunk(NamedTuple):
         return self.tokens[len(self.tokens) - self.num_drafts :]
 
     @property
-    def known(self) -> tuple[int, ...]:
+    def before_drafts(self) -> tuple[int, ...]:
         """The tokens before the drafts."""
         return self.tokens[: len(self.tokens) - self.num_drafts]
 

@@ -34,16 +34,17 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.mark.parametrize("name", IN_TOKENS)
 def test_as_many_tokens_are_found_as_full_pages_have(llm: LLM, name: str) -> None:
-    asked = play_in_library(llm, name, SHAPE, seed=0)
-    found = known = 0
-    for number, (prompt, _, cached) in enumerate(asked):
-        earlier = [[*each.prompt, *each.answer[:-1]] for each in asked[:number]]  # nothing follows the last token
+    answered = play_in_library(llm, name, SHAPE, seed=0)
+    cached_tokens = shared_tokens = 0
+    for number, (prompt, _, cached) in enumerate(answered):
+        earlier = [[*each.prompt, *each.answer[:-1]] for each in answered[:number]]  # nothing follows the last token
         rest = token_bytes(prompt[:-1])
         shared = [common_pages(token_bytes(tokens), rest, 0, SIZE * TOKEN_BYTES) for tokens in earlier]
-        known, found = known + SIZE * max(shared, default=0), found + cached
-    assert known > SHAPE.first
-    assert found >= 0.95 * known
-    assert num_different(llm, asked) == 0
+        shared_tokens += SIZE * max(shared, default=0)
+        cached_tokens += cached
+    assert shared_tokens > SHAPE.first
+    assert cached_tokens >= 0.95 * shared_tokens
+    assert num_different(llm, answered) == 0
 
 
 def test_a_conversation_without_its_reasoning_comes_back_from_the_host(llm: LLM) -> None:

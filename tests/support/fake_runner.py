@@ -221,7 +221,7 @@ class FakeRunner:
         return tuple(drafts)
 
     def _draft(self, chunk: Chunk) -> tuple[int, ...]:
-        return self._guessed([*self.pages.read(chunk.slot, 0, chunk.start), *chunk.known], chunk.num_drafts)
+        return self._guessed([*self.pages.read(chunk.slot, 0, chunk.start), *chunk.before_drafts], chunk.num_drafts)
 
     def _guessed(self, context: list[int], number: int) -> tuple[int, ...]:
         for _ in range(number):
@@ -244,7 +244,7 @@ class FakeRunner:
                 if self.window is not None:
                     self.window_pages.write(chunk.slot, position, token)
         if self.has_states:
-            self.states.compute([(c, self.pages.read(c.slot, 0, c.start + len(c.known))) for c in plan.chunks])
+            self.states.compute([(c, self.pages.read(c.slot, 0, c.start + len(c.before_drafts))) for c in plan.chunks])
         contexts = []
         for chunk in plan.chunks:
             end = chunk.start + len(chunk.tokens)

@@ -97,9 +97,9 @@ async def compact_conversation(body: InputTokensBody, request: Request) -> Respo
     """The messages of the user, and a summary of the conversation that the model writes, as input for further responses."""
     if body.conversation_id:
         raise ApiError.bad("a conversation cannot be compacted: name its last response", "conversation")
-    asked = MessageItem(role="user", content=PROMPT)
+    instruction = MessageItem(role="user", content=PROMPT)
     alike: dict[str, Any] = dict.fromkeys(_NOT_OF_SUMMARIES) | {"store": False}
-    generation = await _start(body.model_copy(update=alike | {"input": [*body.input, asked]}), request)
+    generation = await _start(body.model_copy(update=alike | {"input": [*body.input, instruction]}), request)
     await unless_disconnected(request.receive, written(generation))
     stored, response = generation.stored, generation.stored.response
     texts = [joined(item["content"]) for item in response["output"] if item["type"] == "message"]

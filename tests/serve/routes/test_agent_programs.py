@@ -236,8 +236,8 @@ def test_a_program_runs_its_tools_over_three_turns(
 ) -> None:
     scripted, server = long
     tool = json.loads(program.calls[0].splitlines()[1])["name"]
-    asked = ("",) * program.warms_up
-    prompts = write_turns(monkeypatch, scripted, (*asked, *program.calls, ANSWER), tool)
+    warm_ups = ("",) * program.warms_up
+    prompts = write_turns(monkeypatch, scripted, (*warm_ups, *program.calls, ANSWER), tool)
     home, work = tmp_path / "home", tmp_path / "work"
     home.mkdir()
     work.mkdir()
@@ -253,7 +253,7 @@ def test_a_program_runs_its_tools_over_three_turns(
         timeout=300,
     )
     assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, [ANSWER]), done.stderr[-3000:]
-    del prompts[: len(asked)]
+    del prompts[: len(warm_ups)]
     for before, says, after, result in zip(prompts, program.calls, prompts[1:], program.results, strict=False):
         assert says in after
         assert result in after[len(before) :]
