@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, final
 
 from fastapi import APIRouter
@@ -37,6 +38,8 @@ _MOST_KEPT = 16
 """Responses of one connection that are kept though they are not stored."""
 _KEPT = ("asgi", "client", "http_version", "path", "raw_path", "root_path", "server", "state")
 """Parts of the scope of the handshake that its requests have too."""
+_READ = ("conversation", "output", "status", "usage")
+"""Fields of a response that one that continues it reads: others have what its client sent, of any size."""
 _OWN_HEADERS = (b"connection", b"content-encoding", b"content-type", b"sec-websocket-key", b"upgrade", b"x-request-id")
 """Headers of the handshake alone."""
 
@@ -233,7 +236,8 @@ class _Connection:
     def keep(self, stored: StoredResponse) -> None:
         """Keep a response that is not stored, and not the oldest one any longer if there are many."""
         last = self._service.state.last
-        last.put(stored.tenant, stored.name, stored, stored.num_bytes)
+        read = {name: stored.response[name] for name in _READ}
+        last.put(stored.tenant, stored.name, replace(stored, response=read, memory=None), stored.num_bytes)
         self._last.append(stored.name)
         if len(self._last) > _MOST_KEPT:
             last.remove(self._last.pop(0))

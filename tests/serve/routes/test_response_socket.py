@@ -221,6 +221,21 @@ def test_requests_that_run_or_wait_are_not_kept_as_objects(served: Running, scri
     until(lambda: not engine_state(served.llm).has_work)
 
 
+@pytest.mark.parametrize("given", [{"tools": "here"}, {"input": [{"type": "additional_tools", "tools": "here"}]}])
+def test_what_is_kept_of_a_response_has_no_fields_of_no_use(served: Running, scripted: Scripted, given: Any) -> None:
+    says(scripted, "It costs 23." + END)
+    large = [{"type": "web_search", "unknown": 200_000 * [{}]}]
+    text = json.dumps(
+        {"type": "response.create", "model": MODEL, "store": False, "input": "?", "temperature": 0} | given
+    )
+    frame = text.replace('"here"', json.dumps(large))
+    with raw(served) as socket:
+        before = sys.getallocatedblocks()
+        socket.send(frame)
+        until(lambda: json.loads(socket.recv(60))["type"] in ENDS)
+        until(lambda: sys.getallocatedblocks() - before < 100_000)
+
+
 def error_of_stream(connection: ResponsesConnection, stream: str) -> Any:
     create(connection, stream_id=stream)
     while True:

@@ -26,7 +26,7 @@ from jinfercept.serve.protocols.openai.response_schemas import (
     ToolSearchCallItem,
     ToolSearchOutputItem,
 )
-from jinfercept.serve.protocols.openai.response_tools import CLIENT_CALLS, InputTool
+from jinfercept.serve.protocols.openai.response_tools import CLIENT_CALLS, InputTool, NamespaceTool
 
 Item = dict[str, Any]
 """A stored item: `id`, `type`, `status`, and the fields of its type."""
@@ -173,7 +173,14 @@ def _converted(item: InputItem) -> Item:
 
 
 def _dumped(tools: Sequence[InputTool]) -> list[dict[str, Any]]:
-    return [tool.model_dump(exclude_none=True) for tool in tools]
+    """Tools without unknown fields, which nothing counts."""
+    dumped = [
+        tool.model_dump(include=set(type(tool).model_fields), exclude={"tools"}, exclude_none=True) for tool in tools
+    ]
+    return [
+        fields | ({"tools": _dumped(tool.tools)} if isinstance(tool, NamespaceTool) else {})
+        for fields, tool in zip(dumped, tools, strict=True)
+    ]
 
 
 def _call_fields(
