@@ -33,9 +33,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.transport.is_closing():
-            self.transport.write(
-                b"".join(self.conn.data_to_send())
-            )  # a head that is too long: uvicorn neither sends nor closes
+            # a head that is too long: uvicorn neither sends the answer nor closes
+            self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
 
     def handle_connect(self, event: Request) -> None:
