@@ -4,6 +4,7 @@ import asyncio
 import logging
 from typing import Any, final
 
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
@@ -29,6 +30,13 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._write_timeout_s = write_timeout_s
         self._write_timer: asyncio.TimerHandle | None = None
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.transport.is_closing():
+            # a head that is too long: uvicorn neither sends the answer nor closes
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.close()
+
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         self.read_paused = True  # until the application accepts: the state machine takes no frames before
@@ -47,6 +55,22 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         else:
             super().handle_cont(event)
 
+    def send_receive_event_to_app(self) -> None:
+        try:
+            self.frames = [b"".join(self.frames)]
+            if self.curr_msg_data_type == "text":
+                self.frames[0].decode()
+        except UnicodeDecodeError:  # uvicorn would log a traceback
+            self.conn.fail(CloseCode.INVALID_DATA, "the message is not UTF-8")
+            self.handle_parser_exception()
+        else:
+            super().send_receive_event_to_app()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body":
+            self.handshake_complete = True  # refused; uvicorn would log that it was not answered
+
     def pause_writing(self) -> None:
         self._write_timer = self.loop.call_later(self._write_timeout_s, self.transport.abort)
         super().pause_writing()
@@ -58,6 +82,10 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        if not self.transport.is_closing():  # uvicorn would write to a connection whose client has said goodbye
+            super().shutdown()
 
     def _stop_timer(self) -> None:
         if self._write_timer is not None:

@@ -35,7 +35,8 @@ _OPERATIONS = {
 
 
 FRAME = "jinfercept.frame"
-"""Key of a request's scope: its body as an object, if it is a frame of a WebSocket."""
+"""Key of a request's scope: whether its body is a frame of a WebSocket, which has fields of its own and always streams."""
+_OF_FRAMES = ("type", "stream_id")
 
 
 def parsed(body: bytes) -> Any:
@@ -109,9 +110,11 @@ class _JsonRequest(Request):
         """The body as the route's pydantic model, which FastAPI takes unchanged; a large body is parsed in a thread."""
         body = await self.body()
         self.scope[BODY_BYTES] = len(body)
-        frame: Any = self.scope.get(FRAME)
 
         def read() -> Any:
-            return validated(parsed(body) if frame is None else frame, self._model)
+            data = parsed(body)
+            if self.scope.get(FRAME):
+                data = {name: value for name, value in data.items() if name not in _OF_FRAMES} | {"stream": True}
+            return validated(data, self._model)
 
         return read() if len(body) <= SMALL_BYTES else await self._service.prepare(self, read)

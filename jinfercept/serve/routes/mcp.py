@@ -138,7 +138,13 @@ def mcp_router(max_body_size: int) -> APIRouter:
     Args:
         max_body_size: bytes of the largest body.
     """
-    server = MCPServer("jinfercept", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING")
+    server = MCPServer(
+        "jinfercept",
+        version=__version__,
+        instructions=_INSTRUCTIONS,
+        log_level="WARNING",
+        subscriptions=False,  # nothing of it changes, and an open stream would hold up the drain
+    )
     for function in (ask, start_task, task_answer):
         server.add_tool(function)
     server.streamable_http_app(

@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, final
 
 from fastapi import APIRouter
@@ -37,6 +38,8 @@ _MOST_KEPT = 16
 """Responses of one connection that are kept though they are not stored."""
 _KEPT = ("asgi", "client", "http_version", "path", "raw_path", "root_path", "server", "state")
 """Parts of the scope of the handshake that its requests have too."""
+_READ = ("conversation", "output", "status", "usage")
+"""Fields of a response that one that continues it reads: others have what its client sent, of any size."""
 _OWN_HEADERS = (b"connection", b"content-encoding", b"content-type", b"sec-websocket-key", b"upgrade", b"x-request-id")
 """Headers of the handshake alone."""
 
@@ -121,16 +124,15 @@ class _Connection:
                 raise self._refusal
             if (text := message.get("text")) is None:
                 raise ApiError.bad("a frame is JSON text; got bytes", code="invalid_json")
-            event = await self._read(frame := text.encode())
-            stream = _stream_of(event)
-            if event.pop("type") == "response.processed":  # Codex says what it has read
+            kind, stream = await self._read(frame := text.encode())
+            if kind == "response.processed":  # Codex says what it has read
                 return
             self._check_room(len(frame))
         except ApiError as error:
             await self._refuse(error, stream)
             return
         before = self._newest.get(stream)
-        task = asyncio.ensure_future(self._answer(frame, event | {"stream": True}, stream, before))
+        task = asyncio.ensure_future(self._answer(frame, stream, before))
         self._requests[task], self._newest[stream] = len(frame), task
         task.add_done_callback(lambda task: self._end(task, stream))
 
@@ -141,26 +143,25 @@ class _Connection:
             message = f"{waiting} requests of this connection run or wait; fix: wait for one to end"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
 
-    async def _read(self, frame: bytes) -> Any:
+    async def _read(self, frame: bytes) -> tuple[str, str | None]:
+        """Type and stream of an event. The rest is read again when it is answered: as objects it has 25 times its bytes."""
         if len(frame) <= SMALL_BYTES:
-            return parsed(frame)
+            return _read_event(frame)
 
         async def receive() -> Message:
             await self._gone.wait()
             return {"type": "http.disconnect"}
 
         request = Request(self._scope({KEY: self._tenant}), receive)
-        return await self._service.prepare(request, lambda: parsed(frame), num_bytes=len(frame))
+        return await self._service.prepare(request, lambda: _read_event(frame), num_bytes=len(frame))
 
-    async def _answer(
-        self, frame: bytes, body: dict[str, Any], stream: str | None, before: asyncio.Task[None] | None
-    ) -> None:
+    async def _answer(self, frame: bytes, stream: str | None, before: asyncio.Task[None] | None) -> None:
         """Have the application answer a request, behind the one before it."""
         if before is not None:
             await asyncio.wait((before,))
         if self._gone.is_set():
             return
-        scope = self._scope({FRAME: body, MEMORY: self})
+        scope = self._scope({FRAME: True, MEMORY: self})
         received = False
         status, retry = 0, None
 
@@ -235,7 +236,8 @@ class _Connection:
     def keep(self, stored: StoredResponse) -> None:
         """Keep a response that is not stored, and not the oldest one any longer if there are many."""
         last = self._service.state.last
-        last.put(stored.tenant, stored.name, stored, stored.num_bytes)
+        read = {name: stored.response[name] for name in _READ}
+        last.put(stored.tenant, stored.name, replace(stored, response=read, memory=None), stored.num_bytes)
         self._last.append(stored.name)
         if len(self._last) > _MOST_KEPT:
             last.remove(self._last.pop(0))
@@ -244,15 +246,16 @@ class _Connection:
         return self._service.state.last.use(response_id) if response_id in self._last else None
 
 
-def _stream_of(event: Any) -> str | None:
-    """The stream of a client's event, which has it no longer. Raises 400 for what is no event that a client may send."""
+def _read_event(frame: bytes) -> tuple[str, str | None]:
+    """Type and stream of a client's event. Raises 400 for what is no event that a client may send."""
+    event = parsed(frame)
     if not isinstance(event, dict):
         raise ApiError.bad("a frame is an object, with type: response.create", "type")
-    stream = event.pop("stream_id", None)
+    stream = event.get("stream_id")
     if stream is not None and not (isinstance(stream, str) and 0 < len(stream) <= MAX_SESSION_ID):
         raise ApiError.bad(f"stream_id is a text of 1 to {MAX_SESSION_ID} characters", "stream_id")
     if (kind := event.get("type")) not in ("response.create", "response.processed"):
         raise ApiError.bad(f"events of type {f'{kind}'[:80]!r} are not supported; fix: response.create", "type")
     if event.get("background"):
         raise ApiError.bad("background is not supported over a WebSocket; fix: POST /v1/responses", "background")
-    return stream
+    return kind, stream

@@ -124,7 +124,8 @@ async def _start(body: ResponsesBody, request: Request) -> Generation:
     previous = await _previous(service, body, tenant, memory)
     referred = await state.items(references(body.input), tenant)
     stored = StoredResponse(name, tenant, body.conversation_id, request.scope.get(BODY_BYTES, 0), memory=memory)
-    stored.before = previous.conversation if previous else ()
+    if previous is not None:
+        stored.before, stored.body_bytes = previous.conversation, stored.body_bytes + previous.body_bytes
     follows = body.previous_response_id
     try:
         if body.conversation_id:

@@ -88,7 +88,7 @@ class StoredResponse:
     Attributes:
         tenant: that sent the request.
         conversation_id: of the conversation to which it belongs.
-        body_bytes: of the body of its request.
+        body_bytes: of the body of its request, and of those that it continues at a WebSocket.
         response: in its current state; its writer changes it. Empty until its request is prepared.
         before: items of the responses that it continues, or of its conversation, if they are loaded with it.
         inputs: its own input items, after those.
@@ -123,7 +123,8 @@ class StoredResponse:
     def num_bytes(self) -> int:
         """Bytes of the conversation, about."""
         usage = self.response["usage"]
-        return _ITEM_BYTES * len(self.conversation) + (_TOKEN_BYTES * usage["total_tokens"] if usage else 0)
+        tokens = _TOKEN_BYTES * usage["total_tokens"] if usage else 0
+        return _ITEM_BYTES * len(self.conversation) + tokens + self.body_bytes
 
 
 @final

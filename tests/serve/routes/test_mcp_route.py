@@ -152,6 +152,22 @@ def test_a_drain_refuses_tasks_and_ends_those_that_run(make_scripted: Make) -> N
         assert "aborted" in waited.text
 
 
+def test_no_stream_of_changes_is_offered(mcp: tuple[Scripted, Running]) -> None:
+    _, server = mcp
+    version = "2026-07-28"
+    names = "io.modelcontextprotocol/"
+    meta = {f"{names}protocolVersion": version, f"{names}clientCapabilities": {}}
+    method = "subscriptions/listen"
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"_meta": meta, "notifications": {}}}
+    headers = {
+        "Authorization": "Bearer first",
+        "Accept": "application/json, text/event-stream",
+        "MCP-Protocol-Version": version,
+        "Mcp-Method": method,
+    }
+    assert server.http.post("/mcp", json=message, headers=headers).status_code == 404
+
+
 def test_without_keys_web_pages_of_other_hosts_do_not_reach_the_model(make_scripted: Make) -> None:
     with running(make_scripted(QWEN).llm, mcp=True) as server:
         message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}

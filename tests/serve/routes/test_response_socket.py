@@ -1,9 +1,11 @@
 """`/v1/responses` over a WebSocket, with OpenAI's client."""
 
 import json
+import logging
 import signal
 import socket as sockets
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -206,6 +208,42 @@ def test_a_flood_of_requests_is_refused_while_one_runs(served: Running, scripted
     until(lambda: not engine_state(served.llm).has_work)
 
 
+@pytest.mark.usefixtures("gate")
+def test_requests_that_run_or_wait_are_not_kept_as_objects(served: Running, scripted: Scripted) -> None:
+    scripted.follow()
+    with served.client.responses.connect() as socket:
+        before = sys.getallocatedblocks()
+        create(socket, **LONG, unknown=200_000 * [{}])
+        until(lambda: engine_state(served.llm).num_unfinished == 1)
+        create(socket, 200_000 * [{}])  # waits behind the long one
+        assert error_of_stream(socket, "") is not None
+        until(lambda: sys.getallocatedblocks() - before < 100_000)
+    until(lambda: not engine_state(served.llm).has_work)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tools": "here"},
+        {"input": [{"type": "additional_tools", "tools": "here"}]},
+        {"input": [{"type": "function_call", "name": "f", "arguments": "{}", "jinfercept": {"unknown": "here"}}]},
+        {"input": [{"type": "local_shell_call", "action": {"type": "exec", "command": ["ls"], "unknown": "here"}}]},
+    ],
+)
+def test_what_is_kept_of_a_response_has_no_fields_of_no_use(served: Running, scripted: Scripted, given: Any) -> None:
+    says(scripted, "It costs 23." + END)
+    large = [{"type": "web_search", "unknown": 200_000 * [{}]}]
+    text = json.dumps(
+        {"type": "response.create", "model": MODEL, "store": False, "input": "?", "temperature": 0} | given
+    )
+    frame = text.replace('"here"', json.dumps(large))
+    with raw(served) as socket:
+        before = sys.getallocatedblocks()
+        socket.send(frame)
+        until(lambda: json.loads(socket.recv(60))["type"] in ENDS)
+        until(lambda: sys.getallocatedblocks() - before < 100_000)
+
+
 def error_of_stream(connection: ResponsesConnection, stream: str) -> Any:
     create(connection, stream_id=stream)
     while True:
@@ -214,7 +252,9 @@ def error_of_stream(connection: ResponsesConnection, stream: str) -> Any:
             return event
 
 
-def test_keys_are_checked_at_the_handshake_and_have_limits(shared_server: Running, scripted: Scripted) -> None:
+def test_keys_are_checked_at_the_handshake_and_have_limits(
+    shared_server: Running, scripted: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
     says(scripted, "It costs 23." + END)
     options: Any = {"api_key": ("one", "two"), "max_websockets": 1}
     with running(shared_server.llm, **options) as server:
@@ -234,6 +274,7 @@ def test_keys_are_checked_at_the_handshake_and_have_limits(shared_server: Runnin
         until(lambda: not server.server.server_state.connections)
         with OpenAI(base_url=f"{server.url}/v1", api_key="one").responses.connect() as socket:
             assert respond(socket).output_text == "It costs 23."
+    assert not errors_in(caplog)
 
 
 def test_a_web_page_of_another_site_opens_no_connection(served: Running) -> None:
@@ -249,6 +290,19 @@ HANDSHAKE = (
 )
 PING, EMPTY, MORE, BYE = b"\x89\xfd0000" + 125 * b"0", b"\x01\x800000", b"\x00\x800000", b"\x88\x800000"
 LARGE = b"\x81\xff" + (2**22 + 1).to_bytes(8) + bytes(4)
+
+FRAME = json.dumps({"type": "response.create", "input": "Go on.", "ignore_eos": True}).encode()
+CREATE = b"\x81\xfe" + len(FRAME).to_bytes(2) + bytes(4) + FRAME
+
+
+def with_small_buffers(made: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """A method `connection_made` after which what a client does not read is soon unsent."""
+
+    def made_small(protocol: Any, transport: Any) -> None:
+        transport.get_extra_info("socket").setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, 2048)
+        made(protocol, transport)
+
+    return made_small
 
 
 def opened(server: Running) -> sockets.socket:
@@ -279,6 +333,9 @@ def exchanged(server: Running, sent: bytes) -> bytes:
         ("Upgrade: websocket\r\n", "Upgrade: websocket\r\nContent-Length: 0\r\n", b"405"),
         ("Upgrade: websocket\r\n", "Upgrade: h2c\r\n", b"405"),
         ("/v1/responses", "/v1/models", b"200"),
+        ("/v1/responses", f"/v1/responses?{9000 * 'a'}", b"414"),
+        ("Upgrade: websocket\r\n", f"Upgrade: websocket\r\nX: {9000 * 'a'}\r\n", b"431"),
+        ("Upgrade: websocket\r\n", f"Upgrade: websocket\r\n{200 * 'X: a\r\n'}", b"431"),
     ],
 )
 def test_what_is_no_handshake_is_answered_over_http(served: Running, old: str, new: str, status: bytes) -> None:
@@ -295,7 +352,7 @@ def test_only_the_first_request_of_a_connection_opens_one(served: Running) -> No
         assert connection.recv(65536).startswith(b"HTTP/1.1 405")
 
 
-def test_frames_of_no_use_cost_little(served: Running) -> None:
+def test_frames_of_no_use_cost_little(served: Running, caplog: pytest.LogCaptureFixture) -> None:
     for sent, code in (
         (EMPTY + 2000 * MORE, 1009),
         (b"\x81\x8400000000"[:6] + b"\xff000", 1007),
@@ -310,26 +367,42 @@ def test_frames_of_no_use_cost_little(served: Running) -> None:
             assert frame[:1] == b"\x88"
             assert int.from_bytes(frame[2:4]) == (0 if code == 1005 else code)
     until(lambda: not served.service._sockets)  # pyright: ignore[reportPrivateUsage]
+    assert not errors_in(caplog)
+
+
+def errors_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @pytest.mark.parametrize("sent", [b"", 2000 * PING])
 def test_a_client_that_does_not_read_is_cut_off(
     scripted: Scripted, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def small(transport: Any) -> None:
-        transport.get_extra_info("socket").setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, 2048)
-
-    was = HttpProtocol.connection_made
-    monkeypatch.setattr(HttpProtocol, "connection_made", lambda self, given: small(given) or was(self, given))
+    monkeypatch.setattr(HttpProtocol, "connection_made", with_small_buffers(HttpProtocol.connection_made))
     scripted.follow()
-    frame = json.dumps({"type": "response.create", "input": "Go on.", "ignore_eos": True}).encode()
-    create = b"\x81\xfe" + len(frame).to_bytes(2) + bytes(4) + frame
     with running(scripted.llm, write_timeout=0.2) as server, opened(server) as connection:
         connection.sendall(HANDSHAKE.encode())
         until(lambda: connection.recv(4096).endswith(b"\r\n\r\n"))
-        connection.sendall(create + sent)
+        connection.sendall(CREATE + sent)
         until(lambda: not server.server.server_state.connections)
         until(lambda: not engine_state(scripted.llm).has_work)
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_client_that_says_goodbye_and_does_not_read_breaks_no_shutdown(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HttpProtocol, "connection_made", with_small_buffers(HttpProtocol.connection_made))
+    scripted.follow()
+    with running(scripted.llm) as server, opened(server) as connection:
+        connection.sendall(HANDSHAKE.encode())
+        until(lambda: connection.recv(4096).endswith(b"\r\n\r\n"))
+        connection.sendall(CREATE)
+        until(lambda: engine_state(scripted.llm).num_unfinished == 1)
+        connection.sendall(BYE)
+        until(lambda: not engine_state(scripted.llm).has_work)
+        server.server.handle_exit(signal.SIGTERM, None)
+        until(lambda: server.server.should_exit)
 
 
 def test_a_connection_ends_at_its_limit_behind_its_response(

@@ -7,6 +7,8 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel
+
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.chat_schemas import RefusalPart
 from jinfercept.serve.protocols.openai.response_schemas import (
@@ -26,7 +28,7 @@ from jinfercept.serve.protocols.openai.response_schemas import (
     ToolSearchCallItem,
     ToolSearchOutputItem,
 )
-from jinfercept.serve.protocols.openai.response_tools import CLIENT_CALLS, InputTool
+from jinfercept.serve.protocols.openai.response_tools import CLIENT_CALLS, InputTool, NamespaceTool
 
 Item = dict[str, Any]
 """A stored item: `id`, `type`, `status`, and the fields of its type."""
@@ -152,7 +154,7 @@ def _converted(item: InputItem) -> Item:
         case AdditionalToolsItem():
             fields = {"role": "developer", "tools": _dumped(item.tools)}
         case McpCallItem():
-            note = item.jinfercept.model_dump() if item.jinfercept else {}
+            note = _read_fields(item.jinfercept) if item.jinfercept else {}
             fields = server_call(item.name, note) | {"arguments": item.arguments, "output": item.output}
             fields["status"] = item.status or "completed"
         case CallOutputItem():
@@ -173,7 +175,16 @@ def _converted(item: InputItem) -> Item:
 
 
 def _dumped(tools: Sequence[InputTool]) -> list[dict[str, Any]]:
-    return [tool.model_dump(exclude_none=True) for tool in tools]
+    """Tools without unknown fields, which nothing counts."""
+    return [
+        _read_fields(tool, exclude={"tools"}, exclude_none=True)
+        | ({"tools": _dumped(tool.tools)} if isinstance(tool, NamespaceTool) else {})
+        for tool in tools
+    ]
+
+
+def _read_fields(part: BaseModel, **options: Any) -> dict[str, Any]:
+    return part.model_dump(include=set(type(part).model_fields), **options)
 
 
 def _call_fields(
@@ -183,12 +194,12 @@ def _call_fields(
     fields: dict[str, Any] = item.model_dump(include={"name", CLIENT_CALLS[item.type]})
     fields |= item.model_dump(include={"namespace"}, exclude_none=True)
     if isinstance(item, LocalShellCallItem):
-        fields["action"]["type"] = "exec"
+        fields["action"] = _read_fields(item.action) | {"type": "exec"}
     if isinstance(item, ToolSearchCallItem):
         fields["execution"] = "client"
     fields["call_id"] = item.call_id or item.id or f"call_{secrets.token_hex(16)}"
     fields["status"] = item.status or "completed"
-    return fields | ({"jinfercept": item.jinfercept.model_dump()} if item.jinfercept else {})
+    return fields | ({"jinfercept": _read_fields(item.jinfercept)} if item.jinfercept else {})
 
 
 def _texts(parts: Any) -> list[str]:
