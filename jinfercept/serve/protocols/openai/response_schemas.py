@@ -327,7 +327,7 @@ class ResponsesBody(SamplingBody):
 class InputTokensBody(ResponsesBody):
     """What a response would be made of, for counting, or a conversation for compaction."""
 
-    input: _Input = []
+    input: _Input = Field(default_factory=list)
 
 
 class InputTokenCount(BaseModel):
