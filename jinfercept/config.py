@@ -32,7 +32,7 @@ class SpeculativeConfig(NamedTuple):
 
     Attributes:
         method: ngram: what followed the last tokens where they occurred before, in the prompt, results of calls or the output;
-            draft_model: what a smaller model writes.
+            draft_model: what a smaller model writes; mtp: what a layer of the model itself predicts, in models that have one.
         num_speculative_tokens: most drafts of a sequence in a step; 0: none.
         prompt_lookup_max, prompt_lookup_min: of `ngram`: tokens of the longest and of the shortest n-gram that is looked up.
         model: the one that drafts, by name or path as `LLM` takes it. It has the served model's tokens.
@@ -61,10 +61,13 @@ class SpeculativeConfig(NamedTuple):
         model = values.get("model")
         values = {"method": "ngram" if model is None else "draft_model", **values}
         config = cls(**values)
-        if config.method not in ("ngram", "draft_model"):
-            raise ConfigError(f"the method of {flag} is unknown", got=shown(config.method), fix="ngram or draft_model")
-        if config.method == "ngram" and model is not None:
-            raise ConfigError(f"{flag} has n-grams of a model", got=shown(value), fix="leave out model, or draft_model")
+        if config.method not in ("ngram", "draft_model", "mtp"):
+            fix = "ngram, draft_model or mtp"
+            raise ConfigError(f"the method of {flag} is unknown", got=shown(config.method), fix=fix)
+        if config.method != "draft_model" and model is not None:
+            raise ConfigError(
+                f"{flag} needs no model for this method", got=shown(value), fix="leave out model, or draft_model"
+            )
         if config.method == "draft_model" and not (isinstance(model, str) and model):
             raise ConfigError(f"{flag} lacks the draft model", got=shown(value), fix=_DRAFT_MODEL_EXAMPLE)
         if not all(type(number) is int and number >= 1 for number in config[1:4]):
@@ -338,7 +341,8 @@ class SchedulingOptions:
         None,
         "drafts of the next tokens that steps verify, as JSON: "
         '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}, or '
-        '{"method": "draft_model", "model": "smollm2-135m", "num_speculative_tokens": 4}; default: none',
+        '{"method": "draft_model", "model": "smollm2-135m", "num_speculative_tokens": 4}, or '
+        '{"method": "mtp", "num_speculative_tokens": 1}; default: none',
     )
     preemption: PreemptionChoice = option(
         "policy",

@@ -73,7 +73,7 @@ def test_drafts_are_set_as_in_vllm() -> None:
         ({"num_speculative_tokens": 2, "method": "draft_model"}, "lacks the draft model"),
         ({"num_speculative_tokens": 2, "method": "draft_model", "model": 3}, "lacks the draft model"),
         ({"num_speculative_tokens": 2, "draft_tensor_parallel_size": 1}, "has the keys"),
-        ({"num_speculative_tokens": 2, "method": "eagle"}, "ngram or draft_model"),
+        ({"num_speculative_tokens": 2, "method": "eagle"}, "ngram, draft_model or mtp"),
         ({"method": "draft_model", "model": "small"}, "from 1 on"),
         ({}, "from 1 on"),
         ({"num_speculative_tokens": "2"}, "from 1 on"),

@@ -58,6 +58,27 @@ def test_everybody_returns_at_once(small: LLM, policy: str) -> None:
     assert sum(count_ties(NAME, output) for output in all_return_at_once(small, prompt=20)) <= 1
 
 
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+
+
+@pytest.fixture(scope="module")
+def drafting() -> Iterator[LLM]:
+    """The same, with a draft of what followed the last token before."""
+    sizes = {"kv_tokens": 112, "max_model_len": 100, "num_states": 8, "profile": "roofline-llama-13b-a100"}
+    with tiny_llm(NAME, speculative_config=DRAFTS, **sizes) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("policy", ["copy_ahead", "discard", pytest.param("swap", marks=pytest.mark.slow)])
+def test_drafts_that_are_refused_leave_no_trace_in_a_state(drafting: LLM, policy: str) -> None:
+    drafting.restart(policy=policy, pipeline_depth=1, max_chunk_tokens=CHUNKS.get(policy))
+    outputs = Workload(number=10, seed=7).run(drafting, delay_s=0.002)
+    assert sum(count_ties(NAME, output) for output in outputs) <= 1
+    accepted = drafting.counters.accepted.total()
+    assert 0 < accepted < drafting.counters.drafted
+    assert drafting.counters.interceptions > 0
+
+
 def test_the_next_turn_of_a_conversation_goes_on_behind_the_last_full_page_of_the_answer(small: LLM) -> None:
     small.restart(policy="copy_ahead", pipeline_depth=1, max_chunk_tokens=None)
     prompt = list(range(3, 45))
@@ -93,8 +114,8 @@ def test_the_memory_of_a_context_is_that_of_its_pages_and_one_state(small: LLM) 
     ("flags", "words"),
     [
         (
-            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
-            "recurrent layers .* speculative_config",
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 32}},
+            "recurrent layers .* 32 draft tokens; fix: num_speculative_tokens of 31 at most",
         ),
         ({"num_states": 3}, "every running sequence has a state; got num_states=3; fix: at least max_num_seqs=8"),
     ],
@@ -113,6 +134,6 @@ def test_info_says_what_a_sequence_takes(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["info", str(GOLDEN / NAME)]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "3 of 4; no drafts or disk tier" in text
+    assert "3 of 4; no disk tier" in text
     assert "100 GiB of --swap-space hold" in text
     assert "states 6.4 KiB per sequence" in text

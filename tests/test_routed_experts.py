@@ -61,7 +61,7 @@ def model_without_cache(name: str) -> Callable[[jax.Array], jax.Array]:
         for index, layer in enumerate(params.layers):
             kind = model.config.kind(index)
             states = tuple(jnp.zeros((2, *array.shape), array.dtype or x.dtype) for array in model.layer_states(kind))
-            rows = NotingRows(jnp.array([1]), jnp.array([1]), jnp.array([0, len(x)]), jnp.array([len(x)]), jnp.array(0))
+            rows = NotingRows(*map(jnp.array, ([1], [1], [0], [0, len(x)], [len(x)], 0)))
             rows.experts = noting.experts
             x, _ = model.layer(layer, x, positions, states or None, cast(Any, rows) if states else noting, kind=kind)
         return jnp.stack(noting.experts, axis=1)

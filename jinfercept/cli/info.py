@@ -124,7 +124,7 @@ def _recurrent(config: "ModelConfig") -> list[tuple[str, str]]:
     count = sum(kind.is_recurrent for kind in config.kinds)
     if not count:
         return []
-    return [("recurrent layers", f"{count} of {config.num_layers}; no drafts or disk tier")]
+    return [("recurrent layers", f"{count} of {config.num_layers}; no disk tier")]
 
 
 def _on_host(states: "StatePlan", token_bytes: float, num_devices: int) -> str:

@@ -203,7 +203,8 @@ class RequestLifecycle:
         if planned.scored or planned.noted:
             self._note(planned, result)
         reports = result.logprobs or (None,) * len(result.tokens)
-        for sequence, epoch, place, drafts in planned.sampled:
+        proposed = result.drafts or ((),) * len(planned.sampled)
+        for (sequence, epoch, place, drafts), following in zip(planned.sampled, proposed, strict=True):
             if sequence.epoch != epoch:
                 continue
             session = self._sessions[sequence.id]
@@ -212,6 +213,8 @@ class RequestLifecycle:
                 self._verify(session, drafts, result.tokens[drawn], reports[drawn], now)
             else:
                 self._accept(session, result.tokens[place], reports[place], now)
+            if following and sequence.epoch == epoch and self.scheduler.speculation is not None:
+                self.scheduler.speculation.propose(sequence, following)
 
     def _note(self, planned: PlannedStep, result: StepResult) -> None:
         """Hand scores of prompts, and experts, to the requests that want them."""

@@ -11,7 +11,7 @@ from secrets import token_bytes as random_bytes
 from typing import final
 from weakref import WeakValueDictionary
 
-from jinfercept.kv.context import Context, bounds
+from jinfercept.kv.context import Context, ContextState, bounds
 from jinfercept.kv.extent import PageExtent, token_bytes
 from jinfercept.kv.page import Occupancy, PageCopies, Residency, root_digest
 from jinfercept.kv.side_pool import SidePool
@@ -242,10 +242,15 @@ class KVManager:
         """Whether a context cannot compute the last of so many tokens again."""
         return self.side_pool is not None and self.side_pool.has_seen(context, length)
 
-    def fetches(self, context: Context, position: int) -> bool:
-        """Whether the plan being built fetches the page of a token: only tokens that the host has of it may be computed."""
-        index = position // self.page_size
-        return any(extent.fetching for extent, _, _ in context.parts(index, index + 1))
+    def takes_drafts(self, context: Context, position: int) -> bool:
+        """Whether the plan being built may compute drafts behind a chunk, which begins at a position. Where it fetches the page
+        there, what arrives is written behind the compute, over the drafts. Where the state behind the chunk has become a
+        checkpoint, the runner would get another slot for it.
+        """
+        index, side = position // self.page_size, context.side
+        if isinstance(side, ContextState) and not side.slot:
+            return False
+        return not any(extent.fetching for extent, _, _ in context.parts(index, index + 1))
 
     def slots_needed(self, context: Context, num_tokens: int) -> int:
         """Device slots that the context lacks for so many tokens."""
@@ -268,8 +273,11 @@ class KVManager:
             return False
         return not self.side_pool or self.side_pool.find_for(context, position)
 
-    def place(self, context: Context, start: int, end: int) -> int:
+    def place(self, context: Context, start: int, end: int, *, drafts: bool = False) -> int:
         """Give the pages of the tokens `start … end - 1` of a held context device slots that are free or of finished prefixes.
+
+        Args:
+            drafts: the tokens are drafts, which a state does not see.
 
         Returns:
             `end`, or the first of the tokens whose page has no slot.
@@ -278,7 +286,7 @@ class KVManager:
         if start >= end:
             return end
         size = self.page_size
-        if self.side_pool:
+        if self.side_pool and not (drafts and self.has_states):
             end = min(end, self.side_pool.extend(context, (end - 1) // size + 1) * size)
             if end <= start:
                 return start
@@ -583,6 +591,11 @@ class KVManager:
     def num_host_free(self) -> int:
         """Host slots that are free or hold a copy on which no paused context depends."""
         return self._store.num_host_free
+
+    @property
+    def has_states(self) -> bool:
+        """Whether contexts have states of recurrent layers."""
+        return self.side_pool is not None and self.side_pool.has_states
 
     @property
     def has_host(self) -> bool:

@@ -161,6 +161,7 @@ class LayerKind(NamedTuple):
         head_dim, num_kv_heads, ffn_size: of the layer; None: those of the model.
         keys_are_values: its values are its keys before these are normed and rotated, and it has no weights for them.
         kv_from: an earlier layer of the same sizes whose keys and values it reads; None: it has its own.
+        drafts: it comes behind the last layer and drafts tokens, see `ModelConfig.with_draft_layer`.
     """
 
     window: int | None = None
@@ -172,6 +173,7 @@ class LayerKind(NamedTuple):
     ffn_size: int | None = None
     keys_are_values: bool = False
     kv_from: int | None = None
+    drafts: bool = False
 
 
 PLAIN_KIND = LayerKind()
@@ -332,6 +334,22 @@ class ModelConfig:
     def num_kv_layers(self) -> int:
         """Layers that have keys and values of their own: all that are not recurrent and do not read another layer's."""
         return self.num_layers - sum(kind.is_recurrent or kind.kv_from is not None for kind in self.kinds)
+
+    @property
+    def num_draft_layers(self) -> int:
+        """Layers behind the last one that the model itself does not compute: they draft."""
+        return sum(kind.drafts for kind in self.kinds)
+
+    def with_draft_layer(self) -> "ModelConfig":
+        """The config with a layer behind the last one that predicts the token after the next. Raises `ModelError` for a family
+        of which no such layer is known."""
+        if self.family != "qwen3_next":
+            raise ModelError(
+                "the model's family has no layer that drafts (mtp)",
+                got=self.family,
+                fix="another method of speculative_config",
+            )
+        return replace(self, num_layers=self.num_layers + 1, kinds=(*self.kinds, LayerKind(drafts=True)))
 
     def for_length(self, max_model_len: int | None) -> "ModelConfig":
         """The config for sequences of up to so many tokens. All positions turn by the long factors where that is more than

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float32, Int
 from jinfercept.pallas.layouts.states import StateRows
 
 BLOCK_TOKENS = 64
-"""Tokens of a row that are computed at a time."""
+"""Tokens of a row that are computed at a time. Drafts are within a row's first block."""
 DECODE_ROWS = 32
 """Rows of one token that are computed at a time: their states are copied."""
 
@@ -104,7 +104,7 @@ def _longer_rows(
         source = jnp.where(place == 0, rows.sources[row], slot)
         before = jax.lax.dynamic_index_in_dim(states, source, keepdims=False)
         before = jnp.where(rows.begin[row] & (place == 0), 0.0, before)
-        output, behind = _block(part, before)
+        output, behind = _block(part, before, jnp.clip(rows.seen[row] - place, 0, BLOCK_TOKENS))
         states = jax.lax.dynamic_update_index_in_dim(states, behind, slot, 0)
         return jax.lax.dynamic_update_slice_in_dim(outputs, output, start, 0), states
 
@@ -112,9 +112,9 @@ def _longer_rows(
 
 
 def _block(
-    block: DeltaInputs, before: Float32[Array, "K G D W"]
+    block: DeltaInputs, before: Float32[Array, "K G D W"], num_seen: Int[Array, ""]
 ) -> tuple[Float32[Array, "C K G W"], Float32[Array, "K G D W"]]:
-    """Consecutive tokens of one row."""
+    """Consecutive tokens of one row. The state behind them has seen the first `num_seen`."""
     q, k, v, beta = block.q, block.k, block.v, block.beta
     decay = jnp.cumsum(block.decay, axis=0)  # [C, K, G], from the block's start
     by_head = jnp.moveaxis(decay, 0, -1)
@@ -130,6 +130,8 @@ def _block(
     written = values - _einsum("kgcd,kgdw->kgcw", keys, before)
     seen = _einsum("ikd,jkd->kij", q, k)[:, None] * between
     output = _einsum("ckgd,kgdw->ckgw", grown * q[:, :, None], before) + _einsum("kgij,kgjw->ikgw", seen, written)
-    decay_to_end = jnp.exp(decay[-1][None] - decay)
-    behind = before * jnp.exp(decay[-1])[..., None, None]
+    is_seen = (jnp.arange(len(q)) < num_seen)[:, None, None]
+    end = jnp.where(num_seen > 0, decay[num_seen - 1], 0.0)
+    decay_to_end = jnp.exp(jnp.where(is_seen, end[None] - decay, -jnp.inf))
+    behind = before * jnp.exp(end)[..., None, None]
     return output, behind + _einsum("ckd,ckg,kgcw->kgdw", k, decay_to_end, written)

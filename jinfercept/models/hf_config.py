@@ -81,7 +81,7 @@ _UNDERSTOOD: dict[Family, frozenset[str]] = {
     | {"enable_moe_block", "use_bidirectional_attention", "per_layer_config"},
     "qwen3_next": _LAYER_KEYS
     | {*_DELTA_KEYS, "full_attention_interval", "attn_output_gate", "mamba_ssm_dtype"}  # states are float32
-    | {"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"},  # a draft, which transformers leaves out
+    | {"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"},  # of the layer that drafts
     "gptj": _COMMON_KEYS | {*_GPTJ_KEYS, *_GPTJ_ALIASES, "n_inner", "activation_function"},
 }
 _WINDOWED_BY_LAYER = ("qwen2", "qwen3", "smollm3", "gpt_oss", "olmo3", "gemma2", "gemma3_text", "gemma4_text")
@@ -134,6 +134,13 @@ def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | No
             got=str(error)[:200],
             fix="correct the file or download it again",
         ) from error
+
+
+def with_draft_layer(model: ModelConfig, config: Mapping[str, Any]) -> ModelConfig:
+    """The config of a model with the layer that drafts. Raises `ModelError` for one that is not as Qwen3-Next has it."""
+    model, stated = model.with_draft_layer(), text_config(config)
+    refuse_unless(stated, mtp_num_hidden_layers=(1, None), mtp_use_dedicated_embeddings=(False, None))
+    return model
 
 
 def _check_sizes(config: Mapping[str, Any], name: str, understood: Set[str]) -> None:

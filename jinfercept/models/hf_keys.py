@@ -124,7 +124,7 @@ def flag(config: Mapping[str, Any], key: str, *, default: bool = False) -> bool:
     return value
 
 
-def refuse_unless(config: Mapping[str, Any], **implemented: tuple[str | int | None, ...]) -> None:
+def refuse_unless(config: Mapping[str, Any], **implemented: tuple[object, ...]) -> None:
     for key, values in implemented.items():
         if config.get(key, values[0]) not in values:
             raise ModelError(

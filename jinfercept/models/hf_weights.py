@@ -16,7 +16,7 @@ from jaxtyping import Shaped
 from jinfercept.errors import ModelError, shown
 from jinfercept.models.checkpoint import StoredExperts, TensorNames
 from jinfercept.models.config import ARCHITECTURES, Family, ModelConfig
-from jinfercept.models.hf_config import architecture_name, config_from_hf
+from jinfercept.models.hf_config import architecture_name, config_from_hf, with_draft_layer
 from jinfercept.models.hf_keys import text_config
 from jinfercept.models.model_directory import read_json
 from jinfercept.models.packed_rows import PackedRows, Packing
@@ -75,8 +75,12 @@ _QWEN3_NEXT_NAMES = {
     "shared_up": "model.layers.{i}.mlp.shared_expert.up_proj.weight",
     "shared_down": "model.layers.{i}.mlp.shared_expert.down_proj.weight",
     "shared_factor": "model.layers.{i}.mlp.shared_expert_gate.weight",
+    "draft_embedding_norm": "model.layers.{i}.mtp.pre_fc_norm_embedding.weight",
+    "draft_hidden_norm": "model.layers.{i}.mtp.pre_fc_norm_hidden.weight",
+    "draft_fc": "model.layers.{i}.mtp.fc.weight",
+    "draft_norm": "model.layers.{i}.mtp.norm.weight",
 }
-"""Where Qwen3-Next's weights are that others do not have."""
+"""Where Qwen3-Next's weights are that others do not have; those of the layer that drafts as `text_tensors` names them."""
 _GEMMA4 = _LLAMA.with_layer(
     {
         "router": "model.layers.{i}.router.proj.weight",
@@ -179,20 +183,21 @@ class HFCheckpoint:
     _rows: Mapping[str, StoredRows] = field(repr=False)
 
     @classmethod
-    def open(cls, directory: Path, *, weights: bool = True) -> "HFCheckpoint":
+    def open(cls, directory: Path, *, weights: bool = True, draft_layer: bool = False) -> "HFCheckpoint":
         """Read the config and the headers; a directory without weights has no shapes.
 
         Args:
             weights: whether files that an index names have to be there.
+            draft_layer: whether the layer that drafts is read, too.
 
         Raises:
             ModelError: `config.json` is missing or not supported, or a file is missing or cannot be read.
         """
-        config, parsed = read_config(directory), read_json(directory / "config.json")
+        config, parsed = read_config(directory, draft_layer=draft_layer), read_json(directory / "config.json")
         architecture = ARCHITECTURES[architecture_name(parsed)]
         placed = placed_tensors(directory, BASES[config.family], partly=not weights)
         if config.delta_net is not None or text_config(parsed) is not parsed:
-            placed = text_tensors(placed)
+            placed = text_tensors(placed, config.num_layers - 1 if draft_layer else None)
         stored = {name: StoredType(at.file.shapes[at.name], at.file.dtypes[at.name]) for name, at in placed.items()}
         shapes, packed = {name: of.shape for name, of in stored.items()}, dict[str, tuple[int, ...]]()
         in_words = next((name for name in stored if name.endswith(".qweight")), None)
@@ -310,8 +315,9 @@ def _stated_apart(directory: Path) -> Mapping[str, Any]:
     return {}
 
 
-def read_config(directory: Path) -> ModelConfig:
-    """The config in a directory, without its weights. Raises `ModelError` if it is missing or not supported."""
+def read_config(directory: Path, *, draft_layer: bool = False) -> ModelConfig:
+    """The config in a directory, without its weights, with the layer that drafts if that is wanted. Raises `ModelError` if it
+    is missing or not supported."""
     config_file, generation_file = directory / "config.json", directory / "generation_config.json"
     _refuse_adapter(directory / "adapter_config.json")
     if not config_file.is_file():
@@ -319,7 +325,9 @@ def read_config(directory: Path) -> ModelConfig:
         fix = f"name its file {files[0]}" if files else "name a Hugging Face directory"
         raise ModelError("the model's directory has no config.json", got=directory, fix=fix)
     generation = read_json(generation_file) if generation_file.is_file() else None
-    return config_from_hf(read_json(config_file), generation)
+    parsed = read_json(config_file)
+    config = config_from_hf(parsed, generation)
+    return with_draft_layer(config, parsed) if draft_layer else config
 
 
 def _refuse_adapter(file: Path) -> None:

@@ -64,6 +64,7 @@ def load(
     mesh: ModelMesh | None = None,
     quantization: str = "auto",
     activation_dtype: str = "auto",
+    draft_layer: bool = False,
 ) -> Loaded[Model]:
     """Load a model onto its devices.
 
@@ -77,14 +78,16 @@ def load(
         mesh: the devices that serve the model; by default JAX's default device.
         quantization: see `keeps_quantized`.
         activation_dtype: `int8`: rows are rounded to 8 bits before they are multiplied with quantised weights of 4 or 8 bits.
+        draft_layer: whether the layer that drafts is loaded, too.
 
     Raises:
-        ModelError: there is no such model, its config or its tensors do not fit, or no weight is for rows of 8 bits.
+        ModelError: there is no such model, its config or its tensors do not fit, no weight is for rows of 8 bits, or no layer
+            drafts.
         ConfigError: the model cannot be cut for so many devices.
     """
     target, mesh = dtype_name(dtype), mesh or ModelMesh.default()
     with own_settings(mesh.local_devices[0]):
-        return _load(model, target, load_format, seed, mesh, quantization, activation_dtype)
+        return _load(model, target, load_format, seed, mesh, quantization, activation_dtype, draft_layer)
 
 
 def _with_int8_rows(shapes: Params, checkpoint: Checkpoint, quantization: str, num_devices: int) -> Params:
@@ -114,17 +117,17 @@ def _load(
     mesh: ModelMesh,
     quantization: str,
     activation_dtype: str,
+    draft_layer: bool,
 ) -> Loaded[Model]:
     if load_format == "dummy":
         if activation_dtype != "auto":
             raise _no_int8_rows("random weights (load_format=dummy)")
-        source = None if isinstance(model, ModelConfig) else locate(model)
-        config = model if isinstance(model, ModelConfig) else read_config(source or model)
+        source, config = None if isinstance(model, ModelConfig) else locate(model), _config(model, draft_layer)
         return Loaded(Model(config).on_devices(mesh.size), random_params(config, dtype, seed, mesh), source)
     if isinstance(model, ModelConfig):
         raise ModelError("a config alone has no weights", got=f"load_format={load_format}", fix="use load_format=dummy")
     source = _find(model, weights=True)
-    checkpoint = _open(source)
+    checkpoint = _open(source, draft_layer=draft_layer)
     served = Model(checkpoint.config).on_devices(mesh.size)
     cut = _served_shapes(checkpoint, served.config, dtype, mesh.size, quantization)
     if activation_dtype == "int8":
@@ -139,12 +142,13 @@ def bytes_to_load(
     num_devices: int = 1,
     load_format: LoadFormat = "auto",
     quantization: str = "auto",
+    draft_layer: bool = False,
 ) -> int:
     """Memory of a model's weights on each of so many devices, without loading it. Arguments and errors as `load`'s."""
     if isinstance(model, ModelConfig) or load_format == "dummy":
-        config = model if isinstance(model, ModelConfig) else read_config(model)
+        config = _config(model, draft_layer)
         return param_bytes(Model(config).on_devices(num_devices).config, dtype, num_devices)
-    checkpoint = _open(locate(model), weights=False)
+    checkpoint = _open(locate(model), weights=False, draft_layer=draft_layer)
     served = Model(checkpoint.config).on_devices(num_devices).config
     return weight_bytes(_served_shapes(checkpoint, served, dtype, num_devices, quantization), num_devices)
 
@@ -183,13 +187,21 @@ def dtype_name(dtype: str) -> str:
     return ("float32" if jax.default_backend() == "cpu" else "bfloat16") if dtype == "auto" else dtype
 
 
-def read_config(model: str | Path) -> ModelConfig:
+def read_config(model: str | Path, *, draft_layer: bool = False) -> ModelConfig:
     """The config of a model that `load` would load. Raises `ModelError` as `load` does.
 
     The weights of a directory of Hugging Face may not be there, or be of a kind that is not served.
     """
     source = locate(model)
-    return read_hf(source) if _kind(source) == "hf" else _open(source).config
+    if _kind(source) == "hf":
+        return read_hf(source, draft_layer=draft_layer)
+    return _open(source, draft_layer=draft_layer).config
+
+
+def _config(model: str | Path | ModelConfig, draft_layer: bool) -> ModelConfig:
+    if isinstance(model, ModelConfig):
+        return model.with_draft_layer() if draft_layer else model
+    return read_config(model, draft_layer=draft_layer)
 
 
 def locate(model: str | Path) -> Path:
@@ -197,9 +209,13 @@ def locate(model: str | Path) -> Path:
     return _find(model, weights=False)
 
 
-def _open(source: Path, *, weights: bool = True) -> Checkpoint:
+def _open(source: Path, *, weights: bool = True, draft_layer: bool = False) -> Checkpoint:
     """A checkpoint; its weights have to be there unless they may be downloaded later."""
-    match _kind(source):
+    kind = _kind(source)
+    if draft_layer and kind != "hf":
+        fix = "the model's Hugging Face directory, or another method of speculative_config"
+        raise ModelError("a layer that drafts (mtp) is read from safetensors alone", got=f"{source} ({kind})", fix=fix)
+    match kind:
         case "gguf":
             from jinfercept.models.gguf_weights import GGUFCheckpoint  # the package gguf: only these files need it
 
@@ -207,7 +223,7 @@ def _open(source: Path, *, weights: bool = True) -> Checkpoint:
         case "converted":
             return ConvertedCheckpoint.open(source)
         case "hf":
-            return HFCheckpoint.open(source, weights=weights)
+            return HFCheckpoint.open(source, weights=weights, draft_layer=draft_layer)
 
 
 def _kind(source: Path) -> Literal["hf", "gguf", "converted"]:
@@ -244,12 +260,12 @@ def _served_shapes(
     )
 
 
-def lazy_params(model: str | Path, dtype: str, mesh: ModelMesh) -> Params:
+def lazy_params(model: str | Path, dtype: str, mesh: ModelMesh, *, draft_layer: bool = False) -> Params:
     """A model's weights as `LazyWeight`s, dequantised, apart and every one once. Arguments and errors are those of `load`, but
     that what cannot be read is said when it is."""
     settled = own_settings(mesh.local_devices[0])
     with own_settings(mesh.local_devices[0]):
-        checkpoint = _open(_find(model, weights=True))
+        checkpoint = _open(_find(model, weights=True), draft_layer=draft_layer)
         served = Model(checkpoint.config).on_devices(mesh.size).config
         cut = _served_shapes(checkpoint, served, dtype, mesh.size, "none")
         weights = _lazy_params(checkpoint, cut, dtype, mesh)

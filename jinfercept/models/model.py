@@ -21,7 +21,7 @@ from jinfercept.models.blocks import Attend, Embed
 from jinfercept.models.config import PLAIN_KIND, LayerKind, ModelConfig
 from jinfercept.models.gemma4 import Gemma4Embed, Gemma4Head, Gemma4Layer
 from jinfercept.models.gptj import GPTJHead, GPTJLayer
-from jinfercept.models.llama import LlamaHead, LlamaLayer
+from jinfercept.models.llama import LlamaHead, LlamaLayer, normed
 from jinfercept.models.protocol import Params, Weights
 from jinfercept.models.qwen3_next import qwen3_next_layer, state_arrays
 from jinfercept.models.sharding import cut_axis, padded_vocabulary, serving_config
@@ -120,6 +120,19 @@ class Model:
     ) -> tuple[Float[Array, "T E"], KV]:
         """One layer of this kind; `params` is one of `Params.layers`, `kv` whatever `attend` takes and returns."""
         return nnx.merge(self._layers[kind], params)(x, positions, kv, attend)
+
+    def draft_inputs(
+        self, params: Weights, following: Float[Array, "T E"], x: Float[Array, "T E"], norm: Float[Array, "E"]
+    ) -> Float[Array, "T E"]:
+        """What the layer that drafts reads, see `DraftLayer.inputs`.
+
+        Args:
+            params: of that layer, the last one of `Params.layers`.
+            following: the vectors of the next tokens.
+            x: the output of a layer before the norm with this weight.
+        """
+        layer = nnx.merge(self._layers[self.config.kinds[-1]], params)
+        return layer.inputs(following, normed(x, nnx.Param(norm), self.config))
 
     def head(self, params: Weights, x: Float[Array, "R E"]) -> Float32[Array, "R V"]:
         """Final norm and logits of the chosen rows; `params` is `Params.head`."""

@@ -61,6 +61,11 @@ def num_kv_layers(config: ModelDimensions) -> int:
     return getattr(config, "num_kv_layers", config.num_layers)
 
 
+def num_draft_layers(config: ModelDimensions) -> int:
+    """The last ones of the layers, which draft and are no part of the model's own computation."""
+    return getattr(config, "num_draft_layers", 0)
+
+
 def windowed_config(model: "ServedModel") -> ModelDimensions:
     """The config with the sizes of the layers that see a window; the model's own, the same object, unless it says others."""
     return getattr(model, "windowed_config", model.config)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from jinfercept.models.blocks import Attend, project
 from jinfercept.models.config import DeltaNetConfig, LayerKind, ModelConfig
 from jinfercept.models.delta_rule import DeltaInputs, gated_delta_rule
-from jinfercept.models.llama import LlamaLayer
+from jinfercept.models.llama import LlamaLayer, normed
 from jinfercept.pallas.layouts.rows import Rows, dense
 from jinfercept.pallas.layouts.states import StateArray, StateRows, causal_convolution
 
@@ -69,9 +69,34 @@ class DeltaNetLayer(LlamaLayer):
         return project("tkc,kce->te", attended, self.delta_o)
 
 
+class DraftLayer(LlamaLayer):
+    """A layer behind the last one that predicts the token after the next (multi-token prediction): it reads the last layer's
+    output for a token, and the vector of the token that comes next. Embedding and head are the model's."""
+
+    def _attention_weights(self) -> list[str]:
+        return [
+            *super()._attention_weights(),
+            *(f"draft_{name}" for name in ("embedding_norm", "hidden_norm", "fc", "norm")),
+        ]
+
+    def inputs(self, following: Float[Array, "T E"], hidden: Float[Array, "T E"]) -> Float[Array, "T E"]:
+        """What the layer reads.
+
+        Args:
+            following: the vectors of the next tokens.
+            hidden: the last layer's output behind the final norm, or this layer's behind its own.
+        """
+        sides = (
+            normed(following, self.draft_embedding_norm, self.config),
+            normed(hidden, self.draft_hidden_norm, self.config),
+        )
+        return project("tse,sef->tf", jnp.stack(sides, axis=1), self.draft_fc)
+
+
 def qwen3_next_layer(config: ModelConfig, dtype: DTypeLike, *, kind: LayerKind, joined: bool) -> nnx.Module:
     """A layer of a kind."""
-    return (DeltaNetLayer if kind.is_recurrent else LlamaLayer)(config, dtype, kind=kind, joined=joined)
+    layer = DeltaNetLayer if kind.is_recurrent else DraftLayer if kind.drafts else LlamaLayer
+    return layer(config, dtype, kind=kind, joined=joined)
 
 
 def state_arrays(sizes: DeltaNetConfig) -> tuple[StateArray, ...]:

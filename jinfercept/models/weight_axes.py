@@ -62,6 +62,10 @@ _WEIGHTS = {
     "delta_step_bias": "key_heads value_group",
     "delta_norm": "value_dim",
     "delta_o": "key_heads values -> embed",
+    "draft_embedding_norm": "embed",
+    "draft_hidden_norm": "embed",
+    "draft_fc": "side embed -> stream",
+    "draft_norm": "embed",
     "norm": "embed",
     "norm_bias": "embed",
     "unembed": "vocab embed",
@@ -86,6 +90,7 @@ def _sizes(config: ModelConfig) -> dict[str, int]:
     sizes = {
         "vocab": config.vocab_size,
         "embed": config.hidden_size,
+        "stream": config.hidden_size,
         "heads": config.num_heads,
         "query_heads": query_heads,
         "kv_heads": config.num_kv_heads,

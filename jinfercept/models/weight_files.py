@@ -20,9 +20,11 @@ _FOREIGN = ("consolidated", "adapter_")
 """How files of weights begin that are no part of a Hugging Face model."""
 
 
-_UNUSED = ("mtp.", "model.visual.", "model.vision_tower.", "model.multi_modal_projector.")
+_DRAFT = "mtp."
+"""How names of the layer that drafts begin."""
+_UNUSED = (_DRAFT, "model.visual.", "model.vision_tower.", "model.multi_modal_projector.")
 _UNUSED += ("model.embed_vision.", "model.audio_tower.", "model.embed_audio.")
-"""Beginnings of names: a draft of further tokens, and the parts that read images or sound."""
+"""Beginnings of names: the layer that drafts, and the parts that read images or sound."""
 _TEXT = {
     "model.language_model.model.": "model.",
     "model.language_model.lm_head.": "lm_head.",
@@ -75,9 +77,16 @@ def plain_names(stored: Iterable[str], base: str) -> dict[str, str]:
     return {name: new if new.startswith("lm_head.") else base + new for name, new in plain.items()}
 
 
-def text_tensors[T](tensors: Mapping[str, T]) -> dict[str, T]:
-    """The tensors of a model's part that reads text, under the names that they have in a model of text alone."""
+def text_tensors[T](tensors: Mapping[str, T], draft_layer: int | None = None) -> dict[str, T]:
+    """The tensors of a model's part that reads text, under the names that they have in a model of text alone.
+
+    Args:
+        draft_layer: number under which those of the layer that drafts are named; None: they are left out.
+    """
     plain = {text_name(name): tensor for name, tensor in tensors.items()}
+    if draft_layer is not None:
+        layer = f"model.layers.{draft_layer}."
+        plain = {_draft_name(name, layer): tensor for name, tensor in plain.items()}
     return {name: tensor for name, tensor in plain.items() if not name.startswith(_UNUSED)}
 
 
@@ -85,6 +94,13 @@ def text_name(name: str) -> str:
     """The name in a model of text alone of what belongs to a model's part that reads text; other names as they are."""
     inner = next((inner for inner in _TEXT if name.startswith(inner)), "")
     return _TEXT.get(inner, "") + name.removeprefix(inner)
+
+
+def _draft_name(name: str, layer: str) -> str:
+    inner = f"{_DRAFT}layers.0."
+    if name.startswith(inner):
+        return layer + name.removeprefix(inner)
+    return layer + name if name.startswith(_DRAFT) else name
 
 
 def _refuse_second(first: Placed | None, path: Path, name: str) -> None:

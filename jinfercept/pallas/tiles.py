@@ -90,7 +90,7 @@ def choose_tiles(
     if quantised and rows == 2 * LEAST_ROWS:  # of 64 tokens they spill, where fewer and more rows do not
         decode_tokens = min(decode_tokens, 32)
     hopper = compute_capability >= HOPPER
-    if hopper and (width, group) == (256, 2):  # of 32 tokens they spill, where other groups do not
+    if width == 256 and group in (2, 4):  # of 32 tokens they spill, where other groups do not
         decode_tokens = LEAST_TOKENS
     chunk_rows = max(rows, 128 if width <= 128 and not hopper else WARPGROUP_ROWS)
     chunk_tokens = _tokens(chunk_rows, width * itemsize, 2 if hopper else 1, shared_bytes // 2)

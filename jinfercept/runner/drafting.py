@@ -32,9 +32,9 @@ class ModelDrafter:
     def fill(self, plan: StepPlan, last_tokens: Int[Array, "slots"]) -> tuple[StepPlan, tuple[tuple[int, ...], ...]]:
         """Execute a plan on the draft model, transfers and chunks, and make the drafts that it awaits.
 
-        One step of the draft model has the plan's chunks, of those that await drafts the first token only; each step after it
-        has a token drafted by the one before, the last one too, whose KV the next plan may need. Waits for the drafts, if
-        there are any to make.
+        One step of the draft model has the plan's chunks, without the drafts that they await. Each step after it has a token
+        drafted by the one before, the last one too, whose KV the next plan may need. Waits for the drafts, if there are any to
+        make.
 
         Args:
             last_tokens: of the served model, see `ModelRunner.forward`.
@@ -50,7 +50,7 @@ class ModelDrafter:
             return plan, ()
         for place in range(1, 1 + max(chunk.num_drafts for chunk in awaiting)):
             rows = tuple(  # whose tokens are the drafts at this place
-                Chunk(chunk.slot, chunk.start + place, (FROM_DEVICE,), (), _draw(chunk, place))
+                Chunk(chunk.slot, chunk.start + len(chunk.known) - 1 + place, (FROM_DEVICE,), (), _draw(chunk, place))
                 for chunk in awaiting
                 if chunk.num_drafts >= place
             )
@@ -62,14 +62,14 @@ class ModelDrafter:
         )
         iterator = iter(drafts)
         filled = [
-            chunk._replace(tokens=(chunk.tokens[0], *next(iterator))) if chunk.awaits_drafts else chunk
+            chunk._replace(tokens=(*chunk.known, *next(iterator))) if chunk.awaits_drafts else chunk
             for chunk in plan.chunks
         ]
         return replace(plan, chunks=tuple(filled)), drafts
 
     def _first(self, chunk: Chunk) -> Chunk:
         """The part of a chunk that the first step has."""
-        tokens = chunk.tokens[:1] if chunk.awaits_drafts else chunk.tokens
+        tokens = chunk.known if chunk.awaits_drafts else chunk.tokens
         if self._unknown is not None and max(tokens) >= self._unknown:
             tokens = tuple(min(token, self._unknown - 1) for token in tokens)
         return chunk._replace(tokens=tokens, sample=_draw(chunk, 0), score=None, num_drafts=0)

@@ -6,7 +6,7 @@ of one length in all steps: the sampled rows, see `packing_samples`, and the dev
 step's first executable, returns the common part for those behind it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
 from math import prod
@@ -36,6 +36,7 @@ class PackedShape(NamedTuple):
         window: tokens of the longest window of the layers that have a pool for windows; 0: there is none.
         attention: its implementation, see `pallas.attention`.
         window_cut: how attention cuts a batch for the layers that have a pool for windows, where that is another way.
+        has_draft_layer: the vector says which token follows every token, for the layer that drafts.
     """
 
     num_tokens: int  # T
@@ -50,6 +51,7 @@ class PackedShape(NamedTuple):
     window: int = 0
     attention: str = "auto"
     window_cut: WorkCut | None = None
+    has_draft_layer: bool = False
 
 
 def enter(
@@ -76,6 +78,7 @@ def pack(
     shape: PackedShape,
     states: Int32[np.ndarray, "slots"] | None = None,
     window_tables: Int32[np.ndarray, "slots P"] | None = None,
+    following: Mapping[int, int] | None = None,
 ) -> Int32[np.ndarray, "packed"]:
     """The packed batch of a plan.
 
@@ -84,6 +87,7 @@ def pack(
         tables: device slots of every sequence slot's pages.
         states: slots of every sequence slot's states, if the model has some.
         window_tables: as `tables`, of layers with pages in the pool for windows, if it has some.
+        following: see `DraftPlan`.
     """
     num_tokens, num_rows, *_ = shape
     places, tree = _places(shape)
@@ -95,7 +99,7 @@ def pack(
         batch.write_index[:] = np.arange(OUT_OF_RANGE, OUT_OF_RANGE + num_tokens, dtype=np.int32)
     if not chunks:
         return vector  # no unit of work either
-    slots, starts, lists, entries, *_, chunk_adapters = zip(*chunks, strict=True)
+    slots, starts, lists, entries, *_, num_drafts, chunk_adapters = zip(*chunks, strict=True)
     rows = len(chunks)
     assert rows <= num_rows
     slots, starts = np.fromiter(slots, np.int32, rows), np.fromiter(starts, np.int32, rows)
@@ -109,6 +113,10 @@ def pack(
     tables.take(slots, axis=0, out=parts.page_tables[:rows], mode="clip")
     parts.num_decode[0] = num_decode = int(np.count_nonzero(lengths == 1))
     parts.tokens[:used] = np.fromiter(chain.from_iterable(lists), np.int32, used)
+    if parts.following is not None:
+        parts.following[: used - 1] = parts.tokens[1:used]
+        behind = following or {}
+        parts.following[query_starts[1 : rows + 1] - 1] = [behind.get(slot, FROM_DEVICE) for slot in slots.tolist()]
     row_of, offsets = slice(rows), 0  # every token's row, and place in that
     if used != rows:
         row_of = np.arange(rows).repeat(lengths)
@@ -121,6 +129,7 @@ def pack(
     parts.write_index[:used] = tables[token_slots, page] * page_size + offset
     if states is not None:
         _pack_states(parts.states, states[slots], entries)
+        parts.states.num_drafts[:rows] = num_drafts
     if window_tables is not None:
         window.write_index[:used] = window_tables[token_slots, page] * page_size + offset
         seen, ends = np.maximum(starts - shape.window + 1, 0) // page_size, (starts + lengths - 1) // page_size + 1
@@ -134,7 +143,7 @@ def pack(
 
 def _pack_states(parts: StateSlots, own: Int32[np.ndarray, "rows"], entries: Sequence[NewPages | tuple[()]]) -> None:
     """The slots in which rows have their states, and those from which they begin."""
-    slots, sources = parts
+    slots, sources, _ = parts
     slots[: len(own)] = sources[: len(own)] = own
     for row, new_pages in enumerate(entries):
         if new_pages and new_pages.state_from:
@@ -264,6 +273,7 @@ class _Parts(NamedTuple):
     states: Any
     window: Any
     adapters: Any
+    following: Any
 
 
 class _RowPlace(NamedTuple):
@@ -296,9 +306,10 @@ def _places(shape: PackedShape) -> tuple[list[_RowPlace], Any]:
         num_decode=(1,),
         decodes=decodes,
         chunks=chunks,
-        states=StateSlots(rows, rows) if shape.has_states else None,
+        states=StateSlots(rows, rows, rows) if shape.has_states else None,
         window=WindowBatch(tokens, tables, of_windows or None) if shape.window else None,
         adapters=tokens if shape.num_adapters else None,
+        following=tokens if shape.has_draft_layer else None,
     )
     shapes, tree = jax.tree.flatten(table, is_leaf=lambda part: type(part) is tuple)
     sizes = [prod(dims) for dims in shapes]

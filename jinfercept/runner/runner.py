@@ -19,7 +19,7 @@ from jaxtyping import Array, Int
 
 from jinfercept.errors import EngineError
 from jinfercept.models.mesh import beside, mesh_of, place
-from jinfercept.models.protocol import Params, ServedModel, states_of
+from jinfercept.models.protocol import Params, ServedModel, num_draft_layers, states_of
 from jinfercept.models.quantized import weights_of
 from jinfercept.models.weights.in_memory import shapes_of
 from jinfercept.runner.executables import Executables, Progress, silent
@@ -35,11 +35,12 @@ from jinfercept.runner.steps import (
     call_weights,
     kinds_of,
     layers_key,
+    num_computed,
     places_of,
     step_names,
     step_shapes,
 )
-from jinfercept.sched.plan import Masks, StepPlan, StepResult, WindowCopies
+from jinfercept.sched.plan import NO_DRAFT_PLAN, DraftPlan, Masks, StepPlan, StepResult, WindowCopies
 
 if TYPE_CHECKING:
     from jinfercept.runner.drafting import ModelDrafter
@@ -56,12 +57,16 @@ class ForwardTicket(NamedTuple):
         submitted_s: when `forward` was called, in monotonic seconds.
         drafts: of every chunk that awaited them.
         experts: of every group of layers, if the runner returns them.
+        batch: the step's upload on the device, for the layer that drafts.
+        draft: of the plan.
     """
 
     hidden: Hidden | None
     submitted_s: float
     drafts: tuple[tuple[int, ...], ...] = ()
     experts: tuple[Array, ...] = ()
+    batch: Array | None = None
+    draft: DraftPlan = NO_DRAFT_PLAN
 
 
 class StepTicket(NamedTuple):
@@ -97,7 +102,8 @@ class ModelRunner:
         kv: the pages, without those in the pool for windows.
         second: the pages in the pool for windows, or the states of recurrent layers; None: there are none.
         drafter: what makes the drafts that plans await, if there is a draft model.
-        drafting: whether the draft model computes every plan too. A change forgets no KV: `reset` has to follow.
+        drafting: whether the draft model, or the layer that drafts, computes every plan too. A change forgets no KV: `reset`
+            has to follow.
     """
 
     def __init__(
@@ -112,7 +118,7 @@ class ModelRunner:
         config = model.config
         self._model, self._shape = model, shape
         self._homes = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("device"), params)
-        self._groups = shape.groups(config.num_layers)
+        self._groups, self._has_draft_layer = shape.groups(num_computed(model)), num_draft_layers(config) > 0
         self.use(params)  # committed, as the executables expect
         self.owns_params, self.weight_shapes = False, shapes_of(self.params)
         leaf = weights_of(self.params.embed)[0]
@@ -146,12 +152,15 @@ class ModelRunner:
         }
         self._steps = {  # that can compute a plan, by its bucket and whether it has decode rows only; its own first
             (bucket, decodes): [
-                (step, set(keys)) for step, keys in self._keys.items() if step[0] >= bucket and step[1] <= decodes
+                (step, {*keys, *([("draft layer", step), ("drafts", step)] if self._has_draft_layer else [])})
+                for step, keys in self._keys.items()
+                if step[0] >= bucket and step[1] <= decodes
             ]
             for bucket in (0, *shape.buckets)
             for decodes in (False, True)
         }
         self._home = beside(leaf)
+        self._no_tokens = place(np.zeros(shape.sample_rows[0], np.int32), self._home)
         self._is_alone = mesh_of(leaf).size == 1  # a call uploads to one device itself, in less time than `place`
         self._sampler = Sampler(
             self.executables,
@@ -193,8 +202,8 @@ class ModelRunner:
         commons = [self._common_shape.pack(samples.packed, group) for group in groups]
         if plan.chunks:
             enter(plan.chunks, self._tables, self._state_slots, self._window_tables)
-            hidden, experts = self._forward(plan, last_tokens, samples, commons, moving)
-            return ForwardTicket(hidden, submitted_s, drafts, experts)
+            hidden, experts, batch = self._forward(plan, last_tokens, samples, commons, moving)
+            return ForwardTicket(hidden, submitted_s, drafts, experts, batch, plan.draft)
         self._move(commons, moving)
         return ForwardTicket(None, submitted_s)
 
@@ -221,7 +230,25 @@ class ModelRunner:
         """
         hidden = forward.hidden
         drawn = Drawn() if hidden is None else self._sampler.draw(hidden, self.params.head, masks)
+        if self._has_draft_layer and self.drafting and hidden is not None:
+            drawn = self._drafted(forward, hidden, drawn)
         return StepTicket(drawn, forward.submitted_s, forward.experts)
+
+    def _drafted(self, forward: ForwardTicket, hidden: Hidden, drawn: Drawn) -> Drawn:
+        """Dispatch the layer that drafts, and its drafts if the plan wants some."""
+        step, run, params = hidden.samples.step, self.executables, self.params
+        tokens = self._no_tokens if drawn.tokens is None else drawn.tokens
+        rows = run["draft rows", step, tokens.shape[0]](forward.batch, hidden.common, tokens)
+        weights = params.layers[-1], params.embed, params.head
+        *layers, pages = self.kv.layers
+        x, pages = run["draft layer", step](*weights, hidden.x, rows, pages, forward.batch)
+        if forward.draft.drafts:
+            drafts, pages = run["drafts", step](*weights, x, rows, pages, forward.batch, hidden.common)
+            drafts.copy_to_host_async()
+            drafted = tuple([row for row, chunk in enumerate(hidden.chunks) if chunk.sample is not None])
+            drawn = drawn._replace(drafts=drafts, drafted_rows=drafted)
+        self.kv.layers = (*layers, pages)
+        return drawn
 
     def submit(self, plan: StepPlan) -> StepTicket:
         """Dispatch both phases of a plan that has no constrained rows."""
@@ -231,7 +258,10 @@ class ModelRunner:
         """Wait for a plan's tokens."""
         tokens, logprobs, scores = self._sampler.read(ticket.drawn)
         experts = RowExperts(np.concatenate(ticket.experts, axis=1)) if ticket.experts else None
-        return StepResult(tokens, time.monotonic() - ticket.submitted_s, logprobs, scores, experts)
+        drafts, drawn = (), ticket.drawn
+        if drawn.drafts is not None:
+            drafts = tuple(map(tuple, np.asarray(drawn.drafts)[list(drawn.drafted_rows)].tolist()))
+        return StepResult(tokens, time.monotonic() - ticket.submitted_s, logprobs, scores, experts, drafts)
 
     def use(self, params: Params) -> None:
         """Use other weights of the same structure, shapes and dtypes from the next plan on. All KV stay."""
@@ -320,6 +350,10 @@ class ModelRunner:
                     )
                 case (("embed" | "layers" | "decode embed" | "decode layers"), size, *_):
                     return tuned or measured or size in short
+                case ("draft layer" | "drafts", (size, _)):
+                    return tuned or measured or size in short
+                case ("draft rows", (size, _), count):
+                    return measured or (size in short and count in counts)
                 case ("shape", count):
                     return measured or count in counts
                 case ("remember", count):
@@ -352,16 +386,16 @@ class ModelRunner:
         samples: Samples,
         commons: list[np.ndarray],
         moving: list[Pool],
-    ) -> tuple[Hidden, tuple[Array, ...]]:
+    ) -> tuple[Hidden, tuple[Array, ...], Array]:
         """Upload what the step reads, in one array, then dispatch it. No other executable waits for the host. Returns the
-        experts of the groups of layers, too.
+        experts of the groups of layers and the upload on the device, too.
 
         Args:
             moving: the pools that move pages in this step.
         """
         shape, (embed, *layer_keys) = self._buckets[samples.step], self._keys[samples.step]
         tables = self._state_slots, self._window_tables
-        packed = pack(plan.chunks, self._tables, self._shape.page_size, shape, *tables)
+        packed = pack(plan.chunks, self._tables, self._shape.page_size, shape, *tables, plan.draft.following)
         uploads: list[Any] = [np.concatenate((packed, commons[0])), *commons[1:]]
         if len(uploads) > 1 or not self._is_alone:
             uploads = place(uploads, self._home)
@@ -389,4 +423,4 @@ class ModelRunner:
             self.kv.layers, second.layers = by_pool(layers, self._in_second)
         for kv in moving:
             kv.scatter()
-        return self._sampler.head(x, plan.chunks, samples, common, self.params.head), tuple(experts)
+        return self._sampler.head(x, plan.chunks, samples, common, self.params.head), tuple(experts), batch

@@ -94,6 +94,8 @@ class Drawn(NamedTuple):
         reports: `[R, columns]`, see `sampling.report`; None if no row asks for one.
         kept: `[R, words]`, see `sampling.processed`; None if no row asks for a report.
         scores: of every chunk with a score: how many likeliest tokens, how many targets, and their reports.
+        drafts: `[S, drafts]`, of the layer that drafts; None if it wrote none.
+        drafted_rows: the rows of these that are sampled chunks, in order.
     """
 
     tokens: Array | None = None
@@ -101,6 +103,8 @@ class Drawn(NamedTuple):
     reports: Array | None = None
     kept: Array | None = None
     scores: tuple[tuple[int, int, tuple[Array, ...]], ...] = ()
+    drafts: Array | None = None
+    drafted_rows: tuple[int, ...] = ()
 
 
 @final
@@ -191,6 +195,7 @@ class Sampler:
         missing = self._run.missing
         for (step, keys), num_rows, kind in product(steps, counts, KINDS[KINDS.index(least) :]):
             needed = {*keys, ("head", step[0], num_rows), *[(name, num_rows) for name in names]}
+            needed.add(("draft rows", step, num_rows))
             if has_scores:
                 num_scored = self._num_scored(step[0])
                 needed |= {("head", step[0], num_scored), ("logprobs", num_scored)}

@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Int16
 
 from jinfercept.models.adapted import for_rows
-from jinfercept.models.attention import best, cut_for, paged_attention
-from jinfercept.models.blocks import Attend
+from jinfercept.models.attention import best, cut_for
 from jinfercept.models.mesh import EVERYWHERE, Placed, beside, mesh_of, over_devices, specs_of
+from jinfercept.models.model import Model
 from jinfercept.models.parallel import num_devices
 from jinfercept.models.protocol import (
     MixedModel,
@@ -21,19 +21,17 @@ from jinfercept.models.protocol import (
     ServedModel,
     Weights,
     kv_places,
+    num_draft_layers,
     windowed_config,
     windows_of,
 )
 from jinfercept.models.quantized import weights_of
 from jinfercept.pallas.gpu_heads import Heads
-from jinfercept.pallas.gpu_kernels import joined_attention
-from jinfercept.pallas.layouts.interleaved import with_padded_heads
 from jinfercept.pallas.layouts.kv_rows import is_quantised, stored_dtype
-from jinfercept.pallas.layouts.pages import Batch, KVPages, write_kv
-from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.layouts.states import StateRows
-from jinfercept.pallas.rotation import Rotation
+from jinfercept.runner.draft_layer import add_draft_layer
 from jinfercept.runner.executables import Executables
+from jinfercept.runner.layer_attention import step_attention
 from jinfercept.runner.packing import CommonShape, PackedShape, in_place, packed_size, unpack
 from jinfercept.runner.page_transfers import transfer_sizes
 from jinfercept.runner.pools import joined, pool_shapes
@@ -63,14 +61,15 @@ def add_steps(run: Executables, model: ServedModel, shape: RunnerShape, attentio
     last_tokens, embedded_by_size = struct((shape.max_num_seqs + 1,), jnp.int32), {}
     platform = mesh_of(leaf).devices[0].platform
     common_shape = CommonShape(shape.sample_rows[-1], transfer_sizes(platform, shape.staging_pages)[0])
-    for (size, decode_only), bucket in step_shapes(model, shape, attention, leaf).items():
+    packed_shapes, upload_sizes = step_shapes(model, shape, attention, leaf), dict[tuple[int, bool], int]()
+    for (size, decode_only), bucket in packed_shapes.items():
         embed_name, layers_name = step_names(decode_only)
         upload = struct((packed_size(bucket) + common_shape.size,), jnp.int32)
         embed = over_devices(partial(_embed, model, bucket), (params.embed, last_tokens, upload))
         run.add((embed_name, size), embed, params.embed, last_tokens, upload, donate=(2,))  # it goes on to the layers
         embedded = jax.eval_shape(embed, params.embed, last_tokens, upload)
         x = embedded_by_size[size] = struct(embedded[0].shape, embedded[0].dtype)
-        groups = {layers_key(layers_name, size, group, kinds): group for group in shape.groups(num_layers)}
+        groups = {layers_key(layers_name, size, group, kinds): group for group in shape.groups(num_computed(model))}
         for key, (first, end) in groups.items():
             kinds_of_group, own = kinds[first:end] or (None,) * (end - first), places_of(model, (first, end))
             leaves, tree = jax.tree.flatten(call_weights(params.layers[first:end]))
@@ -81,6 +80,10 @@ def add_steps(run: Executables, model: ServedModel, shape: RunnerShape, attentio
             out = (EVERYWHERE, specs_of(kept), *([EVERYWHERE] if shape.routed_experts else []))
             whole = over_devices(step, arguments, out=out)
             run.add(key, whole, *arguments, donate=(1, 2))
+        upload_sizes[size, decode_only] = upload.shape[0]
+    if num_draft_layers(model.config):
+        own = params, packed_shapes, embedded_by_size, layers[-1], common_shape, shape.sample_rows, upload_sizes
+        add_draft_layer(run, cast(Model, model), *own, shape.num_drafts, shape.num_drawn)
     add_sampler(
         run,
         model,
@@ -149,6 +152,7 @@ def step_shapes(
     kinds = [(size, False) for size in shape.buckets]
     kinds += [] if cut is None else [(size, True) for size in shape.decode_buckets]
     own = {"attention": attention, "cut": cut, "window": max(pool_windows(model, shape), default=0)}
+    own["has_draft_layer"] = num_draft_layers(config) > 0
     own |= {"window_cut": None if window_heads == heads else cut_for(window_heads, attention)}
     return {
         (size, alone): shape.bucket(size)._replace(decode_only=alone, joined=alone and joined, **own)
@@ -164,6 +168,11 @@ def step_names(decode_only: bool) -> tuple[str, str]:
 def kinds_of(model: ServedModel) -> tuple[Hashable, ...]:
     """The kind of every layer; () if all are alike."""
     return model.layer_kinds if isinstance(model, MixedModel) else ()
+
+
+def num_computed(model: ServedModel) -> int:
+    """Layers of the model, without those that draft."""
+    return model.config.num_layers - num_draft_layers(model.config)
 
 
 def layers_key(name: str, num_tokens: int, group: tuple[int, int], kinds: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
@@ -233,41 +242,6 @@ def _embed(
     return x, upload, upload[packed_size(shape) :]
 
 
-class _NotingAttend:
-    """Attention that collects the experts of every layer."""
-
-    def __init__(self, attend: Attend[KVPages], noted: list[Int[Array, "T C"]]) -> None:
-        self._attend, self._noted = attend, noted
-
-    def __call__(
-        self,
-        q: Float[Array, "T H D"],
-        k: Float[Array, "T K D"] | None,
-        v: Float[Array, "T K D"] | None,
-        pages: KVPages,
-        scoring: Scoring = PLAIN,
-    ) -> tuple[Float[Array, "T H D"], KVPages]:
-        return self._attend(q, k, v, pages, scoring)
-
-    def note_experts(self, experts: Int[Array, "T C"]) -> None:
-        self._noted.append(experts)
-
-
-class _JoinedAttend(_NotingAttend):
-    """Attention of decode rows that also rotates queries and keys itself; a model that rotates them calls it as any other."""
-
-    def __init__(self, attend: Attend[KVPages], batch: Batch, noted: list[Int[Array, "T C"]]) -> None:
-        super().__init__(attend, noted)
-        self._batch, self._counts = batch, None
-
-    def joined(
-        self, qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages
-    ) -> tuple[Float[Array, "T H D"], KVPages]:
-        # a layer's kernel leaves its counts as the next one's needs them: the step fills them with zeros once
-        out, pages, self._counts = joined_attention(qkv, rotation, pages, self._batch, self._counts)
-        return out, pages
-
-
 class _NotingRows(StateRows):
     """Rows of a recurrent layer that collect its experts."""
 
@@ -275,31 +249,6 @@ class _NotingRows(StateRows):
 
     def note_experts(self, experts: Int[Array, "T C"]) -> None:
         self.noted.append(experts)
-
-
-def _attention(shape: PackedShape, step: Batch, noted: list[Int[Array, "T C"]], num_kv_heads: int) -> Attend[KVPages]:
-    """What layers with so many KV heads on a device call for attention: it writes keys and values, and notes experts in the
-    list if they are wanted."""
-
-    def attend(
-        q: Float[Array, "T H D"],
-        k: Float[Array, "T K D"] | None,
-        v: Float[Array, "T K D"] | None,
-        pages: KVPages,
-        scoring: Scoring = PLAIN,
-    ) -> tuple[Float[Array, "T H D"], KVPages]:
-        if k is not None and v is not None:
-            pages = write_kv(pages, k, v, step.write_index)
-        scoring = scoring.within(shape.pages_per_row * pages.shape[1])
-        queries = with_padded_heads(q, num_kv_heads, pages)
-        attended = paged_attention(
-            queries, pages, step, scoring=scoring, implementation=shape.attention, decode_only=shape.decode_only
-        )
-        return (attended if queries is q else attended[:, : q.shape[1]]), pages
-
-    if shape.joined:
-        return _JoinedAttend(attend, step, noted)
-    return _NotingAttend(attend, noted) if shape.routed_experts else attend
 
 
 def _layers(
@@ -335,15 +284,15 @@ def _layers(
     )
     if step.adapters is not None:
         params = for_rows(params, step.adapters, shape.num_adapters)
-    attend = windowed = _attention(shape, step, noted, model.config.num_kv_heads // num_devices())
+    attend = windowed = step_attention(shape, step, noted, model.config.num_kv_heads // num_devices())
     if shape.window:
-        windowed = _attention(shape, step.of_windows, noted, windowed_config(model).num_kv_heads // num_devices())
+        windowed = step_attention(shape, step.of_windows, noted, windowed_config(model).num_kv_heads // num_devices())
     for index, (kind, window, place, weights) in enumerate(zip(kinds, windows, places, params, strict=True)):
         layer = model.layer if kind is None else partial(cast(MixedModel, model).layer, kind=kind)
         seam: Any = windowed if window else attend
         if isinstance(kept[place], tuple):
-            slots, sources = step.states
-            rows = _NotingRows(slots, sources, step.query_starts, step.context_lens, step.num_decode)
+            slots, sources, num_drafts = step.states
+            rows = _NotingRows(slots, sources, num_drafts, step.query_starts, step.context_lens, step.num_decode)
             rows.noted = noted
             seam = rows
         with jax.named_scope(f"layer{index}"):

@@ -100,8 +100,11 @@ class DraftState(NamedTuple):
     """What one sequence's drafts come from and became, owned by `Speculation`.
 
     Attributes:
-        ngrams: of its tokens; None with a draft model.
+        ngrams: of its tokens; None where a model drafts.
+        proposed: what the layer that drafts wrote behind the first `num_tokens` tokens.
     """
 
     ngrams: NgramIndex | None
     acceptance: Acceptance
+    proposed: tuple[int, ...] = ()
+    num_tokens: int = 0

@@ -148,7 +148,8 @@ class NewPages(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Consecutive query tokens of one sequence. Decoding is a chunk of one, or of one and drafts of the tokens after it.
+    """Consecutive query tokens of one sequence. Decoding is a chunk of one, or of one and drafts of the tokens after it; in a
+    model with recurrent layers also of the drafts before it that were accepted, which the state has not seen.
 
     Attributes:
         slot: the sequence's slot in the runner's page tables.
@@ -178,6 +179,11 @@ class Chunk(NamedTuple):
         return self.tokens[len(self.tokens) - self.num_drafts :]
 
     @property
+    def known(self) -> tuple[int, ...]:
+        """The tokens before the drafts."""
+        return self.tokens[: len(self.tokens) - self.num_drafts]
+
+    @property
     def awaits_drafts(self) -> bool:
         """Whether the runner's draft model has to make the drafts."""
         return self.num_drafts > 0 and self.tokens[-1] == FROM_DRAFT_MODEL
@@ -189,6 +195,21 @@ class WindowCopies(NamedTuple):
     offload: Sequence[PageCopy] = ()
     fetch: Sequence[PageCopy] = ()
     drop: tuple[int, ...] = ()
+
+
+class DraftPlan(NamedTuple):
+    """What the layer that drafts does behind a plan's draws. It reads every token with the one that follows it.
+
+    Attributes:
+        drafts: whether it drafts the tokens behind every draw; else it only keeps its keys and values complete.
+        following: by slot, the token behind a chunk that draws none.
+    """
+
+    drafts: bool
+    following: Mapping[int, int]
+
+
+NO_DRAFT_PLAN = DraftPlan(drafts=False, following={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +225,7 @@ class StepPlan:
             from the next plan on.
         drop: host slots whose arrays are freed.
         window: the same of layers with a window, where these have a pool of their own; None: nothing moves.
+        draft: of the layer that drafts, in models that have one.
     """
 
     number: int
@@ -213,6 +235,7 @@ class StepPlan:
     fetch: Sequence[PageCopy] = ()
     drop: tuple[int, ...] = ()
     window: WindowCopies | None = None
+    draft: DraftPlan = NO_DRAFT_PLAN
 
     @property
     def awaits_drafts(self) -> bool:
@@ -271,6 +294,7 @@ class StepResult(NamedTuple):
         logprobs: one per sampled row, None where the request asks for none; empty if no request asks for any.
         scores: one tuple per chunk with a score, in the plan's order, with one entry per target.
         experts: of all query tokens, in the plan's order; None if the runner does not return them.
+        drafts: of every sampled chunk, those of the tokens behind its draws; empty if the plan has none made.
 
     A log probability is NaN where a logit is NaN or plus infinity.
     """
@@ -280,6 +304,7 @@ class StepResult(NamedTuple):
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     scores: tuple[tuple[TokenLogprobs, ...], ...] = ()
     experts: TokenExperts | None = None
+    drafts: tuple[tuple[int, ...], ...] = ()
 
 
 class PlanRunner[Forward, Ticket](Protocol):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, final
 
 from jinfercept.kv.page import PageCopies
-from jinfercept.sched.plan import FROM_DRAFT_MODEL, Chunk, StepPlan, WindowCopies
+from jinfercept.sched.plan import FROM_DRAFT_MODEL, NO_DRAFT_PLAN, Chunk, DraftPlan, StepPlan, WindowCopies
 from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence
 
@@ -58,6 +58,7 @@ class PlanBuilder:
         drafted: query tokens that are drafts.
         offloading: whose page was offloaded last.
         window_offload, window_fetch: pages of layers with windows, where these have pages of their own.
+        draft: see `StepPlan`.
     """
 
     now: float
@@ -78,6 +79,7 @@ class PlanBuilder:
     offloading: Sequence | None = None
     window_offload: PageCopies = field(default_factory=PageCopies)
     window_fetch: PageCopies = field(default_factory=PageCopies)
+    draft: DraftPlan = NO_DRAFT_PLAN
 
     def add_offload(self, sequence: Sequence, copies: PageCopies) -> None:
         """Offload pages of a sequence; pages of one sequence in a row are of one context."""
@@ -107,6 +109,7 @@ class PlanBuilder:
             window=WindowCopies(self.window_offload, self.window_fetch, window_drop)
             if self.window_offload or self.window_fetch or window_drop
             else None,
+            draft=self.draft,
         )
         sampled, scored, noted = list[Row](), list[Row](), list[NotedChunk]()
         num_tokens = num_draws = 0

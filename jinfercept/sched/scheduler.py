@@ -111,12 +111,12 @@ class Scheduler:
         """Append a sampled token to its sequence.
 
         Args:
-            computed: the token was a draft, so that its KV is there.
+            computed: the token was a draft, so that its KV is there. A state of recurrent layers has not seen it.
         """
         sequence.pending -= 1
         sequence.generated += 1
         sequence.tokens.append(token)
-        if computed:
+        if computed and not self.kv.has_states:
             end = sequence.max_computed = len(sequence.tokens)
             self.kv.computed(sequence.context, end - 1, end)
         if len(sequence.tokens) >= sequence.context.uncommitted:  # as rarely

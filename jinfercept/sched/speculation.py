@@ -5,9 +5,11 @@ and what it drew counts up to and including the first token that differs from it
 distribution of tokens nor, for a request with a seed or without temperature, the tokens.
 
 Drafts are what followed the sequence's last tokens before (`ngrams`), which is known when the plan is made; or what a draft
-model writes, which the runner asks while it executes the plan.
+model writes, which the runner asks while it executes the plan; or what a layer of the model itself wrote in the step before,
+which came with the tokens of that step (`propose`).
 
-The KV of a draft counts once its token was drawn; the pages of the others are given back (`KVManager.trim`).
+The KV of a draft counts once its token was drawn; the pages of the others are given back (`KVManager.trim`). The states of
+recurrent layers have not seen any drafts, so that the accepted ones are computed again, in the step after.
 """
 
 from collections import Counter
@@ -18,7 +20,7 @@ from typing import NamedTuple, final
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.cost import StepBudget
 from jinfercept.sched.draft_state import Acceptance, DraftState, NgramIndex
-from jinfercept.sched.plan import FROM_DEVICE, FROM_DRAFT_MODEL, Chunk
+from jinfercept.sched.plan import FROM_DEVICE, FROM_DRAFT_MODEL, Chunk, DraftPlan
 from jinfercept.sched.plan_builder import PlanBuilder, SchedulerCounters
 from jinfercept.sched.sequence import Sequence
 
@@ -34,14 +36,16 @@ class SpeculationLimits(NamedTuple):
     Attributes:
         num_drafts: most drafts of a sequence in a step; 0: there are none.
         shortest, longest: tokens of the n-grams that are looked up.
-        pass_share: for drafts of a draft model the seconds of one of its steps, by those of the whole step for as many rows;
-            None: drafts are n-grams.
+        pass_share: for drafts of a model the seconds of one of its steps, by those of the whole step for as many rows; None:
+            drafts are n-grams.
+        by_layer: the model is a layer of the served one.
     """
 
     num_drafts: int
     shortest: int
     longest: int
     pass_share: float | None = None
+    by_layer: bool = False
 
 
 NO_DRAFTS = SpeculationLimits(0, 1, 1)
@@ -140,19 +144,23 @@ class Speculation:
     ) -> None:
         self._limits, self._kv, self._budget = limits, kv, budget
         self._max_model_len, self._counters = max_model_len, counters
+        self._most_known = 1 + limits.num_drafts if kv.has_states else 1  # tokens of a row before its drafts
         self._by_model, self._overall = limits.pass_share is not None, Acceptance()
+        self._coming = False  # the last plan has drafts made
 
     def extend(self, builder: PlanBuilder) -> None:
         """Add drafts to the decode rows of a plan that is complete otherwise, as far as they are expected to pay.
 
         Beside chunks of prompts, drafts only fill the places of the bucket that would stay empty.
         """
+        if self._limits.by_layer:
+            self._plan_layer(builder)
         if builder.stalled:
             return
         decoding = [  # the last tokens of sequences, known to the host
             place
             for place, (_, chunk) in enumerate(builder.chunks)
-            if chunk.sample is not None and len(chunk.tokens) == 1 and chunk.tokens[0] != FROM_DEVICE
+            if chunk.sample is not None and len(chunk.tokens) <= self._most_known and chunk.tokens[-1] != FROM_DEVICE
         ]
         drafted = [(place, drafts) for place in decoding if (drafts := self._draft(builder.chunks[place][0]))]
         if not drafted:
@@ -166,10 +174,10 @@ class Speculation:
         )
         for (place, drafts), depth in zip(drafted, depths, strict=True):
             sequence, chunk = builder.chunks[place]
-            first = chunk.start + 1
-            if depth and self._kv.fetches(sequence.context, chunk.start):
-                depth = 0  # what arrives is written behind the compute, over the drafts
-            depth = self._kv.place(sequence.context, first, first + depth) - first
+            first = chunk.start + len(chunk.tokens)
+            if depth and not self._kv.takes_drafts(sequence.context, chunk.start):
+                depth = 0
+            depth = self._kv.place(sequence.context, first, first + depth, drafts=True) - first
             if depth:
                 builder.chunks[place] = sequence, self._drafted(sequence, chunk, drafts[:depth])
                 builder.query_tokens -= depth
@@ -180,8 +188,34 @@ class Speculation:
             self._overall.forget()
         self._counters.drafted += builder.drafted
 
+    def _plan_layer(self, builder: PlanBuilder) -> None:
+        """Have the layer that drafts write for the next plan, if that is expected to pay there."""
+        sequences, counts, following = list[Sequence](), list[int](), dict[int, int]()
+        for sequence, chunk in builder.chunks:
+            end = chunk.start + len(chunk.tokens)
+            if chunk.sample is None:
+                following[chunk.slot] = sequence.tokens[end]
+            elif count := self._room(sequence, end + 1):
+                sequences.append(sequence)
+                counts.append(count)
+        num_rows, most = len(sequences), self._budget.buckets[-1] - len(sequences)
+        self._coming = bool(sequences) and any(
+            self._depths(sequences, counts, num_rows, num_rows, most, builder.context_tokens, has_passes=True)
+        )
+        if not self._coming:
+            for sequence in sequences:
+                self._state(sequence).acceptance.forget()
+            self._overall.forget()
+        builder.draft = DraftPlan(self._coming, following)
+
+    def propose(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
+        """Drafts of the tokens behind those that a sequence has now."""
+        sequence.drafting = self._state(sequence)._replace(proposed=drafts, num_tokens=len(sequence.tokens))
+
     def waits(self, running: Iterable[Sequence]) -> bool:
         """Whether a plan should wait for the tokens of the step before: drafts that would pay continue the tokens known."""
+        if self._limits.by_layer:
+            return self._coming and any(sequence.pending for sequence in running)
         sequences, counts, num_decoding, context_tokens = list[Sequence](), list[int](), 0, 0
         for sequence in running:
             num_decoding += 1
@@ -216,15 +250,20 @@ class Speculation:
 
     def _draft(self, sequence: Sequence) -> tuple[int, ...]:
         """Drafts that follow the known tokens of a sequence, within its limits; its next token is planned already."""
-        if not sequence.may_draft:
+        if not (count := self._room(sequence, len(sequence.tokens))):
             return ()
-        num_tokens = len(sequence.tokens)
-        room = min(sequence.max_tokens - sequence.generated, self._max_model_len - num_tokens) - 1
-        count = min(self._limits.num_drafts, room)
-        if count <= 0:
-            return ()
-        ngrams = self._state(sequence).ngrams
+        state = self._state(sequence)
+        if self._limits.by_layer:
+            return state.proposed[:count] if state.num_tokens == len(sequence.tokens) else ()
+        ngrams = state.ngrams
         return (FROM_DRAFT_MODEL,) * count if ngrams is None else ngrams.draft(sequence.tokens, count)
+
+    def _room(self, sequence: Sequence, num_tokens: int) -> int:
+        """How many drafts a sequence may have behind so many tokens."""
+        if not sequence.may_draft:
+            return 0
+        to_generate = sequence.max_tokens - sequence.generated - (num_tokens - len(sequence.tokens))
+        return max(0, min(self._limits.num_drafts, min(to_generate, self._max_model_len - num_tokens) - 1))
 
     def _depths(
         self,
@@ -234,6 +273,8 @@ class Speculation:
         query_tokens: int,
         most: int,
         context_tokens: int,
+        *,
+        has_passes: bool = False,
     ) -> list[int]:
         before = self._overall.chance(_MODEL_CHANCE) if self._by_model else _NGRAM_CHANCE
         prospects = [
@@ -242,17 +283,24 @@ class Speculation:
         ]
         cost, bucket = self._budget.cost, self._budget.bucket
 
-        def step_s(tokens: int) -> float:
-            return cost.step_s(bucket(tokens), context_tokens)
+        again = 2 if self._kv.has_states else 1  # accepted drafts are computed again
 
-        share = self._limits.pass_share
-        pass_s = None if share is None else lambda rows: share * cost.step_s(bucket(rows), context_tokens)
+        def step_s(tokens: int) -> float:
+            computed = min(query_tokens + again * (tokens - query_tokens), self._budget.buckets[-1])
+            return cost.step_s(bucket(computed), context_tokens)
+
+        share = self._limits.pass_share  # what the layer wrote is there
+        pass_s = (
+            None
+            if share is None or (self._limits.by_layer and not has_passes)
+            else lambda rows: share * cost.step_s(bucket(rows), context_tokens)
+        )
         return choose_depths(prospects, num_sampled, query_tokens, most, step_s, pass_s)
 
     def _drafted(self, sequence: Sequence, chunk: Chunk, drafts: tuple[int, ...]) -> Chunk:
         """A decode row with drafts."""
         sequence.pending += len(drafts)
-        num_pages = (chunk.start + len(drafts)) // self._kv.page_size + 1
+        num_pages = (chunk.start + len(chunk.tokens) + len(drafts) - 1) // self._kv.page_size + 1
         new_pages = sequence.row.new_pages(sequence.context, num_pages)
         if chunk.new_pages and new_pages:
             new_pages = chunk.new_pages.joined(new_pages)

@@ -25,7 +25,7 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.kv.states import StateSizes
 from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.load import dtype_name
-from jinfercept.models.protocol import ModelDimensions, ServedModel
+from jinfercept.models.protocol import ModelDimensions, ServedModel, num_draft_layers
 from jinfercept.runner.disk_pages import DiskPages
 from jinfercept.runner.hosts.lockstep import LeadingRunner
 from jinfercept.runner.pools import Pool
@@ -43,6 +43,7 @@ from jinfercept.start.memory import MemoryPlan
 from jinfercept.start.served_adapters import ServedAdapters
 from jinfercept.start.several_hosts import disconnect
 from jinfercept.start.side_pools import check_recurrent
+from jinfercept.start.sizing import layer_share
 
 CHANGEABLE = frozenset({*CHOICES, *RestartOptions.__annotations__})
 """Options that no executable depends on."""
@@ -176,6 +177,9 @@ class EngineSetup:
             raise ConfigError(
                 "restart cannot load another draft model", got=drafter, fix=f"{loaded or 'ngram'}, or a new LLM"
             )
+        if config.scheduling.speculation.method == "mtp" and not num_draft_layers(self.model.config):
+            fix = "another method, or a new LLM"
+            raise ConfigError("restart cannot load the layer that drafts (mtp)", got="a model without it", fix=fix)
         drafts, most = config.scheduling.speculation.num_speculative_tokens, self.shape.num_drafts
         if drafts > most:
             raise ConfigError(
@@ -188,11 +192,13 @@ class EngineSetup:
         shape, tokenizer, config, memory_plan = self.shape, self.tokenizer, self.config, self.memory_plan
         model_config, page_size = self.model.config, shape.page_size
         options = config.scheduling
-        limits = _limits(config, shape, self.profile.draft_share)
+        by_layer = options.speculation.method == "mtp"
+        share = layer_share(self.runner.weight_shapes) if by_layer else self.profile.draft_share
+        limits = _limits(config, shape, share)
         profile = self.profile if self.disk is not None else self.profile.without_disk()
         estimator = make_estimator(options.estimator)
         build = plan_scheduler(profile, estimator, options.policy, limits, page_size, options.order)
-        self.runner.drafting = options.speculation.method == "draft_model"
+        self.runner.drafting = options.speculation.method != "ngram"
         kv = KVManager(
             shape.num_pages,
             memory_plan.host_tokens // page_size,
@@ -268,7 +274,7 @@ def chunks(config: EngineConfig, shape: RunnerShape) -> bool:
 
 def _limits(config: EngineConfig, shape: RunnerShape, draft_share: float = 0.0) -> SchedulerLimits:
     options, drafts = config.scheduling, config.scheduling.speculation
-    pass_share = draft_share if drafts.method == "draft_model" else None
+    pass_share = None if drafts.method == "ngram" else draft_share
     return SchedulerLimits(
         shape.buckets,
         shape.max_num_seqs,
@@ -276,7 +282,7 @@ def _limits(config: EngineConfig, shape: RunnerShape, draft_share: float = 0.0) 
         options.max_chunk_tokens,
         options.chunked_prefill,
         options.preemption,  # pyright: ignore[reportArgumentType] # a choice of its option
-        SpeculationLimits(*drafts[1:4], pass_share),
+        SpeculationLimits(*drafts[1:4], pass_share, by_layer=drafts.method == "mtp"),
         options.overload,
     )
 

@@ -11,13 +11,13 @@ import tokenizers
 from jinfercept.chat.tokenizer.load import from_transformers, load_tokenizer
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.config import EngineConfig
-from jinfercept.errors import ConfigError, ModelError, RequestError, shown
+from jinfercept.errors import ConfigError, ModelError, RequestError, refuse_any, shown
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.load import Loaded, bytes_to_load, dtype_name, load, locate
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.model import Model
 from jinfercept.models.model_directory import read_json
-from jinfercept.models.protocol import Params, ServedModel
+from jinfercept.models.protocol import Params, ServedModel, num_draft_layers
 from jinfercept.models.weights.in_memory import initial_params
 from jinfercept.runner.drafting import ModelDrafter
 from jinfercept.runner.runner import ModelRunner
@@ -53,7 +53,10 @@ def load_model(
         return Loaded(served, params, None)
     if params is not None:
         raise ModelError("params need a Model", got=type(model).__name__, fix="pass Model(config), or leave params out")
-    num_bytes = bytes_to_load(model, dtype_name(options.dtype), mesh.size, options.load_format, options.quantization)
+    draft_layer = config.scheduling.speculation.method == "mtp"
+    num_bytes = bytes_to_load(
+        model, dtype_name(options.dtype), mesh.size, options.load_format, options.quantization, draft_layer
+    )
     check_weights(num_bytes, FreeMemory.on(*mesh.local_devices))
     return load(
         model,
@@ -63,7 +66,25 @@ def load_model(
         mesh=mesh,
         quantization=options.quantization,
         activation_dtype=options.activation_dtype,
+        draft_layer=draft_layer,
     )  # pyright: ignore[reportReturnType]
+
+
+def check_draft_layer(config: EngineConfig, model: ServedModel, mesh: ModelMesh, *, across_hosts: bool) -> None:
+    """Raise `ConfigError` for drafts of a layer that the model has not, or that is not served so."""
+    if config.scheduling.speculation.method != "mtp":
+        return
+    what = "the method mtp of speculative_config does not work here"
+    refuse_any(
+        what,
+        (
+            not num_draft_layers(model.config),
+            f"a {model.config.family} without a layer that drafts",
+            "a checkpoint by name",
+        ),
+        (across_hosts, "several hosts", "the method ngram, or one host"),
+        (mesh.size > 1, f"{mesh.size} devices", "the method ngram, or one device"),
+    )
 
 
 def load_draft_model(

@@ -1,7 +1,7 @@
 """What a start settles for layers that keep more or less than pages of all tokens: how many states recurrent layers have, and
 whether layers with a window have a pool of pages of their own.
 
-A state is of all tokens of a context up to one place, so that no draft is taken back. Pages on a disk would lack the states.
+A state is of all tokens of a context up to one place. Pages on a disk would lack the states.
 In a pool of their own, layers with a window have the pages of a context's window only, and a context is kept whole or not at
 all (`kv/windows.py`).
 """
@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError, refuse_any
 from jinfercept.kv.windows import WindowSizes
+from jinfercept.models.delta_rule import BLOCK_TOKENS
 from jinfercept.models.protocol import (
     ModelDimensions,
     ServedModel,
@@ -79,13 +80,13 @@ def check_recurrent(config: EngineConfig, model: ServedModel, draft: ServedModel
             got=draft.config.family,
             fix="take one of another family",
         )
+    if draft is not None and states_of(draft):
+        raise ConfigError(
+            "a draft model must not have recurrent layers",
+            got=draft.config.family,
+            fix="take one with attention in all layers",
+        )
     if not states_of(model):
-        if draft is not None and states_of(draft):
-            raise ConfigError(
-                "a draft model must not have recurrent layers",
-                got=draft.config.family,
-                fix="take one with attention in all layers",
-            )
         if config.cache.num_states is not None:
             raise ConfigError(
                 "the model has no recurrent layers",
@@ -93,10 +94,10 @@ def check_recurrent(config: EngineConfig, model: ServedModel, draft: ServedModel
                 fix="leave num_states out",
             )
         return
-    speculation = config.scheduling.speculation
+    most, num_drafts = (BLOCK_TOKENS - 1) // 2, config.scheduling.speculation.num_speculative_tokens
     refuse_any(
         "models with recurrent layers cannot be served with this option",
-        (draft is not None or speculation.num_speculative_tokens > 0, "speculative_config", "no drafts"),
+        (num_drafts > most, f"{num_drafts} draft tokens", f"num_speculative_tokens of {most} at most"),
         (config.cache.kv_disk is not None, "kv_disk", "no disk tier"),
     )
     log.info("recurrent layers: contexts are kept whole, or computed again from a state behind their first tokens on")

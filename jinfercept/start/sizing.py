@@ -107,8 +107,17 @@ def _routed_experts(model: ServedModel, config: EngineConfig) -> int:
 
 def draft_shape(draft: ServedModel, served: ServedModel, shape: RunnerShape) -> RunnerShape:
     layers = min(shape.layers_per_step, draft.config.num_layers)
-    none = {"num_drafts": 0, "num_adapters": 0, "routed_experts": 0, "num_window_pages": 0}
+    none = {"num_drafts": 0, "num_adapters": 0, "routed_experts": 0, "num_window_pages": 0, "num_states": 0}
     return replace(shape, layers_per_step=layers, drafts_for=served.config.vocab_size, **none)
+
+
+def layer_share(params: Params) -> float:
+    """Bytes that the layer that drafts and the head have, by those of all layers and the head."""
+    own, head, others = (
+        sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(block))
+        for block in (params.layers[-1], params.head, params.layers[:-1])
+    )
+    return (own + head) / (own + head + others)
 
 
 def profile_settings(

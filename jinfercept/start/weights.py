@@ -16,7 +16,7 @@ from jinfercept.models.adapted import is_adapted, without_adapters
 from jinfercept.models.adapters import AdapterWeights, with_matrices_of
 from jinfercept.models.load import dtype_name, lazy_params
 from jinfercept.models.mesh import ModelMesh
-from jinfercept.models.protocol import Params, ServedModel
+from jinfercept.models.protocol import Params, ServedModel, num_draft_layers
 from jinfercept.models.weights.in_memory import Replacement, blocks_of, ties_of
 from jinfercept.models.weights.named import NameFilter, WeightTree, made, params_by_name
 from jinfercept.request import Adapter
@@ -248,7 +248,9 @@ class WeightControls:
         if mode is None:
             engine.check_idle("take new weights")
         with engine.changing_weights("to take new weights"):
-            tree = _read(params, engine.setup.config.model.dtype) if isinstance(params, str | Path) else params
+            setup, drafts = engine.setup, num_draft_layers(engine.setup.model.config) > 0
+            dtype = setup.config.model.dtype
+            tree = _read(params, dtype, draft_layer=drafts) if isinstance(params, str | Path) else params
             new = weights.replacement(tree, names, only)
             if mode is None and weights.level is None:
                 engine.start_over(new)
@@ -371,13 +373,13 @@ class WeightControls:
             return setup.room.table.put(Adapter(name, slot, weights.digest, source))
 
 
-def _read(source: str | Path, dtype: str) -> Params:
+def _read(source: str | Path, dtype: str, *, draft_layer: bool) -> Params:
     """The weights of a checkpoint, all of which can be read. Where the device is this CPU, each is read again when it is
     written, so that the weights are in memory once; elsewhere they are in the host's memory."""
     if not Path(source).exists():
         raise ModelError("there is no such checkpoint", got=str(source), fix="name a directory or a .gguf file")
     host = ModelMesh((jax.local_devices(backend="cpu")[0],))
-    weights = lazy_params(source, dtype_name(dtype), host)
+    weights = lazy_params(source, dtype_name(dtype), host, draft_layer=draft_layer)
     if jax.default_backend() != "cpu":
         return made(weights)
     for weight in jax.tree.leaves(weights):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from jinfercept.chat.text_stream import TextStream
 from jinfercept.events import Finished, Token
+from jinfercept.kv.states import NO_STATES, StateSizes
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
@@ -30,7 +31,8 @@ def run(
 ) -> tuple[dict[str, RequestOutput], FakeRunner, Any]:
     """Outputs, the runner with its plans, and the scheduler's counters."""
     write = options.pop("write", copying_token)
-    runner = FakeRunner(4, BUCKETS, write=write, draft=options.pop("draft", None))
+    has_states = options.get("states", NO_STATES).num_states > 0
+    runner = FakeRunner(4, BUCKETS, write=write, draft=options.pop("draft", None), has_states=has_states)
     engine = serve(
         POLICIES[policy](), runner=runner, buckets=BUCKETS, speculation=speculation, link_tokens_per_s=800.0, **options
     )
@@ -55,14 +57,18 @@ REQUESTS = st.lists(
     policy=st.sampled_from(sorted(POLICIES)),
     depth=st.sampled_from([0, 1]),
     limits=st.builds(
-        lambda most, short, more, share: SpeculationLimits(most, short, short + more, share),
+        lambda most, short, more, share, layer: SpeculationLimits(
+            most, short, short + more, share, by_layer=layer and share is not None
+        ),
         st.integers(1, 7),
         st.integers(1, 3),
         st.integers(0, 2),
         st.sampled_from([None, 0.0, 0.2]),
+        st.booleans(),
     ),
     pages=st.tuples(st.integers(14, 24), st.integers(0, 8)),
     latency_s=st.sampled_from([0.0, 0.3]),
+    states=st.sampled_from([NO_STATES, StateSizes(4, 0, 3), StateSizes(7, 8, 3)]),
 )
 def test_drafts_change_no_token_and_no_end(
     described: list[tuple[list[int], int, dict[int, list[int]], int | None]],
@@ -71,6 +77,7 @@ def test_drafts_change_no_token_and_no_end(
     limits: SpeculationLimits,
     pages: tuple[int, int],
     latency_s: float,
+    states: StateSizes,
 ) -> None:
     requests = [
         request(
@@ -90,6 +97,7 @@ def test_drafts_change_no_token_and_no_end(
             depth=depth,
             num_pages=pages[0],
             num_host_pages=pages[1],
+            states=states,
             latency=lambda call: latency_s,
         )
         ends.append(

@@ -12,11 +12,17 @@ NUM_STATES, HEADS, GROUP, KEYS, VALUES, TAPS = 8, 2, 3, 4, 5, 4
 LONG = BLOCK_TOKENS + 7
 
 
-def rows_of(chunks: list[tuple[int, int, int]], num_rows: int, sources: dict[int, int] | None = None) -> StateRows:
+def rows_of(
+    chunks: list[tuple[int, int, int]],
+    num_rows: int,
+    sources: dict[int, int] | None = None,
+    drafts: dict[int, int] | None = None,
+) -> StateRows:
     """Rows of chunks, each with its slot, its first position and its length; those of one token come first.
 
     Args:
         sources: the slots that are read, by those that are written, where they differ.
+        drafts: how many tokens of a row are drafts, by the slots that are written.
     """
     lengths = [length for _, _, length in chunks] + [0] * (num_rows - len(chunks))
     slots = [slot for slot, _, _ in chunks] + [0] * (num_rows - len(chunks))
@@ -27,6 +33,7 @@ def rows_of(chunks: list[tuple[int, int, int]], num_rows: int, sources: dict[int
     return StateRows(
         jnp.array(slots, jnp.int32),
         jnp.array(read, jnp.int32),
+        jnp.array([(drafts or {}).get(slot, 0) for slot in slots], jnp.int32),
         jnp.array(starts),
         jnp.array(ends, jnp.int32),
         num_decode,
@@ -85,6 +92,27 @@ def test_rows_compute_what_their_tokens_do_one_after_the_other(
     np.testing.assert_allclose(behind, expected_behind, atol=2e-5)
     others = [slot for slot in range(NUM_STATES) if slot not in {slot for slot, _, _ in chunks}]
     np.testing.assert_array_equal(behind[jnp.array(others)], states[others])
+
+
+def test_the_state_behind_a_row_has_not_seen_its_drafts() -> None:
+    chunks, drafts = [(1, 7, 1), (2, 5, 4), (3, 0, 3), (4, 9, LONG), (5, 2, 6)], {2: 3, 3: 1, 5: 5}
+    inputs, num_tokens = drawn(14 + LONG, 1), 14 + LONG
+    states = np.random.default_rng(1).standard_normal((NUM_STATES, HEADS, GROUP, KEYS, VALUES)).astype(np.float32)
+    rows = rows_of(chunks, len(chunks) + 1, drafts=drafts)
+    read, behind = jax.jit(gated_delta_rule)(inputs, jnp.asarray(states), rows)
+    expected_read, whole = one_by_one(inputs, states, chunks)
+    np.testing.assert_allclose(read[:num_tokens], expected_read, atol=2e-5)
+    x = jnp.asarray(np.random.default_rng(2).standard_normal((num_tokens, 2, 3)), jnp.float32)
+    taps, tokens = jnp.ones((TAPS, 2, 3)), jnp.zeros((NUM_STATES, TAPS - 1, 2, 3))
+    seen_tokens, start = causal_convolution(x, taps, tokens, rows)[1], 0
+    for slot, first, length in chunks:
+        kept = length - drafts.get(slot, 0)
+        part = DeltaInputs(*(field[start : start + kept] for field in inputs))
+        alone = whole if kept == length else one_by_one(part, states, [(slot, first, kept)])[1]
+        np.testing.assert_allclose(behind[slot], alone[slot], atol=2e-5)
+        of_row = causal_convolution(x[start : start + kept], taps, tokens, rows_of([(slot, first, kept)], 1))[1]
+        np.testing.assert_array_equal(seen_tokens[slot], of_row[slot])
+        start += length
 
 
 def test_many_decode_rows_are_computed_in_turns() -> None:

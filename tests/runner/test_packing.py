@@ -178,7 +178,7 @@ def test_without_adapters_windows_and_states_a_step_uploads_nothing_for_them() -
     assert few < 8 * ALIGNED
     assert packed_size(shape._replace(num_adapters=2)) - few < 2 * ALIGNED
     for further in ({"has_states": True}, {"window": 10}):
-        assert 0 < packed_size(shape._replace(**further)) - few < 3 * ALIGNED
+        assert 0 < packed_size(shape._replace(**further)) - few < 4 * ALIGNED
 
 
 def test_every_part_begins_where_a_kernel_may_read_it_in_place() -> None:

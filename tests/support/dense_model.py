@@ -54,6 +54,11 @@ def dense(params: Params) -> Params:
 
 def logits(model: ServedModel, params: Params, tokens: Int[Array | np.ndarray, "T"]) -> Float32[Array, "T V"]:
     """Logits after every token of one sequence."""
+    return jax.jit(model.head)(params.head, hidden(model, params, tokens))
+
+
+def hidden(model: ServedModel, params: Params, tokens: Int[Array | np.ndarray, "T"]) -> Float[Array, "T E"]:
+    """The last layer's output for every token of one sequence."""
     x = model.embed(params.embed, jnp.asarray(tokens), jnp.arange(len(tokens)))
     kinds = kinds_of(model) or (None,) * len(params.layers)
     written = list[KV]()
@@ -61,7 +66,7 @@ def logits(model: ServedModel, params: Params, tokens: Int[Array | np.ndarray, "
         source = getattr(kind, "kv_from", None)
         x, kv = _layer(model, kind, layer, x, None if source is None else written[source])
         written.append(kv)
-    return jax.jit(model.head)(params.head, x)
+    return x
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -76,7 +81,8 @@ def _layer(
         )  # a row begins with zeros
         length = jnp.array([len(x)])
         rows = StateRows(
-            jnp.array([1]), jnp.array([1]), jnp.array([0, len(x)]), length, (length[0] == 1).astype(jnp.int32)
+            *(jnp.array([1]), jnp.array([1]), jnp.array([0]), jnp.array([0, len(x)]), length),
+            (length[0] == 1).astype(jnp.int32),
         )
         return layer(params, x, positions, states, rows)[0], None  # pyright: ignore[reportArgumentType]
     return layer(params, x, positions, kv, dense_attend)

@@ -7,8 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Masks, NewPages, StepPlan, StepResult, WindowCopies, WindowEntries
+from jinfercept.sched.speculation import kept
 
 VOCAB = 97
+MOST_DRAFTS = 7
+"""That a layer writes behind a draw."""
 """Token ids of the fake model are below it."""
 
 
@@ -197,7 +200,7 @@ class FakeRunner:
             token if sample.forced is None else sample.forced for token, sample in zip(drawn, samples, strict=True)
         ]
         self.last |= {slot: token for (slot, _), token in zip(forward, tokens, strict=True)}
-        return StepResult(tuple(tokens), 0.0)
+        return StepResult(tuple(tokens), 0.0, drafts=self._drafts_behind(forward, tokens))
 
     def submit(self, plan: StepPlan) -> StepResult:
         """Both phases of a plan without constrained rows."""
@@ -206,12 +209,25 @@ class FakeRunner:
     def collect(self, ticket: StepResult) -> StepResult:
         return ticket
 
+    def _drafts_behind(self, forward: list[tuple[int, list[int]]], tokens: list[int]) -> tuple[tuple[int, ...], ...]:
+        """What a layer drafts behind the draws of every sampled chunk that count."""
+        plan, drafts, place = self.plans[-1], list[tuple[int, ...]](), 0
+        for chunk in plan.chunks if plan.draft.drafts else ():
+            if chunk.sample is not None:
+                drawn = tuple(tokens[place : place + 1 + chunk.num_drafts])
+                last = kept(chunk.drafts, drawn) - 1
+                drafts.append(self._guessed([*forward[place + last][1], drawn[last]], MOST_DRAFTS))
+                place += len(drawn)
+        return tuple(drafts)
+
     def _draft(self, chunk: Chunk) -> tuple[int, ...]:
-        context = [*self.pages.read(chunk.slot, 0, chunk.start), chunk.tokens[0]]
-        for _ in range(chunk.num_drafts):
+        return self._guessed([*self.pages.read(chunk.slot, 0, chunk.start), *chunk.known], chunk.num_drafts)
+
+    def _guessed(self, context: list[int], number: int) -> tuple[int, ...]:
+        for _ in range(number):
             likely = self.draft(context, None)
             context.append(likely if next_token(context) % 3 else (likely + 1) % VOCAB)
-        return tuple(context[-chunk.num_drafts :])
+        return tuple(context[-number:])
 
     def _with_drafts(self, chunk: Chunk) -> Chunk:
         drafts = self.drafted.get(chunk.slot, chunk.drafts)
@@ -228,7 +244,7 @@ class FakeRunner:
                 if self.window is not None:
                     self.window_pages.write(chunk.slot, position, token)
         if self.has_states:
-            self.states.compute([(c, self.pages.read(c.slot, 0, c.start + len(c.tokens))) for c in plan.chunks])
+            self.states.compute([(c, self.pages.read(c.slot, 0, c.start + len(c.known))) for c in plan.chunks])
         contexts = []
         for chunk in plan.chunks:
             end = chunk.start + len(chunk.tokens)

@@ -67,10 +67,12 @@ class WindowBatch(NamedTuple):
 
 
 class StateSlots(NamedTuple):
-    """Slots of the rows' states of recurrent layers: those that they write, and those that they read."""
+    """Slots of the rows' states of recurrent layers, those that they write and those that they read, and how many tokens of
+    every row are drafts."""
 
     slots: Int[Array, "S"]
     sources: Int[Array, "S"]
+    num_drafts: Int[Array, "S"]
 
 
 class Batch(NamedTuple):
@@ -92,6 +94,10 @@ class Batch(NamedTuple):
     states: Any = None  # `StateSlots`, where the model has recurrent layers
     adapters: Any = None  # of every token, [T], from 1 on, 0: none; where the model has room for adapters
     window: Any = None  # `WindowBatch`, where layers with a window have a pool of their own
+
+    following: Any = (
+        None  # the token behind every token, [T], where a layer drafts; `FROM_DEVICE`: it is drawn in this step
+    )
 
     @property
     def of_windows(self) -> "Batch":

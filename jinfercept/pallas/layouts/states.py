@@ -34,10 +34,13 @@ class StateRows(NamedTuple):
     Attributes:
         slots: that rows write.
         sources: that they read.
+        num_drafts: the last tokens of every row that are drafts. The state that a row writes has not seen them, since they may
+            be refused; those that were accepted come again in the next step.
     """
 
     slots: Int[Array, "S"]
     sources: Int[Array, "S"]
+    num_drafts: Int[Array, "S"]
     query_starts: Int[Array, "S1"]
     context_lens: Int[Array, "S"]
     num_decode: Int[Array, ""]
@@ -46,6 +49,11 @@ class StateRows(NamedTuple):
     def lengths(self) -> Int[Array, "S"]:
         """Query tokens of every row."""
         return self.query_starts[1:] - self.query_starts[:-1]
+
+    @property
+    def seen(self) -> Int[Array, "S"]:
+        """Query tokens of every row that the state behind it has seen."""
+        return self.lengths - self.num_drafts
 
     @property
     def begin(self) -> Bool[Array, "S"]:
@@ -77,9 +85,9 @@ def causal_convolution(
     Returns:
         The sums in x's dtype, and the state behind the rows.
     """
-    num_before, lengths, starts = state.shape[1], rows.lengths, rows.query_starts[:-1]
+    num_before, num_rows, starts = state.shape[1], len(rows.slots), rows.query_starts[:-1]
     before = rows.read(state)
-    row = jnp.clip(jnp.searchsorted(rows.query_starts[1:], jnp.arange(len(x)), side="right"), max=len(lengths) - 1)
+    row = jnp.clip(jnp.searchsorted(rows.query_starts[1:], jnp.arange(len(x)), side="right"), max=num_rows - 1)
     place = jnp.arange(len(x)) - starts[row]
 
     def tokens(row: Int[Array, "M"], place: Int[Array, "M"]) -> Float[Array, "M *channels"]:
@@ -89,6 +97,6 @@ def causal_convolution(
 
     wide = [tokens(row, place - num_before + tap).astype(jnp.float32) * taps[tap][None] for tap in range(num_before)]
     summed = sum(wide, start=x.astype(jnp.float32) * taps[num_before][None])
-    every_row = jnp.arange(len(lengths))
-    behind = [tokens(every_row, lengths - num_before + index) for index in range(num_before)]
+    every_row = jnp.arange(num_rows)
+    behind = [tokens(every_row, rows.seen - num_before + index) for index in range(num_before)]
     return summed.astype(x.dtype), rows.write(state, jnp.stack(behind, axis=1))

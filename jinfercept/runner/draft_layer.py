@@ -1,0 +1,200 @@
+"""The layer that drafts (multi-token prediction): behind a step's draws it reads every token of the step with the one after it,
+keeps keys and values of its own for them, and writes drafts of the tokens behind the draws.
+
+Its pages are those of one more layer of the model's pool: they move and are shared with the others. What it has of a page's
+last token depends on the token behind the page, which may be another one in a context that shares the page: that costs accepted
+drafts, and no exactness. It drafts with the temperature and the random numbers of the request's own draws.
+
+Drafts behind the first one are computed a token of each row at a time. What the layer keeps for these is overwritten in the
+next step. It has no place behind the row's last page: such a token sees only those before it.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jinfercept.errors import ConfigError
+from jinfercept.models.adapted import for_rows
+from jinfercept.models.mesh import EVERYWHERE, over_devices, specs_of
+from jinfercept.models.model import Model
+from jinfercept.models.protocol import Params, Weights
+from jinfercept.pallas.layouts.pages import OUT_OF_RANGE, Batch
+from jinfercept.runner.executables import Executables
+from jinfercept.runner.layer_attention import step_attention
+from jinfercept.runner.logits_processors import SampleRows
+from jinfercept.runner.packing import CommonShape, PackedShape, in_place
+from jinfercept.runner.packing_samples import unpack_samples
+from jinfercept.runner.sampling import sample
+
+Step = tuple[int, bool]
+
+
+class DraftRows(NamedTuple):
+    """Where rows draft.
+
+    Attributes:
+        tokens: behind every token of the step.
+        last: of every row, the token behind whose successor it drafts; the number of tokens if it drafts nothing.
+        draw: of every row, the sampled row of that token.
+    """
+
+    tokens: Int[Array, "T"]
+    last: Int[Array, "S"]
+    draw: Int[Array, "S"]
+
+
+def add_draft_layer(
+    run: Executables,
+    model: Model,
+    params: Params,
+    steps: Mapping[Step, PackedShape],
+    x_by_size: Mapping[int, jax.ShapeDtypeStruct],
+    pages: Any,
+    common_shape: CommonShape,
+    row_counts: tuple[int, ...],
+    upload_sizes: Mapping[Step, int],
+    num_drafts: int,
+    num_drawn: int | None,
+) -> None:
+    """Add the executables of the layer, three for each step: `draft rows`, `draft layer` and `drafts`.
+
+    Args:
+        params: arrays, or shapes with shardings.
+        steps: the packed sizes, see `steps.step_shapes`.
+        x_by_size: the shape of the last layer's output, by tokens of the bucket.
+        pages: of the layer, an array or its shape.
+        row_counts: numbers of sampled rows.
+        upload_sizes: numbers of each step's upload.
+        num_drafts: that are written behind each draw.
+        num_drawn: see `RunnerShape`.
+    """
+    if num_drafts > 1 and any(shape.cut is not None for shape in steps.values()):
+        fix = "num_speculative_tokens of 1"
+        raise ConfigError("this attention computes one draft of a layer in a step (mtp)", got=num_drafts, fix=fix)
+    home = jax.tree.leaves(x_by_size)[0].sharding
+    ints: Any = partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=home)
+    common, weights = ints((common_shape.size,)), (params.layers[-1], params.embed, params.head)
+    for step, shape in steps.items():
+        x, upload = x_by_size[step[0]], ints((upload_sizes[step],))
+        for count in [count for count in row_counts if count <= step[0]]:
+            arguments = upload, common, ints((count,))
+            run.add(
+                ("draft rows", step, count), over_devices(partial(_rows, shape, common_shape), arguments), *arguments
+            )
+        rows = DraftRows(*map(ints, ((shape.num_tokens,), (shape.num_rows,), (shape.num_rows,))))
+        arguments = *weights, x, rows, pages, upload
+        out = EVERYWHERE, specs_of(pages)
+        run.add(
+            ("draft layer", step), over_devices(partial(_layer, model, shape), arguments, out), *arguments, donate=(5,)
+        )
+        arguments = *arguments, common
+        drafts = partial(_drafts, model, shape, common_shape, num_drafts, num_drawn)
+        run.add(("drafts", step), over_devices(drafts, arguments, out), *arguments, donate=(5,))
+
+
+def _rows(
+    shape: PackedShape,
+    common_shape: CommonShape,
+    upload: Int[Array, "upload"],
+    common: Int[Array, "common"],
+    drawn: Int[Array, "R"],
+) -> DraftRows:
+    """What follows every token: the token drawn there, else the one in the upload."""
+    batch, size = in_place(upload, shape), shape.num_tokens
+    draws = unpack_samples(common_shape.samples(common, len(drawn)))
+    place = jnp.where(draws.position > 0, draws.token_index, size)  # padding draws at position 0
+    draw = jnp.full(size, -1).at[place].set(jnp.arange(len(drawn)), mode="drop")
+    is_drawn = draw >= 0
+    following = jnp.maximum(jnp.where(is_drawn, drawn[draw], batch.following), 0)  # 0 where none could be drawn
+    row = jnp.searchsorted(batch.query_starts[1:], jnp.arange(size), side="right", method="compare_all")
+    has_draft = jnp.append(row[1:] == row[:-1], jnp.zeros(1, bool))
+    is_last = is_drawn & ~(has_draft & (jnp.roll(batch.tokens, -1) == following))
+    last = jnp.full(shape.num_rows, size).at[jnp.where(is_last, row, shape.num_rows)].min(jnp.arange(size), mode="drop")
+    return DraftRows(following, last, draw.at[last].get(mode="clip"))
+
+
+def _layer(
+    model: Model,
+    shape: PackedShape,
+    weights: Weights,
+    embed: Weights,
+    head: Weights,
+    x: Float[Array, "T E"],
+    rows: DraftRows,
+    pages: Any,
+    upload: Int[Array, "upload"],
+) -> tuple[Float[Array, "T E"], Any]:
+    """The layer's output for every token of the step, and its pages."""
+    batch = in_place(upload, shape)
+    with jax.named_scope("draft"):
+        return _computed(model, shape, weights, embed, x, head["norm"], rows.tokens, pages, batch)
+
+
+def _drafts(
+    model: Model,
+    shape: PackedShape,
+    common_shape: CommonShape,
+    num_drafts: int,
+    num_drawn: int | None,
+    weights: Weights,
+    embed: Weights,
+    head: Weights,
+    x: Float[Array, "T E"],
+    rows: DraftRows,
+    pages: Any,
+    upload: Int[Array, "upload"],
+    common: Int[Array, "common"],
+) -> tuple[Int[Array, "S drafts"], Any]:
+    """The drafts of every row, from the layer's output `x`, and its pages."""
+    batch = in_place(upload, shape)
+    page_size, num_rows = pages.shape[1], shape.num_rows
+    norm, drafts, own_shape = weights["draft_norm"], [], shape._replace(num_tokens=num_rows, joined=False)
+    draws = unpack_samples(common_shape.samples(common, common_shape.num_rows))
+    draws = SampleRows(*(field[rows.draw] for field in draws))
+    position = batch.positions.at[rows.last].get(mode="clip")
+    room = -(-batch.context_lens // page_size) * page_size  # tokens that the row's pages have room for
+    x, every_row = x.at[rows.last].get(mode="clip"), jnp.arange(num_rows)
+    for number in range(num_drafts):
+        with jax.named_scope(f"draft{number}"):
+            logits = model.head({**head, "norm": norm}, x)[:, :num_drawn]
+            tokens, _ = sample(logits, draws._replace(position=draws.position + 1 + number), "drawn")
+            drafts.append(tokens := jnp.maximum(tokens, 0))
+            if number == num_drafts - 1:
+                break
+            position = position + 1
+            is_kept = (rows.last < shape.num_tokens) & (position < room)
+            page = batch.page_tables[every_row, jnp.where(is_kept, position // page_size, 0)]
+            each = Batch(
+                tokens=tokens,
+                positions=position,
+                write_index=jnp.where(is_kept, page * page_size + position % page_size, OUT_OF_RANGE + every_row),
+                query_starts=jnp.arange(num_rows + 1),
+                context_lens=jnp.minimum(position + 1, jnp.maximum(room, 1)),
+                page_tables=batch.page_tables,
+                num_decode=jnp.asarray(num_rows, jnp.int32),
+                adapters=None if batch.adapters is None else batch.adapters.at[rows.last].get(mode="clip"),
+            )
+            x, pages = _computed(model, own_shape, weights, embed, x, norm, tokens, pages, each)
+    return jnp.stack(drafts, axis=1), pages
+
+
+def _computed(
+    model: Model,
+    shape: PackedShape,
+    weights: Weights,
+    embed: Weights,
+    x: Float[Array, "T E"],
+    norm: Float[Array, "E"],
+    following: Int[Array, "T"],
+    pages: Any,
+    batch: Batch,
+) -> tuple[Float[Array, "T E"], Any]:
+    if batch.adapters is not None:
+        (weights,) = for_rows((weights,), batch.adapters, shape.num_adapters)
+    inputs = model.draft_inputs(weights, model.embed(embed, following, batch.positions), x, norm)
+    attend = step_attention(shape, batch, [], model.config.num_kv_heads)
+    return model.layer(weights, inputs, batch.positions, pages, attend, kind=model.layer_kinds[-1])

@@ -1,0 +1,74 @@
+"""What the layers of a step call for attention: it writes keys and values into the pages, then attends to them."""
+
+from jaxtyping import Array, Float, Int
+
+from jinfercept.models.attention import paged_attention
+from jinfercept.models.blocks import Attend
+from jinfercept.pallas.gpu_kernels import joined_attention
+from jinfercept.pallas.layouts.interleaved import with_padded_heads
+from jinfercept.pallas.layouts.pages import Batch, KVPages, write_kv
+from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
+from jinfercept.pallas.rotation import Rotation
+from jinfercept.runner.packing import PackedShape
+
+
+def step_attention(
+    shape: PackedShape, step: Batch, noted: list[Int[Array, "T C"]], num_kv_heads: int
+) -> Attend[KVPages]:
+    """What layers with so many KV heads on a device call for attention: it writes keys and values, and notes experts in the
+    list if they are wanted."""
+
+    def attend(
+        q: Float[Array, "T H D"],
+        k: Float[Array, "T K D"] | None,
+        v: Float[Array, "T K D"] | None,
+        pages: KVPages,
+        scoring: Scoring = PLAIN,
+    ) -> tuple[Float[Array, "T H D"], KVPages]:
+        if k is not None and v is not None:
+            pages = write_kv(pages, k, v, step.write_index)
+        scoring = scoring.within(shape.pages_per_row * pages.shape[1])
+        queries = with_padded_heads(q, num_kv_heads, pages)
+        attended = paged_attention(
+            queries, pages, step, scoring=scoring, implementation=shape.attention, decode_only=shape.decode_only
+        )
+        return (attended if queries is q else attended[:, : q.shape[1]]), pages
+
+    if shape.joined:
+        return _JoinedAttend(attend, step, noted)
+    return _NotingAttend(attend, noted) if shape.routed_experts else attend
+
+
+class _NotingAttend:
+    """Attention that collects the experts of every layer."""
+
+    def __init__(self, attend: Attend[KVPages], noted: list[Int[Array, "T C"]]) -> None:
+        self._attend, self._noted = attend, noted
+
+    def __call__(
+        self,
+        q: Float[Array, "T H D"],
+        k: Float[Array, "T K D"] | None,
+        v: Float[Array, "T K D"] | None,
+        pages: KVPages,
+        scoring: Scoring = PLAIN,
+    ) -> tuple[Float[Array, "T H D"], KVPages]:
+        return self._attend(q, k, v, pages, scoring)
+
+    def note_experts(self, experts: Int[Array, "T C"]) -> None:
+        self._noted.append(experts)
+
+
+class _JoinedAttend(_NotingAttend):
+    """Attention of decode rows that also rotates queries and keys itself; a model that rotates them calls it as any other."""
+
+    def __init__(self, attend: Attend[KVPages], batch: Batch, noted: list[Int[Array, "T C"]]) -> None:
+        super().__init__(attend, noted)
+        self._batch, self._counts = batch, None
+
+    def joined(
+        self, qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages
+    ) -> tuple[Float[Array, "T H D"], KVPages]:
+        # a layer's kernel leaves its counts as the next one's needs them: the step fills them with zeros once
+        out, pages, self._counts = joined_attention(qkv, rotation, pages, self._batch, self._counts)
+        return out, pages
