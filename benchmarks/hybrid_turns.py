@@ -27,11 +27,11 @@ from rich.console import Console
 from benchmarks.servers import child_server
 from jinfercept.calls import Call, Tool
 from jinfercept.chat.detector import ScriptedDetector
-from jinfercept.cli.options import Maybe
+from jinfercept.cli.options import Maybe, Switch
 from jinfercept.errors import ConfigError
 from jinfercept.llm import LLM
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sim.reports import write_json
+from jinfercept.sim.reports import check_outputs, write_json
 from jinfercept.sim.tables import check_least, plain_table, show
 from studies.plots import check_drawing
 
@@ -383,7 +383,7 @@ class HybridTurns:
     """of each answer"""
     seed: int = 0
     """of the tokens"""
-    no_server: bool = False
+    no_server: Switch = False
     """leave out what is measured over HTTP"""
     vllm_python: Maybe[str] = None
     """interpreter that has vLLM's CPU build"""
@@ -398,6 +398,10 @@ class HybridTurns:
         """Measure; returns 1 if an answer differs from that of the model without a cache."""
         if self.plot is not None:
             check_drawing(self.plot)
+        check_outputs((("--json", self.json), ("--plot", self.plot)))
+        for flag, python in (("--vllm-python", self.vllm_python), ("--llama-cpp-python", self.llama_cpp_python)):
+            if python is not None and shutil.which(python) is None:
+                raise ConfigError(f"{flag} is no program", got=python, fix="name the bin/python of an environment")
         check_least("--turns", self.turns, 4)
         shape = Shape(self.first_tokens, self.new_tokens, self.answer_tokens, self.turns)
         check_least("--first-tokens", min(shape), 5)

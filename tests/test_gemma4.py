@@ -115,6 +115,16 @@ def test_a_wrapper_that_reads_images_has_the_model_that_reads_text(tmp_path: Pat
     jax.tree.map(np.testing.assert_array_equal, given.params, expected.params)
 
 
+def test_heads_are_those_of_every_layer_in_models_of_ten_and_more() -> None:
+    """transformers names ten and more layers with two digits, as the published models have them."""
+    config = json.loads((GOLDEN / "gemma4_e2b" / "config.json").read_text())
+    del config["per_layer_config"]
+    types = [*["sliding_attention"] * 4, "full_attention"] * 7
+    sizes = {"num_hidden_layers": 35, "num_kv_shared_layers": 20, "global_head_dim": 16}
+    kinds = config_from_hf(config | sizes | {"layer_types": types}).kinds
+    assert [kind.head_dim for kind in kinds] == [*[8] * 4, None] * 7
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -127,6 +137,7 @@ def test_a_wrapper_that_reads_images_has_the_model_that_reads_text(tmp_path: Pat
         ({"num_kv_shared_layers": 5}, "num_kv_shared_layers"),
         ({"hidden_activation": "silu"}, "hidden_activation"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"enable_moe_block": True}, "num_experts, top_k_experts, moe_intermediate_size"),
     ],
 )
 def test_keys_that_change_numbers_and_are_not_understood_are_refused(changes: dict[str, Any], words: str) -> None:

@@ -42,7 +42,7 @@ class MeasureProfile:
         if self.out:
             measured.save(self.out)
             flag = f"--profile {self.out}"
-            console.print(f"written to {self.out}: jinfercept run {flag}, jinfercept simulate {flag}")
+            console.print(f"written to {self.out}: jinfercept serve MODEL {flag}, jinfercept simulate {flag}")
         return 0
 
 

@@ -226,9 +226,9 @@ class Simulate:
         if self.agents_within_limits and not self._plays_sessions:
             got, fix = self.trace or f"--workload {self.workload}", "--trace agents, or a file of sessions"
             raise ConfigError("--agents-within-limits needs a trace of sessions", got=got, fix=fix)
-        if self.agents_within_limits and self._warm_up_s >= self.duration:
+        if self._warm_up_s >= self.duration:
             got = f"--warm-up {self._warm_up_s:g}, --duration {self.duration:g}"
-            raise ConfigError("no turn would count", got=got, fix="a --warm-up below --duration")
+            raise ConfigError("nothing that arrives would count", got=got, fix="a --warm-up below --duration")
         if self.agents_within_limits and self.decisions is not None:
             fix = "leave out --decisions; --json writes all that was tried"
             raise ConfigError("--agents-within-limits and --decisions cannot be combined", got="both", fix=fix)

@@ -309,7 +309,8 @@ def _kinds(config: Mapping[str, Any], name: str, near: RopeConfig | None) -> tup
 def _sizes_by_type(config: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """The head dim and the KV heads of Gemma 4's layers of each type, which transformers has by layer."""
     usual = {key: config[key] for key in ("head_dim", "num_key_value_heads")}
-    by_layer = [usual | config["per_layer_config"].get(str(index), {}) for index in range(len(config["layer_types"]))]
+    own = {int(index): sizes for index, sizes in config["per_layer_config"].items()}  # written as "05" beside "11"
+    by_layer = [usual | own.get(index, {}) for index in range(len(config["layer_types"]))]
     by_type = dict(zip(config["layer_types"], by_layer, strict=True))
     types = zip(config["layer_types"], by_layer, strict=True)
     if any(sizes != by_type[of] or sizes.keys() != usual.keys() for of, sizes in types):
@@ -373,6 +374,8 @@ def _with_still_layers(
 
 def _experts(config: Mapping[str, Any], name: str) -> ExpertsConfig:
     """The experts of the layers that have some."""
+    if name == "gemma4_text":
+        require(config, ("num_experts", "top_k_experts", "moe_intermediate_size"), where="config.json")
     count = next(config[key] for key in ("num_local_experts", "num_experts") if config.get(key) is not None)
     ffn_size = config["moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"]
     experts = ExpertsConfig(

@@ -81,4 +81,8 @@ class Inbox:
             waiting = self._waiting.get(id)
             if waiting is not None and tenant in (None, waiting[0].tenant):
                 return self._waiting.pop(id)[1]
-            raise RequestError("no waiting call has this id", got=id, fix="list those that do; it may have timed out")
+            raise RequestError(
+                "no waiting call has this id",
+                got=id,
+                fix="GET /inbox lists those that wait; this one may be answered, or timed out",
+            )

@@ -11,11 +11,13 @@ from benchmarks.hybrid_turns import (
     LENGTH,
     PROTOCOLS,
     HttpClient,
+    HybridTurns,
     Shape,
     num_different,
     play_in_library,
     write_model,
 )
+from jinfercept.errors import ConfigError
 from jinfercept.kv.extent import TOKEN_BYTES, common_pages, token_bytes
 from jinfercept.llm import LLM
 from tests.support.live_server import MODEL, running
@@ -54,3 +56,12 @@ def test_a_conversation_without_its_reasoning_comes_back_from_the_host(llm: LLM)
             client = HttpClient(server.http, protocol, MODEL, random.Random(0))
             assert client.play(SHAPE, drops=True, evicts=True) == [(60, 0), (100, 48), (140, 96)]
             assert llm.counters.copied_in > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [({"vllm_python": "/no/python"}, "--vllm-python is no program"), ({"json": "/no/x"}, "--json cannot be written")],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_measured(flags: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        HybridTurns(**flags).run()  # pyright: ignore[reportArgumentType]

@@ -95,7 +95,10 @@ def test_the_command_prints_the_agents_of_every_policy_and_order_with_their_spre
     [
         ([], "--agents-within-limits needs a trace of sessions; got --workload mixed"),
         (["--trace", "agents", "--decisions", "x"], "--agents-within-limits and --decisions cannot be combined"),
-        (["--trace", "agents", "--warm-up", "2000"], "no turn would count; got --warm-up 2000, --duration 1200"),
+        (
+            ["--trace", "agents", "--warm-up", "2000"],
+            "nothing that arrives would count; got --warm-up 2000, --duration 1200",
+        ),
         (["--trace", "agents", "--kv-tokens", "1000"], "no session of the trace fits"),
         (
             ["--trace", "agents", "--duration", "nan"],
@@ -109,6 +112,11 @@ def test_options_that_make_no_sense_are_refused(
 ) -> None:
     assert main(["simulate", "--agents-within-limits", *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_warm_up_as_long_as_the_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--duration", "20", "--warm-up", "30"]) == 2
+    assert "nothing that arrives would count; got --warm-up 30, --duration 20" in capsys.readouterr().err
 
 
 def test_simulate_ranks_policies_by_turn_delay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,6 +102,18 @@ def read_file(part: Any) -> Any:
     return {"type": "input_text", "text": shown}
 
 
+def read_part(part: Any) -> Any:
+    """A part of a message, as `read_file` reads it.
+
+    Raises:
+        PydanticCustomError: it is an image, a sound, a video, or a file whose data are no text.
+    """
+    kind = type_of(part)
+    if kind in ("image_url", "input_image", "input_audio", "audio_url", "video_url"):
+        raise PydanticCustomError("unsupported_part", "{kind} parts are not supported: send text", {"kind": kind})
+    return read_file(part)
+
+
 class OutputPart(Body):
     """A part of a tool's output; the model reads its text."""
 

@@ -97,6 +97,8 @@ async def compact_conversation(body: InputTokensBody, request: Request) -> Respo
     """The messages of the user, and a summary of the conversation that the model writes, as input for further responses."""
     if body.conversation_id:
         raise ApiError.bad("a conversation cannot be compacted: name its last response", "conversation")
+    if not body.input and body.previous_response_id is None:
+        raise ApiError.bad("there is nothing to compact; fix: give input or previous_response_id", "input")
     instruction = MessageItem(role="user", content=PROMPT)
     alike: dict[str, Any] = dict.fromkeys(_NOT_OF_SUMMARIES) | {"store": False}
     generation = await _start(body.model_copy(update=alike | {"input": [*body.input, instruction]}), request)

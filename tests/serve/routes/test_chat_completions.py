@@ -261,6 +261,15 @@ def test_a_field_that_is_wrong_is_named(served: Running, fields: dict[str, Any],
     assert error["message"]
 
 
+def test_an_image_in_a_message_is_refused_as_one(served: Running) -> None:
+    chat = served.chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
+    part = {"type": "input_image", "image_url": "data:,"}
+    response = served.http.post("/v1/responses", json={"model": MODEL, "input": [{"role": "user", "content": [part]}]})
+    for answer, place in ((chat, "messages[0].content[0]: image_url"), (response, "input[0].content[0]: input_image")):
+        assert answer.status_code == 400
+        assert f"{place} parts are not supported: send text" in answer.json()["error"]["message"]
+
+
 def test_special_tokens_in_what_a_client_sends_stay_text_unless_the_server_says_otherwise(
     served: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,8 @@ def test_a_conversation_goes_on_from_its_summary(served: Running, scripted: Scri
     says(scripted, "It is 46." + END, [*ASKED, summary, {"role": "user", "content": "And two?"}])
     shown = [item.to_dict(warnings=False) for item in compacted.output]
     assert answer(served, [*shown, {"role": "user", "content": "And two?"}]).output_text == "It is 46."
+    [user, _] = create(model=MODEL, previous_response_id=first.id, extra_body={"max_output_tokens": 9}).output
+    assert user.content[0].text == ASKED[0]["content"]
     again = create(model=MODEL, input=shown, extra_body={"temperature": 0, "max_output_tokens": 9})
     assert [item.type for item in again.output] == ["message", "compaction"]
 
@@ -47,6 +49,8 @@ def test_what_cannot_be_compacted_is_refused_by_name(served: Running, scripted: 
     create: Any = served.client.responses.compact
     for fields, param in (
         ({"input": ASKED}, "max_output_tokens"),
+        ({}, "input"),
+        ({"input": []}, "input"),
         ({"input": ASKED, "extra_body": {"conversation": "conv_0"}}, "conversation"),
         ({"input": [*ASKED, {"type": "compaction_trigger"}]}, "input[1]"),
         (

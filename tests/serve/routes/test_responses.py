@@ -223,7 +223,7 @@ PDF = {"type": "input_file", "filename": "a.pdf", "file_data": "data:application
         ({"input": [ASKED[0], {"type": "from_the_future", "text": "Hi"}]}, "input[1]"),
         ({"max_tool_calls": -1}, "max_tool_calls"),
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": "23"}]}, "input[0].call_id"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"input": [{"role": "user", "content": [PDF]}]}, "input[0].content[0]"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},

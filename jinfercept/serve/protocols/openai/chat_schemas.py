@@ -27,6 +27,7 @@ from jinfercept.serve.protocols.schemas import (
     TokenId,
     Tools,
     read_file,
+    read_part,
     type_of,
 )
 from jinfercept.values import json_object
@@ -117,7 +118,7 @@ class ThinkingPart(Body):
         return self.thinking if isinstance(self.thinking, str) else "".join(part.text for part in self.thinking)
 
 
-_Part = Annotated[TextPart | RefusalPart | ThinkingPart, Field(discriminator="type"), BeforeValidator(read_file)]
+_Part = Annotated[TextPart | RefusalPart | ThinkingPart, Field(discriminator="type"), BeforeValidator(read_part)]
 
 
 class CalledFunction(Body):

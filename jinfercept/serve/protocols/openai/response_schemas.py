@@ -24,6 +24,7 @@ from jinfercept.serve.protocols.schemas import (
     Text,
     Tools,
     read_file,
+    read_part,
     type_of,
 )
 
@@ -35,7 +36,7 @@ LOGPROBS = "message.output_text.logprobs"
 _Status = Literal["in_progress", "completed", "incomplete"] | None
 
 
-_Part = Annotated[TextPart | RefusalPart, BeforeValidator(read_file)]
+_Part = Annotated[TextPart | RefusalPart, BeforeValidator(read_part)]
 _Tools = Tools[InputTool]
 _Output = Text | Parts[Annotated[OutputPart, BeforeValidator(read_file)]]
 
@@ -327,7 +328,7 @@ class ResponsesBody(SamplingBody):
 class InputTokensBody(ResponsesBody):
     """What a response would be made of, for counting, or a conversation for compaction."""
 
-    input: _Input = Field("", validate_default=True)
+    input: _Input = Field(default_factory=list)
 
 
 class InputTokenCount(BaseModel):
