@@ -226,7 +226,7 @@ class Simulate:
         if self.agents_within_limits and not self._plays_sessions:
             got, fix = self.trace or f"--workload {self.workload}", "--trace agents, or a file of sessions"
             raise ConfigError("--agents-within-limits needs a trace of sessions", got=got, fix=fix)
-        if self._warm_up_s >= self.duration:
+        if 0 < self.duration <= self._warm_up_s:
             got = f"--warm-up {self._warm_up_s:g}, --duration {self.duration:g}"
             raise ConfigError("nothing that arrives would count", got=got, fix="a --warm-up below --duration")
         if self.agents_within_limits and self.decisions is not None:

@@ -123,7 +123,7 @@ def test_interpreting_costs_no_more_memory_with_a_larger_pool():
 
 @pytest.mark.parametrize(
     ("q_dtype", "dtype", "head_dim"),
-    [("bfloat16", "float32", 64), ("bfloat16", "int8", 64), ("float32", "float32", 8), ("float32", "float32", 512)],
+    [("bfloat16", "float32", 64), ("bfloat16", "int8", 64), ("float32", "float32", 8), ("float32", "float32", 1024)],
 )
 def test_types_and_head_dims_without_a_kernel_are_refused(q_dtype, dtype, head_dim):
     q, pages, batch = make_step(Shapes(1, 1, 1, 16, 1, 1, head_dim), 1, [(1, 1)], seed=7)

@@ -14,7 +14,7 @@ from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model
 from jinfercept.pallas import reference
 from jinfercept.pallas.layouts import pages
-from jinfercept.runner import page_transfers, steps
+from jinfercept.runner import layer_attention, page_transfers
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
@@ -56,7 +56,7 @@ def test_programs_of_one_device_are_those_without_branches_of_tpus(
     assert {name.split()[0] for name in branched} >= KINDS
     for module in (pages, reference, page_transfers):
         monkeypatch.setattr(module, "is_interleaved", lambda _: False)
-    monkeypatch.setattr(steps, "with_padded_heads", lambda q, *_: q)
+    monkeypatch.setattr(layer_attention, "with_padded_heads", lambda q, *_: q)
     monkeypatch.setattr(experts, "tpu_grouped_product", lambda *_: None)
     for module in (model, joined_weights):
         monkeypatch.setattr(module, "parts_experts", lambda: False)

@@ -61,6 +61,7 @@ def test_a_new_conversation_that_waits_has_a_place_in_the_header_the_log_live_an
             (200, "1"),
             (200, "2"),
         ]
+        until(lambda: served.http.get("/live").json()["counts"]["at_door"] == 2)
         live = served.http.get("/live").json()
         assert (live["counts"]["at_door"], live["counts"]["waiting"]) == (2, 1)
         assert [row["place"] for row in live["at_door"]] == [1, 2]

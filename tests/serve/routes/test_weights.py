@@ -193,10 +193,10 @@ def test_an_update_whose_client_is_gone_is_whole(served: Running, monkeypatch: p
     version, begun, go = tokens(served)[1], threading.Event(), threading.Event()
     read = served_weights.lazy_params
 
-    def slowly(*arguments: Any) -> Any:
+    def slowly(*arguments: Any, **named: Any) -> Any:
         begun.set()
         go.wait(60)
-        return read(*arguments)
+        return read(*arguments, **named)
 
     monkeypatch.setattr(served_weights, "lazy_params", slowly)
     client = HTTPConnection(served.url.removeprefix("http://"))
