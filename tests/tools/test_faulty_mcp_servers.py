@@ -293,29 +293,29 @@ def send(**message):
     print(json.dumps({"jsonrpc": "2.0"} | message), flush=True)
 
 for line in sys.stdin:
-    asked = json.loads(line)
-    name = asked.get("params", {}).get("name")
-    if asked["method"] == "initialize":
+    message = json.loads(line)
+    name = message.get("params", {}).get("name")
+    if message["method"] == "initialize":
         about = {"name": "a", "version": "1"}
         capabilities = {"tools": {"listChanged": True}}
-        send(id=asked["id"], result={"protocolVersion": "2025-06-18", "capabilities": capabilities, "serverInfo": about})
-    elif asked["method"] == "tools/list":
-        send(id=asked["id"], result={"tools": tools})
+        send(id=message["id"], result={"protocolVersion": "2025-06-18", "capabilities": capabilities, "serverInfo": about})
+    elif message["method"] == "tools/list":
+        send(id=message["id"], result={"tools": tools})
     elif name == "hang":
-        waiting.append(asked["id"])
+        waiting.append(message["id"])
     elif name in ("count", "learn"):
         number += 1
         if name == "learn":
             tools += [{"name": "mute"}]
             tools += [{"name": name, "inputSchema": {"type": "object"}} for name in ("half\ud800", "fly")]
             send(method="notifications/tools/list_changed")
-        for id in [*waiting, asked["id"]]:
+        for id in [*waiting, message["id"]]:
             send(id=id, result={"content": [{"type": "text", "text": str(number)}]})
     elif name is not None:
         sys.stdout.buffer.write(b"\xff no UTF-8\n")
-        print(answers[name].replace("ID", str(asked["id"])), flush=True)
-    elif "id" in asked:
-        send(id=asked["id"], error={"code": -32601, "message": "unknown"})
+        print(answers[name].replace("ID", str(message["id"])), flush=True)
+    elif "id" in message:
+        send(id=message["id"], error={"code": -32601, "message": "unknown"})
 """
 WRITTEN = {
     "closed": '{"jsonrpc": "2.0", "id": ID, "error": {"code": -32000, "message": "Connection closed"}}',
