@@ -350,7 +350,7 @@ class Foreign:
             tempfile.TemporaryDirectory() as folder,
         ):
             tokenizer = _saved_tokenizer(self.model, Path(folder) / "tokenizer")
-            for name in self.names or known:
+            for name in self.names or programs:
                 try:
                     scripts = self._scripts(name)
                 except SkippedError as error:
