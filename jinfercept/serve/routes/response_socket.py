@@ -249,12 +249,12 @@ class _Connection:
 def _read_event(frame: bytes) -> tuple[str, str | None]:
     """Type and stream of a client's event. Raises 400 for what is no event that a client may send."""
     event = parsed(frame)
-    if not isinstance(event, dict):
+    if not isinstance(event, dict) or (kind := event.get("type")) is None:
         raise ApiError.bad("a frame is an object, with type: response.create", "type")
     stream = event.get("stream_id")
     if stream is not None and not (isinstance(stream, str) and 0 < len(stream) <= MAX_SESSION_ID):
         raise ApiError.bad(f"stream_id is a text of 1 to {MAX_SESSION_ID} characters", "stream_id")
-    if (kind := event.get("type")) not in ("response.create", "response.processed"):
+    if kind not in ("response.create", "response.processed"):
         raise ApiError.bad(f"events of type {f'{kind}'[:80]!r} are not supported; fix: response.create", "type")
     if event.get("background"):
         raise ApiError.bad("background is not supported over a WebSocket; fix: POST /v1/responses", "background")
