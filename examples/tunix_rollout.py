@@ -45,6 +45,8 @@ FAMILY_NAMES = {
     "Qwen3": {f"{name}_norm": f"attn.{name}_norm.w" for name in ("q", "k")},
 }
 """The weights that a family has besides, by the name of its class. Tunix's biases are flat."""
+ROPE_THETA = {"Llama3": 1e6, "Qwen3": 1e6}
+"""What Tunix 0.1.7 rotates with whatever `rope_theta` of its config says; Qwen2 follows its config."""
 
 
 def config_of(actor: Any, eos_id: int, max_position: int) -> ModelConfig:
@@ -63,7 +65,7 @@ def config_of(actor: Any, eos_id: int, max_position: int) -> ModelConfig:
         head_dim=theirs.head_dim,
         ffn_size=theirs.hidden_dim,
         norm_eps=theirs.norm_eps,
-        rope=RopeConfig(theta=float(theirs.rope_theta), rotary_dim=theirs.head_dim),
+        rope=RopeConfig(theta=ROPE_THETA.get(family, float(theirs.rope_theta)), rotary_dim=theirs.head_dim),
         tie_embeddings=is_tied,
         max_position=max_position,
         eos_token_ids=(eos_id,),

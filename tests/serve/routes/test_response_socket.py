@@ -372,7 +372,7 @@ def test_frames_of_no_use_cost_little(served: Running, caplog: pytest.LogCapture
             frame = connection.recv(4096)
             assert frame[:1] == b"\x88"
             assert int.from_bytes(frame[2:4]) == (0 if code == 1005 else code)
-    until(lambda: not served.service._sockets)  # pyright: ignore[reportPrivateUsage]
+    until(lambda: not len(served.service.sockets))
     assert not errors_in(caplog)
 
 
