@@ -19,9 +19,9 @@ from jinfercept.serve.protocols.openai.response_schemas import ResponsesBody
 from jinfercept.serve.protocols.schemas import Body
 from jinfercept.serve.routes import guarded_route
 from jinfercept.serve.routes.tokens import DetokenizeBody, TokenizeBody
-from tests.support.http_errors import CHAT, SHORT, shape
 from tests.support.live_server import Running
 from tests.support.scripted_model import Scripted
+from tests.support.served import CHAT, SHORT, shape
 
 LONG = "x" * 70_000
 """More than the 65,536 characters that a prompt of a small model may have."""
