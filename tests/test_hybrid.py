@@ -14,7 +14,7 @@ from jinfercept.llm import LLM
 from jinfercept.models.load import read_config
 from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.sampling_params import SamplingParams
-from tests.support.matrices import sampled_depths
+from tests.support.fake_engine import sampled_depths
 from tests.support.tiny_model import GOLDEN, TOOL, Workload, all_return_at_once, count_ties, tiny_llm
 
 NAME = "qwen3_next"

@@ -14,8 +14,8 @@ from jinfercept.llm import LLM
 from jinfercept.models.load import read_config
 from jinfercept.request import FollowUp
 from jinfercept.sampling_params import SamplingParams
+from tests.support.fake_engine import sampled_depths
 from tests.support.kv_contexts import side_pool
-from tests.support.matrices import sampled_depths
 from tests.support.tiny_model import GOLDEN, Workload, all_return_at_once, count_ties, tiny_llm
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

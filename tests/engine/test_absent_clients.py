@@ -15,8 +15,7 @@ from jinfercept.sched.estimator import ElapsedEstimator, Estimator, HistoryEstim
 from jinfercept.sched.orders import make_order
 from jinfercept.sched.policies import PolicyInputs
 from tests.support.engine_requests import ask, policy, served, stream
-from tests.support.fake_engine import VOCAB, AffineCost, FakeRunner, ManualClock, make_engine, run_all
-from tests.support.matrices import sampled_names
+from tests.support.fake_engine import VOCAB, AffineCost, FakeRunner, ManualClock, make_engine, run_all, sampled_names
 
 POLITE: Any = {"tenant": "polite", "cache_salt": "polite"}
 HOSTILE: Any = {"tenant": "hostile", "cache_salt": "hostile"}

@@ -6,10 +6,10 @@ same checks, limits, log lines and traces. The events of the answer are frames.
 
 import asyncio
 import json
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from fastapi import APIRouter
 from starlette.datastructures import Headers
@@ -18,15 +18,19 @@ from starlette.types import Message, Scope
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.frames import CloseCode
 
+from jinfercept.sched.tenants import ExpiringEntries
+from jinfercept.serve.access.key_limits import OpenSockets
+from jinfercept.serve.access.keys import Keys
 from jinfercept.serve.http.access_log import DETAILS
+from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.protocols.anthropic.dialect import authorizations
 from jinfercept.serve.protocols.encoding import encode
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.schemas import MAX_SESSION_ID
 from jinfercept.serve.routes.guarded_route import FRAME, SMALL_BYTES, parsed
 from jinfercept.serve.routes.response_run import MEMORY
-from jinfercept.serve.service import KEY, Service, service_of
-from jinfercept.serve.state.store import StoredResponse
+from jinfercept.serve.service import KEY, service_of
+from jinfercept.serve.state.store import SocketMemory, StoredResponse
 
 router = APIRouter()
 
@@ -34,28 +38,50 @@ _MOST_S = 3600.0
 """Seconds after which a connection ends, as at OpenAI."""
 _MOST_REQUESTS = 16
 """Requests of one connection that run or wait for those before them. Their frames have together as many bytes as a body may."""
-_MOST_KEPT = 16
-"""Responses of one connection that are kept though they are not stored."""
 _KEPT = ("asgi", "client", "http_version", "path", "raw_path", "root_path", "server", "state")
 """Parts of the scope of the handshake that its requests have too."""
-_READ = ("conversation", "output", "status", "usage")
-"""Fields of a response that one that continues it reads: others have what its client sent, of any size."""
 _OWN_HEADERS = (b"connection", b"content-encoding", b"content-type", b"sec-websocket-key", b"upgrade", b"x-request-id")
 """Headers of the handshake alone."""
+
+
+class SocketHost(Protocol):
+    """What WebSockets are opened at: a server, or the front of a fleet."""
+
+    keys: Keys
+    sockets: OpenSockets
+    draining: bool
+
+    @property
+    def options(self) -> ServerOptions: ...
+
+    async def prepare[T](self, request: Request, work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
+        """The result of slow work, done in a thread."""
+        ...
 
 
 @router.websocket("/v1/responses")
 async def create_responses(socket: WebSocket) -> None:
     """Create responses over a WebSocket. A handshake that is refused has the answer of a request over HTTP."""
     service = service_of(socket)
-    tenant = service.keys.check(*authorizations(socket.scope))
-    socket.scope[DETAILS] |= {"key": service.keys.name(tenant)} if tenant else {}
-    connection = _Connection(socket, service, tenant)
-    service.open_socket(tenant, connection.drain)
+    await run_socket(socket, service, service.state.last)
+
+
+async def run_socket(socket: WebSocket, host: SocketHost, last: ExpiringEntries[StoredResponse] | None = None) -> None:
+    """Answer the requests of a connection until it is closed. Raises `ApiError` for a handshake that is refused.
+
+    Args:
+        last: keeps responses that are not stored; None: the replicas that answer do.
+    """
+    tenant = host.keys.check(*authorizations(socket.scope))
+    socket.scope[DETAILS] |= {"key": host.keys.name(tenant)} if tenant else {}
+    if host.draining:
+        raise ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": "1"})
+    connection = _Connection(socket, host, tenant, last)
+    host.sockets.open(tenant, connection.drain)
     try:
         await connection.run()
     finally:
-        service.close_socket(connection.drain)
+        host.sockets.close(connection.drain)
 
 
 @final
@@ -68,11 +94,14 @@ class _Connection:
         tenant: that opened it.
     """
 
-    def __init__(self, socket: WebSocket, service: Service, tenant: str) -> None:
-        self._socket, self._service, self._tenant = socket, service, tenant
+    def __init__(
+        self, socket: WebSocket, host: SocketHost, tenant: str, last: ExpiringEntries[StoredResponse] | None
+    ) -> None:
+        self._socket, self._host, self._tenant = socket, host, tenant
+        self._memory = None if last is None else SocketMemory(last)
+        self._id = uuid.uuid4().hex
         self._requests: dict[asyncio.Task[None], int] = {}  # that run or wait, with the bytes of their frames
         self._newest: dict[str | None, asyncio.Task[None]] = {}  # the newest one of each stream
-        self._last: list[str] = []  # names of the responses that are kept
         self._gone = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
         self._refusal: ApiError | None = None  # of all requests from now on
@@ -91,8 +120,8 @@ class _Connection:
                 self._closing.cancel()
             if self._requests:
                 await asyncio.wait(self._requests)
-            for name in self._last:
-                self._service.state.last.remove(name)
+            if self._memory is not None:
+                self._memory.close()
 
     def drain(self) -> None:
         """Close the connection behind the requests that are there; the application refuses new ones."""
@@ -138,7 +167,7 @@ class _Connection:
 
     def _check_room(self, num_bytes: int) -> None:
         """Raise `ApiError` 429 if there is no room for another request."""
-        waiting, most_bytes = len(self._requests), self._service.options.max_body_size
+        waiting, most_bytes = len(self._requests), self._host.options.max_body_size
         if waiting >= _MOST_REQUESTS or (waiting and sum(self._requests.values()) + num_bytes > most_bytes):
             message = f"{waiting} requests of this connection run or wait; fix: wait for one to end"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
@@ -153,7 +182,7 @@ class _Connection:
             return {"type": "http.disconnect"}
 
         request = Request(self._scope({KEY: self._tenant}), receive)
-        return await self._service.prepare(request, lambda: _read_event(frame), num_bytes=len(frame))
+        return await self._host.prepare(request, lambda: _read_event(frame), num_bytes=len(frame))
 
     async def _answer(self, frame: bytes, stream: str | None, before: asyncio.Task[None] | None) -> None:
         """Have the application answer a request, behind the one before it."""
@@ -161,7 +190,7 @@ class _Connection:
             await asyncio.wait((before,))
         if self._gone.is_set():
             return
-        scope = self._scope({FRAME: True, MEMORY: self})
+        scope = self._scope({FRAME: self._id, MEMORY: self._memory})
         received = False
         status, retry = 0, None
 
@@ -231,30 +260,16 @@ class _Connection:
         except (WebSocketDisconnect, RuntimeError):  # of a connection that is lost, and that is closed
             self._gone.set()
 
-    # -- responses that are not stored ---------------------------------------------------------------------------------
-
-    def keep(self, stored: StoredResponse) -> None:
-        """Keep a response that is not stored, and not the oldest one any longer if there are many."""
-        last = self._service.state.last
-        read = {name: stored.response[name] for name in _READ}
-        last.put(stored.tenant, stored.name, replace(stored, response=read, memory=None), stored.num_bytes)
-        self._last.append(stored.name)
-        if len(self._last) > _MOST_KEPT:
-            last.remove(self._last.pop(0))
-
-    def find(self, response_id: str) -> StoredResponse | None:
-        return self._service.state.last.use(response_id) if response_id in self._last else None
-
 
 def _read_event(frame: bytes) -> tuple[str, str | None]:
     """Type and stream of a client's event. Raises 400 for what is no event that a client may send."""
     event = parsed(frame)
-    if not isinstance(event, dict):
+    if not isinstance(event, dict) or (kind := event.get("type")) is None:
         raise ApiError.bad("a frame is an object, with type: response.create", "type")
     stream = event.get("stream_id")
     if stream is not None and not (isinstance(stream, str) and 0 < len(stream) <= MAX_SESSION_ID):
         raise ApiError.bad(f"stream_id is a text of 1 to {MAX_SESSION_ID} characters", "stream_id")
-    if (kind := event.get("type")) not in ("response.create", "response.processed"):
+    if kind not in ("response.create", "response.processed"):
         raise ApiError.bad(f"events of type {f'{kind}'[:80]!r} are not supported; fix: response.create", "type")
     if event.get("background"):
         raise ApiError.bad("background is not supported over a WebSocket; fix: POST /v1/responses", "background")

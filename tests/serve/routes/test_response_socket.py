@@ -6,7 +6,7 @@ import signal
 import socket as sockets
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -183,6 +183,11 @@ def test_errors_are_events_and_the_connection_goes_on(
             ('{"type": "response.create"}', (400, None, "input")),
         ):
             assert error_of(connection, frame) == wrong, frame
+        connection.send('{"response_id": "resp_0"}')
+        assert json.loads(connection.recv(60))["error"]["message"] == "a frame is an object, with type: response.create"
+        connection.send('{"type": "response.create", "input": 5}')
+        wrong = json.loads(connection.recv(60))["error"]["message"]
+        assert wrong == "input: Input should be a text or a list of items (got 5)"
         connection.send('{"type": "response.processed", "response_id": "resp_0"}')
     says(scripted, "It costs 23." + END)
     assert respond(socket).output_text == "It costs 23."
@@ -329,6 +334,7 @@ def exchanged(server: Running, sent: bytes) -> bytes:
     [
         ("Version: 13", "Version: 8", b"400|426"),
         ("Key: A", "Key: ", b"400"),
+        ("HTTP/1.1", "HTTP/1.0", b"405"),
         ("GET", "POST", b"411|405|400|415|422"),
         ("Upgrade: websocket\r\n", "Upgrade: websocket\r\nContent-Length: 0\r\n", b"405"),
         ("Upgrade: websocket\r\n", "Upgrade: h2c\r\n", b"405"),
@@ -366,8 +372,18 @@ def test_frames_of_no_use_cost_little(served: Running, caplog: pytest.LogCapture
             frame = connection.recv(4096)
             assert frame[:1] == b"\x88"
             assert int.from_bytes(frame[2:4]) == (0 if code == 1005 else code)
-    until(lambda: not served.service._sockets)  # pyright: ignore[reportPrivateUsage]
+    until(lambda: not len(served.service.sockets))
     assert not errors_in(caplog)
+
+
+@pytest.mark.parametrize("sent", [EMPTY, b"\x81\xff" + (2**20).to_bytes(8) + bytes(2**10)])
+def test_a_message_without_an_end_ends_the_connection(scripted: Scripted, sent: bytes) -> None:
+    with running(scripted.llm, body_timeout=0.2) as server, opened(server) as connection:
+        connection.sendall(HANDSHAKE.encode())
+        until(lambda: connection.recv(4096).endswith(b"\r\n\r\n"))
+        connection.sendall(sent)
+        with suppress(ConnectionResetError):
+            assert not connection.recv(4096)
 
 
 def errors_in(caplog: pytest.LogCaptureFixture) -> list[str]:

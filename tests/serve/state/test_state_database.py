@@ -27,11 +27,11 @@ from jinfercept.serve.state.database import StateDatabase
 from jinfercept.serve.state.entries import Entries
 from jinfercept.serve.state.store import StateStore
 from tests.support.gate import Gate
-from tests.support.http_errors import shape
 from tests.support.live_server import END, running
 from tests.support.postgres import Postgres
 from tests.support.responses import QUESTION, answer, says
 from tests.support.scripted_model import Scripted
+from tests.support.served import shape
 
 WRONG = "state_url is no path, and no URL that is supported"
 
