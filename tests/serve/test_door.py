@@ -16,6 +16,7 @@ import jinfercept
 from jinfercept.kv.disk.speed import DiskSpeed
 from jinfercept.sched import door
 from jinfercept.sched.door import Overload
+from jinfercept.serve.protocols import errors
 from tests.support.chat_templates import QWEN
 from tests.support.gate import Gate, closed_gate
 from tests.support.live_server import Running, prompt_of, running, until
@@ -57,6 +58,20 @@ def test_a_new_conversation_is_refused_with_a_time_to_come_again(served: Running
         body = {"model": "scripted", "max_tokens": 5, "messages": messages}
         assert served.http.post("/v1/messages", json=body).json()["error"]["type"] == "rate_limit_error"
         assert 'refused_requests_total{code="overloaded"' in served.http.get("/metrics").text
+
+
+def test_a_conversation_that_waits_too_long_is_refused_likewise(
+    served: Running, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (door, errors):
+        monkeypatch.setattr(module, "LONGEST_S", 0.0)
+    with crowded(served, scripted, "queue") as gate:
+        gate.open()
+        refused = served.http.post("/v1/completions", json={"prompt": "c" * 600})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+        assert int(refused.headers["retry-after"]) == door.RETRY_S
+        stream = served.http.post("/v1/completions", json={"prompt": "c" * 600, "stream": True})
+        assert (stream.status_code, '"code": "overloaded"' in stream.text.replace('":"', '": "')) == (200, True)
 
 
 def test_a_new_conversation_that_waits_has_a_place_in_the_header_the_log_live_and_metrics(
