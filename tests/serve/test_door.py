@@ -14,12 +14,13 @@ import pytest
 
 import jinfercept
 from jinfercept.kv.disk.speed import DiskSpeed
-from jinfercept.sched import door
 from jinfercept.sched.door import Overload
 from jinfercept.serve.protocols import errors
 from tests.support.chat_templates import QWEN
+from tests.support.engine_state import engine_of
 from tests.support.gate import Gate, closed_gate
 from tests.support.live_server import Running, prompt_of, running, until
+from tests.support.pretend import late_at_once
 from tests.support.scripted_model import Scripted, scripted_llm
 
 LONG: dict[str, Any] = {"prompt": "a", "max_tokens": 90, "ignore_eos": True, "stream": True}
@@ -37,7 +38,7 @@ def crowded(served: Running, scripted: Scripted, overload: Overload) -> Iterator
         closed_gate(scripted.llm) as gate,
         served.http.stream("POST", "/v1/completions", json=LONG | {"n": 9}) as answer,
     ):
-        patch.setattr(door, "LATE_S", -1.0)
+        late_at_once(patch)
         pieces = answer.iter_raw()
         assert next(pieces)
         yield gate
@@ -141,7 +142,7 @@ def test_a_decode_step_of_a_streamed_chat_makes_few_calls_in_few_files(
     scripted: Scripted, served: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripted.follow(prompt_of(scripted, MESSAGES) + "one two three " * 30 + "<|im_end|>")
-    monkeypatch.setattr(served.llm.engine._engine, "_check", False)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(engine_of(served.llm), "_check", False)
     _called(served, 64)
     few, many = _called(served, 64), _called(served, 192)
     calls = {place: (count - few[place]) / 128 for place, count in many.items()}
