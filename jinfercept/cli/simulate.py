@@ -223,11 +223,14 @@ class Simulate:
         for order in listed(self.order):
             check_order_choice(order)
         check_outputs((("--json", self.json), ("--decisions", self.decisions)))
-        if self.live and not self._plays_sessions:
-            raise ConfigError("--live needs a trace of sessions", got="no such trace", fix="name one with --trace")
-        if self.agents_within_limits and not self._plays_sessions:
+        of_sessions = {
+            "--live": self.live,
+            "--agents-within-limits": self.agents_within_limits,
+            "--overload queue": self.overload == "queue",
+        }
+        if (flags := [flag for flag, value in of_sessions.items() if value]) and not self._plays_sessions:
             got, fix = self.trace or f"--workload {self.workload}", "--trace agents, or a file of sessions"
-            raise ConfigError("--agents-within-limits needs a trace of sessions", got=got, fix=fix)
+            raise ConfigError(f"{flags[0]} needs a trace of sessions", got=got, fix=fix)
         if 0 < self.duration <= self._warm_up_s:
             got = f"--warm-up {self._warm_up_s:g}, --duration {self.duration:g}"
             raise ConfigError("nothing that arrives would count", got=got, fix="a --warm-up below --duration")

@@ -27,7 +27,7 @@ from jinfercept.hooks import SharedLimit
 from jinfercept.llm import LLM
 from jinfercept.request import Adapter, Request
 from jinfercept.serve.access.key_file import KeyRules
-from jinfercept.serve.access.key_limits import FairThreadPool, KeyLimits, retry_after
+from jinfercept.serve.access.key_limits import FairThreadPool, KeyLimits, OpenSockets, retry_after
 from jinfercept.serve.access.keys import Keys
 from jinfercept.serve.http.access_log import DETAILS, PLACE
 from jinfercept.serve.http.request_body import unless_disconnected
@@ -134,7 +134,7 @@ class Service:
         self._event_bridge: EventBridge | None = None
         self._preparing = Counter[str]()
         self._streams: dict[AsyncStream, str] = {}  # with their tenants
-        self._sockets: dict[Callable[[], object], str] = {}  # what ends each at the drain, with its tenant
+        self.sockets = OpenSockets(options)
         self._busy = 0
         self._idle = asyncio.Event()
         self._trimming: asyncio.TimerHandle | None = None  # trims the heap when no request is in progress
@@ -304,34 +304,6 @@ class Service:
                 outputs = (completion for output in stream.outputs.values() for completion in output.outputs)
                 self._limits.ended(tenant, id(stream), sum(completion.num_generated for completion in outputs))
 
-    def open_socket(self, tenant: str, end: Callable[[], object]) -> None:
-        """Count an open WebSocket, until `close_socket`.
-
-        Args:
-            end: called at the drain.
-
-        Raises:
-            ApiError: 503 while draining, 429 for too many of the key, 503 for too many in all.
-        """
-        options, own = self.options, sum(tenant == other for other in self._sockets.values())
-        if self.draining:
-            raise self._draining()
-        retry = {"Retry-After": f"{RETRY_S}"}
-        if own >= options.max_websockets:
-            message = (
-                f"an API key may have {options.max_websockets} WebSockets open; this one has {own}; fix: close some"
-            )
-            raise ApiError(429, message, code="too_many_websockets", headers=retry)
-        if len(self._sockets) >= max(1, options.max_connections // 2):
-            raise ApiError(
-                503, "too many WebSockets are open; fix: use HTTP", code="too_many_websockets", headers=retry
-            )
-        self._sockets[end] = tenant
-
-    def close_socket(self, end: Callable[[], object]) -> None:
-        """Uncount a WebSocket."""
-        del self._sockets[end]
-
     def _draining(self) -> ApiError:
         return ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": f"{RETRY_S}"})
 
@@ -360,8 +332,7 @@ class Service:
         """
         self.draining = True
         self.tools.ends_s = time.monotonic() + timeout_s + _ENDING_S
-        for end in list(self._sockets):
-            end()
+        self.sockets.end()
         if self._busy:
             with suppress(TimeoutError, EngineError):
                 async with asyncio.timeout(timeout_s):

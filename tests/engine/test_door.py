@@ -9,7 +9,6 @@ from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.events import Finished, Token
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
-from jinfercept.sched import door
 from jinfercept.sched.door import IDLE_S, LATE_S, Overload
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.orders import make_order
@@ -17,6 +16,7 @@ from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.queues import LONGEST_S
 from tests.support.engine_requests import ask, policy, served, stream
 from tests.support.fake_engine import AffineCost, ManualClock, make_engine
+from tests.support.pretend import late_at_once
 
 DEVICE, HOST = 16, 16
 """Pages of 4 tokens."""
@@ -147,7 +147,7 @@ def test_a_tenant_without_a_conversation_inside_comes_in_at_once() -> None:
 def test_several_answers_to_a_prompt_at_the_door_wait_for_it_and_do_not_keep_it_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(door, "LATE_S", -1.0)
+    late_at_once(monkeypatch)
     engine, clock, _ = crowded()
     assert arrives(engine, new("first")) == 1
     assert [arrives(engine, ask(f"{number}", [*new("first").prompt_token_ids], leader="first")) for number in "12"] == [
@@ -180,7 +180,7 @@ def test_a_conversation_that_has_lost_its_context_is_inside_still() -> None:
 def test_all_that_return_at_once_are_served_and_those_at_the_door_read_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(door, "LATE_S", -1.0)
+    late_at_once(monkeypatch)
     outputs = dict[Overload, dict[str, list[int]]]()
     overloads: list[Overload] = ["queue", "serve"]
     for overload in overloads:

@@ -145,8 +145,10 @@ def invalid_body(problems: Sequence[Any]) -> ApiError:
 
     problem = max(problems, key=likely)
     param = _path(problem["loc"])
+    alike = [other["msg"] for other in problems if likely(other) == likely(problem) and _path(other["loc"]) == param]
+    messages = " or ".join(dict.fromkeys(alike)).replace("or Input should be", "or")
     input_note = "" if problem["type"] == "missing" else f" (got {_SHORT.repr(problem.get('input'))})"
-    message = "Input should be an object" if problem["type"] in _OBJECTS else problem["msg"]
+    message = "Input should be an object" if problem["type"] in _OBJECTS else messages
     return ApiError.bad(f"{param or 'the body'}: {message}{input_note}", param or None)
 
 
