@@ -34,7 +34,7 @@ from jinfercept.serve.http.request_body import unless_disconnected
 from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.process import trim_heap
-from jinfercept.serve.protocols.errors import ApiError, about
+from jinfercept.serve.protocols.errors import ApiError, about, overloaded
 from jinfercept.serve.server_tools import ServerTools
 from jinfercept.serve.state.database import StateDatabase
 from jinfercept.serve.state.store import StateStore
@@ -55,8 +55,6 @@ _ENDING_S, _MOST_ENDING_S = 1.0, 5.0
 _CHARS_PER_TOKEN = 16
 _MIN_PROMPT_CHARS = 2**16
 """Default of `--max-prompt-chars` for small models."""
-_DOOR_S = "30"
-"""`Retry-After` of a refused conversation. Those inside last minutes; clients heed at most a minute."""
 KEY = "jinfercept.key"
 """Key of a request's scope: its tenant."""
 BODY_BYTES = "jinfercept.body_bytes"
@@ -292,8 +290,7 @@ class Service:
         if place := await asyncio.wrap_future(self.llm.engine.place_at_door(requests)):
             if self.llm.engine.overload == "refuse":
                 await self.close(stream)
-                message = "no more conversations can be served now; fix: retry later"
-                raise ApiError(429, message, code="overloaded", headers={"Retry-After": _DOOR_S})
+                raise overloaded()
             http.scope[DETAILS][PLACE] = place
         return stream
 

@@ -234,13 +234,15 @@ def test_a_turn_that_is_not_served_counts_with_its_time_so_far() -> None:
 
 def test_the_time_of_sessions_at_the_door_is_reported_beside_the_delays_of_turns_inside() -> None:
     load = SessionLoad([session(0.1, 0.1)], seed=1, live=90, duration_s=8.0, ramp_s=6.0)
-    queued, served = (
+    queued, refused, served = (
         simulation(duration_s=8.0, max_num_seqs=1, order="missing_work", overload=overload).run(load)
-        for overload in ("queue", "serve")
+        for overload in ("queue", "refuse", "serve")
     )
     assert queued["turn_delay_s"]["mean"] < queued["turn_delay_with_door_s"]["mean"]
     assert queued["turn_delay_s"]["mean"] < served["turn_delay_s"]["mean"]
     assert queued["door_s"]["mean"] > served["door_s"]["mean"] == 0.0
+    assert queued["within_limits_share"] > served["within_limits_share"]
+    assert refused["within_limits_share"] > served["within_limits_share"]
     assert queued["completed_per_s"] > 0.9 * served["completed_per_s"]
 
 
