@@ -209,9 +209,6 @@ class DraftPlan(NamedTuple):
     following: Mapping[int, int]
 
 
-NO_DRAFT_PLAN = DraftPlan(drafts=False, following={})
-
-
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One iteration, executed in two phases: forward (fetch, drop, offload, compute, scatter), then sample.
@@ -225,7 +222,7 @@ class StepPlan:
             from the next plan on.
         drop: host slots whose arrays are freed.
         window: the same of layers with a window, where these have a pool of their own; None: nothing moves.
-        draft: of the layer that drafts, in models that have one.
+        draft: of the layer that drafts, in models that have one; None: it computes nothing.
     """
 
     number: int
@@ -235,7 +232,7 @@ class StepPlan:
     fetch: Sequence[PageCopy] = ()
     drop: tuple[int, ...] = ()
     window: WindowCopies | None = None
-    draft: DraftPlan = NO_DRAFT_PLAN
+    draft: DraftPlan | None = None
 
     @property
     def awaits_drafts(self) -> bool:

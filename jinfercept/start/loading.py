@@ -83,7 +83,6 @@ def check_draft_layer(config: EngineConfig, model: ServedModel, mesh: ModelMesh,
             "a checkpoint by name",
         ),
         (across_hosts, "several hosts", "the method ngram, or one host"),
-        (mesh.size > 1, f"{mesh.size} devices", "the method ngram, or one device"),
     )
 
 

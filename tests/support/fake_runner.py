@@ -212,7 +212,7 @@ class FakeRunner:
     def _drafts_behind(self, forward: list[tuple[int, list[int]]], tokens: list[int]) -> tuple[tuple[int, ...], ...]:
         """What a layer drafts behind the draws of every sampled chunk that count."""
         plan, drafts, place = self.plans[-1], list[tuple[int, ...]](), 0
-        for chunk in plan.chunks if plan.draft.drafts else ():
+        for chunk in plan.chunks if plan.draft and plan.draft.drafts else ():
             if chunk.sample is not None:
                 drawn = tuple(tokens[place : place + 1 + chunk.num_drafts])
                 last = kept(chunk.drafts, drawn) - 1
