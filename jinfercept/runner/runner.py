@@ -224,10 +224,6 @@ class ModelRunner:
         for kv in moving:
             kv.wait()
 
-    def drafts(self, forward: ForwardTicket) -> tuple[tuple[int, ...], ...]:
-        """The drafts of every chunk that awaited them, in the plan's order."""
-        return forward.drafts
-
     def sample(self, forward: ForwardTicket, masks: Masks) -> StepTicket:
         """Dispatch the sampling of the plan whose forward pass was dispatched last.
 

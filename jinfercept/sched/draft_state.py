@@ -66,8 +66,9 @@ _PRIOR = 2.0
 """Drafts as which the chance counts that is expected before any was tried."""
 _KEPT = 0.9
 """Weight of what was seen before a draft was tried, against that draft."""
-_KEPT_UNTRIED = 0.98
-"""The same in a step in which a draft was found and not tried: after some time it is tried again."""
+_KEPT_UNTRIED = 0.995
+"""The same in a step in which a draft was found and not tried. Where all are refused, one is tried in about 30 steps, which
+costs less than 2 % of the time."""
 
 
 class Acceptance:

@@ -309,11 +309,10 @@ class PlanRunner[Forward, Ticket](Protocol):
     `forward` where the plan awaits drafts of a draft model, for these."""
 
     def forward(self, plan: StepPlan) -> Forward:
-        """Dispatch the plan's page transfers and its forward pass. The plan before it must have been sampled."""
-        ...
+        """Dispatch the plan's page transfers and its forward pass. The plan before it must have been sampled.
 
-    def drafts(self, forward: Forward) -> tuple[tuple[int, ...], ...]:
-        """The drafts of every chunk that awaited them from a draft model, in the plan's order. Waits for that model."""
+        Where the plan awaits drafts of a draft model, what is returned has them as `drafts`, for every chunk that awaited some.
+        """
         ...
 
     def sample(self, forward: Forward, masks: Masks) -> Ticket:

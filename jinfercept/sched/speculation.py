@@ -174,6 +174,8 @@ class Speculation:
                 builder.chunks[place] = sequence, self._drafted(sequence, chunk, drafts[:depth])
                 builder.query_tokens -= depth
                 builder.drafted += depth
+                if builder.draft is not None:
+                    self._state(sequence).num_read += depth
             else:
                 self._state(sequence).acceptance.forget()
         if not builder.drafted:

@@ -102,7 +102,7 @@ def test_the_chance_of_each_place_follows_what_was_accepted_and_returns_to_the_p
     assert first > 0.9
     assert second < 0.2
     assert third == fourth == 0.6  # they were never reached
-    for _ in range(200):
+    for _ in range(1000):
         state.note(1, 1)
     assert abs(state.chances(before)[1] - 0.6) < 0.05
     for _ in range(20):
