@@ -11,15 +11,17 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
-from typing import final
+from typing import final, override
+
+import numpy as np
 
 from jinfercept.kv.context import Context, ContextState, ContextWindow
-from jinfercept.kv.extent import NEVER, TOKEN_BYTES, ContextCheckpoint, PageExtent, token_bytes
+from jinfercept.kv.extent import NEVER, ContextCheckpoint, PageExtent, token_bytes
 from jinfercept.kv.page import PageCopies, Residency, SlotOccupancy, SlotPool, Slots
 
 
 @final
-class SharedSlots:
+class SharedSlots(SlotPool):
     """Slots of one memory that several owners may have, by counting references.
 
     Args:
@@ -28,13 +30,12 @@ class SharedSlots:
     """
 
     def __init__(self, size: int, first: int = 0, *, notes_drops: bool = False) -> None:
-        self.size = size
-        self.pool = SlotPool(size, first, notes_drops=notes_drops)
+        super().__init__(size, first, notes_drops=notes_drops)
         self._refs = array("i", bytes(4 * (size + first)))
 
+    @override
     def take(self, most: int) -> Slots:
-        """Take up to so many free slots."""
-        return self.share(self.pool.take(most))
+        return self.share(super().take(most))
 
     def share(self, slots: Slots) -> Slots:
         """Let one more owner have slots; returns them."""
@@ -46,23 +47,24 @@ class SharedSlots:
         """Owners of a slot."""
         return self._refs[slot]
 
+    @override
     def give(self, slots: Slots, *, late: bool = False) -> None:
-        """Give slots back that one owner has; `late` as of `SlotPool.give`."""
+        """Give slots back that one owner has."""
         refs, free = self._refs, array("i")
         for slot in slots:
             refs[slot] -= 1
             if not refs[slot]:
                 free.append(slot)
-        self.pool.give(free, late=late)
+        super().give(free, late=late)
 
-    def check(self, owned: Iterable[Slots]) -> None:
+    def check_owners(self, owned: Iterable[Slots]) -> None:
         """Assert that every slot has as many references as owners, and is free or late without any."""
         refs = array("i", bytes(4 * len(self._refs)))
         for slots in owned:
             for slot in slots:
                 refs[slot] += 1
         assert refs == self._refs, "a slot's references are not its owners"
-        self.pool.check(slot for slot, count in enumerate(refs) if count)
+        self.check(slot for slot, count in enumerate(refs) if count)
 
 
 class SidePool(ABC):
@@ -93,7 +95,7 @@ class SidePool(ABC):
         found_later: bool,
     ) -> None:
         self._page_size, self._prefix_caching = page_size, prefix_caching
-        self.slot_cost, self._turn_ends = slot_cost, [token_bytes([token]) for token in turn_ends]
+        self.slot_cost, self._turn_ends = slot_cost, turn_ends
         self._slots, self._host = SharedSlots(num_slots, 1), SharedSlots(num_host_slots, notes_drops=True)
         self._contexts: dict[Context, None] = {}  # with device slots
         self._moving: list[ContextWindow | ContextState] = []
@@ -109,7 +111,7 @@ class SidePool(ABC):
     @property
     def num_free(self) -> int:
         """Free device slots."""
-        return self._slots.pool.num_free
+        return self._slots.num_free
 
     def occupancy(self) -> SlotOccupancy:
         """The device slots by kind."""
@@ -133,12 +135,12 @@ class SidePool(ABC):
         self._fresh.clear()
         self._fetched.clear()
         self._new.clear()
-        self._slots.pool.begin()
-        self._host.pool.begin()
+        self._slots.begin()
+        self._host.begin()
 
     def take_dropped(self) -> tuple[int, ...]:
         """Host slots freed since the last call: the runner forgets their arrays."""
-        return self._host.pool.take_dropped()
+        return self._host.take_dropped()
 
     @property
     def first_paused(self) -> Context | None:
@@ -256,10 +258,10 @@ class SidePool(ABC):
 
     def _take_host(self, number: int) -> Slots:
         """Take so many host slots, or none: checkpoints give theirs up for it."""
-        pool = self._host.pool
+        pool = self._host
         while pool.num_free + pool.num_late < number and self._copied:
             self._lose_copy(next(iter(self._copied)))
-        return self._host.take(number) if pool.num_free >= number else array("i")
+        return pool.take(number) if pool.num_free >= number else array("i")
 
     def _lose_copy(self, checkpoint: ContextCheckpoint) -> None:
         del self._copied[checkpoint]
@@ -420,11 +422,10 @@ class SidePool(ABC):
             if last is not None:
                 start, count = index, [extent for extent, _ in alike].index(last) + 1
                 alike[count - 1 :] = [(last, index - last.start)]
-        rest = token_bytes(tokens[start * self._page_size :])
+        rest = np.frombuffer(token_bytes(tokens[start * self._page_size :]), np.int32)
         for end in self._turn_ends:
-            cuts.add(start + _behind_last(end, rest) // self._page_size)
-            if not start:
-                cuts.add(_behind_first(end, rest) // self._page_size)
+            behind = (np.flatnonzero(rest == end) + 1) // self._page_size
+            cuts.update((start + behind[-1:]).tolist(), behind[: not start].tolist())
         side = self._of(context)
         side.cuts, side.marked = sorted(cut for cut in cuts if cut > start), []
         return count
@@ -564,19 +565,3 @@ class SidePool(ABC):
             if not context.in_use and (side.slots or side.host_slots):
                 assert self.reaches(context, context.num_tokens), "a side of other tokens"
                 assert context.is_whole, "a side without its pages"
-
-
-def _behind_first(token: bytes, tokens: bytes) -> int:
-    """How many tokens end with the first one of a kind; 0: there is none."""
-    at = tokens.find(token)
-    while at > 0 and at % TOKEN_BYTES:  # within two other tokens
-        at = tokens.find(token, at + 1)
-    return at // TOKEN_BYTES + 1
-
-
-def _behind_last(token: bytes, tokens: bytes) -> int:
-    """How many tokens end with the last one of a kind; 0: there is none."""
-    at = tokens.rfind(token)
-    while at > 0 and at % TOKEN_BYTES:
-        at = tokens.rfind(token, 0, at + TOKEN_BYTES - 1)
-    return at // TOKEN_BYTES + 1

@@ -252,8 +252,8 @@ class StatePool(SidePool):
     def check(self, contexts: Iterable[Context]) -> None:
         states = [self._of(context) for context in contexts]
         owned = [array("i", (slot,)) for state in states for slot in (state.slot, state.source) if slot]
-        self._slots.check([*owned, *(checkpoint.slots for checkpoint in self._checkpoints), self._read])
-        self._host.check([owner.host_slots for owner in (*states, *self._copied)])
+        self._slots.check_owners([*owned, *(checkpoint.slots for checkpoint in self._checkpoints), self._read])
+        self._host.check_owners([owner.host_slots for owner in (*states, *self._copied)])
         own = [state.slot for state in states if state.slot]
         assert len(set(own)) == len(own), "two contexts write one state"
         assert all(self._slots.num_owners(slot) == 1 for slot in own), "a context writes a checkpoint"

@@ -267,8 +267,8 @@ class WindowPool(SidePool):
     @override
     def check(self, contexts: Iterable[Context]) -> None:
         windows = [self._of(context) for context in contexts]
-        self._slots.check([owner.slots for owner in (*windows, *self._checkpoints)])
-        self._host.check([owner.host_slots for owner in (*windows, *self._copied)])
+        self._slots.check_owners([owner.slots for owner in (*windows, *self._checkpoints)])
+        self._host.check_owners([owner.host_slots for owner in (*windows, *self._copied)])
         super().check(contexts)
 
 

@@ -208,7 +208,7 @@ class EngineSetup:
             most_moved_pages=max(1, memory_plan.moved_tokens // page_size),
             states=StateSizes(shape.num_states, memory_plan.states.num_host_states, memory_plan.state_size(page_size)),
             windows=memory_plan.windows,
-            turn_ends=end_token_ids(model_config, tokenizer),
+            turn_ends=turn_end_ids(model_config, tokenizer),
         )
         clock = RealClock()
         scheduler = build.build(kv)
@@ -285,6 +285,12 @@ def _limits(config: EngineConfig, shape: RunnerShape, draft_share: float = 0.0) 
         SpeculationLimits(*drafts[1:4], pass_share, by_layer=drafts.method == "mtp"),
         options.overload,
     )
+
+
+def turn_end_ids(model_config: ModelDimensions, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """The tokens behind which clients cut their prompts: those that end a text, and what ends a message of gpt-oss."""
+    end = tokenizer.added_token_id("<|end|>") if tokenizer else None
+    return *end_token_ids(model_config, tokenizer), *([] if end is None else [end])
 
 
 def end_token_ids(model_config: ModelDimensions, tokenizer: Tokenizer | None) -> tuple[int, ...]:
