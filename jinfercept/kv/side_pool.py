@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
-from typing import final, override
+from typing import NamedTuple, final, override
 
 import numpy as np
 
@@ -67,43 +67,49 @@ class SharedSlots(SlotPool):
         self.check(slot for slot, count in enumerate(refs) if count)
 
 
+class SideSizes(NamedTuple):
+    """The sizes of a pool.
+
+    Attributes:
+        num_slots: device slots, numbered from 1 (0 is no context's): pages of layers with windows, or states.
+        num_host_slots: host slots.
+        slot_cost: memory of a slot, in tokens of KV of the other layers.
+        window: tokens that the widest window sees, the query's own among them; 0: the slots are states.
+        slack: tokens behind the window that are kept: drafts that are not accepted shorten a context.
+    """
+
+    num_slots: int
+    num_host_slots: int = 0
+    slot_cost: float = 0.0
+    window: int = 0
+    slack: int = 0
+
+
+NO_SIDES = SideSizes(0)
+
+
 class SidePool(ABC):
     """The slots of the sides of all contexts and checkpoints of one model.
 
     Args:
         page_size: tokens per page.
-        num_slots: device slots, numbered from 1 (0 is scratch).
-        num_host_slots: host slots.
-        slot_cost: memory of a slot, in tokens of KV.
         prefix_caching: contexts leave checkpoints for others.
         turn_ends: tokens that end a turn of a conversation: clients cut their prompts behind these.
-        found_later: a checkpoint is not found before the next plan, since the one being built writes its slots.
-
     """
 
     has_windows = has_states = False
 
-    def __init__(
-        self,
-        page_size: int,
-        num_slots: int,
-        num_host_slots: int,
-        slot_cost: float,
-        *,
-        prefix_caching: bool,
-        turn_ends: Collection[int],
-        found_later: bool,
-    ) -> None:
+    def __init__(self, sizes: SideSizes, page_size: int, prefix_caching: bool, turn_ends: Collection[int] = ()) -> None:
         self._page_size, self._prefix_caching = page_size, prefix_caching
-        self.slot_cost, self._turn_ends = slot_cost, turn_ends
-        self._slots, self._host = SharedSlots(num_slots, 1), SharedSlots(num_host_slots, notes_drops=True)
+        self._sizes, self.slot_cost, self._turn_ends = sizes, sizes.slot_cost, turn_ends
+        self._slots, self._host = SharedSlots(sizes.num_slots, 1), SharedSlots(sizes.num_host_slots, notes_drops=True)
         self._contexts: dict[Context, None] = {}  # with device slots
         self._moving: list[ContextWindow | ContextState] = []
         self._offloading: list[ContextCheckpoint] = []
         self._fresh: set[int] = set()  # device slots that the plan being built writes
         self._fetched: set[int] = set()  # host slots that it fetches
-        self._found_later = found_later
-        self._new: set[ContextCheckpoint] = set()  # that are not found yet
+        # States that the plan being built writes, and that are not found before the next.
+        self._new: set[ContextCheckpoint] = set()
         # In the order in which they are lost: those that no context is likely to use, then by last use.
         self._checkpoints: OrderedDict[ContextCheckpoint, None] = OrderedDict()
         self._copied: OrderedDict[ContextCheckpoint, None] = OrderedDict()  # on the host, likewise
@@ -515,7 +521,7 @@ class SidePool(ABC):
         if not checkpoint.slots:
             made, checkpoint.slots = checkpoint, self._slots.share(slots[:])
             self._checkpoints[checkpoint] = None
-            if self._found_later:
+            if self.has_states:
                 self._new.add(checkpoint)
             if not likely:
                 self._checkpoints.move_to_end(checkpoint, last=False)

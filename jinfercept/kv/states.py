@@ -7,56 +7,22 @@ in a slot of its own.
 
 from array import array
 from collections.abc import Collection, Iterable
-from typing import NamedTuple, final, override
+from typing import final, override
 
 from jinfercept.kv.context import Context, ContextState
 from jinfercept.kv.extent import ContextCheckpoint, PageExtent
 from jinfercept.kv.page import PageCopies, Slots
-from jinfercept.kv.side_pool import SidePool
-
-
-class StateSizes(NamedTuple):
-    """The pool of states.
-
-    Attributes:
-        num_states: device slots, numbered from 1 (0 is no context's); 0: the model has no recurrent layers.
-        num_host_states: host slots.
-        state_size: memory of a state, in tokens of KV.
-    """
-
-    num_states: int = 0
-    num_host_states: int = 0
-    state_size: int = 0
-
-
-NO_STATES = StateSizes()
+from jinfercept.kv.side_pool import SidePool, SideSizes
 
 
 @final
 class StatePool(SidePool):
-    """The slots of all states and checkpoints of one model.
-
-    Args:
-        sizes: of the pool.
-        page_size: tokens per page.
-        prefix_caching: chunks end where contexts leave checkpoints.
-        turn_ends: see `SidePool`.
-    """
+    """The slots of all states and checkpoints of one model."""
 
     has_states = True
 
-    def __init__(
-        self, sizes: StateSizes, page_size: int, prefix_caching: bool, turn_ends: Collection[int] = ()
-    ) -> None:
-        super().__init__(
-            page_size,
-            sizes.num_states,
-            sizes.num_host_states,
-            sizes.state_size,
-            prefix_caching=prefix_caching,
-            turn_ends=turn_ends,
-            found_later=True,
-        )
+    def __init__(self, sizes: SideSizes, page_size: int, prefix_caching: bool, turn_ends: Collection[int] = ()) -> None:
+        super().__init__(sizes, page_size, prefix_caching, turn_ends)
         self._read: Slots = array("i")  # device slots that the plan being built reads, one reference each
 
     @override
