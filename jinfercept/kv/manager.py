@@ -8,7 +8,7 @@ that it changes, and the pages that it moves, but not as much as a context has p
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from secrets import token_bytes as random_bytes
-from typing import final
+from typing import Any, final
 from weakref import WeakValueDictionary
 
 from jinfercept.kv.context import Context, ContextState, bounds
@@ -53,7 +53,7 @@ class KVManager:
     ) -> None:
         self.page_size = page_size
         self.most_moved_pages = most_moved_pages
-        self.side_pool: SidePool | None = None
+        self.side_pool: SidePool[Any] | None = None
         if sides.num_slots:
             pool = WindowPool if sides.window else StatePool
             self.side_pool = pool(sides, page_size, prefix_caching, turn_ends)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple, final, override
+from typing import Any, NamedTuple, final, override
 
 import numpy as np
 
@@ -88,7 +88,7 @@ class SideSizes(NamedTuple):
 NO_SIDES = SideSizes(0)
 
 
-class SidePool(ABC):
+class SidePool[Side: ContextWindow | ContextState](ABC):
     """The slots of the sides of all contexts and checkpoints of one model.
 
     Args:
@@ -104,7 +104,7 @@ class SidePool(ABC):
         self._sizes, self.slot_cost, self._turn_ends = sizes, sizes.slot_cost, turn_ends
         self._slots, self._host = SharedSlots(sizes.num_slots, 1), SharedSlots(sizes.num_host_slots, notes_drops=True)
         self._contexts: dict[Context, None] = {}  # with device slots
-        self._moving: list[ContextWindow | ContextState] = []
+        self._moving: list[Side] = []
         self._offloading: list[ContextCheckpoint] = []
         self._fresh: set[int] = set()  # device slots that the plan being built writes
         self._fetched: set[int] = set()  # host slots that it fetches
@@ -173,12 +173,12 @@ class SidePool(ABC):
     # -- the side of a context -------------------------------------------------------------------------------------
 
     @staticmethod
-    def _of(context: Context) -> ContextWindow | ContextState:
-        assert context.side is not None
-        return context.side
+    def _of(context: Context) -> Side:
+        side: Any = context.side
+        return side
 
     @abstractmethod
-    def new(self) -> ContextWindow | ContextState:
+    def new(self) -> Side:
         """The empty side of a new context."""
 
     @abstractmethod

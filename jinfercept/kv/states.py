@@ -16,7 +16,7 @@ from jinfercept.kv.side_pool import SidePool, SideSizes
 
 
 @final
-class StatePool(SidePool):
+class StatePool(SidePool[ContextState]):
     """The slots of all states and checkpoints of one model."""
 
     has_states = True
@@ -190,13 +190,6 @@ class StatePool(SidePool):
             self._contexts[context] = None
         else:
             (state.host,) = host_slots
-
-    @override
-    @staticmethod
-    def _of(context: Context) -> ContextState:
-        state = context.side
-        assert isinstance(state, ContextState)
-        return state
 
     @override
     def _give(self, context: Context) -> None:

@@ -17,7 +17,7 @@ from jinfercept.kv.side_pool import SidePool, SideSizes
 
 
 @final
-class WindowPool(SidePool):
+class WindowPool(SidePool[ContextWindow]):
     """The slots of all windows and checkpoints of one model."""
 
     has_windows = True
@@ -216,13 +216,6 @@ class WindowPool(SidePool):
         window.first = window.host_first = checkpoint.first
         if window.slots:
             self._contexts[context] = None
-
-    @override
-    @staticmethod
-    def _of(context: Context) -> ContextWindow:
-        window = context.side
-        assert isinstance(window, ContextWindow)
-        return window
 
     @override
     def check(self, contexts: Iterable[Context]) -> None:
