@@ -22,7 +22,9 @@ from jinfercept.cli.options import Maybe
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
 from jinfercept.sched.named_profiles import PROFILES
+from jinfercept.sched.order import Order
 from jinfercept.sched.orders import LONGER, MissingWork
+from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.sequence import Sequence as Scheduled
 from jinfercept.sim.agent_sessions import fitting
 from jinfercept.sim.reports import check_outputs, write_json
@@ -44,12 +46,16 @@ _CALLS, _CLIENTS = 4, 8
 Fields = Mapping[str, Any]
 
 
-class ShortAnswersFirst(MissingWork):
+@final
+class ShortAnswersFirst(Order):
     """The default order, with the seconds that the answer is expected to take as work that is missing."""
+
+    def __init__(self, inputs: PolicyInputs) -> None:
+        self._missing_work = MissingWork(inputs)
 
     def key(self, sequence: Scheduled, now: float) -> float:
         """Seconds."""
-        return super().key(sequence, now) + LONGER * _TOKEN_S * sequence.max_tokens
+        return self._missing_work.key(sequence, now) + LONGER * _TOKEN_S * sequence.max_tokens
 
 
 class Hint(NamedTuple):
