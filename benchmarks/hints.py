@@ -99,9 +99,9 @@ def _nvext(**hints: Any) -> Fields:
 _RETURNS = {"policy": "examples.rivals.belady:Belady", "estimator": "oracle"}
 _ALL_KNOWN = _with_follow_up(expected_s=lambda told: told.expected_s)
 HINTS: Mapping[str, Hint] = {
-    "agent_hints.priority, priority": Hint(
+    "priority": Hint(
         _with_priority,
-        lambda number, last: _nvext(priority=5) if _preferred(number) else {},
+        lambda number, last: {"priority": -5} if _preferred(number) else {},
         {},
         "order of waiting requests",
     ),
