@@ -36,12 +36,11 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.start.compile_cache import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.dense_model import logits
-from tests.support.joining import set_joined
 from tests.support.peft_adapters import ALL, GPTJ, write_adapter
 from tests.support.sample_tokenizers import VOCAB, byte_level
 from tests.support.state_moves import check_random_moves
 from tests.support.tiny_gguf import write as write_gguf
-from tests.support.tiny_model import GOLDEN, TOOL, Workload, tiny_setup
+from tests.support.tiny_model import GOLDEN, TOOL, Workload, set_joined, tiny_setup
 
 SIZES: dict[str, Any] = {"page_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 100}
 SIZES |= {"kv_tokens": 112, "swap_space": 0.001, "check_pages": True}  # little more than the longest sequence

@@ -26,8 +26,8 @@ from tests.support.fake_engine import (
     make_engine,
     next_token,
     run_all,
+    sampled_depths,
 )
-from tests.support.matrices import sampled_depths
 
 EOS = (0, 5)
 TOOLS = {"tool": Tool(str, name="tool")}

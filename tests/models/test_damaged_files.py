@@ -274,7 +274,7 @@ def test_a_damaged_config_is_a_model_error(tmp_path: Path) -> None:
 
 def test_a_damaged_tokenizer_is_a_model_error(tmp_path: Path) -> None:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
-    byte_tokenizer(None)._backend.save(str(tmp_path / "tokenizer.json"))
+    byte_tokenizer(None).save(tmp_path)
     for name, texts in {
         "tokenizer_config.json": ["[]", "{", "7", '{"tokenizer_class": 7}', '{"eos_token": {"a": []}}'],
         "generation_config.json": ["[]", "{", '{"eos_token_id": [[1]]}', '{"eos_token_id": "x"}', "[" * 100_000],

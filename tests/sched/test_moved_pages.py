@@ -10,8 +10,15 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.workload import Script, Segment
-from tests.support.fake_engine import POLICIES, FakeRunner, InstantDispatcher, ManualClock, make_engine, run_all
-from tests.support.matrices import sampled_depths
+from tests.support.fake_engine import (
+    POLICIES,
+    FakeRunner,
+    InstantDispatcher,
+    ManualClock,
+    make_engine,
+    run_all,
+    sampled_depths,
+)
 from tests.support.scheduler_scenarios import SIZE, Scenario, ScenarioRun
 
 MOST = 2
