@@ -24,9 +24,7 @@ COMMANDS: Mapping[str, Entry] = {
     "hybrid-turns": Entry(
         "benchmarks.hybrid_turns:HybridTurns", "prompt tokens that hybrid models find, beside a Llama of the same pages"
     ),
-    "aiperf": Entry(
-        "benchmarks.aiperf:AiperfAgents", "coding agents played by AIPerf on a server; its numbers beside the server's"
-    ),
+    "hints": Entry("benchmarks.hints:Hints", "what hints of clients change for coding agents, simulated and served"),
     "fleet": Entry(
         "benchmarks.__main__:FleetLoad", "sessions without keys on replicas: tokens found, by way of routing"
     ),

@@ -514,6 +514,8 @@ class KVManager:
         """
         assert not context.in_use
         assert not context.tail.num_pages
+        if self.side_pool:
+            self.side_pool.free(context)
         store, slots, first, size = self._store, list[int | None](), context.num_pages, self.page_size
         rest = token_bytes(tokens[first * size : (first + num_pages) * size])
         while rest:

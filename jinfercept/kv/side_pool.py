@@ -232,14 +232,22 @@ class SidePool(ABC):
         """
         copies = self._copy_out(context, num_tokens)
         if copies:
+            copied = dict(zip(copies.device, copies.host, strict=True))
             for checkpoint in self._of(context).marked:
                 if checkpoint.slots and not checkpoint.host_slots and self._fresh.isdisjoint(checkpoint.slots):
-                    checkpoint.host_slots = self._take_host(len(checkpoint.slots))
-                    if checkpoint.host_slots:
-                        checkpoint.offloading = True
-                        self._offloading.append(checkpoint)
-                        self._copied[checkpoint] = None
-                        copies.add(checkpoint.slots, checkpoint.host_slots)
+                    shared = array("i", (copied[slot] for slot in checkpoint.slots if slot in copied))
+                    lacking = array("i", (slot for slot in checkpoint.slots if slot not in copied))
+                    self._host.share(shared)
+                    taken = self._take_host(len(lacking))
+                    if len(taken) < len(lacking):
+                        self._host.give(shared, late=True)
+                        continue
+                    copied.update(zip(lacking, taken, strict=True))
+                    copies.add(lacking, taken)
+                    checkpoint.host_slots = array("i", (copied[slot] for slot in checkpoint.slots))
+                    checkpoint.offloading = True
+                    self._offloading.append(checkpoint)
+                    self._copied[checkpoint] = None
         return copies
 
     @abstractmethod
@@ -313,7 +321,7 @@ class SidePool(ABC):
     def settle(self, context: Context) -> None:
         """Shorten a context that does not run to what it can go on from: all that it has, or what is before its last
         checkpoint."""
-        if self._can_go_on(context):
+        if self.can_go_on(context):
             return
         last, index = self._last_checkpoint(context.extents)
         self.free(context)
@@ -325,8 +333,9 @@ class SidePool(ABC):
         """A context pauses: it keeps the window or state that its next token needs, or loses all pages that it alone has."""
         self._pause(context)
         self._drop_last_copy(context)
-        self._mark_end(context, likely=True)
-        if not self._can_go_on(context):
+        if (checkpoint := self._mark_at(context, self._border(context), likely=True)) is not None:
+            self._of(context).marked.append(checkpoint)
+        if not self.can_go_on(context):
             self.lose(context)
 
     @abstractmethod
@@ -335,7 +344,7 @@ class SidePool(ABC):
 
     def end(self, context: Context) -> None:
         """A context ends: it leaves a checkpoint behind its last full page, and gives its window or state back."""
-        self._mark_end(context, likely=True)
+        self._mark_at(context, self._border(context), likely=True)
         self.free(context)
 
     def lose(self, context: Context) -> int:
@@ -353,22 +362,21 @@ class SidePool(ABC):
     def mark(self, context: Context) -> None:
         """Make checkpoints behind the full pages of a running context, and where others are likely to part from it."""
         side = self._of(context)
-        self._mark_end(context, likely=False)
+        self._mark_at(context, self._border(context), likely=False)
         while side.cuts and side.cuts[0] * self._page_size <= context.ready:
-            index = side.cuts.pop(0)
-            if (extent := self._extent_at(context, index)) is not None:
-                self._mark(context, extent, index, likely=True)
-                if (checkpoint := extent.checkpoints.get(index)) is not None:
-                    side.marked.append(checkpoint)
+            if (checkpoint := self._mark_at(context, side.cuts.pop(0), likely=True)) is not None:
+                side.marked.append(checkpoint)
 
-    def _can_go_on(self, context: Context) -> bool:
+    def can_go_on(self, context: Context) -> bool:
+        """Whether a context that does not run has all that its next token needs, on the device or on the host."""
         return context.is_whole and self.reaches(context, context.num_tokens)
 
-    def _mark_end(self, context: Context, *, likely: bool) -> None:
-        """Make a checkpoint behind the last page that other contexts can find."""
-        index = self._border(context)
-        if (extent := self._extent_at(context, index)) is not None:
-            self._mark(context, extent, index, likely=likely)
+    def _mark_at(self, context: Context, index: int, *, likely: bool) -> ContextCheckpoint | None:
+        """Make a checkpoint behind a page that other contexts can find, unless there is one; returns it."""
+        if (extent := self._extent_at(context, index)) is None:
+            return None
+        self._mark(context, extent, index, likely=likely)
+        return extent.checkpoints.get(index)
 
     def _extent_at(self, context: Context, index: int) -> PageExtent | None:
         """The extent of the tree that has the page before this index with the context's tokens, perhaps another context's; None
@@ -392,8 +400,8 @@ class SidePool(ABC):
         """Let a context go on behind pages that it is about to share, from their last checkpoint.
 
         Notes where other contexts are likely to part from it, so that these go on from there: where others go on with the same
-        pages and have no checkpoint, where the system prompt of a new conversation ends, behind the last message, and
-        before the last token.
+        pages and have no checkpoint, where the system prompt of a new conversation ends, behind the last message, before
+        the last token, and behind it.
 
         Args:
             alike: the extents that follow its last one, with the number of their pages that are alike. Those behind the
@@ -404,7 +412,7 @@ class SidePool(ABC):
             How many of them it shares.
         """
         count, start = 0, context.num_tokens // self._page_size
-        cuts = {(len(tokens) - 1) // self._page_size}
+        cuts = {(len(tokens) - 1) // self._page_size, len(tokens) // self._page_size}
         if alike:
             last, index = self._last_checkpoint([extent for extent, _ in alike], sum([pages for _, pages in alike]))
             missing = (extent.start for extent, _ in alike if extent.residency is Residency.MISSING)
@@ -421,7 +429,39 @@ class SidePool(ABC):
         side.cuts, side.marked = sorted(cut for cut in cuts if cut > start), []
         return count
 
+    # -- a disk ----------------------------------------------------------------------------------------------------
+
+    def copied(self, context: Context, first: int, end: int) -> tuple[int, Slots]:
+        """The first checkpoint with a copy on the host: the index behind its page, from `first + 1` to `end`, and the host
+        slots; (0, none) if there is none."""
+        for extent in context.extents:
+            for index, checkpoint in sorted(extent.checkpoints.items()):
+                if first < index <= end and checkpoint.host_slots and not checkpoint.offloading:
+                    return index, checkpoint.host_slots
+        return 0, array("i")
+
+    def num_slots(self, index: int) -> int:
+        """Slots of a checkpoint behind a page."""
+        return index - self._first(index)
+
+    def adopt(self, context: Context) -> Slots:
+        """Let a context that does not run go on behind its last page, all of which are there, from a checkpoint that comes to
+        the host from elsewhere; returns the host slots. None are returned if there is a checkpoint, or no room."""
+        extent, index, slots = context.last, context.last.end, array("i")
+        checkpoint = extent.checkpoints.setdefault(index, ContextCheckpoint(self._first(index)))
+        if not (checkpoint.slots or checkpoint.host_slots):
+            slots = checkpoint.host_slots = self._take_host(self.num_slots(index))
+            if slots:
+                self._copied[checkpoint] = None
+        if checkpoint.slots or checkpoint.host_slots:
+            self.go_on(context, extent, index)
+        return slots
+
     # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _first(self, index: int) -> int:
+        """The first page of a checkpoint behind a page, see `ContextCheckpoint`."""
 
     @abstractmethod
     def _border(self, context: Context) -> int:
@@ -460,18 +500,17 @@ class SidePool(ABC):
         return last, place
 
     def _add_checkpoint(
-        self, extent: PageExtent, index: int, first: int, slots: Slots, *, likely: bool
+        self, extent: PageExtent, index: int, slots: Slots, *, likely: bool
     ) -> ContextCheckpoint | None:
         """Make a checkpoint; None if there is one.
 
         Args:
             index: behind the page before it.
-            first: index of the window's first page.
             likely: see `_mark`.
         """
         checkpoint, made = extent.checkpoints.get(index), None
         if checkpoint is None:
-            checkpoint = extent.checkpoints[index] = ContextCheckpoint(first)
+            checkpoint = extent.checkpoints[index] = ContextCheckpoint(self._first(index))
         if not checkpoint.slots:
             made, checkpoint.slots = checkpoint, self._slots.share(slots[:])
             self._checkpoints[checkpoint] = None

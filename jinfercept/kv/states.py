@@ -146,7 +146,9 @@ class StatePool(SidePool):
     @override
     def _pause(self, context: Context) -> None:
         state = self._of(context)
-        state.last_page = None
+        if state.last_page is not None:
+            state.marked.append(state.last_page)
+            state.last_page = None
         if state.slot and (state.source or not state.position) and not state.fetching:
             self._slots.give(array("i", (state.slot,)))
             state.slot = 0
@@ -193,6 +195,10 @@ class StatePool(SidePool):
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     @override
+    def _first(self, index: int) -> int:
+        return index - 1
+
+    @override
     def _border(self, context: Context) -> int:
         position = self._of(context).position
         return 0 if position % self._page_size else position // self._page_size
@@ -205,7 +211,7 @@ class StatePool(SidePool):
         assert extent.start < index <= extent.end
         if state.slot and not state.source:
             state.slot, state.source = 0, state.slot
-        return self._add_checkpoint(extent, index, index - 1, state.slots, likely=likely)
+        return self._add_checkpoint(extent, index, state.slots, likely=likely)
 
     @override
     def go_on(self, context: Context, extent: PageExtent, index: int) -> None:

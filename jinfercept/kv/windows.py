@@ -230,18 +230,22 @@ class WindowPool(SidePool):
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     @override
+    def _first(self, index: int) -> int:
+        return self._needed(index * self._page_size)[0]
+
+    @override
     def _border(self, context: Context) -> int:
         return context.last.end
 
     @override
     def _mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> ContextCheckpoint | None:
         window = self._of(context)
-        first, _ = self._needed(index * self._page_size)
+        first = self._first(index)
         if not (window.slots and not window.fetching and window.first <= first and window.end >= index):
             return None
         assert extent.start < index <= extent.end
         slots = window.slots[first - window.first : index - window.first]
-        return self._add_checkpoint(extent, index, first, slots, likely=likely)
+        return self._add_checkpoint(extent, index, slots, likely=likely)
 
     @override
     def go_on(self, context: Context, extent: PageExtent, index: int) -> None:

@@ -23,7 +23,7 @@ _FOREIGN = ("consolidated", "adapter_")
 _DRAFT = "mtp."
 """How names of the layer that drafts begin."""
 _UNUSED = (_DRAFT, "model.visual.", "model.vision_tower.", "model.multi_modal_projector.")
-_UNUSED += ("model.embed_vision.", "model.audio_tower.", "model.embed_audio.")
+_UNUSED += ("model.embed_vision.", "model.vision_embedder.", "model.audio_tower.", "model.embed_audio.")
 """Beginnings of names: the layer that drafts, and the parts that read images or sound."""
 _TEXT = {
     "model.language_model.model.": "model.",

@@ -90,7 +90,8 @@ class LeastRecentlyUsed(Policy):
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         if self._write_through is not None:
             pools = budget.pools
-            self._write_through.moves(mover, self._looks is None or 2 * (pools.used + pools.paused) > pools.total)
+            under_pressure = bool(self._hosted) and 2 * (pools.used + pools.paused) > pools.total
+            self._write_through.moves(mover, self._looks is None or under_pressure)
 
     def victims(self, now: float) -> Iterator[Move]:
         action = Action.SWAP if self._write_through is not None else Action.DROP

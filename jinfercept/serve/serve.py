@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jinfercept.errors import ConfigError
-from jinfercept.serve.http.socket_protocol import SocketProtocol
+from jinfercept.serve.http.socket_protocol import SocketProtocol, stopped
 from jinfercept.serve.options import ServedState, ServerOptions
 from jinfercept.serve.process import frozen_heap
 
@@ -88,7 +88,7 @@ class HttpProtocol(H11Protocol):
     def _time_head(self) -> None:
         is_socket = self.transport.get_protocol() is not self
         if is_socket or (self.cycle is not None and not self.cycle.response_complete):
-            self._head_timer = _stopped(self._head_timer)
+            self._head_timer = stopped(self._head_timer)
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self._head_timeout_s, self.transport.abort)
 
@@ -96,6 +96,7 @@ class HttpProtocol(H11Protocol):
         """RFC 9110, 7.8, lets servers ignore offers: those of HTTP/2 that some clients make, and whatever has a body."""
         names = {name for name, _ in self.headers}
         is_first = self.cycle is None and self.scope["method"] == "GET" and self.scope["path"] in self._socket_paths
+        is_first &= self.scope["http_version"] == "1.1"
         return is_first and self._get_upgrade() == b"websocket" and names.isdisjoint(_FRAMING)
 
     def send_400_response(self, msg: str) -> None:
@@ -109,17 +110,12 @@ class HttpProtocol(H11Protocol):
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        self._write_timer = _stopped(self._write_timer)
+        self._write_timer = stopped(self._write_timer)
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_timer, self._write_timer = _stopped(self._head_timer), _stopped(self._write_timer)
+        self._head_timer, self._write_timer = stopped(self._head_timer), stopped(self._write_timer)
         super().connection_lost(exc)
-
-
-def _stopped(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
 
 
 def reserve_files(most: int) -> int:
@@ -176,7 +172,9 @@ class DrainingServer(uvicorn.Server):
             write_timeout_s=options.write_timeout,
             socket_paths=service.socket_paths,
         )
-        socket_protocol = partial(SocketProtocol, write_timeout_s=options.write_timeout)
+        socket_protocol = partial(
+            SocketProtocol, message_timeout_s=options.body_timeout, write_timeout_s=options.write_timeout
+        )
         config = uvicorn.Config(
             app,
             http=cast(type[asyncio.Protocol], protocol),  # uvicorn only calls it

@@ -217,7 +217,7 @@ class EngineSetup:
         disk = None
         if self.disk is not None and isinstance(self.runner.kv, Pool):
             store, identity = self.disk
-            pages = DiskPages(store, self.runner.kv, identity, page_size, self.settings, wake.set)
+            pages = DiskPages(store, self.runner.kv, self.runner.second, identity, page_size, self.settings, wake.set)
             disk = DiskContexts(scheduler, pages, self.profile, shape.buckets[-1])
         requests = RequestLifecycle(
             scheduler,

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.agents import AgentCall, Scale, load_sessions, prompts_of
-from benchmarks.aiperf import weka_session
+from benchmarks.foreign import weka_session
 from benchmarks.servers import Reply, child_server, complete, make_target
 from jinfercept.errors import ConfigError
 from jinfercept.sim import trace_files
@@ -19,7 +19,7 @@ from tests.support.scripted_model import Make
 from tests.support.tiny_model import GOLDEN
 
 
-def test_sessions_are_written_as_aiperf_reads_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sessions_are_written_as_aiperf_reads_them(tmp_path: Path) -> None:
     calls = [AgentCall(200, 5, 0, 0.0), AgentCall(300, 6, None, 1.5), AgentCall(150, 7, 128, 2.0)]
     (tmp_path / "0.json").write_text(json.dumps(weka_session(0, calls, "tiny")))
     [session] = trace_files.load_sessions(str(tmp_path))
@@ -28,8 +28,6 @@ def test_sessions_are_written_as_aiperf_reads_them(tmp_path: Path, capsys: pytes
         (300, 6, 205, 1.5),
         (150, 7, 128, 2.0),
     ]
-    assert main(["aiperf", "tiny", "--aiperf", "no-such-program"]) == 2
-    assert "AIPerf is missing" in capsys.readouterr().err
 
 
 def test_the_shipped_sessions_are_sixteen_of_fourteen_calls() -> None:
@@ -122,3 +120,16 @@ def test_agents_are_measured_on_a_server_that_is_started_and_one_that_is_replace
         ("unbroken", 0),
         ("restarted", 0),
     ]
+
+
+@pytest.mark.slow
+def test_hints_are_compared_with_the_same_sessions_without_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "hints.json"
+    assert main(["hints", "--seeds", "1", "--duration", "120", "--json", str(file)]) == 0
+    shown, runs = capsys.readouterr().out, json.loads(file.read_text())
+    assert all(name.split(",")[0] in shown for name in runs)
+    [plain], [known] = (runs[name]["simulated"] for name in ("none", "jinfercept.expected_s"))
+    assert plain == known
+    assert runs["agent_hints.priority, priority"]["simulated"] != [plain]

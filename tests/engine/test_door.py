@@ -114,6 +114,22 @@ def test_a_client_that_gives_up_leaves_at_once_and_has_its_place_when_it_asks_ag
     assert first_s["a again"] <= min(first_s["b"], first_s["c"])
 
 
+def test_a_request_that_waits_too_long_at_the_door_is_ended_and_one_that_repeats_it_has_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(door, "LATE_S", -1.0)
+    engine, clock, _ = crowded()
+    assert [arrives(engine, new(name)) for name in "ab"] == [1, 2]
+    for name in "12":
+        engine.submit(ask(f"inside {name}", [5] * 40, 30))
+    clock.time += door.LONGEST_S + 1.0
+    ended = {event.request_id: event.output for event in engine.step() if isinstance(event, Finished)}
+    assert {name: output.outputs[0].finish_reason for name, output in ended.items()} == {"a": "abort", "b": "abort"}
+    assert ended["a"].metrics.door_s > door.LONGEST_S
+    assert [arrives(engine, new("c")), arrives(engine, ask("again", [7] * 30, follow_up=FollowUp("a")))] == [1, 1]
+    assert engine.place_at_door([new("c")]) == 2
+
+
 def test_answers_that_are_the_last_ones_keep_no_one_out() -> None:
     engine = make_engine(policy("copy_ahead"), overload="queue", **SLOW)
     for number in range(12):

@@ -85,6 +85,10 @@ def test_half_a_surrogate_pair_in_an_answer_breaks_nothing() -> None:
         ({"prompt": []}, "prompt: List should have at least 1 item"),
         ({"prompt": [[]]}, "prompt[0]: List should have at least 1 item"),
         ({"n": "two"}, "n: Input should be a valid integer (got 'two')"),
+        (
+            {"jinfercept": {"server_tools": "price"}},
+            "jinfercept.server_tools: Input should be a valid boolean or a valid list (got 'price')",
+        ),
         ({"stop": [""]}, "stop is one or several texts that are not empty"),
         ({"stop": ["a", ""]}, "stop is one or several texts that are not empty"),
     ],
