@@ -110,6 +110,24 @@ def test_a_wrapper_that_reads_images_has_the_model_that_reads_text(tmp_path: Pat
     jax.tree.map(np.testing.assert_array_equal, given.params, expected.params)
 
 
+def test_a_unified_wrapper_has_what_its_config_leaves_out() -> None:
+    text = json.loads((GOLDEN / "gemma4" / "config.json").read_text())
+    expected = config_from_hf(text | {"sliding_window": 1024, "max_position_embeddings": 262_144})
+    for key in ("hidden_size_per_layer_input", "vocab_size_per_layer_input", "sliding_window", "enable_moe_block"):
+        del text[key]
+    del text["max_position_embeddings"]
+    whole = {"architectures": ["Gemma4UnifiedForConditionalGeneration"], "model_type": "gemma4_unified"}
+    text |= {"model_type": "gemma4_unified_text", "architectures": None}
+    assert config_from_hf(whole | {"text_config": text, "vision_config": {}}) == expected
+
+
+@pytest.mark.parametrize("rope", [{"rope_theta": 500.0}, {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}])
+def test_one_rotary_embedding_for_layers_of_two_types_is_refused(rope: dict[str, Any]) -> None:
+    config = json.loads((GOLDEN / "gemma4" / "config.json").read_text())
+    with pytest.raises(ModelError, match=r"rope_parameters of config.json.* rope_theta 500\.0"):
+        config_from_hf(config | {"rope_parameters": rope})
+
+
 def test_heads_are_those_of_every_layer_in_models_of_ten_and_more() -> None:
     """transformers names ten and more layers with two digits, as the published models have them."""
     config = json.loads((GOLDEN / "gemma4_e2b" / "config.json").read_text())
