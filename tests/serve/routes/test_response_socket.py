@@ -15,7 +15,6 @@ from openai.resources.responses.responses import ResponsesConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from jinfercept.serve.routes import response_socket
 from jinfercept.serve.serve import HttpProtocol
 from tests.support.engine_state import engine_state
 from tests.support.gate import Gate
@@ -411,23 +410,6 @@ def test_a_client_that_says_goodbye_and_does_not_read_breaks_no_shutdown(
         until(lambda: not engine_state(scripted.llm).has_work)
         server.server.handle_exit(signal.SIGTERM, None)
         until(lambda: server.server.should_exit)
-
-
-def test_a_connection_ends_at_its_limit_behind_its_response(
-    served: Running, scripted: Scripted, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(response_socket, "_MOST_S", 0.05)
-    scripted.follow()
-    with served.client.responses.connect() as socket:
-        create(socket, "Go on.", max_output_tokens=300)
-        code = "websocket_connection_limit_reached"
-        while (refusal := refusal_of(socket, background=True)).error.code is None:
-            pass
-        assert refusal.error.code == code
-        gate.open()
-        shown: list[Any] = list(socket)
-    assert [event.type for event in shown if event.type in ENDS] == ["response.incomplete", "error"]
-    assert shown[-1].error.code == code
 
 
 def test_a_drain_ends_a_connection_behind_its_response(scripted: Scripted, gate: Gate) -> None:
