@@ -39,8 +39,7 @@ def tiles_for(heads: Heads, capability: int) -> Tiles:
 
 def work_cut(heads: Heads, tiles: Tiles | None = None) -> WorkCut:
     """How the kernels cut a batch, by these tiles or by those for the GPU that the code is lowered for."""
-    if tiles is None:
-        tiles = tiles_for(heads, compute_capability())
+    tiles = tiles or tiles_for(heads, compute_capability())
     return WorkCut(heads.num_kv_heads, tiles.programs, tiles.decode.tokens, tiles.chunk.rows // heads.group)
 
 

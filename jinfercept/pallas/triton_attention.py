@@ -82,8 +82,7 @@ def paged_attention_triton(
         fix += f"{LARGEST_HEAD_DIM}, or the reference"
         raise ValueError(f"the Triton kernels have no such attention; got {got}; fix: use {fix}")
     heads = Heads(num_heads, num_kv_heads, head_dim, q.dtype.itemsize, is_quantised(pages.dtype))
-    if tiles is None:
-        tiles = tiles_for(heads, AMPERE if interpret else compute_capability())
+    tiles = tiles or tiles_for(heads, AMPERE if interpret else compute_capability())
     out = None if decode_only else _attend_chunks(q, pages, batch.work, scoring, tiles.chunk, interpret)
     return attend_decode_rows(q, pages, batch.work, out, tiles, interpret, scoring)
 
@@ -113,8 +112,7 @@ def joined_attention_triton(
     """
     _, num_kv_heads, width, head_dim = qkv.shape
     heads = Heads(num_kv_heads * (width - 2), num_kv_heads, head_dim, qkv.dtype.itemsize)
-    if tiles is None:
-        tiles = tiles_for(heads, AMPERE if interpret else compute_capability())
+    tiles = tiles or tiles_for(heads, AMPERE if interpret else compute_capability())
     return attend_joined_decode_rows(qkv, rotation, pages, batch.work, counts, tiles, interpret)
 
 

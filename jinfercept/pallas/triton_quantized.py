@@ -15,12 +15,13 @@ from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Float32, Int, Integer, Shaped
 
+from jinfercept.pallas.gpu_heads import AMPERE
 from jinfercept.pallas.layouts.kv_rows import e4m3_shares
 from jinfercept.pallas.layouts.packed_weights import e2m1_pairs, wide_numbers, wide_scales
 from jinfercept.pallas.operands import EVERYWHERE
 from jinfercept.pallas.tiles import power_of_two
 
-_AMPERE, _ADA = 80, 89  # their compute capabilities
+ADA = 89  # its compute capability
 MOST_ROWS, MOST_FLOAT8_ROWS = 64, 32
 """Above, the copy that XLA makes of a weight costs less than to unpack the weight again for every tile of rows. Timed on an
 H200, as the sizes of tiles were (`benchmarks/gpu/`)."""
@@ -97,7 +98,7 @@ def most_rows(values: DTypeLike) -> int:
 
 def least_capability(values: DTypeLike) -> int:
     """Compute capability of the oldest GPUs that have code for numbers of this type."""
-    return _ADA if values == jnp.float8_e4m3fn else _AMPERE
+    return ADA if values == jnp.float8_e4m3fn else AMPERE
 
 
 def _cut(num_rows: int, num_blocks: int, num_stored: int, per_value: int, group: int, zero: int) -> Cut:
