@@ -33,13 +33,13 @@ _INSTRUCTIONS = (
 )
 
 
-class _Arguments(BaseModel):
+class _ToolArguments(BaseModel):
     """Arguments of a tool, whose description is the docstring."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class _Ask(_Arguments):
+class _Ask(_ToolArguments):
     """Ask the language model, and return its answer when it is complete."""
 
     prompt: Annotated[str, Field(description="what the model reads; it knows nothing of earlier calls")]
@@ -53,7 +53,7 @@ class _StartTask(_Ask):
     status: queued, in_progress, completed, incomplete if the answer was cut off, or cancelled."""
 
 
-class _TaskAnswer(_Arguments):
+class _TaskAnswer(_ToolArguments):
     """The answer of a task, as far as it is written; call it again while its status is queued or in_progress."""
 
     task_id: Annotated[str, Field(max_length=256, description="the id that start_task returned")]

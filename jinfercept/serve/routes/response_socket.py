@@ -22,7 +22,7 @@ from jinfercept.sched.tenants import ExpiringEntries
 from jinfercept.serve.access.key_limits import OpenSockets
 from jinfercept.serve.access.keys import Keys
 from jinfercept.serve.http.access_log import DETAILS
-from jinfercept.serve.options import ServerOptions
+from jinfercept.serve.options import ServedState
 from jinfercept.serve.protocols.anthropic.dialect import authorizations
 from jinfercept.serve.protocols.encoding import encode
 from jinfercept.serve.protocols.errors import ApiError
@@ -41,15 +41,11 @@ _OWN_HEADERS = (b"connection", b"content-encoding", b"content-type", b"sec-webso
 """Headers of the handshake alone."""
 
 
-class SocketHost(Protocol):
+class SocketHost(ServedState, Protocol):
     """What WebSockets are opened at: a server, or the front of a fleet."""
 
     keys: Keys
     sockets: OpenSockets
-    draining: bool
-
-    @property
-    def options(self) -> ServerOptions: ...
 
     async def prepare[T](self, request: Request, work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
         """The result of slow work, done in a thread."""
