@@ -22,7 +22,6 @@ from jinfercept.engine.protocols import RealClock
 from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
-from jinfercept.kv.states import StateSizes
 from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.load import dtype_name
 from jinfercept.models.protocol import ModelDimensions, ServedModel, num_draft_layers
@@ -205,9 +204,8 @@ class EngineSetup:
             identity=f"{model_config} {config.model.dtype} {config.model.activation_dtype} {config.cache.kv_cache_dtype}",
             prefix_caching=config.cache.enable_prefix_caching,
             most_moved_pages=max(1, memory_plan.moved_tokens // page_size),
-            states=StateSizes(shape.num_states, memory_plan.states.num_host_states, memory_plan.state_size(page_size)),
-            windows=memory_plan.windows,
-            turn_ends=end_token_ids(model_config, tokenizer),
+            sides=memory_plan.windows if shape.num_window_pages else memory_plan.state_sizes(page_size),
+            turn_ends=turn_end_ids(model_config, tokenizer),
         )
         clock = RealClock()
         scheduler = build.build(kv)
@@ -286,6 +284,12 @@ def _limits(
         SpeculationLimits(*drafts[1:4], pass_share, drafts.method == "mtp", exposed_s),
         options.overload,
     )
+
+
+def turn_end_ids(model_config: ModelDimensions, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """The tokens behind which clients cut their prompts: those that end a text, and what ends a message of gpt-oss."""
+    end = tokenizer.added_token_id("<|end|>") if tokenizer else None
+    return *end_token_ids(model_config, tokenizer), *([] if end is None else [end])
 
 
 def end_token_ids(model_config: ModelDimensions, tokenizer: Tokenizer | None) -> tuple[int, ...]:

@@ -89,7 +89,7 @@ def plan_pools(
     memory = planned()
     num_pages = memory.kv_tokens // config.cache.page_size
     shape = _runner_shape(model, num_pages, memory.max_model_len, config)
-    shape = replace(shape, num_states=states.num_states, num_window_pages=memory.windows.num_device_pages)
+    shape = replace(shape, num_states=states.num_states, num_window_pages=memory.windows.num_slots)
     moved_pages = max(1, memory.moved_tokens // config.cache.page_size)
     return memory, replace(shape, moved_pages=moved_pages, routed_experts=routed_experts)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jinfercept.chat.text_stream import TextStream
 from jinfercept.events import Finished, Token
-from jinfercept.kv.states import NO_STATES, StateSizes
+from jinfercept.kv.side_pool import NO_SIDES, SideSizes
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
@@ -33,7 +33,7 @@ def run(
 ) -> tuple[dict[str, RequestOutput], FakeRunner, Any]:
     """Outputs, the runner with its plans, and the scheduler's counters."""
     write = options.pop("write", copying_token)
-    has_states = options.get("states", NO_STATES).num_states > 0
+    has_states = options.get("states", NO_SIDES).num_slots > 0
     runner = FakeRunner(4, BUCKETS, write=write, draft=options.pop("draft", None), has_states=has_states)
     engine = serve(
         POLICIES[policy](), runner=runner, buckets=BUCKETS, speculation=speculation, link_tokens_per_s=800.0, **options
@@ -70,7 +70,7 @@ REQUESTS = st.lists(
     ),
     pages=st.tuples(st.integers(14, 24), st.integers(0, 8)),
     latency_s=st.sampled_from([0.0, 0.3]),
-    states=st.sampled_from([NO_STATES, StateSizes(4, 0, 3), StateSizes(7, 8, 3)]),
+    states=st.sampled_from([NO_SIDES, SideSizes(4, 0, 3), SideSizes(7, 8, 3)]),
 )
 def test_drafts_change_no_token_and_no_end(
     described: list[tuple[list[int], int, dict[int, list[int]], int | None]],
@@ -79,7 +79,7 @@ def test_drafts_change_no_token_and_no_end(
     limits: SpeculationLimits,
     pages: tuple[int, int],
     latency_s: float,
-    states: StateSizes,
+    states: SideSizes,
 ) -> None:
     requests = [
         request(

@@ -11,8 +11,7 @@ from jinfercept.engine.meter.ledger import Prices
 from jinfercept.engine.meter.request_log import LogEvent, RequestLog, Stepped
 from jinfercept.events import Finished
 from jinfercept.kv.manager import KVManager
-from jinfercept.kv.states import NO_STATES, StateSizes
-from jinfercept.kv.windows import NO_WINDOWS, WindowSizes
+from jinfercept.kv.side_pool import NO_SIDES, SideSizes
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
@@ -77,8 +76,8 @@ class Scenario:
     aborts: tuple[tuple[float, int], ...] = ()
     follow_ups: bool = False
     order: OrderChoice = "fcfs"
-    windows: WindowSizes = NO_WINDOWS
-    states: StateSizes = NO_STATES
+    windows: SideSizes = NO_SIDES
+    states: SideSizes = NO_SIDES
 
     @property
     def profile(self) -> Profile:
@@ -186,12 +185,12 @@ class ScenarioRun:
         estimator = make_estimator(scenario.estimator, SIMULATED_ESTIMATORS)
         build = plan_scheduler(scenario.profile, estimator, scenario.policy, scenario.limits, SIZE, scenario.order)
         self.synchronous = build.policy.synchronous
-        beside = {"windows": scenario.windows, "states": scenario.states}
-        kv = KVManager(scenario.num_pages, scenario.num_host_pages, SIZE, **beside)
+        sides = scenario.states if scenario.states.num_slots else scenario.windows
+        kv = KVManager(scenario.num_pages, scenario.num_host_pages, SIZE, sides=sides)
         self.scheduler = build.build(kv)
         priced = PricedRunner(Prices(scenario.profile, SIZE, synchronous=self.synchronous), self.clock)
         self._dispatcher = ScriptedDispatcher(self.clock, scenario.tokens)
-        window, has_states = scenario.windows.window or None, scenario.states.num_states > 0
+        window, has_states = scenario.windows.window or None, scenario.states.num_slots > 0
         device = FakeRunner(SIZE, scenario.buckets, window=window, has_states=has_states)
         checked = CheckedRunner(device, priced, lambda plan: planned(self, plan))
         log = RequestLog(self.clock.now)
