@@ -183,9 +183,9 @@ def test_a_layer_whose_drafts_are_refused_rests_until_another_request_begins(dep
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("states", [NO_STATES, StateSizes(40, 8, 3)])
+@pytest.mark.parametrize("states", [NO_SIDES, SideSizes(40, 8, 3)])
 @pytest.mark.parametrize("batch", [1, 4, 12])
-def test_a_layer_that_drafts_costs_two_percent_at_most(batch: int, states: StateSizes) -> None:
+def test_a_layer_that_drafts_costs_two_percent_at_most(batch: int, states: SideSizes) -> None:
     """Priced as the scheduler prices steps, with the drafts of the layer, at three shares of right drafts."""
     cost, share = AffineCost(), 0.05
 
