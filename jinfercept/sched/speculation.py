@@ -137,6 +137,7 @@ class Speculation:
         self._max_model_len, self._counters = max_model_len, counters
         self._most_known = 1 + limits.num_drafts if kv.has_states else 1  # tokens of a row before its drafts
         self._by_model, self._overall = limits.pass_share is not None, Acceptance(limits.num_drafts)
+        self._again = 2 if kv.has_states else 1  # accepted drafts are computed again
         self._coming = False  # the last plan has drafts made
         self._idle = _MOST_IDLE  # steps' time for which the layer has read in vain
 
@@ -197,7 +198,7 @@ class Speculation:
             if has_all and (count := self._room(sequence, max(end, len(sequence.tokens)) + 1)):
                 sequences.append(sequence)
                 counts.append(count)
-        num_rows, most = len(sequences), self._budget.buckets[-1] - len(sequences)
+        num_rows, most = len(sequences), (self._budget.buckets[-1] - len(sequences)) // self._again
         pays = bool(sequences) and any(
             self._depths(sequences, counts, num_rows, num_rows, most, builder.context_tokens, has_passes=True)
         )
@@ -293,20 +294,18 @@ class Speculation:
         ]
         cost, bucket = self._budget.cost, self._budget.bucket
 
-        again = 2 if self._kv.has_states else 1  # accepted drafts are computed again
+        def pass_s(rows: int) -> float:
+            return (self._limits.pass_share or 0.0) * cost.step_s(bucket(rows), context_tokens)
+
+        # the layer makes all its drafts, whatever becomes of them
+        beside_s = self._limits.exposed_s + (self._limits.num_drafts * pass_s(num_sampled) if has_passes else 0.0)
 
         def step_s(tokens: int) -> float:
-            computed = min(query_tokens + again * (tokens - query_tokens), self._budget.buckets[-1])
-            exposed_s = self._limits.exposed_s if tokens > query_tokens else 0.0
-            return cost.step_s(bucket(computed), context_tokens) + exposed_s
+            computed = min(query_tokens + self._again * (tokens - query_tokens), self._budget.buckets[-1])
+            return cost.step_s(bucket(computed), context_tokens) + (beside_s if tokens > query_tokens else 0.0)
 
-        share = self._limits.pass_share  # what the layer wrote is there
-        pass_s = (
-            None
-            if share is None or (self._limits.by_layer and not has_passes)
-            else lambda rows: share * cost.step_s(bucket(rows), context_tokens)
-        )
-        return choose_depths(prospects, num_sampled, query_tokens, most, step_s, pass_s)
+        has_model = self._by_model and not self._limits.by_layer
+        return choose_depths(prospects, num_sampled, query_tokens, most, step_s, pass_s if has_model else None)
 
     def _drafted(self, sequence: Sequence, chunk: Chunk, drafts: tuple[int, ...]) -> Chunk:
         """A decode row with drafts."""

@@ -1,5 +1,6 @@
 """Drafts change no token and lose no page, whatever becomes of the requests."""
 
+import random
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.speculation import NO_DRAFTS, SpeculationLimits
 from tests.engine.test_constrained_engine import EOS, Count, Counting
 from tests.support.engine_requests import DEPTHS, only, request, serve
-from tests.support.fake_engine import POLICIES, VOCAB, FakeRunner, copying_token, run_all
+from tests.support.fake_engine import POLICIES, VOCAB, AffineCost, FakeRunner, copying_token, run_all
 from tests.support.sample_tokenizers import byte_level
 
 BUCKETS = (4, 8, 16)
@@ -179,6 +180,33 @@ def test_a_layer_whose_drafts_are_refused_rests_until_another_request_begins(dep
     assert {name: output.outputs for name, output in outputs.items()} == {
         name: output.outputs for name, output in expected.items()
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("states", [NO_SIDES, SideSizes(40, 8, 3)])
+@pytest.mark.parametrize("batch", [1, 4, 12])
+def test_a_layer_that_drafts_costs_two_percent_at_most(batch: int, states: SideSizes) -> None:
+    """Priced as the scheduler prices steps, with the drafts of the layer, at three shares of right drafts."""
+    cost, share = AffineCost(), 0.05
+
+    def seconds(limits: SpeculationLimits, accuracy: float) -> float:
+        def draft(context: Any, _: Any) -> int:
+            is_right = random.Random(1000 * len(context) + context[-1]).random() < accuracy
+            return (copying_token(context, None) + 2 * (not is_right)) % VOCAB
+
+        requests = [request(str(number), [1 + number % 7, 2, number % 5], 200) for number in range(3 * batch)]
+        pool = {"num_pages": 900, "max_num_seqs": batch, "max_model_len": 300, "states": states}
+        _, runner, _ = run(requests, limits, depth=0, draft=draft, **pool)
+        passes = [
+            0 if plan.draft is None else limits.num_drafts * share if plan.draft.drafts else share
+            for plan in runner.plans
+        ]
+        return sum(cost.step_s(plan.bucket, 0) * (1 + more) for plan, more in zip(runner.plans, passes, strict=True))
+
+    limits, without_s = SpeculationLimits(3, 1, 3, share, by_layer=True), seconds(NO_DRAFTS, 0.0)
+    ratios = [seconds(limits, accuracy) / without_s for accuracy in (0.0, 0.5, 1.0)]
+    assert max(ratios) <= 1.02
+    assert ratios[-1] < 0.85 or batch == 12
 
 
 def open_text(requests: Request) -> TextStream:
