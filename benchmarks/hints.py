@@ -14,13 +14,17 @@ from random import Random
 from statistics import mean
 from typing import Any, NamedTuple, final
 
+from openai import AsyncOpenAI
+
 from benchmarks.agents import OwnModel, Scale, load_sessions, prompts_of
 from benchmarks.servers import Reply, child_server, complete, make_target
 from jinfercept.cli.options import Maybe
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
 from jinfercept.sched.named_profiles import PROFILES
+from jinfercept.sched.order import Order
 from jinfercept.sched.orders import LONGER, MissingWork
+from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.sequence import Sequence as Scheduled
 from jinfercept.sim.agent_sessions import fitting
 from jinfercept.sim.reports import check_outputs, write_json
@@ -37,17 +41,21 @@ _POOL, _PAGE, _LIVE = 400_000, 64, 8
 _TOKEN_S = 0.02
 """Seconds of a generated token, about, where the expected length orders requests."""
 _SHORT = Scale(1 / 64, 1 / 32, 0.1)
-_CALLS, _CLIENTS = 5, 8
+_CALLS, _CLIENTS = 4, 8
 
 Fields = Mapping[str, Any]
 
 
-class ShortAnswersFirst(MissingWork):
+@final
+class ShortAnswersFirst(Order):
     """The default order, with the seconds that the answer is expected to take as work that is missing."""
+
+    def __init__(self, inputs: PolicyInputs) -> None:
+        self._missing_work = MissingWork(inputs)
 
     def key(self, sequence: Scheduled, now: float) -> float:
         """Seconds."""
-        return super().key(sequence, now) + LONGER * _TOKEN_S * sequence.max_tokens
+        return self._missing_work.key(sequence, now) + LONGER * _TOKEN_S * sequence.max_tokens
 
 
 class Hint(NamedTuple):
@@ -91,9 +99,9 @@ def _nvext(**hints: Any) -> Fields:
 _RETURNS = {"policy": "examples.rivals.belady:Belady", "estimator": "oracle"}
 _ALL_KNOWN = _with_follow_up(expected_s=lambda told: told.expected_s)
 HINTS: Mapping[str, Hint] = {
-    "agent_hints.priority, priority": Hint(
+    "priority": Hint(
         _with_priority,
-        lambda number, last: _nvext(priority=5) if _preferred(number) else {},
+        lambda number, last: {"priority": -5} if _preferred(number) else {},
         {},
         "order of waiting requests",
     ),
@@ -198,13 +206,13 @@ def simulated(hint: Hint | None, seed: int, duration_s: float) -> Measured:
     return Measured(mean(delays[True]), mean(delays[False]), again)
 
 
-def served(url: str, hint: Hint | None, seed: int) -> Measured:
-    """Play shortened sessions on a server, each with tokens of its own seed."""
+def served(url: str, hint: Hint | None, seed: str) -> Measured:
+    """Play shortened sessions on a server, with tokens that no other seed has."""
     sessions = [calls[:_CALLS] for calls in load_sessions(_SHORT)[:_CLIENTS]]
     fields = (lambda number, last: {}) if hint is None or hint.fields is None else hint.fields
     replies: list[tuple[int, int, Reply]] = []
 
-    async def work(number: int) -> None:
+    async def work(number: int, client: AsyncOpenAI) -> None:
         calls = prompts_of(sessions[number], Random(f"{seed}/{number}"))
         prompt = next(calls)
         for place in range(_CALLS):
@@ -216,9 +224,9 @@ def served(url: str, hint: Hint | None, seed: int) -> Measured:
                 prompt = calls.send(reply.token_ids)
 
     async def play() -> None:
-        await asyncio.gather(*map(work, range(_CLIENTS)))
+        async with make_target(url, None, 600.0).client() as client:
+            await asyncio.gather(*(work(number, client) for number in range(_CLIENTS)))
 
-    client = make_target(url, None, 600.0).client()
     asyncio.run(play())
     delays = {
         even: [reply.first_s or 0.0 for number, _, reply in replies if _preferred(number) is even]
@@ -248,12 +256,13 @@ class Hints:
         named: dict[str, Hint | None] = {"none": None, **HINTS}
         rows = {name: {"simulated": self._runs(simulated, hint)} for name, hint in named.items()}
         if self.own is not None:
-            flags = {"max_num_seqs": 2, "kv_tokens": 4096, "host_kv_tokens": 0}
-            for name, hint in named.items():
-                if hint is None or hint.fields is not None:
-                    with child_server(self.own, flags) as url:
-                        served(url, hint, -1)  # compiles
-                        rows[name]["served"] = [served(url, hint, seed) for seed in range(self.seeds)]
+            flags = {"max_num_seqs": 2, "kv_tokens": 4096, "max_model_len": 2048, "swap_space": 0}
+            with child_server(self.own, flags) as url:
+                served(url, None, "warm-up")
+                for name, hint in named.items():
+                    if hint is None or hint.fields is not None:
+                        runs = [served(url, hint, f"{name}/{seed}") for seed in range(self.seeds)]
+                        rows[name]["served"] = runs
         show(_table(rows))
         if self.json is not None:
             write_json(

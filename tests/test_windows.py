@@ -14,6 +14,7 @@ from jinfercept.llm import LLM
 from jinfercept.models.load import read_config
 from jinfercept.request import FollowUp
 from jinfercept.sampling_params import SamplingParams
+from tests.support.engine_state import engine_of
 from tests.support.fake_engine import sampled_depths
 from tests.support.kv_contexts import side_pool
 from tests.support.tiny_model import GOLDEN, Workload, all_return_at_once, count_ties, tiny_llm
@@ -68,7 +69,7 @@ def test_a_paused_context_keeps_the_pages_that_the_formula_says(small: LLM) -> N
     """The formula of docs/hybrid.md against what is counted, for a context of four windows."""
     config, num_tokens, seen = read_config(GOLDEN / "gemma3"), 80, list[tuple[int, int]]()
     small.restart(policy="preserve", pipeline_depth=0)
-    kv, runner, plan = small.engine._engine.scheduler.kv, small.engine.setup.runner, small.memory_plan  # pyright: ignore[reportPrivateUsage]
+    kv, runner, plan = engine_of(small).scheduler.kv, small.engine.setup.runner, small.memory_plan
     before = side_pool(kv).num_free
 
     def look(argument: str) -> list[int]:

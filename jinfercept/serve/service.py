@@ -34,7 +34,7 @@ from jinfercept.serve.http.request_body import unless_disconnected
 from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.process import trim_heap
-from jinfercept.serve.protocols.errors import ApiError, about
+from jinfercept.serve.protocols.errors import ApiError, about, overloaded
 from jinfercept.serve.server_tools import ServerTools
 from jinfercept.serve.state.database import StateDatabase
 from jinfercept.serve.state.store import StateStore
@@ -55,8 +55,6 @@ _ENDING_S, _MOST_ENDING_S = 1.0, 5.0
 _CHARS_PER_TOKEN = 16
 _MIN_PROMPT_CHARS = 2**16
 """Default of `--max-prompt-chars` for small models."""
-_DOOR_S = "30"
-"""`Retry-After` of a refused conversation. Those inside last minutes; clients heed at most a minute."""
 KEY = "jinfercept.key"
 """Key of a request's scope: its tenant."""
 BODY_BYTES = "jinfercept.body_bytes"
@@ -81,7 +79,6 @@ class Service:
         names: of the model in requests; answers have the first one by default.
         created: start of the server, in seconds since 1970.
         draining: whether new requests are refused.
-        socket_paths: paths of WebSockets.
         ignored: unknown fields of bodies that were logged.
         chat_template: source of the template that replaces the model's; None: the model's.
         state: stored responses and conversations.
@@ -115,7 +112,6 @@ class Service:
         options.check_adapters(self.names, llm.engine.adapters.names, llm.engine.adapters.num_slots)
         self.created = int(time.time())
         self.draining = False
-        self.socket_paths = ("/v1/responses",)
         self.keys = Keys(options.key_rules())
         self.chat_template = options.template()
         self.ignored: set[str] = set()
@@ -292,8 +288,7 @@ class Service:
         if place := await asyncio.wrap_future(self.llm.engine.place_at_door(requests)):
             if self.llm.engine.overload == "refuse":
                 await self.close(stream)
-                message = "no more conversations can be served now; fix: retry later"
-                raise ApiError(429, message, code="overloaded", headers={"Retry-After": _DOOR_S})
+                raise overloaded()
             http.scope[DETAILS][PLACE] = place
         return stream
 

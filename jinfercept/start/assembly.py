@@ -42,7 +42,6 @@ from jinfercept.start.memory import MemoryPlan
 from jinfercept.start.served_adapters import ServedAdapters
 from jinfercept.start.several_hosts import disconnect
 from jinfercept.start.side_pools import check_recurrent
-from jinfercept.start.sizing import layer_share
 
 CHANGEABLE = frozenset({*CHOICES, *RestartOptions.__annotations__})
 """Options that no executable depends on."""
@@ -191,9 +190,9 @@ class EngineSetup:
         shape, tokenizer, config, memory_plan = self.shape, self.tokenizer, self.config, self.memory_plan
         model_config, page_size = self.model.config, shape.page_size
         options = config.scheduling
-        by_layer = options.speculation.method == "mtp"
-        share = layer_share(self.runner.weight_shapes) if by_layer else self.profile.draft_share
-        limits = _limits(config, shape, share)
+        # steps on a CPU have it already, and without a pipeline every step waits
+        hides = self.runner.device.platform != "cpu" and config.advanced.pipeline_depth > 0
+        limits = _limits(config, shape, self.profile.draft_share, self.profile.dispatch_s if hides else 0.0)
         profile = self.profile if self.disk is not None else self.profile.without_disk()
         estimator = make_estimator(options.estimator)
         build = plan_scheduler(profile, estimator, options.policy, limits, page_size, options.order)
@@ -270,7 +269,9 @@ def chunks(config: EngineConfig, shape: RunnerShape) -> bool:
     return _limits(config, shape).chunks(config.scheduling.policy)
 
 
-def _limits(config: EngineConfig, shape: RunnerShape, draft_share: float = 0.0) -> SchedulerLimits:
+def _limits(
+    config: EngineConfig, shape: RunnerShape, draft_share: float = 0.0, exposed_s: float = 0.0
+) -> SchedulerLimits:
     options, drafts = config.scheduling, config.scheduling.speculation
     pass_share = None if drafts.method == "ngram" else draft_share
     return SchedulerLimits(
@@ -280,7 +281,7 @@ def _limits(config: EngineConfig, shape: RunnerShape, draft_share: float = 0.0) 
         options.max_chunk_tokens,
         options.chunked_prefill,
         options.preemption,  # pyright: ignore[reportArgumentType] # a choice of its option
-        SpeculationLimits(*drafts[1:4], pass_share, by_layer=drafts.method == "mtp"),
+        SpeculationLimits(*drafts[1:4], pass_share, drafts.method == "mtp", exposed_s),
         options.overload,
     )
 

@@ -159,7 +159,7 @@ class _Start:
             self._tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
             across_hosts = self._group is not None
             self._draft = load_draft_model(config, self._devices, self._tokenizer, across_hosts=across_hosts)
-            check_draft_layer(config, loaded.model, self._devices, across_hosts=across_hosts)
+            check_draft_layer(config, loaded.model, across_hosts=across_hosts)
             check_recurrent(config, loaded.model, None if self._draft is None else self._draft.model)
             self._config = as_invariant(config, loaded.model, loaded.params)
         self._progress("loading", 1, 1)

@@ -120,3 +120,16 @@ def test_agents_are_measured_on_a_server_that_is_started_and_one_that_is_replace
         ("unbroken", 0),
         ("restarted", 0),
     ]
+
+
+@pytest.mark.slow
+def test_hints_are_compared_with_the_same_sessions_without_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "hints.json"
+    assert main(["hints", "--seeds", "1", "--duration", "120", "--json", str(file)]) == 0
+    shown, runs = capsys.readouterr().out, json.loads(file.read_text())
+    assert all(name.split(",")[0] in shown for name in runs)
+    [plain], [known] = (runs[name]["simulated"] for name in ("none", "jinfercept.expected_s"))
+    assert plain == known
+    assert runs["priority"]["simulated"] != [plain]

@@ -17,6 +17,7 @@ from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.machine import Memory, memory, num_processors
 from jinfercept.cpu_kernels.native import cached
 from tests.support.attention_steps import Shapes, make_step
+from tests.support.pretend import older_cpu
 from tests.support.quantized_weight import weight
 
 GIB = 1 << 30
@@ -192,7 +193,7 @@ OWN = {"item", "work", "pool"}
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The kernels that are traced, none of them compiled for this CPU."""
     traced: list[Any] = []
-    monkeypatch.setattr(native, "features", lambda: frozenset({"avx2", "fma"}))
+    older_cpu(monkeypatch)
     monkeypatch.setattr(native, "target", lambda kernel: traced.append(kernel) or "not called")
     return traced
 

@@ -17,6 +17,7 @@ from tests.support.fake_engine import (
     POLICIES,
     FakeRunner,
     run_all,
+    runner_of,
     uninterrupted,
 )
 
@@ -71,7 +72,7 @@ def test_abort_while_pages_land_frees_them(depth: int) -> None:
     engine = serve(swap(), latency=lambda call: 1.0, num_pages=8, num_host_pages=8, depth=depth)
     engine.submit(request("a", [1] * 13, 9, {2: [5, 6]}))
     until(engine, lambda: state_of(engine, "a") is State.INTERCEPTED)
-    runner: FakeRunner = engine._runner  # pyright: ignore
+    runner = runner_of(engine)
     until(engine, lambda: bool(runner.plans[-1].fetch))
     assert aborted(engine, "a").finish_reason == "abort"
     assert engine.scheduler.kv.occupancy().used == 0

@@ -456,7 +456,7 @@ def test_a_socket_is_answered_by_the_replica_that_has_its_responses(scripted: Sc
             local.replicas.hanging.clear()
             third = respond(connection, "And?", previous_response_id=then.id)
             assert (third.error.param, third.status) == ("store", 400)
-            stored = [respond(connection, stream_id="b") for _ in range(2)][-1]
+            stored = [respond(connection) for _ in range(2)][-1]
             assert local.client.responses.retrieve(stored.id).status == "incomplete"
             with pytest.raises(InvalidStatus) as refused, local.client.responses.connect():
                 pass

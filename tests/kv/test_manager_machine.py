@@ -4,6 +4,7 @@ The machine keeps both memories as the plans that it makes would leave them: a t
 to it, a plan is executed as fetch, drop, copy-out, compute, land, and whatever is read or stays readable is compared.
 """
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from jinfercept.kv.page import PageCopy, Residency
 from jinfercept.kv.side_pool import SideSizes
 from jinfercept.sched.plan import WindowCopies
 from tests.support.fake_runner import FakeMemories
+from tests.support.kv_contexts import evict_prefixes
 from tests.support.kv_owners import Computed, Owner, check_owner, check_runs, compute_states
 
 MAX_SEQUENCES = 5
@@ -142,8 +144,8 @@ class ManagerMachine(RuleBasedStateMachine):
                 self.close(idle)
             elif what == "evict":
                 free = self.manager.occupancy().free
-                store = self.manager._store
-                freed = store.evict(store.cached, count) if which % 2 else self.manager.evict_paused(count)
+                evict = partial(evict_prefixes, self.manager) if which % 2 else self.manager.evict_paused
+                freed = evict(count)
                 assert freed <= count or self.manager.side_pool
                 if self.manager.side_pool:
                     continue

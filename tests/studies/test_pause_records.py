@@ -288,7 +288,6 @@ def test_a_wrong_oracle_is_wrong_by_its_factor_until_the_call_outlasts_it() -> N
     assert tenfold.remaining_s(CALL, 2.0) == 58.0
     assert half.remaining_s(CALL, 2.0) == 1.0
     assert half.remaining_s(CALL, 4.0) == 0.0
-    assert [half.survival(CALL, 1.0, horizon_s) for horizon_s in (1.9, 2.0)] == [1.0, 0.0]
 
 
 def test_a_factor_of_one_changes_nothing() -> None:
@@ -296,7 +295,6 @@ def test_a_factor_of_one_changes_nothing() -> None:
     same = distorted(1.0, oracle)
     for age_s in (0.0, 2.0, 7.0):
         assert same.remaining_s(CALL, age_s) == oracle.remaining_s(CALL, age_s)
-        assert same.survival(CALL, age_s, 1.0) == oracle.survival(CALL, age_s, 1.0)
     same.observe(CALL, 6.0)
     with pytest.raises(AssertionError, match="calls that have started"):
         same.remaining_s(CALL, 0.0)

@@ -2,11 +2,17 @@
 
 from typing import Any
 
+from jinfercept.engine.engine import Engine
 from jinfercept.engine.state import EngineState
 from jinfercept.events import Token
 from jinfercept.llm import LLM
 from jinfercept.sampling_params import SamplingParams
 from tests.support.tool_runner import until
+
+
+def engine_of(llm: LLM) -> Engine:
+    """The engine that the LLM's thread steps; an engine that is restarted is another one."""
+    return llm.engine._engine  # pyright: ignore[reportPrivateUsage]
 
 
 def engine_state(llm: LLM) -> EngineState:

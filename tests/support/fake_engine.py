@@ -197,6 +197,18 @@ def make_engine(
     return Engine(requests, runner or FakeRunner(page_size, buckets), wake, depth=depth, check=True)
 
 
+def runner_of(engine: Engine) -> FakeRunner:
+    """The runner of an engine that was made without one."""
+    runner = engine._runner  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(runner, FakeRunner)
+    return runner
+
+
+def fail_next_step(engine: Engine) -> None:
+    runner = runner_of(engine)
+    runner.fail_at = len(runner.plans) + 1
+
+
 def run_all(engine: Engine, requests: list[Request], max_steps: int = 20_000) -> dict[str, RequestOutput]:
     """Serve the requests to the end; fails if that takes more than `max_steps` iterations."""
     for request in requests:

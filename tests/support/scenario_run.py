@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
@@ -27,7 +27,7 @@ from jinfercept.sim.scripted import ScriptedDispatcher, make_request
 from jinfercept.sim.simulation import SIMULATED_ESTIMATORS, reads_durations
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 from jinfercept.sim.workload import Script
-from tests.support.fake_runner import VOCAB, FakeRunner
+from tests.support.fake_runner import VOCAB, FakeForward, FakeRunner
 
 NEVER = 1e9
 """Seconds of a call that does not return within a scenario."""
@@ -122,6 +122,12 @@ def hangs(script: Script) -> bool:
     return any(segment.call_s == NEVER for segment in script.segments)
 
 
+class _CheckedForward(NamedTuple):
+    fake: FakeForward
+    priced: Any
+    drafts: tuple[tuple[int, ...], ...]
+
+
 class CheckedRunner:
     """Executes on the fake device, which asserts what a real one assumes, and takes the time that plans are priced at.
 
@@ -132,15 +138,13 @@ class CheckedRunner:
     def __init__(self, fake: FakeRunner, priced: PricedRunner, planned: Callable[[StepPlan], None]) -> None:
         self._fake, self._priced, self._planned = fake, priced, planned
 
-    def forward(self, plan: StepPlan) -> tuple[Any, Any]:
+    def forward(self, plan: StepPlan) -> _CheckedForward:
         self._planned(plan)
-        return self._fake.forward(plan), self._priced.forward(plan)
+        forward = self._fake.forward(plan)
+        return _CheckedForward(forward, self._priced.forward(plan), forward.drafts)
 
-    def drafts(self, forward: tuple[Any, Any]) -> tuple[tuple[int, ...], ...]:
-        return self._fake.drafts(forward[0])
-
-    def sample(self, forward: tuple[Any, Any], masks: Masks) -> tuple[StepResult, Any]:
-        fake, priced = forward
+    def sample(self, forward: _CheckedForward, masks: Masks) -> tuple[StepResult, Any]:
+        fake, priced, _ = forward
         return self._fake.sample(fake, masks), self._priced.sample(priced, masks)
 
     def collect(self, ticket: tuple[StepResult, Any]) -> StepResult:

@@ -22,11 +22,10 @@ from jinfercept.sched.tenants import ExpiringEntries
 from jinfercept.serve.access.key_limits import OpenSockets
 from jinfercept.serve.access.keys import Keys
 from jinfercept.serve.http.access_log import DETAILS
-from jinfercept.serve.options import ServerOptions
+from jinfercept.serve.options import ServedState
 from jinfercept.serve.protocols.anthropic.dialect import authorizations
 from jinfercept.serve.protocols.encoding import encode
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.schemas import MAX_SESSION_ID
 from jinfercept.serve.routes.guarded_route import FRAME, SMALL_BYTES, parsed
 from jinfercept.serve.routes.response_run import MEMORY
 from jinfercept.serve.service import KEY, service_of
@@ -34,8 +33,6 @@ from jinfercept.serve.state.store import SocketMemory, StoredResponse
 
 router = APIRouter()
 
-_MOST_S = 3600.0
-"""Seconds after which a connection ends, as at OpenAI."""
 _MOST_REQUESTS = 16
 """Requests of one connection that run or wait for those before them. Their frames have together as many bytes as a body may."""
 _KEPT = ("asgi", "client", "http_version", "path", "raw_path", "root_path", "server", "state")
@@ -44,15 +41,11 @@ _OWN_HEADERS = (b"connection", b"content-encoding", b"content-type", b"sec-webso
 """Headers of the handshake alone."""
 
 
-class SocketHost(Protocol):
+class SocketHost(ServedState, Protocol):
     """What WebSockets are opened at: a server, or the front of a fleet."""
 
     keys: Keys
     sockets: OpenSockets
-    draining: bool
-
-    @property
-    def options(self) -> ServerOptions: ...
 
     async def prepare[T](self, request: Request, work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
         """The result of slow work, done in a thread."""
@@ -88,7 +81,7 @@ async def run_socket(socket: WebSocket, host: SocketHost, last: ExpiringEntries[
 class _Connection:
     """An open WebSocket.
 
-    Requests of the same stream are answered one after another, those of different streams at the same time.
+    Its requests are answered one after another.
 
     Args:
         tenant: that opened it.
@@ -101,20 +94,17 @@ class _Connection:
         self._memory = None if last is None else SocketMemory(last)
         self._id = uuid.uuid4().hex
         self._requests: dict[asyncio.Task[None], int] = {}  # that run or wait, with the bytes of their frames
-        self._newest: dict[str | None, asyncio.Task[None]] = {}  # the newest one of each stream
+        self._turn = asyncio.Lock()
         self._gone = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
-        self._refusal: ApiError | None = None  # of all requests from now on
 
     async def run(self) -> None:
         """Answer requests until the client or the server closes the connection."""
         await self._socket.accept()
-        timer = asyncio.get_running_loop().call_later(_MOST_S, self._reach_limit)
         try:
             while (message := await self._socket.receive())["type"] == "websocket.receive":
                 await self._take(message)
         finally:
-            timer.cancel()
             self._gone.set()
             if self._closing is not None:
                 self._closing.cancel()
@@ -125,45 +115,31 @@ class _Connection:
 
     def drain(self) -> None:
         """Close the connection behind the requests that are there; the application refuses new ones."""
-        self._close_behind_requests(CloseCode.SERVICE_RESTART, "the server is shutting down")
 
-    def _reach_limit(self) -> None:
-        message = "this connection has reached its limit of 60 minutes; fix: open another one"
-        self._refusal = ApiError.bad(message, code="websocket_connection_limit_reached")
-        self._close_behind_requests(CloseCode.NORMAL_CLOSURE, message)
-
-    def _close_behind_requests(self, code: int, reason: str) -> None:
         async def close() -> None:
             while self._requests:
                 await asyncio.wait(self._requests)
-            if self._refusal is not None:
-                await self._refuse(self._refusal, None)
             with suppress(WebSocketDisconnect, RuntimeError):  # the client was faster
-                await self._socket.close(code, reason)
+                await self._socket.close(CloseCode.SERVICE_RESTART, "the server is shutting down")
 
-        self._closing = self._closing or asyncio.ensure_future(close())
+        self._closing = asyncio.ensure_future(close())
 
     # -- a request -----------------------------------------------------------------------------------------------------
 
     async def _take(self, message: Message) -> None:
         """Begin with the request of a frame, or refuse it."""
-        stream: str | None = None
         try:
-            if self._refusal is not None:
-                raise self._refusal
             if (text := message.get("text")) is None:
                 raise ApiError.bad("a frame is JSON text; got bytes", code="invalid_json")
-            kind, stream = await self._read(frame := text.encode())
-            if kind == "response.processed":  # Codex says what it has read
+            if await self._read(frame := text.encode()) == "response.processed":  # Codex says what it has read
                 return
             self._check_room(len(frame))
         except ApiError as error:
-            await self._refuse(error, stream)
+            await self._refuse(error)
             return
-        before = self._newest.get(stream)
-        task = asyncio.ensure_future(self._answer(frame, stream, before))
-        self._requests[task], self._newest[stream] = len(frame), task
-        task.add_done_callback(lambda task: self._end(task, stream))
+        task = asyncio.ensure_future(self._answer(frame))
+        self._requests[task] = len(frame)
+        task.add_done_callback(self._requests.pop)
 
     def _check_room(self, num_bytes: int) -> None:
         """Raise `ApiError` 429 if there is no room for another request."""
@@ -172,8 +148,8 @@ class _Connection:
             message = f"{waiting} requests of this connection run or wait; fix: wait for one to end"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
 
-    async def _read(self, frame: bytes) -> tuple[str, str | None]:
-        """Type and stream of an event. The rest is read again when it is answered: as objects it has 25 times its bytes."""
+    async def _read(self, frame: bytes) -> str:
+        """Type of an event. The rest is read again when it is answered: as objects it has 25 times its bytes."""
         if len(frame) <= SMALL_BYTES:
             return _read_event(frame)
 
@@ -184,12 +160,8 @@ class _Connection:
         request = Request(self._scope({KEY: self._tenant}), receive)
         return await self._host.prepare(request, lambda: _read_event(frame), num_bytes=len(frame))
 
-    async def _answer(self, frame: bytes, stream: str | None, before: asyncio.Task[None] | None) -> None:
-        """Have the application answer a request, behind the one before it."""
-        if before is not None:
-            await asyncio.wait((before,))
-        if self._gone.is_set():
-            return
+    async def _answer(self, frame: bytes) -> None:
+        """Have the application answer a request, behind those before it."""
         scope = self._scope({FRAME: self._id, MEMORY: self._memory})
         received = False
         status, retry = 0, None
@@ -207,17 +179,14 @@ class _Connection:
             if message["type"] == "http.response.start":
                 status, retry = message["status"], Headers(raw=message["headers"]).get("retry-after")
             elif status == 200:
-                await self._send_event(message["body"], stream)
+                await self._send_event(message["body"])
             else:
-                await self._send_error(status, json.loads(message["body"])["error"], stream, retry)
+                await self._send_error(status, json.loads(message["body"])["error"], retry)
 
-        with suppress(Exception):  # it is answered, and logged
-            await self._socket.app(scope, receive, send)
-
-    def _end(self, task: asyncio.Task[None], stream: str | None) -> None:
-        del self._requests[task]
-        if self._newest[stream] is task:
-            del self._newest[stream]
+        async with self._turn:
+            with suppress(Exception):  # it is answered, and logged
+                if not self._gone.is_set():
+                    await self._socket.app(scope, receive, send)
 
     def _scope(self, more: Mapping[str, Any]) -> Scope:
         """The scope of a request: that of the handshake, as a POST of JSON, and what it has of its own."""
@@ -234,43 +203,37 @@ class _Connection:
 
     # -- frames --------------------------------------------------------------------------------------------------------
 
-    async def _send_event(self, event: bytes, stream: str | None) -> None:
+    async def _send_event(self, event: bytes) -> None:
         """Send a server-sent event. One without a name is the error with which a stream has failed; comments keep alive."""
         name, _, data = event.partition(b"data: ")
         if name.startswith(b"event: "):
-            await self._send(data[:-2], stream)
+            await self._send(data[:-2])
         elif data:
-            await self._send_error(500, json.loads(data.partition(b"\n")[0])["error"], stream)
+            await self._send_error(500, json.loads(data.partition(b"\n")[0])["error"])
 
-    async def _refuse(self, error: ApiError, stream: str | None) -> None:
-        retry = (error.headers or {}).get("Retry-After")
-        await self._send_error(error.status_code, error.body["error"], stream, retry)
+    async def _refuse(self, error: ApiError) -> None:
+        await self._send_error(error.status_code, error.body["error"], (error.headers or {}).get("Retry-After"))
 
-    async def _send_error(
-        self, status: int, error: dict[str, Any], stream: str | None, retry: str | None = None
-    ) -> None:
+    async def _send_error(self, status: int, error: dict[str, Any], retry: str | None = None) -> None:
         more = {"headers": {"retry-after": retry}} if retry is not None else {}
-        await self._send(encode({"type": "error", "status": status, "error": error | more}), stream)
+        await self._send(encode({"type": "error", "status": status, "error": error | more}))
 
-    async def _send(self, data: bytes, stream: str | None) -> None:
-        """Send an object, with its stream; if the client is gone, its requests end."""
-        named = b'{"stream_id":' + encode(stream) + b"," + data[1:] if stream is not None else data
+    async def _send(self, data: bytes) -> None:
+        """Send an object; if the client is gone, its requests end."""
         try:
-            await self._socket.send_text(named.decode())
+            await self._socket.send_text(data.decode())
         except (WebSocketDisconnect, RuntimeError):  # of a connection that is lost, and that is closed
             self._gone.set()
 
 
-def _read_event(frame: bytes) -> tuple[str, str | None]:
-    """Type and stream of a client's event. Raises 400 for what is no event that a client may send."""
+def _read_event(frame: bytes) -> str:
+    """Type of a client's event. Raises 400 for what is no event that a client may send."""
     event = parsed(frame)
     if not isinstance(event, dict) or (kind := event.get("type")) is None:
         raise ApiError.bad("a frame is an object, with type: response.create", "type")
-    stream = event.get("stream_id")
-    if stream is not None and not (isinstance(stream, str) and 0 < len(stream) <= MAX_SESSION_ID):
-        raise ApiError.bad(f"stream_id is a text of 1 to {MAX_SESSION_ID} characters", "stream_id")
     if kind not in ("response.create", "response.processed"):
         raise ApiError.bad(f"events of type {f'{kind}'[:80]!r} are not supported; fix: response.create", "type")
-    if event.get("background"):
-        raise ApiError.bad("background is not supported over a WebSocket; fix: POST /v1/responses", "background")
-    return kind, stream
+    for name, fix in (("background", "POST /v1/responses"), ("stream_id", "open a connection for each stream")):
+        if event.get(name):
+            raise ApiError.bad(f"{name} is not supported over a WebSocket; fix: {fix}", name)
+    return kind
