@@ -18,8 +18,8 @@ where it is lost.
 The least priority comes in first, then the tenant with the fewest tokens inside over its weight, then the one that has waited
 longest. A tenant without a conversation inside has a right to one. A tenant that waits keeps no other one out of its share.
 
-A request that has waited for `MOST_DOOR_S` is refused. One that repeats it soon has its place, as after every request at the
-door that ends.
+A request that has waited for `MOST_DOOR_S` is refused. One that repeats it soon has its place, as behind every request that
+leaves the door.
 """
 
 from bisect import bisect_right

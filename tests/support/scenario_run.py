@@ -185,8 +185,8 @@ class ScenarioRun:
         estimator = make_estimator(scenario.estimator, SIMULATED_ESTIMATORS)
         build = plan_scheduler(scenario.profile, estimator, scenario.policy, scenario.limits, SIZE, scenario.order)
         self.synchronous = build.policy.synchronous
-        beside = {"sides": scenario.states if scenario.states.num_slots else scenario.windows}
-        kv = KVManager(scenario.num_pages, scenario.num_host_pages, SIZE, **beside)
+        sides = scenario.states if scenario.states.num_slots else scenario.windows
+        kv = KVManager(scenario.num_pages, scenario.num_host_pages, SIZE, sides=sides)
         self.scheduler = build.build(kv)
         priced = PricedRunner(Prices(scenario.profile, SIZE, synchronous=self.synchronous), self.clock)
         self._dispatcher = ScriptedDispatcher(self.clock, scenario.tokens)

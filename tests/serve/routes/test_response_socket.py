@@ -209,11 +209,11 @@ def test_requests_that_run_or_wait_are_not_kept_as_objects(served: Running, scri
     scripted.follow()
     with served.client.responses.connect() as socket:
         before = sys.getallocatedblocks()
-        create(socket, **LONG, unknown=200_000 * [{}])
+        create(socket, **LONG, unknown=60_000 * [{}])
         until(lambda: engine_state(served.llm).num_unfinished == 1)
-        create(socket, 200_000 * [{}])  # waits behind the long one
+        create(socket, 60_000 * [{}])  # waits behind the long one
         assert refusal_of(socket, background=True).error.param == "background"
-        until(lambda: sys.getallocatedblocks() - before < 100_000)
+        until(lambda: sys.getallocatedblocks() - before < 30_000)
     until(lambda: not engine_state(served.llm).has_work)
 
 
@@ -228,7 +228,7 @@ def test_requests_that_run_or_wait_are_not_kept_as_objects(served: Running, scri
 )
 def test_what_is_kept_of_a_response_has_no_fields_of_no_use(served: Running, scripted: Scripted, given: Any) -> None:
     says(scripted, "It costs 23." + END)
-    large = [{"type": "web_search", "unknown": 200_000 * [{}]}]
+    large = [{"type": "web_search", "unknown": 60_000 * [{}]}]
     text = json.dumps(
         {"type": "response.create", "model": MODEL, "store": False, "input": "?", "temperature": 0} | given
     )
@@ -237,7 +237,7 @@ def test_what_is_kept_of_a_response_has_no_fields_of_no_use(served: Running, scr
         before = sys.getallocatedblocks()
         socket.send(frame)
         until(lambda: json.loads(socket.recv(60))["type"] in ENDS)
-        until(lambda: sys.getallocatedblocks() - before < 100_000)
+        until(lambda: sys.getallocatedblocks() - before < 30_000)
 
 
 def refusal_of(connection: Any, **fields: Any) -> Any:
