@@ -22,7 +22,9 @@ from jinfercept.cli.options import Maybe
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
 from jinfercept.sched.named_profiles import PROFILES
+from jinfercept.sched.order import Order
 from jinfercept.sched.orders import LONGER, MissingWork
+from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.sequence import Sequence as Scheduled
 from jinfercept.sim.agent_sessions import fitting
 from jinfercept.sim.reports import check_outputs, write_json
@@ -44,12 +46,16 @@ _CALLS, _CLIENTS = 4, 8
 Fields = Mapping[str, Any]
 
 
-class ShortAnswersFirst(MissingWork):
+@final
+class ShortAnswersFirst(Order):
     """The default order, with the seconds that the answer is expected to take as work that is missing."""
+
+    def __init__(self, inputs: PolicyInputs) -> None:
+        self._missing_work = MissingWork(inputs)
 
     def key(self, sequence: Scheduled, now: float) -> float:
         """Seconds."""
-        return super().key(sequence, now) + LONGER * _TOKEN_S * sequence.max_tokens
+        return self._missing_work.key(sequence, now) + LONGER * _TOKEN_S * sequence.max_tokens
 
 
 class Hint(NamedTuple):
@@ -93,9 +99,9 @@ def _nvext(**hints: Any) -> Fields:
 _RETURNS = {"policy": "examples.rivals.belady:Belady", "estimator": "oracle"}
 _ALL_KNOWN = _with_follow_up(expected_s=lambda told: told.expected_s)
 HINTS: Mapping[str, Hint] = {
-    "agent_hints.priority, priority": Hint(
+    "priority": Hint(
         _with_priority,
-        lambda number, last: _nvext(priority=5) if _preferred(number) else {},
+        lambda number, last: {"priority": -5} if _preferred(number) else {},
         {},
         "order of waiting requests",
     ),

@@ -81,12 +81,12 @@ def test_a_paused_context_keeps_the_pages_that_the_formula_says(small: LLM) -> N
     [output] = small.generate(prompt, GREEDY, tools=[Tool(look, name="look")], detector=detector)
     assert count_ties("gemma3", output) == 0
     occupancy = side_pool(kv).occupancy()
-    assert (occupancy.used, occupancy.paused, sum(occupancy)) == (0, 0, plan.windows.num_device_pages)
+    assert (occupancy.used, occupancy.paused, sum(occupancy)) == (0, 0, plan.windows.num_slots)
     assert runner.second is not None
     assert sum(array.nbytes for array in runner.second.layers) == plan.window_bytes
     assert sum(array.nbytes for array in runner.kv.layers) == plan.kv_bytes
     windowed_layers, windows = sum(kind.window is not None for kind in config.kinds), plan.windows
-    assert windows.page_cost == 4 * windowed_layers / (config.num_layers - windowed_layers)
+    assert windows.slot_cost == 4 * windowed_layers / (config.num_layers - windowed_layers)
     first = (num_tokens - windows.window + 1 - windows.slack) // 4
     assert seen == [(num_tokens // 4, num_tokens // 4 - first)]
 

@@ -203,8 +203,8 @@ class DiskContexts:
         if kv.num_host_free < piece.num_pages:
             self._scheduler.free_host(read.sequence, read.end - context.num_pages, now)
         slots = kv.adopt(context, read.sequence.tokens, piece.num_pages)
-        is_whole = kv.side_pool is not None and context.num_pages == read.end and piece.side
-        side_slots = kv.side_pool.adopt(context) if kv.side_pool and is_whole else ()
+        is_last = piece.side and context.num_pages == read.end
+        side_slots = kv.side_pool.adopt(context) if kv.side_pool and is_last else ()
         self._disk.place(piece, slots, kv.take_dropped(), side_slots, kv.take_dropped_sides())
         self.read_tokens += kv.page_size * len(slots)
         is_cut_short = len(slots) < piece.num_pages or (piece.is_last and context.num_pages < read.end)

@@ -74,7 +74,6 @@ class FleetFront:
 
     Attributes:
         draining: whether new requests are refused.
-        socket_paths: paths of WebSockets.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class FleetFront:
         self._random = Random()
         self._replicas: Replicas | None = None
         self.draining = False
-        self.socket_paths, self.sockets = (_RESPONSES,), OpenSockets(options)
+        self.sockets = OpenSockets(options)
         self.keys = Keys(options.key_rules())
         self._limits = KeyLimits(self.keys.rules, time.monotonic)
         self._facts: ReplicaFacts | None = None

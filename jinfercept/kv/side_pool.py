@@ -11,15 +11,17 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
-from typing import final
+from typing import Any, NamedTuple, final, override
+
+import numpy as np
 
 from jinfercept.kv.context import Context, ContextState, ContextWindow
-from jinfercept.kv.extent import NEVER, TOKEN_BYTES, ContextCheckpoint, PageExtent, token_bytes
+from jinfercept.kv.extent import NEVER, ContextCheckpoint, PageExtent, token_bytes
 from jinfercept.kv.page import PageCopies, Residency, SlotOccupancy, SlotPool, Slots
 
 
 @final
-class SharedSlots:
+class SharedSlots(SlotPool):
     """Slots of one memory that several owners may have, by counting references.
 
     Args:
@@ -28,13 +30,12 @@ class SharedSlots:
     """
 
     def __init__(self, size: int, first: int = 0, *, notes_drops: bool = False) -> None:
-        self.size = size
-        self.pool = SlotPool(size, first, notes_drops=notes_drops)
+        super().__init__(size, first, notes_drops=notes_drops)
         self._refs = array("i", bytes(4 * (size + first)))
 
+    @override
     def take(self, most: int) -> Slots:
-        """Take up to so many free slots."""
-        return self.share(self.pool.take(most))
+        return self.share(super().take(most))
 
     def share(self, slots: Slots) -> Slots:
         """Let one more owner have slots; returns them."""
@@ -46,62 +47,69 @@ class SharedSlots:
         """Owners of a slot."""
         return self._refs[slot]
 
+    @override
     def give(self, slots: Slots, *, late: bool = False) -> None:
-        """Give slots back that one owner has; `late` as of `SlotPool.give`."""
+        """Give slots back that one owner has."""
         refs, free = self._refs, array("i")
         for slot in slots:
             refs[slot] -= 1
             if not refs[slot]:
                 free.append(slot)
-        self.pool.give(free, late=late)
+        super().give(free, late=late)
 
-    def check(self, owned: Iterable[Slots]) -> None:
+    def check_owners(self, owned: Iterable[Slots]) -> None:
         """Assert that every slot has as many references as owners, and is free or late without any."""
         refs = array("i", bytes(4 * len(self._refs)))
         for slots in owned:
             for slot in slots:
                 refs[slot] += 1
         assert refs == self._refs, "a slot's references are not its owners"
-        self.pool.check(slot for slot, count in enumerate(refs) if count)
+        self.check(slot for slot, count in enumerate(refs) if count)
 
 
-class SidePool(ABC):
+class SideSizes(NamedTuple):
+    """The sizes of a pool.
+
+    Attributes:
+        num_slots: device slots, numbered from 1 (0 is no context's): pages of layers with windows, or states.
+        num_host_slots: host slots.
+        slot_cost: memory of a slot, in tokens of KV of the other layers.
+        window: tokens that the widest window sees, the query's own among them; 0: the slots are states.
+        slack: tokens behind the window that are kept: drafts that are not accepted shorten a context.
+    """
+
+    num_slots: int
+    num_host_slots: int = 0
+    slot_cost: float = 0.0
+    window: int = 0
+    slack: int = 0
+
+
+NO_SIDES = SideSizes(0)
+
+
+class SidePool[Side: ContextWindow | ContextState](ABC):
     """The slots of the sides of all contexts and checkpoints of one model.
 
     Args:
         page_size: tokens per page.
-        num_slots: device slots, numbered from 1 (0 is scratch).
-        num_host_slots: host slots.
-        slot_cost: memory of a slot, in tokens of KV.
         prefix_caching: contexts leave checkpoints for others.
         turn_ends: tokens that end a turn of a conversation: clients cut their prompts behind these.
-        found_later: a checkpoint is not found before the next plan, since the one being built writes its slots.
-
     """
 
     has_windows = has_states = False
 
-    def __init__(
-        self,
-        page_size: int,
-        num_slots: int,
-        num_host_slots: int,
-        slot_cost: float,
-        *,
-        prefix_caching: bool,
-        turn_ends: Collection[int],
-        found_later: bool,
-    ) -> None:
+    def __init__(self, sizes: SideSizes, page_size: int, prefix_caching: bool, turn_ends: Collection[int] = ()) -> None:
         self._page_size, self._prefix_caching = page_size, prefix_caching
-        self.slot_cost, self._turn_ends = slot_cost, [token_bytes([token]) for token in turn_ends]
-        self._slots, self._host = SharedSlots(num_slots, 1), SharedSlots(num_host_slots, notes_drops=True)
+        self._sizes, self.slot_cost, self._turn_ends = sizes, sizes.slot_cost, turn_ends
+        self._slots, self._host = SharedSlots(sizes.num_slots, 1), SharedSlots(sizes.num_host_slots, notes_drops=True)
         self._contexts: dict[Context, None] = {}  # with device slots
-        self._moving: list[ContextWindow | ContextState] = []
+        self._moving: list[Side] = []
         self._offloading: list[ContextCheckpoint] = []
         self._fresh: set[int] = set()  # device slots that the plan being built writes
         self._fetched: set[int] = set()  # host slots that it fetches
-        self._found_later = found_later
-        self._new: set[ContextCheckpoint] = set()  # that are not found yet
+        # States that the plan being built writes, and that are not found before the next.
+        self._new: set[ContextCheckpoint] = set()
         # In the order in which they are lost: those that no context is likely to use, then by last use.
         self._checkpoints: OrderedDict[ContextCheckpoint, None] = OrderedDict()
         self._copied: OrderedDict[ContextCheckpoint, None] = OrderedDict()  # on the host, likewise
@@ -109,7 +117,7 @@ class SidePool(ABC):
     @property
     def num_free(self) -> int:
         """Free device slots."""
-        return self._slots.pool.num_free
+        return self._slots.num_free
 
     def occupancy(self) -> SlotOccupancy:
         """The device slots by kind."""
@@ -133,12 +141,12 @@ class SidePool(ABC):
         self._fresh.clear()
         self._fetched.clear()
         self._new.clear()
-        self._slots.pool.begin()
-        self._host.pool.begin()
+        self._slots.begin()
+        self._host.begin()
 
     def take_dropped(self) -> tuple[int, ...]:
         """Host slots freed since the last call: the runner forgets their arrays."""
-        return self._host.pool.take_dropped()
+        return self._host.take_dropped()
 
     @property
     def first_paused(self) -> Context | None:
@@ -165,12 +173,12 @@ class SidePool(ABC):
     # -- the side of a context -------------------------------------------------------------------------------------
 
     @staticmethod
-    def _of(context: Context) -> ContextWindow | ContextState:
-        assert context.side is not None
-        return context.side
+    def _of(context: Context) -> Side:
+        side: Any = context.side
+        return side
 
     @abstractmethod
-    def new(self) -> ContextWindow | ContextState:
+    def new(self) -> Side:
         """The empty side of a new context."""
 
     @abstractmethod
@@ -256,10 +264,10 @@ class SidePool(ABC):
 
     def _take_host(self, number: int) -> Slots:
         """Take so many host slots, or none: checkpoints give theirs up for it."""
-        pool = self._host.pool
+        pool = self._host
         while pool.num_free + pool.num_late < number and self._copied:
             self._lose_copy(next(iter(self._copied)))
-        return self._host.take(number) if pool.num_free >= number else array("i")
+        return pool.take(number) if pool.num_free >= number else array("i")
 
     def _lose_copy(self, checkpoint: ContextCheckpoint) -> None:
         del self._copied[checkpoint]
@@ -420,11 +428,10 @@ class SidePool(ABC):
             if last is not None:
                 start, count = index, [extent for extent, _ in alike].index(last) + 1
                 alike[count - 1 :] = [(last, index - last.start)]
-        rest = token_bytes(tokens[start * self._page_size :])
+        rest = np.frombuffer(token_bytes(tokens[start * self._page_size :]), np.int32)
         for end in self._turn_ends:
-            cuts.add(start + _behind_last(end, rest) // self._page_size)
-            if not start:
-                cuts.add(_behind_first(end, rest) // self._page_size)
+            behind = (np.flatnonzero(rest == end) + 1) // self._page_size
+            cuts.update((start + behind[-1:]).tolist(), behind[: not start].tolist())
         side = self._of(context)
         side.cuts, side.marked = sorted(cut for cut in cuts if cut > start), []
         return count
@@ -514,7 +521,7 @@ class SidePool(ABC):
         if not checkpoint.slots:
             made, checkpoint.slots = checkpoint, self._slots.share(slots[:])
             self._checkpoints[checkpoint] = None
-            if self._found_later:
+            if self.has_states:
                 self._new.add(checkpoint)
             if not likely:
                 self._checkpoints.move_to_end(checkpoint, last=False)
@@ -564,19 +571,3 @@ class SidePool(ABC):
             if not context.in_use and (side.slots or side.host_slots):
                 assert self.reaches(context, context.num_tokens), "a side of other tokens"
                 assert context.is_whole, "a side without its pages"
-
-
-def _behind_first(token: bytes, tokens: bytes) -> int:
-    """How many tokens end with the first one of a kind; 0: there is none."""
-    at = tokens.find(token)
-    while at > 0 and at % TOKEN_BYTES:  # within two other tokens
-        at = tokens.find(token, at + 1)
-    return at // TOKEN_BYTES + 1
-
-
-def _behind_last(token: bytes, tokens: bytes) -> int:
-    """How many tokens end with the last one of a kind; 0: there is none."""
-    at = tokens.rfind(token)
-    while at > 0 and at % TOKEN_BYTES:
-        at = tokens.rfind(token, 0, at + TOKEN_BYTES - 1)
-    return at // TOKEN_BYTES + 1

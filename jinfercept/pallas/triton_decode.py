@@ -286,6 +286,8 @@ def _serve_rows(
     group = num_heads // num_kv_heads
     place = jnp.arange(tile.rows)
     real = place < group
+    # Of quantised numbers, and of long rows in float32, both ways take too many registers
+    stores_rows = columns == WHOLE and (results.out.dtype.itemsize == 2 or head_dim <= 128)
 
     def clear(head, token):
         column = jnp.arange(power_of_two(head_dim))
@@ -293,7 +295,7 @@ def _serve_rows(
         plgpu.store(results.out.at[padding + token, head, column], zeros, mask=column < head_dim)
 
     def is_alone(first, end):
-        return (end - first == 1) & (columns == WHOLE)  # of quantised numbers, both ways take too many registers
+        return (end - first == 1) & stores_rows
 
     def serve(kv_head, position):
         row, start = schedule.unit_rows[position], schedule.unit_starts[position]
@@ -325,23 +327,30 @@ def _serve_rows(
                 _join(results, row, first, end, kv_head, group, 4 if columns == WHOLE and head_dim > NARROW else 2)
                 plgpu.store(results.counts.at[counted], jnp.int32(0))
 
-    padding, num_units = (ref[ref.shape[0] - 1] for ref in (schedule.query_starts, schedule.row_units))
-    _share(num_tokens - padding, num_heads, clear)
+    def num_units():
+        return schedule.row_units[schedule.row_units.shape[0] - 1]
+
+    padding = schedule.query_starts[schedule.query_starts.shape[0] - 1]
+    _share(lambda: num_tokens - padding, num_heads, clear)
     _share(num_units, num_kv_heads, serve)
     if not interpret:  # there programs run one after the other
         plgpu.debug_barrier()
     _share(num_units, num_kv_heads, count)
 
 
-def _share(count: Int[Array, ""], num_heads: int, serve: Callable[[Int[Array, ""], Int[Array, ""]], None]) -> None:
-    """Call `serve` with head and number for this program's part of `count` numbers; heads go to neighbours."""
-    program, programs = pl.program_id(0), pl.num_programs(0)
+def _share(
+    count: Callable[[], Int[Array, ""]], num_heads: int, serve: Callable[[Int[Array, ""], Int[Array, ""]], None]
+) -> None:
+    """Call `serve` with head and number for this program's part of `count` numbers; heads go to neighbours.
 
-    def turn(number, _):
-        unit = program + number * programs
+    The count is read at every turn: a number that is kept for that takes a register, for which another one spills.
+    """
+
+    def turn(unit):
         serve(jax.lax.rem(unit, num_heads), jax.lax.div(unit, num_heads))
+        return unit + pl.num_programs(0)
 
-    jax.lax.fori_loop(0, jax.lax.div(count * num_heads - program + programs - 1, programs), turn, None)
+    jax.lax.while_loop(lambda unit: unit < count() * num_heads, turn, pl.program_id(0))
 
 
 def _join(

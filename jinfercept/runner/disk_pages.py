@@ -140,13 +140,13 @@ class DiskPages:
 
     def _read(self, key: int, root: Root, tokens: bytes, first: int, num_pages: int, num_side_slots: int) -> None:
         """Read pieces until one is not whole. Whatever happens, a last piece arrives."""
-        names, first_page = self._store.find(root, tokens), first
-        end = min(len(names), first + num_pages)
+        names, wanted_end = self._store.find(root, tokens), first + num_pages
+        end = min(len(names), wanted_end)
         try:
             with self._settings():
                 while first < end and key in self._wanted:
                     last = min(end, first + self.piece_pages)
-                    num_slots = num_side_slots if last == first_page + num_pages else 0
+                    num_slots = num_side_slots if last == wanted_end else 0
                     piece = self._read_piece(key, names[first:last], num_slots, is_last=last == end)
                     first = end if piece.is_last else first + piece.num_pages
                     self._arrive(piece)

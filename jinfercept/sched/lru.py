@@ -66,7 +66,7 @@ class LeastRecentlyUsed(Policy):
     Args:
         writes_through: copy every full page and every paused context to the host as the link allows, so that most evictions
             cost a copy back instead of a recomputation (hierarchical caches, offloading connectors).
-        looks: see `WriteThrough`; with a number, only while more than half of the device is in use.
+        looks: see `WriteThrough`; with a number, only while a context is paused and more than half of the device is in use.
     """
 
     def __init__(self, writes_through: bool, looks: int | None = None) -> None:

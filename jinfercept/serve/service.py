@@ -79,7 +79,6 @@ class Service:
         names: of the model in requests; answers have the first one by default.
         created: start of the server, in seconds since 1970.
         draining: whether new requests are refused.
-        socket_paths: paths of WebSockets.
         ignored: unknown fields of bodies that were logged.
         chat_template: source of the template that replaces the model's; None: the model's.
         state: stored responses and conversations.
@@ -113,7 +112,6 @@ class Service:
         options.check_adapters(self.names, llm.engine.adapters.names, llm.engine.adapters.num_slots)
         self.created = int(time.time())
         self.draining = False
-        self.socket_paths = ("/v1/responses",)
         self.keys = Keys(options.key_rules())
         self.chat_template = options.template()
         self.ignored: set[str] = set()

@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError, refuse_any
-from jinfercept.kv.windows import WindowSizes
+from jinfercept.kv.side_pool import SideSizes
 from jinfercept.models.delta_rule import BLOCK_TOKENS
 from jinfercept.models.protocol import (
     ModelDimensions,
@@ -166,14 +166,14 @@ class WindowPlan(NamedTuple):
         num_tokens = max(self.least_tokens, self.num_tokens or int(self.share * kv_tokens))
         return -(-num_tokens // page_size) * page_size
 
-    def sizes(self, num_tokens: int, page_size: int, cost: float) -> WindowSizes:
+    def sizes(self, num_tokens: int, page_size: int, cost: float) -> SideSizes:
         """The pool's sizes, without copies on the host.
 
         Args:
             num_tokens: see `of`.
             cost: bytes of a token in the layers of the pool, over those in the others.
         """
-        return WindowSizes(self.window, num_tokens // page_size, 0, page_size * cost, self.slack)
+        return SideSizes(num_tokens // page_size, 0, page_size * cost, self.window, self.slack)
 
 
 NO_WINDOW_PLAN = WindowPlan()

@@ -132,4 +132,4 @@ def test_hints_are_compared_with_the_same_sessions_without_them(
     assert all(name.split(",")[0] in shown for name in runs)
     [plain], [known] = (runs[name]["simulated"] for name in ("none", "jinfercept.expected_s"))
     assert plain == known
-    assert runs["agent_hints.priority, priority"]["simulated"] != [plain]
+    assert runs["priority"]["simulated"] != [plain]

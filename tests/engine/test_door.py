@@ -9,7 +9,7 @@ from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.events import Finished, Token
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
-from jinfercept.sched.door import IDLE_S, LATE_S, Overload
+from jinfercept.sched.door import IDLE_S, LATE_S, MOST_DOOR_S, Overload
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.orders import make_order
 from jinfercept.sched.policies import PolicyInputs
@@ -117,15 +117,15 @@ def test_a_client_that_gives_up_leaves_at_once_and_has_its_place_when_it_asks_ag
 def test_a_request_that_waits_too_long_at_the_door_is_ended_and_one_that_repeats_it_has_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(door, "LATE_S", -1.0)
+    late_at_once(monkeypatch)
     engine, clock, _ = crowded()
     assert [arrives(engine, new(name)) for name in "ab"] == [1, 2]
     for name in "12":
         engine.submit(ask(f"inside {name}", [5] * 40, 30))
-    clock.time += door.LONGEST_S + 1.0
+    clock.time += MOST_DOOR_S + 1.0
     ended = {event.request_id: event.output for event in engine.step() if isinstance(event, Finished)}
     assert {name: output.outputs[0].finish_reason for name, output in ended.items()} == {"a": "abort", "b": "abort"}
-    assert ended["a"].metrics.door_s > door.LONGEST_S
+    assert ended["a"].metrics.door_s > MOST_DOOR_S
     assert [arrives(engine, new("c")), arrives(engine, ask("again", [7] * 30, follow_up=FollowUp("a")))] == [1, 1]
     assert engine.place_at_door([new("c")]) == 2
 

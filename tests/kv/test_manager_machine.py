@@ -15,8 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from jinfercept.kv.context import Context, ContextState, ContextWindow
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import PageCopy, Residency
-from jinfercept.kv.states import StateSizes
-from jinfercept.kv.windows import WindowSizes
+from jinfercept.kv.side_pool import SideSizes
 from jinfercept.sched.plan import WindowCopies
 from tests.support.fake_runner import FakeMemories
 from tests.support.kv_contexts import evict_prefixes
@@ -74,9 +73,9 @@ class ManagerMachine(RuleBasedStateMachine):
         self.size, self.evict, self.max_tokens = size, evict, min(MAX_TOKENS, pages * size)
         self.window, beside = window, dict[str, Any]()
         if window:
-            beside["windows"] = WindowSizes(window, window_pages, host_window_pages, 0.5, slack=size)
+            beside["sides"] = SideSizes(window_pages, host_window_pages, 0.5, window, slack=size)
         elif states[0]:
-            beside["states"] = StateSizes(*states, 2)
+            beside["sides"] = SideSizes(*states, 2)
         self.manager = KVManager(pages, host_pages, size, prefix_caching=cache, turn_ends=(1,), **beside)
         self.has_states = not window and states[0] > 0
         self.manager.begin_plan()

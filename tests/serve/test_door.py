@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from jinfercept.sched import door
-from jinfercept.sched.door import Overload
-from jinfercept.serve.protocols import errors
+from jinfercept.sched.door import RETRY_S, Overload
 from tests.support.gate import Gate, closed_gate
 from tests.support.live_server import Running, until
 from tests.support.pretend import late_at_once
@@ -55,13 +53,13 @@ def test_a_new_conversation_is_refused_with_a_time_to_come_again(served: Running
 def test_a_conversation_that_waits_too_long_is_refused_likewise(
     served: Running, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (door, errors):
-        monkeypatch.setattr(module, "LONGEST_S", 0.0)
+    for module in ("sched.door", "serve.protocols.errors"):
+        monkeypatch.setattr(f"jinfercept.{module}.MOST_DOOR_S", 0.0)
     with crowded(served, scripted, "queue") as gate:
         gate.open()
         refused = served.http.post("/v1/completions", json={"prompt": "c" * 600})
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
-        assert int(refused.headers["retry-after"]) == door.RETRY_S
+        assert int(refused.headers["retry-after"]) == RETRY_S
         stream = served.http.post("/v1/completions", json={"prompt": "c" * 600, "stream": True})
         assert (stream.status_code, '"code": "overloaded"' in stream.text.replace('":"', '": "')) == (200, True)
 

@@ -17,7 +17,7 @@ from jinfercept.errors import RequestError
 from jinfercept.events import Finished as FinishedEvent
 from jinfercept.hooks import Text
 from jinfercept.kv.manager import KVManager
-from jinfercept.kv.states import NO_STATES, StateSizes
+from jinfercept.kv.side_pool import NO_SIDES, SideSizes
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
@@ -150,7 +150,7 @@ def make_engine(
     max_num_seqs: int = 4,
     chunk_tokens: int = 1 << 30,
     max_model_len: int | None = None,
-    states: StateSizes = NO_STATES,
+    states: SideSizes = NO_SIDES,
     clock: Clock | None = None,
     dispatcher: CallDispatcher | None = None,
     runner: PlanRunner[Any, Any] | None = None,
@@ -168,7 +168,7 @@ def make_engine(
     per_query_s: float = AffineCost.per_query_s,
 ) -> Engine:
     """An engine on a fake runner, checked after every step."""
-    kv = KVManager(num_pages, num_host_pages, page_size, prefix_caching=prefix_caching, states=states)
+    kv = KVManager(num_pages, num_host_pages, page_size, prefix_caching=prefix_caching, sides=states)
     scheduler = Scheduler(
         kv,
         policy,

@@ -68,19 +68,6 @@ def names(tenant: str, number: int) -> list[str]:
     return [f"{tenant}{index}" for index in range(number)]
 
 
-def test_one_call_is_next_however_many_of_another_tenant_wait() -> None:
-    async def play(calls: Calls) -> None:
-        await calls.come("a", *names("a", 52))
-        await calls.come("b", "b0")
-        assert calls.begun == ["a0", "a1"]
-        await calls.end("a1")
-        assert calls.begun == ["a0", "a1", "b0"]
-        await calls.end("b0")
-        assert calls.begun[3:] == ["a2"]
-
-    scene(2, play)
-
-
 def test_tenants_take_turns_and_calls_of_one_tenant_come_in_their_order() -> None:
     async def play(calls: Calls) -> None:
         for tenant in "abc":

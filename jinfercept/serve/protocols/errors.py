@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from jinfercept.errors import EngineError, GrammarError, JinferceptError, PromptLengthError, reduced
 from jinfercept.outputs import RequestOutput
-from jinfercept.sched.door import LONGEST_S, RETRY_S
+from jinfercept.sched.door import MOST_DOOR_S, RETRY_S
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ def check_finish(output: RequestOutput) -> None:
     """Raise `ApiError` for the output of an aborted or failed request: 503, 500, or 400 if its grammar failed; 429 if it has
     waited too long at the door."""
     for completion in output.outputs:
-        if completion.finish_reason == "abort" and output.metrics.door_s > LONGEST_S and not completion.num_generated:
+        if completion.finish_reason == "abort" and output.metrics.door_s > MOST_DOOR_S and not completion.num_generated:
             raise overloaded()
         if completion.finish_reason == "abort":
             raise ApiError(503, "the server aborted the request; fix: send it again", code="aborted")

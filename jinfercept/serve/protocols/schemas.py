@@ -173,26 +173,9 @@ class SessionHints(Body):
         return self.server_tools not in (None, False)
 
 
-class AgentHints(Body):
-    """`agent_hints` of Dynamo; the others have no effect here.
-
-    Attributes:
-        priority: larger ones are served first.
-    """
-
-    priority: PriorityNumber | None = None
-
-
-class DynamoExtension(Body):
-    """`nvext` of NVIDIA Dynamo."""
-
-    agent_hints: AgentHints | None = None
-
-
 class Extensions(Body):
     """Extensions of OpenAI's protocol in all bodies that generate."""
 
-    nvext: DynamoExtension | None = None
     jinfercept: SessionHints | None = None
     session_id: SessionId | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None

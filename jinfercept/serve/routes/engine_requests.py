@@ -69,13 +69,10 @@ def read_hints(body: Extensions, request: HttpRequest) -> RequestHints:
     if (trace := TRACE.get()) is not None:
         trace.describe(model, model or service.names[0], getattr(body, "conversation_id", None) or session)
     tenant, keys = tenant_of(request), service.keys
-    dynamo = body.nvext.agent_hints if body.nvext is not None else None
-    priorities = (extension.priority, body.priority, -(dynamo.priority or 0) if dynamo is not None else 0)
-    priority = next(priority for priority in priorities if priority is not None)
     return RequestHints(
         tenant=tenant,
         cache_salt=isolation(tenant, body.cache_salt),
-        priority=keys.priority(tenant, priority),
+        priority=keys.priority(tenant, (body.priority if extension.priority is None else extension.priority) or 0),
         weight=keys.rules(tenant).weight,
         adapter=service.adapter(model),
         follow_up=FollowUp(session, extension.expected_s, last=bool(extension.release)),

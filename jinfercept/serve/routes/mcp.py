@@ -7,6 +7,7 @@ is generated in the background, and is read by the key that began it only.
 import asyncio
 import json
 from contextlib import suppress
+from inspect import getdoc
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -32,41 +33,43 @@ _INSTRUCTIONS = (
 )
 
 
-class _Question(BaseModel):
+class _ToolArguments(BaseModel):
+    """Arguments of a tool, whose description is the docstring."""
+
     model_config = ConfigDict(extra="forbid")
+
+
+class _Ask(_ToolArguments):
+    """Ask the language model, and return its answer when it is complete."""
+
     prompt: Annotated[str, Field(description="what the model reads; it knows nothing of earlier calls")]
     system: Annotated[str | None, Field(description="the system message")] = None
     max_tokens: Annotated[int, Field(ge=1, description="limit of the answer's tokens")] = 2048
     use_tools: Annotated[bool, Field(description="whether the model may call the tools of its server")] = False
 
 
-class _TaskQuestion(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _StartTask(_Ask):
+    """Hand the language model a task, which it works on after this call has returned. The result has the task's id and its
+    status: queued, in_progress, completed, incomplete if the answer was cut off, or cancelled."""
+
+
+class _TaskAnswer(_ToolArguments):
+    """The answer of a task, as far as it is written; call it again while its status is queued or in_progress."""
+
     task_id: Annotated[str, Field(max_length=256, description="the id that start_task returned")]
     wait_s: Annotated[float, Field(ge=0, le=_LONGEST_WAIT_S, description="seconds to wait for the end")] = 0.0
 
 
-_TOOLS: dict[str, tuple[TypeAdapter[Any], str]] = {
-    "ask": (TypeAdapter(_Question), "Ask the language model, and return its answer when it is complete."),
-    "start_task": (
-        TypeAdapter(_Question),
-        "Hand the language model a task, which it works on after this call has returned. The result has the task's id and its "
-        "status: queued, in_progress, completed, incomplete if the answer was cut off, or cancelled.",
-    ),
-    "task_answer": (
-        TypeAdapter(_TaskQuestion),
-        "The answer of a task, as far as it is written; call it again while its status is queued or in_progress.",
-    ),
-}
-"""By name: the arguments and the description of a tool."""
+_TOOLS = {"ask": _Ask, "start_task": _StartTask, "task_answer": _TaskAnswer}
 
 
 async def _list_tools(context: Any, params: Any) -> ListToolsResult:
-    tools = [
-        Tool(name=name, description=description, input_schema=arguments.json_schema())
-        for name, (arguments, description) in _TOOLS.items()
-    ]
-    return ListToolsResult(tools=tools)
+    return ListToolsResult(
+        tools=[
+            Tool(name=name, description=getdoc(arguments), input_schema=arguments.model_json_schema())
+            for name, arguments in _TOOLS.items()
+        ]
+    )
 
 
 async def _call_tool(context: Any, params: Any) -> CallToolResult:
@@ -80,8 +83,8 @@ async def _call_tool(context: Any, params: Any) -> CallToolResult:
 async def _called(name: str, given: dict[str, Any], request: Request) -> CallToolResult:
     if name not in _TOOLS:
         raise ApiError.bad(f"no tool is named {name[:80]!r}; fix: one of {', '.join(_TOOLS)}")
-    arguments = validated(given, _TOOLS[name][0])
-    if isinstance(arguments, _TaskQuestion):
+    arguments = validated(given, TypeAdapter[Any](_TOOLS[name]))
+    if name == "task_answer":
         stored = await service_of(request).state.find(arguments.task_id, tenant_of(request))
         if stored.background is not None:
             with suppress(TimeoutError):

@@ -22,7 +22,7 @@ from jinfercept.sched.tenants import ExpiringEntries
 from jinfercept.serve.access.key_limits import OpenSockets
 from jinfercept.serve.access.keys import Keys
 from jinfercept.serve.http.access_log import DETAILS
-from jinfercept.serve.options import ServerOptions
+from jinfercept.serve.options import ServedState
 from jinfercept.serve.protocols.anthropic.dialect import authorizations
 from jinfercept.serve.protocols.encoding import encode
 from jinfercept.serve.protocols.errors import ApiError
@@ -33,8 +33,6 @@ from jinfercept.serve.state.store import SocketMemory, StoredResponse
 
 router = APIRouter()
 
-_MOST_S = 3600.0
-"""Seconds after which a connection ends, as at OpenAI."""
 _MOST_REQUESTS = 16
 """Requests of one connection that run or wait for those before them. Their frames have together as many bytes as a body may."""
 _KEPT = ("asgi", "client", "http_version", "path", "raw_path", "root_path", "server", "state")
@@ -43,15 +41,11 @@ _OWN_HEADERS = (b"connection", b"content-encoding", b"content-type", b"sec-webso
 """Headers of the handshake alone."""
 
 
-class SocketHost(Protocol):
+class SocketHost(ServedState, Protocol):
     """What WebSockets are opened at: a server, or the front of a fleet."""
 
     keys: Keys
     sockets: OpenSockets
-    draining: bool
-
-    @property
-    def options(self) -> ServerOptions: ...
 
     async def prepare[T](self, request: Request, work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
         """The result of slow work, done in a thread."""
@@ -103,17 +97,14 @@ class _Connection:
         self._turn = asyncio.Lock()
         self._gone = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
-        self._refusal: ApiError | None = None  # of all requests from now on
 
     async def run(self) -> None:
         """Answer requests until the client or the server closes the connection."""
         await self._socket.accept()
-        timer = asyncio.get_running_loop().call_later(_MOST_S, self._reach_limit)
         try:
             while (message := await self._socket.receive())["type"] == "websocket.receive":
                 await self._take(message)
         finally:
-            timer.cancel()
             self._gone.set()
             if self._closing is not None:
                 self._closing.cancel()
@@ -124,31 +115,20 @@ class _Connection:
 
     def drain(self) -> None:
         """Close the connection behind the requests that are there; the application refuses new ones."""
-        self._close_behind_requests(CloseCode.SERVICE_RESTART, "the server is shutting down")
 
-    def _reach_limit(self) -> None:
-        message = "this connection has reached its limit of 60 minutes; fix: open another one"
-        self._refusal = ApiError.bad(message, code="websocket_connection_limit_reached")
-        self._close_behind_requests(CloseCode.NORMAL_CLOSURE, message)
-
-    def _close_behind_requests(self, code: int, reason: str) -> None:
         async def close() -> None:
             while self._requests:
                 await asyncio.wait(self._requests)
-            if self._refusal is not None:
-                await self._refuse(self._refusal)
             with suppress(WebSocketDisconnect, RuntimeError):  # the client was faster
-                await self._socket.close(code, reason)
+                await self._socket.close(CloseCode.SERVICE_RESTART, "the server is shutting down")
 
-        self._closing = self._closing or asyncio.ensure_future(close())
+        self._closing = asyncio.ensure_future(close())
 
     # -- a request -----------------------------------------------------------------------------------------------------
 
     async def _take(self, message: Message) -> None:
         """Begin with the request of a frame, or refuse it."""
         try:
-            if self._refusal is not None:
-                raise self._refusal
             if (text := message.get("text")) is None:
                 raise ApiError.bad("a frame is JSON text; got bytes", code="invalid_json")
             if await self._read(frame := text.encode()) == "response.processed":  # Codex says what it has read

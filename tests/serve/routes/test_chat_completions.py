@@ -10,9 +10,7 @@ import pytest
 from jinfercept.serve.protocols.openai.chat_schemas import Message
 from tests.support.anthropic_client import create
 from tests.support.chat_templates import QWEN3
-from tests.support.engine_state import engine_state
-from tests.support.gate import closed_gate
-from tests.support.live_server import END, MODEL, Running, prompt_of, until
+from tests.support.live_server import END, MODEL, Running, prompt_of
 from tests.support.responses import ASKED as QUESTION
 from tests.support.responses import CHAT_PRICE as PRICE
 from tests.support.responses import says
@@ -341,21 +339,6 @@ def test_no_effort_is_no_reasoning(served: Running, make_scripted: Make) -> None
         scripted.follow(prompt + "Hello." + END)
         done = served.chat(messages=question, reasoning_effort=effort, max_tokens=20)
         assert done.json()["usage"]["prompt_tokens"] == len(scripted.tokenizer.encode(prompt)), done.text
-
-
-def test_a_larger_priority_of_dynamo_is_served_first(served: Running, scripted: Scripted) -> None:
-    scripted.follow()
-    hints = [({"priority": 5}, {}, -5), ({"osl": 9}, {}, 0), ({"priority": 5}, {"priority": 3}, 3)]
-    long: Any = {"prompt": "a", "max_tokens": 1900, "ignore_eos": True}
-    for agent_hints, fields, priority in hints:
-        body = long | {"stream": True, "nvext": {"agent_hints": agent_hints}} | fields
-        with closed_gate(scripted.llm), served.http.stream("POST", "/v1/completions", json=body) as answer:
-            assert next(answer.iter_lines())
-            running = scripted.llm.engine.ask(lambda stats: [each.priority for each in stats.running.values()])
-            assert running.result() == [priority]
-        until(lambda: not engine_state(scripted.llm).has_work)
-    wrong = served.http.post("/v1/completions", json=long | {"nvext": {"agent_hints": {"priority": "high"}}})
-    assert wrong.json()["error"]["param"] == "nvext.agent_hints.priority"
 
 
 def test_hints_without_an_effect_are_accepted_in_every_dialect(served: Running, scripted: Scripted) -> None:
