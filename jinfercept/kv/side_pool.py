@@ -13,10 +13,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, final, override
 
-import numpy as np
-
 from jinfercept.kv.context import Context, ContextState, ContextWindow
-from jinfercept.kv.extent import NEVER, ContextCheckpoint, PageExtent, token_bytes
+from jinfercept.kv.extent import NEVER, TOKEN_BYTES, ContextCheckpoint, PageExtent, token_bytes
 from jinfercept.kv.page import PageCopies, Residency, SlotOccupancy, SlotPool, Slots
 
 
@@ -428,10 +426,11 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
             if last is not None:
                 start, count = index, [extent for extent, _ in alike].index(last) + 1
                 alike[count - 1 :] = [(last, index - last.start)]
-        rest = np.frombuffer(token_bytes(tokens[start * self._page_size :]), np.int32)
-        for end in self._turn_ends:
-            behind = (np.flatnonzero(rest == end) + 1) // self._page_size
-            cuts.update((start + behind[-1:]).tolist(), behind[: not start].tolist())
+        rest = token_bytes(tokens[start * self._page_size :])
+        for end in map(token_bytes, ([token] for token in self._turn_ends)):
+            cuts.add(start + _behind_last(end, rest) // self._page_size)
+            if not start:
+                cuts.add(_behind_first(end, rest) // self._page_size)
         side = self._of(context)
         side.cuts, side.marked = sorted(cut for cut in cuts if cut > start), []
         return count
@@ -571,3 +570,19 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
             if not context.in_use and (side.slots or side.host_slots):
                 assert self.reaches(context, context.num_tokens), "a side of other tokens"
                 assert context.is_whole, "a side without its pages"
+
+
+def _behind_first(token: bytes, tokens: bytes) -> int:
+    """How many tokens end with the first one of a kind; 0: there is none."""
+    at = tokens.find(token)
+    while at > 0 and at % TOKEN_BYTES:  # within two other tokens
+        at = tokens.find(token, at + 1)
+    return at // TOKEN_BYTES + 1
+
+
+def _behind_last(token: bytes, tokens: bytes) -> int:
+    """How many tokens end with the last one of a kind; 0: there is none."""
+    at = tokens.rfind(token)
+    while at > 0 and at % TOKEN_BYTES:
+        at = tokens.rfind(token, 0, at + TOKEN_BYTES - 1)
+    return at // TOKEN_BYTES + 1
