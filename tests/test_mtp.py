@@ -241,7 +241,7 @@ def test_a_quantised_layer_computes_what_its_numbers_say(random: Path, tmp_path:
         layer, following, x = loaded.params.layers[-1], *jax.random.normal(jax.random.key(1), (2, 3, 32))
         assert is_quantized(layer["draft_fc"]) == (folder == "stored" and not dense)
         outputs.append(np.asarray(loaded.model.draft_inputs(layer, following, x, loaded.params.head["norm"])))
-    np.testing.assert_allclose(*outputs, atol=1e-5)
+    np.testing.assert_allclose(outputs[0], outputs[1], atol=1e-5)
 
 
 @pytest.mark.parametrize(

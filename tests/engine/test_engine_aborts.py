@@ -20,6 +20,7 @@ from tests.support.fake_engine import (
     runner_of,
     uninterrupted,
 )
+from tests.support.fake_runner import FakeForward
 
 # -- abort -------------------------------------------------------------------------------------------------------------
 
@@ -145,7 +146,7 @@ def test_a_failed_step_ends_all_requests_loudly_and_the_next_one_is_served_corre
 class SamplingFails(FakeRunner):
     """Fails between the phases of the fourth plan: its forward pass was dispatched, its sampling is not."""
 
-    def sample(self, forward: list[tuple[int, list[int]]], masks: Masks) -> StepResult:
+    def sample(self, forward: FakeForward, masks: Masks) -> StepResult:
         if len(self.plans) == 4:
             raise RuntimeError("the sampler is gone")
         return super().sample(forward, masks)
