@@ -48,14 +48,14 @@ class DeltaInputs(NamedTuple):
 
 def gated_delta_rule(inputs: DeltaInputs, states: States, rows: StateRows) -> tuple[Float32[Array, "T K G W"], States]:
     """What the tokens read, and the states behind the rows. Padding tokens read anything."""
-    num_tokens = len(inputs.q)
-    outputs, states = _short_rows(inputs, jnp.zeros_like(inputs.v), states, rows, 1, 1)
-    if num_tokens > 1:
-        outputs, states = _short_rows(inputs, outputs, states, rows, 2, SHORT_TOKENS)
-    if num_tokens > SHORT_TOKENS:
+    num_tokens, outputs = len(inputs.q), jnp.zeros_like(inputs.v)
+    if num_tokens > SHORT_TOKENS:  # first, since a row's last block writes over what follows
         padded = [jnp.pad(x, ((0, BLOCK_TOKENS), *((0, 0),) * (x.ndim - 1))) for x in (*inputs, outputs)]
         outputs, states = _longer_rows(DeltaInputs(*padded[:-1]), padded[-1], states, rows)
-    return outputs[:num_tokens], states
+        outputs = outputs[:num_tokens]
+    if num_tokens > 1:
+        outputs, states = _short_rows(inputs, outputs, states, rows, 2, SHORT_TOKENS)
+    return _short_rows(inputs, outputs, states, rows, 1, 1)
 
 
 def _short_rows(
