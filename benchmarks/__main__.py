@@ -24,14 +24,9 @@ COMMANDS: Mapping[str, Entry] = {
     "hybrid-turns": Entry(
         "benchmarks.hybrid_turns:HybridTurns", "prompt tokens that hybrid models find, beside a Llama of the same pages"
     ),
-    "aiperf": Entry(
-        "benchmarks.aiperf:AiperfAgents", "coding agents played by AIPerf on a server; its numbers beside the server's"
-    ),
+    "hints": Entry("benchmarks.hints:Hints", "what hints of clients change for coding agents, simulated and served"),
     "fleet": Entry(
         "benchmarks.__main__:FleetLoad", "sessions without keys on replicas: tokens found, by way of routing"
-    ),
-    "overload": Entry(
-        "benchmarks.__main__:MeasuredOverload", "a server past saturation, and a greedy key beside others"
     ),
     "copying": Entry(
         "benchmarks.copying:Copying", "decode tokens per second with and without drafts, on prompts that are copied"
@@ -76,40 +71,6 @@ class FleetLoad:
             check_least(f"--{name}", getattr(self, name), 1)
         shape = FleetShape(self.replicas, self.sessions, self.turns, self.system_tokens)
         return fleet_command(shape, self.seed, self.json)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredOverload:
-    """The command."""
-
-    model: ModelName
-    seconds: float = 30.0
-    """of every load"""
-    limit: float = 2.0
-    """seconds to a first token: what counts as goodput"""
-    prompt_tokens: int = 24
-    """of every request"""
-    new_tokens: int = 96
-    """of every request"""
-    clients: int = 32
-    """that ask at a time to measure what the server serves"""
-    keys_only: bool = False
-    """do not measure the loads of one key"""
-    seed: int = 0
-    """of the arrivals"""
-    out: Maybe[str] = None
-    """folder to write a page and a picture to"""
-    engine: Annotated[EngineOptions, engine_flags("seed", "overload", *HOSTS)]
-
-    def run(self) -> int:
-        """Measure; returns the exit status. Raises `ConfigError` if the options make no sense."""
-        from benchmarks.overload import OverloadBench, overload_command
-
-        tokens = (self.prompt_tokens, self.new_tokens)
-        bench = OverloadBench(self.model, self.engine, *tokens, self.limit, self.seconds, self.clients, self.seed)
-        if self.keys_only:
-            bench = bench._replace(loads=())
-        return overload_command(bench, self.out)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,11 @@
 """`python -m benchmarks copying`: decode tokens per second with and without drafts, where requests copy from their prompts.
 
 Every prompt is a table of random records, as a tool returns it, and the beginning of the same table again, which the model goes
-on with. Greedy; both ways run in one engine's executables, in turn.
+on with; of a model without a tokenizer, random tokens. Greedy; both ways run in one engine's executables, in turn.
 """
 
 import random
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -51,11 +52,9 @@ class Copying:
         options: EngineOptions = {**self.engine, "max_num_seqs": max(batches), "speculative_config": drafts}
         with StartDisplay() as start, LLM(self.model, lazy=False, progress=start, **options) as llm:
             start.close()
-            if llm.tokenizer is None:
-                raise ConfigError("texts are copied", got="a model without a tokenizer", fix="give one that has one")
             with console.status("copying"):
                 cells = [_cell(llm, batch, self.new_tokens, drafts) for batch in batches]
-        columns = ("batch", "without drafts", "with", "×", "tokens per step", "drafts accepted", "same tokens")
+        columns = ("batch", "without drafts", "with", "×", "tokens per step", "accepted by place", "same tokens")
         shown = plain_table(columns, caption="decoded tokens/s")
         for cell in cells:
             plain, drafted = cell.plain_tokens_per_s, cell.drafted_tokens_per_s
@@ -65,7 +64,7 @@ class Copying:
                 f"{drafted:.1f}",
                 f"{drafted / plain:.2f}",
                 f"{cell.tokens_per_step:.2f}",
-                f"{cell.accepted_share:.0%}",
+                ", ".join(f"{share:.0%}" for share in cell.accepted_shares) or "no drafts",
                 f"{cell.same_tokens} of {cell.batch}",
             )
         show(shown)
@@ -80,7 +79,7 @@ class CopyingCell(NamedTuple):
         plain_tokens_per_s: decoded by all of them together, without drafts.
         drafted_tokens_per_s: the same with drafts.
         tokens_per_step: mean tokens that a step with drafts gave its request.
-        accepted_share: of the drafted tokens, those that became tokens.
+        accepted_shares: by the place of a draft in a step, the share of the steps with drafts in which it became a token.
         same_tokens: requests whose tokens were the same both ways.
     """
 
@@ -88,7 +87,7 @@ class CopyingCell(NamedTuple):
     plain_tokens_per_s: float
     drafted_tokens_per_s: float
     tokens_per_step: float
-    accepted_share: float
+    accepted_shares: tuple[float, ...]
     same_tokens: int
 
 
@@ -96,7 +95,7 @@ def _cell(llm: "LLM", batch: int, new_tokens: int, drafts: dict[str, Any]) -> Co
     """Measure a batch on an idle engine, which is started over. Raises `ConfigError` if its requests never decode together."""
     rates: dict[bool, list[float]] = {False: [], True: []}
     streams: dict[bool, list[list[int]]] = {}
-    given = drafted = steps = 0
+    accepted, steps = Counter[int](), 0
     for round_ in range(ROUNDS):
         prompts = [{"prompt_token_ids": _prompt(llm, 1000 * round_ + place)} for place in range(batch)]
         for drafting in (False, True):
@@ -105,11 +104,7 @@ def _cell(llm: "LLM", batch: int, new_tokens: int, drafts: dict[str, Any]) -> Co
             times, streams[drafting] = token_times(llm, prompts, new_tokens)
             rates[drafting].append(decode_rate(times))
         counters = llm.counters
-        given, drafted, steps = (
-            given + counters.accepted.total(),
-            drafted + counters.drafted,
-            steps + counters.drafts,
-        )
+        accepted, steps = accepted + counters.accepted, steps + counters.drafts
     if min(map(max, rates.values())) <= 0.0:
         raise ConfigError(
             "the requests of a batch do not decode at the same time",
@@ -118,16 +113,22 @@ def _cell(llm: "LLM", batch: int, new_tokens: int, drafts: dict[str, Any]) -> Co
         )
     same = sum(plain == other for plain, other in zip(streams[False], streams[True], strict=True))
     return CopyingCell(
-        batch, max(rates[False]), max(rates[True]), 1 + given / max(1, steps), given / max(1, drafted), same
+        batch,
+        max(rates[False]),
+        max(rates[True]),
+        1 + accepted.total() / max(1, steps),
+        tuple(accepted[place] / steps for place in sorted(accepted)),
+        same,
     )
 
 
 def _prompt(llm: "LLM", seed: int) -> list[int]:
     rng = random.Random(seed)
+    if llm.tokenizer is None:
+        return [rng.randrange(llm.engine.setup.model.config.vocab_size) for _ in range(16 * _LINES)]
     rows = [
         f"{rng.choice(_NAMES)} {rng.choice(_NAMES)}, {rng.randrange(10000)}, {rng.random():.3f}" for _ in range(_LINES)
     ]
-    assert llm.tokenizer is not None
     return llm.tokenizer.encode(
         "\n".join(["name, count, share", *rows, "", "name, count, share", *rows[:_BEGUN_LINES], ""])
     )

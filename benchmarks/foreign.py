@@ -13,18 +13,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import count
 from operator import sub
 from pathlib import Path
 from shutil import copy, rmtree
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 from rich.table import Table
 from tyro import conf
 
-from benchmarks.agents import Scale, load_sessions
-from benchmarks.aiperf import weka_session
+from benchmarks.agents import BLOCK, AgentCall, Scale, load_sessions
 from benchmarks.servers import child_server
 from jinfercept.cli.options import Maybe, Switch
 from jinfercept.errors import ConfigError
@@ -131,6 +131,25 @@ def _aiperf_agentx(work: Work) -> list[str]:
         ),
         *("--scenario", "inferencex-agentx-mvp", "--unsafe-override", "--benchmark-duration", "20"),
     )
+
+
+def weka_session(number: int, calls: Sequence[AgentCall], model: str) -> dict[str, Any]:
+    """A session as AIPerf reads it. Its blocks have numbers of their own; a prompt begins with those that it keeps."""
+    fresh, blocks, requests, t = count(), list[int](), list[dict[str, Any]](), 0.0
+    for call in calls:
+        t += call.gap_s
+        if call.kept is not None:
+            del blocks[call.kept // BLOCK :]
+        blocks += [next(fresh) for _ in range(-(-call.prompt // BLOCK) - len(blocks))]
+        request = {"t": t, "type": "s", "model": model, "in": call.prompt, "out": call.new, "hash_ids": blocks.copy()}
+        requests.append(request | {"think_time": call.gap_s, "api_time": 0.0})
+    return {
+        "id": f"session-{number}",
+        "models": [model],
+        "block_size": BLOCK,
+        "hash_id_scope": "local",
+        "requests": requests,
+    }
 
 
 def read_aiperf(folder: Path) -> Counts:

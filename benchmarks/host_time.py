@@ -83,7 +83,7 @@ class Device:
     meanwhile."""
 
     def __init__(self, runner: ModelRunner, seconds: float = 0.0) -> None:
-        self.forward, self.drafts, self.collect = runner.forward, runner.drafts, runner.collect
+        self.forward, self.collect = runner.forward, runner.collect
         self._runner, self._seconds, self._ready_s = runner, seconds, deque[float]()
 
     def sample(self, forward: Any, masks: Masks) -> StepTicket:
@@ -133,7 +133,7 @@ class Stopwatch:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self.reset, self.drafts = device.reset, device.drafts
+        self.reset = device.reset
         self.plans: list[StepPlan] = []
         self.begin()
 

@@ -4,7 +4,8 @@ Tiny checkpoints with random weights play the same conversations: the same lengt
 counts is how many tokens of each prompt were found, and not computed again. `turns` to `system prompt` are calls of
 `LLM.generate` with the whole history; `tool calls` pauses for the results of a tool; the others are a server's protocols. In
 `… reasoning dropped` the client returns a short text in place of an answer; in `… evicted` other requests take the device's
-pages between two turns, so that the conversation comes back from the host.
+pages between two turns, so that the conversation comes back from the host; in `… from disk` the engine starts anew before each
+turn, so that it comes back from files.
 
 vLLM and llama.cpp play the conversations in tokens with a Qwen3.5 too, where an interpreter is named that has them
 (`--vllm-python`, `--llama-cpp-python`); what their model differs in is in `benchmarks/peers`.
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +29,10 @@ from benchmarks.servers import child_server
 from jinfercept.calls import Call, Tool
 from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.cli.options import Maybe, Switch
+from jinfercept.engine.streaming import serve
 from jinfercept.errors import ConfigError
 from jinfercept.llm import LLM
+from jinfercept.request import FollowUp
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sim.reports import check_outputs, write_json
 from jinfercept.sim.tables import check_least, plain_table, show
@@ -172,16 +175,26 @@ def library(model: Path, shape: Shape, seed: int) -> Iterator[tuple[str, Score]]
             yield name, Score(_tokens(answered), sum(each.cached for each in answered), num_different(llm, answered))
         llm.restart(enable_prefix_caching=True)
         yield "tool calls", _pauses(llm, shape, random.Random(seed))
+    with tempfile.TemporaryDirectory() as folder:
+        disk = {"swap_space": 0.05, "kv_disk": folder, "kv_disk_space": 0.1}
+        with LLM(str(model), kv_tokens=4 * LENGTH, **disk, **ENGINE) as llm:
+            for name in ("turns", "answers dropped"):
+                answered = play_in_library(llm, name, shape, seed, from_disk=True)
+                yield f"{name}, from disk", Score(_tokens(answered), sum(each.cached for each in answered))
 
 
-def play_in_library(llm: LLM, name: str, shape: Shape, seed: int) -> list[Answered]:
-    """Play one of the conversations in tokens on empty pages."""
+def play_in_library(llm: LLM, name: str, shape: Shape, seed: int, *, from_disk: bool = False) -> list[Answered]:
+    """Play one of the conversations in tokens on empty pages; `from_disk`: they are empty before each prompt."""
     llm.restart(enable_prefix_caching=True)
     answered = list[Answered]()
 
     def ask(prompt: list[int], number: int) -> Answered:
         params = SamplingParams(temperature=0.0, max_tokens=number, ignore_eos=True)
-        [output] = llm.generate([{"prompt_token_ids": prompt}], params)
+        requests = llm.make_requests([{"prompt_token_ids": prompt}], params, [], None)
+        if from_disk:
+            llm.restart()
+            requests = [replace(request, follow_up=FollowUp()) for request in requests]
+        [output] = serve(llm.engine.thread, requests)
         answered.append(Answered(prompt, output.outputs[0].token_ids, output.num_cached_tokens or 0))
         return answered[-1]
 

@@ -49,9 +49,6 @@ class TimedRunner:
         self.seconds += time.thread_time() - started_s
         return ticket
 
-    def drafts(self, forward: ForwardTicket) -> tuple[tuple[int, ...], ...]:
-        return self._runner.drafts(forward)
-
     def sample(self, forward: ForwardTicket, masks: Masks) -> StepTicket:
         started_s = time.thread_time()
         ticket = self._runner.sample(forward, masks)

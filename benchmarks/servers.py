@@ -27,6 +27,7 @@ from jinfercept.errors import ConfigError
 _POLL_S = 0.05
 _END_S = 20.0
 """Seconds that the server may take to drain after SIGTERM."""
+NO_FIELDS: Mapping[str, Any] = {}
 _KEY_VARIABLE = "JINFERCEPT_API_KEY"
 
 
@@ -183,9 +184,11 @@ def make_target(text: str, api_key: str | None, timeout_s: float) -> Target:
     return Target(name or parts.netloc, url, api_key, timeout_s)
 
 
-async def complete(client: AsyncOpenAI, model: str, prompt: list[int], new_tokens: int) -> Reply:
-    """Complete a prompt greedily with so many tokens. A failure is a reply."""
-    reply, extra = Reply(time.perf_counter()), {"ignore_eos": True, "return_token_ids": True}
+async def complete(
+    client: AsyncOpenAI, model: str, prompt: list[int], new_tokens: int, fields: Mapping[str, Any] = NO_FIELDS
+) -> Reply:
+    """Complete a prompt greedily with so many tokens, and with further fields of the body. A failure is a reply."""
+    reply, extra = Reply(time.perf_counter()), {"ignore_eos": True, "return_token_ids": True, **fields}
     finished = False
     try:
         stream = await client.completions.create(

@@ -2,10 +2,11 @@
 
 In an environment that has both (`google-tunix` 0.1.7 wants jax 0.12):
 
+    python examples/tunix_rollout.py check       # log probabilities of tiny models beside Tunix's own
     python examples/tunix_rollout.py learn       # a few steps of Tunix's GRPO learner
 
 `JinferceptRollout` is what `ClusterConfig(rollout_engine=…)` takes, bare or in a `functools.partial` with `tools` and options
-of `LLM`. It serves models with the weights of Tunix's Llama 3.
+of `LLM`. It serves Tunix's Llama 3, Qwen2 and Qwen3, without experts.
 """
 
 import argparse
@@ -37,17 +38,23 @@ LAYER_NAMES = {
     "up": "mlp.up_proj.kernel",
     "down": "mlp.down_proj.kernel",
 }
-"""By name of a weight here that in a layer of Tunix's Llama 3. Shapes are the same."""
-NAMES = {f"layers.*.{theirs}": f"layers.*.{ours}" for ours, theirs in LAYER_NAMES.items()} | {
-    "embedder.input_embedding": "embed.embedding",
-    "final_norm.w": "head.norm",
+"""By name of a weight here that in a layer of Tunix's models. Shapes are the same."""
+FAMILY_NAMES = {
+    "Llama3": {},
+    "Qwen2": {f"{name}_bias": f"attn.{name}_bias" for name in ("q", "k", "v")},
+    "Qwen3": {f"{name}_norm": f"attn.{name}_norm.w" for name in ("q", "k")},
 }
-"""Names of Tunix's state and ours, as `LLM.update_weights` takes them; of a model whose head is its embedding."""
+"""The weights that a family has besides, by the name of its class. Tunix's biases are flat."""
+ROPE_THETA = {"Llama3": 1e6, "Qwen3": 1e6}
+"""What Tunix 0.1.7 rotates with whatever `rope_theta` of its config says; Qwen2 follows its config."""
 
 
 def config_of(actor: Any, eos_id: int, max_position: int) -> ModelConfig:
-    """The dimensions of Tunix's Llama 3."""
-    theirs = actor.config
+    """The dimensions of one of Tunix's models. Raises `ValueError` for one that this module does not map."""
+    theirs, family = actor.config, type(actor).__name__
+    if family not in FAMILY_NAMES or getattr(theirs, "num_experts", None):
+        raise ValueError(f"{family} is not mapped here; {', '.join(FAMILY_NAMES)} without experts are")
+    is_tied = theirs.weight_tying if family == "Llama3" else theirs.use_tied_embedding
     return ModelConfig(
         family="llama",
         vocab_size=theirs.vocab_size,
@@ -58,20 +65,28 @@ def config_of(actor: Any, eos_id: int, max_position: int) -> ModelConfig:
         head_dim=theirs.head_dim,
         ffn_size=theirs.hidden_dim,
         norm_eps=theirs.norm_eps,
-        rope=RopeConfig(theta=float(theirs.rope_theta), rotary_dim=theirs.head_dim),
-        tie_embeddings=theirs.weight_tying,
+        rope=RopeConfig(theta=ROPE_THETA.get(family, float(theirs.rope_theta)), rotary_dim=theirs.head_dim),
+        tie_embeddings=is_tied,
         max_position=max_position,
         eos_token_ids=(eos_id,),
         activation="silu",
+        qkv_bias=family == "Qwen2",
+        qk_norm=family == "Qwen3",
     )
 
 
 def params_of(config: ModelConfig, state: Any) -> Params:
-    """The weights of a state of Tunix's Llama 3, uncopied (a head of its own is transposed)."""
+    """The weights of a state of one of Tunix's models, uncopied (a head of its own is transposed)."""
     leaves = jax.tree_util.tree_flatten_with_path(state)[0]
     flat = {_dotted(path): leaf for path, leaf in leaves}
+    family = "Qwen2" if config.qkv_bias else "Qwen3" if config.qk_norm else "Llama3"
+    names = LAYER_NAMES | FAMILY_NAMES[family]
+
+    def shaped(leaf: Any, name: str) -> Any:
+        return leaf.reshape(-1, config.head_dim) if name.endswith("_bias") else leaf
+
     layers = tuple(
-        {name: flat[f"layers.{index}.{theirs}"] for name, theirs in LAYER_NAMES.items()}
+        {name: shaped(flat[f"layers.{index}.{theirs}"], name) for name, theirs in names.items()}
         for index in range(config.num_layers)
     )
     head = {"norm": flat["final_norm.w"]}
@@ -171,10 +186,7 @@ class JinferceptRollout(base.BaseRollout):
 
     def update_params(self, params: Any, filter_types: Any = None) -> None:
         """Weights of the trainer; where these are an adapter's alone, merge them first."""
-        if self._config.tie_embeddings:
-            self.llm.update_weights(params, names=NAMES)
-        else:  # their head is ours transposed
-            self.llm.update_weights(params_of(self._config, params))
+        self.llm.update_weights(params_of(self._config, params))
 
     def pad_id(self) -> int:
         """The token that fills up arrays."""
@@ -206,7 +218,7 @@ def learn(steps: int) -> int:
     grpo: Any = import_module("tunix.rl.grpo.grpo_learner")
     optax: Any = import_module("optax")
     tokenizer = _tokenizer()
-    actor = _llama(tokenizer.size)
+    actor = _tiny("Llama3", tokenizer.size)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
     role = cluster_module.Role
     rewards = list[float]()
@@ -237,6 +249,39 @@ def learn(steps: int) -> int:
     return 0
 
 
+def check() -> int:
+    """Sample with tiny models of every family; returns 1 if log probabilities differ from those of Tunix's own forward pass."""
+    tokenizer, failed = _tokenizer(), False
+    settings = base.RolloutConfig(max_tokens_to_generate=8, max_prompt_length=8, temperature=1.0)
+    for family in FAMILY_NAMES:
+        actor = _tiny(family, tokenizer.size)
+        worker = JinferceptRollout(rollout_actor=actor, tokenizer=tokenizer, rollout_config=settings, dtype="float32")
+        with worker.llm:
+            greatest = _difference(worker, actor, settings)
+            changed = jax.tree.map(lambda leaf: 1.5 * leaf, _state(actor))
+            import_module("flax.nnx").update(actor, changed)
+            worker.update_params(changed)
+            greatest = max(greatest, _difference(worker, actor, settings))
+        print(f"{family}: log probabilities differ by at most {greatest:.1e}")
+        failed |= greatest > 1e-3
+    return int(failed)
+
+
+def _difference(worker: JinferceptRollout, actor: Any, settings: Any) -> float:
+    """The greatest difference of a token's log probability, sampled and by Tunix's forward pass."""
+    output, greatest = worker.generate(["the letter e", "a word"], settings), 0.0
+    assert worker.rollouts is not None
+    for sample, reported in zip(worker.rollouts, output.logprobs, strict=True):
+        ids = jax.numpy.asarray(sample.token_ids)[None]
+        length = ids.shape[1]
+        mask = jax.numpy.tril(jax.numpy.ones((1, length, length), bool))
+        logits = actor(ids, jax.numpy.arange(length)[None], None, mask)[0]
+        named = jax.nn.log_softmax(logits[0].astype("float32"))[np.arange(length - 1), sample.token_ids[1:]]
+        own = np.asarray(named)[sample.num_prompt - 1 :]
+        greatest = max(greatest, float(np.abs(own - reported).max()))
+    return greatest
+
+
 def _tokenizer() -> Any:
     from jinfercept.chat.tokenizer.load import load_tokenizer
     from jinfercept.models.embedded import NAME
@@ -265,11 +310,11 @@ class _Vocabulary:
         return 0
 
 
-def _llama(vocab_size: int) -> Any:
-    """Tunix's Llama 3 of 2 layers with random weights; its own first ones are zeros in the feed-forward layers."""
-    llama: Any = import_module("tunix.models.llama3.model")
+def _tiny(family: str, vocab_size: int) -> Any:
+    """One of Tunix's models, of 2 layers with random weights; its own first ones are zeros in the feed-forward layers."""
+    module: Any = import_module(f"tunix.models.{family.lower()}.model")
     nnx: Any = import_module("flax.nnx")
-    dimensions = llama.ModelConfig(
+    dimensions = module.ModelConfig(
         vocab_size=vocab_size,
         num_layers=2,
         embed_dim=64,
@@ -279,12 +324,13 @@ def _llama(vocab_size: int) -> Any:
         head_dim=16,
         rope_theta=10_000,
         norm_eps=1e-5,
-        weight_tying=True,
+        **({"weight_tying": True} if family == "Llama3" else {}),
     )
-    model = llama.Llama3(dimensions, rngs=nnx.Rngs(0))
+    model = getattr(module, family)(dimensions, rngs=nnx.Rngs(0))
     keys = iter(jax.random.split(jax.random.key(1), 10_000))
     state = jax.tree.map(
-        lambda leaf: leaf if leaf.ndim == 1 else 0.05 * jax.random.normal(next(keys), leaf.shape), nnx.state(model)
+        lambda leaf: (leaf if leaf.ndim == 1 else 0.0) + 0.05 * jax.random.normal(next(keys), leaf.shape),
+        nnx.state(model),
     )
     nnx.update(model, state)
     return model
@@ -293,9 +339,10 @@ def _llama(vocab_size: int) -> Any:
 def main(words: Sequence[str]) -> int:
     """Run a command; returns 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("learn",))
+    parser.add_argument("command", choices=("check", "learn"))
     parser.add_argument("--steps", type=int, default=5)
-    return learn(parser.parse_args(words).steps)
+    given = parser.parse_args(words)
+    return check() if given.command == "check" else learn(given.steps)
 
 
 if __name__ == "__main__":

@@ -116,9 +116,9 @@ def _repeat_nothing() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if executables is not None:
             from tests.support.compiled_once import CompiledOnce
+            from tests.support.pretend import quiet_after
 
-            patch.setattr(executables, "QUIET_S", 1e6)
-            patch.setattr(executables, "LONGEST_WAIT_S", 1e6)
+            quiet_after(patch, 1e6)
             CompiledOnce(patch)
         if clients is not None:
             patch.setattr(clients, "create_ssl_context", functools.cache(clients.create_ssl_context))

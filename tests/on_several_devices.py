@@ -36,12 +36,12 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.start.compile_cache import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.dense_model import logits
-from tests.support.joining import set_joined
+from tests.support.draft_checkpoint import DRAFTS, with_draft_layer
 from tests.support.peft_adapters import ALL, GPTJ, write_adapter
 from tests.support.sample_tokenizers import VOCAB, byte_level
 from tests.support.state_moves import check_random_moves
 from tests.support.tiny_gguf import write as write_gguf
-from tests.support.tiny_model import GOLDEN, TOOL, Workload, tiny_setup
+from tests.support.tiny_model import GOLDEN, TOOL, Workload, set_joined, streams, tiny_setup
 
 SIZES: dict[str, Any] = {"page_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 100}
 SIZES |= {"kv_tokens": 112, "swap_space": 0.001, "check_pages": True}  # little more than the longest sequence
@@ -298,6 +298,34 @@ def test_devices_that_cannot_serve_are_refused_with_what_can(flags: dict[str, An
 def test_every_device_moves_its_own_part_of_states() -> None:
     run = check_random_moves(ModelMesh(tuple(jax.devices()[:4])), seed=1, num_steps=6)
     assert exchanges(run["gather", 1]) == exchanges(run["scatter", 1]) == []
+
+
+@pytest.mark.slow
+def test_a_layer_of_the_model_drafts_on_several_devices(tmp_path: Path) -> None:
+    folder, work = with_draft_layer("qwen3_next", tmp_path / "model", agrees=True), Workload(number=8, seed=7)
+    work.params[:] = [replace(params, max_tokens=24) for params in work.params]
+    flags: dict[str, Any] = SIZES | {
+        "pipeline_depth": 0,
+        "profile": "roofline-llama-13b-a100",
+        "num_states": 8,
+        "speculative_config": DRAFTS,
+    }
+    tensors, streams_by_devices = load_file(folder / "model.safetensors"), list[list[list[int]]]()
+    for num_devices in (1, 2, 4):
+        with LLM(folder, tensor_parallel_size=num_devices, **flags) as llm:
+            if num_devices == 1:
+                llm.restart(speculative_config=None)
+                streams_by_devices.append(streams(work.run(llm)))
+                llm.restart(speculative_config=DRAFTS)
+            streams_by_devices.append(streams(work.run(llm)))
+            assert llm.counters.accepted.total() > 10
+            llm.update_weights({"mtp.fc.weight": -tensors["mtp.fc.weight"]}, only="mtp.")
+            streams_by_devices.append(streams(work.run(llm)))
+            assert llm.counters.accepted.total() < 5
+            llm.update_weights(tensors)
+            streams_by_devices.append(streams(work.run(llm)))
+            assert llm.counters.accepted.total() > 10
+    assert all(tokens == streams_by_devices[0] for tokens in streams_by_devices)
 
 
 def test_a_model_of_ones_own_runs_on_two_devices() -> None:

@@ -125,11 +125,6 @@ def test_a_class_name_means_one_thing_and_retired_names_do_not_come_back() -> No
 NOTEBOOK = ROOT / "examples" / "tour.ipynb"
 
 
-def test_the_checks_of_a_change_build_the_documentation() -> None:
-    assert "tools/docs" in (ROOT / ".ci" / "run").read_text()
-    assert "sphinx -W " in (ROOT / "tools" / "docs").read_text()
-
-
 @pytest.mark.slow
 def test_the_documentation_builds_without_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -86,14 +86,9 @@ def test_options_of_the_engine_serve_it(name: str, flags: dict[str, Any]) -> Non
         assert count_ties(name, output) == 0 or "kv_cache_dtype" in flags
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [({"num_window_tokens": 0}, "heads of other sizes.*num_window_tokens=0"), ({"kv_disk": "d"}, "no disk tier")],
-)
-def test_layers_with_other_heads_need_their_own_pool(tmp_path: Path, flags: dict[str, Any], words: str) -> None:
-    flags = {key: str(tmp_path / value) if key == "kv_disk" else value for key, value in flags.items()}
-    with pytest.raises(ConfigError, match=words):
-        tiny_llm("gemma4", **SIZES | flags)
+def test_layers_with_other_heads_need_their_own_pool() -> None:
+    with pytest.raises(ConfigError, match=r"heads of other sizes.*num_window_tokens=0"):
+        tiny_llm("gemma4", **SIZES, num_window_tokens=0)
 
 
 def test_a_wrapper_that_reads_images_has_the_model_that_reads_text(tmp_path: Path) -> None:
@@ -113,6 +108,24 @@ def test_a_wrapper_that_reads_images_has_the_model_that_reads_text(tmp_path: Pat
     given, expected = load(directory, dtype="float32"), load(GOLDEN / "gemma4_e2b", dtype="float32")
     assert given.model.config == expected.model.config
     jax.tree.map(np.testing.assert_array_equal, given.params, expected.params)
+
+
+def test_a_unified_wrapper_has_what_its_config_leaves_out() -> None:
+    text = json.loads((GOLDEN / "gemma4" / "config.json").read_text())
+    expected = config_from_hf(text | {"sliding_window": 1024, "max_position_embeddings": 262_144})
+    for key in ("hidden_size_per_layer_input", "vocab_size_per_layer_input", "sliding_window", "enable_moe_block"):
+        del text[key]
+    del text["max_position_embeddings"]
+    whole = {"architectures": ["Gemma4UnifiedForConditionalGeneration"], "model_type": "gemma4_unified"}
+    text |= {"model_type": "gemma4_unified_text", "architectures": None}
+    assert config_from_hf(whole | {"text_config": text, "vision_config": {}}) == expected
+
+
+@pytest.mark.parametrize("rope", [{"rope_theta": 500.0}, {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}])
+def test_one_rotary_embedding_for_layers_of_two_types_is_refused(rope: dict[str, Any]) -> None:
+    config = json.loads((GOLDEN / "gemma4" / "config.json").read_text())
+    with pytest.raises(ModelError, match=r"rope_parameters of config.json.* rope_theta 500\.0"):
+        config_from_hf(config | {"rope_parameters": rope})
 
 
 def test_heads_are_those_of_every_layer_in_models_of_ten_and_more() -> None:

@@ -14,7 +14,7 @@ from jinfercept.llm import LLM
 from jinfercept.models.load import read_config
 from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.sampling_params import SamplingParams
-from tests.support.matrices import sampled_depths
+from tests.support.fake_engine import sampled_depths
 from tests.support.tiny_model import GOLDEN, TOOL, Workload, all_return_at_once, count_ties, tiny_llm
 
 NAME = "qwen3_next"
@@ -134,6 +134,6 @@ def test_info_says_what_a_sequence_takes(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["info", str(GOLDEN / NAME)]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "3 of 4; no disk tier" in text
+    assert "recurrent layers │ 3 of 4" in text
     assert "100 GiB of --swap-space hold" in text
     assert "states 6.4 KiB per sequence" in text

@@ -25,11 +25,10 @@ from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.start.compile_cache import CompileCounter
-from tests.support.joining import set_joined
-from tests.support.matrices import sampled_policies
+from tests.support.fake_engine import sampled_policies
 from tests.support.peft_adapters import ALL, ATTENTION, GPTJ, PHI, matrices, merged, shapes_of, write_adapter
 from tests.support.sample_tokenizers import byte_level
-from tests.support.tiny_model import GOLDEN, TOOL, Workload, streams, tiny_llm
+from tests.support.tiny_model import GOLDEN, TOOL, Workload, set_joined, streams, tiny_llm
 
 NAME, FILE = "llama_gqa", "adapter_model.safetensors"
 EXAMPLE = Path(__file__).parent.parent / "examples" / "own_model.py"

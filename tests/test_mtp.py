@@ -16,19 +16,22 @@ from safetensors.numpy import load_file
 from jinfercept.errors import ConfigError, ModelError
 from jinfercept.llm import LLM
 from jinfercept.models.load import load
+from jinfercept.models.quantized import is_quantized
+from jinfercept.outputs import RequestOutput
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import FROM_DEVICE, GREEDY, Chunk, DraftPlan, NewPages, StepPlan
 from jinfercept.start.start import set_up
 from tests.support.dense_model import hidden
-from tests.support.draft_checkpoint import with_draft_layer
+from tests.support.draft_checkpoint import DRAFTS, with_draft_layer
+from tests.support.quantised_checkpoints import KINDS, quantised_layer, write_safetensors
+from tests.support.tiny_gguf import write as write_gguf
 from tests.support.tiny_model import GOLDEN, Workload, streams
 
 SIZE, BUCKET = 4, 8
 SIZES: dict[str, Any] = {"dtype": "float32", "page_size": SIZE, "max_num_seqs": 4, "max_num_batched_tokens": 8}
 POOL: dict[str, Any] = {"kv_tokens": 160, "max_model_len": 120, "num_states": 8, "swap_space": 0.001, "lazy": True}
-DRAFTS = {"method": "mtp", "num_speculative_tokens": 3}
 
 
 @pytest.fixture(scope="module")
@@ -160,24 +163,33 @@ def _greedy(base: Any, tokens: list[int]) -> int:
 
 
 def workload() -> Workload:
-    """Greedy requests with calls, and drawn ones with a seed."""
+    """Greedy requests with calls, and drawn ones with a seed; some with log probabilities, and one with a penalty."""
     work = Workload(number=10, seed=7)
     for number, params in enumerate(work.params):
         warm = {"temperature": 0.7, "seed": number, "top_p": 0.9} if number % 3 == 1 else {}
-        work.params[number] = replace(params, max_tokens=12 + number, **warm)
+        more = {"logprobs": 2} if number % 3 == 2 else {"repetition_penalty": 1.3} if number == 3 else {}
+        work.params[number] = replace(params, max_tokens=12 + number, **warm, **more)
     return work
+
+
+def logprobs(outputs: list[RequestOutput]) -> list[float]:
+    """Of every generated token that has some, and of the likeliest ones in its place."""
+    places = [place for output in outputs for place in output.outputs[0].logprobs or () if place is not None]
+    return [entry.logprob for place in places for entry in place.values()]
 
 
 def test_every_policy_gives_the_tokens_of_a_run_without_drafts(llm: LLM) -> None:
     work = workload()
     llm.restart(policy="preserve", pipeline_depth=0, speculative_config=None)
-    expected = streams(work.run(llm))
+    expected = work.run(llm)
     assert not llm.counters.drafted
     for number, policy in enumerate(("copy_ahead", "discard")):
         llm.restart(policy=policy, pipeline_depth=1 - number, max_chunk_tokens=7, speculative_config=DRAFTS)
-        assert streams(work.run(llm, delay_s=0.001)) == expected
+        outputs = work.run(llm, delay_s=0.001)
+        assert streams(outputs) == streams(expected)
+        assert logprobs(outputs) == pytest.approx(logprobs(expected), abs=5e-4)
         assert llm.counters.interceptions > 0
-        assert 20 < llm.counters.accepted.total() < llm.counters.drafted
+        assert 10 < llm.counters.accepted.total() < llm.counters.drafted
 
 
 def test_drawn_tokens_have_the_distribution_of_the_model(llm: LLM) -> None:
@@ -204,6 +216,34 @@ def test_a_layer_that_is_refused_again_and_again_stops_drafting(random: Path) ->
         assert 0 < llm.counters.drafts < 30
 
 
+_LINEAR = (*(f"{name}_proj.weight" for name in ("q", "k", "v", "o", "gate", "up", "down")), "mtp.fc.weight")
+
+
+@pytest.mark.parametrize(("kind", "dense"), [("fp8, blocks", ""), ("awq", ""), ("gptq, symmetric", "mtp.")])
+def test_a_quantised_layer_computes_what_its_numbers_say(random: Path, tmp_path: Path, kind: str, dense: str) -> None:
+    stored, plain, rng = dict[str, np.ndarray](), dict[str, np.ndarray](), np.random.default_rng(0)
+    for name, tensor in load_file(random / "model.safetensors").items():
+        if name.endswith(_LINEAR) and not (dense and name.startswith(dense)):
+            parts, plain[name] = quantised_layer(rng, tensor.shape[1], tensor.shape[0], KINDS[kind])
+            stored |= {name.removesuffix("weight") + part: numbers for part, numbers in parts.items()}
+        else:
+            stored[name] = plain[name] = tensor.astype(np.float32)
+    config = json.loads((random / "config.json").read_text())
+    how, outputs = KINDS[kind] | {"modules_to_not_convert": [dense] if dense else []}, list[np.ndarray]()
+    for folder, tensors, quantised in (("stored", stored, {"quantization_config": how}), ("plain", plain, {})):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text(json.dumps(config | quantised))
+        write_safetensors(
+            {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()},
+            tmp_path / folder / "model.safetensors",
+        )
+        loaded = load(tmp_path / folder, dtype="float32", draft_layer=True)
+        layer, following, x = loaded.params.layers[-1], *jax.random.normal(jax.random.key(1), (2, 3, 32))
+        assert is_quantized(layer["draft_fc"]) == (folder == "stored" and not dense)
+        outputs.append(np.asarray(loaded.model.draft_inputs(layer, following, x, loaded.params.head["norm"])))
+    np.testing.assert_allclose(outputs[0], outputs[1], atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -217,6 +257,13 @@ def test_a_layer_of_another_kind_is_refused(random: Path, tmp_path: Path, change
     (tmp_path / "model.safetensors").symlink_to(random / "model.safetensors")
     with pytest.raises(ModelError, match=words):
         load(tmp_path, draft_layer=True)
+
+
+def test_a_gguf_file_is_refused_with_its_layer(tmp_path: Path) -> None:
+    for architecture, words in (("llama", "mtp. is read from safetensors alone"), ("qwen35", "got qwen35")):
+        write_gguf(tmp_path / f"{architecture}.gguf", architecture=architecture)
+        with pytest.raises(ModelError, match=words):
+            load(tmp_path / f"{architecture}.gguf", draft_layer=architecture == "llama")
 
 
 def test_a_model_without_such_a_layer_is_refused(llm: LLM) -> None:

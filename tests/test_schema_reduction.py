@@ -120,22 +120,6 @@ def test_what_decides_between_schemas_is_refused_by_its_place(schema: Any, check
         ({"additionalProperties": TEXT, "unevaluatedProperties": False}, {"additionalProperties": TEXT}),
         ({"prefixItems": [TEXT], "unevaluatedItems": TEXT | {"title": "x"}}, {"prefixItems": [TEXT], "items": TEXT}),
         ({"maxItems": 2.0, "minLength": 1.0}, {"maxItems": 2, "minLength": 1}),
-        (
-            {"patternProperties": {"^(a|b)$": TEXT}, "additionalProperties": False, "minProperties": 2},
-            {"properties": {"a": TEXT, "b": TEXT}, "additionalProperties": False, "required": ["a", "b"]},
-        ),
-        (
-            {
-                "properties": {"a": TEXT},
-                "patternProperties": {"^(a|b[0-1]?)$": True, "^c": TEXT},
-                "additionalProperties": False,
-            },
-            {
-                "properties": {"a": {"allOf": [TEXT, True]}, "b": True, "b0": True, "b1": True},
-                "patternProperties": {"^c": TEXT},
-                "additionalProperties": False,
-            },
-        ),
         ({"format": "email"}, {"format": "email", "maxLength": 320}),
     ],
     ids=str,

@@ -14,8 +14,9 @@ from jinfercept.llm import LLM
 from jinfercept.models.load import read_config
 from jinfercept.request import FollowUp
 from jinfercept.sampling_params import SamplingParams
+from tests.support.engine_state import engine_of
+from tests.support.fake_engine import sampled_depths
 from tests.support.kv_contexts import side_pool
-from tests.support.matrices import sampled_depths
 from tests.support.tiny_model import GOLDEN, Workload, all_return_at_once, count_ties, tiny_llm
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -68,7 +69,7 @@ def test_a_paused_context_keeps_the_pages_that_the_formula_says(small: LLM) -> N
     """The formula of docs/hybrid.md against what is counted, for a context of four windows."""
     config, num_tokens, seen = read_config(GOLDEN / "gemma3"), 80, list[tuple[int, int]]()
     small.restart(policy="preserve", pipeline_depth=0)
-    kv, runner, plan = small.engine._engine.scheduler.kv, small.engine.setup.runner, small.memory_plan  # pyright: ignore[reportPrivateUsage]
+    kv, runner, plan = engine_of(small).scheduler.kv, small.engine.setup.runner, small.memory_plan
     before = side_pool(kv).num_free
 
     def look(argument: str) -> list[int]:
@@ -80,12 +81,12 @@ def test_a_paused_context_keeps_the_pages_that_the_formula_says(small: LLM) -> N
     [output] = small.generate(prompt, GREEDY, tools=[Tool(look, name="look")], detector=detector)
     assert count_ties("gemma3", output) == 0
     occupancy = side_pool(kv).occupancy()
-    assert (occupancy.used, occupancy.paused, sum(occupancy)) == (0, 0, plan.windows.num_device_pages)
+    assert (occupancy.used, occupancy.paused, sum(occupancy)) == (0, 0, plan.windows.num_slots)
     assert runner.second is not None
     assert sum(array.nbytes for array in runner.second.layers) == plan.window_bytes
     assert sum(array.nbytes for array in runner.kv.layers) == plan.kv_bytes
     windowed_layers, windows = sum(kind.window is not None for kind in config.kinds), plan.windows
-    assert windows.page_cost == 4 * windowed_layers / (config.num_layers - windowed_layers)
+    assert windows.slot_cost == 4 * windowed_layers / (config.num_layers - windowed_layers)
     first = (num_tokens - windows.window + 1 - windows.slack) // 4
     assert seen == [(num_tokens // 4, num_tokens // 4 - first)]
 

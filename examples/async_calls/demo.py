@@ -147,7 +147,7 @@ def run_async_demo(model: str | None, slow_s: float) -> int:
         _serve(llm, {mode: Lanes(time.monotonic()) for mode in get_args(Mode)}, 0.0)  # imports what declares tools
         lanes: dict[Mode, Lanes] = {mode: Lanes(time.monotonic()) for mode in get_args(Mode)}
         full_s = 1.5 * slow_s * sum(SHARES.values())
-        with Live(console=console, get_renderable=lambda: _picture(lanes, full_s), refresh_per_second=15):
+        with Live(console=console, get_renderable=lambda: picture(lanes, full_s), refresh_per_second=15):
             _serve(llm, lanes, slow_s)
     console.print()
     console.print(_table(lanes))
@@ -168,7 +168,7 @@ def _serve(llm: "LLM", lanes: Mapping[Mode, Lanes], slow_s: float) -> None:
         list(threads.map(serve_mode, lanes))
 
 
-def _picture(lanes: Mapping[Mode, Lanes], full_s: float) -> RenderableType:
+def picture(lanes: Mapping[Mode, Lanes], full_s: float) -> RenderableType:
     """All requests; a full lane is `full_s` seconds long."""
     return Group(*(part for mode, own_lanes in lanes.items() for part in _request_picture(mode, own_lanes, full_s)))
 

@@ -66,9 +66,9 @@ class TimeToLive(HostTier):
         if self.pools.host_total:
             reload_s = min(reload_s, cost.swap_s(tokens))
         benefit_s = reload_s + (sum(self.waits) / len(self.waits) if self.waits else 0.0)
-        return max(self._best_ttl_s(tool, benefit_s) for tool in tools)
+        return max(self.best_ttl_s(tool, benefit_s) for tool in tools)
 
-    def _best_ttl_s(self, tool: str, benefit_s: float) -> float:
+    def best_ttl_s(self, tool: str, benefit_s: float) -> float:
         durations = self.durations.get(tool, [])
         if len(durations) <= ENOUGH:
             durations = self.all_durations

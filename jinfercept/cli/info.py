@@ -99,7 +99,7 @@ def _windows(config: "ModelConfig") -> list[tuple[str, str]]:
 def _other_sizes(served: "Model") -> list[tuple[str, str]]:
     """The heads of layers with a window, if they have others, and which layers keep no keys and values of their own."""
     config, windowed = served.config, served.windowed_config
-    own = f"{windowed.num_heads} × {windowed.head_dim}, {windowed.num_kv_heads} KV heads; no disk tier"
+    own = f"{windowed.num_heads} × {windowed.head_dim}, {windowed.num_kv_heads} KV heads"
     rows = [("heads of windowed layers", own)] if windowed is not config else []
     num_shared = sum(kind.kv_from is not None for kind in config.kinds)
     return rows + ([("layers without KV", f"the last {num_shared} read those of earlier ones")] if num_shared else [])
@@ -124,7 +124,7 @@ def _recurrent(config: "ModelConfig") -> list[tuple[str, str]]:
     count = sum(kind.is_recurrent for kind in config.kinds)
     if not count:
         return []
-    return [("recurrent layers", f"{count} of {config.num_layers}; no disk tier")]
+    return [("recurrent layers", f"{count} of {config.num_layers}")]
 
 
 def _on_host(states: "StatePlan", token_bytes: float, num_devices: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated
 
 from rich.console import Console
 from tyro import conf
@@ -32,6 +32,7 @@ from jinfercept.engine.meter.engine_stats import EngineStats
 from jinfercept.engine.meter.request_log import RequestLog
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
+from jinfercept.sched.door import Overload
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.orders import ORDERS, check_order_choice
 from jinfercept.sched.plugins import check_name, is_place
@@ -96,8 +97,9 @@ class Simulate:
             f"{_SERVED.policy} {_SERVED.order}, as served)"
         ),
     ] = ()
-    overload: Literal["queue", "serve"] = "serve"
-    """new sessions for which there is no room: they wait at the door (docs/serving.md), or are served like all others"""
+    overload: Overload = "serve"
+    """new sessions for which there is no room: they wait at the door (docs/serving.md), are refused and come again, or are
+    served like all others"""
     duration: float = 1200.0
     """seconds of arrivals, and as many after them to finish; with --live the run's"""
     warm_up: Maybe[float] = None
@@ -221,11 +223,14 @@ class Simulate:
         for order in listed(self.order):
             check_order_choice(order)
         check_outputs((("--json", self.json), ("--decisions", self.decisions)))
-        if self.live and not self._plays_sessions:
-            raise ConfigError("--live needs a trace of sessions", got="no such trace", fix="name one with --trace")
-        if self.agents_within_limits and not self._plays_sessions:
+        of_sessions = {
+            "--live": self.live,
+            "--agents-within-limits": self.agents_within_limits,
+            "--overload queue": self.overload == "queue",
+        }
+        if (flags := [flag for flag, value in of_sessions.items() if value]) and not self._plays_sessions:
             got, fix = self.trace or f"--workload {self.workload}", "--trace agents, or a file of sessions"
-            raise ConfigError("--agents-within-limits needs a trace of sessions", got=got, fix=fix)
+            raise ConfigError(f"{flags[0]} needs a trace of sessions", got=got, fix=fix)
         if 0 < self.duration <= self._warm_up_s:
             got = f"--warm-up {self._warm_up_s:g}, --duration {self.duration:g}"
             raise ConfigError("nothing that arrives would count", got=got, fix="a --warm-up below --duration")

@@ -40,6 +40,7 @@ _SESSION_COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "longest": lambda report: report["longest_wait_s"],
     "door s": lambda report: report["door_s"]["mean"],
     "with door": lambda report: report["turn_delay_with_door_s"]["mean"],
+    "in limits": lambda report: report["within_limits_share"],
     "session s": lambda report: report["session_delay_s"]["mean"],
     **{name: _COLUMNS[name] for name in ("done/s", "good/s")},
     "ms/token": latency_ms,
@@ -68,11 +69,13 @@ SESSION_LEGEND = """\
 delay s   turn delay: seconds from a turn's submission (its tool has returned, its person has written) to its first token; turns
           without one count with their time so far; mean over turns, of several seeds the mean and the range
 p50, …    the same, exceeded by half, a tenth and a hundredth of the turns, and of the turn that waited longest
-door s    seconds at the door before that, with --overload queue: mean over the first turns of sessions
+door s    seconds at the door before that, unless --overload is serve: mean over the first turns of sessions
 with door turn delay with the seconds at the door
+in limits share of the turns inside whose first token took 2 s and a second more for each 10,000 new tokens, and others 50 ms
+          each, at most
 session s session delay: all seconds of a session, so far, that were not its tools' or its person's, mean
 done/s    turns finished per second
-good/s    those of them whose first token took 2 s and a second more for each 10,000 new tokens, and others 50 ms each, at most
+good/s    those of them that were within these limits with their seconds at the door
 ms/token  from a turn's submission to its end, over generated tokens
 left      turns that were not finished when the time was over
 lost      tokens that sessions had sent or read before, or that all share, and that were in no memory when they returned
@@ -173,4 +176,4 @@ def _cell(name: str, reports: Sequence[Report], value: Callable[[Mapping[str, An
     spread = over_seeds(reports, value)
     if spread is None:
         return "-"
-    return f"{spread.mean:.1%}" if name == "waste" else number_text(spread.mean)
+    return f"{spread.mean:.1%}" if name in ("waste", "in limits") else number_text(spread.mean)

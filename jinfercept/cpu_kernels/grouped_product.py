@@ -49,6 +49,7 @@ def product(
     sizes: Int[Array, "X"],
     sources: Int[Array, "N"],
     places: Int[Array, "N"],
+    out: DTypeLike | None = None,
 ) -> Float[Array, "N M"]:
     """`y[places[i]] = x[sources[i]] @ stack[expert of i]`, of what `supports`.
 
@@ -56,13 +57,15 @@ def product(
         sizes: the first so many of the numbers `i` are of the first expert, and so on.
         sources: a row of `x` for each `i`.
         places: a permutation.
+        out: type of the result; None: that of the rows.
     """
+    out = jnp.dtype(x.dtype if out is None else out)
     pairs = x.dtype == jnp.bfloat16 and has_pairs()
     (_, depth, columns), has_many = stack.shape, len(places) // len(stack) >= FEWEST_TILED
     fits = depth % PAIRS == 0 and depth * 2 * (_TILE_BYTES + _TILE_ROWS) <= BUFFER_BYTES
     tiled = pairs and has_many and fits and native.has_matrix_tiles()
-    kernel = _GroupedProduct(x.dtype.name, native.lanes(), pairs, tiled)
-    result = jax.ShapeDtypeStruct((len(places), columns), x.dtype)
+    kernel = _GroupedProduct(x.dtype.name, out.name, native.lanes(), pairs, tiled)
+    result = jax.ShapeDtypeStruct((len(places), columns), out)
     return native.call(kernel, result, x, stack, *(numbers.astype(jnp.int32) for numbers in (sizes, sources, places)))
 
 
@@ -76,6 +79,11 @@ def supports(stack: tuple[int, ...], *dtypes: DTypeLike) -> bool:
     )
 
 
+def most_rows() -> int:
+    """Rows of a tile, of which each has `VECTORS / 2` vectors of sums."""
+    return 12 if native.lanes() == 16 else 6
+
+
 @dataclass(frozen=True)
 class _GroupedProduct:
     """Operands: see `product`. In registers, tiles of rows are multiplied whose sums are all there.
@@ -84,13 +92,15 @@ class _GroupedProduct:
     tile 4 has numbers of the rows, and tiles 5 to 7 of the block.
 
     Attributes:
-        dtype: name of the type of rows, weights and result.
+        dtype: name of the type of rows and weights.
+        out: name of the result's type.
         lanes: numbers of float32 in a vector.
         pairs: whether the CPU multiplies pairs of bfloat16.
         tiled: whether it does in matrix tiles.
     """
 
     dtype: str
+    out: str
     lanes: int
     pairs: bool
     tiled: bool
@@ -164,24 +174,19 @@ class _GroupedProduct:
                 (line + place).prefetch()
 
     def _in_registers(self, code: Code, start: Value, size: Value, weight: Buffer, column: Value) -> None:
-        num_tiles = size.tiles(self._most)
+        num_tiles = size.tiles(most_rows())
         rows = size.tiles(num_tiles)
-        for count in range(1, self._most + 1):
+        for count in range(1, most_rows() + 1):
             with code.when(rows.equals(count)), code.loop(0, num_tiles) as tile:
                 first = code.least(tile * rows, size - rows)  # the last one begins early
                 self._tile(code, start + first, count, weight, column)
-
-    @property
-    def _most(self) -> int:
-        """Rows of a tile, of which each has `VECTORS / 2` vectors of sums."""
-        return 12 if self.lanes == 16 else 6
 
     def _tile(self, code: Code, first: Value, count: int, weight: Buffer, column: Value) -> None:
         """Multiply rows with a block, or many with one half of it after the other."""
         depth, rows = code.dim(1, 1), [first + row for row in range(count)]
         xs = [self._row(code, row) for row in rows]
         starts = [self._start(code, row, column) for row in rows]
-        vectors = VECTORS if count <= self._most // 2 else VECTORS // 2
+        vectors = VECTORS if count <= most_rows() // 2 else VECTORS // 2
         with code.loop(0, VECTORS * self.lanes, vectors * self.lanes) as part:
             sums = [code.sums(vectors, self.lanes) for _ in xs]
             with code.loop(0, depth, UNROLLED) as k:
@@ -190,7 +195,7 @@ class _GroupedProduct:
                     self._add(code, sums, xs, k + more, weight + part)
             for start, totals in zip(starts, sums, strict=True):
                 products = results(totals)
-                code.ret(0, self._number).put(start + part, code.in_order(products) if self.pairs else products)
+                code.ret(0, TYPES[self.out]).put(start + part, code.in_order(products) if self.pairs else products)
 
     def _add(self, code: Code, sums: list[list[Variable]], xs: list[Buffer], k: Value, weight: Buffer) -> None:
         """Add the products with a row of the weight, or with two, to the sums."""
@@ -220,7 +225,7 @@ class _GroupedProduct:
             with code.loop(0, count) as row:
                 own, place = sums + row * line, self._start(code, first + row, column)
                 vectors = [(own + vector * _TILE_BYTES).of(F32).vector(0, self.lanes) for vector in range(VECTORS)]
-                code.ret(0, self._number).put(place, code.in_order(vectors))
+                code.ret(0, TYPES[self.out]).put(place, code.in_order(vectors))
         code.call("llvm.x86.tilerelease", VOID)
 
     def _multiply_tiles(self, code: Code, block: Buffer, xs: Buffer, sums: Buffer) -> None:

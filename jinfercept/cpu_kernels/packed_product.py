@@ -29,7 +29,6 @@ from jinfercept.cpu_kernels.code import (
     add_products,
     results,
 )
-from jinfercept.cpu_kernels.dense_product import FewRows
 from jinfercept.cpu_kernels.tiles import ManyRows, fits, has_pairs, tile_rows
 from jinfercept.pallas.layouts.packed_weights import DOUBLED_E2M1, E2M1, ORDER, WIDTH
 
@@ -207,9 +206,22 @@ class _QuantizedManyRows(ManyRows):
 
 
 @dataclass(frozen=True)
-class _Quantized(FewRows):
-    """Operands: rows, values, scales, and offsets if there are any."""
+class _Quantized:
+    """Operands: few rows, values, scales, and offsets if there are any.
 
+    Attributes:
+        rows: their number.
+        out: name of the result's type.
+        lanes: numbers of float32 in a vector.
+        pairs: whether the CPU multiplies pairs of bfloat16.
+        dtype: name of the type of the rows.
+        stored: how the weight is.
+    """
+
+    rows: int
+    out: str
+    lanes: int
+    pairs: bool
     dtype: str
     stored: PackedNumbers
 
@@ -249,8 +261,8 @@ class _Quantized(FewRows):
                 (values + (k * line + (AHEAD_BYTES + ahead))).prefetch()
             for turn, (place, weights) in enumerate(self._weights(code, values, k)):
                 for totals, numbers in zip(sums[turn % chains], xs, strict=True):
-                    x = self.factor(numbers, k + place)
-                    add_products(totals, x, weights)
+                    x = (numbers + (k + place)).of(I32)[0] if self.pairs else numbers[k + place].to(F32)
+                    add_products(totals, x.broadcast(self.lanes), weights)
         result = [results(totals) for totals in sums[0]]
         for chain in sums[1:]:
             result = [

@@ -34,12 +34,29 @@ class PageDisk(Protocol):
     def piece_pages(self) -> int: ...
     @property
     def num_writes(self) -> int: ...
-    def num_stored(self, root: bytes, tokens: Sequence[int]) -> int: ...
-    def read(self, key: int, root: bytes, tokens: Sequence[int], first: int, num_pages: int) -> None: ...
+    def num_stored(self, root: bytes, tokens: Sequence[int], most: int) -> int: ...
+    def read(
+        self, key: int, root: bytes, tokens: Sequence[int], first: int, num_pages: int, num_side_slots: int
+    ) -> None: ...
     def cancel(self, key: int) -> None: ...
     def poll_read(self) -> Sequence[Any]: ...
-    def place(self, piece: Any, slots: Sequence[int | None], dropped: Sequence[int]) -> None: ...
-    def write(self, key: Context, root: bytes, tokens: Sequence[int], first: int, slots: Sequence[int]) -> None: ...
+    def place(
+        self,
+        piece: Any,
+        slots: Sequence[int | None],
+        dropped: Sequence[int],
+        side_slots: Sequence[int],
+        dropped_sides: Sequence[int],
+    ) -> None: ...
+    def write(
+        self,
+        key: Context,
+        root: bytes,
+        tokens: Sequence[int],
+        first: int,
+        slots: Sequence[int],
+        side_slots: Sequence[int] = (),
+    ) -> None: ...
     def poll_stored(self) -> list[tuple[Context, int]]: ...
     def next_s(self) -> float | None: ...
     def close(self, longest_s: float) -> None: ...
@@ -81,8 +98,9 @@ class DiskContexts:
         self._next_key = 0
         self._looked_at: set[RequestSequence] = set()  # of the waiting ones
         self._busy: set[Context] = set()  # paused contexts that are being counted or written
-        # Paused contexts whose stored pages are counted; with each the pages up to which it was tried to write it.
-        self._tried: dict[Context, int] = {}
+        # Paused contexts whose stored pages are counted; with each the pages up to which it was tried to write it, and those
+        # before the last checkpoint that was.
+        self._tried: dict[Context, tuple[int, int]] = {}
         self._round: list[RequestSequence] = []
         self._num_idle = 0  # contexts since the last one of which something was written
         self.read_tokens = 0
@@ -156,8 +174,9 @@ class DiskContexts:
         if sequence.wants_computation:
             return None
         tokens, kv = sequence.tokens, self._kv
-        num_stored = min((len(tokens) - 1) // kv.page_size, self._disk.num_stored(sequence.context.root, tokens))
-        if not num_stored:
+        num_stored = self._disk.num_stored(sequence.context.root, tokens, (len(tokens) - 1) // kv.page_size)
+        own, sides = sequence.context, kv.side_pool
+        if not num_stored or (sides and own.num_pages >= num_stored and sides.can_go_on(own)):
             return None
         context = kv.open_in(sequence.context.root)
         kv.refresh(context, tokens)
@@ -176,14 +195,17 @@ class DiskContexts:
         if context.num_pages < gap.start:
             self._end(self._next_key)
         else:
-            self._disk.read(self._next_key, context.root, sequence.tokens, gap.start, len(gap))
+            num_slots = self._kv.side_pool.num_slots(gap.stop) if self._kv.side_pool else 0
+            self._disk.read(self._next_key, context.root, sequence.tokens, gap.start, len(gap), num_slots)
 
     def _arrive(self, piece: Any, read: _Read, now: float) -> None:
         kv, context = self._kv, read.context
         if kv.num_host_free < piece.num_pages:
             self._scheduler.free_host(read.sequence, read.end - context.num_pages, now)
         slots = kv.adopt(context, read.sequence.tokens, piece.num_pages)
-        self._disk.place(piece, slots, kv.take_dropped())
+        is_last = piece.side and context.num_pages == read.end
+        side_slots = kv.side_pool.adopt(context) if kv.side_pool and is_last else ()
+        self._disk.place(piece, slots, kv.take_dropped(), side_slots, kv.take_dropped_sides())
         self.read_tokens += kv.page_size * len(slots)
         is_cut_short = len(slots) < piece.num_pages or (piece.is_last and context.num_pages < read.end)
         gap = self._lacks(read.sequence) if piece.is_last and not is_cut_short else None
@@ -209,6 +231,8 @@ class DiskContexts:
         price, chunk, size = self._price, self._chunk_tokens, self._kv.page_size
         recompute_s = price.recompute_s(gap.stop * size, chunk) - price.recompute_s(gap.start * size, chunk)
         num_tokens = len(gap) * size
+        if self._kv.side_pool:
+            num_tokens += self._kv.side_pool.cost(self._kv.side_pool.num_slots(gap.stop))
         return return_s(recompute_s, price.disk_s(num_tokens), price.swap_s(num_tokens)) < recompute_s
 
     # -- writing ---------------------------------------------------------------------------------------------------
@@ -256,15 +280,18 @@ class DiskContexts:
             return
         if context not in self._tried:
             self._busy.add(context)
-            self._tried[context] = 0
+            self._tried[context] = 0, 0
             self._disk.write(context, context.root, sequence.tokens[: num_full * size], 0, ())
             return
-        first = context.num_stored
-        if first >= num_full:
-            return
+        first, (tried, last) = context.num_stored, self._tried[context]
         slots = self._kv.host_slots(context, first, _WRITTEN_PIECES * self._disk.piece_pages)
-        end = first + len(slots)
-        if slots and self._tried[context] != end:
+        end, side_slots = first + len(slots), ()
+        if self._kv.side_pool:
+            index, side_slots = self._kv.side_pool.copied(context, last, end)
+            if index:  # a checkpoint is written with the page before it
+                first, end, last = min(first, index - 1), index, index
+                slots = self._kv.host_slots(context, first, end - first)
+        if len(slots) == end - first > 0 and (side_slots or tried != end):
             self._busy.add(context)
-            self._tried[context] = end
-            self._disk.write(context, context.root, sequence.tokens[: end * size], first, slots)
+            self._tried[context] = end, last
+            self._disk.write(context, context.root, sequence.tokens[: end * size], first, slots, side_slots)

@@ -224,7 +224,7 @@ class Engine:
         if has_work:
             forward = self._runner.forward(planned.plan)
             if planned.has_drafts and planned.plan.awaits_drafts:
-                planned = planned.with_drafts(self._runner.drafts(forward))
+                planned = planned.with_drafts(forward.drafts)
             masks: Masks = {}
             if self.requests.awaits_masks(planned):
                 self._collect_all()  # a mask depends on its row's last token; the device runs the forward pass

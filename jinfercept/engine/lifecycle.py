@@ -394,11 +394,14 @@ class RequestLifecycle:
         self.events.append(Resumed(session.request.id, results, tuple(tokens), shown, interrupts))
 
     def poll(self) -> None:
-        """Take the results of calls that have returned."""
+        """Take the results of calls that have returned, and end what has waited too long at the door."""
         for request_id, results in self.dispatcher.poll():
             self._resume(request_id, results)
         if returned := self.dispatcher.poll_started():
             self._receive(returned)
+        if self.scheduler.door.sequences:
+            for sequence in self.scheduler.door.overdue(self.clock.now()):
+                self.abort(sequence.id)
 
     def _resume(self, request_id: str, results: tuple[Result, ...]) -> None:
         """Append the results of an intercepted request's calls, cut to the model's length, and queue the request again."""

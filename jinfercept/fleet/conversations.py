@@ -10,9 +10,8 @@ never share a key, and without the fleet's secret no text can be found from them
 Where the headers of coding agents are documented:
 
 * Claude Code: `X-Claude-Code-Session-Id`, and `X-Claude-Code-Agent-Id` in requests of a subagent, whose context is its own
-  (code.claude.com/docs/en/llm-gateway-protocol, "Request headers"). Older ones put the session into `metadata.user_id`.
-* Codex: `thread-id` and `session-id` (openai/codex pull request 22193; `session_id` before it, pull request 1614;
-  `conversation_id`, its copy, until pull request 9107). It sends the thread as `prompt_cache_key` too.
+  (code.claude.com/docs/en/llm-gateway-protocol, "Request headers").
+* Codex: `thread-id` and `session-id` (openai/codex pull request 22193). It sends the thread as `prompt_cache_key` too.
 * OpenCode: `x-opencode-session` to providers of its own, `x-session-affinity` and `X-Session-Id` to others
   (anomalyco/opencode, packages/opencode/src/session/llm/request.ts; opencode.ai/docs/go).
 """
@@ -25,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from jinfercept.errors import ConfigError
-from jinfercept.values import json_object
 
 BYTES_PER_TOKEN = 4
 """Bytes of text per token in estimates, until a `Router` has seen real counts."""
@@ -38,11 +36,7 @@ _BLOCK_TOKENS = 256
 NamedBy = Literal["", "session", "cache_key", "agent"]
 """What named a conversation: a session, a prompt cache key, a header of a coding agent; "": nothing did."""
 
-_AGENT_HEADERS = (
-    *("thread-id", "session-id", "x-opencode-session", "x-session-affinity"),
-    *("thread_id", "session_id", "conversation_id"),
-)
-_CLAUDE_USER = re.compile(r"_session_([0-9a-fA-F-]{36})$")
+_AGENT_HEADERS = ("thread-id", "session-id", "x-opencode-session", "x-session-affinity")
 _STORED_RESPONSE = re.compile(r"^/v1/responses/([^/]+)")
 _STORED_CONVERSATION = re.compile(r"^/v1/conversations/([^/]+)")
 
@@ -162,21 +156,12 @@ def _name(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[NamedBy,
         return "session", session
     if cache_key := _text(body.get("prompt_cache_key")):
         return "cache_key", cache_key
-    if session := headers.get("x-claude-code-session-id", "") or _claude_session(body):
+    if session := headers.get("x-claude-code-session-id", ""):
         return "agent", f"{session}/{headers.get('x-claude-code-agent-id', '')}"
     for name in _AGENT_HEADERS:
         if value := headers.get(name, ""):
             return "agent", value
     return "", ""
-
-
-def _claude_session(body: Mapping[str, Any]) -> str:
-    """The session in `metadata.user_id`, a text that ends in it or is a JSON object; "" for other users."""
-    metadata = body.get("metadata")
-    user = _text(metadata.get("user_id")) if isinstance(metadata, Mapping) else ""
-    if match := _CLAUDE_USER.search(user):
-        return match[1]
-    return _text(json_object(user).get("session_id")) if len(user) <= 1024 else ""
 
 
 def _followed(path: str, body: Mapping[str, Any]) -> tuple[str, str]:

@@ -10,13 +10,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from random import Random
 from typing import Any, final
 
 from fastapi import FastAPI
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 
 from jinfercept.fleet.conversations import RoutingHint, find_conversation, response_key
@@ -33,7 +34,7 @@ from jinfercept.fleet.replicas import (
 from jinfercept.fleet.routes import Routes
 from jinfercept.fleet.routing import NoReplicaError, Router
 from jinfercept.serve.access.key_file import KeyRules
-from jinfercept.serve.access.key_limits import KeyLimits
+from jinfercept.serve.access.key_limits import KeyLimits, OpenSockets
 from jinfercept.serve.access.keys import Keys, watch_key_file
 from jinfercept.serve.http.access_log import DETAILS
 from jinfercept.serve.http.error_handlers import add_handlers
@@ -42,6 +43,8 @@ from jinfercept.serve.http.request_body import coding_of, decoded, disconnected,
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.protocols.anthropic.dialect import REQUEST_ID, authorizations
 from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.routes.guarded_route import FRAME
+from jinfercept.serve.routes.response_socket import run_socket
 
 log = logging.getLogger("jinfercept.serve")
 
@@ -51,7 +54,10 @@ _DRAINED_S = 5
 _COUNTED_S = 5.0
 _DRAINED = "drained"
 _RESPONSES = "/v1/responses"
-_GENERATING = ("/v1/chat/completions", "/v1/completions", _RESPONSES, f"{_RESPONSES}/compact", "/v1/messages")
+_GENERATING = (
+    *("/v1/chat/completions", "/v1/completions", "/inference/v1/generate"),
+    *(_RESPONSES, f"{_RESPONSES}/compact", "/v1/messages"),
+)
 _SMALL_BYTES = 2**14
 _STORED = "/v1/responses/"
 
@@ -68,7 +74,6 @@ class FleetFront:
 
     Attributes:
         draining: whether new requests are refused.
-        socket_paths: none.
     """
 
     def __init__(
@@ -86,7 +91,7 @@ class FleetFront:
         self._random = Random()
         self._replicas: Replicas | None = None
         self.draining = False
-        self.socket_paths = ()
+        self.sockets = OpenSockets(options)
         self.keys = Keys(options.key_rules())
         self._limits = KeyLimits(self.keys.rules, time.monotonic)
         self._facts: ReplicaFacts | None = None
@@ -139,6 +144,7 @@ class FleetFront:
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, and return when those in progress have ended; after `timeout_s` they end with an error."""
         self.draining = True
+        self.sockets.end()
         if self._busy:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
@@ -229,11 +235,17 @@ class FleetFront:
         prefer = ""
         if path.startswith(_STORED):
             prefer = await self._holder("response", path.removeprefix(_STORED).partition("/")[0], tenant)
+        elif FRAME in scope:  # a response that is not stored is continued where it was made
+            prefer = self.routes.maker(tenant, f"{fields.get('previous_response_id')}")
         elif path.startswith("/inbox/"):
             prefer = await self._holder("call", path.removeprefix("/inbox/").partition("/")[0], tenant)
         salt = fields.get("cache_salt")
         background = path == _RESPONSES and fields.get("background") is True
         return IncomingRequest(call, hint, prefer, salt if isinstance(salt, str) else "", background)
+
+    async def prepare[T](self, request: Request, work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
+        """The result of slow work, done in a thread."""
+        return await asyncio.to_thread(work)
 
     def plain_call(self, request: Request) -> HttpCall:
         """A request without its body."""
@@ -388,6 +400,6 @@ def create_front(front: FleetFront, *routers: Any, end: Callable[[], Awaitable[N
     add_handlers(app)
     for router in routers:
         app.include_router(router)
-    app.router.routes.append(Route("/{path:path}", front))
+    app.router.routes += [WebSocketRoute(_RESPONSES, partial(run_socket, host=front)), Route("/{path:path}", front)]
     add_middleware(app, front, ("x-jinfercept-replica", "x-jinfercept-route"))
     return app

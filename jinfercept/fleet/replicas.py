@@ -14,10 +14,11 @@ from jinfercept.fleet.conversations import RoutingHint
 from jinfercept.fleet.routes import Reports, Routes
 from jinfercept.fleet.routing import Route
 from jinfercept.sched.profile import Profile
+from jinfercept.serve.routes.guarded_route import FRAME
 
 _KEPT = (
     *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path"),
-    *("query_string", "root_path", "client", "server"),
+    *("query_string", "root_path", "client", "server", FRAME),
 )
 
 

@@ -60,30 +60,42 @@ NOT_READ = 1 << 60
 """A position that no plan computes."""
 
 
+class ContextSide:
+    """What a context has beside its pages; mutable, written by the `SidePool` alone.
+
+    Attributes:
+        fetching: the plan being built brings it to the device: it is readable from the next plan on.
+        offloading: the plan being built copies it to the host, all or a part.
+        cuts: indexes behind pages at which other contexts are likely to part from this one, ascending; see `SidePool.share`.
+        marked: the checkpoints there that are made.
+    """
+
+    __slots__ = ("cuts", "fetching", "marked", "offloading")
+
+    def __init__(self) -> None:
+        self.cuts: list[int] = []
+        self.marked: list[ContextCheckpoint] = []
+        self.fetching = self.offloading = False
+
+
 @final
-class ContextWindow:
+class ContextWindow(ContextSide):
     """The pages of one context in the layers with windows; mutable, written by the `WindowPool` alone.
 
     Attributes:
         first: index of the first page that has a device slot.
         slots: device slots of that page and the pages behind it, as many as there are.
         host_first, host_slots: likewise the slots of host copies.
-        fetching: the plan being built brings the pages to the device: they are readable from the next plan on.
-        offloading: the plan being built copies pages to the host.
         read_from: least position whose query the plan being built computes.
-        cuts: indexes behind pages at which other contexts are likely to part from this one, ascending; see `SidePool.share`.
-        marked: the checkpoints there that are made.
     """
 
-    __slots__ = ("cuts", "fetching", "first", "host_first", "host_slots", "marked", "offloading", "read_from", "slots")
+    __slots__ = ("first", "host_first", "host_slots", "read_from", "slots")
 
     def __init__(self) -> None:
+        super().__init__()
         self.first = self.host_first = 0
-        self.cuts: list[int] = []
-        self.marked: list[ContextCheckpoint] = []
         self.slots: Slots = array("i")
         self.host_slots: Slots = array("i")
-        self.fetching = self.offloading = False
         self.read_from = NOT_READ
 
     @property
@@ -108,7 +120,7 @@ class ContextWindow:
 
 
 @final
-class ContextState:
+class ContextState(ContextSide):
     """The state of one context in the recurrent layers; mutable, written by the `StatePool` alone.
 
     Attributes:
@@ -116,22 +128,16 @@ class ContextState:
         source: device slot that others have, too, from which its next chunk begins; 0: there is none.
         host: slot of the host copy; -1: there is none.
         position: leading tokens that the state and its copy have seen, behind the plan being built.
-        fetching: the plan being built brings the state to the device: it is readable from the next plan on.
-        offloading: the plan being built copies the state to the host.
-        cuts: indexes behind pages at which other contexts are likely to part from this one, ascending; see `SidePool.share`.
-        marked: the checkpoints there that are made.
         last_page: the checkpoint behind the last page that it has filled one token at a time.
     """
 
-    __slots__ = ("cuts", "fetching", "host", "last_page", "marked", "offloading", "position", "slot", "source")
+    __slots__ = ("host", "last_page", "position", "slot", "source")
 
     def __init__(self) -> None:
+        super().__init__()
         self.slot = self.source = self.position = 0
         self.host = -1
-        self.cuts: list[int] = []
-        self.marked: list[ContextCheckpoint] = []
         self.last_page: ContextCheckpoint | None = None
-        self.fetching = self.offloading = False
 
     @property
     def slots(self) -> Slots:

@@ -8,16 +8,16 @@ that it changes, and the pages that it moves, but not as much as a context has p
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from secrets import token_bytes as random_bytes
-from typing import final
+from typing import Any, final
 from weakref import WeakValueDictionary
 
 from jinfercept.kv.context import Context, ContextState, bounds
 from jinfercept.kv.extent import PageExtent, token_bytes
 from jinfercept.kv.page import Occupancy, PageCopies, Residency, root_digest
-from jinfercept.kv.side_pool import SidePool
-from jinfercept.kv.states import NO_STATES, StatePool, StateSizes
+from jinfercept.kv.side_pool import NO_SIDES, SidePool, SideSizes
+from jinfercept.kv.states import StatePool
 from jinfercept.kv.store import ExtentStore
-from jinfercept.kv.windows import NO_WINDOWS, WindowPool, WindowSizes
+from jinfercept.kv.windows import WindowPool
 
 
 @final
@@ -31,8 +31,7 @@ class KVManager:
         identity: of the model and the dtype, which KV depends on besides the tokens; different identities share no pages.
         prefix_caching: keep full pages of finished requests until their slots are needed.
         most_moved_pages: pages that one plan may move over the host link, both ways together; None: any number.
-        states: of recurrent layers, if the model has some.
-        windows: pages of layers with windows, if these have pages of their own.
+        sides: states of recurrent layers, or pages of layers with windows that have pages of their own.
         turn_ends: tokens that end a turn of a conversation: clients cut their prompts behind these.
 
     Attributes:
@@ -49,18 +48,15 @@ class KVManager:
         identity: str = "",
         prefix_caching: bool = True,
         most_moved_pages: int | None = None,
-        states: StateSizes = NO_STATES,
-        windows: WindowSizes = NO_WINDOWS,
+        sides: SideSizes = NO_SIDES,
         turn_ends: Collection[int] = (),
     ) -> None:
         self.page_size = page_size
         self.most_moved_pages = most_moved_pages
-        assert not (windows.window and states.num_states), "a model has windows with pages of their own, or states"
-        self.side_pool: SidePool | None = None
-        if windows.num_device_pages:
-            self.side_pool = WindowPool(windows, page_size, prefix_caching, turn_ends)
-        if states.num_states:
-            self.side_pool = StatePool(states, page_size, prefix_caching, turn_ends)
+        self.side_pool: SidePool[Any] | None = None
+        if sides.num_slots:
+            pool = WindowPool if sides.window else StatePool
+            self.side_pool = pool(sides, page_size, prefix_caching, turn_ends)
         forget = self.side_pool and self.side_pool.forget_checkpoints
         self._store = ExtentStore(num_device_pages, num_host_pages, page_size, prefix_caching, forget)
         self._trees: WeakValueDictionary[bytes, PageExtent] = WeakValueDictionary()
@@ -514,6 +510,8 @@ class KVManager:
         """
         assert not context.in_use
         assert not context.tail.num_pages
+        if self.side_pool:
+            self.side_pool.free(context)
         store, slots, first, size = self._store, list[int | None](), context.num_pages, self.page_size
         rest = token_bytes(tokens[first * size : (first + num_pages) * size])
         while rest:

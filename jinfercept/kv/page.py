@@ -178,7 +178,7 @@ class SlotPool:
         """Start a plan: what was given back late is free."""
         if self._late:
             late, self._late = self._late, array("i")
-            self.give(late)
+            SlotPool.give(self, late)  # `SharedSlots` counted its owners when it was given back
 
     def take(self, most: int) -> Slots:
         """Take up to so many free slots."""

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
-from typing import final
+from typing import Any, NamedTuple, final, override
 
 from jinfercept.kv.context import Context, ContextState, ContextWindow
 from jinfercept.kv.extent import NEVER, TOKEN_BYTES, ContextCheckpoint, PageExtent, token_bytes
@@ -19,7 +19,7 @@ from jinfercept.kv.page import PageCopies, Residency, SlotOccupancy, SlotPool, S
 
 
 @final
-class SharedSlots:
+class SharedSlots(SlotPool):
     """Slots of one memory that several owners may have, by counting references.
 
     Args:
@@ -28,13 +28,12 @@ class SharedSlots:
     """
 
     def __init__(self, size: int, first: int = 0, *, notes_drops: bool = False) -> None:
-        self.size = size
-        self.pool = SlotPool(size, first, notes_drops=notes_drops)
+        super().__init__(size, first, notes_drops=notes_drops)
         self._refs = array("i", bytes(4 * (size + first)))
 
+    @override
     def take(self, most: int) -> Slots:
-        """Take up to so many free slots."""
-        return self.share(self.pool.take(most))
+        return self.share(super().take(most))
 
     def share(self, slots: Slots) -> Slots:
         """Let one more owner have slots; returns them."""
@@ -46,62 +45,69 @@ class SharedSlots:
         """Owners of a slot."""
         return self._refs[slot]
 
+    @override
     def give(self, slots: Slots, *, late: bool = False) -> None:
-        """Give slots back that one owner has; `late` as of `SlotPool.give`."""
+        """Give slots back that one owner has."""
         refs, free = self._refs, array("i")
         for slot in slots:
             refs[slot] -= 1
             if not refs[slot]:
                 free.append(slot)
-        self.pool.give(free, late=late)
+        super().give(free, late=late)
 
-    def check(self, owned: Iterable[Slots]) -> None:
+    def check_owners(self, owned: Iterable[Slots]) -> None:
         """Assert that every slot has as many references as owners, and is free or late without any."""
         refs = array("i", bytes(4 * len(self._refs)))
         for slots in owned:
             for slot in slots:
                 refs[slot] += 1
         assert refs == self._refs, "a slot's references are not its owners"
-        self.pool.check(slot for slot, count in enumerate(refs) if count)
+        self.check(slot for slot, count in enumerate(refs) if count)
 
 
-class SidePool(ABC):
+class SideSizes(NamedTuple):
+    """The sizes of a pool.
+
+    Attributes:
+        num_slots: device slots, numbered from 1 (0 is no context's): pages of layers with windows, or states.
+        num_host_slots: host slots.
+        slot_cost: memory of a slot, in tokens of KV of the other layers.
+        window: tokens that the widest window sees, the query's own among them; 0: the slots are states.
+        slack: tokens behind the window that are kept: drafts that are not accepted shorten a context.
+    """
+
+    num_slots: int
+    num_host_slots: int = 0
+    slot_cost: float = 0.0
+    window: int = 0
+    slack: int = 0
+
+
+NO_SIDES = SideSizes(0)
+
+
+class SidePool[Side: ContextWindow | ContextState](ABC):
     """The slots of the sides of all contexts and checkpoints of one model.
 
     Args:
         page_size: tokens per page.
-        num_slots: device slots, numbered from 1 (0 is scratch).
-        num_host_slots: host slots.
-        slot_cost: memory of a slot, in tokens of KV.
         prefix_caching: contexts leave checkpoints for others.
         turn_ends: tokens that end a turn of a conversation: clients cut their prompts behind these.
-        found_later: a checkpoint is not found before the next plan, since the one being built writes its slots.
-
     """
 
     has_windows = has_states = False
 
-    def __init__(
-        self,
-        page_size: int,
-        num_slots: int,
-        num_host_slots: int,
-        slot_cost: float,
-        *,
-        prefix_caching: bool,
-        turn_ends: Collection[int],
-        found_later: bool,
-    ) -> None:
+    def __init__(self, sizes: SideSizes, page_size: int, prefix_caching: bool, turn_ends: Collection[int] = ()) -> None:
         self._page_size, self._prefix_caching = page_size, prefix_caching
-        self.slot_cost, self._turn_ends = slot_cost, [token_bytes([token]) for token in turn_ends]
-        self._slots, self._host = SharedSlots(num_slots, 1), SharedSlots(num_host_slots, notes_drops=True)
+        self._sizes, self.slot_cost, self._turn_ends = sizes, sizes.slot_cost, turn_ends
+        self._slots, self._host = SharedSlots(sizes.num_slots, 1), SharedSlots(sizes.num_host_slots, notes_drops=True)
         self._contexts: dict[Context, None] = {}  # with device slots
-        self._moving: list[ContextWindow | ContextState] = []
+        self._moving: list[Side] = []
         self._offloading: list[ContextCheckpoint] = []
         self._fresh: set[int] = set()  # device slots that the plan being built writes
         self._fetched: set[int] = set()  # host slots that it fetches
-        self._found_later = found_later
-        self._new: set[ContextCheckpoint] = set()  # that are not found yet
+        # States that the plan being built writes, and that are not found before the next.
+        self._new: set[ContextCheckpoint] = set()
         # In the order in which they are lost: those that no context is likely to use, then by last use.
         self._checkpoints: OrderedDict[ContextCheckpoint, None] = OrderedDict()
         self._copied: OrderedDict[ContextCheckpoint, None] = OrderedDict()  # on the host, likewise
@@ -109,7 +115,7 @@ class SidePool(ABC):
     @property
     def num_free(self) -> int:
         """Free device slots."""
-        return self._slots.pool.num_free
+        return self._slots.num_free
 
     def occupancy(self) -> SlotOccupancy:
         """The device slots by kind."""
@@ -133,12 +139,12 @@ class SidePool(ABC):
         self._fresh.clear()
         self._fetched.clear()
         self._new.clear()
-        self._slots.pool.begin()
-        self._host.pool.begin()
+        self._slots.begin()
+        self._host.begin()
 
     def take_dropped(self) -> tuple[int, ...]:
         """Host slots freed since the last call: the runner forgets their arrays."""
-        return self._host.pool.take_dropped()
+        return self._host.take_dropped()
 
     @property
     def first_paused(self) -> Context | None:
@@ -165,12 +171,12 @@ class SidePool(ABC):
     # -- the side of a context -------------------------------------------------------------------------------------
 
     @staticmethod
-    def _of(context: Context) -> ContextWindow | ContextState:
-        assert context.side is not None
-        return context.side
+    def _of(context: Context) -> Side:
+        side: Any = context.side
+        return side
 
     @abstractmethod
-    def new(self) -> ContextWindow | ContextState:
+    def new(self) -> Side:
         """The empty side of a new context."""
 
     @abstractmethod
@@ -232,14 +238,22 @@ class SidePool(ABC):
         """
         copies = self._copy_out(context, num_tokens)
         if copies:
+            copied = dict(zip(copies.device, copies.host, strict=True))
             for checkpoint in self._of(context).marked:
                 if checkpoint.slots and not checkpoint.host_slots and self._fresh.isdisjoint(checkpoint.slots):
-                    checkpoint.host_slots = self._take_host(len(checkpoint.slots))
-                    if checkpoint.host_slots:
-                        checkpoint.offloading = True
-                        self._offloading.append(checkpoint)
-                        self._copied[checkpoint] = None
-                        copies.add(checkpoint.slots, checkpoint.host_slots)
+                    shared = array("i", (copied[slot] for slot in checkpoint.slots if slot in copied))
+                    lacking = array("i", (slot for slot in checkpoint.slots if slot not in copied))
+                    self._host.share(shared)
+                    taken = self._take_host(len(lacking))
+                    if len(taken) < len(lacking):
+                        self._host.give(shared, late=True)
+                        continue
+                    copied.update(zip(lacking, taken, strict=True))
+                    copies.add(lacking, taken)
+                    checkpoint.host_slots = array("i", (copied[slot] for slot in checkpoint.slots))
+                    checkpoint.offloading = True
+                    self._offloading.append(checkpoint)
+                    self._copied[checkpoint] = None
         return copies
 
     @abstractmethod
@@ -248,10 +262,10 @@ class SidePool(ABC):
 
     def _take_host(self, number: int) -> Slots:
         """Take so many host slots, or none: checkpoints give theirs up for it."""
-        pool = self._host.pool
+        pool = self._host
         while pool.num_free + pool.num_late < number and self._copied:
             self._lose_copy(next(iter(self._copied)))
-        return self._host.take(number) if pool.num_free >= number else array("i")
+        return pool.take(number) if pool.num_free >= number else array("i")
 
     def _lose_copy(self, checkpoint: ContextCheckpoint) -> None:
         del self._copied[checkpoint]
@@ -313,7 +327,7 @@ class SidePool(ABC):
     def settle(self, context: Context) -> None:
         """Shorten a context that does not run to what it can go on from: all that it has, or what is before its last
         checkpoint."""
-        if self._can_go_on(context):
+        if self.can_go_on(context):
             return
         last, index = self._last_checkpoint(context.extents)
         self.free(context)
@@ -325,8 +339,9 @@ class SidePool(ABC):
         """A context pauses: it keeps the window or state that its next token needs, or loses all pages that it alone has."""
         self._pause(context)
         self._drop_last_copy(context)
-        self._mark_end(context, likely=True)
-        if not self._can_go_on(context):
+        if (checkpoint := self._mark_at(context, self._border(context), likely=True)) is not None:
+            self._of(context).marked.append(checkpoint)
+        if not self.can_go_on(context):
             self.lose(context)
 
     @abstractmethod
@@ -335,7 +350,7 @@ class SidePool(ABC):
 
     def end(self, context: Context) -> None:
         """A context ends: it leaves a checkpoint behind its last full page, and gives its window or state back."""
-        self._mark_end(context, likely=True)
+        self._mark_at(context, self._border(context), likely=True)
         self.free(context)
 
     def lose(self, context: Context) -> int:
@@ -353,22 +368,21 @@ class SidePool(ABC):
     def mark(self, context: Context) -> None:
         """Make checkpoints behind the full pages of a running context, and where others are likely to part from it."""
         side = self._of(context)
-        self._mark_end(context, likely=False)
+        self._mark_at(context, self._border(context), likely=False)
         while side.cuts and side.cuts[0] * self._page_size <= context.ready:
-            index = side.cuts.pop(0)
-            if (extent := self._extent_at(context, index)) is not None:
-                self._mark(context, extent, index, likely=True)
-                if (checkpoint := extent.checkpoints.get(index)) is not None:
-                    side.marked.append(checkpoint)
+            if (checkpoint := self._mark_at(context, side.cuts.pop(0), likely=True)) is not None:
+                side.marked.append(checkpoint)
 
-    def _can_go_on(self, context: Context) -> bool:
+    def can_go_on(self, context: Context) -> bool:
+        """Whether a context that does not run has all that its next token needs, on the device or on the host."""
         return context.is_whole and self.reaches(context, context.num_tokens)
 
-    def _mark_end(self, context: Context, *, likely: bool) -> None:
-        """Make a checkpoint behind the last page that other contexts can find."""
-        index = self._border(context)
-        if (extent := self._extent_at(context, index)) is not None:
-            self._mark(context, extent, index, likely=likely)
+    def _mark_at(self, context: Context, index: int, *, likely: bool) -> ContextCheckpoint | None:
+        """Make a checkpoint behind a page that other contexts can find, unless there is one; returns it."""
+        if (extent := self._extent_at(context, index)) is None:
+            return None
+        self._mark(context, extent, index, likely=likely)
+        return extent.checkpoints.get(index)
 
     def _extent_at(self, context: Context, index: int) -> PageExtent | None:
         """The extent of the tree that has the page before this index with the context's tokens, perhaps another context's; None
@@ -392,8 +406,8 @@ class SidePool(ABC):
         """Let a context go on behind pages that it is about to share, from their last checkpoint.
 
         Notes where other contexts are likely to part from it, so that these go on from there: where others go on with the same
-        pages and have no checkpoint, where the system prompt of a new conversation ends, behind the last message, and
-        before the last token.
+        pages and have no checkpoint, where the system prompt of a new conversation ends, behind the last message, before
+        the last token, and behind it.
 
         Args:
             alike: the extents that follow its last one, with the number of their pages that are alike. Those behind the
@@ -404,7 +418,7 @@ class SidePool(ABC):
             How many of them it shares.
         """
         count, start = 0, context.num_tokens // self._page_size
-        cuts = {(len(tokens) - 1) // self._page_size}
+        cuts = {(len(tokens) - 1) // self._page_size, len(tokens) // self._page_size}
         if alike:
             last, index = self._last_checkpoint([extent for extent, _ in alike], sum([pages for _, pages in alike]))
             missing = (extent.start for extent, _ in alike if extent.residency is Residency.MISSING)
@@ -413,7 +427,7 @@ class SidePool(ABC):
                 start, count = index, [extent for extent, _ in alike].index(last) + 1
                 alike[count - 1 :] = [(last, index - last.start)]
         rest = token_bytes(tokens[start * self._page_size :])
-        for end in self._turn_ends:
+        for end in map(token_bytes, ([token] for token in self._turn_ends)):
             cuts.add(start + _behind_last(end, rest) // self._page_size)
             if not start:
                 cuts.add(_behind_first(end, rest) // self._page_size)
@@ -421,7 +435,39 @@ class SidePool(ABC):
         side.cuts, side.marked = sorted(cut for cut in cuts if cut > start), []
         return count
 
+    # -- a disk ----------------------------------------------------------------------------------------------------
+
+    def copied(self, context: Context, first: int, end: int) -> tuple[int, Slots]:
+        """The first checkpoint with a copy on the host: the index behind its page, from `first + 1` to `end`, and the host
+        slots; (0, none) if there is none."""
+        for extent in context.extents:
+            for index, checkpoint in sorted(extent.checkpoints.items()):
+                if first < index <= end and checkpoint.host_slots and not checkpoint.offloading:
+                    return index, checkpoint.host_slots
+        return 0, array("i")
+
+    def num_slots(self, index: int) -> int:
+        """Slots of a checkpoint behind a page."""
+        return index - self._first(index)
+
+    def adopt(self, context: Context) -> Slots:
+        """Let a context that does not run go on behind its last page, all of which are there, from a checkpoint that comes to
+        the host from elsewhere; returns the host slots. None are returned if there is a checkpoint, or no room."""
+        extent, index, slots = context.last, context.last.end, array("i")
+        checkpoint = extent.checkpoints.setdefault(index, ContextCheckpoint(self._first(index)))
+        if not (checkpoint.slots or checkpoint.host_slots):
+            slots = checkpoint.host_slots = self._take_host(self.num_slots(index))
+            if slots:
+                self._copied[checkpoint] = None
+        if checkpoint.slots or checkpoint.host_slots:
+            self.go_on(context, extent, index)
+        return slots
+
     # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _first(self, index: int) -> int:
+        """The first page of a checkpoint behind a page, see `ContextCheckpoint`."""
 
     @abstractmethod
     def _border(self, context: Context) -> int:
@@ -460,22 +506,21 @@ class SidePool(ABC):
         return last, place
 
     def _add_checkpoint(
-        self, extent: PageExtent, index: int, first: int, slots: Slots, *, likely: bool
+        self, extent: PageExtent, index: int, slots: Slots, *, likely: bool
     ) -> ContextCheckpoint | None:
         """Make a checkpoint; None if there is one.
 
         Args:
             index: behind the page before it.
-            first: index of the window's first page.
             likely: see `_mark`.
         """
         checkpoint, made = extent.checkpoints.get(index), None
         if checkpoint is None:
-            checkpoint = extent.checkpoints[index] = ContextCheckpoint(first)
+            checkpoint = extent.checkpoints[index] = ContextCheckpoint(self._first(index))
         if not checkpoint.slots:
             made, checkpoint.slots = checkpoint, self._slots.share(slots[:])
             self._checkpoints[checkpoint] = None
-            if self._found_later:
+            if self.has_states:
                 self._new.add(checkpoint)
             if not likely:
                 self._checkpoints.move_to_end(checkpoint, last=False)

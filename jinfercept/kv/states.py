@@ -7,56 +7,22 @@ in a slot of its own.
 
 from array import array
 from collections.abc import Collection, Iterable
-from typing import NamedTuple, final, override
+from typing import final, override
 
 from jinfercept.kv.context import Context, ContextState
 from jinfercept.kv.extent import ContextCheckpoint, PageExtent
 from jinfercept.kv.page import PageCopies, Slots
-from jinfercept.kv.side_pool import SidePool
-
-
-class StateSizes(NamedTuple):
-    """The pool of states.
-
-    Attributes:
-        num_states: device slots, numbered from 1 (0 is no context's); 0: the model has no recurrent layers.
-        num_host_states: host slots.
-        state_size: memory of a state, in tokens of KV.
-    """
-
-    num_states: int = 0
-    num_host_states: int = 0
-    state_size: int = 0
-
-
-NO_STATES = StateSizes()
+from jinfercept.kv.side_pool import SidePool, SideSizes
 
 
 @final
-class StatePool(SidePool):
-    """The slots of all states and checkpoints of one model.
-
-    Args:
-        sizes: of the pool.
-        page_size: tokens per page.
-        prefix_caching: chunks end where contexts leave checkpoints.
-        turn_ends: see `SidePool`.
-    """
+class StatePool(SidePool[ContextState]):
+    """The slots of all states and checkpoints of one model."""
 
     has_states = True
 
-    def __init__(
-        self, sizes: StateSizes, page_size: int, prefix_caching: bool, turn_ends: Collection[int] = ()
-    ) -> None:
-        super().__init__(
-            page_size,
-            sizes.num_states,
-            sizes.num_host_states,
-            sizes.state_size,
-            prefix_caching=prefix_caching,
-            turn_ends=turn_ends,
-            found_later=True,
-        )
+    def __init__(self, sizes: SideSizes, page_size: int, prefix_caching: bool, turn_ends: Collection[int] = ()) -> None:
+        super().__init__(sizes, page_size, prefix_caching, turn_ends)
         self._read: Slots = array("i")  # device slots that the plan being built reads, one reference each
 
     @override
@@ -146,7 +112,9 @@ class StatePool(SidePool):
     @override
     def _pause(self, context: Context) -> None:
         state = self._of(context)
-        state.last_page = None
+        if state.last_page is not None:
+            state.marked.append(state.last_page)
+            state.last_page = None
         if state.slot and (state.source or not state.position) and not state.fetching:
             self._slots.give(array("i", (state.slot,)))
             state.slot = 0
@@ -193,6 +161,10 @@ class StatePool(SidePool):
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     @override
+    def _first(self, index: int) -> int:
+        return index - 1
+
+    @override
     def _border(self, context: Context) -> int:
         position = self._of(context).position
         return 0 if position % self._page_size else position // self._page_size
@@ -205,7 +177,7 @@ class StatePool(SidePool):
         assert extent.start < index <= extent.end
         if state.slot and not state.source:
             state.slot, state.source = 0, state.slot
-        return self._add_checkpoint(extent, index, index - 1, state.slots, likely=likely)
+        return self._add_checkpoint(extent, index, state.slots, likely=likely)
 
     @override
     def go_on(self, context: Context, extent: PageExtent, index: int) -> None:
@@ -218,13 +190,6 @@ class StatePool(SidePool):
             self._contexts[context] = None
         else:
             (state.host,) = host_slots
-
-    @override
-    @staticmethod
-    def _of(context: Context) -> ContextState:
-        state = context.side
-        assert isinstance(state, ContextState)
-        return state
 
     @override
     def _give(self, context: Context) -> None:
@@ -246,8 +211,8 @@ class StatePool(SidePool):
     def check(self, contexts: Iterable[Context]) -> None:
         states = [self._of(context) for context in contexts]
         owned = [array("i", (slot,)) for state in states for slot in (state.slot, state.source) if slot]
-        self._slots.check([*owned, *(checkpoint.slots for checkpoint in self._checkpoints), self._read])
-        self._host.check([owner.host_slots for owner in (*states, *self._copied)])
+        self._slots.check_owners([*owned, *(checkpoint.slots for checkpoint in self._checkpoints), self._read])
+        self._host.check_owners([owner.host_slots for owner in (*states, *self._copied)])
         own = [state.slot for state in states if state.slot]
         assert len(set(own)) == len(own), "two contexts write one state"
         assert all(self._slots.num_owners(slot) == 1 for slot in own), "a context writes a checkpoint"

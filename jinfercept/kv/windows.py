@@ -8,62 +8,22 @@ slots.
 
 from array import array
 from collections.abc import Collection, Iterable
-from typing import NamedTuple, final, override
+from typing import final, override
 
 from jinfercept.kv.context import NOT_READ, Context, ContextWindow
 from jinfercept.kv.extent import ContextCheckpoint, PageExtent
 from jinfercept.kv.page import PageCopies
-from jinfercept.kv.side_pool import SidePool
-
-
-class WindowSizes(NamedTuple):
-    """The pool of layers with windows.
-
-    Attributes:
-        window: tokens that the widest window sees, the query's own among them; 0: no layers have pages of their own.
-        num_device_pages: usable device slots, numbered from 1 (0 is scratch).
-        num_host_pages: host slots.
-        page_cost: memory of a page, in tokens of KV of the other layers.
-        slack: tokens behind the window that are kept: drafts that are not accepted shorten a context.
-    """
-
-    window: int = 0
-    num_device_pages: int = 0
-    num_host_pages: int = 0
-    page_cost: float = 0.0
-    slack: int = 0
-
-
-NO_WINDOWS = WindowSizes()
+from jinfercept.kv.side_pool import SidePool, SideSizes
 
 
 @final
-class WindowPool(SidePool):
-    """The slots of all windows and checkpoints of one model.
-
-    Args:
-        sizes: of the pool.
-        page_size: tokens per page.
-        prefix_caching: contexts leave checkpoints for others.
-        turn_ends: see `SidePool`.
-    """
+class WindowPool(SidePool[ContextWindow]):
+    """The slots of all windows and checkpoints of one model."""
 
     has_windows = True
 
-    def __init__(
-        self, sizes: WindowSizes, page_size: int, prefix_caching: bool, turn_ends: Collection[int] = ()
-    ) -> None:
-        num_slots, num_host_slots = sizes.num_device_pages, sizes.num_host_pages
-        super().__init__(
-            page_size,
-            num_slots,
-            num_host_slots,
-            sizes.page_cost,
-            prefix_caching=prefix_caching,
-            turn_ends=turn_ends,
-            found_later=False,
-        )
-        self._sizes = sizes
+    def __init__(self, sizes: SideSizes, page_size: int, prefix_caching: bool, turn_ends: Collection[int] = ()) -> None:
+        super().__init__(sizes, page_size, prefix_caching, turn_ends)
         self._read: list[ContextWindow] = []
 
     @property
@@ -225,9 +185,13 @@ class WindowPool(SidePool):
         num_pages = sum([min(self.most_pages, length // self._page_size + 2) for length in lengths])
         paused = [self._of(context) for context in self._contexts if beside_paused and not context.in_use]
         paused_pages = sum([len(window.slots) for window in paused])
-        return num_pages + chunk_tokens // self._page_size + 1 <= self._sizes.num_device_pages - paused_pages
+        return num_pages + chunk_tokens // self._page_size + 1 <= self._sizes.num_slots - paused_pages
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    @override
+    def _first(self, index: int) -> int:
+        return self._needed(index * self._page_size)[0]
 
     @override
     def _border(self, context: Context) -> int:
@@ -236,12 +200,12 @@ class WindowPool(SidePool):
     @override
     def _mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> ContextCheckpoint | None:
         window = self._of(context)
-        first, _ = self._needed(index * self._page_size)
+        first = self._first(index)
         if not (window.slots and not window.fetching and window.first <= first and window.end >= index):
             return None
         assert extent.start < index <= extent.end
         slots = window.slots[first - window.first : index - window.first]
-        return self._add_checkpoint(extent, index, first, slots, likely=likely)
+        return self._add_checkpoint(extent, index, slots, likely=likely)
 
     @override
     def go_on(self, context: Context, extent: PageExtent, index: int) -> None:
@@ -254,17 +218,10 @@ class WindowPool(SidePool):
             self._contexts[context] = None
 
     @override
-    @staticmethod
-    def _of(context: Context) -> ContextWindow:
-        window = context.side
-        assert isinstance(window, ContextWindow)
-        return window
-
-    @override
     def check(self, contexts: Iterable[Context]) -> None:
         windows = [self._of(context) for context in contexts]
-        self._slots.check([owner.slots for owner in (*windows, *self._checkpoints)])
-        self._host.check([owner.host_slots for owner in (*windows, *self._copied)])
+        self._slots.check_owners([owner.slots for owner in (*windows, *self._checkpoints)])
+        self._host.check_owners([owner.host_slots for owner in (*windows, *self._copied)])
         super().check(contexts)
 
 

@@ -5,9 +5,10 @@ difference to its own value there, times β, and reads at its query:
 
     S ← exp(g) S;  S ← S + k ⊗ β (v - k S);  o = q S
 
-Rows of one token compute that, many at a time. Rows of more compute blocks of `BLOCK_TOKENS`, each as a few matrix products
-with the inverse of a triangular matrix (the chunked form of the paper), one block after the other. All is float32. Padding
-within a block has β = 0 and g = 0, which leaves the state as it is.
+Rows of few tokens, as decode rows with drafts are, compute that token by token, many rows at a time. Rows of more than
+`SHORT_TOKENS` compute blocks of `BLOCK_TOKENS`, each as a few matrix products with the inverse of a triangular matrix (the
+chunked form of the paper), one block after the other. All is float32. Padding within a block has β = 0 and g = 0, which leaves
+the state as it is.
 """
 
 from functools import partial
@@ -21,8 +22,10 @@ from jinfercept.pallas.layouts.states import StateRows
 
 BLOCK_TOKENS = 64
 """Tokens of a row that are computed at a time. Drafts are within a row's first block."""
-DECODE_ROWS = 32
-"""Rows of one token that are computed at a time: their states are copied."""
+SHORT_TOKENS = 16
+"""Most tokens of a row that are computed one by one: a block costs as much as about so many."""
+SHORT_ROWS = 32
+"""Rows of few tokens that are computed at a time: their states are copied."""
 
 _einsum = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 States = Float32[Array, "N K G D W"]
@@ -45,32 +48,49 @@ class DeltaInputs(NamedTuple):
 
 def gated_delta_rule(inputs: DeltaInputs, states: States, rows: StateRows) -> tuple[Float32[Array, "T K G W"], States]:
     """What the tokens read, and the states behind the rows. Padding tokens read anything."""
-    num_tokens, most = len(inputs.q), max(DECODE_ROWS, BLOCK_TOKENS)
-    padded = DeltaInputs(*(jnp.pad(x, ((0, most), *((0, 0),) * (x.ndim - 1))) for x in inputs))
-    outputs, states = _decode_rows(padded, jnp.zeros_like(padded.v), states, rows)
+    num_tokens, outputs = len(inputs.q), jnp.zeros_like(inputs.v)
+    if num_tokens > SHORT_TOKENS:  # first, since a row's last block writes over what follows
+        padded = [jnp.pad(x, ((0, BLOCK_TOKENS), *((0, 0),) * (x.ndim - 1))) for x in (*inputs, outputs)]
+        outputs, states = _longer_rows(DeltaInputs(*padded[:-1]), padded[-1], states, rows)
+        outputs = outputs[:num_tokens]
     if num_tokens > 1:
-        outputs, states = _longer_rows(padded, outputs, states, rows)
-    return outputs[:num_tokens], states
+        outputs, states = _short_rows(inputs, outputs, states, rows, 2, SHORT_TOKENS)
+    return _short_rows(inputs, outputs, states, rows, 1, 1)
 
 
-def _decode_rows(
-    inputs: DeltaInputs, outputs: Float32[Array, "P K G W"], states: States, rows: StateRows
-) -> tuple[Float32[Array, "P K G W"], States]:
-    """The rows of one token, which come first: the token of row s is token s."""
-    size = min(DECODE_ROWS, len(rows.slots))
+def _short_rows(
+    inputs: DeltaInputs, outputs: Float32[Array, "T K G W"], states: States, rows: StateRows, fewest: int, most: int
+) -> tuple[Float32[Array, "T K G W"], States]:
+    """The rows of `fewest` to `most` tokens."""
+    size = min(SHORT_ROWS, len(rows.slots))
     missing = -len(rows.slots) % size
-    slots, sources, begin = (jnp.pad(of_rows, (0, missing)) for of_rows in (rows.slots, rows.sources, rows.begin))
+    is_short = (rows.lengths >= fewest) & (rows.lengths <= most)
+    lengths = jnp.where(is_short, rows.lengths, 0)
+    fields = rows.slots, rows.sources, rows.begin, rows.query_starts[:-1], lengths, rows.seen
+    padded = [jnp.pad(of_rows, (0, missing)) for of_rows in fields]
+    last = jnp.max(jnp.where(is_short, jnp.arange(1, len(rows.slots) + 1), 0))
 
     def compute(index: Int[Array, ""], carried: tuple[Array, Array]) -> tuple[Array, Array]:
         outputs, states = carried
-        start = index * size
-        here, there, fresh = (jax.lax.dynamic_slice_in_dim(of_rows, start, size) for of_rows in (slots, sources, begin))
-        before = jnp.where(fresh[:, None, None, None, None], 0.0, states.at[there].get(mode="clip"))
-        output, behind = _token(inputs.part(start, size), before)
-        used = jnp.where(start + jnp.arange(size) < rows.num_decode, here, len(states))
-        return jax.lax.dynamic_update_slice_in_dim(outputs, output, start, 0), states.at[used].set(behind, mode="drop")
+        slots, sources, begin, starts, lengths, seen = (
+            jax.lax.dynamic_slice_in_dim(of_rows, index * size, size) for of_rows in padded
+        )
+        before = jnp.where(begin[:, None, None, None, None], 0.0, states.at[sources].get(mode="clip"))
 
-    return jax.lax.fori_loop(0, -(-rows.num_decode // size), compute, (outputs, states))
+        def step(place: Int[Array, ""], carried: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            outputs, state, behind = carried
+            token = DeltaInputs(*(x.at[starts + place].get(mode="clip") for x in inputs))
+            output, state = _token(token, state)
+            at = jnp.where(place < lengths, starts + place, len(outputs))
+            behind = jnp.where((place < seen)[:, None, None, None, None], state, behind)
+            return outputs.at[at].set(output, mode="drop"), state, behind
+
+        num_steps = 1 if most == 1 else jnp.max(lengths)  # XLA makes no loop of one step
+        outputs, _, behind = jax.lax.fori_loop(0, num_steps, step, (outputs, before, before))
+        used = jnp.where(lengths > 0, slots, len(states))
+        return outputs, states.at[used].set(behind, mode="drop")
+
+    return jax.lax.fori_loop(0, -(-last // size), compute, (outputs, states))
 
 
 def _token(
@@ -86,8 +106,8 @@ def _token(
 def _longer_rows(
     inputs: DeltaInputs, outputs: Float32[Array, "P K G W"], states: States, rows: StateRows
 ) -> tuple[Float32[Array, "P K G W"], States]:
-    """The rows of several tokens, block by block. A row's last block reaches into the next row, whose own blocks come later."""
-    num_blocks = jnp.where(rows.lengths > 1, -(-rows.lengths // BLOCK_TOKENS), 0)
+    """The rows of more tokens, block by block. A row's last block reaches into the next row, whose own blocks come later."""
+    num_blocks = jnp.where(rows.lengths > SHORT_TOKENS, -(-rows.lengths // BLOCK_TOKENS), 0)
     last_blocks = jnp.cumsum(num_blocks)
 
     def compute(block: Int[Array, ""], carried: tuple[Array, Array]) -> tuple[Array, Array]:

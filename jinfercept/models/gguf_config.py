@@ -14,7 +14,7 @@ from jinfercept.models.hf_keys import refuse_keys
 from jinfercept.models.hf_rope import BY_LAYER_TYPE
 
 _SERVED = {name: name for name in ("llama", "qwen2", "qwen3", "olmo2", "phi3", "granite", "smollm3", "gemma", "gemma2")}
-_SERVED |= {"qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss", "gemma3": "gemma3_text"}
+_SERVED |= {"qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss", "gemma3": "gemma3_text", "gemma4": "gemma4_text"}
 """`general.architecture`, and the name in `ARCHITECTURES`."""
 _VARIANTS = {"llama": {"num_experts": "mixtral", "sliding_window": "mistral"}, "olmo2": {"sliding_window": "olmo3"}}
 """Names in `ARCHITECTURES` of models with experts or windows, whose `general.architecture` is that of models without."""
@@ -49,11 +49,20 @@ _OPTIONAL = {
         "final_logit_softcapping": ("final_logit_softcapping", 30.0),
     },
     "gemma3": _WINDOW | {"final_logit_softcapping": ("final_logit_softcapping", None)},
+    "gemma4": _WINDOW
+    | {
+        "final_logit_softcapping": ("final_logit_softcapping", None),
+        "num_kv_shared_layers": ("attention.shared_kv_layers", 0),
+        "hidden_size_per_layer_input": ("embedding_length_per_layer_input", 0),
+        "num_experts": ("expert_count", 0),
+        "top_k_experts": ("expert_used_count", None),
+        "moe_intermediate_size": ("expert_feed_forward_length", None),
+    },
     "qwen3moe": _EXPERTS | {"norm_topk_prob": ("expert_weights_norm", True)},
     "gpt-oss": _WINDOW | _EXPERTS,
 }
 """By `general.architecture`, further keys of `config.json`, what they are called here, and their default values."""
-_FULL_EVERY = {"gemma2": 2, "gemma3": 6, "olmo2": 4, "gpt-oss": 2}
+_FULL_EVERY = {"gemma2": 2, "gemma3": 6, "gemma4": 6, "olmo2": 4, "gpt-oss": 2}
 """Architectures some of whose layers may have windows: all but each of that number where the file does not state it, as in
 llama.cpp. Mistral (`llama`) and Phi-3 have windows in all layers, as in transformers, and none in llama.cpp."""
 _WIDEST = {"gemma2": 46, "gemma3": 62}
@@ -110,9 +119,9 @@ def _config(header: Header, rope_factors: RopeFactors) -> ModelConfig:
         is_widest = config["num_hidden_layers"] == _WIDEST[architecture]
         scaled_by = config["hidden_size"] // config["num_attention_heads"] if is_widest else config["head_dim"]
         fields["query_scale"] = meta.of_model("attention.scale", None) or scaled_by**-0.5
-    if rope_factors.every:
+    if rope_factors.every and architecture != "gemma4":
         fields["rope"] = replace(fields["rope"], scaling="factors", factors=rope_factors.every)
-    if architecture != "gemma3":
+    if architecture not in ("gemma3", "gemma4"):
         lengthened = fields["rope"].attention_factor * float(meta.of_model("rope.scaling.attn_factor", 1.0))
         fields["rope"] = replace(fields["rope"], attention_factor=lengthened)
     _check_read(meta, architecture, config, fields["rope"])
@@ -165,7 +174,34 @@ def _hf_config(
             pattern = [not pattern or (index + 1) % pattern for index in range(num_layers)]
         if config.get("sliding_window"):
             config["layer_types"] = ["sliding_attention" if window else "full_attention" for window in pattern]
+    if architecture == "gemma4":
+        config |= _gemma4(meta, config, header, rope_factors)
     return name, config
+
+
+def _gemma4(meta: "_Metadata", config: Mapping[str, Any], header: Header, rope_factors: RopeFactors) -> dict[str, Any]:
+    """What differs between layers, by layer in the file; the pairs that do not turn have huge factors there."""
+    types, num_shared = config["layer_types"], config["num_kv_shared_layers"]
+    heads, sizes = (
+        value if isinstance(value, list) else [value] * len(types)
+        for value in (config["num_key_value_heads"], config["intermediate_size"])
+    )
+    full, window = types.index("full_attention"), types.index("sliding_attention")
+    share = sum(factor < 1e20 for factor in rope_factors.every) / max(1, len(rope_factors.every))
+    rope = {"rope_type": "proportional", "partial_rotary_factor": share or 1.0}
+    rope["rope_theta"] = float(meta.of_model("rope.freq_base", 10_000.0))
+    own = {"head_dim": config["head_dim"], "num_key_value_heads": heads[full]}
+    return {
+        "head_dim": meta.of_model("attention.key_length_swa", config["head_dim"]),
+        "num_key_value_heads": heads[window],
+        "per_layer_config": {index: own for index, kind in enumerate(types) if kind == "full_attention"},
+        "intermediate_size": sizes[0],
+        "use_double_wide_mlp": bool(num_shared) and sizes[-1] == 2 * sizes[0],
+        "vocab_size_per_layer_input": config["vocab_size"],
+        "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in header.tensors,
+        "enable_moe_block": config["num_experts"] > 0,
+        "rope_parameters": {**config["rope_parameters"], "full_attention": rope},
+    }
 
 
 def _check_read(meta: "_Metadata", architecture: str, config: Mapping[str, Any], rope: RopeConfig) -> None:
@@ -175,14 +211,14 @@ def _check_read(meta: "_Metadata", architecture: str, config: Mapping[str, Any],
     usual: dict[str, tuple[Any, ...]] = {
         "attention.causal": (True,),
         "attention.scale": (0.0, head_dim**-0.5),
-        "attention.value_length": (head_dim,),
+        "attention.value_length": (meta.of_model("attention.key_length", head_dim),),
         "attention.key_length_swa": (head_dim,),
         "attention.value_length_swa": (head_dim,),
         "embedding_length_out": (config["hidden_size"],),
         "expert_gating_func": (0, 1, 3) if architecture == "gpt-oss" else (0, 1),
         "expert_weights_norm": (True,),
         "expert_weights_scale": (0.0, 1.0),
-        "rope.dimension_count_swa": (rope.rotary_dim,),
+        "rope.dimension_count_swa": (head_dim if architecture == "gemma4" else rope.rotary_dim,),
         "rope.freq_base_swa": (rope.theta,),
         "rope.scaling.attn_factor": (1.0,),
         "rope.scaling.finetuned": (True,) if architecture == "granite" else (False, True),

@@ -180,6 +180,26 @@ _GPT_OSS = _NAMES.with_layer(
         "experts_down_bias": StoredExperts(("blk.{i}.ffn_down_exps.bias",), "ours"),
     },
 )
+_GEMMA4 = _NAMES.with_layer(
+    {
+        "router_norm": "blk.{i}.ffn_gate_inp.scale",
+        "router_scale": "blk.{i}.ffn_down_exps.scale",
+        "dense_post_norm": "blk.{i}.post_ffw_norm_1.weight",
+        "experts_norm": "blk.{i}.pre_ffw_norm_2.weight",
+        "experts_post_norm": "blk.{i}.post_ffw_norm_2.weight",
+        "experts_gate_up": StoredExperts(("blk.{i}.ffn_gate_up_exps.weight",)),
+        "per_layer_gate": "blk.{i}.inp_gate.weight",
+        "per_layer_up": "blk.{i}.proj.weight",
+        "per_layer_norm": "blk.{i}.post_norm.weight",
+        "layer_scale": "blk.{i}.layer_output_scale.weight",
+    }
+).with_embed(
+    {
+        "per_layer_embedding": "per_layer_token_embd.weight",
+        "per_layer_projection": "per_layer_model_proj.weight",
+        "per_layer_projection_norm": "per_layer_proj_norm.weight",
+    }
+)
 _TYPES = (
     *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
@@ -236,6 +256,8 @@ class GGUFCheckpoint:
 
     @property
     def names(self) -> TensorNames:
+        if self.config.family == "gemma4":
+            return _GEMMA4
         is_gpt_oss = self.config.experts is not None and self.config.experts.biased
         return _GPT_OSS if is_gpt_oss else _NAMES
 

@@ -40,10 +40,7 @@ _GPTJ_ALIASES = {
     "num_attention_heads": "n_head",
     "max_position_embeddings": "n_positions",
 }
-_GPTJ_KEYS = ("vocab_size", "n_embd", "n_layer", "n_head", "rotary_dim", "layer_norm_epsilon", "n_positions")
 _SAME = {**_GPTJ_ALIASES, "num_local_experts": "num_experts"}
-_LLAMA_KEYS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-_LLAMA_KEYS += ("rms_norm_eps", "max_position_embeddings")
 _DELTA_KEYS = {
     "linear_num_key_heads": "num_key_heads",
     "linear_num_value_heads": "num_value_heads",
@@ -53,22 +50,25 @@ _DELTA_KEYS = {
 }
 _GEMMA4_SIZES = ("hidden_size_per_layer_input", "num_kv_shared_layers", "global_head_dim")
 _GEMMA4_SIZES += ("num_global_key_value_heads", "top_k_experts", "vocab_size_per_layer_input")
-_SIZES = ("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts", "num_experts_per_tok")
-_OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window", "max_window_layers", "n_inner")
-_OPTIONAL += ("sliding_window_pattern", "_sliding_window_pattern", *_GEMMA4_SIZES)
-_INTERVALS = ("full_attention_interval", "no_rope_layer_interval")
-_LEFT_OUT = frozenset(("rms_norm_eps", "layer_norm_epsilon", "rotary_dim", "n_positions"))
-_LEFT_OUT_BY = {
-    **dict.fromkeys(("gemma", "gemma2"), _LEFT_OUT | {"max_position_embeddings"}),
-    "gemma3_text": _LEFT_OUT | {"max_position_embeddings", "vocab_size", "num_attention_heads"},
-    "gemma4_text": _LEFT_OUT | {"max_position_embeddings", "vocab_size"},
-    "qwen3_5_moe_text": _LEFT_OUT | {"intermediate_size"},  # all layers have experts
-}
-"""Required keys that published configs leave out, because transformers has values for them."""
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rms_norm_eps")
+_SIZES += ("max_position_embeddings", "n_embd", "n_layer", "n_head", "n_positions", "rotary_dim", "layer_norm_epsilon")
+_SIZES += ("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts", "num_experts_per_tok")
+_SIZES += ("full_attention_interval", "no_rope_layer_interval", *_DELTA_KEYS)
+_OR_0 = ("num_key_value_heads", "head_dim", "sliding_window", "max_window_layers", "n_inner", *_GEMMA4_SIZES)
+_OR_0 += ("sliding_window_pattern", "_sliding_window_pattern")
+"""Sizes for which 0 stands for none."""
 _COMMON_KEYS = frozenset(("architectures", "model_type", "vocab_size", "tie_word_embeddings", "quantization_config"))
 _LAYER_KEYS = (
     _COMMON_KEYS
-    | {*_LLAMA_KEYS, "num_key_value_heads", "head_dim", "hidden_act", "attention_bias", "sliding_window", "layer_types"}
+    | {
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+    }
+    | {"rms_norm_eps", "max_position_embeddings", "hidden_act", "attention_bias", "sliding_window", "layer_types"}
     | {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
 )
 _UNDERSTOOD: dict[Family, frozenset[str]] = {
@@ -82,7 +82,8 @@ _UNDERSTOOD: dict[Family, frozenset[str]] = {
     "qwen3_next": _LAYER_KEYS
     | {*_DELTA_KEYS, "full_attention_interval", "attn_output_gate", "mamba_ssm_dtype"}  # states are float32
     | {"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"},  # of the layer that drafts
-    "gptj": _COMMON_KEYS | {*_GPTJ_KEYS, *_GPTJ_ALIASES, "n_inner", "activation_function"},
+    "gptj": _COMMON_KEYS
+    | {*_GPTJ_ALIASES, *_GPTJ_ALIASES.values(), "rotary_dim", "layer_norm_epsilon", "n_inner", "activation_function"},
 }
 _WINDOWED_BY_LAYER = ("qwen2", "qwen3", "smollm3", "gpt_oss", "olmo3", "gemma2", "gemma3_text", "gemma4_text")
 """Architectures of whose layers some have windows, if a size is stated."""
@@ -144,26 +145,22 @@ def with_draft_layer(model: ModelConfig, config: Mapping[str, Any]) -> ModelConf
 
 
 def _check_sizes(config: Mapping[str, Any], name: str, understood: Set[str]) -> None:
-    """Raise `ModelError` unless the sizes that have to be there are, and all are right; optional ones may be null or 0."""
-    required = _GPTJ_KEYS if name == "gptj" else _LLAMA_KEYS
+    """Raise `ModelError` unless the sizes are right, and there that tell a model from others of its architecture."""
     for key, other in _SAME.items():
         if None not in (config.get(key), config.get(other)) and config[key] != config[other]:
             got = f"{key} {config[key]} and {other} {config[other]}"
             raise ModelError("config.json says a size twice, in two ways", got=got[:200], fix="correct the file")
+    sizes = ["hidden_size", "num_hidden_layers", *(["num_attention_heads"] if name != "gemma3_text" else [])]
     if name == "gptj":
-        config = {_GPTJ_ALIASES.get(key, key): value for key, value in config.items()}
-    left_out = _LEFT_OUT_BY.get(name, _LEFT_OUT) - config.keys()
-    require(config, tuple(key for key in required if key not in left_out), where="config.json")
-    check_numbers(config, [key for key in (*required, *_DELTA_KEYS) if key in config and key in understood])
-    check_numbers(config, [key for key in _SIZES if config.get(key) is not None and key in understood])
-    check_numbers(config, [key for key in _OPTIONAL if config.get(key) and key in understood])
-    check_numbers(config, [key for key in _INTERVALS if config.get(key) is not None and key in understood])
-    check_num_layers(config["n_layer" if name == "gptj" else "num_hidden_layers"])
+        sizes = [key if key in config else _GPTJ_ALIASES[key] for key in sizes]
+    require(config, sizes, where="config.json")
+    stated = [key for key in (*_SIZES, *_OR_0) if key in understood and config.get(key) is not None]
+    check_numbers(config, [key for key in stated if config[key] or key in _SIZES])
+    check_num_layers(config[sizes[1]])
 
 
 def _filled(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The config with what transformers puts in place of keys that are not there. A kind of model that it does not know yet is
-    to it a Llama, and has to have all keys."""
+    """The config with what transformers puts in place of keys that are not there."""
     from transformers import CONFIG_MAPPING  # a second to import
 
     check_rope_objects(config)
@@ -173,7 +170,7 @@ def _filled(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        full = CONFIG_MAPPING[name if name in CONFIG_MAPPING else "llama"].from_dict(deepcopy(config))
+        full = CONFIG_MAPPING[name].from_dict(deepcopy(config))
         return {**config, **full.to_dict()}
     except Exception as error:  # of transformers' validation
         raise ModelError("transformers refuses config.json", got=str(error)[:300], fix="correct the file") from error

@@ -35,13 +35,21 @@ _FACTORS = frozenset(("scale", "scaling", "multiplier", "factor", "scalar", "rat
 _WITH_IMAGES: dict[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": {"architectures": ["Gemma3ForCausalLM"]},
     "Gemma4ForConditionalGeneration": {"architectures": ["Gemma4ForCausalLM"]},
+    "Gemma4UnifiedForConditionalGeneration": {"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text"},
     "Mistral3ForConditionalGeneration": {"architectures": None},  # Mistral or Ministral 3, as the part says
     "Qwen3_5ForConditionalGeneration": {"architectures": ["Qwen3_5ForCausalLM"]},
     "Qwen3_5MoeForConditionalGeneration": {"architectures": ["Qwen3_5MoeForCausalLM"]},
     "Qwen3VLForConditionalGeneration": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},  # without images
 }
 """Models that read images, too, and what names their parts that read text."""
-_OF_PARTS = {"Mistral3ForConditionalGeneration": {"model_type": "mistral", "tie_word_embeddings": True}}
+_OF_PARTS = {
+    "Mistral3ForConditionalGeneration": {"model_type": "mistral", "tie_word_embeddings": True},
+    "Gemma4UnifiedForConditionalGeneration": {
+        "hidden_size_per_layer_input": 0,
+        "max_position_embeddings": 262_144,
+        "sliding_window": 1024,
+    },
+}
 """Values of transformers for keys that are not there in such a part."""
 
 

@@ -72,10 +72,14 @@ def ropes_from_hf(
     if architecture not in BY_LAYER_TYPE:
         original = config.get("original_max_position_embeddings")  # comes before that in the object
         return _rope({**stated, **({_ORIGINAL: original} if original else {})}, head_dim, longest, architecture), None
-    full, near = (
-        _rope(stated.get(kind) or {}, dim, longest, architecture)
-        for kind, dim in (("full_attention", head_dim), ("sliding_attention", near_dim or head_dim))
+    dims = {"full_attention": head_dim, "sliding_attention": near_dim or head_dim}
+    check_keys(
+        stated,
+        dims.keys(),
+        where="rope_parameters of config.json, which has an object for each type of layer,",
+        every=True,
     )
+    full, near = (_rope(stated.get(kind) or {}, dim, longest, architecture) for kind, dim in dims.items())
     return full, None if near.config == full.config else near.config
 
 

@@ -197,7 +197,7 @@ class HFCheckpoint:
         architecture = ARCHITECTURES[architecture_name(parsed)]
         placed = placed_tensors(directory, BASES[config.family], partly=not weights)
         if config.delta_net is not None or text_config(parsed) is not parsed:
-            placed = text_tensors(placed, config.num_layers - 1 if draft_layer else None)
+            placed = text_tensors(placed, config)
         stored = {name: StoredType(at.file.shapes[at.name], at.file.dtypes[at.name]) for name, at in placed.items()}
         shapes, packed = {name: of.shape for name, of in stored.items()}, dict[str, tuple[int, ...]]()
         in_words = next((name for name in stored if name.endswith(".qweight")), None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jinfercept.errors import ModelError, shown
+from jinfercept.models.config import ModelConfig
 from jinfercept.models.model_directory import read_json
 from jinfercept.models.safetensors_weights import SafetensorsFile
 from jinfercept.models.torch_weights import TorchFile
@@ -23,7 +24,7 @@ _FOREIGN = ("consolidated", "adapter_")
 _DRAFT = "mtp."
 """How names of the layer that drafts begin."""
 _UNUSED = (_DRAFT, "model.visual.", "model.vision_tower.", "model.multi_modal_projector.")
-_UNUSED += ("model.embed_vision.", "model.audio_tower.", "model.embed_audio.")
+_UNUSED += ("model.embed_vision.", "model.vision_embedder.", "model.audio_tower.", "model.embed_audio.")
 """Beginnings of names: the layer that drafts, and the parts that read images or sound."""
 _TEXT = {
     "model.language_model.model.": "model.",
@@ -69,23 +70,21 @@ def plain_names(stored: Iterable[str], base: str) -> dict[str, str]:
     """The names that transformers has for tensors, by those under which they are stored.
 
     Wrappers' parts of names are left out: `_orig_mod.` of `torch.compile`, `module.` of data parallelism. Where no name begins
-    with `base`, it is put in front of all but the head's: such a checkpoint was saved without its head.
+    with `base`, it is put in front of all but those of the head and of the layer that drafts: such a checkpoint was saved
+    without its head.
     """
     plain = {name: name.removeprefix("module.").replace("_orig_mod.", "") for name in stored}
     if any(name.startswith(base) for name in plain.values()):
         return plain
-    return {name: new if new.startswith("lm_head.") else base + new for name, new in plain.items()}
+    return {name: new if new.startswith(("lm_head.", _DRAFT)) else base + new for name, new in plain.items()}
 
 
-def text_tensors[T](tensors: Mapping[str, T], draft_layer: int | None = None) -> dict[str, T]:
-    """The tensors of a model's part that reads text, under the names that they have in a model of text alone.
-
-    Args:
-        draft_layer: number under which those of the layer that drafts are named; None: they are left out.
-    """
+def text_tensors[T](tensors: Mapping[str, T], config: ModelConfig) -> dict[str, T]:
+    """The tensors of a model's part that reads text, under the names that they have in a model of text alone. Those of the
+    layer that drafts are named as the last layer's if the config has it, and left out if not."""
     plain = {text_name(name): tensor for name, tensor in tensors.items()}
-    if draft_layer is not None:
-        layer = f"model.layers.{draft_layer}."
+    if config.num_draft_layers:
+        layer = f"model.layers.{config.num_layers - 1}."
         plain = {_draft_name(name, layer): tensor for name, tensor in plain.items()}
     return {name: tensor for name, tensor in plain.items() if not name.startswith(_UNUSED)}
 

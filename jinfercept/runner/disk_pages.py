@@ -10,12 +10,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import NamedTuple, final
+from itertools import chain
+from typing import Any, NamedTuple, final
 
+import jax
 import numpy as np
 
 from jinfercept.kv.context import Context
-from jinfercept.kv.disk.store import DiskStore, Root
+from jinfercept.kv.disk.store import DiskStore, Root, side_name
 from jinfercept.kv.extent import TOKEN_BYTES, token_bytes
 from jinfercept.runner.page_transfers import KeptPages
 from jinfercept.runner.pools import Pool
@@ -28,6 +30,10 @@ _MOST_PIECES = 2
 log = logging.getLogger(__name__)
 
 
+HostCopy = tuple[KeptPages | None, int]
+"""An array of host copies, and the place of a slot in it."""
+
+
 class ReadPiece(NamedTuple):
     """Pages that were read.
 
@@ -35,13 +41,15 @@ class ReadPiece(NamedTuple):
         key: of the read.
         num_pages: pages, which follow on those of the piece before.
         is_last: nothing more comes.
-        arrays: host copies of so many pages each.
+        arrays: host copies.
+        side: those of what a context that ends with the last page has beside its pages.
     """
 
     key: int
     num_pages: int
     is_last: bool
-    arrays: tuple[tuple[int, KeptPages], ...]
+    arrays: Sequence[KeptPages] = ()
+    side: Sequence[KeptPages] = ()
 
 
 @final
@@ -51,6 +59,7 @@ class DiskPages:
     Args:
         store: the files.
         kv: the runner's pages.
+        sides: its pages of layers with windows, or its states; None: the model has neither.
         identity: digest of all that KV depends on beside the tokens, their isolation and the page size.
         page_size: tokens per page.
         settings: a context with the settings of JAX for other threads.
@@ -64,12 +73,14 @@ class DiskPages:
         self,
         store: DiskStore,
         kv: Pool,
+        sides: Pool | None,
         identity: bytes,
         page_size: int,
         settings: Callable[[], AbstractContextManager[None]],
         wake: Callable[[], None],
     ) -> None:
-        self._store, self._kv, self._identity, self._page_size = store, kv, identity, page_size
+        self._store, self._kv, self._sides, self._page_size = store, kv, sides, page_size
+        self._identity = identity if sides is None else identity + kv.page_bytes.to_bytes(8)
         self._settings, self._wake = settings, wake
         self.piece_pages = max(1, PIECE_BYTES // kv.page_bytes)
         self._reading = ThreadPoolExecutor(2, "disk-pages-read")
@@ -80,16 +91,19 @@ class DiskPages:
         self._wanted: set[int] = set()
         self._num_writes = 0
 
-    def num_stored(self, root: bytes, tokens: Sequence[int]) -> int:
-        """Leading pages of these tokens that are stored."""
-        return len(self._store.find(self._root(root), token_bytes(tokens)))
+    def num_stored(self, root: bytes, tokens: Sequence[int], most: int) -> int:
+        """Leading pages of these tokens, up to so many, that are stored with what a context has beside them."""
+        names = self._store.find(self._root(root), token_bytes(tokens))[:most]
+        return len(names) if self._sides is None else self._store.with_side(names)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def read(self, key: int, root: bytes, tokens: Sequence[int], first: int, num_pages: int) -> None:
-        """Begin to read pages of these tokens."""
+    def read(
+        self, key: int, root: bytes, tokens: Sequence[int], first: int, num_pages: int, num_side_slots: int
+    ) -> None:
+        """Begin to read pages of these tokens, and the slots of the checkpoint behind the last one."""
         self._wanted.add(key)
-        self._reading.submit(self._read, key, self._root(root), token_bytes(tokens), first, num_pages)
+        self._reading.submit(self._read, key, self._root(root), token_bytes(tokens), first, num_pages, num_side_slots)
 
     def cancel(self, key: int) -> None:
         """What is still to be read is not wanted any more."""
@@ -105,28 +119,35 @@ class DiskPages:
                 pieces.append(piece)
         return pieces
 
-    def place(self, piece: ReadPiece, slots: Sequence[int | None], dropped: Sequence[int]) -> None:
-        """Make the pages of a piece the copies of host slots.
+    def place(
+        self,
+        piece: ReadPiece,
+        slots: Sequence[int | None],
+        dropped: Sequence[int],
+        side_slots: Sequence[int],
+        dropped_sides: Sequence[int],
+    ) -> None:
+        """Make the pages of a piece, and its side, the copies of host slots.
 
         Args:
             slots: of its leading pages; None: the page is of no use.
-            dropped: slots whose copies are to be forgotten before.
+            dropped, dropped_sides: slots whose copies are to be forgotten before.
+            side_slots: of its side; none: it is of no use.
         """
-        self._kv.host.drop(dropped)
-        first = 0
-        for count, array in piece.arrays:
-            self._kv.adopt(array, slots[first : first + count])
-            first += count
+        _adopt(self._kv, piece.arrays, slots, dropped)
+        if self._sides is not None:
+            _adopt(self._sides, piece.side, side_slots, dropped_sides)
 
-    def _read(self, key: int, root: Root, tokens: bytes, first: int, num_pages: int) -> None:
+    def _read(self, key: int, root: Root, tokens: bytes, first: int, num_pages: int, num_side_slots: int) -> None:
         """Read pieces until one is not whole. Whatever happens, a last piece arrives."""
-        names = self._store.find(root, tokens)
-        end = min(len(names), first + num_pages)
+        names, wanted_end = self._store.find(root, tokens), first + num_pages
+        end = min(len(names), wanted_end)
         try:
             with self._settings():
                 while first < end and key in self._wanted:
                     last = min(end, first + self.piece_pages)
-                    piece = self._read_piece(key, names[first:last], is_last=last == end)
+                    num_slots = num_side_slots if last == wanted_end else 0
+                    piece = self._read_piece(key, names[first:last], num_slots, is_last=last == end)
                     first = end if piece.is_last else first + piece.num_pages
                     self._arrive(piece)
         except Exception:  # such as of memory
@@ -134,19 +155,19 @@ class DiskPages:
             first = -1
         finally:
             if first != end:
-                self._arrive(ReadPiece(key, 0, True, ()))
+                self._arrive(ReadPiece(key, 0, True))
 
-    def _read_piece(self, key: int, names: Sequence[bytes], *, is_last: bool) -> ReadPiece:
+    def _read_piece(self, key: int, names: Sequence[bytes], num_side_slots: int, *, is_last: bool) -> ReadPiece:
         self._room.acquire()
-        most, copies, buffers = self._kv.staging_pages, list[np.ndarray](), list[list[memoryview]]()
-        for start in range(0, len(names), most):
-            count = min(most, len(names) - start)
-            copies.append(self._kv.blank_copy(count))
-            buffers += [[_bytes(page)] for page in copies[-1][:count]]
-        num_right = self._store.read(names, buffers)
-        right = [min(most, num_right - start) for start in range(0, num_right, most)]
-        arrays = tuple((count, self._kv.to_host(array)) for count, array in zip(right, copies, strict=False))
-        return ReadPiece(key, num_right, is_last or num_right < len(names), arrays)
+        num_pages = len(names)
+        copies, buffers = _blank(self._kv, num_pages)
+        if not (num_side_slots and self._sides):
+            num_right = self._store.read(names, buffers)
+            return ReadPiece(key, num_right, is_last or num_right < num_pages, [*map(self._kv.to_host, copies)])
+        side, parts = _blank(self._sides, num_side_slots)
+        num_right = self._store.read([*names, side_name(names[-1])], [*buffers, [*chain.from_iterable(parts)]])
+        side = map(self._sides.to_host, side) if num_right > num_pages else ()
+        return ReadPiece(key, min(num_right, num_pages), True, [*map(self._kv.to_host, copies)], [*side])
 
     def _arrive(self, piece: ReadPiece) -> None:
         self._pieces.append(piece)
@@ -159,7 +180,15 @@ class DiskPages:
         """Writes and counts that `poll_stored` has not returned yet."""
         return self._num_writes
 
-    def write(self, key: Context, root: bytes, tokens: Sequence[int], first: int, slots: Sequence[int]) -> None:
+    def write(
+        self,
+        key: Context,
+        root: bytes,
+        tokens: Sequence[int],
+        first: int,
+        slots: Sequence[int],
+        side_slots: Sequence[int] = (),
+    ) -> None:
         """Begin to store the copies of host slots as pages of these tokens.
 
         Args:
@@ -167,10 +196,11 @@ class DiskPages:
             tokens: of the pages and all before them.
             first: number of the first page; the pages before it are stored.
             slots: of the pages; without any, the pages that are stored are counted.
+            side_slots: of the checkpoint behind the last token.
         """
         self._num_writes += 1
-        pages = [(page.array.data, page.position) for page in map(self._kv.host.__getitem__, slots)]
-        self._writing.submit(self._write, key, self._root(root), token_bytes(tokens), first, pages)
+        pages, side = _copies(self._kv, slots), [] if self._sides is None else _copies(self._sides, side_slots)
+        self._writing.submit(self._write, key, self._root(root), token_bytes(tokens), first, pages, side)
 
     def poll_stored(self) -> list[tuple[Context, int]]:
         """How many leading pages are stored, for every count and write that has ended since the last call."""
@@ -193,15 +223,24 @@ class DiskPages:
         self._writing.shutdown(cancel_futures=True)
 
     def _write(
-        self, key: Context, root: Root, tokens: bytes, first: int, pages: Sequence[tuple[KeptPages | None, int]]
+        self,
+        key: Context,
+        root: Root,
+        tokens: bytes,
+        first: int,
+        pages: Sequence[HostCopy],
+        side: Sequence[HostCopy],
     ) -> None:
         num_stored = 0
         try:
             with self._settings():
                 if pages:
-                    on_host = {id(array): np.asarray(array) for array, _ in pages}
-                    data = [[_bytes(on_host[id(array)][position])] for array, position in pages]
-                    num_stored = first + self._store.write(root, tokens, first, data)
+                    on_host = {id(array): jax.tree.map(np.asarray, array) for array, _ in (*pages, *side)}
+                    data = [_parts(on_host[id(array)], position) for array, position in pages]
+                    if side:
+                        parts = (_parts(on_host[id(array)], position) for array, position in side)
+                        data.append([*chain.from_iterable(parts)])
+                    num_stored = first + min(len(pages), self._store.write(root, tokens, first, data))
                 else:
                     num_stored = len(self._store.find(root, tokens))
         except Exception:
@@ -215,5 +254,25 @@ class DiskPages:
         return Root(digest, self._page_size * TOKEN_BYTES)
 
 
-def _bytes(page: np.ndarray) -> memoryview:
-    return page.reshape(-1).view(np.uint8).data
+def _copies(pool: Pool, slots: Sequence[int]) -> list[HostCopy]:
+    return [(page.array.data, page.position) for page in map(pool.host.__getitem__, slots)]
+
+
+def _blank(pool: Pool, count: int) -> tuple[list[KeptPages], list[list[memoryview]]]:
+    """Arrays for the copies of so many slots, and their bytes by slot."""
+    sizes = [min(pool.staging_pages, count - start) for start in range(0, count, pool.staging_pages)]
+    copies = [pool.blank_copy(size) for size in sizes]
+    return copies, [
+        _parts(copy, position) for copy, size in zip(copies, sizes, strict=True) for position in range(size)
+    ]
+
+
+def _adopt(pool: Pool, arrays: Sequence[KeptPages], slots: Sequence[int | None], dropped: Sequence[int]) -> None:
+    pool.host.drop(dropped)
+    for array, start in zip(arrays, range(0, len(slots), pool.staging_pages), strict=False):
+        pool.adopt(array, slots[start : start + pool.staging_pages])
+
+
+def _parts(copy: Any, position: int) -> list[memoryview]:
+    """The bytes of a page in an array, or of a state."""
+    return [part.reshape(-1).view(np.uint8).data for part in (copy if isinstance(copy, tuple) else (copy[position],))]

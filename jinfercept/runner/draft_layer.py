@@ -21,6 +21,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.models.adapted import for_rows
 from jinfercept.models.mesh import EVERYWHERE, over_devices, specs_of
 from jinfercept.models.model import Model
+from jinfercept.models.parallel import num_devices
 from jinfercept.models.protocol import Params, Weights
 from jinfercept.pallas.layouts.pages import OUT_OF_RANGE, Batch
 from jinfercept.runner.executables import Executables
@@ -60,7 +61,8 @@ def add_draft_layer(
     num_drafts: int,
     num_drawn: int | None,
 ) -> None:
-    """Add the executables of the layer, three for each step: `draft rows`, `draft layer` and `drafts`.
+    """Add the executables of the layer: `draft rows` of each step and number of sampled rows, and `draft layer` of each step,
+    with drafts and without.
 
     Args:
         params: arrays, or shapes with shardings.
@@ -79,21 +81,18 @@ def add_draft_layer(
     ints: Any = partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=home)
     common, weights = ints((common_shape.size,)), (params.layers[-1], params.embed, params.head)
     for step, shape in steps.items():
-        x, upload = x_by_size[step[0]], ints((upload_sizes[step],))
+        upload = ints((upload_sizes[step],))
         for count in [count for count in row_counts if count <= step[0]]:
             arguments = upload, common, ints((count,))
             run.add(
                 ("draft rows", step, count), over_devices(partial(_rows, shape, common_shape), arguments), *arguments
             )
         rows = DraftRows(*map(ints, ((shape.num_tokens,), (shape.num_rows,), (shape.num_rows,))))
-        arguments = *weights, x, rows, pages, upload
-        out = EVERYWHERE, specs_of(pages)
-        run.add(
-            ("draft layer", step), over_devices(partial(_layer, model, shape), arguments, out), *arguments, donate=(5,)
-        )
-        arguments = *arguments, common
-        drafts = partial(_drafts, model, shape, common_shape, num_drafts, num_drawn)
-        run.add(("drafts", step), over_devices(drafts, arguments, out), *arguments, donate=(5,))
+        arguments = *weights, x_by_size[step[0]], rows, pages, upload, common
+        for number in (0, num_drafts):
+            compute = partial(_drafts, model, shape, common_shape, number, num_drawn)
+            whole = over_devices(compute, arguments, (EVERYWHERE, specs_of(pages)))
+            run.add(("draft layer", step, number > 0), whole, *arguments, donate=(5,))
 
 
 def _rows(
@@ -117,23 +116,6 @@ def _rows(
     return DraftRows(following, last, draw.at[last].get(mode="clip"))
 
 
-def _layer(
-    model: Model,
-    shape: PackedShape,
-    weights: Weights,
-    embed: Weights,
-    head: Weights,
-    x: Float[Array, "T E"],
-    rows: DraftRows,
-    pages: Any,
-    upload: Int[Array, "upload"],
-) -> tuple[Float[Array, "T E"], Any]:
-    """The layer's output for every token of the step, and its pages."""
-    batch = in_place(upload, shape)
-    with jax.named_scope("draft"):
-        return _computed(model, shape, weights, embed, x, head["norm"], rows.tokens, pages, batch)
-
-
 def _drafts(
     model: Model,
     shape: PackedShape,
@@ -149,9 +131,14 @@ def _drafts(
     upload: Int[Array, "upload"],
     common: Int[Array, "common"],
 ) -> tuple[Int[Array, "S drafts"], Any]:
-    """The drafts of every row, from the layer's output `x`, and its pages."""
+    """The drafts of every row, if there are some, and the layer's pages with all tokens of the step; `x` is the output of the
+    layer before."""
     batch = in_place(upload, shape)
+    with jax.named_scope("draft"):
+        x, pages = _computed(model, shape, weights, embed, x, head["norm"], rows.tokens, pages, batch)
     page_size, num_rows = pages.shape[1], shape.num_rows
+    if not num_drafts:
+        return jnp.zeros((num_rows, 0), jnp.int32), pages
     norm, drafts, own_shape = weights["draft_norm"], [], shape._replace(num_tokens=num_rows, joined=False)
     draws = unpack_samples(common_shape.samples(common, common_shape.num_rows))
     draws = SampleRows(*(field[rows.draw] for field in draws))
@@ -196,5 +183,5 @@ def _computed(
     if batch.adapters is not None:
         (weights,) = for_rows((weights,), batch.adapters, shape.num_adapters)
     inputs = model.draft_inputs(weights, model.embed(embed, following, batch.positions), x, norm)
-    attend = step_attention(shape, batch, [], model.config.num_kv_heads)
+    attend = step_attention(shape, batch, [], model.config.num_kv_heads // num_devices())
     return model.layer(weights, inputs, batch.positions, pages, attend, kind=model.layer_kinds[-1])

@@ -13,7 +13,7 @@ device has no memory beside the others follow the compute, one transfer after th
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int32, Num
+from jaxtyping import Array, Int32
 
 from jinfercept.kv.page import PageCopy
 from jinfercept.models.mesh import Placed, beside, move, place
@@ -246,19 +246,25 @@ class Pool:
         """Of a page, over all layers and devices."""
         return sum(math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.shapes))
 
-    def blank_copy(self, num_pages: int) -> Num[np.ndarray, "k l B *sides heads W"]:
-        """An array for copies of up to `staging_pages` pages, with anything in it."""
+    def blank_copy(self, num_pages: int) -> Any:
+        """An array for copies of up to `staging_pages` pages, with anything in it; of states, one for each dtype."""
+        if isinstance(self.shapes[0], tuple):
+            sizes = Counter[Any]()
+            for array in jax.tree.leaves(self.shapes):
+                part = array.sharding.shard_shape(array.shape)
+                sizes[array.dtype] += len(array.sharding.device_set) * math.prod(part[1:])
+            return tuple(np.empty(size, dtype) for dtype, size in sizes.items())
         size = 1 << (num_pages - 1).bit_length()
         return np.empty((size, len(self.shapes), *self.shapes[0].shape[1:]), self.shapes[0].dtype)
 
-    def to_host(self, array: Num[np.ndarray, "k l B *sides heads W"]) -> KeptPages:
-        """Such an array in the memory of host copies. From any thread."""
+    def to_host(self, array: KeptPages) -> KeptPages:
+        """What `blank_copy` made in the memory of host copies. From any thread."""
         return jax.device_put(array, self._on_host) if self._pinned else array
 
     def adopt(self, array: KeptPages, slots: Sequence[int | None]) -> None:
         """Take an array of `to_host` as the copies of these slots' pages; None: the page is of no use."""
         if any(slot is not None for slot in slots):
-            self.host.add(slots, len(array)).data = array
+            self.host.add(slots, 1 if isinstance(array, tuple) else len(array)).data = array
 
     def fetch(self) -> None:
         """Dispatch the copies to the device."""

@@ -40,7 +40,7 @@ from jinfercept.runner.steps import (
     step_names,
     step_shapes,
 )
-from jinfercept.sched.plan import NO_DRAFT_PLAN, DraftPlan, Masks, StepPlan, StepResult, WindowCopies
+from jinfercept.sched.plan import DraftPlan, Masks, StepPlan, StepResult, WindowCopies
 
 if TYPE_CHECKING:
     from jinfercept.runner.drafting import ModelDrafter
@@ -66,7 +66,7 @@ class ForwardTicket(NamedTuple):
     drafts: tuple[tuple[int, ...], ...] = ()
     experts: tuple[Array, ...] = ()
     batch: Array | None = None
-    draft: DraftPlan = NO_DRAFT_PLAN
+    draft: DraftPlan | None = None
 
 
 class StepTicket(NamedTuple):
@@ -102,7 +102,7 @@ class ModelRunner:
         kv: the pages, without those in the pool for windows.
         second: the pages in the pool for windows, or the states of recurrent layers; None: there are none.
         drafter: what makes the drafts that plans await, if there is a draft model.
-        drafting: whether the draft model, or the layer that drafts, computes every plan too. A change forgets no KV: `reset`
+        drafting: whether the draft model computes every plan too. A change forgets no KV: `reset`
             has to follow.
     """
 
@@ -152,7 +152,13 @@ class ModelRunner:
         }
         self._steps = {  # that can compute a plan, by its bucket and whether it has decode rows only; its own first
             (bucket, decodes): [
-                (step, {*keys, *([("draft layer", step), ("drafts", step)] if self._has_draft_layer else [])})
+                (
+                    step,
+                    {
+                        *keys,
+                        *([("draft layer", step, drafts) for drafts in (False, True)] if self._has_draft_layer else []),
+                    },
+                )
                 for step, keys in self._keys.items()
                 if step[0] >= bucket and step[1] <= decodes
             ]
@@ -218,10 +224,6 @@ class ModelRunner:
         for kv in moving:
             kv.wait()
 
-    def drafts(self, forward: ForwardTicket) -> tuple[tuple[int, ...], ...]:
-        """The drafts of every chunk that awaited them, in the plan's order."""
-        return forward.drafts
-
     def sample(self, forward: ForwardTicket, masks: Masks) -> StepTicket:
         """Dispatch the sampling of the plan whose forward pass was dispatched last.
 
@@ -230,20 +232,19 @@ class ModelRunner:
         """
         hidden = forward.hidden
         drawn = Drawn() if hidden is None else self._sampler.draw(hidden, self.params.head, masks)
-        if self._has_draft_layer and self.drafting and hidden is not None:
-            drawn = self._drafted(forward, hidden, drawn)
+        if forward.draft is not None and hidden is not None:
+            drawn = self._drafted(forward, forward.draft, hidden, drawn)
         return StepTicket(drawn, forward.submitted_s, forward.experts)
 
-    def _drafted(self, forward: ForwardTicket, hidden: Hidden, drawn: Drawn) -> Drawn:
+    def _drafted(self, forward: ForwardTicket, plan: DraftPlan, hidden: Hidden, drawn: Drawn) -> Drawn:
         """Dispatch the layer that drafts, and its drafts if the plan wants some."""
         step, run, params = hidden.samples.step, self.executables, self.params
         tokens = self._no_tokens if drawn.tokens is None else drawn.tokens
         rows = run["draft rows", step, tokens.shape[0]](forward.batch, hidden.common, tokens)
-        weights = params.layers[-1], params.embed, params.head
         *layers, pages = self.kv.layers
-        x, pages = run["draft layer", step](*weights, hidden.x, rows, pages, forward.batch)
-        if forward.draft.drafts:
-            drafts, pages = run["drafts", step](*weights, x, rows, pages, forward.batch, hidden.common)
+        key, weights = ("draft layer", step, plan.drafts), (params.layers[-1], params.embed, params.head)
+        drafts, pages = run[key](*weights, hidden.x, rows, pages, forward.batch, hidden.common)
+        if plan.drafts:
             drafts.copy_to_host_async()
             drafted = tuple([row for row, chunk in enumerate(hidden.chunks) if chunk.sample is not None])
             drawn = drawn._replace(drafts=drafts, drafted_rows=drafted)
@@ -350,10 +351,8 @@ class ModelRunner:
                     )
                 case (("embed" | "layers" | "decode embed" | "decode layers"), size, *_):
                     return tuned or measured or size in short
-                case ("draft layer" | "drafts", (size, _)):
+                case (("draft layer" | "draft rows"), (size, _), _):
                     return tuned or measured or size in short
-                case ("draft rows", (size, _), count):
-                    return measured or (size in short and count in counts)
                 case ("shape", count):
                     return measured or count in counts
                 case ("remember", count):
@@ -395,7 +394,9 @@ class ModelRunner:
         """
         shape, (embed, *layer_keys) = self._buckets[samples.step], self._keys[samples.step]
         tables = self._state_slots, self._window_tables
-        packed = pack(plan.chunks, self._tables, self._shape.page_size, shape, *tables, plan.draft.following)
+        packed = pack(
+            plan.chunks, self._tables, self._shape.page_size, shape, *tables, plan.draft and plan.draft.following
+        )
         uploads: list[Any] = [np.concatenate((packed, commons[0])), *commons[1:]]
         if len(uploads) > 1 or not self._is_alone:
             uploads = place(uploads, self._home)

@@ -1,8 +1,9 @@
 """The default policy: `lru_host`, but no page is lost that can be kept.
 
 `lru_host` copies contexts to the host as the link allows, and takes slots from the context that has been paused longest. This
-policy makes the same copies, those of running contexts once half of the device is in use, and evicts contexts in the same
-order. It differs where memory is too short for all of them:
+policy makes the same copies, and evicts contexts in the same order. It copies running contexts while another one is paused and
+half of the device is in use: a batch whose requests neither pause nor wait is not slowed down by copies that no one needs.
+It differs where memory is too short for all of them:
 
 1. A device slot is taken where nothing is lost: pages that have a host copy, or get one now, go first. While the link or the
    host is full, such pages of contexts that were paused later go, too.

@@ -17,6 +17,9 @@ where it is lost.
 
 The least priority comes in first, then the tenant with the fewest tokens inside over its weight, then the one that has waited
 longest. A tenant without a conversation inside has a right to one. A tenant that waits keeps no other one out of its share.
+
+A request that has waited for `MOST_DOOR_S` is refused. One that repeats it soon has its place, as behind every request that
+leaves the door.
 """
 
 from bisect import bisect_right
@@ -42,6 +45,10 @@ IDLE_S = 120.0
 """Seconds of a pause after which a context takes no room: of 20 calls of a coding agent's tools, 19 last less than 154 s."""
 LOOK_S = 0.1
 """Seconds between two looks for room."""
+MOST_DOOR_S = 900.0
+"""Seconds after which a request at the door is refused."""
+RETRY_S = 30
+"""Seconds after which a client that is refused is to come again: conversations last minutes, and clients heed at most one."""
 
 
 @final
@@ -74,6 +81,10 @@ class Door:
         self.sequences.sort(key=lambda sequence: (sequence.priority, sequence.since_s))
         self._next_look_s = now
         self.open(now)
+
+    def overdue(self, now: float) -> list[Sequence]:
+        """Those that are to be refused."""
+        return [sequence for sequence in self.sequences if now - sequence.arrival_s > MOST_DOOR_S]
 
     def started(self, sequence: Sequence, now: float) -> None:
         """A turn starts, inside."""

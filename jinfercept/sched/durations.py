@@ -7,14 +7,11 @@ is the latest time at which a call began or ended.
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import NamedTuple, Self, final
 
 RING = 256
 """Durations kept per tool."""
-
-SHARE = 8
-"""Durations kept per tenant in a `SharedHistory`."""
 
 MOST_IN_FLIGHT = 2048
 """Calls in flight that a history counts; beyond them it drops the oldest."""
@@ -35,14 +32,12 @@ class SurvivalCurve(NamedTuple):
         mass: entry k is the probability of the atoms from the k-th on; n + 1 entries.
         moment: entry k is the sum of probability · time of the atoms from the k-th on; n + 1 entries.
         outlasted_s: the longest duration, if a censored one exceeds it; the last atom stands for those that do. Else None.
-        num_seen: durations that it is made of, censored ones included.
     """
 
     times: tuple[float, ...]
     mass: tuple[float, ...]
     moment: tuple[float, ...]
     outlasted_s: float | None
-    num_seen: int
 
     @classmethod
     def from_seen(cls, seen: Sequence[tuple[float, bool]]) -> Self:
@@ -65,7 +60,7 @@ class SurvivalCurve(NamedTuple):
             weights.append(survival)
         mass = accumulate(reversed(weights), initial=0.0)
         moment = accumulate((w * x for w, x in zip(reversed(weights), reversed(times), strict=True)), initial=0.0)
-        return cls(tuple(times), tuple(mass)[::-1], tuple(moment)[::-1], outlasted_s, len(seen))
+        return cls(tuple(times), tuple(mass)[::-1], tuple(moment)[::-1], outlasted_s)
 
     def left(self, age_s: float) -> float:
         """P(X > age)."""
@@ -134,32 +129,6 @@ class DurationHistory:
     def _pass(self, now_s: float) -> None:
         self._now_s = max(self._now_s, now_s)
         self._num_changes += 1
-
-
-@final
-class SharedHistory:
-    """Durations of one tool's calls for all tenants: the last `SHARE` of each of the last `RING // SHARE` tenants.
-
-    Only calls that have ended count. So none of K tenants that have all made `SHARE` calls weighs more than 1/K, however many
-    calls it makes or has in flight.
-    """
-
-    def __init__(self) -> None:
-        self._tenants: dict[str, deque[Seen]] = {}
-        self._curve = SurvivalCurve.from_seen([])
-        self._num_changes = 0  # since the curve was made
-
-    def end(self, tenant: str, seen: Seen) -> None:
-        recent(self._tenants, tenant, lambda: deque(maxlen=SHARE), RING // SHARE).append(seen)
-        self._num_changes += 1
-
-    @property
-    def curve(self) -> SurvivalCurve:
-        """The distribution; it lags behind by at most one change in 32."""
-        if 32 * self._num_changes > self._curve.num_seen:
-            self._num_changes = 0
-            self._curve = SurvivalCurve.from_seen(sorted(chain.from_iterable(self._tenants.values())))
-        return self._curve
 
 
 def recent[K, V](entries: dict[K, V], key: K, make: Callable[[], V], most: int) -> V:

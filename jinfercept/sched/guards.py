@@ -23,7 +23,6 @@ _ALLOWED = {
 
 _NUMBERS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "key": (math.isfinite, "finite number"),
-    "survival": (lambda answer: 0.0 <= answer <= 1.0, "number from 0 to 1"),
     "remaining_s": (lambda answer: answer >= 0.0, "number from 0 to inf"),  # false for NaN
 }
 """The methods that answer a number: which ones, and their noun."""

@@ -66,7 +66,7 @@ class LeastRecentlyUsed(Policy):
     Args:
         writes_through: copy every full page and every paused context to the host as the link allows, so that most evictions
             cost a copy back instead of a recomputation (hierarchical caches, offloading connectors).
-        looks: see `WriteThrough`; with a number, only while more than half of the device is in use.
+        looks: see `WriteThrough`; with a number, only while a context is paused and more than half of the device is in use.
     """
 
     def __init__(self, writes_through: bool, looks: int | None = None) -> None:
@@ -90,7 +90,8 @@ class LeastRecentlyUsed(Policy):
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
         if self._write_through is not None:
             pools = budget.pools
-            self._write_through.moves(mover, self._looks is None or 2 * (pools.used + pools.paused) > pools.total)
+            under_pressure = bool(self._hosted) and 2 * (pools.used + pools.paused) > pools.total
+            self._write_through.moves(mover, self._looks is None or under_pressure)
 
     def victims(self, now: float) -> Iterator[Move]:
         action = Action.SWAP if self._write_through is not None else Action.DROP

@@ -57,6 +57,7 @@ PROFILES: dict[str, Profile] = {
         replace(roofline(LLAMA_3_70B, "A100-80GB", 8), name="roofline-llama-3-70b-8xa100"),
         roofline(LLAMA_3_70B, "H100", 4),
         replace(roofline(LLAMA_3_8B, "H100", attention=True), name="roofline-llama-3-8b-h100-attention"),
+        replace(roofline(LLAMA_3_8B, "H200", attention=True), name="roofline-llama-3-8b-h200-attention"),
         replace(roofline(LLAMA_3_70B, "A100-80GB", 8, attention=True), name="roofline-llama-3-70b-8xa100-attention"),
         replace(roofline(QWEN_32B_FP8, "H100", attention=True), name="roofline-qwen2.5-32b-fp8-h100-attention"),
         replace(roofline(LLAMA_2_7B, "A100-40GB", attention=True), name="roofline-yarn-llama-2-7b-64k-a100-40gb"),

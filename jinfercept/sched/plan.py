@@ -209,9 +209,6 @@ class DraftPlan(NamedTuple):
     following: Mapping[int, int]
 
 
-NO_DRAFT_PLAN = DraftPlan(drafts=False, following={})
-
-
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One iteration, executed in two phases: forward (fetch, drop, offload, compute, scatter), then sample.
@@ -225,7 +222,7 @@ class StepPlan:
             from the next plan on.
         drop: host slots whose arrays are freed.
         window: the same of layers with a window, where these have a pool of their own; None: nothing moves.
-        draft: of the layer that drafts, in models that have one.
+        draft: of the layer that drafts, in models that have one; None: it computes nothing.
     """
 
     number: int
@@ -235,7 +232,7 @@ class StepPlan:
     fetch: Sequence[PageCopy] = ()
     drop: tuple[int, ...] = ()
     window: WindowCopies | None = None
-    draft: DraftPlan = NO_DRAFT_PLAN
+    draft: DraftPlan | None = None
 
     @property
     def awaits_drafts(self) -> bool:
@@ -312,11 +309,10 @@ class PlanRunner[Forward, Ticket](Protocol):
     `forward` where the plan awaits drafts of a draft model, for these."""
 
     def forward(self, plan: StepPlan) -> Forward:
-        """Dispatch the plan's page transfers and its forward pass. The plan before it must have been sampled."""
-        ...
+        """Dispatch the plan's page transfers and its forward pass. The plan before it must have been sampled.
 
-    def drafts(self, forward: Forward) -> tuple[tuple[int, ...], ...]:
-        """The drafts of every chunk that awaited them from a draft model, in the plan's order. Waits for that model."""
+        Where the plan awaits drafts of a draft model, what is returned has them as `drafts`, for every chunk that awaited some.
+        """
         ...
 
     def sample(self, forward: Forward, masks: Masks) -> Ticket:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, final
 
 from jinfercept.kv.page import PageCopies
-from jinfercept.sched.plan import FROM_DRAFT_MODEL, NO_DRAFT_PLAN, Chunk, DraftPlan, StepPlan, WindowCopies
+from jinfercept.sched.plan import FROM_DRAFT_MODEL, Chunk, DraftPlan, StepPlan, WindowCopies
 from jinfercept.sched.policy import Move
 from jinfercept.sched.sequence import Sequence
 
@@ -79,7 +79,7 @@ class PlanBuilder:
     offloading: Sequence | None = None
     window_offload: PageCopies = field(default_factory=PageCopies)
     window_fetch: PageCopies = field(default_factory=PageCopies)
-    draft: DraftPlan = NO_DRAFT_PLAN
+    draft: DraftPlan | None = None
 
     def add_offload(self, sequence: Sequence, copies: PageCopies) -> None:
         """Offload pages of a sequence; pages of one sequence in a row are of one context."""

@@ -28,6 +28,8 @@ _NGRAM_CHANCE, _MODEL_CHANCE = 0.6, 0.9
 """Chance that a draft is accepted before any was tried: an n-gram's, and a draft model's."""
 _LEAST_CHANCE = 0.1
 """Drafts that are accepted less often than this are never computed."""
+_MOST_IDLE = 1.0
+"""For how long the layer that drafts reads tokens though no draft would pay, in time of whole steps: after that it rests."""
 
 
 class SpeculationLimits(NamedTuple):
@@ -39,6 +41,7 @@ class SpeculationLimits(NamedTuple):
         pass_share: for drafts of a model the seconds of one of its steps, by those of the whole step for as many rows; None:
             drafts are n-grams.
         by_layer: the model is a layer of the served one.
+        exposed_s: seconds that a step takes longer if the next one waits for its tokens, as drafts do.
     """
 
     num_drafts: int
@@ -46,21 +49,10 @@ class SpeculationLimits(NamedTuple):
     longest: int
     pass_share: float | None = None
     by_layer: bool = False
+    exposed_s: float = 0.0
 
 
 NO_DRAFTS = SpeculationLimits(0, 1, 1)
-
-
-class Prospect(NamedTuple):
-    """Drafts that a sequence could have.
-
-    Attributes:
-        chance: that a draft is accepted if those before it are.
-        most: how many there are.
-    """
-
-    chance: float
-    most: int
 
 
 def kept(drafts: tuple[int, ...], drawn: tuple[int, ...]) -> int:
@@ -77,7 +69,7 @@ def kept(drafts: tuple[int, ...], drawn: tuple[int, ...]) -> int:
 
 
 def choose_depths(
-    prospects: list[Prospect],
+    prospects: list[list[float]],
     num_sampled: int,
     query_tokens: int,
     most: int,
@@ -86,11 +78,11 @@ def choose_depths(
 ) -> list[int]:
     """The number of drafts of each sequence that makes the most expected tokens per second.
 
-    A sequence's drafts are taken in order; the `j`-th is accepted with probability `chance ** j`. Whatever the number of drafts
-    in a step, the likeliest ones of all sequences are taken.
+    A sequence's drafts are taken in order. Whatever the number of drafts in a step, the likeliest ones of all sequences are
+    taken.
 
     Args:
-        prospects: of every sequence.
+        prospects: of every sequence, the chance of each of its drafts that it is accepted if those before it are.
         num_sampled: tokens that the step draws without drafts.
         query_tokens: of the step without drafts.
         most: drafts of all sequences together.
@@ -99,7 +91,7 @@ def choose_depths(
             take no time.
     """
     depths, chosen = [0] * len(prospects), [0] * len(prospects)
-    heap = [(-chance, place) for place, (chance, count) in enumerate(prospects) if count]
+    heap = [(-chances[0], place) for place, chances in enumerate(prospects) if chances]
     heap.sort()
     gain, best = 0.0, num_sampled / step_s(query_tokens)
     rows, passes_s = Counter[int](), 0.0  # of the draft model's steps
@@ -113,9 +105,8 @@ def choose_depths(
             rows[depths[place]] += 1
             number_of_rows = rows[depths[place]]
             passes_s += pass_s(number_of_rows) - (pass_s(number_of_rows - 1) if number_of_rows > 1 else 0.0)
-        chance, count = prospects[place]
-        if depths[place] < count:
-            heappush(heap, (negative * chance, place))
+        if depths[place] < len(chances := prospects[place]):
+            heappush(heap, (negative * chances[depths[place]], place))
         rate = (num_sampled + gain) / (step_s(query_tokens + number) + passes_s)
         if rate > best:
             best, chosen = rate, depths.copy()
@@ -145,8 +136,10 @@ class Speculation:
         self._limits, self._kv, self._budget = limits, kv, budget
         self._max_model_len, self._counters = max_model_len, counters
         self._most_known = 1 + limits.num_drafts if kv.has_states else 1  # tokens of a row before its drafts
-        self._by_model, self._overall = limits.pass_share is not None, Acceptance()
+        self._by_model, self._overall = limits.pass_share is not None, Acceptance(limits.num_drafts)
+        self._again = 2 if kv.has_states else 1  # accepted drafts are computed again
         self._coming = False  # the last plan has drafts made
+        self._idle = _MOST_IDLE  # steps' time for which the layer has read in vain
 
     def extend(self, builder: PlanBuilder) -> None:
         """Add drafts to the decode rows of a plan that is complete otherwise, as far as they are expected to pay.
@@ -182,6 +175,8 @@ class Speculation:
                 builder.chunks[place] = sequence, self._drafted(sequence, chunk, drafts[:depth])
                 builder.query_tokens -= depth
                 builder.drafted += depth
+                if builder.draft is not None:
+                    self._state(sequence).num_read += depth
             else:
                 self._state(sequence).acceptance.forget()
         if not builder.drafted:
@@ -189,28 +184,42 @@ class Speculation:
         self._counters.drafted += builder.drafted
 
     def _plan_layer(self, builder: PlanBuilder) -> None:
-        """Have the layer that drafts write for the next plan, if that is expected to pay there."""
+        """Have the layer that drafts write for the next plan, if that is expected to pay there.
+
+        It rests where no draft has paid for a while. A sequence of which it has not read all tokens has no drafts any more, so
+        that it goes on for one that begins.
+        """
         sequences, counts, following = list[Sequence](), list[int](), dict[int, int]()
         for sequence, chunk in builder.chunks:
             end = chunk.start + len(chunk.tokens)
             if chunk.sample is None:
                 following[chunk.slot] = sequence.tokens[end]
-            elif count := self._room(sequence, end + 1):
+            has_all = self._state(sequence, chunk.start).num_read >= chunk.start
+            if has_all and (count := self._room(sequence, max(end, len(sequence.tokens)) + 1)):
                 sequences.append(sequence)
                 counts.append(count)
-        num_rows, most = len(sequences), self._budget.buckets[-1] - len(sequences)
-        self._coming = bool(sequences) and any(
+        num_rows, most = len(sequences), (self._budget.buckets[-1] - len(sequences)) // self._again
+        pays = bool(sequences) and any(
             self._depths(sequences, counts, num_rows, num_rows, most, builder.context_tokens, has_passes=True)
         )
-        if not self._coming:
+        self._coming = pays and len(following) < len(builder.chunks)
+        if builder.chunks:
+            self._idle = 0.0 if pays else self._idle + (self._limits.pass_share or 0.0)
+        if not pays:
             for sequence in sequences:
                 self._state(sequence).acceptance.forget()
             self._overall.forget()
-        builder.draft = DraftPlan(self._coming, following)
+        reads = self._idle < _MOST_IDLE
+        for sequence, chunk in builder.chunks:
+            if (state := self._state(sequence)).num_read >= chunk.start:
+                state.num_read = chunk.start + len(chunk.tokens) if reads else chunk.start
+        builder.draft = DraftPlan(self._coming, following) if reads else None
 
     def propose(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
         """Drafts of the tokens behind those that a sequence has now."""
-        sequence.drafting = self._state(sequence)._replace(proposed=drafts, num_tokens=len(sequence.tokens))
+        state, num_tokens = self._state(sequence), len(sequence.tokens)
+        if state.num_read >= num_tokens - 1:
+            state.proposed, state.num_tokens = drafts, num_tokens
 
     def waits(self, running: Iterable[Sequence]) -> bool:
         """Whether a plan should wait for the tokens of the step before: drafts that would pay continue the tokens known."""
@@ -242,10 +251,10 @@ class Speculation:
         if sequence.context.in_use:
             sequence.row.cut(self._kv.trim(sequence.context))
 
-    def _state(self, sequence: Sequence) -> DraftState:
+    def _state(self, sequence: Sequence, num_read: int = 0) -> DraftState:
         if sequence.drafting is None:
             ngrams = None if self._by_model else NgramIndex(self._limits.shortest, self._limits.longest)
-            sequence.drafting = DraftState(ngrams, Acceptance())
+            sequence.drafting = DraftState(ngrams, Acceptance(self._limits.num_drafts), num_read)
         return sequence.drafting
 
     def _draft(self, sequence: Sequence) -> tuple[int, ...]:
@@ -276,26 +285,27 @@ class Speculation:
         *,
         has_passes: bool = False,
     ) -> list[int]:
-        before = self._overall.chance(_MODEL_CHANCE) if self._by_model else _NGRAM_CHANCE
+        before = [_MODEL_CHANCE if self._by_model else _NGRAM_CHANCE] * self._limits.num_drafts
+        if self._by_model:
+            before = self._overall.chances(before)
         prospects = [
-            Prospect(self._state(sequence).acceptance.chance(before), count)
+            self._state(sequence).acceptance.chances(before)[:count]
             for sequence, count in zip(sequences, counts, strict=True)
         ]
         cost, bucket = self._budget.cost, self._budget.bucket
 
-        again = 2 if self._kv.has_states else 1  # accepted drafts are computed again
+        def pass_s(rows: int) -> float:
+            return (self._limits.pass_share or 0.0) * cost.step_s(bucket(rows), context_tokens)
+
+        # the layer makes all its drafts, whatever becomes of them
+        beside_s = self._limits.exposed_s + (self._limits.num_drafts * pass_s(num_sampled) if has_passes else 0.0)
 
         def step_s(tokens: int) -> float:
-            computed = min(query_tokens + again * (tokens - query_tokens), self._budget.buckets[-1])
-            return cost.step_s(bucket(computed), context_tokens)
+            computed = min(query_tokens + self._again * (tokens - query_tokens), self._budget.buckets[-1])
+            return cost.step_s(bucket(computed), context_tokens) + (beside_s if tokens > query_tokens else 0.0)
 
-        share = self._limits.pass_share  # what the layer wrote is there
-        pass_s = (
-            None
-            if share is None or (self._limits.by_layer and not has_passes)
-            else lambda rows: share * cost.step_s(bucket(rows), context_tokens)
-        )
-        return choose_depths(prospects, num_sampled, query_tokens, most, step_s, pass_s)
+        has_model = self._by_model and not self._limits.by_layer
+        return choose_depths(prospects, num_sampled, query_tokens, most, step_s, pass_s if has_model else None)
 
     def _drafted(self, sequence: Sequence, chunk: Chunk, drafts: tuple[int, ...]) -> Chunk:
         """A decode row with drafts."""

@@ -1,7 +1,7 @@
 """Options of the server: the fields are flags of `jinfercept serve`. Imports no JAX."""
 
 import os
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -270,11 +270,6 @@ class ServedState(Protocol):
 
     draining: bool
     """Whether new requests are refused."""
-
-    @property
-    def socket_paths(self) -> Container[str]:
-        """Paths of WebSockets."""
-        ...
 
     @property
     def options(self) -> ServerOptions: ...

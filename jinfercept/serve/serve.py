@@ -11,7 +11,7 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jinfercept.errors import ConfigError
-from jinfercept.serve.http.socket_protocol import SocketProtocol
+from jinfercept.serve.http.socket_protocol import SocketProtocol, stopped
 from jinfercept.serve.options import ServedState, ServerOptions
 from jinfercept.serve.process import frozen_heap
 
@@ -38,6 +38,8 @@ _OTHER_FILES = 512
 """File descriptors for weights, logs and tools."""
 _READ_BYTES = 2**14
 """One read. Nothing else runs until h11 has parsed it: a header line or a chunk takes microseconds however small it is."""
+_SOCKET_PATH = "/v1/responses"
+"""That the first request of a connection may turn into a WebSocket."""
 _FRAMING = (b"content-length", b"transfer-encoding")
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 30\r\n\r\ntoo many connections are open\n"
 
@@ -52,7 +54,6 @@ class HttpProtocol(H11Protocol):
             next head; then the connection is closed.
         write_timeout_s: seconds that written data may stay unsent because the client does not read; then the connection is
             aborted, and the request ends as if the client had disconnected.
-        socket_paths: paths that the first request of a connection may turn into a WebSocket.
     """
 
     def __init__(
@@ -61,11 +62,10 @@ class HttpProtocol(H11Protocol):
         most_connections: int,
         head_timeout_s: float,
         write_timeout_s: float,
-        socket_paths: Container[str],
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._most_connections, self._socket_paths = most_connections, socket_paths
+        self._most_connections = most_connections
         self._head_timeout_s, self._write_timeout_s = head_timeout_s, write_timeout_s
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -88,14 +88,15 @@ class HttpProtocol(H11Protocol):
     def _time_head(self) -> None:
         is_socket = self.transport.get_protocol() is not self
         if is_socket or (self.cycle is not None and not self.cycle.response_complete):
-            self._head_timer = _stopped(self._head_timer)
+            self._head_timer = stopped(self._head_timer)
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self._head_timeout_s, self.transport.abort)
 
     def _should_upgrade(self) -> bool:
         """RFC 9110, 7.8, lets servers ignore offers: those of HTTP/2 that some clients make, and whatever has a body."""
         names = {name for name, _ in self.headers}
-        is_first = self.cycle is None and self.scope["method"] == "GET" and self.scope["path"] in self._socket_paths
+        is_first = self.cycle is None and self.scope["method"] == "GET" and self.scope["path"] == _SOCKET_PATH
+        is_first &= self.scope["http_version"] == "1.1"
         return is_first and self._get_upgrade() == b"websocket" and names.isdisjoint(_FRAMING)
 
     def send_400_response(self, msg: str) -> None:
@@ -109,17 +110,12 @@ class HttpProtocol(H11Protocol):
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        self._write_timer = _stopped(self._write_timer)
+        self._write_timer = stopped(self._write_timer)
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_timer, self._write_timer = _stopped(self._head_timer), _stopped(self._write_timer)
+        self._head_timer, self._write_timer = stopped(self._head_timer), stopped(self._write_timer)
         super().connection_lost(exc)
-
-
-def _stopped(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
 
 
 def reserve_files(most: int) -> int:
@@ -174,9 +170,10 @@ class DrainingServer(uvicorn.Server):
             most_connections=reserve_files(options.max_connections),
             head_timeout_s=options.header_timeout,
             write_timeout_s=options.write_timeout,
-            socket_paths=service.socket_paths,
         )
-        socket_protocol = partial(SocketProtocol, write_timeout_s=options.write_timeout)
+        socket_protocol = partial(
+            SocketProtocol, message_timeout_s=options.body_timeout, write_timeout_s=options.write_timeout
+        )
         config = uvicorn.Config(
             app,
             http=cast(type[asyncio.Protocol], protocol),  # uvicorn only calls it

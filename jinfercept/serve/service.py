@@ -27,14 +27,14 @@ from jinfercept.hooks import SharedLimit
 from jinfercept.llm import LLM
 from jinfercept.request import Adapter, Request
 from jinfercept.serve.access.key_file import KeyRules
-from jinfercept.serve.access.key_limits import FairThreadPool, KeyLimits, retry_after
+from jinfercept.serve.access.key_limits import FairThreadPool, KeyLimits, OpenSockets, retry_after
 from jinfercept.serve.access.keys import Keys
 from jinfercept.serve.http.access_log import DETAILS, PLACE
 from jinfercept.serve.http.request_body import unless_disconnected
 from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.process import trim_heap
-from jinfercept.serve.protocols.errors import ApiError, about
+from jinfercept.serve.protocols.errors import ApiError, about, overloaded
 from jinfercept.serve.server_tools import ServerTools
 from jinfercept.serve.state.database import StateDatabase
 from jinfercept.serve.state.store import StateStore
@@ -55,8 +55,6 @@ _ENDING_S, _MOST_ENDING_S = 1.0, 5.0
 _CHARS_PER_TOKEN = 16
 _MIN_PROMPT_CHARS = 2**16
 """Default of `--max-prompt-chars` for small models."""
-_DOOR_S = "30"
-"""`Retry-After` of a refused conversation. Those inside last minutes; clients heed at most a minute."""
 KEY = "jinfercept.key"
 """Key of a request's scope: its tenant."""
 BODY_BYTES = "jinfercept.body_bytes"
@@ -81,7 +79,6 @@ class Service:
         names: of the model in requests; answers have the first one by default.
         created: start of the server, in seconds since 1970.
         draining: whether new requests are refused.
-        socket_paths: paths of WebSockets.
         ignored: unknown fields of bodies that were logged.
         chat_template: source of the template that replaces the model's; None: the model's.
         state: stored responses and conversations.
@@ -115,7 +112,6 @@ class Service:
         options.check_adapters(self.names, llm.engine.adapters.names, llm.engine.adapters.num_slots)
         self.created = int(time.time())
         self.draining = False
-        self.socket_paths = ("/v1/responses",)
         self.keys = Keys(options.key_rules())
         self.chat_template = options.template()
         self.ignored: set[str] = set()
@@ -136,7 +132,7 @@ class Service:
         self._event_bridge: EventBridge | None = None
         self._preparing = Counter[str]()
         self._streams: dict[AsyncStream, str] = {}  # with their tenants
-        self._sockets: dict[Callable[[], object], str] = {}  # what ends each at the drain, with its tenant
+        self.sockets = OpenSockets(options)
         self._busy = 0
         self._idle = asyncio.Event()
         self._trimming: asyncio.TimerHandle | None = None  # trims the heap when no request is in progress
@@ -292,8 +288,7 @@ class Service:
         if place := await asyncio.wrap_future(self.llm.engine.place_at_door(requests)):
             if self.llm.engine.overload == "refuse":
                 await self.close(stream)
-                message = "no more conversations can be served now; fix: retry later"
-                raise ApiError(429, message, code="overloaded", headers={"Retry-After": _DOOR_S})
+                raise overloaded()
             http.scope[DETAILS][PLACE] = place
         return stream
 
@@ -306,34 +301,6 @@ class Service:
             if tenant is not None:
                 outputs = (completion for output in stream.outputs.values() for completion in output.outputs)
                 self._limits.ended(tenant, id(stream), sum(completion.num_generated for completion in outputs))
-
-    def open_socket(self, tenant: str, end: Callable[[], object]) -> None:
-        """Count an open WebSocket, until `close_socket`.
-
-        Args:
-            end: called at the drain.
-
-        Raises:
-            ApiError: 503 while draining, 429 for too many of the key, 503 for too many in all.
-        """
-        options, own = self.options, sum(tenant == other for other in self._sockets.values())
-        if self.draining:
-            raise self._draining()
-        retry = {"Retry-After": f"{RETRY_S}"}
-        if own >= options.max_websockets:
-            message = (
-                f"an API key may have {options.max_websockets} WebSockets open; this one has {own}; fix: close some"
-            )
-            raise ApiError(429, message, code="too_many_websockets", headers=retry)
-        if len(self._sockets) >= max(1, options.max_connections // 2):
-            raise ApiError(
-                503, "too many WebSockets are open; fix: use HTTP", code="too_many_websockets", headers=retry
-            )
-        self._sockets[end] = tenant
-
-    def close_socket(self, end: Callable[[], object]) -> None:
-        """Uncount a WebSocket."""
-        del self._sockets[end]
 
     def _draining(self) -> ApiError:
         return ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": f"{RETRY_S}"})
@@ -363,8 +330,7 @@ class Service:
         """
         self.draining = True
         self.tools.ends_s = time.monotonic() + timeout_s + _ENDING_S
-        for end in list(self._sockets):
-            end()
+        self.sockets.end()
         if self._busy:
             with suppress(TimeoutError, EngineError):
                 async with asyncio.timeout(timeout_s):

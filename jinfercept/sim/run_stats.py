@@ -138,9 +138,8 @@ class RunStats:
     ) -> Report:
         """The report of a run of sessions, in which every turn is a request. A turn without a first token at the end counts
         with its time until then, and so does an unfinished turn in the delay of its session. `within_limits_share` leaves out
-        the unfinished turns that are within the limits so far. A turn delay has no time at the door, but for
-        `turn_delay_with_door_s`, where it counts like any other; `door_s` is that of sessions. The delay of a session and its
-        goodput have it.
+        the unfinished turns that are within the limits so far. Turn delays and this share have no time at the door, but for
+        `turn_delay_with_door_s`; `door_s` is that of sessions. The delay of a session and its goodput have it.
 
         Args:
             lasted: the run's length.
@@ -156,8 +155,10 @@ class RunStats:
             delays[record.session].append(record.delay_s)
         per_token = [1e3 * (record.finished_s - record.submitted_s) / max(1, record.generated) for record in served]
         seconds = max(0.0, lasted.seconds - warm_up_s)
-        num_good = sum(self._keeps_limits(record) for record in served)
-        num_decided = sum(record.finished or not self._keeps_limits(record) for record in records)
+        num_good = sum(self._keeps_limits(record, record.delay_s + record.door_s) for record in served)
+        decided = [
+            kept for record in records if not (kept := self._keeps_limits(record, record.delay_s)) or record.finished
+        ]
         return {
             "step_tokens": self._largest_step,
             "requests": len(records),
@@ -167,7 +168,7 @@ class RunStats:
             "turn_delay_of_sessions_s": fmean(map(fmean, delays.values())) if delays else None,
             "longest_wait_s": max((record.delay_s for record in records), default=None),
             "unserved_share": sum(record.first_token_s is None for record in records) / (len(records) or 1),
-            "within_limits_share": num_good / num_decided if num_decided else None,
+            "within_limits_share": fmean(decided) if decided else None,
             "session_delay_s": _summary(sessions.values()),
             "sessions": clients.begun,
             "finished_sessions": clients.ended_sessions,
@@ -183,9 +184,8 @@ class RunStats:
             **self._machine(counters, kv_tokens, alive_s, lasted),
         }
 
-    def _keeps_limits(self, record: TurnRecord) -> bool:
-        delay_s = record.delay_s + record.door_s
-        rest_s = record.finished_s - record.submitted_s - delay_s
+    def _keeps_limits(self, record: TurnRecord, delay_s: float) -> bool:
+        rest_s = record.finished_s - record.submitted_s - record.door_s - record.delay_s
         return self._limits.keeps(delay_s, record.new, rest_s, record.generated)
 
     def _machine(

@@ -259,6 +259,8 @@ def drive(
         for request in clients.due(now - started_s):
             engine.submit(request)
             live[request.id] = None
+            if engine.scheduler.door.overload == "refuse" and engine.place_at_door((request,)):
+                engine.abort(request.id)
         dispatcher.next_arrival_s = started_s + clients.next_s
         if engine.has_work or not engine.quiescent:
             _end(engine, clients, live)

@@ -2,7 +2,8 @@
 
 A turn is a request of its own, as agents send them to a server: its prompt repeats what the client has of the conversation, no
 name of a session comes with it, and the engine finds the context by the prompt. An answer that calls a tool ends with a call
-that the client runs; another one is read by a person. Nothing tells the engine that a session is over.
+that the client runs; another one is read by a person. Nothing tells the engine that a session is over. A client that is refused
+at the door comes again.
 """
 
 import heapq
@@ -19,6 +20,7 @@ from jinfercept.errors import ConfigError
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
+from jinfercept.sched.door import RETRY_S
 from jinfercept.sim.agent_sessions import ScriptedSession
 from jinfercept.sim.arrivals import arrival_times
 
@@ -93,7 +95,7 @@ class TurnRecord(NamedTuple):
         prompt, generated: tokens.
         new: tokens of the prompt that the session had not sent or read before, and that are not shared by all.
         cached: tokens of the prompt that were not computed for it.
-        door_s: seconds that it waited at the door.
+        door_s: seconds that it waited at the door, or was refused there.
     """
 
     session: int
@@ -129,6 +131,7 @@ class _Live:
     first: int = 0  # the turn with which it begins
     turn: int = 0
     tokens: array[int] = field(default_factory=lambda: array("i"))
+    refused: TurnRecord | None = None  # the last time at the door
 
 
 @final
@@ -189,23 +192,28 @@ class SessionClients:
         at_s, live = self._sent.pop(output.request_id)
         script, metrics = live.script.turns[live.turn], output.metrics
         finished = output.outputs[0].finish_reason in ("stop", "length")
+        came_s = at_s
+        if live.refused is not None:
+            self.records.remove(live.refused)
+            came_s = live.refused.submitted_s
         first_s, finished_s = metrics.first_token_s, metrics.finished_s - self.started_s
-        self.records.append(
-            TurnRecord(
-                live.number,
-                live.turn,
-                at_s,
-                None if first_s is None else first_s - self.started_s,
-                finished_s,
-                finished,
-                script.prompt,
-                output.outputs[0].num_generated,
-                script.prompt - (script.kept if live.turn > live.first else live.script.shared),
-                output.num_cached_tokens,
-                metrics.door_s,
-            )
+        record = TurnRecord(
+            live.number,
+            live.turn,
+            came_s,
+            None if first_s is None else first_s - self.started_s,
+            finished_s,
+            finished,
+            script.prompt,
+            output.outputs[0].num_generated,
+            script.prompt - (script.kept if live.turn > live.first else live.script.shared),
+            output.num_cached_tokens,
+            metrics.door_s + at_s - came_s,
         )
+        self.records.append(record)
+        live.refused = None if finished else record
         if not finished:
+            self._push(finished_s + RETRY_S, live)
             return
         live.tokens.extend(output.outputs[0].token_ids)
         self.streams[output.request_id] = output.outputs[0].token_ids

@@ -56,10 +56,6 @@ class PricedRunner:
         drawn = [chunk.sample.forced or 0 for chunk in plan.chunks if chunk.sample is not None]
         return PricedStep(tuple(drawn), now, self._free_s)
 
-    def drafts(self, forward: PricedStep) -> tuple[tuple[int, ...], ...]:
-        """Nothing is drafted."""
-        return ()
-
     def sample(self, forward: PricedStep, masks: Masks) -> PricedStep:
         """Nothing is left to price."""
         return forward

@@ -286,7 +286,9 @@ def generate(kind: str, rng: Random) -> Script:
         ConfigError: no such kind.
     """
     if kind not in DISTRIBUTIONS:
-        raise ConfigError("no such kind of request", got=shown(kind), fix=f"one of {', '.join(DISTRIBUTIONS)}")
+        raise ConfigError(
+            "no such kind of request", got=shown(kind), fix=f"mixed, or one of {', '.join(DISTRIBUTIONS)}"
+        )
     fit = DISTRIBUTIONS[kind]
     prompt = min(_tokens(fit.prompt, rng.gauss(), 0.0), WINDOW - 1)
     rounds = _tokens(fit.rounds, rng.gauss(), 0.0)

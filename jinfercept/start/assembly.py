@@ -22,7 +22,6 @@ from jinfercept.engine.protocols import RealClock
 from jinfercept.engine.thread import EngineThread
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
-from jinfercept.kv.states import StateSizes
 from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.load import dtype_name
 from jinfercept.models.protocol import ModelDimensions, ServedModel, num_draft_layers
@@ -43,7 +42,6 @@ from jinfercept.start.memory import MemoryPlan
 from jinfercept.start.served_adapters import ServedAdapters
 from jinfercept.start.several_hosts import disconnect
 from jinfercept.start.side_pools import check_recurrent
-from jinfercept.start.sizing import layer_share
 
 CHANGEABLE = frozenset({*CHOICES, *RestartOptions.__annotations__})
 """Options that no executable depends on."""
@@ -192,9 +190,9 @@ class EngineSetup:
         shape, tokenizer, config, memory_plan = self.shape, self.tokenizer, self.config, self.memory_plan
         model_config, page_size = self.model.config, shape.page_size
         options = config.scheduling
-        by_layer = options.speculation.method == "mtp"
-        share = layer_share(self.runner.weight_shapes) if by_layer else self.profile.draft_share
-        limits = _limits(config, shape, share)
+        # steps on a CPU have it already, and without a pipeline every step waits
+        hides = self.runner.device.platform != "cpu" and config.advanced.pipeline_depth > 0
+        limits = _limits(config, shape, self.profile.draft_share, self.profile.dispatch_s if hides else 0.0)
         profile = self.profile if self.disk is not None else self.profile.without_disk()
         estimator = make_estimator(options.estimator)
         build = plan_scheduler(profile, estimator, options.policy, limits, page_size, options.order)
@@ -206,9 +204,8 @@ class EngineSetup:
             identity=f"{model_config} {config.model.dtype} {config.model.activation_dtype} {config.cache.kv_cache_dtype}",
             prefix_caching=config.cache.enable_prefix_caching,
             most_moved_pages=max(1, memory_plan.moved_tokens // page_size),
-            states=StateSizes(shape.num_states, memory_plan.states.num_host_states, memory_plan.state_size(page_size)),
-            windows=memory_plan.windows,
-            turn_ends=end_token_ids(model_config, tokenizer),
+            sides=memory_plan.windows if shape.num_window_pages else memory_plan.state_sizes(page_size),
+            turn_ends=turn_end_ids(model_config, tokenizer),
         )
         clock = RealClock()
         scheduler = build.build(kv)
@@ -217,7 +214,7 @@ class EngineSetup:
         disk = None
         if self.disk is not None and isinstance(self.runner.kv, Pool):
             store, identity = self.disk
-            pages = DiskPages(store, self.runner.kv, identity, page_size, self.settings, wake.set)
+            pages = DiskPages(store, self.runner.kv, self.runner.second, identity, page_size, self.settings, wake.set)
             disk = DiskContexts(scheduler, pages, self.profile, shape.buckets[-1])
         requests = RequestLifecycle(
             scheduler,
@@ -272,7 +269,9 @@ def chunks(config: EngineConfig, shape: RunnerShape) -> bool:
     return _limits(config, shape).chunks(config.scheduling.policy)
 
 
-def _limits(config: EngineConfig, shape: RunnerShape, draft_share: float = 0.0) -> SchedulerLimits:
+def _limits(
+    config: EngineConfig, shape: RunnerShape, draft_share: float = 0.0, exposed_s: float = 0.0
+) -> SchedulerLimits:
     options, drafts = config.scheduling, config.scheduling.speculation
     pass_share = None if drafts.method == "ngram" else draft_share
     return SchedulerLimits(
@@ -282,9 +281,15 @@ def _limits(config: EngineConfig, shape: RunnerShape, draft_share: float = 0.0) 
         options.max_chunk_tokens,
         options.chunked_prefill,
         options.preemption,  # pyright: ignore[reportArgumentType] # a choice of its option
-        SpeculationLimits(*drafts[1:4], pass_share, by_layer=drafts.method == "mtp"),
+        SpeculationLimits(*drafts[1:4], pass_share, drafts.method == "mtp", exposed_s),
         options.overload,
     )
+
+
+def turn_end_ids(model_config: ModelDimensions, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """The tokens behind which clients cut their prompts: those that end a text, and what ends a message of gpt-oss."""
+    end = tokenizer.added_token_id("<|end|>") if tokenizer else None
+    return *end_token_ids(model_config, tokenizer), *([] if end is None else [end])
 
 
 def end_token_ids(model_config: ModelDimensions, tokenizer: Tokenizer | None) -> tuple[int, ...]:

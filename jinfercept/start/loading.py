@@ -70,7 +70,7 @@ def load_model(
     )  # pyright: ignore[reportReturnType]
 
 
-def check_draft_layer(config: EngineConfig, model: ServedModel, mesh: ModelMesh, *, across_hosts: bool) -> None:
+def check_draft_layer(config: EngineConfig, model: ServedModel, *, across_hosts: bool) -> None:
     """Raise `ConfigError` for drafts of a layer that the model has not, or that is not served so."""
     if config.scheduling.speculation.method != "mtp":
         return
@@ -83,7 +83,6 @@ def check_draft_layer(config: EngineConfig, model: ServedModel, mesh: ModelMesh,
             "a checkpoint by name",
         ),
         (across_hosts, "several hosts", "the method ngram, or one host"),
-        (mesh.size > 1, f"{mesh.size} devices", "the method ngram, or one device"),
     )
 
 

@@ -16,7 +16,7 @@ import jax
 from jinfercept.config import AdvancedOptions, CacheOptions, EngineConfig
 from jinfercept.cpu_kernels.machine import memory
 from jinfercept.errors import ConfigError
-from jinfercept.kv.windows import NO_WINDOWS, WindowSizes
+from jinfercept.kv.side_pool import NO_SIDES, SideSizes
 from jinfercept.models.load import Loaded
 from jinfercept.models.mesh import beside, local_bytes, mesh_of
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel, num_kv_layers
@@ -101,7 +101,7 @@ class MemoryPlan:
     num_local_devices: int = 1
     kv_repeats: int = 1
     states: StatePlan = NO_STATES
-    windows: WindowSizes = NO_WINDOWS
+    windows: SideSizes = NO_SIDES
     window_bytes: int = 0
     window_plan: WindowPlan = NO_WINDOW_PLAN
     is_shared: bool = False
@@ -142,12 +142,16 @@ class MemoryPlan:
     def _windows(self) -> str:
         if not self.window_bytes:
             return ""
-        of_windows, plan = f"{self.windows.num_device_pages:,} pages", self.window_plan
+        of_windows, plan = f"{self.windows.num_slots:,} pages", self.window_plan
         return f", {plan.num_layers} layers with windows of up to {plan.window:,} {_gib(self.window_bytes)} for {of_windows}"
 
     def state_size(self, page_size: int) -> int:
         """Memory of one sequence's states of recurrent layers, in tokens of keys and values."""
         return math.ceil(self.num_devices * self.states.slot_bytes / self.token_bytes(page_size))
+
+    def state_sizes(self, page_size: int) -> SideSizes:
+        """The sizes of the pool of states."""
+        return SideSizes(self.states.num_states, self.states.num_host_states, self.state_size(page_size))
 
     def _repeats(self) -> str:
         if self.kv_repeats == 1:
@@ -183,13 +187,13 @@ class MemoryPlan:
         """The same with the host tier's bytes, at most all of the host's, divided between pages and states."""
         page_size, num_devices = cache.page_size, self.num_local_devices
         token_bytes = num_devices * self.kv_bytes // (self.kv_tokens + page_size)
-        token_bytes += math.ceil(self.window_plan.share * self.windows.page_cost / page_size * token_bytes)
+        token_bytes += math.ceil(self.window_plan.share * self.windows.slot_cost / page_size * token_bytes)
         host_bytes, page_bytes = int(min(cache.swap_space * GIB, memory().total)), token_bytes * page_size
         states = self.states.with_host(host_bytes, page_bytes, num_devices)
         of_states = states.num_host_states * num_devices * states.slot_bytes
         has_pages = states.num_host_states or not states.num_states  # a context needs its state beside its pages
         num_tokens = (host_bytes - of_states) // page_bytes * page_size if has_pages else 0
-        windows = self.windows._replace(num_host_pages=int(self.window_plan.share * num_tokens) // page_size)
+        windows = self.windows._replace(num_host_slots=int(self.window_plan.share * num_tokens) // page_size)
         sizes = {"host_tokens": num_tokens, "host_bytes": num_tokens * token_bytes + of_states}
         return replace(self, windows=windows, states=states, **sizes)
 
@@ -304,7 +308,7 @@ def plan_memory(
         num_local_devices=num_local_devices,
         kv_repeats=kv_repeats,
         states=states,
-        windows=windows.sizes(window_tokens, page_size, window_bytes / token_bytes) if window_tokens else NO_WINDOWS,
+        windows=windows.sizes(window_tokens, page_size, window_bytes / token_bytes) if window_tokens else NO_SIDES,
         window_bytes=(window_tokens + page_size) * window_bytes,
         window_plan=windows,
         is_shared=room.shared,
@@ -354,7 +358,7 @@ def token_kv_bytes(
 def windows_pay(plan: MemoryPlan, page_size: int) -> bool:
     """Whether layers with windows take less memory in a pool of their own, now that the longest sequence is known."""
     windows = plan.windows
-    pays = are_long([windows.window], plan.max_model_len) and windows.num_device_pages * page_size < plan.kv_tokens
+    pays = are_long([windows.window], plan.max_model_len) and windows.num_slots * page_size < plan.kv_tokens
     return pays or plan.window_plan.sizes_config is not None
 
 

@@ -24,7 +24,7 @@ from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.sched.fit import MeasuredStep, fit_link, fit_steps
 from jinfercept.sched.named_profiles import load_profile
-from jinfercept.sched.plan import Chunk, NewPages, Sample, StepPlan, WindowEntries
+from jinfercept.sched.plan import Chunk, DraftPlan, NewPages, Sample, StepPlan, WindowEntries
 from jinfercept.sched.profile import Profile
 
 Row = tuple[int, int]
@@ -157,6 +157,7 @@ def measure(
     effort: Effort,
     settings: Mapping[str, Any],
     drafter: StepRunner | None = None,
+    has_draft_layer: bool = False,
     asynchronous: bool = False,
     progress: Progress = silent,
     clock: Callable[[], float] = time.perf_counter,
@@ -170,6 +171,7 @@ def measure(
         kv_bytes_per_token: bytes of one token's keys and values.
         settings: everything that the costs depend on; they are written to the profile's tables.
         drafter: runs the draft model alone, if there is one; the runner's steps have its steps in them.
+        has_draft_layer: the runner drafts by a layer of the model, if a plan wants that.
         asynchronous: the device computes while the host goes on, as a GPU does: steps are timed as they follow each other, and
             chunks are deeper. The first run of an executable never counts: a GPU loads its kernels and records its graph in
             that, which takes up to 30 times as long.
@@ -187,7 +189,8 @@ def measure(
         for _, plan in plans if asynchronous else ():
             runner.collect(runner.submit(plan))
         timed = _time_steps(runner, plans, effort, run_step, progress, clock)
-        draft_share = 0.0 if drafter is None else _draft_share(runner, drafter, shape, effort, run_step)
+        has_drafts = has_draft_layer or drafter is not None
+        draft_share = _draft_share(runner, drafter, shape, effort, run_step) if has_drafts else 0.0
         half = max(1, shape.num_pages // 2)  # of the pool
         sizes = [pages for pages in effort.pages if pages <= half] or [half]
         links = [_time_link(runner, shape, pages, effort, clock) for pages in sizes]
@@ -289,16 +292,21 @@ def _steps(shape: RunnerShape, effort: Effort, asynchronous: bool) -> Iterator[t
 
 
 def _draft_share(
-    runner: StepRunner, drafter: StepRunner, shape: RunnerShape, effort: Effort, run_step: RunStep
+    runner: StepRunner, drafter: StepRunner | None, shape: RunnerShape, effort: Effort, run_step: RunStep
 ) -> float:
-    """Seconds of a draft model's step for as many rows as decode at once, by those of a whole step."""
+    """Seconds of a draft model's step for as many rows as decode at once, by those of a whole step. Without such a model, those
+    of a draft that a layer of the served one makes."""
     bucket = widest(shape)
     plan = probe(shape, bucket, full_rows(shape, bucket, 0))
-    whole, alone = (
-        min(run_step(measured_runner, plan).seconds for _ in range(1 + effort.rounds))
-        for measured_runner in (runner, drafter)
-    )
-    return min(1.0, alone / whole)
+    drafting = plan if drafter is not None else replace(plan, draft=DraftPlan(drafts=True, following={}))
+    runs = [
+        [run_step(runner, plan).seconds, run_step(drafter or runner, drafting).seconds]
+        for _ in range(1 + effort.rounds)
+    ]
+    whole, alone = map(min, zip(*runs, strict=True))
+    if drafter is None:
+        alone = (alone - whole) / shape.num_drafts
+    return max(0.0, min(1.0, alone / whole))
 
 
 def run_once(runner: StepRunner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:

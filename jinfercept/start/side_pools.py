@@ -1,7 +1,7 @@
 """What a start settles for layers that keep more or less than pages of all tokens: how many states recurrent layers have, and
 whether layers with a window have a pool of pages of their own.
 
-A state is of all tokens of a context up to one place. Pages on a disk would lack the states.
+A state is of all tokens of a context up to one place.
 In a pool of their own, layers with a window have the pages of a context's window only, and a context is kept whole or not at
 all (`kv/windows.py`).
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError, refuse_any
-from jinfercept.kv.windows import WindowSizes
+from jinfercept.kv.side_pool import SideSizes
 from jinfercept.models.delta_rule import BLOCK_TOKENS
 from jinfercept.models.protocol import (
     ModelDimensions,
@@ -98,7 +98,6 @@ def check_recurrent(config: EngineConfig, model: ServedModel, draft: ServedModel
     refuse_any(
         "models with recurrent layers cannot be served with this option",
         (num_drafts > most, f"{num_drafts} draft tokens", f"num_speculative_tokens of {most} at most"),
-        (config.cache.kv_disk is not None, "kv_disk", "no disk tier"),
     )
     log.info("recurrent layers: contexts are kept whole, or computed again from a state behind their first tokens on")
 
@@ -167,14 +166,14 @@ class WindowPlan(NamedTuple):
         num_tokens = max(self.least_tokens, self.num_tokens or int(self.share * kv_tokens))
         return -(-num_tokens // page_size) * page_size
 
-    def sizes(self, num_tokens: int, page_size: int, cost: float) -> WindowSizes:
+    def sizes(self, num_tokens: int, page_size: int, cost: float) -> SideSizes:
         """The pool's sizes, without copies on the host.
 
         Args:
             num_tokens: see `of`.
             cost: bytes of a token in the layers of the pool, over those in the others.
         """
-        return WindowSizes(self.window, num_tokens // page_size, 0, page_size * cost, self.slack)
+        return SideSizes(num_tokens // page_size, 0, page_size * cost, self.window, self.slack)
 
 
 NO_WINDOW_PLAN = WindowPlan()
@@ -200,14 +199,12 @@ def plan_windows(model: ServedModel, config: EngineConfig, longest: int) -> Wind
         windows = [min(window, longest) for window in of_layers if window is not None]
         refuse_any(
             "layers with a window have heads of other sizes than the others, and so a pool of their own",
-            (config.cache.kv_disk is not None, "kv_disk", "no disk tier, whose pages have all layers"),
             (num_tokens == 0, "num_window_tokens=0", "leave it out"),
         )
     for why_not, holds in (
         ("no layers have a window that is shorter than the longest sequence", not windows),
         ("all layers have a window", len(windows) == num_kv_layers(model.config)),
         ("the model has recurrent layers", bool(states_of(model))),
-        ("pages on a disk have all layers (kv_disk)", config.cache.kv_disk is not None),
     ):
         if holds:
             problem = f"no pool for layers with a window: {why_not}"

@@ -16,7 +16,7 @@ from jinfercept.models.embedded import cache_directory
 from jinfercept.models.load import Loaded
 from jinfercept.models.mesh import ModelMesh, mesh_of
 from jinfercept.models.model import Model
-from jinfercept.models.protocol import Params, ServedModel, states_of
+from jinfercept.models.protocol import Params, ServedModel, num_draft_layers, states_of
 from jinfercept.models.quantized import is_quantized, weights_of
 from jinfercept.pallas.layouts.interleaved import INTERLEAVED_ON
 from jinfercept.pallas.layouts.kv_rows import BYTES
@@ -89,7 +89,7 @@ def plan_pools(
     memory = planned()
     num_pages = memory.kv_tokens // config.cache.page_size
     shape = _runner_shape(model, num_pages, memory.max_model_len, config)
-    shape = replace(shape, num_states=states.num_states, num_window_pages=memory.windows.num_device_pages)
+    shape = replace(shape, num_states=states.num_states, num_window_pages=memory.windows.num_slots)
     moved_pages = max(1, memory.moved_tokens // config.cache.page_size)
     return memory, replace(shape, moved_pages=moved_pages, routed_experts=routed_experts)
 
@@ -111,15 +111,6 @@ def draft_shape(draft: ServedModel, served: ServedModel, shape: RunnerShape) -> 
     return replace(shape, layers_per_step=layers, drafts_for=served.config.vocab_size, **none)
 
 
-def layer_share(params: Params) -> float:
-    """Bytes that the layer that drafts and the head have, by those of all layers and the head."""
-    own, head, others = (
-        sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(block))
-        for block in (params.layers[-1], params.head, params.layers[:-1])
-    )
-    return (own + head) / (own + head + others)
-
-
 def profile_settings(
     model: ServedModel,
     params: Params,
@@ -137,6 +128,7 @@ def profile_settings(
         **({"weights": quantised} if quantised else {}),
         **({"adapters": _adapters(params)} if shape.num_adapters else {}),
         **({} if draft is None else {"draft": f"{draft.model.config} {_formats(draft.params)}"}),
+        **({"drafts": shape.num_drafts} if num_draft_layers(model.config) else {}),
         "buckets": repr(shape.buckets),
         "max_num_seqs": shape.max_num_seqs,
         "page_size": shape.page_size,
@@ -198,6 +190,7 @@ def measured_profile(
         effort=EFFORTS[effort],
         settings=settings,
         drafter=drafter,
+        has_draft_layer=num_draft_layers(model.config) > 0,
         asynchronous=jax.default_backend() != "cpu",
         progress=progress,
     )

@@ -159,7 +159,7 @@ class _Start:
             self._tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
             across_hosts = self._group is not None
             self._draft = load_draft_model(config, self._devices, self._tokenizer, across_hosts=across_hosts)
-            check_draft_layer(config, loaded.model, self._devices, across_hosts=across_hosts)
+            check_draft_layer(config, loaded.model, across_hosts=across_hosts)
             check_recurrent(config, loaded.model, None if self._draft is None else self._draft.model)
             self._config = as_invariant(config, loaded.model, loaded.params)
         self._progress("loading", 1, 1)
@@ -265,11 +265,11 @@ def _alike(memory_plan: MemoryPlan, shape: RunnerShape, group: HostGroup) -> tup
     sizes = {"kv_tokens": memory_plan.kv_tokens, "max_model_len": memory_plan.max_model_len}
     states = memory_plan.states._replace(**group.least({"num_states": shape.num_states}))
     memory_plan = replace(memory_plan.limited(shape.page_size, **group.least(sizes)), states=states)
-    windows = memory_plan.windows._replace(**group.least({"num_device_pages": shape.num_window_pages}))
+    windows = memory_plan.windows._replace(**group.least({"num_slots": shape.num_window_pages}))
     memory_plan = replace(memory_plan, windows=windows)
     num_pages, longest = memory_plan.kv_tokens // shape.page_size, memory_plan.max_model_len
     shape = replace(shape, num_pages=num_pages, max_model_len=longest, num_states=states.num_states)
-    return memory_plan, replace(shape, num_window_pages=windows.num_device_pages)
+    return memory_plan, replace(shape, num_window_pages=windows.num_slots)
 
 
 def _dimensions(model: str | Path | ModelConfig | ServedModel) -> ModelDimensions:

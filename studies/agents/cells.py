@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from jinfercept.cli.simulate import check_policies
 from jinfercept.errors import ConfigError, nearest
+from jinfercept.sched.door import Overload
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sched.orders import check_order_choice
 from jinfercept.sched.plugins import is_place
@@ -40,8 +41,9 @@ MODELS = (
     AgentModel("8B, H100", "roofline-llama-3-8b-h100-attention", 400_000),
     AgentModel("70B, 8 × A100", "roofline-llama-3-70b-8xa100-attention", 400_000),
     AgentModel("32B, H100", "roofline-qwen2.5-32b-fp8-h100-attention", 400_000),
+    AgentModel("8B, H200", "roofline-llama-3-8b-h200-attention", 850_000),
 )
-"""By data sheets. The pools are as large for all, so that a cell's sessions are the same."""
+"""By data sheets. The pools are as large for all but the H200, so that a cell's sessions are the same."""
 
 
 class AgentCell(NamedTuple):
@@ -51,11 +53,13 @@ class AgentCell(NamedTuple):
         model: of `MODELS`.
         device: device pool over the contexts of the live sessions; None: the number of live sessions is searched.
         host: host pool over the device pool.
+        overload: what becomes of new sessions for which there is no room.
     """
 
     model: AgentModel
     device: float | None
     host: float
+    overload: Overload = "serve"
 
     @property
     def live(self) -> int:
@@ -64,7 +68,8 @@ class AgentCell(NamedTuple):
 
     def __str__(self) -> str:
         device = "" if self.device is None else f", device {self.device:g} ×"
-        return f"{self.model.title}{device}, host {self.host:g} ×"
+        door = "" if self.overload == "serve" else f", {self.overload}"
+        return f"{self.model.title}{device}, host {self.host:g} ×{door}"
 
 
 class Contender(NamedTuple):
@@ -160,10 +165,10 @@ class Matrix(NamedTuple):
     reports: Mapping[Trial, Report]
 
     def values(self, cell: AgentCell, contender: Contender, name: str) -> list[float]:
-        """A number of the reports of all seeds, by its name; with a point where it is in a group."""
+        """A number of the reports of all seeds, by its name; with a point where it is in a group. 0: nothing was counted."""
         group, _, inner = name.partition(".")
         reports = [self.reports[cell, contender, seed] for seed in self.seeds]
-        return [report[group][inner] if inner else report[group] for report in reports]
+        return [(report[group][inner] if inner else report[group]) or 0.0 for report in reports]
 
 
 def play(
@@ -222,6 +227,7 @@ def _simulation(cell: AgentCell, contender: Contender, duration_s: float, warm_u
         max_model_len=kv_tokens,
         prefix_caching=True,
         order=contender.order_place,
+        overload=cell.overload,
         limits=AGENT_LIMITS,
         warm_up_s=warm_up_s,
     )

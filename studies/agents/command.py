@@ -10,6 +10,7 @@ from tyro import conf
 
 from jinfercept.cli.options import Maybe, Several, Switch
 from jinfercept.errors import ConfigError
+from jinfercept.sched.door import Overload
 from jinfercept.sim.tables import check_least, listed, numbers
 from jinfercept.sim.trace_files import load_sessions
 from studies.agents.cells import MODELS, ORDERS, POLICIES, AgentCell, contenders, play, search
@@ -26,7 +27,7 @@ class StudyAgents:
     within_limits: Switch = False
     """search the most live sessions of which 95 % of the turns keep the limits, in place of --device"""
     model: Several = ()
-    """parts of the models' titles (default: 8B)"""
+    """parts of the models' titles (default: 8B, H100)"""
     device: Several = ()
     """device pools over the contexts of the live sessions (default: 0.15,0.33)"""
     host: Several = ()
@@ -38,6 +39,11 @@ class StudyAgents:
             f"{', '.join(POLICIES)}; orders: {', '.join(ORDERS)}; or your own as path.py:Class (default: all)"
         ),
     ] = ()
+    overload: Annotated[
+        tuple[Overload, ...], conf.UseAppendAction, conf.arg(help_behavior_hint="(default: serve)")
+    ] = ()
+    """new sessions for which there is no room: they wait at the door (docs/serving.md), are refused and come again, or are
+    served; may be repeated"""
     seeds: int = 1
     """of the sessions"""
     duration: float = 900.0
@@ -76,17 +82,19 @@ class StudyAgents:
 
     def cells(self) -> list[AgentCell]:
         """The cells to play. Raises `ConfigError` for a pool that is no number above 0, or a model that there is not."""
-        models = [model for model in MODELS if any(part in model.title for part in listed(self.model or ("8B",)))]
+        parts = listed(self.model) or ("8B, H100",)
+        models = [model for model in MODELS if any(part in model.title for part in parts)]
         if not models:
             titles = "; ".join(model.title for model in MODELS)
             raise ConfigError("no such model", got=", ".join(self.model), fix=f"a part of one of {titles}")
         hosts = numbers("--host", self.host or ("1",), float)
         check_least("--host", min(hosts), 0.0)
         if self.within_limits:
-            if self.device:
-                got, fix = "both", "leave out one of them: the sessions are searched"
-                raise ConfigError("--within-limits and --device cannot be combined", got=got, fix=fix)
+            if self.device or self.overload:
+                got = f"--device {', '.join(self.device)} --overload {', '.join(self.overload)}"
+                fix = "leave them out: as many sessions are searched as need no door"
+                raise ConfigError("--within-limits cannot be combined with --device or --overload", got=got, fix=fix)
             return [AgentCell(*cell) for cell in product(models, (None,), hosts)]
         devices = numbers("--device", self.device or ("0.15,0.33",), float)
         check_least("--device", min(devices), 0.01)
-        return [AgentCell(*cell) for cell in product(models, devices, hosts)]
+        return [AgentCell(*cell) for cell in product(models, devices, hosts, self.overload or ("serve",))]

@@ -40,7 +40,6 @@ def _sessions(
     kv_tokens: int,
     host: float,
     live: int,
-    order: str = "missing_work",
 ) -> Regime:
     """So many live sessions, and the host pool over the device pool."""
 
@@ -57,7 +56,7 @@ def _sessions(
             page_size=PAGE_SIZE,
             max_model_len=pool,
             prefix_caching=True,
-            order=order,
+            order="missing_work",
             warm_up_s=duration_s / 10,
         )
         load = SessionLoad(fitting(sessions, pool), seed, live, duration_s=duration_s, named=True)

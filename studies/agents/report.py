@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from jinfercept.sim.reports import ranking, ratio_text
-from jinfercept.sim.tables import TextTable, number_text
+from jinfercept.sim.tables import TextTable
 from jinfercept.sim.within_limits import Shares, most_kept
 from studies.agents.cells import BASELINE, SERVED, AgentCell, Contender, Matrix, Trial
 from studies.answer import StudyAnswer
@@ -13,30 +13,25 @@ from studies.plots import Bars
 
 
 class _Column(NamedTuple):
-    """A column of the matrix: its title, its name in a report, and how its seeds become a text."""
+    """A column of the matrix: its title, its name in a report, and the format of its numbers."""
 
     title: str
     name: str
-    text: Callable[[Sequence[float]], str]
-
-
-def _mean(values: Sequence[float]) -> str:
-    return f"{fmean(values):.2f}"
-
-
-def _share(values: Sequence[float]) -> str:
-    return f"{fmean(values):.1%}"
+    form: str
 
 
 _COLUMNS = (
-    _Column("mean over turns, s", "turn_delay_s.mean", _mean),
-    _Column("over sessions, s", "turn_delay_of_sessions_s", _mean),
-    _Column("p99, s", "turn_delay_s.p99", _mean),
-    _Column("longest wait, s", "longest_wait_s", lambda values: f"{max(values):.0f}"),
-    _Column("not served", "unserved_share", _share),
-    _Column("within limits", "within_limits_share", _share),
-    _Column("recomputed", "recomputed_tokens", lambda values: number_text(fmean(values))),
+    _Column("mean over turns, s", "turn_delay_s.mean", ".1f"),
+    _Column("over sessions, s", "turn_delay_of_sessions_s", ".1f"),
+    _Column("p99, s", "turn_delay_s.p99", ".0f"),
+    _Column("longest wait, s", "longest_wait_s", ".0f"),
+    _Column("at the door, s", "door_s.mean", ".0f"),
+    _Column("not served", "unserved_share", ".1%"),
+    _Column("within limits", "within_limits_share", ".0%"),
+    _Column("turns within limits/s", "goodput_per_s", ".3f"),
+    _Column("recomputed", "recomputed_tokens", ",.0f"),
 )
+"""Seconds at the door count in the column of their own and in the turns within limits per second."""
 
 
 def matrix_answer(matrix: Matrix) -> StudyAnswer:
@@ -65,11 +60,11 @@ def _matrix_table(matrix: Matrix, cell: AgentCell) -> TextTable:
         [
             contender.policy,
             contender.order,
-            *(column.text(matrix.values(cell, contender, column.name)) for column in _COLUMNS),
+            *(_spread(matrix.values(cell, contender, column.name), column.form) for column in _COLUMNS),
         ]
         for contender in matrix.contenders
     ]
-    title = f"{cell}: {cell.live} live sessions, {len(matrix.seeds)} seeds."
+    title = f"{cell}: {cell.live} live sessions; mean of {len(matrix.seeds)} seeds, and the least and most of them."
     return TextTable(title, ["policy", "order", *(column.title for column in _COLUMNS)], rows)
 
 
@@ -103,9 +98,9 @@ def search_answer(tried: Mapping[Trial, Shares]) -> StudyAnswer:
     return StudyAnswer("Coding agents: how many are served within the limits", [table], findings, panels, reports)
 
 
-def _spread(values: Sequence[float]) -> str:
-    least, most = min(values), max(values)
-    return f"{fmean(values):.3g}" if least == most else f"{fmean(values):.3g} ({least:.0f}–{most:.0f})"
+def _spread(values: Sequence[float], form: str = ".3g") -> str:
+    mean, least, most = (f"{value:{form}}" for value in (fmean(values), min(values), max(values)))
+    return mean if least == most else f"{mean} ({least}–{most})"
 
 
 def _comparisons(

@@ -62,10 +62,6 @@ class ScaledEstimator(Estimator):
     def remaining_s(self, call: PendingCall, age_s: float) -> float:
         return max(0.0, self._factor(call) * self._estimator.remaining_s(call, 0.0) - age_s)
 
-    def survival(self, call: PendingCall, age_s: float, horizon_s: float) -> float:
-        factor = self._factor(call)
-        return self._estimator.survival(call, age_s / factor, horizon_s / factor)
-
 
 @dataclass(frozen=True)
 class WrongOracle:

@@ -47,7 +47,6 @@ QUESTIONS: Mapping[str, Question] = {
     "architectures": Question(
         "architectures", "which policy, step and swap budget on which machine, and a wrong profile's price"
     ),
-    "overload": Question("overload", "goodput past saturation; a greedy key beside others"),
     "optimisations": Question("optimisations", "what is left to win beside prefix sharing, GQA and quantised KV"),
 }
 

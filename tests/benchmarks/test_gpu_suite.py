@@ -33,8 +33,6 @@ HERE = ("smoke", "decode")
 PEERS = [name for name, part in PARTS.items() if part.packages]
 OTHERS = [name for name in PARTS if name not in (ALONE, *HERE, *PEERS, "kinds")]
 """Without `kinds`, which is `tokens` of other models."""
-OF_A_CHANGE = ("checks", "products", "experts")
-"""Those of them that `.ci/run` runs."""
 
 
 def run_tiny(names: Sequence[str], out: Path) -> dict[str, list[Row]]:
@@ -107,11 +105,6 @@ def check_agents(rows: Sequence[Row]) -> None:
         delays = [turn["delay_s"] for turn in row["turns"]]
         assert len(delays) == row["requests"] > 0
         assert np.mean(delays) == pytest.approx(row["turn_delay_s"]["mean"])
-
-
-def test_the_checks_of_a_change_run_some_of_the_other_parts() -> None:
-    assert set(OF_A_CHANGE) < set(OTHERS)
-    assert f"tools/gpu_suite {' '.join(OF_A_CHANGE)} --tiny" in (PROJECT / ".ci" / "run").read_text()
 
 
 @pytest.mark.usefixtures("rows")

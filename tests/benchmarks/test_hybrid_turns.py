@@ -1,7 +1,9 @@
 """Models with states or windows find what full pages hold, as a Llama does, and say what they say without a cache."""
 
+import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +34,18 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     flags = ENGINE | {"kv_tokens": LENGTH, "swap_space": 0.05, "lazy": True, "check_pages": True}
     with LLM(str(folder), **flags) as llm:
         yield llm
+
+
+def test_messages_of_gpt_oss_end_a_turn_with_a_token_that_ends_no_answer(tmp_path: Path) -> None:
+    folder = write_model("gpt_oss", tmp_path / "model")
+    for name in ("config.json", "generation_config.json"):
+        parsed = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(parsed | {"eos_token_id": 1}))
+    for name, eos in (("tokenizer.json", "<|end|>"), ("tokenizer_config.json", "<s>")):
+        (folder / name).write_text((folder / name).read_text().replace('"]"', f'"{eos}"'))
+    with LLM(str(folder), **ENGINE, kv_tokens=LENGTH, lazy=True) as llm:
+        cached = [each.cached for each in play_in_library(llm, "system prompt", SHAPE, seed=0)]
+    assert cached == [0, 144, 112, 144, 112, 144]
 
 
 @pytest.mark.parametrize("name", IN_TOKENS)

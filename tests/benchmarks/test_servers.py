@@ -6,14 +6,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
 
 from benchmarks.__main__ import main
 from benchmarks.agents import AgentCall, Scale, load_sessions, prompts_of
-from benchmarks.aiperf import weka_session
-from benchmarks.long_turns import PROTOCOLS, make_work, measure, with_template
-from benchmarks.overload import KeyReply, OverloadBench
+from benchmarks.foreign import weka_session
 from benchmarks.servers import Reply, child_server, complete, make_target
 from jinfercept.errors import ConfigError
 from jinfercept.sim import trace_files
@@ -22,33 +18,8 @@ from tests.support.live_server import running
 from tests.support.scripted_model import Make
 from tests.support.tiny_model import GOLDEN
 
-BENCH = OverloadBench("tiny", {}, 8, 8, 1.0, 8.0, 2, 0)
 
-
-def replies(key: str, first_s: float, number: int, refused: int = 0) -> list[KeyReply]:
-    served = [KeyReply(key, 3.0, Reply(0.0, first_s, 2.0)) for _ in range(number)]
-    return served + [KeyReply(key, 3.0, Reply(0.0, error="HTTP 429")) for _ in range(refused)]
-
-
-def test_goodput_counts_what_began_in_time_and_keys_are_compared_with_themselves_alone() -> None:
-    by_load = {("takes all", 1.0): replies("a", 0.5, 12), ("takes all", 2.0): replies("a", 3.0, 24)}
-    by_load |= {("refuses early", 1.0): replies("a", 0.5, 12), ("refuses early", 2.0): replies("a", 0.9, 12, 12)}
-    by_key = {"fair, no greedy key": replies("b", 0.2, 4), "fair": [*replies("b", 0.3, 4), *replies("greedy", 9.0, 40)]}
-    answer = BENCH._answer(by_load, by_key)  # pyright: ignore[reportPrivateUsage]
-    loads, keys = answer.tables
-    assert [row[3] for row in loads.rows] == ["2.00", "0.00", "2.00", "2.00"], "of the six seconds that count"
-    assert [row[-2] for row in loads.rows] == ["0", "0", "0", "12"]
-    assert [(row[0], row[1], row[-3]) for row in keys.rows] == [("fair, no greedy key", "4", ""), ("fair", "4", "1.50")]
-    assert answer.findings[0].endswith("is 0.00 of its maximum.")
-    assert answer.findings[1].endswith("is 1.00 of its maximum.")
-
-
-def test_an_option_that_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["overload", "tiny", "--seconds", "0"]) == 2
-    assert "--seconds is too small" in capsys.readouterr().err
-
-
-def test_sessions_are_written_as_aiperf_reads_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sessions_are_written_as_aiperf_reads_them(tmp_path: Path) -> None:
     calls = [AgentCall(200, 5, 0, 0.0), AgentCall(300, 6, None, 1.5), AgentCall(150, 7, 128, 2.0)]
     (tmp_path / "0.json").write_text(json.dumps(weka_session(0, calls, "tiny")))
     [session] = trace_files.load_sessions(str(tmp_path))
@@ -57,20 +28,6 @@ def test_sessions_are_written_as_aiperf_reads_them(tmp_path: Path, capsys: pytes
         (300, 6, 205, 1.5),
         (150, 7, 128, 2.0),
     ]
-    assert main(["aiperf", "tiny", "--aiperf", "no-such-program"]) == 2
-    assert "AIPerf is missing" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_turn_has_the_same_prompt_in_every_way_but_for_what_the_model_wrote(protocol: str) -> None:
-    vocab = {char: id_ for id_, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
-    backend.decoder = decoders.ByteLevel()  # pyright: ignore
-    tokenizer = with_template(backend, "<|im_start|>", "<|im_end|>")
-    ways = {way: tokens for way, _, tokens in measure(tokenizer, protocol, make_work("word " * 4000, 3_000), 1)}
-    assert ways["whole"] == ways["again"] > 15_000
-    assert 0 < abs(ways["continued"] - ways["again"]) < 1000
 
 
 def test_the_shipped_sessions_are_sixteen_of_fourteen_calls() -> None:
@@ -163,3 +120,16 @@ def test_agents_are_measured_on_a_server_that_is_started_and_one_that_is_replace
         ("unbroken", 0),
         ("restarted", 0),
     ]
+
+
+@pytest.mark.slow
+def test_hints_are_compared_with_the_same_sessions_without_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "hints.json"
+    assert main(["hints", "--seeds", "1", "--duration", "120", "--json", str(file)]) == 0
+    shown, runs = capsys.readouterr().out, json.loads(file.read_text())
+    assert all(name.split(",")[0] in shown for name in runs)
+    [plain], [known] = (runs[name]["simulated"] for name in ("none", "jinfercept.expected_s"))
+    assert plain == known
+    assert runs["priority"]["simulated"] != [plain]

@@ -21,8 +21,6 @@ from benchmarks.tpu_suite.parts import missing
 from jinfercept.models.model import kv_bytes_per_token, param_bytes
 from tests.support.gpu_reports import report_file
 
-PROJECT = Path(__file__).parents[2]
-
 
 def test_a_check_and_the_report_at_tiny_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [row] = part(TPU, "checks")(replace(ON_CPU, checked=ON_CPU.checked[1:]))
@@ -30,11 +28,6 @@ def test_a_check_and_the_report_at_tiny_shapes(tmp_path: Path, capsys: pytest.Ca
     path = report_file(tmp_path, {"checks": [row]}, tiny=True, suite="tpu")
     assert main(["gpu-report", path]) == 0
     assert "tiny shapes or no TPU" in capsys.readouterr().out
-
-
-def test_the_checks_of_a_change_run_the_parts_of_its_own() -> None:
-    own = [name for name, chosen in TPU.parts.items() if chosen.module.startswith("tpu_suite.")]
-    assert f"tools/tpu_suite {' '.join(own)} --tiny" in (PROJECT / ".ci" / "run").read_text()
 
 
 @pytest.mark.slow

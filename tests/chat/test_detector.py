@@ -72,14 +72,6 @@ def test_the_work_per_token_does_not_grow_with_the_text() -> None:
     assert calls_of([tool("calc", "<<", "=")], ["<"] * 30_000) == []
 
 
-def test_every_request_has_a_watch_of_its_own() -> None:
-    detector = StopStringDetector([tool("calc", "<<", "=")])
-    first_watch, second_watch = detector.watch(), detector.watch()
-    assert first_watch.feed(0, 0, "<<1") == ()
-    assert second_watch.feed(0, 0, "2=") == ()
-    assert names_of(list(first_watch.feed(1, 0, "="))) == [("calc", "1")]
-
-
 @given(TOOLS, st.lists(st.text(ALPHABET, max_size=4), max_size=12))
 @example([("ab", "=")], ["a", "ab", "="])
 @example([("a", "b"), ("aa", "b")], ["a", "b"])

@@ -5,16 +5,23 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 from jinfercept.chat.function_tools import chat_tools
-from jinfercept.chat.turn_grammars import tool_choice
+from jinfercept.chat.grammar.grammar import Grammars
+from jinfercept.chat.parsers.reasoning import REASONING_FORMATS, Beginning
+from jinfercept.chat.tokenizer.tokenizer import Tokenizer
+from jinfercept.chat.turn_grammars import PerTurnGrammar, tool_choice
 from jinfercept.errors import RequestError
 from jinfercept.events import CallStarted, Content
+from jinfercept.hooks import Constraint
 from jinfercept.outputs import CompletionOutput
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.chat_templates import LLAMA, MISTRAL, MISTRAL_SMALL, PLAIN, QWEN, QWEN3, QWEN3_CODER
 from tests.support.engine_state import engine_state
+from tests.support.sample_tokenizers import MERGES, VOCAB
 from tests.support.scripted_model import Make, Scripted
 
 QUESTION = [{"role": "user", "content": "How much is a lamp?"}]
@@ -250,3 +257,83 @@ def test_a_choice_says_who_may_be_called() -> None:
     assert tool_choice(None, True, tools) == tool_choice("auto", True, tools)
     assert not tool_choice("none", True, tools).reads
     assert not tool_choice("auto", True, []).reads
+
+
+BEGINNINGS = {"a", "b", "c", "ab", "abc"}
+MARKS = ["<think>", "</think>", "</think>\n", "</think>ab"]
+
+
+def tokenizer_of(marks: list[str]) -> Tokenizer:
+    """Single bytes, a few longer tokens, and these marks as tokens."""
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, MERGES)]
+    backend = tokenizers.Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=MERGES))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
+    backend.decoder = decoders.ByteLevel()  # pyright: ignore
+    backend.add_tokens(marks)
+    backend.add_special_tokens(["<end>"])
+    return Tokenizer(backend, eos_token_ids=frozenset(backend.encode("<end>").ids))
+
+
+def constraint(tokenizer: Tokenizer, *beginnings: Beginning, turns: int = 1, regex: str = "[a-c]{3}") -> Constraint:
+    """Of one turn, the last of so many."""
+    first, later = (*beginnings, *beginnings)[:2]
+    grammar = Grammars(tokenizer, VOCAB).compile(StructuredOutputsParams(regex=regex))
+    each = PerTurnGrammar((grammar, grammar), (first, later), REASONING_FORMATS["qwen3"], tokenizer)
+    last = [each.constrain(tokenizer.eos_token_ids) for _ in range(turns)][-1]
+    assert last is not None
+    return last
+
+
+def may_come(constraint: Constraint, tokenizer: Tokenizer) -> set[str]:
+    words = constraint.allowed()
+    return {
+        tokenizer.token_text(token) for token in range(tokenizer.vocab_size) if words[token // 32] >> token % 32 & 1
+    }
+
+
+def take(constraint: Constraint, tokenizer: Tokenizer, text: str) -> None:
+    for token in tokenizer.encode(text):
+        assert constraint.allowed()[token // 32] >> token % 32 & 1, tokenizer.token_text(token)
+        constraint.accept(token)
+
+
+@pytest.mark.parametrize("marks", [[], MARKS[:2]])
+def test_anything_but_the_end_may_be_thought(marks: list[str]) -> None:
+    tokenizer = tokenizer_of(marks)
+    matcher = constraint(tokenizer, "thinking")
+    assert len(may_come(matcher, tokenizer)) == len({tokenizer.token_text(i) for i in range(tokenizer.vocab_size)}) - 1
+    take(matcher, tokenizer, "x {<th</thi</think>")
+    assert may_come(matcher, tokenizer) == BEGINNINGS
+    assert not matcher.ended
+    take(matcher, tokenizer, "abc")
+    assert matcher.ended
+    assert may_come(matcher, tokenizer) == {"<end>"}
+
+
+@pytest.mark.parametrize("marks", [[], MARKS[:2]])
+@pytest.mark.parametrize("regex", ["<tag>|[a-c]{3}", "[a-c]{3}"])
+def test_a_turn_that_may_begin_with_either_goes_on_as_it_began(marks: list[str], regex: str) -> None:
+    tokenizer = tokenizer_of(marks)
+    for text in ("abc", "<think>ab</think>abc", *(("<tag>", "<think></think><tag>") if "<" in regex else ())):
+        matcher = constraint(tokenizer, "undecided", regex=regex)
+        take(matcher, tokenizer, text)
+        assert matcher.ended
+    begun = constraint(tokenizer, "undecided", regex=regex)
+    assert may_come(begun, tokenizer) >= {*BEGINNINGS, "<think>" if marks else "<"}
+    with pytest.raises(RequestError, match="does not allow"):
+        begun.accept(tokenizer.encode("x")[0])
+
+
+def test_text_in_the_token_that_closes_the_reasoning_is_the_answers() -> None:
+    tokenizer = tokenizer_of(MARKS)
+    for text, follows in (("</think>\n", BEGINNINGS), ("</think>ab", {"a", "b", "c"})):
+        matcher = constraint(tokenizer, "thinking")
+        [token] = [i for i in range(tokenizer.vocab_size) if tokenizer.token_text(i) == text]
+        matcher.accept(token)
+        assert may_come(matcher, tokenizer) == follows
+
+
+def test_every_turn_begins_as_its_prompt_says() -> None:
+    tokenizer = tokenizer_of([])
+    assert may_come(constraint(tokenizer, "thinking", "answering", turns=2), tokenizer) == BEGINNINGS
+    assert len(may_come(constraint(tokenizer, "answering", "thinking", turns=2), tokenizer)) > 100

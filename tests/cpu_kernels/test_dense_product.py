@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jinfercept.cpu_kernels import native
+from tests.support.pretend import older_cpu
 
 pytestmark = pytest.mark.skipif(not native.usable(), reason="this CPU has no AVX2")
 ALONE = """
@@ -84,7 +85,7 @@ def test_a_product_is_that_of_float32(rows: int, depth: int, columns: int, trans
     x, weight = operands(min(rows, 32) if transposed or older else rows, depth, columns)
     with pytest.MonkeyPatch.context() as patch:
         if older:
-            patch.setattr(native, "features", lambda: frozenset({"avx2", "fma"}))
+            older_cpu(patch)
         got = product(x, weight.T if transposed else weight, transposed=transposed, out=out)
     assert got.dtype == out
     np.testing.assert_allclose(wide(got), wide(x) @ wide(weight), atol=1e-3, rtol=1e-2 if out == "bfloat16" else 1e-3)
@@ -93,7 +94,7 @@ def test_a_product_is_that_of_float32(rows: int, depth: int, columns: int, trans
 def test_a_cpu_without_an_instruction_for_it_rounds_to_bfloat16_as_jax_does(monkeypatch: pytest.MonkeyPatch):
     upper, lower = np.arange(1 << 16, dtype=np.uint32) << 16, np.array([0, 1, 0x7FFF, 0x8000, 0x8001], np.uint32)
     numbers = jnp.asarray(np.resize((upper[:, None] | lower).ravel(), 5 << 16).view(np.float32))
-    monkeypatch.setattr(native, "features", lambda: frozenset({"avx2", "fma"}))
+    older_cpu(monkeypatch)
     result = native.call(Narrowing(), jax.ShapeDtypeStruct(numbers.shape, jnp.bfloat16), numbers)
     np.testing.assert_array_equal(wide(result), wide(numbers.astype(jnp.bfloat16)))
 

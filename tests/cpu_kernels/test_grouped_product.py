@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jinfercept.cpu_kernels import native
+from tests.support.pretend import older_cpu
 
 pytestmark = pytest.mark.skipif(not native.usable(), reason="kernels need llvmlite and an x86 CPU with AVX2")
 DEPTH, COLUMNS = 96, 128
@@ -43,7 +44,7 @@ def test_each_row_is_multiplied_with_its_experts_weight(
     sizes: tuple[int, ...], dtype: str, older: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if older:
-        monkeypatch.setattr(native, "features", lambda: frozenset({"avx2", "fma"}))
+        older_cpu(monkeypatch)
     arguments = operands(sizes, dtype)
     got = product(*arguments)
     assert got.dtype == dtype

@@ -15,6 +15,7 @@ from jinfercept.cpu_kernels import native
 from jinfercept.models.quantized_product import product
 from jinfercept.pallas.layouts.packed_weights import row_group
 from jinfercept.pallas.layouts.rows import Gated, Normed, Rows, dense, rounded
+from tests.support.pretend import older_cpu
 from tests.support.quantized_weight import weight
 
 CPU = Literal["this", "eight numbers", "no bytes"]
@@ -26,7 +27,7 @@ def on(cpu: CPU) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if cpu != "this" and native.usable():
             bytes_ = {"avxvnni"} if cpu == "eight numbers" and "avx512vnni" in native.features() else set[str]()
-            patch.setattr(native, "features", lambda: frozenset({"avx2", "fma"} | bytes_))
+            older_cpu(patch, *bytes_)
         yield
 
 

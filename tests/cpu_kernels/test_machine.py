@@ -1,12 +1,24 @@
 """What a process may use of its machine, by trees of files as containers have them."""
 
+import logging
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import psutil
 import pytest
 
+from jinfercept.cpu_kernels import native
 from jinfercept.cpu_kernels.machine import Memory, memory, num_processors
+from jinfercept.cpu_kernels.native import cached
+from tests.support.attention_steps import Shapes, make_step
+from tests.support.pretend import older_cpu
+from tests.support.quantized_weight import weight
 
 GIB = 1 << 30
 V2 = "29 23 0:25 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
@@ -99,3 +111,135 @@ def test_processors_are_the_least_of_the_affinity_and_all_quotas(
 ) -> None:
     mounts = [line.format(root="/") for line in mounts]
     assert num_processors(tree(tmp_path, cgroup, mounts, files)) == expected
+
+
+PRODUCTS = """
+import os, sys
+import jax, jax.numpy as jnp
+from jinfercept.cpu_kernels import dense_product, native
+
+def product():
+    emit, emitted = native._emit, []
+    native._emit = lambda module, machine: emitted.append(module) or emit(module, machine)
+    x, weight = jnp.ones((2, 64), jnp.bfloat16), jnp.ones((64, 64), jnp.bfloat16)
+    y = jax.jit(lambda x, weight: dense_product.product(x, weight, transposed=False, out="float32"))(x, weight)
+    assert (y == 64).all(), y
+    print(len(emitted), flush=True)
+
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+for _ in range(2):  # JAX is imported once, and begins in the children
+    child = os.fork()
+    if not child:
+        product()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that gets entries."""
+    monkeypatch.setattr(native, "_folder", lambda: tmp_path / "kernels")
+    return tmp_path / "kernels"
+
+
+def never() -> bytes:
+    raise AssertionError("it is on the disk")
+
+
+def test_an_entry_is_read_where_all_that_it_depends_on_is_equal(folder: Path) -> None:
+    assert cached("sum", ["avx2"], lambda: b"first") == b"first"
+    assert cached("sum", ["avx2"], never) == b"first"
+    assert cached("sum", ["avx512f"], lambda: b"second") == b"second"
+    assert cached("product", ["avx2"], lambda: b"third") == b"third"
+    assert len(list(folder.iterdir())) == 3
+
+
+@pytest.mark.parametrize("damaged", [b"", b"short", bytes(100)])
+def test_a_damaged_entry_is_replaced(folder: Path, damaged: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    cached("sum", [], lambda: b"code")
+    [entry] = folder.iterdir()
+    entry.write_bytes(damaged)
+    with caplog.at_level(logging.WARNING):
+        assert cached("sum", [], lambda: b"code") == b"code"
+    assert "damaged" in caplog.text
+    assert cached("sum", [], never) == b"code"
+
+
+def test_kernels_are_compiled_where_nothing_can_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        for directory in (None, "", "gs://bucket/xla", str(tmp_path / "file")):
+            jax.config.update("jax_compilation_cache_dir", directory)
+            assert cached("sum", [], lambda: b"code") == b"code"
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.mark.skipif(not native.usable(), reason="this CPU has no AVX2")
+def test_another_process_runs_the_code_of_the_first(tmp_path: Path) -> None:
+    run = [sys.executable, "-c", PRODUCTS, str(tmp_path)]
+    done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout.split(), done.returncode) == (["2", "0"], 0), done.stderr
+
+
+pytestmark = pytest.mark.skipif(not native.usable(), reason="kernels need llvmlite and an x86 CPU with AVX2")
+EXISTING = {"sched_yield", "syscall", "memset", "memcpy", "memmove"}
+OWN = {"item", "work", "pool"}
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The kernels that are traced, none of them compiled for this CPU."""
+    traced: list[Any] = []
+    older_cpu(monkeypatch)
+    monkeypatch.setattr(native, "target", lambda kernel: traced.append(kernel) or "not called")
+    return traced
+
+
+def called(kernel: Any) -> set[str]:
+    """Names of functions and variables that a kernel's machine code refers to."""
+    import llvmlite.binding as llvm
+
+    from jinfercept.cpu_kernels.threads import handler
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(cpu="x86-64-v3", opt=3, jit=True)
+    text = machine.emit_assembly(llvm.parse_assembly(str(handler("kernel", kernel))))
+    return set(re.findall(r"(?:call\w*|movabs\w*|jmp)\s+\$?([A-Za-z_]\w+)", text)) - OWN
+
+
+def test_products_and_attention_call_no_function_of_a_compilers_library(kernels: list[Any]):
+    from jinfercept.cpu_kernels import chunks, decode, dense_product, grouped_product
+    from jinfercept.models import quantized_product
+
+    def products(x: jax.Array, w: jax.Array, tied: jax.Array) -> list[jax.Array]:
+        return [
+            dense_product.product(rows, matrix, transposed=transposed, out="bfloat16")
+            for rows in (x[:2], x)
+            for matrix, transposed in ((w, False), (tied, True))
+        ]
+
+    def shape(*sizes: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, jnp.bfloat16)
+
+    jax.eval_shape(products, shape(32, 64), shape(64, 96), shape(96, 64))
+    for bits in (4, 8):
+        packed, _ = weight(64, 96, bits=bits, group=32, offset=True)
+        for rows in (1, 40):
+            jax.eval_shape(lambda x, packed=packed: quantized_product.product(x, packed, jnp.bfloat16), shape(rows, 64))
+    numbers = jax.ShapeDtypeStruct((5,), jnp.int32)
+    stack = jax.ShapeDtypeStruct((5, 64, 64), jnp.bfloat16)
+    jax.eval_shape(grouped_product.product, shape(3, 64), stack, numbers, numbers, numbers)
+    q, pages, batch = make_step(
+        Shapes(140, 11, 14, 16, 9, 3, 32), 2, [(1, 7), (1, 20), (40, 100)], 4, dtype=jnp.bfloat16
+    )
+    answer = jax.eval_shape(decode.decode_attention, q, pages, batch, batch.num_decode)
+    if chunks.supports(q, pages):
+        jax.eval_shape(chunks.chunk_attention, q, pages, batch, answer)
+    different = {repr(kernel): kernel for kernel in kernels}
+    assert len(different) >= 8, sorted(different)
+    unknown = {name: called(kernel) - EXISTING for name, kernel in different.items()}
+    assert not any(unknown.values()), unknown

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from jinfercept import LLM
+from tests.support.engine_state import settle
 from tests.support.gate import closed_gate
-from tests.support.streams import settle
 from tests.support.tiny_model import tiny_llm
 
 

@@ -15,8 +15,16 @@ from jinfercept.sched.estimator import ElapsedEstimator, Estimator, HistoryEstim
 from jinfercept.sched.orders import make_order
 from jinfercept.sched.policies import PolicyInputs
 from tests.support.engine_requests import ask, policy, served, stream
-from tests.support.fake_engine import VOCAB, AffineCost, FakeRunner, ManualClock, make_engine, run_all
-from tests.support.matrices import sampled_names
+from tests.support.fake_engine import (
+    VOCAB,
+    AffineCost,
+    FakeRunner,
+    ManualClock,
+    fail_next_step,
+    make_engine,
+    run_all,
+    sampled_names,
+)
 
 POLITE: Any = {"tenant": "polite", "cache_salt": "polite"}
 HOSTILE: Any = {"tenant": "hostile", "cache_salt": "hostile"}
@@ -193,7 +201,7 @@ def test_what_ends_by_force_is_not_kept(reason: str) -> None:
     if reason == "abort":
         engine.abort("a")
     else:
-        engine._runner.fail_at = len(engine._runner.plans) + 1  # pyright: ignore[reportAttributeAccessIssue]
+        fail_next_step(engine)
     engine.step()
     assert engine.num_retained == 0
 
@@ -201,7 +209,7 @@ def test_what_ends_by_force_is_not_kept(reason: str) -> None:
 def test_a_failed_step_forgets_what_was_kept() -> None:
     engine = make_engine(policy("copy_ahead"), num_pages=40)
     [first] = served(engine, ask("a", [1] * 10, follow_up=FollowUp("s")))
-    engine._runner.fail_at = len(engine._runner.plans) + 1  # pyright: ignore[reportAttributeAccessIssue]
+    fail_next_step(engine)
     engine.submit(ask("b", [2] * 5))
     engine.step()
     assert engine.num_retained == 0

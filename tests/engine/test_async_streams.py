@@ -12,7 +12,7 @@ from jinfercept import LLM, ScriptedDetector, Tool
 from jinfercept.calls import Call
 from jinfercept.events import Finished, Token
 from jinfercept.outputs import RequestOutput
-from tests.support.streams import LONG, PARAMS, prompt, settle, tokens_of
+from tests.support.engine_state import LONG, PARAMS, prompt, settle, tokens_of
 
 
 def test_agenerate_is_generate(llm: LLM) -> None:

@@ -26,8 +26,9 @@ from tests.support.fake_engine import (
     make_engine,
     next_token,
     run_all,
+    sampled_depths,
 )
-from tests.support.matrices import sampled_depths
+from tests.support.fake_runner import FakeForward
 
 EOS = (0, 5)
 TOOLS = {"tool": Tool(str, name="tool")}
@@ -94,11 +95,11 @@ class Noting(FakeRunner):
         super().__init__(page_size, buckets)
         self.log: list[str] = []
 
-    def forward(self, plan: StepPlan) -> list[tuple[int, list[int]]]:
+    def forward(self, plan: StepPlan) -> FakeForward:
         self.log.append("forward")
         return super().forward(plan)
 
-    def sample(self, forward: list[tuple[int, list[int]]], masks: Masks) -> StepResult:
+    def sample(self, forward: FakeForward, masks: Masks) -> StepResult:
         self.log.append("sample")
         return super().sample(forward, masks)
 

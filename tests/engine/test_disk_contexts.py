@@ -33,6 +33,7 @@ class Piece(NamedTuple):
     key: int
     num_pages: int
     is_last: bool
+    side: Sequence[int] = ()
 
 
 class FakeDisk:
@@ -50,13 +51,16 @@ class FakeDisk:
     def num_writes(self) -> int:
         return len(self._ended)
 
-    def num_stored(self, root: bytes, tokens: Sequence[int]) -> int:
-        return next(
+    def num_stored(self, root: bytes, tokens: Sequence[int], most: int = 1 << 30) -> int:
+        number = next(
             (number for number, prefix in enumerate(prefixes(root, tokens)) if prefix not in self._stored),
             len(tokens) // 16,
         )
+        return min(number, most)
 
-    def read(self, key: int, root: bytes, tokens: Sequence[int], first: int, num_pages: int) -> None:
+    def read(
+        self, key: int, root: bytes, tokens: Sequence[int], first: int, num_pages: int, num_side_slots: int
+    ) -> None:
         self._free_s = max(self._free_s, self._clock.now()) + self._profile.disk_s(16 * num_pages)
         sizes = [min(self.piece_pages, num_pages - start) for start in range(0, num_pages, self.piece_pages)]
         self._pieces += [Piece(self._free_s, key, size, False) for size in sizes[:-1]]
@@ -71,10 +75,25 @@ class FakeDisk:
         self._pieces = self._pieces[len(ended) :]
         return ended
 
-    def place(self, piece: Piece, slots: Sequence[int | None], dropped: Sequence[int]) -> None:
+    def place(
+        self,
+        piece: Piece,
+        slots: Sequence[int | None],
+        dropped: Sequence[int],
+        side_slots: Sequence[int],
+        dropped_sides: Sequence[int],
+    ) -> None:
         pass
 
-    def write(self, key: Context, root: bytes, tokens: Sequence[int], first: int, slots: Sequence[int]) -> None:
+    def write(
+        self,
+        key: Context,
+        root: bytes,
+        tokens: Sequence[int],
+        first: int,
+        slots: Sequence[int],
+        side_slots: Sequence[int] = (),
+    ) -> None:
         self._stored.update(list(prefixes(root, tokens))[first : first + len(slots)])
         self._ended.append((key, self.num_stored(root, tokens)))
 

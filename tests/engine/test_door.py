@@ -9,14 +9,14 @@ from jinfercept.engine.retained_contexts import RetainedContexts
 from jinfercept.events import Finished, Token
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
-from jinfercept.sched import door
-from jinfercept.sched.door import IDLE_S, LATE_S, Overload
+from jinfercept.sched.door import IDLE_S, LATE_S, MOST_DOOR_S, Overload
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.orders import make_order
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.queues import LONGEST_S
 from tests.support.engine_requests import ask, policy, served, stream
 from tests.support.fake_engine import AffineCost, ManualClock, make_engine
+from tests.support.pretend import late_at_once
 
 DEVICE, HOST = 16, 16
 """Pages of 4 tokens."""
@@ -114,6 +114,22 @@ def test_a_client_that_gives_up_leaves_at_once_and_has_its_place_when_it_asks_ag
     assert first_s["a again"] <= min(first_s["b"], first_s["c"])
 
 
+def test_a_request_that_waits_too_long_at_the_door_is_ended_and_one_that_repeats_it_has_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late_at_once(monkeypatch)
+    engine, clock, _ = crowded()
+    assert [arrives(engine, new(name)) for name in "ab"] == [1, 2]
+    for name in "12":
+        engine.submit(ask(f"inside {name}", [5] * 40, 30))
+    clock.time += MOST_DOOR_S + 1.0
+    ended = {event.request_id: event.output for event in engine.step() if isinstance(event, Finished)}
+    assert {name: output.outputs[0].finish_reason for name, output in ended.items()} == {"a": "abort", "b": "abort"}
+    assert ended["a"].metrics.door_s > MOST_DOOR_S
+    assert [arrives(engine, new("c")), arrives(engine, ask("again", [7] * 30, follow_up=FollowUp("a")))] == [1, 1]
+    assert engine.place_at_door([new("c")]) == 2
+
+
 def test_answers_that_are_the_last_ones_keep_no_one_out() -> None:
     engine = make_engine(policy("copy_ahead"), overload="queue", **SLOW)
     for number in range(12):
@@ -131,7 +147,7 @@ def test_a_tenant_without_a_conversation_inside_comes_in_at_once() -> None:
 def test_several_answers_to_a_prompt_at_the_door_wait_for_it_and_do_not_keep_it_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(door, "LATE_S", -1.0)
+    late_at_once(monkeypatch)
     engine, clock, _ = crowded()
     assert arrives(engine, new("first")) == 1
     assert [arrives(engine, ask(f"{number}", [*new("first").prompt_token_ids], leader="first")) for number in "12"] == [
@@ -164,7 +180,7 @@ def test_a_conversation_that_has_lost_its_context_is_inside_still() -> None:
 def test_all_that_return_at_once_are_served_and_those_at_the_door_read_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(door, "LATE_S", -1.0)
+    late_at_once(monkeypatch)
     outputs = dict[Overload, dict[str, list[int]]]()
     overloads: list[Overload] = ["queue", "serve"]
     for overload in overloads:

@@ -20,7 +20,7 @@ from jinfercept import LLM, EngineError, RequestError, SamplingParams
 from jinfercept.engine.thread import EngineThread
 from jinfercept.events import Event, Finished
 from jinfercept.request import Request
-from tests.support.engine_state import engine_state
+from tests.support.engine_state import engine_of, engine_state
 from tests.support.fake_engine import POLICIES, make_engine
 from tests.support.gate import Gate
 from tests.support.tiny_model import tiny_llm, tiny_setup
@@ -36,7 +36,7 @@ def prompt(number: int) -> dict[str, Any]:
 
 def test_closing_is_an_error_of_every_caller_that_still_waits() -> None:
     with tiny_llm(kv_tokens=512, max_model_len=128) as llm, ThreadPoolExecutor() as threads:
-        Gate(llm.engine.thread, llm.engine._engine, after=4)  # pyright: ignore[reportPrivateUsage]
+        Gate(llm.engine.thread, engine_of(llm), after=4)
         streams = [llm.stream(prompt(i), LONG) for i in range(3)]
         next(streams[0])
         [finished] = llm.generate(prompt(5), SamplingParams(max_tokens=1))

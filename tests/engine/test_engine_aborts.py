@@ -17,8 +17,10 @@ from tests.support.fake_engine import (
     POLICIES,
     FakeRunner,
     run_all,
+    runner_of,
     uninterrupted,
 )
+from tests.support.fake_runner import FakeForward
 
 # -- abort -------------------------------------------------------------------------------------------------------------
 
@@ -71,7 +73,7 @@ def test_abort_while_pages_land_frees_them(depth: int) -> None:
     engine = serve(swap(), latency=lambda call: 1.0, num_pages=8, num_host_pages=8, depth=depth)
     engine.submit(request("a", [1] * 13, 9, {2: [5, 6]}))
     until(engine, lambda: state_of(engine, "a") is State.INTERCEPTED)
-    runner: FakeRunner = engine._runner  # pyright: ignore
+    runner = runner_of(engine)
     until(engine, lambda: bool(runner.plans[-1].fetch))
     assert aborted(engine, "a").finish_reason == "abort"
     assert engine.scheduler.kv.occupancy().used == 0
@@ -144,7 +146,7 @@ def test_a_failed_step_ends_all_requests_loudly_and_the_next_one_is_served_corre
 class SamplingFails(FakeRunner):
     """Fails between the phases of the fourth plan: its forward pass was dispatched, its sampling is not."""
 
-    def sample(self, forward: list[tuple[int, list[int]]], masks: Masks) -> StepResult:
+    def sample(self, forward: FakeForward, masks: Masks) -> StepResult:
         if len(self.plans) == 4:
             raise RuntimeError("the sampler is gone")
         return super().sample(forward, masks)

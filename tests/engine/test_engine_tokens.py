@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from jinfercept.kv.page import Residency
 from tests.support.engine_requests import DEPTHS, only, request, serve
-from tests.support.fake_engine import POLICIES, VOCAB, run_all, uninterrupted
-from tests.support.matrices import sampled_depths
+from tests.support.fake_engine import POLICIES, VOCAB, run_all, sampled_depths, uninterrupted
 from tests.support.scheduler_bench import Scripted
 
 

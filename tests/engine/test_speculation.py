@@ -1,5 +1,6 @@
 """Drafts change no token and lose no page, whatever becomes of the requests."""
 
+import random
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -11,19 +12,20 @@ from hypothesis import strategies as st
 
 from jinfercept.chat.text_stream import TextStream
 from jinfercept.events import Finished, Token
-from jinfercept.kv.states import NO_STATES, StateSizes
+from jinfercept.kv.side_pool import NO_SIDES, SideSizes
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.speculation import NO_DRAFTS, SpeculationLimits
 from tests.engine.test_constrained_engine import EOS, Count, Counting
 from tests.support.engine_requests import DEPTHS, only, request, serve
-from tests.support.fake_engine import POLICIES, VOCAB, FakeRunner, copying_token, run_all
+from tests.support.fake_engine import POLICIES, VOCAB, AffineCost, FakeRunner, copying_token, run_all
 from tests.support.sample_tokenizers import byte_level
 
 BUCKETS = (4, 8, 16)
 DRAFTS = SpeculationLimits(4, 1, 3)
 BY_MODEL = DRAFTS._replace(pass_share=0.1)
+BY_LAYER = BY_MODEL._replace(by_layer=True)
 
 
 def run(
@@ -31,7 +33,7 @@ def run(
 ) -> tuple[dict[str, RequestOutput], FakeRunner, Any]:
     """Outputs, the runner with its plans, and the scheduler's counters."""
     write = options.pop("write", copying_token)
-    has_states = options.get("states", NO_STATES).num_states > 0
+    has_states = options.get("states", NO_SIDES).num_slots > 0
     runner = FakeRunner(4, BUCKETS, write=write, draft=options.pop("draft", None), has_states=has_states)
     engine = serve(
         POLICIES[policy](), runner=runner, buckets=BUCKETS, speculation=speculation, link_tokens_per_s=800.0, **options
@@ -68,7 +70,7 @@ REQUESTS = st.lists(
     ),
     pages=st.tuples(st.integers(14, 24), st.integers(0, 8)),
     latency_s=st.sampled_from([0.0, 0.3]),
-    states=st.sampled_from([NO_STATES, StateSizes(4, 0, 3), StateSizes(7, 8, 3)]),
+    states=st.sampled_from([NO_SIDES, SideSizes(4, 0, 3), SideSizes(7, 8, 3)]),
 )
 def test_drafts_change_no_token_and_no_end(
     described: list[tuple[list[int], int, dict[int, list[int]], int | None]],
@@ -77,7 +79,7 @@ def test_drafts_change_no_token_and_no_end(
     limits: SpeculationLimits,
     pages: tuple[int, int],
     latency_s: float,
-    states: StateSizes,
+    states: SideSizes,
 ) -> None:
     requests = [
         request(
@@ -142,7 +144,7 @@ def test_a_token_whose_page_is_being_fetched_gets_no_drafts(depth: int) -> None:
 
 
 @DEPTHS
-@pytest.mark.parametrize("limits", [DRAFTS, BY_MODEL])
+@pytest.mark.parametrize("limits", [DRAFTS, BY_MODEL, BY_LAYER])
 def test_drafts_save_steps_and_are_counted(depth: int, limits: SpeculationLimits) -> None:
     requests = [request("a", [1, 2], 60)]
     slow, without, _ = run(requests, NO_DRAFTS, depth=depth, num_pages=20)
@@ -154,6 +156,57 @@ def test_drafts_save_steps_and_are_counted(depth: int, limits: SpeculationLimits
     assert counters.drafted == sum(chunk.num_drafts for chunk in chunks)
     assert sum(counters.accepted.values()) == len(without.plans) - len(runner.plans)
     assert list(counters.accepted) == sorted(counters.accepted)
+
+
+@DEPTHS
+def test_a_layer_whose_drafts_are_refused_rests_until_another_request_begins(depth: int) -> None:
+    requests = [request("a", [1, 2], 120), request("b", [3, 4], 40)]
+    outputs, runner, counters = run(
+        requests, BY_LAYER, depth=depth, num_pages=40, max_num_seqs=1,
+        draft=lambda context, _: (copying_token(context, None) + 2) % VOCAB,
+    )  # fmt: skip
+    assert 0 < counters.drafts < 30
+    assert not counters.accepted
+    first_of_b = next(
+        index for index, plan in enumerate(runner.plans) if index and plan.chunks and plan.chunks[0].start == 0
+    )
+    reads = [plan.draft is not None for plan in runner.plans]
+    assert reads[0]
+    assert sum(reads[:first_of_b]) < 40
+    assert not any(reads[60:first_of_b])
+    assert reads[first_of_b]
+    assert not any(reads[first_of_b + 35 :])
+    expected, _, _ = run(requests, NO_DRAFTS, depth=depth, num_pages=40, max_num_seqs=1)
+    assert {name: output.outputs for name, output in outputs.items()} == {
+        name: output.outputs for name, output in expected.items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("states", [NO_SIDES, SideSizes(40, 8, 3)])
+@pytest.mark.parametrize("batch", [1, 4, 12])
+def test_a_layer_that_drafts_costs_two_percent_at_most(batch: int, states: SideSizes) -> None:
+    """Priced as the scheduler prices steps, with the drafts of the layer, at three shares of right drafts."""
+    cost, share = AffineCost(), 0.05
+
+    def seconds(limits: SpeculationLimits, accuracy: float) -> float:
+        def draft(context: Any, _: Any) -> int:
+            is_right = random.Random(1000 * len(context) + context[-1]).random() < accuracy
+            return (copying_token(context, None) + 2 * (not is_right)) % VOCAB
+
+        requests = [request(str(number), [1 + number % 7, 2, number % 5], 200) for number in range(3 * batch)]
+        pool = {"num_pages": 900, "max_num_seqs": batch, "max_model_len": 300, "states": states}
+        _, runner, _ = run(requests, limits, depth=0, draft=draft, **pool)
+        passes = [
+            0 if plan.draft is None else limits.num_drafts * share if plan.draft.drafts else share
+            for plan in runner.plans
+        ]
+        return sum(cost.step_s(plan.bucket, 0) * (1 + more) for plan, more in zip(runner.plans, passes, strict=True))
+
+    limits, without_s = SpeculationLimits(3, 1, 3, share, by_layer=True), seconds(NO_DRAFTS, 0.0)
+    ratios = [seconds(limits, accuracy) / without_s for accuracy in (0.0, 0.5, 1.0)]
+    assert max(ratios) <= 1.02
+    assert ratios[-1] < 0.85 or batch == 12
 
 
 def open_text(requests: Request) -> TextStream:

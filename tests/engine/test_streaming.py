@@ -15,10 +15,9 @@ from jinfercept.request import Request
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.sched.lru import LeastRecentlyUsed
 from tests.support.chat_templates import QWEN
-from tests.support.engine_state import engine_state
+from tests.support.engine_state import LONG, PARAMS, engine_state, prompt, settle, tokens_of
 from tests.support.gate import closed_gate
 from tests.support.scripted_model import Make
-from tests.support.streams import LONG, PARAMS, prompt, settle, tokens_of
 
 CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "lamp"}}\n</tool_call>'
 READ = "<|im_end|>\n<|im_start|>user\n<tool_response>\n23\n</tool_response><|im_end|>\n<|im_start|>assistant\n"

@@ -30,9 +30,7 @@ def vocabulary() -> Tokenizer:
 
 
 def token(text: str) -> int:
-    token_id = vocabulary()._backend.token_to_id(text)
-    assert token_id is not None, text
-    return token_id
+    return vocabulary().to_transformers().convert_tokens_to_ids(text)
 
 
 def bytes_of(text: str) -> list[int]:

@@ -48,7 +48,7 @@ def test_lanes_show_when_the_model_waits_and_when_a_call_runs() -> None:
     lanes.note(Resumed("r", (), (2,), "[INTR]"))
     lanes.waits, lanes.calls["f()"] = [demo.Span(2.0, 4.0)], demo.Span(1.0, 4.0)
     file = StringIO()
-    Console(width=100, file=file).print(demo._picture({"async": lanes}, full_s=12.0))
+    Console(width=100, file=file).print(demo.picture({"async": lanes}, full_s=12.0))
     shown = [line.rstrip() for line in file.getvalue().splitlines()]
     assert shown[1:4] == ["asynchronous calls  6.0 s", "one", "two[INTR]"]
     assert shown[4].split() == ["model", "█" * 8 + "░" * 8 + "█" * 8]

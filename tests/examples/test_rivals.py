@@ -192,11 +192,11 @@ def test_a_pin_keeps_a_request_out_that_could_run(make: type[Policy] | str, wait
 
 def test_the_time_to_live_is_that_of_most_gain_by_the_tools_durations() -> None:
     policy = TimeToLive(PolicyInputs(DEAR, 16, SIZE, ElapsedEstimator()))
-    assert policy._best_ttl_s("tool", 20.0) == pytest.approx(2.9957, rel=1e-4)  # ln 20: nothing is known
+    assert policy.best_ttl_s("tool", 20.0) == pytest.approx(2.9957, rel=1e-4)  # ln 20: nothing is known
     policy.all_durations = policy.durations["tool"] = sorted([2.0] * 60 + [15.0] * 60)
-    assert policy._best_ttl_s("tool", 20.0) == 2.0  # 20·½ − 2 is more than 20 − 15
-    assert policy._best_ttl_s("tool", 40.0) == 15.0
-    assert policy._best_ttl_s("tool", 3.0) == 0.0
+    assert policy.best_ttl_s("tool", 20.0) == 2.0  # 20·½ − 2 is more than 20 − 15
+    assert policy.best_ttl_s("tool", 40.0) == 15.0
+    assert policy.best_ttl_s("tool", 3.0) == 0.0
 
 
 # -- MORI --------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,6 +29,12 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
     monkeypatch.delitem(sys.modules, "examples.tunix_rollout", raising=False)
     return import_module("examples.tunix_rollout")
+
+
+class Llama3(NamedTuple):
+    """A model of Tunix's."""
+
+    config: Any
 
 
 class Numbers:
@@ -76,6 +82,12 @@ def state_of(adapter: Any, config: ModelConfig, scale: float = 1.0) -> dict[str,
 
 
 @pytest.mark.slow
+def test_samples_have_the_logprobs_of_tunix_s_own_models() -> None:
+    pytest.importorskip("tunix", reason="google-tunix is not installed beside this package")
+    assert import_module("examples.tunix_rollout").main(["check"]) == 0
+
+
+@pytest.mark.slow
 def test_samples_have_the_logprobs_of_the_weights_that_the_trainer_gave(
     adapter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +115,7 @@ def test_samples_have_the_logprobs_of_the_weights_that_the_trainer_gave(
         eos_tokens=None,
     )
     worker = adapter.JinferceptRollout(
-        rollout_actor=SimpleNamespace(config=theirs),
+        rollout_actor=Llama3(theirs),
         tokenizer=Numbers(),
         rollout_config=settings,
         kv_tokens=256,

@@ -20,6 +20,7 @@ from jinfercept.fleet.ray_start import is_private
 from jinfercept.fleet.replica_app import own_seed
 from tests.soak.model import write_model
 from tests.support.live_server import until
+from tests.support.pretend import missing
 
 ENGINE = {
     "load_format": "dummy",
@@ -102,8 +103,7 @@ def test_one_process_imports_no_ray() -> None:
 
 def test_a_missing_ray_is_said_by_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    for name in ("ray", "ray.serve"):
-        monkeypatch.setitem(sys.modules, name, None)
+    missing(monkeypatch, "ray", "ray.serve")
     assert main(["serve", "tests/golden/llama_gqa", "--port", "0", "--replicas", "2"]) == 2
     assert "pip install 'jinfercept[fleet]'" in capsys.readouterr().err
 

@@ -145,6 +145,20 @@ def test_both_replicas_write_the_same_tokens(fleet: Fleet) -> None:
     assert first == second
 
 
+def test_a_socket_continues_what_is_not_stored_at_its_replica(fleet: Fleet) -> None:
+    more: Any = {"max_output_tokens": 4, "store": False, "ignore_eos": True, "allowed_token_ids": LETTERS}
+    with fleet.client.responses.connect() as connection:
+        previous, lengths = None, list[int]()
+        for _ in range(4):
+            connection.send({"type": "response.create", "input": "Hi", "previous_response_id": previous} | more)
+            while (event := connection.recv()).type != "response.incomplete":
+                assert event.type != "error", event
+            previous = event.response.id
+            assert event.response.usage is not None
+            lengths.append(event.response.usage.input_tokens)
+    assert lengths == sorted(set(lengths))
+
+
 def test_a_client_that_leaves_ends_its_request_at_the_replica(fleet: Fleet) -> None:
     body = {"prompt": [1, 2, 3], "max_tokens": 1900, "ignore_eos": True, "stream": True}
     with fleet.http.stream("POST", "/v1/completions", json=body) as answer:

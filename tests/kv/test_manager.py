@@ -7,6 +7,7 @@ from tests.support.kv_contexts import (
     MISSING,
     adopted,
     compute,
+    evict_prefixes,
     finish,
     make,
     offload,
@@ -78,7 +79,7 @@ def test_finished_prefixes_go_least_recently_used_first_and_children_before_pare
         manager.close(run(manager, tokens))
     adopted(manager, [1] * 9)  # used again
     left = list[tuple[int, int]]()
-    while manager._store.evict(manager._store.cached, 1):
+    while evict_prefixes(manager, 1):
         left.append((adopted(manager, [1] * 9), adopted(manager, [2] * 9)))
         adopted(manager, [1] * 9)
     assert left == [(2, 1), (2, 0), (1, 0), (0, 0)]
@@ -91,7 +92,7 @@ def test_a_finished_prefix_with_a_host_copy_survives_on_the_host() -> None:
     manager.copy_out(context, range(2), 2)
     manager.begin_plan()
     manager.close(context)
-    assert manager._store.evict(manager._store.cached, 9) == 2
+    assert evict_prefixes(manager, 9) == 2
     assert manager.occupancy().free == 10
     assert adopted(manager, [1] * 9) == 2
     assert manager.occupancy().host == 2

@@ -4,6 +4,7 @@ The machine keeps both memories as the plans that it makes would leave them: a t
 to it, a plan is executed as fetch, drop, copy-out, compute, land, and whatever is read or stays readable is compared.
 """
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from jinfercept.kv.context import Context, ContextState, ContextWindow
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import PageCopy, Residency
-from jinfercept.kv.states import StateSizes
-from jinfercept.kv.windows import WindowSizes
+from jinfercept.kv.side_pool import SideSizes
 from jinfercept.sched.plan import WindowCopies
 from tests.support.fake_runner import FakeMemories
+from tests.support.kv_contexts import evict_prefixes
 from tests.support.kv_owners import Computed, Owner, check_owner, check_runs, compute_states
 
 MAX_SEQUENCES = 5
@@ -72,9 +73,9 @@ class ManagerMachine(RuleBasedStateMachine):
         self.size, self.evict, self.max_tokens = size, evict, min(MAX_TOKENS, pages * size)
         self.window, beside = window, dict[str, Any]()
         if window:
-            beside["windows"] = WindowSizes(window, window_pages, host_window_pages, 0.5, slack=size)
+            beside["sides"] = SideSizes(window_pages, host_window_pages, 0.5, window, slack=size)
         elif states[0]:
-            beside["states"] = StateSizes(*states, 2)
+            beside["sides"] = SideSizes(*states, 2)
         self.manager = KVManager(pages, host_pages, size, prefix_caching=cache, turn_ends=(1,), **beside)
         self.has_states = not window and states[0] > 0
         self.manager.begin_plan()
@@ -143,8 +144,8 @@ class ManagerMachine(RuleBasedStateMachine):
                 self.close(idle)
             elif what == "evict":
                 free = self.manager.occupancy().free
-                store = self.manager._store
-                freed = store.evict(store.cached, count) if which % 2 else self.manager.evict_paused(count)
+                evict = partial(evict_prefixes, self.manager) if which % 2 else self.manager.evict_paused
+                freed = evict(count)
                 assert freed <= count or self.manager.side_pool
                 if self.manager.side_pool:
                     continue

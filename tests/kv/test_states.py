@@ -4,11 +4,11 @@ import pytest
 
 from jinfercept.kv.context import Context, ContextState
 from jinfercept.kv.manager import KVManager
-from jinfercept.kv.states import StateSizes
+from jinfercept.kv.side_pool import SideSizes
 from tests.support.kv_contexts import side_pool
 
 SIZE = 4
-SIZES = StateSizes(3, 0, 10)
+SIZES = SideSizes(3, 0, 10)
 
 
 def run(manager: KVManager, context: Context, tokens: list[int], end: int | None = None) -> None:
@@ -36,7 +36,7 @@ def num_free(manager: KVManager) -> int:
 
 
 def test_a_paused_context_keeps_its_state_and_goes_on_behind_it() -> None:
-    manager = KVManager(8, 0, SIZE, states=SIZES)
+    manager = KVManager(8, 0, SIZE, sides=SIZES)
     context = manager.open()
     run(manager, context, list(range(9)))
     assert state(context).slot
@@ -49,7 +49,7 @@ def test_a_paused_context_keeps_its_state_and_goes_on_behind_it() -> None:
 
 @pytest.mark.parametrize("page", [0, 2])
 def test_a_context_that_loses_a_page_loses_all_and_its_state(page: int) -> None:
-    manager = KVManager(8, 0, SIZE, states=SIZES, prefix_caching=False)
+    manager = KVManager(8, 0, SIZE, sides=SIZES, prefix_caching=False)
     context = manager.open()
     run(manager, context, list(range(9)))
     manager.release(context)
@@ -64,7 +64,7 @@ def test_a_context_that_loses_a_page_loses_all_and_its_state(page: int) -> None:
 
 
 def test_contexts_of_the_same_tokens_go_on_from_a_checkpoint_and_write_slots_of_their_own() -> None:
-    manager, tokens = KVManager(16, 0, SIZE, states=SIZES), list(range(10))
+    manager, tokens = KVManager(16, 0, SIZE, sides=SIZES), list(range(10))
     first, second = manager.open(), manager.open()
     run(manager, first, tokens, end=8)
     made = state(first).source
@@ -79,7 +79,7 @@ def test_contexts_of_the_same_tokens_go_on_from_a_checkpoint_and_write_slots_of_
 
 
 def test_a_checkpoint_is_found_by_the_plan_after_the_one_that_writes_its_state() -> None:
-    manager, tokens = KVManager(16, 0, SIZE, states=SIZES), list(range(12))
+    manager, tokens = KVManager(16, 0, SIZE, sides=SIZES), list(range(12))
     first, second, third = (manager.open() for _ in range(3))
     run(manager, first, tokens, end=8)
     manager.refresh(second, tokens)
@@ -91,7 +91,7 @@ def test_a_checkpoint_is_found_by_the_plan_after_the_one_that_writes_its_state()
 
 
 def test_without_a_free_slot_a_context_goes_on_in_that_of_its_checkpoint() -> None:
-    manager, tokens = KVManager(16, 0, SIZE, states=StateSizes(1)), list(range(20))
+    manager, tokens = KVManager(16, 0, SIZE, sides=SideSizes(1)), list(range(20))
     context = manager.open()
     for end in (8, 12, 13):
         run(manager, context, tokens, end=end)
@@ -100,7 +100,7 @@ def test_without_a_free_slot_a_context_goes_on_in_that_of_its_checkpoint() -> No
 
 
 def test_a_state_goes_to_the_host_with_its_last_page_and_comes_back() -> None:
-    manager, tokens = KVManager(8, 8, SIZE, states=SIZES._replace(num_host_states=1)), list(range(9))
+    manager, tokens = KVManager(8, 8, SIZE, sides=SIZES._replace(num_host_slots=1)), list(range(9))
     context = manager.open()
     run(manager, context, tokens)
     manager.release(context)
@@ -133,7 +133,7 @@ def test_a_state_goes_to_the_host_with_its_last_page_and_comes_back() -> None:
 
 
 def test_no_more_states_leave_the_device_than_slots_are_wanted() -> None:
-    manager = KVManager(16, 16, SIZE, states=SIZES._replace(num_host_states=3))
+    manager = KVManager(16, 16, SIZE, sides=SIZES._replace(num_host_slots=3))
     contexts = [manager.open() for _ in range(3)]
     for number, context in enumerate(contexts):
         run(manager, context, [number] * 6)
@@ -150,7 +150,7 @@ def test_no_more_states_leave_the_device_than_slots_are_wanted() -> None:
 
 def test_a_follow_up_that_has_other_tokens_begins_at_the_last_checkpoint() -> None:
     for prefix_caching, ready in ((True, 8), (False, 0)):
-        manager = KVManager(8, 0, SIZE, states=SIZES, prefix_caching=prefix_caching)
+        manager = KVManager(8, 0, SIZE, sides=SIZES, prefix_caching=prefix_caching)
         context, tokens = manager.open(), list(range(10))
         run(manager, context, tokens, end=8)
         run(manager, context, tokens)
@@ -162,7 +162,7 @@ def test_a_follow_up_that_has_other_tokens_begins_at_the_last_checkpoint() -> No
 
 
 def test_a_context_whose_last_token_its_state_has_seen_steps_back() -> None:
-    manager, tokens = KVManager(8, 0, SIZE, states=SIZES), list(range(10))
+    manager, tokens = KVManager(8, 0, SIZE, sides=SIZES), list(range(10))
     context = manager.open()
     run(manager, context, tokens, end=8)
     run(manager, context, tokens)
@@ -177,7 +177,7 @@ def test_a_context_whose_last_token_its_state_has_seen_steps_back() -> None:
 def test_chunks_end_at_pages_where_there_can_be_checkpoints() -> None:
     """Where clients cut prompts: behind the system prompt, behind the last message, and before the last token."""
     end = 99
-    manager, tokens = KVManager(99, 0, SIZE, states=SIZES, turn_ends=(end,)), [*[0] * 9, end, *[1] * 19, end, *[2] * 8]
+    manager, tokens = KVManager(99, 0, SIZE, sides=SIZES, turn_ends=(end,)), [*[0] * 9, end, *[1] * 19, end, *[2] * 8]
     context, start, ends = manager.open(), 0, list[int]()
     manager.refresh(context, tokens)
     while start < len(tokens):
@@ -185,12 +185,12 @@ def test_chunks_end_at_pages_where_there_can_be_checkpoints() -> None:
         ends.append(start)
     assert ends == [8, 28, 36, 38]
     assert side_pool(manager).chunk_end(context, 8, 18, 38) == 16
-    without = KVManager(99, 0, SIZE, states=SIZES, prefix_caching=False)
+    without = KVManager(99, 0, SIZE, sides=SIZES, prefix_caching=False)
     assert side_pool(without).chunk_end(without.open(), 0, 10, 40) == 10
 
 
 def test_the_last_page_that_a_context_filled_token_by_token_has_a_checkpoint() -> None:
-    manager, tokens = KVManager(16, 0, SIZE, states=SIZES), list(range(16))
+    manager, tokens = KVManager(16, 0, SIZE, sides=SIZES), list(range(16))
     context = manager.open()
     for end in range(6, 16):
         run(manager, context, tokens[:end])
@@ -203,7 +203,7 @@ def test_the_last_page_that_a_context_filled_token_by_token_has_a_checkpoint() -
 
 
 def test_a_context_that_decodes_takes_no_slot_of_those_in_use() -> None:
-    manager = KVManager(16, 0, SIZE, states=StateSizes(2))
+    manager = KVManager(16, 0, SIZE, sides=SideSizes(2))
     contexts = [manager.open(), manager.open()]
     for end in range(6, 16):
         for number, context in enumerate(contexts):
@@ -213,7 +213,7 @@ def test_a_context_that_decodes_takes_no_slot_of_those_in_use() -> None:
 
 
 def test_where_a_client_cuts_the_prompt_its_state_goes_to_the_host_too() -> None:
-    manager = KVManager(8, 8, SIZE, states=SIZES._replace(num_host_states=2), turn_ends=(99,))
+    manager = KVManager(8, 8, SIZE, sides=SIZES._replace(num_host_slots=2), turn_ends=(99,))
     context, tokens, pool = manager.open(), [*range(9), 99, 10, 11, 12], side_pool(manager)
     run(manager, context, tokens, end=8)
     run(manager, context, tokens)

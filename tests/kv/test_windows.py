@@ -4,11 +4,11 @@ import pytest
 
 from jinfercept.kv.context import Context, ContextWindow
 from jinfercept.kv.manager import KVManager
-from jinfercept.kv.windows import WindowSizes
+from jinfercept.kv.side_pool import SideSizes
 from tests.support.kv_contexts import side_pool
 
 SIZE, WINDOW = 4, 6
-SIZES = WindowSizes(WINDOW, num_device_pages=16, num_host_pages=8, page_cost=0.5, slack=SIZE)
+SIZES = SideSizes(16, 8, 0.5, window=WINDOW, slack=SIZE)
 
 
 def run(manager: KVManager, context: Context, tokens: list[int], chunk: int = 99) -> int:
@@ -35,7 +35,7 @@ def run(manager: KVManager, context: Context, tokens: list[int], chunk: int = 99
 
 
 def test_a_paused_context_keeps_what_the_next_token_sees() -> None:
-    manager, tokens = KVManager(16, 0, SIZE, windows=SIZES, prefix_caching=False), list(range(30))
+    manager, tokens = KVManager(16, 0, SIZE, sides=SIZES, prefix_caching=False), list(range(30))
     context = manager.open()
     run(manager, context, tokens, chunk=8)
     manager.release(context)
@@ -49,7 +49,7 @@ def test_a_paused_context_keeps_what_the_next_token_sees() -> None:
 
 @pytest.mark.parametrize("page", [0, 3, 7])
 def test_a_context_that_loses_a_page_loses_all(page: int) -> None:
-    manager, tokens = KVManager(16, 0, SIZE, windows=SIZES, prefix_caching=False), list(range(30))
+    manager, tokens = KVManager(16, 0, SIZE, sides=SIZES, prefix_caching=False), list(range(30))
     context = manager.open()
     run(manager, context, tokens)
     manager.release(context)
@@ -61,7 +61,7 @@ def test_a_context_that_loses_a_page_loses_all(page: int) -> None:
 
 
 def test_a_copied_context_goes_and_comes_with_its_window() -> None:
-    manager, tokens = KVManager(16, 16, SIZE, windows=SIZES, prefix_caching=False), list(range(30))
+    manager, tokens = KVManager(16, 16, SIZE, sides=SIZES, prefix_caching=False), list(range(30))
     context = manager.open()
     run(manager, context, tokens)
     manager.release(context)
@@ -77,7 +77,7 @@ def test_a_copied_context_goes_and_comes_with_its_window() -> None:
 
 
 def test_a_follow_up_shares_up_to_the_end_of_the_first_request() -> None:
-    manager, tokens = KVManager(32, 0, SIZE, windows=SIZES), list(range(26))
+    manager, tokens = KVManager(32, 0, SIZE, sides=SIZES), list(range(26))
     first, second = manager.open(), manager.open()
     run(manager, first, tokens, chunk=8)
     manager.close(first)
@@ -86,7 +86,7 @@ def test_a_follow_up_shares_up_to_the_end_of_the_first_request() -> None:
 
 def test_a_third_context_goes_on_where_the_second_left_the_first() -> None:
     """No checkpoint is where two prompts part, until the second one has computed up to there."""
-    manager, prompt = KVManager(64, 0, SIZE, windows=SIZES._replace(num_device_pages=64)), list(range(22))
+    manager, prompt = KVManager(64, 0, SIZE, sides=SIZES._replace(num_slots=64)), list(range(22))
     contexts = [manager.open() for _ in range(3)]
     computed = [
         run(manager, context, [*prompt, *range(100 * number, 100 * number + 10)], chunk=16)
@@ -97,7 +97,7 @@ def test_a_third_context_goes_on_where_the_second_left_the_first() -> None:
 
 
 def test_checkpoints_in_the_middle_go_first_when_slots_are_needed() -> None:
-    manager, tokens = KVManager(64, 0, SIZE, windows=SIZES._replace(num_device_pages=9)), list(range(40))
+    manager, tokens = KVManager(64, 0, SIZE, sides=SIZES._replace(num_slots=9)), list(range(40))
     first, second = manager.open(), manager.open()
     run(manager, first, tokens, chunk=8)
     manager.close(first)
@@ -112,7 +112,7 @@ def test_checkpoints_in_the_middle_go_first_when_slots_are_needed() -> None:
 
 def test_a_chunk_for_which_the_pool_has_too_few_slots_lacks_one() -> None:
     """Two contexts run, and the second one's chunk has no slots from its third page on."""
-    manager = KVManager(16, 0, SIZE, windows=SIZES._replace(num_device_pages=5))
+    manager = KVManager(16, 0, SIZE, sides=SIZES._replace(num_slots=5))
     first, second = manager.open(), manager.open()
     run(manager, first, list(range(12)))
     manager.hold(second)
@@ -126,7 +126,7 @@ def test_a_chunk_for_which_the_pool_has_too_few_slots_lacks_one() -> None:
 
 
 def test_drafts_that_are_given_back_leave_the_window_whole() -> None:
-    manager, tokens = KVManager(16, 0, SIZE, windows=SIZES), list(range(19))
+    manager, tokens = KVManager(16, 0, SIZE, sides=SIZES), list(range(19))
     context = manager.open()
     run(manager, context, tokens)
     assert manager.place(context, 19, 24) == 24

@@ -18,6 +18,7 @@ from jinfercept.chat.tokenizer.load import load_tokenizer
 from jinfercept.errors import ModelError
 from jinfercept.models.hf_weights import read_config
 from jinfercept.models.load import load
+from tests.support.sample_tokenizers import backend_of
 from tests.support.scripted_model import byte_tokenizer
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -274,7 +275,7 @@ def test_a_damaged_config_is_a_model_error(tmp_path: Path) -> None:
 
 def test_a_damaged_tokenizer_is_a_model_error(tmp_path: Path) -> None:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
-    byte_tokenizer(None)._backend.save(str(tmp_path / "tokenizer.json"))
+    backend_of(byte_tokenizer(None)).save(str(tmp_path / "tokenizer.json"))
     for name, texts in {
         "tokenizer_config.json": ["[]", "{", "7", '{"tokenizer_class": 7}', '{"eos_token": {"a": []}}'],
         "generation_config.json": ["[]", "{", '{"eos_token_id": [[1]]}', '{"eos_token_id": "x"}', "[" * 100_000],

@@ -40,6 +40,60 @@ POST_NORMED = (
     ("post_feedforward_layernorm", "post_ffw_norm"),
 )
 
+GEMMA4 = (
+    ("model.embed_tokens_per_layer", "per_layer_token_embd"),
+    ("model.embed_tokens", "token_embd"),
+    ("model.per_layer_model_projection", "per_layer_model_proj"),
+    ("model.per_layer_projection_norm", "per_layer_proj_norm"),
+    ("model.norm", "output_norm"),
+    ("model.layers.", "blk."),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.", "attn_"),
+    *((f"{name}_proj.", f"{name}.") for name in ("attn_q", "attn_k", "attn_v", "mlp.gate", "mlp.up", "mlp.down")),
+    ("mlp.", "ffn_"),
+    ("router.proj.weight", "ffn_gate_inp.weight"),
+    ("router.scale", "ffn_gate_inp.scale"),
+    ("router.per_expert_scale", "ffn_down_exps.scale"),
+    ("experts.gate_up_proj", "ffn_gate_up_exps.weight"),
+    ("experts.down_proj", "ffn_down_exps.weight"),
+    ("post_per_layer_input_norm", "post_norm"),
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("layer_scalar", "layer_output_scale.weight"),
+    ("input_layernorm", "attn_norm"),
+    ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+    *POST_NORMED,
+)
+
+
+def of_gemma4(config: dict[str, Any]) -> dict[str, Any]:
+    """Metadata of the converter's Gemma 4."""
+    of_window = [kind == "sliding_attention" for kind in config["layer_types"]]
+    own = config["per_layer_config"][str(of_window.index(False))]
+    num_heads, size = config["num_key_value_heads"], config["intermediate_size"]
+    num_shared, count = config["num_kv_shared_layers"], len(of_window)
+    facts = {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": of_window,
+        "attention.shared_kv_layers": num_shared,
+        "attention.key_length_swa": config["head_dim"],
+        "attention.value_length": own["head_dim"],
+        "attention.value_length_swa": config["head_dim"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "rope.freq_base_swa": config["rope_parameters"]["sliding_attention"]["rope_theta"],
+        "rope.dimension_count": own["head_dim"],
+        "rope.dimension_count_swa": config["head_dim"],
+        "final_logit_softcapping": config["final_logit_softcapping"],
+    }
+    if "num_key_value_heads" in own:
+        facts["attention.head_count_kv"] = [num_heads if near else own["num_key_value_heads"] for near in of_window]
+    if config["use_double_wide_mlp"]:
+        facts["feed_forward_length"] = [size] * (count - num_shared) + [2 * size] * num_shared
+    if config["num_experts"]:
+        facts |= {"expert_count": config["num_experts"], "expert_used_count": config["top_k_experts"]}
+        facts["expert_feed_forward_length"] = config["moe_intermediate_size"]
+    return {f"gemma4.{key}": value for key, value in facts.items() if value is not None}
+
 
 def convert(
     name: str,
@@ -69,7 +123,7 @@ def convert(
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     if "head_dim" in config:
-        writer.add_key_length(config["head_dim"])
+        writer.add_key_length(16 if architecture == "gemma4" else config["head_dim"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
@@ -99,7 +153,7 @@ def convert(
         writer.add_uint32(key, number)
     for tensor, divisors in factors.items():
         writer.add_tensor(tensor, np.array(divisors, np.float32))
-    if (count := config.get("num_local_experts") or config.get("num_experts")) is not None:
+    if architecture != "gemma4" and (count := config.get("num_local_experts") or config.get("num_experts")) is not None:
         writer.add_expert_count(count)
         writer.add_expert_used_count(config["num_experts_per_tok"])
         if "moe_intermediate_size" in config:
@@ -120,6 +174,10 @@ def convert(
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         if "beta_fast" in rope:
             writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+    if architecture == "gemma4":
+        others = {**others, **of_gemma4(config)}
+        share = [1.0] * round(rope["partial_rotary_factor"] * 8) + [1e30] * 8
+        writer.add_tensor("rope_freqs.weight", np.array(share[:8], np.float32))
     for key, value in others.items():
         kind = gguf.GGUFValueType.get_type(value)
         writer.add_key_value(
@@ -132,10 +190,10 @@ def convert(
         values = stored.astype(np.float32)
         if architecture in ("llama", "granite", "smollm3") and ("q_proj" in tensor or "k_proj" in tensor):
             values = pairs_side_by_side(values, config["head_dim"])
-        if architecture.startswith("gemma") and tensor.endswith("norm.weight"):
+        if architecture in ("gemma", "gemma2", "gemma3") and tensor.endswith("norm.weight"):
             values = values + 1
         renamed = POST_NORMED if architecture in ("gemma2", "gemma3", "olmo2", "gpt-oss") else ()
-        tensor = renamed_to(tensor, (*renamed, *RENAMED))
+        tensor = renamed_to(tensor, GEMMA4 if architecture == "gemma4" else (*renamed, *RENAMED))
         if quantised is not None and values.ndim > 1 and values.shape[-1] % 32 == 0 and "gate_inp" not in tensor:
             kind = gguf.GGMLQuantizationType[quantised]
             writer.add_tensor(tensor, gguf.quants.quantize(values, kind), raw_dtype=kind)
@@ -235,6 +293,10 @@ def rope_factors(rope: dict[str, float], head_dim: int) -> np.ndarray:
         ("mixtral", "llama"),
         ("qwen3_moe", "qwen3moe"),
         ("gpt_oss_mxfp4", "gpt-oss"),
+        ("gemma4", "gemma4"),
+        ("gemma4_moe", "gemma4"),
+        ("gemma4_e4b", "gemma4"),
+        ("gemma4_e2b", "gemma4"),
     ],
 )
 def test_float32_logits_are_those_of_transformers(tmp_path, name, architecture):

@@ -13,8 +13,7 @@ from jinfercept.errors import ModelError
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.models.load import load
 from tests.support.dense_model import logits
-from tests.support.joining import set_joined
-from tests.support.tiny_model import GOLDEN
+from tests.support.tiny_model import GOLDEN, set_joined
 
 
 def stored(name: str) -> dict[str, Any]:

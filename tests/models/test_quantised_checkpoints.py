@@ -9,8 +9,8 @@ from jinfercept.errors import ModelError
 from jinfercept.models.load import bytes_to_load, load, quantization_of
 from jinfercept.models.quantized import is_quantized
 from tests.support.dense_model import dense, logits
-from tests.support.joining import set_joined
 from tests.support.quantised_checkpoints import CONFIG, FUSED, KINDS, write, write_model
+from tests.support.tiny_model import set_joined
 
 
 @pytest.fixture(autouse=True)

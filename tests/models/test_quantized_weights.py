@@ -18,8 +18,8 @@ from jinfercept.models.quantized import QuantizedTensor, is_quantized
 from jinfercept.models.weights.in_memory import Replacement, initial_params, shapes_of
 from jinfercept.pallas.layouts.packed_weights import pack
 from tests.support.dense_model import dense, logits
-from tests.support.joining import set_joined
 from tests.support.tiny_gguf import E, F, write
+from tests.support.tiny_model import set_joined
 
 V = 64
 TOKENS = jnp.arange(3, 15)

@@ -17,7 +17,7 @@ from jinfercept.models.load import bytes_to_load, load
 from jinfercept.models.model import param_bytes
 from jinfercept.models.rope import frequencies, rotate
 from tests.support.dense_model import logits
-from tests.support.joining import set_joined
+from tests.support.tiny_model import set_joined
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 VARIANTS = json.loads((GOLDEN / "variants.json").read_text())

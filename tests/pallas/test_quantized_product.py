@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jinfercept.cpu_kernels import native
 from jinfercept.models.quantized_product import product, supports
 from jinfercept.pallas.layouts.packed_weights import ORDER, Packed, e2m1_pairs, from_e2m1, pack_nibbles, unpack
+from tests.support.pretend import older_cpu
 from tests.support.quantized_weight import mxfp4_weight, weight
 
 
@@ -43,7 +44,7 @@ def test_a_product_is_that_of_the_numbers(
     x = jax.random.normal(jax.random.key(0), (rows, groups * group), jnp.dtype(dtype))
     with pytest.MonkeyPatch.context() as patch:
         if older and native.usable():
-            patch.setattr(native, "features", lambda: frozenset({"avx2", "fma"}))
+            older_cpu(patch)
         got = jax.jit(lambda x: product(x, packed, jnp.float32))(x)
     exact = np.abs(np.asarray(x, np.float32)) @ np.abs(numbers)
     tolerance = 1e-2 if dtype == "bfloat16" and (rows > 12 or not supports(x, packed)) else 1e-5
@@ -74,7 +75,7 @@ def test_a_product_in_mxfp4_is_that_of_the_numbers(
     np.testing.assert_array_equal(unpack(packed, jnp.bfloat16).astype(jnp.float32), numbers)
     x = jax.random.normal(jax.random.key(0), (rows, 96), jnp.dtype(dtype))
     if older and native.usable():
-        monkeypatch.setattr(native, "features", lambda: frozenset({"avx2", "fma"}))
+        older_cpu(monkeypatch)
     got = jax.jit(lambda x: product(x, packed, jnp.float32))(x)
     exact = np.abs(np.asarray(x, np.float32)) @ np.abs(numbers)
     assert np.all(np.abs(got - np.asarray(x, np.float32) @ numbers) <= 1e-5 * exact)

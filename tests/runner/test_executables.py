@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float
 
-from jinfercept.runner import executables
 from jinfercept.runner.executables import Executables
+from tests.support.pretend import quiet_after
 
 
 @pytest.fixture(autouse=True)
 def _compiled_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left is compiled at the first moment without a call."""
-    monkeypatch.setattr(executables, "QUIET_S", 0.0)
-    monkeypatch.setattr(executables, "LONGEST_WAIT_S", 5.0)
+    quiet_after(monkeypatch, 0.0)
 
 
 class CountedSum:
@@ -111,7 +110,7 @@ def test_closing_leaves_what_is_not_compiled_yet() -> None:
 def test_nothing_is_compiled_behind_calls_that_follow_each_other_until_it_has_waited_long_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(executables, "QUIET_S", 60.0)
+    quiet_after(monkeypatch, 60.0)
     run, function = added("a", "b")
     check(run, "a")
     run.compile_behind()
@@ -119,7 +118,7 @@ def test_nothing_is_compiled_behind_calls_that_follow_each_other_until_it_has_wa
     run.close()
     assert (run.num_pending, function.num_traces) == (1, 1)
 
-    monkeypatch.setattr(executables, "LONGEST_WAIT_S", 0.01)
+    quiet_after(monkeypatch, 60.0, 0.01)
     run, function = added("a", "b")
     check(run, "a")
     run.compile_behind()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import batched
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 
 from jinfercept.kv.page import PageCopy
 from jinfercept.models import mesh
+from jinfercept.pallas.layouts.interleaved import FP8
+from jinfercept.runner import page_transfers
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape
 from jinfercept.runner.packing_samples import NUM_FIELDS
 from jinfercept.runner.page_transfers import layer_pages, transfer_sizes
 from jinfercept.runner.pools import Pool, _cover
+from tests.support.tiny_model import Workload, count_ties, streams, tiny_llm
 
 NUM_PAGES, NUM_HOST = 24, 40
 CONTEXT_PAGES, MOVED_PAGES = 7, 12
@@ -170,3 +173,36 @@ def test_a_pool_is_kept_but_for_what_a_failed_step_has_donated() -> None:
     kv.reset()
     assert [bool(layer.any()) for layer in kv.layers] == [False, False]
     assert kv.layers[1] is kept
+
+
+SIZES: dict[str, Any] = {"kv_tokens": 112, "max_model_len": 100, "max_num_batched_tokens": 16, "attention": "reference"}
+
+
+@pytest.mark.parametrize(
+    ("family", "policy", "flags"),
+    [
+        ("llama_gqa", "min_waste", {"staging_pages": 4}),
+        pytest.param("gemma3", "preserve", {"num_window_tokens": 120}, marks=pytest.mark.slow),
+        pytest.param("gptj", "swap", {"staging_pages": 4}, marks=pytest.mark.slow),
+        pytest.param("gpt_oss", "min_waste", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_pages_of_a_tpu_give_the_greedy_tokens(
+    monkeypatch: pytest.MonkeyPatch, family: str, policy: str, flags: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(page_transfers, "INTERLEAVED_ON", ("cpu",))
+    with tiny_llm(family, policy=policy, **SIZES, **flags) as llm:
+        outputs = Workload(number=8, seed=7).run(llm, delay_s=0.002)
+        assert sum(count_ties(family, output) for output in outputs) <= 1
+        assert llm.counters.interceptions > 0
+
+
+def test_pages_in_fp8_give_the_same_tokens_wherever_they_have_been(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_transfers, "INTERLEAVED_ON", ("cpu",))
+    work = Workload(number=8, seed=7)
+    with tiny_llm("llama_gqa", policy="swap", kv_cache_dtype="fp8", **SIZES) as llm:
+        assert {pages.dtype for pages in llm.engine.setup.runner.kv.layers} == {FP8}
+        swapped = streams(work.run(llm, delay_s=0.002))
+        assert llm.counters.copied_out > 0
+        llm.restart(policy="discard")
+        assert streams(work.run(llm, delay_s=0.002)) == swapped

@@ -54,9 +54,13 @@ def test_a_full_host_loses_the_context_that_is_paused_longest_however_long_calls
     assert not missing(second)
 
 
-def test_full_pages_are_copied_while_their_requests_run() -> None:
-    bench, _ = bench_of(num_pages=30, num_host_pages=60)
+def test_full_pages_of_requests_that_run_are_copied_once_another_one_has_paused() -> None:
+    bench, estimator = bench_of(num_pages=40, num_host_pages=60)
     sequences = [bench.prefilled(name, 24, max_tokens=30) for name in ("first", "second", "third")]
+    bench.steps(4)
+    for sequence in sequences:
+        assert Residency.CLEAN not in residencies(sequence), "no other context wants its slots"
+    paused(bench, estimator, "paused", 24, 1e9)
     bench.steps(4)
     for sequence in sequences:
         assert set(residencies(sequence)[:6]) == {Residency.CLEAN}

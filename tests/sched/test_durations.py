@@ -4,7 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jinfercept.kv.manager import KVManager
 from jinfercept.sched.durations import RING, DurationHistory, Seen
+from jinfercept.sched.estimator import remaining_s
+from jinfercept.sched.sequence import PendingCall, Sequence
+from jinfercept.sim.simulation import OracleEstimator
 
 durations = st.lists(st.floats(0, 100), min_size=1, max_size=30)
 
@@ -46,7 +50,6 @@ def test_where_few_end_and_soon_whoever_is_oldest_is_expected_last() -> None:
 
 def test_only_the_last_durations_are_remembered() -> None:
     history = history_of(*[(500.0, False)] * 40, *[(float(index), False) for index in range(RING)])
-    assert history.curve.num_seen == RING
     assert history.curve.times == tuple(map(float, range(RING)))
 
 
@@ -81,3 +84,20 @@ def test_a_long_history_is_not_summed_up_again_for_every_call() -> None:
         assert history.curve is curve
     history.end(None, Seen(2.0, False))
     assert history.curve.left(1.0) == pytest.approx((RING // 32 + 1) / RING)
+
+
+def waiting(*calls: PendingCall) -> Sequence:
+    sequence = Sequence("s", [1], KVManager(4, 0, 4).open(), max_tokens=1)
+    sequence.calls = sequence.awaited = calls
+    return sequence
+
+
+def test_a_call_that_has_returned_is_waited_for_no_more() -> None:
+    oracle = OracleEstimator()
+    calls = [PendingCall("t", i, expected_s=seconds, head_start_s=1.0) for i, seconds in enumerate((3.0, 9.0))]
+    for call in calls:
+        oracle.started(call, 0.0)
+    sequence = waiting(*calls)
+    assert remaining_s(oracle, sequence, 0.5) == pytest.approx(7.5)
+    sequence.awaited = (calls[0],)
+    assert remaining_s(oracle, sequence, 0.5) == 1.5

@@ -4,15 +4,11 @@ import pickle
 from collections.abc import Hashable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from jinfercept.sched.durations import MOST_IN_FLIGHT, SHARE
+from jinfercept.sched.durations import MOST_IN_FLIGHT
 from jinfercept.sched.estimator import MOST_TENANTS, ElapsedEstimator, HistoryEstimator
 from jinfercept.sched.sequence import CallKind, PendingCall
 from jinfercept.sim.simulation import OracleEstimator
-
-seconds = st.floats(0, 1000)
 
 SEARCH, PERSON = PendingCall("search"), PendingCall("person")
 
@@ -28,22 +24,12 @@ def taught(*durations: float) -> HistoryEstimator:
 def test_elapsed_expects_as_much_again() -> None:
     estimator = ElapsedEstimator()
     assert estimator.remaining_s(SEARCH, 3.0) == 3.0
-    assert estimator.survival(SEARCH, 3.0, 0.0) == 1.0
-    assert estimator.survival(SEARCH, 3.0, 3.0) == 0.25
-    assert estimator.survival(SEARCH, 0.0, 1.0) == 0.0
-
-
-def test_the_survival_of_elapsed_has_the_age_as_its_mean() -> None:
-    step = 0.05
-    mean = sum(ElapsedEstimator().survival(SEARCH, 3.0, (i + 0.5) * step) for i in range(200_000)) * step
-    assert mean == pytest.approx(3.0, rel=1e-3)
 
 
 def test_a_call_that_outlasts_everything_known_is_expected_to_last_as_long_again() -> None:
     estimator = taught(1.0, 2.0, 6.0)
     assert estimator.remaining_s(SEARCH, 6.0) == 6.0
     assert estimator.remaining_s(SEARCH, 7.0) == 7.0
-    assert estimator.survival(SEARCH, 7.0, 7.0) == 0.25
 
 
 def test_tools_are_told_apart_and_a_new_one_starts_with_everybodys_history() -> None:
@@ -63,20 +49,17 @@ def test_with_nothing_known_history_is_elapsed() -> None:
     estimator.started(SEARCH, 0.0)
     for age_s in (0.0, 4.0):
         assert estimator.remaining_s(SEARCH, age_s) == age_s
-        assert estimator.survival(SEARCH, age_s, 2.0) == ElapsedEstimator().survival(SEARCH, age_s, 2.0)
 
 
 def test_calls_in_flight_count_for_at_least_their_age() -> None:
     estimator = taught(1.0, 1.0, 40.0)
-    assert estimator.survival(SEARCH, 0.0, 1.0) == pytest.approx(1 / 3)
     for index in range(9):
         estimator.started(PendingCall("search", index), 0.0)
     estimator.started(PendingCall("search", "last"), 30.0)
-    assert estimator.survival(SEARCH, 0.0, 1.0) == pytest.approx(10 / 12)  # 2 of 12 ended by then
     assert estimator.remaining_s(SEARCH, 0.0) == pytest.approx((2 * 1 + 10 * 40) / 12)
     for index in range(9):
         estimator.observe(PendingCall("search", index), 30.0, clean=False)
-    assert estimator.survival(SEARCH, 0.0, 1.0) == pytest.approx(10 / 12)
+    assert estimator.remaining_s(SEARCH, 0.0) == pytest.approx((2 * 1 + 10 * 40) / 12)
 
 
 def test_a_tool_that_only_ever_times_out_is_expected_to_last_longer() -> None:
@@ -93,8 +76,6 @@ def test_a_hint_is_believed_until_the_call_outlasts_it() -> None:
     render = PendingCall("search", "render", 10.0)
     estimator.started(render, 0.0)
     assert estimator.remaining_s(render, 4.0) == 6.0
-    assert estimator.survival(render, 4.0, 5.0) == 1.0
-    assert estimator.survival(render, 4.0, 6.0) == 0.0
     assert estimator.remaining_s(render, 12.0) == estimator.remaining_s(SEARCH, 12.0)
 
 
@@ -104,7 +85,6 @@ def test_the_oracle_knows() -> None:
     estimator.started(call, 5.0)
     assert estimator.remaining_s(call, 1.0) == 2.0
     assert estimator.remaining_s(call, 3.5) == 0.0  # its return is not read yet
-    assert [estimator.survival(call, 1.0, t) for t in (1.9, 2.0)] == [1.0, 0.0]
     estimator.observe(call, 3.0)
     with pytest.raises(AssertionError, match="that have started"):
         estimator.remaining_s(call, 1.0)
@@ -117,7 +97,7 @@ def call_of(tenant: str, name: str = "search", kind: CallKind = "server_tool", k
     return PendingCall(name, key, tenant=tenant, kind=kind)
 
 
-@pytest.mark.parametrize("kind", ["client_tool", "reader", "unknown_tool"])
+@pytest.mark.parametrize("kind", ["client_tool", "server_tool", "reader", "unknown_tool"])
 def test_what_a_tenant_does_with_its_own_tools_and_answers_changes_nothing_for_another(kind: CallKind) -> None:
     estimator = HistoryEstimator()
     for number in range(100):
@@ -128,36 +108,6 @@ def test_what_a_tenant_does_with_its_own_tools_and_answers_changes_nothing_for_a
     estimator.observe(polite, 5.0)
     assert estimator.remaining_s(polite, 2.0) == 3.0
     assert estimator.remaining_s(call_of("polite", "another", kind), 0.0) == 5.0  # the tenant's pooled history
-
-
-def test_the_shared_history_of_a_servers_tool_stands_in_until_a_tenants_own_first_call_has_ended() -> None:
-    estimator = HistoryEstimator()
-    estimator.observe(call_of("one"), 2.0)
-    estimator.observe(call_of("two"), 4.0)
-    estimator.observe(call_of("three", "render"), 50.0)
-    newcomer = call_of("three", key="first")
-    estimator.started(newcomer, 0.0)
-    assert estimator.remaining_s(newcomer, 0.0) == pytest.approx(3.0)
-    assert estimator.remaining_s(call_of("three", kind="client_tool"), 0.0) == pytest.approx(50.0)
-    estimator.observe(newcomer, 7.0)
-    assert estimator.remaining_s(newcomer, 0.0) == pytest.approx(7.0)
-    for _ in range(1000):
-        estimator.observe(call_of("hostile"), 3600.0)
-    assert estimator.remaining_s(newcomer, 0.0) == pytest.approx(7.0)
-
-
-@given(st.lists(st.tuples(st.sampled_from(["hostile", "hostile", "a", "b", "c"]), st.booleans()), max_size=200))
-def test_no_tenant_weighs_more_in_a_shared_history_than_any_other_however_much_it_calls(
-    calls: list[tuple[str, bool]],
-) -> None:
-    estimator = HistoryEstimator()
-    for tenant in ("a", "b", "c") * SHARE:
-        estimator.observe(call_of(tenant), 1.0)
-    for number, (tenant, ends) in enumerate(calls):
-        estimator.started(call_of(tenant, key=number), 0.0)
-        if ends:
-            estimator.observe(call_of(tenant, key=number), 100.0 if tenant == "hostile" else 1.0)
-    assert estimator.survival(call_of("newcomer"), 0.0, 99.0) <= 1 / 4 + 1e-9
 
 
 def test_histories_are_bounded_and_a_tenants_names_push_out_only_its_own() -> None:

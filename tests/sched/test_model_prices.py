@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jinfercept.kv.page import Residency
-from jinfercept.kv.states import StateSizes
+from jinfercept.kv.side_pool import SideSizes
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.min_waste import MinWaste
 from jinfercept.sched.policy import Policy, preserve
@@ -22,7 +22,7 @@ BUCKET = 16
 def bench_of(policy: Policy, num_states: int = 3) -> SchedulerBench:
     """A scheduler of a model with recurrent layers."""
     sizes: dict[str, Any] = {"num_pages": 20, "num_host_pages": 0, "max_num_seqs": 2, "buckets": (BUCKET,)}
-    return SchedulerBench(policy, states=StateSizes(num_states, 0, 10), **sizes)
+    return SchedulerBench(policy, states=SideSizes(num_states, 0, 10), **sizes)
 
 
 def paused(bench: SchedulerBench, name: str) -> Sequence:

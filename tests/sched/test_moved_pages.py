@@ -4,14 +4,21 @@ import pytest
 
 from jinfercept.calls import Call, Result
 from jinfercept.chat.detector import ScriptedDetector
-from jinfercept.kv.windows import WindowSizes
+from jinfercept.kv.side_pool import SideSizes
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import StepPlan
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.workload import Script, Segment
-from tests.support.fake_engine import POLICIES, FakeRunner, InstantDispatcher, ManualClock, make_engine, run_all
-from tests.support.matrices import sampled_depths
+from tests.support.fake_engine import (
+    POLICIES,
+    FakeRunner,
+    InstantDispatcher,
+    ManualClock,
+    make_engine,
+    run_all,
+    sampled_depths,
+)
 from tests.support.scheduler_scenarios import SIZE, Scenario, ScenarioRun
 
 MOST = 2
@@ -67,7 +74,7 @@ def test_no_plan_of_any_policy_moves_more_than_it_may(policy: str, depth: int) -
 def test_windows_count_as_what_a_plan_moves() -> None:
     """Contexts pause at once, each with a page and a window as large as all that a plan may move: it moves one."""
     script = Script("chat", 1, (Segment(3, 5.0, 6), Segment(4, None, 0)))
-    windows = WindowSizes(9, num_device_pages=40, num_host_pages=40, page_cost=2.0 * SIZE, slack=SIZE)
+    windows = SideSizes(40, 40, 2.0 * SIZE, window=9, slack=SIZE)
     arrivals = tuple(Arrival(0.0, script) for _ in range(6))
     scenario = Scenario(arrivals, "swap", num_pages=24, num_host_pages=40, link_tokens_per_s=1e9, windows=windows)
     moved = dict[int | None, int]()

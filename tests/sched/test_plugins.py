@@ -272,7 +272,6 @@ def test_nonsense_through_a_mover_is_an_error_that_names_the_policy_and_the_meth
 def test_an_estimator_of_the_users_own_needs_one_method_and_is_checked(own: Path) -> None:
     soon = make_estimator(f"{own}:Soon")
     assert soon.remaining_s(SEARCH, 3.0) == 1.0
-    assert (soon.survival(SEARCH, 0.0, 0.5), soon.survival(SEARCH, 0.0, 2.0)) == (1.0, 0.0)
     soon.started(SEARCH, 0.0)
     soon.observe(SEARCH, 2.0, clean=False)
     for nonsense in (float("nan"), -1.0, None, "1"):

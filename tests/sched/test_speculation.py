@@ -1,10 +1,13 @@
 """Drafts are what followed before; as many as pay; and what is drawn counts up to the first that differs."""
 
+from itertools import accumulate
+from operator import mul
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jinfercept.sched.draft_state import Acceptance, NgramIndex
-from jinfercept.sched.speculation import Prospect, choose_depths, kept
+from jinfercept.sched.speculation import choose_depths, kept
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60)
 
@@ -51,33 +54,34 @@ def linear(tokens: int) -> float:
 
 
 def test_drafts_are_taken_where_they_are_likely_and_only_if_they_pay() -> None:
-    both = [Prospect(0.9, 4), Prospect(0.5, 4)]
+    both = [[0.9] * 4, [0.5] * 4]
     assert choose_depths(both, 2, 2, 30, flat) == [4, 3]  # 0.5 ** 4 is below the least chance
     assert choose_depths(both, 2, 2, 3, flat) == [3, 0]
     assert choose_depths(both, 2, 2, 30, linear) == [0, 0]  # a saturated step
     assert choose_depths(both, 2, 2, 30, lambda tokens: 1.0 if tokens <= 4 else 9.0) == [2, 0]
-    assert choose_depths([Prospect(0.9, 0)], 1, 1, 30, flat) == [0]
+    assert choose_depths([[]], 1, 1, 30, flat) == [0]
+    assert choose_depths([[0.9, 0.05, 0.9]], 1, 1, 30, flat) == [1]
 
 
 def test_the_steps_of_a_draft_model_count() -> None:
-    likely = [Prospect(0.9, 8)]
+    likely = [[0.9] * 8]
     assert choose_depths(likely, 1, 1, 30, flat, lambda rows: 0.0) == [8]
     assert choose_depths(likely, 1, 1, 30, flat, lambda rows: 0.4) == [
         4
     ]  # 4.095 tokens in 2.6 s; a fifth: 4.686 in 3.0
     assert choose_depths(likely, 1, 1, 30, flat, lambda rows: 1.0) == [0]
-    several = [Prospect(0.9, 1)] * 4
+    several = [[0.9]] * 4
     assert choose_depths(several, 4, 4, 30, flat, lambda rows: 0.8) == [1] * 4  # one step for all of them
     assert choose_depths(several, 4, 4, 30, flat, lambda rows: 0.8 * rows) == [0] * 4
 
 
 @given(
-    prospects=st.lists(st.builds(Prospect, st.floats(0, 1), st.integers(0, 5)), max_size=6),
+    prospects=st.lists(st.lists(st.floats(0, 1), max_size=5), max_size=6),
     most=st.integers(0, 12),
     buckets=st.sets(st.integers(1, 40), min_size=1),
 )
 def test_depths_are_within_their_limits_and_never_slower(
-    prospects: list[Prospect], most: int, buckets: set[int]
+    prospects: list[list[float]], most: int, buckets: set[int]
 ) -> None:
     def step_s(tokens: int) -> float:
         return 1.0 + sum(bucket < tokens for bucket in buckets)
@@ -85,19 +89,22 @@ def test_depths_are_within_their_limits_and_never_slower(
     number = max(1, len(prospects))
     depths = choose_depths(prospects, number, number, most, step_s)
     assert sum(depths) <= most
-    assert all(depth <= prospect.most for depth, prospect in zip(depths, prospects, strict=True))
-    gain = sum(p.chance**place for p, depth in zip(prospects, depths, strict=True) for place in range(1, depth + 1))
+    assert all(depth <= len(chances) for depth, chances in zip(depths, prospects, strict=True))
+    gain = sum(sum(accumulate(chances[:depth], mul)) for chances, depth in zip(prospects, depths, strict=True))
     assert (number + gain) / step_s(number + sum(depths)) >= number / step_s(number)
 
 
-def test_the_chance_follows_what_was_accepted_and_returns_to_the_prior() -> None:
-    state = Acceptance()
+def test_the_chance_of_each_place_follows_what_was_accepted_and_returns_to_the_prior() -> None:
+    state, before = Acceptance(4), [0.6] * 4
     for _ in range(20):
-        state.note(4, 0)
-    assert state.chance(0.6) < 0.2
-    for _ in range(200):
-        state.forget()
-    assert abs(state.chance(0.6) - 0.6) < 0.05
+        state.note(4, 1)
+    first, second, third, fourth = state.chances(before)
+    assert first > 0.9
+    assert second < 0.2
+    assert third == fourth == 0.6  # they were never reached
+    for _ in range(1000):
+        state.note(1, 1)
+    assert abs(state.chances(before)[1] - 0.6) < 0.05
     for _ in range(20):
         state.note(4, 4)
-    assert state.chance(0.6) > 0.9
+    assert min(state.chances(before)) > 0.9

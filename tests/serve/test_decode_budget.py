@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import jinfercept
+from tests.support.engine_state import engine_of
 from tests.support.live_server import Running, prompt_of
 from tests.support.scripted_model import Scripted
 
@@ -23,7 +24,7 @@ def test_a_decode_step_of_a_streamed_chat_makes_few_calls_in_few_files(
     scripted: Scripted, served: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripted.follow(prompt_of(scripted, MESSAGES) + "one two three " * 30 + "<|im_end|>")
-    monkeypatch.setattr(served.llm.engine._engine, "_check", False)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(engine_of(served.llm), "_check", False)
     _called(served, 64)
     few, many = _called(served, 64), _called(served, 192)
     calls = {place: (count - few[place]) / 128 for place, count in many.items()}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from jinfercept.sched import door
-from jinfercept.sched.door import Overload
+from jinfercept.sched.door import RETRY_S, Overload
 from tests.support.gate import Gate, closed_gate
 from tests.support.live_server import Running, until
+from tests.support.pretend import late_at_once
 from tests.support.scripted_model import Scripted
 
 LONG: dict[str, Any] = {"prompt": "a", "max_tokens": 90, "ignore_eos": True, "stream": True}
@@ -27,7 +27,7 @@ def crowded(served: Running, scripted: Scripted, overload: Overload) -> Iterator
         closed_gate(scripted.llm) as gate,
         served.http.stream("POST", "/v1/completions", json=LONG | {"n": 9}) as answer,
     ):
-        patch.setattr(door, "LATE_S", -1.0)
+        late_at_once(patch)
         pieces = answer.iter_raw()
         assert next(pieces)
         yield gate
@@ -48,6 +48,20 @@ def test_a_new_conversation_is_refused_with_a_time_to_come_again(served: Running
         body = {"model": "scripted", "max_tokens": 5, "messages": messages}
         assert served.http.post("/v1/messages", json=body).json()["error"]["type"] == "rate_limit_error"
         assert 'refused_requests_total{code="overloaded"' in served.http.get("/metrics").text
+
+
+def test_a_conversation_that_waits_too_long_is_refused_likewise(
+    served: Running, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("sched.door", "serve.protocols.errors"):
+        monkeypatch.setattr(f"jinfercept.{module}.MOST_DOOR_S", 0.0)
+    with crowded(served, scripted, "queue") as gate:
+        gate.open()
+        refused = served.http.post("/v1/completions", json={"prompt": "c" * 600})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+        assert int(refused.headers["retry-after"]) == RETRY_S
+        stream = served.http.post("/v1/completions", json={"prompt": "c" * 600, "stream": True})
+        assert (stream.status_code, '"code": "overloaded"' in stream.text.replace('":"', '": "')) == (200, True)
 
 
 def test_a_new_conversation_that_waits_has_a_place_in_the_header_the_log_live_and_metrics(

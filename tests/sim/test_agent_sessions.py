@@ -13,6 +13,7 @@ from jinfercept.cli.main import main
 from jinfercept.errors import ConfigError
 from jinfercept.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from jinfercept.sched.named_profiles import PROFILES
+from jinfercept.sim import session_clients
 from jinfercept.sim.agent_sessions import TOOL, ScriptedSession, ScriptedTurn, SubAgent
 from jinfercept.sim.session_clients import SessionClients, SessionLoad, session_tokens
 from jinfercept.sim.simulation import Simulation
@@ -232,16 +233,21 @@ def test_a_turn_that_is_not_served_counts_with_its_time_so_far() -> None:
     assert 0 <= report["within_limits_share"] <= 1
 
 
-def test_the_time_of_sessions_at_the_door_is_reported_beside_the_delays_of_turns_inside() -> None:
+def test_the_time_of_sessions_at_the_door_is_reported_beside_the_delays_of_turns_inside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_clients, "RETRY_S", 0.5)
     load = SessionLoad([session(0.1, 0.1)], seed=1, live=90, duration_s=8.0, ramp_s=6.0)
-    queued, served = (
+    queued, refused, served = (
         simulation(duration_s=8.0, max_num_seqs=1, order="missing_work", overload=overload).run(load)
-        for overload in ("queue", "serve")
+        for overload in ("queue", "refuse", "serve")
     )
-    assert queued["turn_delay_s"]["mean"] < queued["turn_delay_with_door_s"]["mean"]
-    assert queued["turn_delay_s"]["mean"] < served["turn_delay_s"]["mean"]
-    assert queued["door_s"]["mean"] > served["door_s"]["mean"] == 0.0
-    assert queued["completed_per_s"] > 0.9 * served["completed_per_s"]
+    for report in (queued, refused):
+        assert report["turn_delay_s"]["mean"] < report["turn_delay_with_door_s"]["mean"]
+        assert report["turn_delay_s"]["mean"] < served["turn_delay_s"]["mean"]
+        assert report["door_s"]["mean"] > served["door_s"]["mean"] == 0.0
+        assert report["completed_per_s"] > 0.9 * served["completed_per_s"]
+    assert queued["within_limits_share"] > served["within_limits_share"]
 
 
 def test_a_returning_turn_computes_only_what_is_new() -> None:

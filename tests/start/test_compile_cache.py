@@ -19,6 +19,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jinfercept.errors import ConfigError
 from jinfercept.start.compile_cache import check_bucket, drop_damaged
+from tests.support.pretend import missing
 from tests.support.tiny_model import GOLDEN
 
 WHOLE = zlib.compress(bytes(range(256)) * 64)
@@ -168,7 +169,7 @@ def cache_in(directory: str) -> Iterator[None]:
     ("directory", "fix"), [("s3://bucket/xla", "pip install s3fs"), ("ftp://bucket/xla", "gs://, s3://, az://")]
 )
 def test_a_bucket_without_its_package_is_refused(directory: str, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)
+    missing(monkeypatch, "s3fs")
     with pytest.raises(ConfigError, match=f"JAX cannot use this compilation cache.*{fix}"):
         check_bucket(directory)
 

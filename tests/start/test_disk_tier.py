@@ -32,11 +32,11 @@ def llm(folder: Path) -> Iterator[LLM]:
         yield llm
 
 
-def turn(llm: LLM, prompt: tuple[int, ...], salt: str = "") -> RequestOutput:
+def turn(llm: LLM, prompt: tuple[int, ...], salt: str = "", name: str = "llama_gqa") -> RequestOutput:
     """A turn whose context is retained; its tokens are the greedy ones."""
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     [output] = serve(llm.engine.thread, [Request("turn", prompt, params, follow_up=FollowUp(), cache_salt=salt)])
-    count_ties("llama_gqa", output)
+    count_ties(name, output)
     return output
 
 
@@ -54,6 +54,26 @@ def test_a_session_goes_on_with_empty_pages_without_recomputing(llm: LLM) -> Non
     llm.restart(policy="lru_host")
     assert turn(llm, (*stream(output), 8, 9)).num_cached_tokens == 88
     llm.engine.check_pages()
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "gemma4", pytest.param("gpt_oss", marks=pytest.mark.slow)])
+def test_states_and_windows_come_back_from_disk_with_the_pages_that_a_llama_reuses(name: str, tmp_path: Path) -> None:
+    flags = {} if name == "qwen3_next" else {"num_window_tokens": 400}
+    sizes = {"kv_tokens": 160, "swap_space": 0.001, "kv_disk": str(tmp_path), "kv_disk_space": 0.01}
+    with tiny_llm(name, **sizes, **flags) as llm:
+        history = stream(turn(llm, PROMPT, name=name))
+        llm.restart()
+        output = turn(llm, (*history, 5, 6, 7), name=name)
+        assert output.num_cached_tokens == 76
+        llm.restart()
+        assert turn(llm, (*PROMPT, 9, 8), name=name).num_cached_tokens == 68  # without the answer
+        llm.restart()
+        for data in sorted(tmp_path.glob("data-*"), key=lambda path: path.stat().st_mtime_ns)[::2]:
+            data.write_bytes(bytes(data.stat().st_size))
+        again = turn(llm, (*stream(output), 8, 9), name=name)
+        assert again.num_cached_tokens is not None
+        assert again.num_cached_tokens < 88
+        llm.engine.check_pages()
 
 
 def test_contexts_of_other_tenants_and_weights_and_damaged_ones_are_missing(llm: LLM, folder: Path) -> None:

@@ -17,6 +17,7 @@ from jinfercept.runner.pools import Pool
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.start.memory import FreeMemory
 from jinfercept.start.progress import StartDisplay
+from tests.support.pretend import quiet_after
 from tests.support.tiny_model import GOLDEN
 from tests.support.tool_runner import until
 
@@ -44,7 +45,7 @@ def test_a_start_leaves_executables_to_a_thread_and_writes_the_same_tokens(monke
     with LLM(GOLDEN / "llama_gqa", profile=profile, lazy=False, **FLAGS) as llm:
         expected, times = tokens(llm), llm.start_times
     assert times.num_pending == 0
-    monkeypatch.setattr(executables, "QUIET_S", 0.0)
+    quiet_after(monkeypatch, 0.0)
     with LLM(GOLDEN / "llama_gqa", profile=profile, **FLAGS) as llm:
         run = llm.engine.setup.runner.executables
         assert f"{llm.start_times.num_pending} more behind the first requests" in str(llm.start_times)
@@ -58,8 +59,7 @@ def test_a_start_leaves_executables_to_a_thread_and_writes_the_same_tokens(monke
 def test_no_first_request_waits_for_an_executable(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(executables, "QUIET_S", 1e9)  # since no call yet, too
-    monkeypatch.setattr(executables, "LONGEST_WAIT_S", 1e9)
+    quiet_after(monkeypatch, 1e9)  # since no call yet, too
     caplog.set_level("INFO", "jinfercept")
     flags = {**FLAGS, "max_num_seqs": 9, "max_num_batched_tokens": 64, "kv_tokens": 384}  # so that a chunk is measured
     obtain, waited_for = executables.Executables._obtain_for_call, list[Hashable]()
@@ -89,8 +89,7 @@ def test_no_first_request_waits_for_an_executable(
 def test_products_are_tuned_before_the_pool_has_the_memory_and_nothing_is_tuned_behind_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(executables, "QUIET_S", 1e9)
-    monkeypatch.setattr(executables, "LONGEST_WAIT_S", 1e9)
+    quiet_after(monkeypatch, 1e9)
     monkeypatch.setattr(FreeMemory, "on", lambda *_: FreeMemory(1 << 32, shared=False))  # as a GPU has
     events, options, allocate = list[Any](), executables._options, Pool.come_back
     monkeypatch.setattr(executables, "_options", lambda *, tuned: events.append(tuned) or options(tuned=tuned))

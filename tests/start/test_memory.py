@@ -159,7 +159,7 @@ def test_a_plan_finds_its_place_in_one_region_and_not_in_regions_that_double(
     room, config = FreeMemory(limit - sum(weights), shared=False), EngineConfig.from_options({})
     plan = plan_memory(served.model.config, served.params, config, room, step_bytes, draft=draft, windows=windows)
     tokens = [plan.kv_tokens] * (32 - num_windowed + num_drafting)
-    tokens += [plan.windows.num_device_pages * config.cache.page_size] * num_windowed
+    tokens += [plan.windows.num_slots * config.cache.page_size] * num_windowed
     pool = [(count + config.cache.page_size) * layer_bytes for count in tokens]
     steps = [step_bytes, *[memory.MOVED_BYTES // 32] * 32 * memory.STEPS_UNDER_WAY]
     assert sum(pool) > 0.98 * (room.free_bytes - sum(steps)), "nearly all of the memory is planned"

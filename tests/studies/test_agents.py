@@ -121,7 +121,7 @@ def test_every_policy_is_compared_under_every_order_that_it_admits() -> None:
     [
         (["--contender", "mary"], "no such policy; got mary (did you mean 'mars'?)"),
         (["--contender", "lru+sooner"], f"no such order; got sooner; fix: one of {', '.join(ORDERS)}"),
-        (["--within-limits", "--device", "0.3"], "--within-limits and --device cannot be combined"),
+        (["--within-limits", "--device", "0.3"], "--within-limits cannot be combined with --device or --overload"),
         (["--model", "9B"], "no such model"),
     ],
 )

@@ -9,6 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.support.tiny_model import GOLDEN
 
+DRAFTS = {"method": "mtp", "num_speculative_tokens": 3}
 _SUMMED = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
 """Weights whose products are added to the stream."""
 

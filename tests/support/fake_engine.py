@@ -1,9 +1,11 @@
 """Engines on the fake runner, their clocks and their dispatcher."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
 from typing import Any
+
+import pytest
 
 from jinfercept.calls import Call, Result, Tool
 from jinfercept.engine.dispatcher import Dispatcher
@@ -15,7 +17,7 @@ from jinfercept.errors import RequestError
 from jinfercept.events import Finished as FinishedEvent
 from jinfercept.hooks import Text
 from jinfercept.kv.manager import KVManager
-from jinfercept.kv.states import NO_STATES, StateSizes
+from jinfercept.kv.side_pool import NO_SIDES, SideSizes
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
@@ -148,7 +150,7 @@ def make_engine(
     max_num_seqs: int = 4,
     chunk_tokens: int = 1 << 30,
     max_model_len: int | None = None,
-    states: StateSizes = NO_STATES,
+    states: SideSizes = NO_SIDES,
     clock: Clock | None = None,
     dispatcher: CallDispatcher | None = None,
     runner: PlanRunner[Any, Any] | None = None,
@@ -166,7 +168,7 @@ def make_engine(
     per_query_s: float = AffineCost.per_query_s,
 ) -> Engine:
     """An engine on a fake runner, checked after every step."""
-    kv = KVManager(num_pages, num_host_pages, page_size, prefix_caching=prefix_caching, states=states)
+    kv = KVManager(num_pages, num_host_pages, page_size, prefix_caching=prefix_caching, sides=states)
     scheduler = Scheduler(
         kv,
         policy,
@@ -193,6 +195,18 @@ def make_engine(
         returns_experts=False,
     )
     return Engine(requests, runner or FakeRunner(page_size, buckets), wake, depth=depth, check=True)
+
+
+def runner_of(engine: Engine) -> FakeRunner:
+    """The runner of an engine that was made without one."""
+    runner = engine._runner  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(runner, FakeRunner)
+    return runner
+
+
+def fail_next_step(engine: Engine) -> None:
+    runner = runner_of(engine)
+    runner.fail_at = len(runner.plans) + 1
 
 
 def run_all(engine: Engine, requests: list[Request], max_steps: int = 20_000) -> dict[str, RequestOutput]:
@@ -233,3 +247,27 @@ def uninterrupted(
             return context[len(prompt) :]
         if generated in script:
             context += script[generated][: max_model_len - len(context) - 1]
+
+
+SAMPLED = ("discard", "swap", "min_waste", "copy_ahead", "lru_host")
+"""Policies of which every kind of move is one's: none, all out, by cost, ahead of the need, all through."""
+
+
+def sampled_policies() -> Iterator[Any]:
+    """Every policy with its number; by default those that are sampled."""
+    for number, policy in enumerate(POLICIES):
+        yield pytest.param(number, policy, marks=() if policy in SAMPLED else pytest.mark.slow, id=policy)
+
+
+def sampled_names() -> Iterator[Any]:
+    """Every policy; by default those that are sampled."""
+    for policy in POLICIES:
+        yield pytest.param(policy, marks=() if policy in SAMPLED else pytest.mark.slow)
+
+
+def sampled_depths() -> Iterator[Any]:
+    """Every policy at both depths of the pipeline; by default those that are sampled, each at one."""
+    for number, policy in enumerate(POLICIES):
+        for depth in (0, 1):
+            default = policy in SAMPLED and depth == number % 2
+            yield pytest.param(policy, depth, marks=() if default else pytest.mark.slow, id=f"{policy}, {depth}")

@@ -4,7 +4,7 @@ import hashlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinfercept.sched.plan import FROM_DEVICE, Chunk, Masks, NewPages, StepPlan, StepResult, WindowCopies, WindowEntries
 from jinfercept.sched.speculation import kept
@@ -113,6 +113,13 @@ class FakeStates(FakeMemories[tuple[int, ...]]):
             self.device[self.slots[chunk.slot]] = {0: tuple(tokens)}
 
 
+class FakeForward(NamedTuple):
+    """The slots and contexts of a plan's sampled rows, and the drafts that the plan awaited."""
+
+    contexts: list[tuple[int, list[int]]]
+    drafts: tuple[tuple[int, ...], ...]
+
+
 class FakeRunner:
     """Executes plans on pages of token ids, in the order that `StepPlan` fixes, and asserts what a real one assumes.
 
@@ -157,7 +164,7 @@ class FakeRunner:
     def close(self) -> None:
         self.reset()
 
-    def forward(self, plan: StepPlan) -> list[tuple[int, list[int]]]:
+    def forward(self, plan: StepPlan) -> FakeForward:
         """The slots and contexts of the plan's sampled rows, as attention sees them: before pages are scattered."""
         assert not self.unsampled, "a plan follows one that was not sampled"
         self.unsampled = True
@@ -180,16 +187,12 @@ class FakeRunner:
         contexts = self._compute(plan)
         self.pages.device |= landing
         beside.device |= landing_beside
-        return contexts
+        return FakeForward(contexts, tuple(self.drafted.values()))
 
-    def drafts(self, forward: list[tuple[int, list[int]]]) -> tuple[tuple[int, ...], ...]:
-        """The drafts that the last plan awaited."""
-        return tuple(self.drafted.values())
-
-    def sample(self, forward: list[tuple[int, list[int]]], masks: Masks) -> StepResult:
+    def sample(self, forward: FakeForward, masks: Masks) -> StepResult:
         assert self.unsampled
         self.unsampled = False
-        drawn = [self.write(context, masks.get(row)) for row, (_, context) in enumerate(forward)]
+        drawn = [self.write(context, masks.get(row)) for row, (_, context) in enumerate(forward.contexts)]
         samples = [
             chunk.sample
             for chunk in self.plans[-1].chunks
@@ -199,8 +202,8 @@ class FakeRunner:
         tokens = [
             token if sample.forced is None else sample.forced for token, sample in zip(drawn, samples, strict=True)
         ]
-        self.last |= {slot: token for (slot, _), token in zip(forward, tokens, strict=True)}
-        return StepResult(tuple(tokens), 0.0, drafts=self._drafts_behind(forward, tokens))
+        self.last |= {slot: token for (slot, _), token in zip(forward.contexts, tokens, strict=True)}
+        return StepResult(tuple(tokens), 0.0, drafts=self._drafts_behind(forward.contexts, tokens))
 
     def submit(self, plan: StepPlan) -> StepResult:
         """Both phases of a plan without constrained rows."""
@@ -212,7 +215,7 @@ class FakeRunner:
     def _drafts_behind(self, forward: list[tuple[int, list[int]]], tokens: list[int]) -> tuple[tuple[int, ...], ...]:
         """What a layer drafts behind the draws of every sampled chunk that count."""
         plan, drafts, place = self.plans[-1], list[tuple[int, ...]](), 0
-        for chunk in plan.chunks if plan.draft.drafts else ():
+        for chunk in plan.chunks if plan.draft and plan.draft.drafts else ():
             if chunk.sample is not None:
                 drawn = tuple(tokens[place : place + 1 + chunk.num_drafts])
                 last = kept(chunk.drafts, drawn) - 1

@@ -7,6 +7,7 @@ from jinfercept.engine.engine import Engine
 from jinfercept.engine.thread import EngineThread
 from jinfercept.events import Event
 from jinfercept.llm import LLM
+from tests.support.engine_state import engine_of
 
 REST_S = 1.0
 """Seconds between two steps, at most, while the thread rests."""
@@ -58,7 +59,7 @@ class Gate:
 @contextmanager
 def closed_gate(llm: LLM, after: int = 40) -> Iterator[Gate]:
     """A gate that is closed until the test opens it, at the latest at the end of the context."""
-    gate = Gate(llm.engine.thread, llm.engine._engine, after)  # pyright: ignore[reportPrivateUsage]
+    gate = Gate(llm.engine.thread, engine_of(llm), after)
     try:
         yield gate
     finally:

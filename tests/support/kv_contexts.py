@@ -37,6 +37,12 @@ def finish(manager: KVManager, tokens: list[int], salt: str = "") -> None:
     manager.close(run(manager, tokens, salt))
 
 
+def evict_prefixes(manager: KVManager, num_pages: int) -> int:
+    """Take device pages of finished prefixes; returns how many there were."""
+    store = manager._store  # pyright: ignore[reportPrivateUsage]
+    return store.evict(store.cached, num_pages)
+
+
 def adopted(manager: KVManager, tokens: list[int], salt: str = "") -> int:
     """Pages that a new context of these tokens would adopt."""
     context = manager.open(salt)

@@ -31,6 +31,11 @@ def byte_backend(
     return backend
 
 
+def backend_of(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+    """A copy of what computes its tokens."""
+    return tokenizer.to_transformers().backend_tokenizer
+
+
 def ended(backend: tokenizers.Tokenizer, ends: str = "<end>") -> Tokenizer:
     """The tokenizer for which these tokens end a text."""
     return Tokenizer(backend, eos_token_ids=frozenset(backend.encode(ends).ids))

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
@@ -11,8 +11,7 @@ from jinfercept.engine.meter.ledger import Prices
 from jinfercept.engine.meter.request_log import LogEvent, RequestLog, Stepped
 from jinfercept.events import Finished
 from jinfercept.kv.manager import KVManager
-from jinfercept.kv.states import NO_STATES, StateSizes
-from jinfercept.kv.windows import NO_WINDOWS, WindowSizes
+from jinfercept.kv.side_pool import NO_SIDES, SideSizes
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
@@ -28,7 +27,7 @@ from jinfercept.sim.scripted import ScriptedDispatcher, make_request
 from jinfercept.sim.simulation import SIMULATED_ESTIMATORS, reads_durations
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 from jinfercept.sim.workload import Script
-from tests.support.fake_runner import VOCAB, FakeRunner
+from tests.support.fake_runner import VOCAB, FakeForward, FakeRunner
 
 NEVER = 1e9
 """Seconds of a call that does not return within a scenario."""
@@ -77,8 +76,8 @@ class Scenario:
     aborts: tuple[tuple[float, int], ...] = ()
     follow_ups: bool = False
     order: OrderChoice = "fcfs"
-    windows: WindowSizes = NO_WINDOWS
-    states: StateSizes = NO_STATES
+    windows: SideSizes = NO_SIDES
+    states: SideSizes = NO_SIDES
 
     @property
     def profile(self) -> Profile:
@@ -123,6 +122,12 @@ def hangs(script: Script) -> bool:
     return any(segment.call_s == NEVER for segment in script.segments)
 
 
+class _CheckedForward(NamedTuple):
+    fake: FakeForward
+    priced: Any
+    drafts: tuple[tuple[int, ...], ...]
+
+
 class CheckedRunner:
     """Executes on the fake device, which asserts what a real one assumes, and takes the time that plans are priced at.
 
@@ -133,15 +138,13 @@ class CheckedRunner:
     def __init__(self, fake: FakeRunner, priced: PricedRunner, planned: Callable[[StepPlan], None]) -> None:
         self._fake, self._priced, self._planned = fake, priced, planned
 
-    def forward(self, plan: StepPlan) -> tuple[Any, Any]:
+    def forward(self, plan: StepPlan) -> _CheckedForward:
         self._planned(plan)
-        return self._fake.forward(plan), self._priced.forward(plan)
+        forward = self._fake.forward(plan)
+        return _CheckedForward(forward, self._priced.forward(plan), forward.drafts)
 
-    def drafts(self, forward: tuple[Any, Any]) -> tuple[tuple[int, ...], ...]:
-        return self._fake.drafts(forward[0])
-
-    def sample(self, forward: tuple[Any, Any], masks: Masks) -> tuple[StepResult, Any]:
-        fake, priced = forward
+    def sample(self, forward: _CheckedForward, masks: Masks) -> tuple[StepResult, Any]:
+        fake, priced, _ = forward
         return self._fake.sample(fake, masks), self._priced.sample(priced, masks)
 
     def collect(self, ticket: tuple[StepResult, Any]) -> StepResult:
@@ -182,12 +185,12 @@ class ScenarioRun:
         estimator = make_estimator(scenario.estimator, SIMULATED_ESTIMATORS)
         build = plan_scheduler(scenario.profile, estimator, scenario.policy, scenario.limits, SIZE, scenario.order)
         self.synchronous = build.policy.synchronous
-        beside = {"windows": scenario.windows, "states": scenario.states}
-        kv = KVManager(scenario.num_pages, scenario.num_host_pages, SIZE, **beside)
+        sides = scenario.states if scenario.states.num_slots else scenario.windows
+        kv = KVManager(scenario.num_pages, scenario.num_host_pages, SIZE, sides=sides)
         self.scheduler = build.build(kv)
         priced = PricedRunner(Prices(scenario.profile, SIZE, synchronous=self.synchronous), self.clock)
         self._dispatcher = ScriptedDispatcher(self.clock, scenario.tokens)
-        window, has_states = scenario.windows.window or None, scenario.states.num_states > 0
+        window, has_states = scenario.windows.window or None, scenario.states.num_slots > 0
         device = FakeRunner(SIZE, scenario.buckets, window=window, has_states=has_states)
         checked = CheckedRunner(device, priced, lambda plan: planned(self, plan))
         log = RequestLog(self.clock.now)

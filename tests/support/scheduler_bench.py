@@ -5,7 +5,7 @@ from typing import final
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.kv.page import Residency
-from jinfercept.kv.states import NO_STATES, StateSizes
+from jinfercept.kv.side_pool import NO_SIDES, SideSizes
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.order import Order
 from jinfercept.sched.plan import StepPlan
@@ -72,9 +72,9 @@ class SchedulerBench:
         preemption: Preemption = "policy",
         order: Order | None = None,
         check: bool = True,
-        states: StateSizes = NO_STATES,
+        states: SideSizes = NO_SIDES,
     ) -> None:
-        self.kv = KVManager(num_pages, num_host_pages, SIZE, states=states)
+        self.kv = KVManager(num_pages, num_host_pages, SIZE, sides=states)
         self.scheduler = Scheduler(
             self.kv,
             policy,
@@ -87,7 +87,7 @@ class SchedulerBench:
             preemption=preemption,
             order=order,
         )
-        self.runner = FakeRunner(SIZE, buckets, has_states=bool(states.num_states))
+        self.runner = FakeRunner(SIZE, buckets, has_states=bool(states.num_slots))
         self.depth = depth
         self.in_flight: list[tuple[PlannedStep, tuple[int, ...]]] = []
         self.num_wasted = 0

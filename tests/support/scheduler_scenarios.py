@@ -5,8 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from jinfercept.kv.states import StateSizes
-from jinfercept.kv.windows import WindowSizes
+from jinfercept.kv.side_pool import SideSizes
 from jinfercept.sched.policies import SETTINGS
 from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.workload import Script, Segment
@@ -58,7 +57,7 @@ def scenarios(draw: st.DrawFn, **fixed: Any) -> Scenario:
     beside = draw(st.sampled_from(["", "", "windows", "states"]))
     if beside == "states":
         num_states = draw(st.integers(1, 8))
-        return replace(scenario, states=StateSizes(num_states, draw(st.sampled_from([0, 2, 20])), 3))
+        return replace(scenario, states=SideSizes(num_states, draw(st.sampled_from([0, 2, 20])), 3))
     if beside == "windows":
         window = draw(st.sampled_from([2, 9, 16]))
         return replace(scenario, windows=draw(windows(window, scenario.buckets[-1])))
@@ -66,9 +65,9 @@ def scenarios(draw: st.DrawFn, **fixed: Any) -> Scenario:
 
 
 @st.composite
-def windows(draw: st.DrawFn, window: int, most_tokens: int) -> WindowSizes:
+def windows(draw: st.DrawFn, window: int, most_tokens: int) -> SideSizes:
     """Pools of layers with windows, from one that holds one running sequence."""
     slack = SIZE + 1
     each = (window + slack) // SIZE + 2
     num_pages = most_tokens // SIZE + 2 + each * draw(st.integers(1, 5))
-    return WindowSizes(window, num_pages, draw(st.sampled_from([0, 3, 40])), 0.5, slack)
+    return SideSizes(num_pages, draw(st.sampled_from([0, 3, 40])), 0.5, window, slack)

@@ -6,6 +6,7 @@ The `conftest.py` of a folder imports those that its tests use.
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,3 +66,23 @@ def state_url(request: pytest.FixtureRequest) -> str:
         return request.getfixturevalue("state_path")
     server: Postgres = request.getfixturevalue("postgres_server")
     return server.url
+
+
+CHAT = "/v1/chat/completions"
+
+JSON = {"content-type": "application/json"}
+
+SHORT: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/responses": {"input": "Hi"},
+    "/tokenize": {},
+    "/detokenize": {},
+}
+
+
+def shape(answer: Any) -> tuple[int, Any]:
+    """Status and code of an answer, whose body has to be an error object."""
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return answer.status_code, error["code"]

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jinfercept.calls import Call, Tool
 from jinfercept.chat.detector import ScriptedDetector
 from jinfercept.llm import LLM
+from jinfercept.models import joined_weights, model
 from jinfercept.models.load import load
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
@@ -117,3 +119,9 @@ def all_return_at_once(llm: LLM, prompt: int, number: int = 6) -> list[RequestOu
     outputs = llm.generate(prompts, params, tools=[Tool(answer, name="wait")], detector=detectors)
     assert all(len(output.outputs[0].interceptions) == 2 for output in outputs)
     return outputs
+
+
+def set_joined(monkeypatch: pytest.MonkeyPatch, joined: bool) -> None:
+    """As where kernels compute, or as where XLA computes everything on a CPU."""
+    for module in (model, joined_weights):
+        monkeypatch.setattr(module, "joins", lambda: joined)

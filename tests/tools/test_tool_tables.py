@@ -1,12 +1,12 @@
 """Tables of a file of tools, and the errors in them."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from jinfercept.errors import ConfigError, RequestError
 from jinfercept.tools.load import load_tools
+from tests.support.pretend import missing
 
 HTTP = 'kind = "http"\nname = "web"\ndescription = "asks"\nurl = "https://example.com/"\n'
 GOOD = f"[[tool]]\n{HTTP}\n"
@@ -98,8 +98,7 @@ def test_nothing_is_started_before_everything_is_checked(tmp_path: Path) -> None
 def test_packages_that_are_missing_are_named_with_the_extra_that_brings_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "mcp", None)
-    monkeypatch.delitem(sys.modules, "jinfercept.tools.mcp_server", raising=False)
+    missing(monkeypatch, "mcp", imported_by="jinfercept.tools.mcp_server")
     (tmp_path / "tools.toml").write_text('[[tool]]\nkind = "mcp"\nname = "shop"\ncommand = "x"')
     with pytest.raises(ConfigError, match=r"no package mcp; fix: pip install 'jinfercept\[tools\]'"):
         load_tools(tmp_path / "tools.toml")
@@ -117,8 +116,7 @@ def test_a_file_that_is_not_there_is_an_error_with_and_without_the_packages_of_t
     (tmp_path / "tools.toml").write_text('[[tool]]\nkind = "python"\nfunction = "none.py:f"')
     for has_packages in (True, False):
         if not has_packages:
-            monkeypatch.setitem(sys.modules, "mcp", None)
-            monkeypatch.delitem(sys.modules, "jinfercept.tools.mcp_server", raising=False)
+            missing(monkeypatch, "mcp", imported_by="jinfercept.tools.mcp_server")
         for name in ("none.toml", "none.py", "tools.toml"):
             with pytest.raises(ConfigError, match="no such file of tools"):
                 load_tools(tmp_path / name)

@@ -68,14 +68,6 @@ class JsonTokens:
         return _mask(others)
 
     @cached_property
-    def ids_of(self) -> dict[bytes, list[int]]:
-        """The tokens of a text."""
-        ids: dict[bytes, list[int]] = {}
-        for written, token_id in self._sorted:
-            ids.setdefault(written, []).append(token_id)
-        return ids
-
-    @cached_property
     def no_number(self) -> UInt32[np.ndarray, "words"]:
         return _mask([token in _NO_NUMBER for token in self._tokens])
 
@@ -92,15 +84,13 @@ class JsonText:
 
     Args:
         whole: all of it is JSON.
-        has_patterns: a schema has patterns for names.
 
     Attributes:
-        tokens: of its vocabulary.
         has_limits: `limited` may leave tokens out.
     """
 
-    def __init__(self, tokens: JsonTokens, *, whole: bool, has_patterns: bool) -> None:
-        self.tokens, self._whole, self.has_patterns = tokens, whole, has_patterns
+    def __init__(self, tokens: JsonTokens, *, whole: bool) -> None:
+        self._tokens, self._whole = tokens, whole
         self._tail = b""  # more bytes than a number has
         self._open: list[set[bytes] | None] = []  # names of each open object; None for a list
         self._string: bytes | None = None  # of the open string
@@ -113,7 +103,7 @@ class JsonText:
 
     def add(self, token_id: int) -> None:
         """The next token of the text."""
-        written = self.tokens.token_bytes(token_id)
+        written = self._tokens.token_bytes(token_id)
         self._tail = (self._tail + written)[-_TAIL_BYTES:]
         for at in range(len(written) if self._whole else 0):
             self._add_byte(written[at : at + 1])
@@ -153,7 +143,7 @@ class JsonText:
             words: the tokens that the grammar allows; bits as in `TokenConstraint.allowed`.
             may_end: the text may end here.
         """
-        tokens = self.tokens
+        tokens = self._tokens
         for rest in self.repeats:
             others = words & tokens.without(rest)
             words = others if others.any() else words
@@ -240,9 +230,6 @@ class TokenConstraint:
         accepting = self._matcher.is_accepting()
         if self._json is not None and self._json.has_limits:
             words = self._json.limited(words, may_end=accepting and bool(self._end.any()))
-            if self._json.has_patterns and (repeats := self._json.repeats):
-                others = other_names(self._json.tokens, self._matcher, words, repeats)
-                words = others if others.any() else words
         self._allowed = words | self._end if accepting else words
         return self._allowed
 
@@ -269,38 +256,6 @@ class TokenConstraint:
         if self._json is not None:
             self._json.add(token_id)
         self.ended = self._matcher.is_stopped()
-
-
-def other_names(
-    tokens: JsonTokens,
-    matcher: LLMatcher,
-    words: UInt32[np.ndarray, "words"],
-    repeats: list[bytes],
-    *,
-    some: bool = False,
-) -> UInt32[np.ndarray, "words"]:
-    """The tokens of `words` behind which a name can become another than those that its object has already.
-
-    Args:
-        matcher: of the text before these tokens.
-        repeats: what would complete that text to a name that its object has, see `JsonText`.
-        some: some of them suffice.
-    """
-    for rest in repeats:
-        words = words & tokens.without(rest)
-    parts = sorted({rest[:end] for rest in repeats for end in range(1, len(rest))}, key=len)
-    begun = [(part, i) for part in parts for i in tokens.ids_of.get(part, ()) if words[i // 32] >> i % 32 & 1]
-    others = words.copy()
-    for _, token_id in begun:
-        others[token_id // 32] &= ~np.uint32(1 << token_id % 32)
-    if some:  # behind a short part comes what comes behind a longer one
-        begun = [] if others.any() else {part[:1]: (part, token_id) for part, token_id in reversed(begun)}.values()
-    for part, token_id in begun:
-        after, left = matcher.deep_copy(), [rest[len(part) :] for rest in repeats if rest.startswith(part)]
-        after.consume_token(token_id)
-        if other_names(tokens, after, next_tokens(after, tokens.vocab_size), left, some=True).any():
-            others[token_id // 32] |= np.uint32(1 << token_id % 32)
-    return others
 
 
 def next_tokens(matcher: LLMatcher, vocab_size: int) -> UInt32[np.ndarray, "words"]:

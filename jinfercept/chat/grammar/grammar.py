@@ -175,7 +175,7 @@ class Grammars:
         with self._lock:
             vocabulary = self._vocabulary()
         matcher = compile_matcher(vocabulary, self._vocab_size, kind, text)
-        json_text = JsonText(self._tokens, whole=kind == "json", has_patterns="patternProperties" in text)
+        json_text = JsonText(self._tokens, whole=kind == "json")
         compiled = TokenGrammar(matcher, self._vocab_size, json_text if kind in ("json", "lark") else None)
         self._kept.put(self._tenant, name, compiled, num_compiled_bytes(text))
         return compiled

@@ -1,4 +1,7 @@
-"""Limits of a client's grammar: characters, rules and repetitions; and an estimate of its memory once compiled."""
+"""Limits of a client's grammar: characters, rules, multiples and patterns; and an estimate of its memory once compiled.
+
+Repetitions need none: llguidance counts them, and its own limits end what becomes too complex.
+"""
 
 import json
 import math
@@ -18,8 +21,6 @@ MAX_RULES = 300
 """Rules of a Lark grammar: llguidance takes two seconds to report a mistake behind so many, ten behind a thousand."""
 MAX_GBNF_CHARS = 2**14
 """Characters of a grammar in GBNF, whose translation to Lark takes quadratic time."""
-MAX_REPETITIONS = 10_000
-"""Bound of `{n,m}` in regular expressions and grammars, and of a schema's lengths: compiling it takes memory and time."""
 MAX_MULTIPLE = 10_000
 """Bound of the least common multiple of all `multipleOf` of a schema, at their finest decimal place: compiling takes time and
 memory in proportion (0.6 s and 90 MiB at 99,999)."""
@@ -32,10 +33,6 @@ _BYTES_A_CHAR = 200
 """Bytes of a compiled grammar per character: measured 17 for a long text, 30 for choices, 60 for regular expressions, 190 for
 many properties."""
 _RULE = re.compile(r"^[ \t]*[!?]?\w[^\n]*:", re.MULTILINE)
-_REPETITION = re.compile(r"\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}|~\s*(\d+)(?:\s*\.\.\s*(\d+))?")
-_BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-_BOUND = re.compile(rf'"({"|".join(_BOUNDS)})"\s*:\s*(\d+)')
-_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"')
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*(-?\d[\d.]*(?:[eE][-+]?\d+)?)')
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
 _VALUES = ("const", "enum", "default", "examples")
@@ -43,7 +40,7 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 
 
 def check_limits(kind: str, text: str) -> None:
-    """Raise `RequestError` for a grammar that is too long or repeats something too often.
+    """Raise `RequestError` for a grammar that is too long, or takes too long to compile.
 
     Args:
         kind: as llguidance calls it, or one of `structured_outputs.KINDS`.
@@ -62,12 +59,7 @@ def check_limits(kind: str, text: str) -> None:
         raise RequestError(f"structured_outputs.{kind} has half a character", got=got, fix="send whole ones") from None
     if kind == "json":
         _check_whole_schema(json.loads(text))
-    elif kind == "regex":
-        _check_repetitions(kind, text)
-    elif kind != "choice":
-        for name, number in _BOUND.findall(text):
-            _check_number(f"{kind}: {name}", number)
-        _check_repetitions(kind, _TEXT.sub("", text))
+    elif kind in ("grammar", "lark"):
         _check_intersections(kind, _LITERAL.sub("", text).count("&"))
         for schema in _embedded_schemas(text):
             _check_whole_schema(schema)
@@ -133,7 +125,6 @@ def _num_patterns(schema: Any) -> int:
         together, apart = _parts(part, schema)
         if id(part) not in opened:  # its parts first; those that are open are around it, in a circle of references
             opened.add(id(part))
-            _check_part(part)
             stack += [inner for inner in (*together, *apart) if id(inner) not in opened]
             continue
         stack.pop()
@@ -164,28 +155,3 @@ def _parts(part: Any, schema: Any) -> tuple[list[Any], list[Any]]:
     return [inner for inner in together if isinstance(inner, dict | list)], [
         inner for inner in apart if isinstance(inner, dict | list)
     ]
-
-
-def _check_part(part: Any) -> None:
-    if not isinstance(part, dict):
-        return
-    for bound in _BOUNDS:
-        if isinstance(number := part.get(bound), int | float):
-            _check_number(f"json: {bound}", number)
-    named = part.get("patternProperties")
-    for pattern in [part.get("pattern"), *(named if isinstance(named, dict) else ())]:
-        if isinstance(pattern, str):
-            _check_repetitions("json: pattern", pattern)
-
-
-def _check_repetitions(where: str, pattern: str) -> None:
-    for numbers in _REPETITION.findall(pattern):
-        for number in filter(None, numbers):
-            _check_number(f"{where}: repetitions", number)
-
-
-def _check_number(where: str, number: str | float) -> None:
-    if (float(number) if isinstance(number, str) else number) > MAX_REPETITIONS:
-        raise RequestError(
-            f"structured_outputs.{where} too large", got=str(number)[:20], fix=f"at most {MAX_REPETITIONS}"
-        )

@@ -3,14 +3,10 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
-import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-
-from jinfercept.chat.grammar.constraint import LEXER_FUEL, on_large_stack
 from jinfercept.errors import RequestError
 from jinfercept.structured_outputs import StructuredOutputsParams, json_type
 
@@ -99,12 +95,10 @@ class SchemaReduction:
         checked_later: a validator sees the whole schema once the value is there.
         unenforced: places of the constraints that were left to it; a `oneOf` is among them unless a discriminator tells
             its options apart.
-        num_patterns: for names, so far.
     """
 
     checked_later: bool
     unenforced: list[str] = field(default_factory=list[str])
-    num_patterns: int = 0
 
     def reduce(self, schema: Any, place: str = "#") -> Any:
         """The schema without these keywords.
@@ -114,8 +108,6 @@ class SchemaReduction:
         """
         if not isinstance(schema, Mapping):
             return schema
-        if "patternProperties" in schema:
-            schema = _with_listed_names(schema, self)
         reduced: dict[str, Any] = {}
         for key, value in schema.items():
             if key in _ANNOTATIONS or _constrains_nothing(key, value, schema):
@@ -127,8 +119,10 @@ class SchemaReduction:
             elif key in _UNENFORCEABLE:
                 raise _unenforceable(at, "Unimplemented keys")
             elif _is_beyond_grammars(key, value, schema) or (
-                self.checked_later and key == "minProperties" and value > 1 + len({*schema.get("required", ())})
-            ):  # in a call a grammar lets names repeat
+                (self.checked_later or "patternProperties" in schema)
+                and key == "minProperties"
+                and value > 1 + len({*schema.get("required", ())})
+            ):  # in a call, and where all names that match a pattern are there, names may come again
                 if not self.checked_later:
                     raise _unenforceable(at, "Unimplemented keys" if key in _CHECKABLE else f"{value!r:.80}")
                 self.unenforced.append(at)
@@ -164,37 +158,6 @@ def _bounded_format(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unenforceable(at: str, why: str) -> RequestError:
     return RequestError("a constraint of the JSON schema cannot be enforced", got=f"{at}: {why}", fix="leave it out")
-
-
-def _with_listed_names(schema: Mapping[str, Any], reduction: SchemaReduction) -> Mapping[str, Any]:
-    """The same schema with properties in place of patterns that match few names: a grammar writes each property once."""
-    patterns = schema["patternProperties"]
-    closed = schema.get("additionalProperties", schema.get("unevaluatedProperties")) is False
-    if not closed or not isinstance(patterns, Mapping):  # an open object has always another name
-        return schema
-    properties, others = {**schema.get("properties", {})}, dict[str, Any]()
-    for pattern, inner in patterns.items():
-        reduction.num_patterns += 1
-        names = names_of(pattern) if reduction.num_patterns <= MAX_PATTERNS else None
-        if names is None:
-            others[pattern] = inner
-        for name in names or ():
-            both = name in properties and properties[name] != inner
-            properties[name] = {"allOf": [properties[name], inner]} if both else inner
-    if others == patterns:
-        return schema
-    whole = {**schema, "properties": properties, "patternProperties": others}
-    if others:
-        return whole
-    del whole["patternProperties"]
-    total, least = len(properties), schema.get("minProperties", 0)
-    if least > total:
-        return {**schema, "maxProperties": total}
-    if least == total:
-        whole |= {"required": [*properties, *({*schema.get("required", ())} - {*properties})], "minProperties": 0}
-    if schema.get("maxProperties", math.inf) >= total:
-        whole.pop("maxProperties", None)
-    return whole
 
 
 def _constrains_nothing(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
@@ -267,41 +230,3 @@ def _is_huge(value: Any, schema: Mapping[str, Any]) -> bool:
 def _largest(schema: Mapping[str, Any]) -> int:
     """The largest number of this type that readers of JSON keep."""
     return 10**18 if schema.get("type") in ("integer", ["integer"]) else 10**15
-
-
-MAX_PATTERNS = 16
-"""Limit of a schema's patterns whose names are listed: one may take 50 ms."""
-MAX_NAMES = 64
-"""Limit of the names that are listed in place of a pattern."""
-_MOST_NAME_BYTES = 64
-
-
-def names_of(pattern: str) -> list[str] | None:
-    """All names that match a pattern, in their order; None if they are too many or too long, or llguidance refuses it."""
-    return on_large_stack(lambda: _listed_names(json.dumps({"type": "string", "pattern": pattern})))
-
-
-def _listed_names(schema: str) -> list[str] | None:
-    grammar, limits = LLMatcher.grammar_from_json_schema(schema), LLParserLimits(initial_lexer_fuel=LEXER_FUEL)
-    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=limits)
-    names = dict[str, None]()
-    texts = [(matcher, b"", _next_bytes(matcher))]  # each is the one before it and a byte
-    while texts:
-        matcher, written, following = texts[-1]
-        if (byte := next(following, None)) is None:
-            texts.pop()
-            continue
-        longer, text = matcher.deep_copy(), written + bytes([byte])
-        longer.consume_token(byte)
-        if longer.is_stopped() and not longer.is_error():
-            names[json.loads(text)] = None
-        else:
-            texts.append((longer, text, _next_bytes(longer)))
-        if longer.is_error() or len(names) > MAX_NAMES or len(texts) > _MOST_NAME_BYTES:
-            return None
-    return [*names] or None
-
-
-def _next_bytes(matcher: LLMatcher) -> Iterator[int]:
-    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-    return iter(np.flatnonzero(bits[:256]).tolist())

@@ -3,18 +3,19 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from jinfercept.chat.tokenizer import sentencepiece_model
-from jinfercept.chat.tokenizer.gguf import GGUFVocab, read_vocab
+from jinfercept.chat.tokenizer.gguf import read_vocab
 from jinfercept.chat.tokenizer.tokenizer import SETTINGS_FILE, Tokenizer
 from jinfercept.errors import ModelError
 from jinfercept.models.model_directory import check_model_directory
 
-_SOONER = ("tokenizer.json", "vocab.json")  # than tokenizer.model
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 _SAVE = "save the model's tokenizer there with save_pretrained (tokenizer.json and tokenizer_config.json)"
 
 
@@ -28,25 +29,21 @@ def load_tokenizer(source: Path | None) -> Tokenizer | None:
         return None
     if source.suffix == ".gguf":
         vocab = read_vocab(source)
-        return None if vocab is None else _of_vocab(vocab, set())
+        if vocab is None:
+            return None
+        return Tokenizer(
+            vocab.backend,
+            bos_token_id=vocab.bos_token_id,
+            eos_token_ids=vocab.eos_token_ids,
+            special_tokens=vocab.special_tokens,
+            chat_templates=vocab.chat_templates,
+        )
     check_model_directory(source)
     if (source / SETTINGS_FILE).is_file():
         return Tokenizer.from_saved(source)
-    if (source / sentencepiece_model.FILE).is_file() and not any((source / name).is_file() for name in _SOONER):
-        return _of_vocab(sentencepiece_model.read_sentencepiece(source), _configured_ids(source))
     if any((source / name).is_file() for name in _TOKENIZER_FILES):
         return _from_directory(source)
     return None
-
-
-def _of_vocab(vocab: GGUFVocab, more_eos: set[int]) -> Tokenizer:
-    return Tokenizer(
-        vocab.backend,
-        bos_token_id=vocab.bos_token_id,
-        eos_token_ids=vocab.eos_token_ids | more_eos,
-        special_tokens=vocab.special_tokens,
-        chat_templates=vocab.chat_templates,
-    )
 
 
 def _from_directory(path: Path) -> Tokenizer:
@@ -58,11 +55,38 @@ def _from_directory(path: Path) -> Tokenizer:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would ask for torch on import
     from transformers import AutoTokenizer
 
+    is_sentencepiece = not any((path / name).is_file() for name in _TOKENIZER_FILES[:2])
     try:
-        loaded: Any = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        if is_sentencepiece:  # AutoTokenizer takes Llama's class, which has a rule of its own for spaces
+            loaded: Any = _read_sentencepiece(path)
+        else:
+            loaded = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        return from_transformers(loaded, _configured_ids(path), str(path))
+    except ModelError:
+        raise
     except Exception as error:  # whatever a broken or foreign file makes of it
         raise ModelError("the tokenizer cannot be read", got=f"{path}: {error}", fix=_SAVE) from error
-    return from_transformers(loaded, _configured_ids(path), str(path))
+
+
+def _read_sentencepiece(path: Path) -> "PreTrainedTokenizerFast":
+    """The tokenizer of a directory with a `tokenizer.model`. Raises `ValueError` if a token got another id than files state:
+    transformers numbers added tokens anew."""
+    from transformers import PreTrainedTokenizerFast
+
+    settings, numbered = (
+        json.loads((path / name).read_text(encoding="utf-8")) if (path / name).is_file() else {}
+        for name in ("tokenizer_config.json", "added_tokens.json")
+    )
+    begins = settings.get("add_bos_token", True)
+    loaded = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True, add_bos_token=begins)
+    stated = {int(id_): token["content"] for id_, token in settings.get("added_tokens_decoder", {}).items()}
+    stated |= {id_: name for name, id_ in numbered.items()}
+    added = {id_: str(token) for id_, token in loaded.added_tokens_decoder.items() if id_ >= loaded.vocab_size}
+    if wrong := [
+        name for id_, name in (added | stated).items() if stated.get(id_) != loaded.convert_ids_to_tokens(id_)
+    ]:
+        raise ValueError(f"added tokens without an id, or with another one than stated: {', '.join(wrong)}")
+    return loaded
 
 
 def from_transformers(loaded: Any, eos_token_ids: set[int], place: str) -> Tokenizer:

@@ -64,6 +64,11 @@ class Root(NamedTuple):
             yield name
 
 
+def side_name(name: bytes) -> bytes:
+    """The name of what a context has beside its pages when it ends with the page of this name."""
+    return sha256(b"side" + name).digest()
+
+
 @dataclass(slots=True)
 class DiskCounters:
     """What a store has done since the process started.
@@ -168,6 +173,10 @@ class DiskStore:
         """The names of the leading pages of these tokens that are stored."""
         return list(takewhile(self._pages.__contains__, root.names(tokens)))
 
+    def with_side(self, names: Sequence[bytes]) -> int:
+        """How many leading pages of these end with one behind which a side is stored, see `side_name`."""
+        return next((end for end in range(len(names), 0, -1) if side_name(names[end - 1]) in self._pages), 0)
+
     def read(self, names: Sequence[bytes], into: Sequence[Buffers]) -> int:
         """Fill buffers with pages, in several threads; waits for them.
 
@@ -200,6 +209,7 @@ class DiskStore:
         Args:
             tokens: of the pages and all before them.
             first: number of the first page.
+            pages: of the tokens, and perhaps the side behind the last one, see `side_name`.
 
         Returns:
             How many of them are stored now, those included that were.
@@ -210,6 +220,8 @@ class DiskStore:
             stored, names = self.find(root, tokens), [*root.names(tokens)]
             if self.problem or len(stored) < first:
                 return 0
+            if len(pages) > len(names) - first:
+                names.append(side_name(names[-1]))
             self._use(stored, lasts=False)
             own, num_written = set(names), 0
             try:

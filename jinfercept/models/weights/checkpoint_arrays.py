@@ -42,7 +42,7 @@ def weights_of_checkpoint(
         return given_names.get(name, name if has_base else name.removeprefix(base))
 
     if config.family in ("gemma", "gemma4", "qwen3_next"):
-        by_name = text_tensors(by_name)
+        by_name = text_tensors(by_name, config)
     stored = _StoredArrays.of(config, by_name)
     names, used_names, ours, missing = names_of(config, stored.shapes), set[str](), dict[str, Any](), list[str]()
     blocks = [("embed", 0, names.embed, expected.embed), ("head", 0, names.head, expected.head)]

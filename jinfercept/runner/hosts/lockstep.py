@@ -35,10 +35,6 @@ class LeadingRunner[Forward, Ticket]:
         with self._group.failing():
             return self._runner.forward(plan)
 
-    def drafts(self, forward: Forward) -> tuple[tuple[int, ...], ...]:
-        """The drafts that a draft model made for a plan, on this host."""
-        return self._runner.drafts(forward)
-
     def sample(self, forward: Forward, masks: Masks) -> Ticket:
         """Dispatch the sampling of the plan whose forward pass was dispatched last, on all hosts."""
         self._group.send(Kind.SAMPLE, encode_masks(masks))

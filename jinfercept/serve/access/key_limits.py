@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import final
 
 from jinfercept.serve.access.key_file import KeyRules
+from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.state.tenant_pool import TenantPool
+from jinfercept.serve.state.tenant_pool import RETRY_S, TenantPool
 
 _MINUTE_S = 60.0
 HEAVY_BYTES = 2**16
@@ -160,3 +161,43 @@ class FairThreadPool:
         """Fail all waiting and running jobs, see `TenantPool.close`."""
         self._light.close()
         self._heavy.close()
+
+
+@final
+class OpenSockets:
+    """The open WebSockets, as many as the options allow."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        self._tenants: dict[Callable[[], object], str] = {}
+
+    def __len__(self) -> int:
+        return len(self._tenants)
+
+    def open(self, tenant: str, end: Callable[[], object]) -> None:
+        """Count one, until `close`. Raises `ApiError` for too many: 429 of the key, 503 in all.
+
+        Args:
+            end: called at the drain.
+        """
+        options, own = self._options, sum(tenant == other for other in self._tenants.values())
+        retry = {"Retry-After": f"{RETRY_S}"}
+        if own >= options.max_websockets:
+            message = (
+                f"an API key may have {options.max_websockets} WebSockets open; this one has {own}; fix: close some"
+            )
+            raise ApiError(429, message, code="too_many_websockets", headers=retry)
+        if len(self) >= max(1, options.max_connections // 2):
+            raise ApiError(
+                503, "too many WebSockets are open; fix: use HTTP", code="too_many_websockets", headers=retry
+            )
+        self._tenants[end] = tenant
+
+    def close(self, end: Callable[[], object]) -> None:
+        """Uncount one."""
+        del self._tenants[end]
+
+    def end(self) -> None:
+        """Have all of them end."""
+        for end in list(self._tenants):
+            end()

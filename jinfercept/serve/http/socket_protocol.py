@@ -20,14 +20,16 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     """One WebSocket; `uvicorn.Config(ws=...)` takes a `functools.partial` of this class with its keyword argument.
 
     Args:
+        message_timeout_s: seconds in which a message has to arrive that has begun; then the connection is aborted.
         write_timeout_s: seconds that a written frame may stay unsent because the client does not read; then the connection
             is aborted.
     """
 
-    def __init__(self, *args: Any, write_timeout_s: float, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, message_timeout_s: float, write_timeout_s: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = logging.getLogger(SOCKETS)
-        self._write_timeout_s = write_timeout_s
+        self._message_timeout_s, self._write_timeout_s = message_timeout_s, write_timeout_s
+        self._message_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
@@ -36,6 +38,10 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             # a head that is too long: uvicorn neither sends the answer nor closes
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
+        if not (self.frames or self.conn.reader.buffer):
+            self._message_timer = stopped(self._message_timer)
+        elif self._message_timer is None:
+            self._message_timer = self.loop.call_later(self._message_timeout_s, self.transport.abort)
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
@@ -76,17 +82,19 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        self._stop_timer()
+        self._write_timer = stopped(self._write_timer)
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
+        self._message_timer, self._write_timer = stopped(self._message_timer), stopped(self._write_timer)
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
         if not self.transport.is_closing():  # uvicorn would write to a connection whose client has said goodbye
             super().shutdown()
 
-    def _stop_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
+
+def stopped(timer: asyncio.TimerHandle | None) -> None:
+    """Cancel a timer, if there is one."""
+    if timer is not None:
+        timer.cancel()

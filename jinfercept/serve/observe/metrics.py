@@ -4,8 +4,9 @@ requests and no name that a client chooses. A metric with the meaning of one of 
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from prometheus_client.utils import floatToGoString
 from jinfercept.engine.meter.counts import Histogram, ToolCounts
 from jinfercept.engine.state import EngineState
 from jinfercept.kv.disk.store import DiskState
+from jinfercept.llm import LLM
 from jinfercept.serve.observe.engine_snapshot import EngineSnapshot, SnapshotValue
 from jinfercept.serve.service import Service
 
@@ -71,8 +73,6 @@ class MetricFamilies(NamedTuple):
             yield [self.model, *(map(str, key) if isinstance(key, tuple) else (str(key),))], value
 
 
-_Row = tuple[Any, ...]
-"""A method of `MetricFamilies`, and its arguments."""
 _FRESH_S = 1.0
 """Seconds for which an encoded page is reused: encoding takes milliseconds, and needs no key."""
 REFUSALS = (
@@ -85,172 +85,129 @@ REFUSALS = (
 """Codes of errors with status 429."""
 
 
-class Reading(NamedTuple):
-    """An engine's numbers between two steps, and those that do not change while it runs.
-
-    Attributes:
-        num_devices: among which weights and pages are cut.
-        token_bytes: bytes of the keys and values of one token, on all devices together.
-        link_tokens_per_s: bandwidth of the host link in one direction, from the profile.
-        prefix_caching: whether the prefix cache is on.
-        refused: answers of status 429, by the code of their error.
-        disk: of `kv_disk`; None without it.
-    """
-
-    state: EngineState
-    page_size: int
-    num_devices: int
-    weight_bytes: int
-    token_bytes: int
-    link_tokens_per_s: int
-    prefix_caching: bool
-    pending_calls: int
-    refused: Mapping[str, int]
-    disk: DiskState | None
-    is_sleeping: bool = False
-
-
-def families(look: SnapshotValue[Reading], model: str) -> Iterator[Metric]:
-    """All metrics of one reading.
-
-    Args:
-        model: for the label `model_name`.
-    """
-    reading, make = look.seen, MetricFamilies(model)
-    counts = reading.state.counts
-    refused = {**dict.fromkeys(REFUSALS, 0), **reading.refused}
+def collect(service: Service, looked: SnapshotValue[EngineState]) -> list[Metric]:
+    """All metrics of a service. Runs on its event loop."""
+    state, make, llm = looked.seen, MetricFamilies(service.names[0]), service.llm
+    counts, disk = state.counts, llm.disk
+    pending = sum(limit.number for limit in list(service.pending_calls.values()))
+    refused = {**dict.fromkeys(REFUSALS, 0), **service.refused}
     within = {"yes": counts.turns[True], "no": counts.turns[False]}
     counter, gauge, histogram = make.counter, make.gauge, make.histogram
-    rows: list[_Row] = [
-        *_vllm(reading, make),
-        *_pool(reading, make),
-        *_link(reading, make),
-        *(_disk(reading.disk, make) if reading.disk is not None else ()),
-        (counter, "jinfercept:steps", "Steps by token bucket; 0: transfers only", counts.steps, "bucket"),
-        (counter, "jinfercept:step_seconds", "Seconds of steps by token bucket", counts.step_s, "bucket"),
-        (gauge, "jinfercept:pending_calls", "Asynchronous calls that run", reading.pending_calls),
-        (gauge, "jinfercept:sleeping", "1 while the engine sleeps or is paused", int(reading.is_sleeping)),
-        (counter, "jinfercept:refused_requests", "Answers of status 429, by the code of the error", refused, "code"),
-        (
-            histogram,
+    metrics = [
+        *_vllm(state, make),
+        *_pool(state, make, llm),
+        *_link(state, make, llm),
+        *(_disk(disk, make) if disk is not None else ()),
+        counter("jinfercept:steps", "Steps by token bucket; 0: transfers only", counts.steps, "bucket"),
+        counter("jinfercept:step_seconds", "Seconds of steps by token bucket", counts.step_s, "bucket"),
+        gauge("jinfercept:pending_calls", "Asynchronous calls that run", pending),
+        gauge("jinfercept:sleeping", "1 while the engine sleeps or is paused", int(llm.is_sleeping)),
+        counter("jinfercept:refused_requests", "Answers of status 429, by the code of the error", refused, "code"),
+        histogram(
             "jinfercept:turn_delay_seconds",
             "Seconds from the submission of a turn (arrival of a request, return of its calls) to its first token, once inside",
             counts.turn_delay_s,
         ),
-        (
-            histogram,
+        histogram(
             "jinfercept:door_seconds",
             "Seconds that new conversations waited at the door, of those that did",
             counts.door_s,
         ),
-        (
-            counter,
+        counter(
             "jinfercept:turns",
             "Turns that have ended, by whether their delay and their seconds per token stayed within the limits of goodput",
             within,
             "within_limits",
         ),
         *_tools(counts.tools, make),
-        (
-            gauge,
+        gauge(
             "jinfercept:reading_age_seconds",
             "Age of these numbers; they wait for the end of a step",
-            time.monotonic() - look.at_s,
+            time.monotonic() - looked.at_s,
         ),
+        gauge("jinfercept:tasks", "Tasks of the server's event loop", len(asyncio.all_tasks())),
     ]
-    yield make.info("vllm:cache_config", "Page size in tokens and pool sizes in pages, as labels", _config(reading))
-    for kind, name, text, values, *labels in rows:
-        yield kind(name, text, values, *labels)
-
-
-def _config(reading: Reading) -> dict[str, object]:
-    return {
-        "block_size": reading.page_size,
-        "num_gpu_blocks": reading.state.num_device_pages,
-        "num_cpu_blocks": reading.state.num_host_pages,
-        "enable_prefix_caching": reading.prefix_caching,
+    config = {
+        "block_size": llm.shape.page_size,
+        "num_gpu_blocks": state.num_device_pages,
+        "num_cpu_blocks": state.num_host_pages,
+        "enable_prefix_caching": llm.config.cache.enable_prefix_caching,
     }
+    constants = make.info("vllm:cache_config", "Page size in tokens and pool sizes in pages, as labels", config)
+    return [constants, *metrics]
 
 
-def _vllm(reading: Reading, make: MetricFamilies) -> list[_Row]:
+def _vllm(state: EngineState, make: MetricFamilies) -> list[Metric]:
     """Metrics that have vLLM's names: of the engine, then of requests."""
-    state, counter, gauge, histogram = reading.state, make.counter, make.gauge, make.histogram
+    counter, gauge, histogram = make.counter, make.gauge, make.histogram
     counts, counters, accepted = state.counts, state.counters, state.counters.accepted
     usage = state.pages.used / state.num_device_pages
     by_place = dict(sorted(accepted.items()))
     finished = {"stop": 0, "length": 0, "abort": 0, "error": 0} | counts.finished
     drafts = "vllm:spec_decode_num"
     return [
-        (gauge, "vllm:num_requests_running", "Running requests", state.num_running),
-        (gauge, "vllm:num_requests_waiting", "Waiting requests", state.num_waiting),
-        (gauge, "vllm:kv_cache_usage_perc", "Fraction of the device pages that running requests use", usage),
-        (counter, "vllm:prompt_tokens", "Prompt tokens, cached tokens included", counts.prompt),
-        (counter, "vllm:generation_tokens", "Generated tokens", counts.generated),
-        (counter, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", counts.prompt),
-        (counter, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", counts.cached),
-        (counter, "vllm:num_preemptions", "Preemptions of running requests", counters.preemptions),
-        (counter, f"{drafts}_drafts", "Steps of a request with drafts", counters.drafts),
-        (counter, f"{drafts}_draft_tokens", "Drafted tokens", counters.drafted),
-        (counter, f"{drafts}_accepted_tokens", "Drafted tokens that became tokens", accepted.total()),
-        (
-            counter,
+        gauge("vllm:num_requests_running", "Running requests", state.num_running),
+        gauge("vllm:num_requests_waiting", "Waiting requests", state.num_waiting),
+        gauge("vllm:kv_cache_usage_perc", "Fraction of the device pages that running requests use", usage),
+        counter("vllm:prompt_tokens", "Prompt tokens, cached tokens included", counts.prompt),
+        counter("vllm:generation_tokens", "Generated tokens", counts.generated),
+        counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", counts.prompt),
+        counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", counts.cached),
+        counter("vllm:num_preemptions", "Preemptions of running requests", counters.preemptions),
+        counter(f"{drafts}_drafts", "Steps of a request with drafts", counters.drafts),
+        counter(f"{drafts}_draft_tokens", "Drafted tokens", counters.drafted),
+        counter(f"{drafts}_accepted_tokens", "Drafted tokens that became tokens", accepted.total()),
+        counter(
             f"{drafts}_accepted_tokens_per_pos",
             "The same by place among the drafts of a step, from 0",
             by_place,
             "position",
         ),
-        (counter, "vllm:request_success", "Finished requests", finished, "finished_reason"),
-        (histogram, "vllm:iteration_tokens_total", "Query tokens per step", counts.step_tokens),
-        (
-            histogram,
+        counter("vllm:request_success", "Finished requests", finished, "finished_reason"),
+        histogram("vllm:iteration_tokens_total", "Query tokens per step", counts.step_tokens),
+        histogram(
             "vllm:time_to_first_token_seconds",
             "Seconds from arrival to the first token",
             counts.first_token_s,
         ),
-        (
-            histogram,
+        histogram(
             "vllm:inter_token_latency_seconds",
             "Seconds between tokens, pauses for calls excluded",
             counts.token_s,
         ),
-        (
-            histogram,
+        histogram(
             "vllm:e2e_request_latency_seconds",
             "Seconds from arrival to the end, pauses for calls included",
             counts.request_s,
         ),
-        (
-            histogram,
+        histogram(
             "vllm:request_queue_time_seconds",
             "Seconds from arrival until the request first runs",
             counts.queued_s,
         ),
-        (
-            histogram,
+        histogram(
             "vllm:request_prefill_time_seconds",
             "Seconds from the first run to the first token",
             counts.prefill_s,
         ),
-        (
-            histogram,
+        histogram(
             "vllm:request_decode_time_seconds",
             "Seconds from the first token to the end, pauses for calls excluded",
             counts.decode_s,
         ),
-        (
-            histogram,
+        histogram(
             "vllm:request_time_per_output_token_seconds",
             "Mean decode seconds per token of a request",
             counts.mean_token_s,
         ),
-        (histogram, "vllm:request_prompt_tokens", "Prompt tokens per request", counts.request_prompt),
-        (histogram, "vllm:request_generation_tokens", "Generated tokens per request", counts.request_generated),
+        histogram("vllm:request_prompt_tokens", "Prompt tokens per request", counts.request_prompt),
+        histogram("vllm:request_generation_tokens", "Generated tokens per request", counts.request_generated),
     ]
 
 
-def _pool(reading: Reading, make: MetricFamilies) -> list[_Row]:
+def _pool(state: EngineState, make: MetricFamilies, llm: LLM) -> list[Metric]:
     """Requests by state, pages by residency, and waste."""
-    state, counter, gauge = reading.state, make.counter, make.gauge
+    counter, gauge, plan, page_size = make.counter, make.gauge, llm.memory_plan, llm.shape.page_size
     states = {
         "running": state.num_running,
         "waiting": state.num_waiting - state.num_at_door,
@@ -267,40 +224,35 @@ def _pool(reading: Reading, make: MetricFamilies) -> list[_Row]:
         ("jinfercept:state_slots", "Device slots for states of recurrent layers, by use", state.state_slots),
     )
     return [
-        (
-            gauge,
+        gauge(
             "jinfercept:requests",
             "Requests by state; at_door: new conversations that wait for others; retained: finished, the context is retained "
             "for a follow-up request",
             states,
             "state",
         ),
-        (
-            gauge,
+        gauge(
             "jinfercept:pages",
             "Pages by residency; host and host_free are host pages, all others device pages",
             state.pages._asdict(),
             "residency",
         ),
-        *((gauge, name, text, pool._asdict(), "use") for name, text, pool in pools if pool is not None),
-        (gauge, "jinfercept:page_tokens", "Tokens per page", reading.page_size),
-        (
-            gauge,
+        *(gauge(name, text, pool._asdict(), "use") for name, text, pool in pools if pool is not None),
+        gauge("jinfercept:page_tokens", "Tokens per page", page_size),
+        gauge(
             "jinfercept:kv_bytes_per_token",
             "Bytes of keys and values per token, on all devices together",
-            reading.token_bytes,
+            plan.token_bytes(page_size),
         ),
-        (gauge, "jinfercept:devices", "Devices among which weights and pages are cut", reading.num_devices),
-        (gauge, "jinfercept:weight_bytes", "Bytes of the weights on each device", reading.weight_bytes),
-        (
-            counter,
+        gauge("jinfercept:devices", "Devices among which weights and pages are cut", plan.num_devices),
+        gauge("jinfercept:weight_bytes", "Bytes of the weights on each device", plan.weight_bytes),
+        counter(
             "jinfercept:waste_token_seconds",
             "Token-seconds of device memory held without use; multiply by kv_bytes_per_token for byte-seconds",
             asdict(state.counts.waste),
             "kind",
         ),
-        (
-            counter,
+        counter(
             "jinfercept:recomputed_tokens",
             "Tokens whose keys and values were computed again",
             state.counters.recomputed,
@@ -308,27 +260,24 @@ def _pool(reading: Reading, make: MetricFamilies) -> list[_Row]:
     ]
 
 
-def _link(reading: Reading, make: MetricFamilies) -> list[_Row]:
+def _link(state: EngineState, make: MetricFamilies, llm: LLM) -> list[Metric]:
     """Use of the host link."""
-    counts, size, counter = reading.state.counts, reading.token_bytes, make.counter
+    counts, size, counter = state.counts, llm.memory_plan.token_bytes(llm.shape.page_size), make.counter
     moved = {"out": counts.copied_out * size, "in": counts.copied_in * size}
     budget = counts.link_budget * size
     return [
-        (counter, "jinfercept:link_bytes", "Bytes copied over the host link, in whole pages", moved, "direction"),
-        (
-            counter,
+        counter("jinfercept:link_bytes", "Bytes copied over the host link, in whole pages", moved, "direction"),
+        counter(
             "jinfercept:link_budget_bytes",
             "Bytes that the host link could have copied in one direction while steps ran",
             budget,
         ),
-        (
-            make.gauge,
+        make.gauge(
             "jinfercept:link_bytes_per_second",
             "Bandwidth of the host link in one direction, from the profile",
-            reading.link_tokens_per_s * size,
+            llm.profile.link_tokens(1.0) * size,
         ),
-        (
-            counter,
+        counter(
             "jinfercept:moved_pages",
             "Pages of paused contexts by the action of the policy and its reason",
             counts.moved_pages,
@@ -338,36 +287,38 @@ def _link(reading: Reading, make: MetricFamilies) -> list[_Row]:
     ]
 
 
-def _disk(disk: DiskState, make: MetricFamilies) -> list[_Row]:
+def _disk(disk: DiskState, make: MetricFamilies) -> list[Metric]:
     """Contexts in the folder of `kv_disk`."""
     counters, used, counter, gauge = disk.counters, disk.occupancy, make.counter, make.gauge
     space = {"used": used.used_bytes, "free": used.total_bytes - used.used_bytes}
     moved = {"read": counters.read_bytes, "written": counters.written_bytes, "refused": counters.refused_bytes}
     lost = {"evicted": counters.evicted_pages, "damaged": counters.damaged_pages}
     return [
-        (gauge, "jinfercept:disk_up", "1 while contexts are stored, 0 after a failure", int(disk.works)),
-        (gauge, "jinfercept:disk_space_bytes", "Space of contexts on disk", space, "kind"),
-        (
-            counter,
+        gauge("jinfercept:disk_up", "1 while contexts are stored, 0 after a failure", int(disk.works)),
+        gauge("jinfercept:disk_space_bytes", "Space of contexts on disk", space, "kind"),
+        counter(
             "jinfercept:disk_bytes",
             "Bytes of contexts by what became of them; refused: they were not written, to spare the drive",
             moved,
             "what",
         ),
-        (
-            gauge,
+        gauge(
             "jinfercept:disk_writes_left_bytes",
             "Bytes that may be written to the drive now",
             disk.writes_left_bytes,
         ),
-        (counter, "jinfercept:disk_lost_pages", "Pages that are no longer on disk, by the reason", lost, "why"),
-        (counter, "jinfercept:disk_failures", "Writes of contexts that failed", counters.failures),
+        counter("jinfercept:disk_lost_pages", "Pages that are no longer on disk, by the reason", lost, "why"),
+        counter("jinfercept:disk_failures", "Writes of contexts that failed", counters.failures),
     ]
 
 
-def _tools(tools: Mapping[str, ToolCounts], make: MetricFamilies) -> list[_Row]:
+def _tools(tools: Mapping[str, ToolCounts], make: MetricFamilies) -> list[Metric]:
     """Interceptions by tool: the server's tools by name, all others under fixed names (`meter.interceptions`)."""
-    counter, histogram = make.counter, make.histogram
+
+    def by_tool(kind: Callable[..., Metric], name: str, text: str, values: Mapping[Any, Any], *labels: str) -> Metric:
+        return kind(f"jinfercept:{name}", text, values, "tool", *labels)
+
+    counter, histogram = partial(by_tool, make.counter), partial(by_tool, make.histogram)
 
     def each(field: str) -> dict[str, Any]:
         return {name: getattr(tool, field) for name, tool in tools.items()}
@@ -378,48 +329,41 @@ def _tools(tools: Mapping[str, ToolCounts], make: MetricFamilies) -> list[_Row]:
         for name, tool in tools.items()
         for what in ("kept", "copied_in", "recomputed")
     }
-    rows: list[_Row] = [
-        (counter, "interceptions", "Pauses, by calls or at a finished answer", each("begun")),
-        (
-            counter,
+    return [
+        counter("interceptions", "Pauses, by calls or at a finished answer", each("begun")),
+        counter(
             "interceptions_given_up",
             "Pauses that ended without a result or a follow-up request",
             each("given_up"),
         ),
-        (counter, "call_results", "Calls that the server ran, by status", results, "status"),
-        (
-            counter,
+        counter("call_results", "Calls that the server ran, by status", results, "status"),
+        counter(
             "interception_context_tokens",
             "Tokens of contexts that resumed, by whether they were preserved, copied in or recomputed",
             contexts,
             "context",
         ),
-        (
-            histogram,
+        histogram(
             "interception_seconds",
             "Seconds from a pause to its results or its follow-up request",
             each("duration_s"),
         ),
-        (
-            histogram,
+        histogram(
             "resume_seconds",
             "Seconds from the results or the follow-up request to the next token",
             each("resume_s"),
         ),
-        (
-            counter,
+        counter(
             "expected_interception_seconds",
             "Sum of the predicted pause durations",
             each("predicted_s"),
         ),
-        (
-            counter,
+        counter(
             "estimate_error_seconds",
             "Sum of |predicted - actual| pause durations; divide by interception_seconds_count for the mean",
             each("error_s"),
         ),
     ]
-    return [(kind, f"jinfercept:{name}", text, values, "tool", *labels) for kind, name, text, values, *labels in rows]
 
 
 def metrics_router(service: Service) -> APIRouter:
@@ -459,33 +403,6 @@ def metrics_format(accept: str) -> tuple[ModuleType, str]:
     return exposition, exposition.CONTENT_TYPE_PLAIN_0_0_4
 
 
-def collect(service: Service, looked: SnapshotValue[EngineState]) -> list[Metric]:
-    """All metrics of a service. Runs on its event loop."""
-    num_tasks = len(asyncio.all_tasks())
-    tasks = MetricFamilies(service.names[0]).gauge("jinfercept:tasks", "Tasks of the server's event loop", num_tasks)
-    reading = SnapshotValue(read(service, looked.seen), looked.at_s)
-    return [*families(reading, service.names[0]), tasks]
-
-
 def encode_metrics(form: ModuleType, metrics: list[Metric]) -> bytes:
     """A page of metrics. `form` is from `metrics_format`."""
     return form.generate_latest(SimpleNamespace(collect=lambda: metrics))  # in place of a registry
-
-
-def read(service: Service, state: EngineState) -> Reading:
-    """The numbers of an engine state, and those that do not change while the engine runs."""
-    llm = service.llm
-    plan, page_size = llm.memory_plan, llm.shape.page_size
-    return Reading(
-        state,
-        page_size=page_size,
-        num_devices=plan.num_devices,
-        weight_bytes=plan.weight_bytes,
-        token_bytes=plan.token_bytes(page_size),
-        link_tokens_per_s=llm.profile.link_tokens(1.0),
-        prefix_caching=llm.config.cache.enable_prefix_caching,
-        pending_calls=sum(limit.number for limit in list(service.pending_calls.values())),
-        refused=dict(service.refused),
-        disk=llm.disk,
-        is_sleeping=llm.is_sleeping,
-    )

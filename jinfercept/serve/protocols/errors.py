@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from jinfercept.errors import EngineError, GrammarError, JinferceptError, PromptLengthError, reduced
 from jinfercept.outputs import RequestOutput
+from jinfercept.sched.door import MOST_DOOR_S, RETRY_S
 
 log = logging.getLogger(__name__)
 
@@ -144,14 +145,25 @@ def invalid_body(problems: Sequence[Any]) -> ApiError:
 
     problem = max(problems, key=likely)
     param = _path(problem["loc"])
+    alike = [other["msg"] for other in problems if likely(other) == likely(problem) and _path(other["loc"]) == param]
+    messages = " or ".join(dict.fromkeys(alike)).replace("or Input should be", "or")
     input_note = "" if problem["type"] == "missing" else f" (got {_SHORT.repr(problem.get('input'))})"
-    message = "Input should be an object" if problem["type"] in _OBJECTS else problem["msg"]
+    message = "Input should be an object" if problem["type"] in _OBJECTS else messages
     return ApiError.bad(f"{param or 'the body'}: {message}{input_note}", param or None)
 
 
+def overloaded() -> ApiError:
+    """Status 429, for a new conversation that cannot come in."""
+    message = "no more conversations can be served now; fix: retry later"
+    return ApiError(429, message, code="overloaded", headers={"Retry-After": f"{RETRY_S}"})
+
+
 def check_finish(output: RequestOutput) -> None:
-    """Raise `ApiError` for the output of an aborted or failed request: 503, 500, or 400 if its grammar failed."""
+    """Raise `ApiError` for the output of an aborted or failed request: 503, 500, or 400 if its grammar failed; 429 if it has
+    waited too long at the door."""
     for completion in output.outputs:
+        if completion.finish_reason == "abort" and output.metrics.door_s > MOST_DOOR_S and not completion.num_generated:
+            raise overloaded()
         if completion.finish_reason == "abort":
             raise ApiError(503, "the server aborted the request; fix: send it again", code="aborted")
         if completion.finish_reason == "error" and f"{completion.stop_reason}".startswith(GrammarError.__name__):

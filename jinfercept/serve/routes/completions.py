@@ -5,13 +5,14 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic import TypeAdapter
 
 from jinfercept.chat.call_markup import AsyncCalls
 from jinfercept.request import Request as EngineRequest
 from jinfercept.serve.http.access_log import DETAILS
 from jinfercept.serve.protocols.errors import ApiError, about
-from jinfercept.serve.protocols.openai.completion_answer import CompletionAnswer
-from jinfercept.serve.protocols.openai.completion_schemas import Completion, CompletionBody
+from jinfercept.serve.protocols.openai.completion_answer import CompletionAnswer, TokensAnswer
+from jinfercept.serve.protocols.openai.completion_schemas import Completion, CompletionBody, TokensBody
 from jinfercept.serve.protocols.openai.logprobs import check_report
 from jinfercept.serve.routes.engine_requests import (
     RequestHints,
@@ -23,10 +24,11 @@ from jinfercept.serve.routes.engine_requests import (
     sampling_params,
     with_hints,
 )
-from jinfercept.serve.routes.guarded_route import GuardedRoute
+from jinfercept.serve.routes.guarded_route import GuardedRoute, validated
 from jinfercept.serve.service import Service
 
 DEFAULT_MAX_TOKENS = 16
+_COMPLETION = TypeAdapter(CompletionBody)
 
 router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
@@ -34,6 +36,17 @@ router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 @router.post("/v1/completions", response_model=Completion)
 async def create_completion(body: CompletionBody, request: Request) -> Response:
     """Continue a text, or several. With `stream`, in server-sent events: `text_completion` objects, then `[DONE]`."""
+    return await _completed(body, request, CompletionAnswer)
+
+
+@router.post("/inference/v1/generate", include_in_schema=False)
+async def generate_tokens(given: TokensBody, request: Request) -> Response:
+    """Continue token ids with token ids, as an engine of vLLM does for trainers."""
+    fields = {"prompt": given.token_ids, "model": given.model, "return_token_ids": True, "stream": False}
+    return await _completed(validated(given.sampling_params | fields, _COMPLETION), request, TokensAnswer)
+
+
+async def _completed(body: CompletionBody, request: Request, form: type[CompletionAnswer]) -> Response:
     service, model, hints = opened(body, request)
     calls = async_calls(service, body, hints.tenant)
     if calls is None and body.jinfercept is not None and body.jinfercept.wants_server_tools:
@@ -44,7 +57,7 @@ async def create_completion(body: CompletionBody, request: Request) -> Response:
     name = f"cmpl-{uuid.uuid4().hex}"
     number = len(_prompts(body)) * (body.n or 1)
     requests = await service.prepare(request, lambda: make_completions(service, body, hints, name, calls), number)
-    answer = CompletionAnswer(name, model, body, requests, service.llm.tokenizer, request.scope[DETAILS])
+    answer = form(name, model, body, requests, service.llm.tokenizer, request.scope[DETAILS])
     return await answered(service, request, requests, answer, body.stream)
 
 

@@ -35,8 +35,7 @@ _OPERATIONS = {
 
 
 FRAME = "jinfercept.frame"
-"""Key of a request's scope: whether its body is a frame of a WebSocket, which has fields of its own and always streams."""
-_OF_FRAMES = ("type", "stream_id")
+"""Key of a request's scope: id of the WebSocket, if its body is a frame, which has fields of its own and always streams."""
 
 
 def parsed(body: bytes) -> Any:
@@ -114,7 +113,7 @@ class _JsonRequest(Request):
         def read() -> Any:
             data = parsed(body)
             if self.scope.get(FRAME):
-                data = {name: value for name, value in data.items() if name not in _OF_FRAMES} | {"stream": True}
+                data = {name: value for name, value in data.items() if name != "type"} | {"stream": True}
             return validated(data, self._model)
 
         return read() if len(body) <= SMALL_BYTES else await self._service.prepare(self, read)

@@ -7,20 +7,21 @@ is generated in the background, and is read by the key that began it only.
 import asyncio
 import json
 from contextlib import suppress
+from inspect import getdoc
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from mcp.server.mcpserver import Context, MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
-from pydantic import BaseModel, Field
+from mcp_types import CallToolResult, ListToolsResult, TextContent, Tool
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.response_schemas import ResponsesBody
-from jinfercept.serve.routes.guarded_route import GuardedRoute
+from jinfercept.serve.routes.guarded_route import GuardedRoute, validated
 from jinfercept.serve.routes.responses import create_response
 from jinfercept.serve.service import BODY_BYTES, service_of, tenant_of
 from jinfercept.version import __version__
@@ -31,89 +32,88 @@ _INSTRUCTIONS = (
     "Asks a language model. `ask` returns its answer; for long work use `start_task`, and `task_answer` with its id."
 )
 
-_Prompt = Annotated[str, Field(description="what the model reads; it knows nothing of earlier calls")]
-_System = Annotated[str | None, Field(description="the system message")]
-_MaxTokens = Annotated[int | None, Field(ge=1, description="limit of the answer's tokens")]
-_UseTools = Annotated[bool, Field(description="whether the model may call the tools of its server")]
+
+class _ToolArguments(BaseModel):
+    """Arguments of a tool, whose description is the docstring."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
-class Task(BaseModel):
-    """A task.
-
-    Attributes:
-        status: `queued`, `in_progress`, `completed`, `incomplete` if the answer was cut off, or `cancelled`.
-        answer: so far.
-    """
-
-    id: str
-    status: str
-    answer: str
-
-
-async def ask(
-    prompt: _Prompt,
-    context: Context,
-    system: _System = None,
-    max_tokens: _MaxTokens = None,
-    use_tools: _UseTools = False,
-) -> str:
+class _Ask(_ToolArguments):
     """Ask the language model, and return its answer when it is complete."""
-    body = {"input": prompt, "instructions": system, "max_output_tokens": max_tokens, "store": False}
-    return _task(await _created(body, use_tools, context)).answer
+
+    prompt: Annotated[str, Field(description="what the model reads; it knows nothing of earlier calls")]
+    system: Annotated[str | None, Field(description="the system message")] = None
+    max_tokens: Annotated[int, Field(ge=1, description="limit of the answer's tokens")] = 2048
+    use_tools: Annotated[bool, Field(description="whether the model may call the tools of its server")] = False
 
 
-async def start_task(
-    prompt: _Prompt,
-    context: Context,
-    system: _System = None,
-    max_tokens: _MaxTokens = None,
-    use_tools: _UseTools = False,
-) -> Task:
-    """Hand the language model a task, which it works on after this call has returned; `task_answer` returns its answer."""
-    body = {"input": prompt, "instructions": system, "max_output_tokens": max_tokens, "background": True}
-    return _task(await _created(body, use_tools, context))
+class _StartTask(_Ask):
+    """Hand the language model a task, which it works on after this call has returned. The result has the task's id and its
+    status: queued, in_progress, completed, incomplete if the answer was cut off, or cancelled."""
 
 
-async def task_answer(
-    task_id: Annotated[str, Field(max_length=256, description="the id that start_task returned")],
-    context: Context,
-    wait_s: Annotated[float, Field(ge=0, le=_LONGEST_WAIT_S, description="seconds to wait for the end")] = 0.0,
-) -> Task:
+class _TaskAnswer(_ToolArguments):
     """The answer of a task, as far as it is written; call it again while its status is queued or in_progress."""
-    request = _http(context)
+
+    task_id: Annotated[str, Field(max_length=256, description="the id that start_task returned")]
+    wait_s: Annotated[float, Field(ge=0, le=_LONGEST_WAIT_S, description="seconds to wait for the end")] = 0.0
+
+
+_TOOLS = {"ask": _Ask, "start_task": _StartTask, "task_answer": _TaskAnswer}
+
+
+async def _list_tools(context: Any, params: Any) -> ListToolsResult:
+    return ListToolsResult(
+        tools=[
+            Tool(name=name, description=getdoc(arguments), input_schema=arguments.model_json_schema())
+            for name, arguments in _TOOLS.items()
+        ]
+    )
+
+
+async def _call_tool(context: Any, params: Any) -> CallToolResult:
+    """The result of a call; every mistake of the client and every failure of the response is a result too."""
     try:
-        stored = await service_of(request).state.find(task_id, tenant_of(request))
+        return await _called(params.name, params.arguments or {}, context.request)
     except ApiError as error:
-        raise ToolError(error.detail) from error
-    if stored.background is not None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(stored.background.ended(), wait_s)
-    return _task(stored.response)
+        return CallToolResult(content=[TextContent(text=error.detail)], is_error=True)
 
 
-def _http(context: Context) -> Request:
-    request = context.request_context.request
-    assert isinstance(request, Request)
-    return request
+async def _called(name: str, given: dict[str, Any], request: Request) -> CallToolResult:
+    if name not in _TOOLS:
+        raise ApiError.bad(f"no tool is named {name[:80]!r}; fix: one of {', '.join(_TOOLS)}")
+    arguments = validated(given, TypeAdapter[Any](_TOOLS[name]))
+    if name == "task_answer":
+        stored = await service_of(request).state.find(arguments.task_id, tenant_of(request))
+        if stored.background is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stored.background.ended(), arguments.wait_s)
+        return _result(stored.response)
+    body = ResponsesBody.model_validate(
+        {
+            "input": arguments.prompt,
+            "instructions": arguments.system,
+            "max_output_tokens": arguments.max_tokens,
+            "jinfercept": {"server_tools": arguments.use_tools},
+            **({"store": False} if name == "ask" else {"background": True}),
+        }
+    )
+    response = json.loads(bytes((await create_response(body, request)).body))
+    return _result(response, answer_only=name == "ask")
 
 
-async def _created(body: dict[str, Any], use_tools: bool, context: Context) -> dict[str, Any]:
-    """The response to a body of `/v1/responses`. Raises `ToolError`."""
-    checked = ResponsesBody.model_validate(body | {"jinfercept": {"server_tools": use_tools}})
-    try:
-        response = await create_response(checked, _http(context))
-    except ApiError as error:
-        raise ToolError(error.detail) from error
-    return json.loads(bytes(response.body))
-
-
-def _task(response: dict[str, Any]) -> Task:
-    """Raises `ToolError` for a response that failed."""
+def _result(response: dict[str, Any], answer_only: bool = False) -> CallToolResult:
+    """A response as the result of a tool: its text, or a task. Raises `ApiError` for a response that failed."""
     if response["error"]:
-        raise ToolError(response["error"]["message"])
+        raise ApiError(500, response["error"]["message"])
     messages = [item for item in response["output"] if item["type"] == "message"]
-    texts = [part["text"] for item in messages for part in item["content"] if part["type"] == "output_text"]
-    return Task(id=response["id"], status=response["status"], answer="".join(texts))
+    answer = "".join(part["text"] for item in messages for part in item["content"] if part["type"] == "output_text")
+    if answer_only:
+        cut = ["[cut off at max_tokens]"] if response["status"] == "incomplete" else []
+        return CallToolResult(content=[TextContent(text=text) for text in (answer, *cut)])
+    task = {"id": response["id"], "status": response["status"], "answer": answer}
+    return CallToolResult(content=[TextContent(text=json.dumps(task))], structured_content=task)
 
 
 class _McpResponse(Response):
@@ -138,22 +138,19 @@ def mcp_router(max_body_size: int) -> APIRouter:
     Args:
         max_body_size: bytes of the largest body.
     """
-    server = MCPServer(
-        "jinfercept",
-        version=__version__,
-        instructions=_INSTRUCTIONS,
-        log_level="WARNING",
-        subscriptions=False,  # nothing of it changes, and an open stream would hold up the drain
-    )
-    for function in (ask, start_task, task_answer):
-        server.add_tool(function)
-    server.streamable_http_app(
+    manager = StreamableHTTPSessionManager(
+        Server(
+            "jinfercept",
+            version=__version__,
+            instructions=_INSTRUCTIONS,
+            on_list_tools=_list_tools,
+            on_call_tool=_call_tool,
+        ),
         json_response=True,
-        stateless_http=True,
+        stateless=True,
         max_request_body_size=max_body_size,
-        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `HostCheck` does that
+        security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `HostCheck` does that
     )
-    manager = server.session_manager
     router = APIRouter(route_class=GuardedRoute, include_in_schema=False, lifespan=lambda _: manager.run())
 
     @router.post("/mcp")

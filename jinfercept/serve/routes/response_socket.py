@@ -6,10 +6,10 @@ same checks, limits, log lines and traces. The events of the answer are frames.
 
 import asyncio
 import json
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from fastapi import APIRouter
 from starlette.datastructures import Headers
@@ -18,133 +18,138 @@ from starlette.types import Message, Scope
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.frames import CloseCode
 
+from jinfercept.sched.tenants import ExpiringEntries
+from jinfercept.serve.access.key_limits import OpenSockets
+from jinfercept.serve.access.keys import Keys
 from jinfercept.serve.http.access_log import DETAILS
+from jinfercept.serve.options import ServedState
 from jinfercept.serve.protocols.anthropic.dialect import authorizations
 from jinfercept.serve.protocols.encoding import encode
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.schemas import MAX_SESSION_ID
 from jinfercept.serve.routes.guarded_route import FRAME, SMALL_BYTES, parsed
 from jinfercept.serve.routes.response_run import MEMORY
-from jinfercept.serve.service import KEY, Service, service_of
-from jinfercept.serve.state.store import StoredResponse
+from jinfercept.serve.service import KEY, service_of
+from jinfercept.serve.state.store import SocketMemory, StoredResponse
 
 router = APIRouter()
 
-_MOST_S = 3600.0
-"""Seconds after which a connection ends, as at OpenAI."""
 _MOST_REQUESTS = 16
 """Requests of one connection that run or wait for those before them. Their frames have together as many bytes as a body may."""
-_MOST_KEPT = 16
-"""Responses of one connection that are kept though they are not stored."""
 _KEPT = ("asgi", "client", "http_version", "path", "raw_path", "root_path", "server", "state")
 """Parts of the scope of the handshake that its requests have too."""
-_READ = ("conversation", "output", "status", "usage")
-"""Fields of a response that one that continues it reads: others have what its client sent, of any size."""
 _OWN_HEADERS = (b"connection", b"content-encoding", b"content-type", b"sec-websocket-key", b"upgrade", b"x-request-id")
 """Headers of the handshake alone."""
+
+
+class SocketHost(ServedState, Protocol):
+    """What WebSockets are opened at: a server, or the front of a fleet."""
+
+    keys: Keys
+    sockets: OpenSockets
+
+    async def prepare[T](self, request: Request, work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
+        """The result of slow work, done in a thread."""
+        ...
 
 
 @router.websocket("/v1/responses")
 async def create_responses(socket: WebSocket) -> None:
     """Create responses over a WebSocket. A handshake that is refused has the answer of a request over HTTP."""
     service = service_of(socket)
-    tenant = service.keys.check(*authorizations(socket.scope))
-    socket.scope[DETAILS] |= {"key": service.keys.name(tenant)} if tenant else {}
-    connection = _Connection(socket, service, tenant)
-    service.open_socket(tenant, connection.drain)
+    await run_socket(socket, service, service.state.last)
+
+
+async def run_socket(socket: WebSocket, host: SocketHost, last: ExpiringEntries[StoredResponse] | None = None) -> None:
+    """Answer the requests of a connection until it is closed. Raises `ApiError` for a handshake that is refused.
+
+    Args:
+        last: keeps responses that are not stored; None: the replicas that answer do.
+    """
+    tenant = host.keys.check(*authorizations(socket.scope))
+    socket.scope[DETAILS] |= {"key": host.keys.name(tenant)} if tenant else {}
+    if host.draining:
+        raise ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": "1"})
+    connection = _Connection(socket, host, tenant, last)
+    host.sockets.open(tenant, connection.drain)
     try:
         await connection.run()
     finally:
-        service.close_socket(connection.drain)
+        host.sockets.close(connection.drain)
 
 
 @final
 class _Connection:
     """An open WebSocket.
 
-    Requests of the same stream are answered one after another, those of different streams at the same time.
+    Its requests are answered one after another.
 
     Args:
         tenant: that opened it.
     """
 
-    def __init__(self, socket: WebSocket, service: Service, tenant: str) -> None:
-        self._socket, self._service, self._tenant = socket, service, tenant
+    def __init__(
+        self, socket: WebSocket, host: SocketHost, tenant: str, last: ExpiringEntries[StoredResponse] | None
+    ) -> None:
+        self._socket, self._host, self._tenant = socket, host, tenant
+        self._memory = None if last is None else SocketMemory(last)
+        self._id = uuid.uuid4().hex
         self._requests: dict[asyncio.Task[None], int] = {}  # that run or wait, with the bytes of their frames
-        self._newest: dict[str | None, asyncio.Task[None]] = {}  # the newest one of each stream
-        self._last: list[str] = []  # names of the responses that are kept
+        self._turn = asyncio.Lock()
         self._gone = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
-        self._refusal: ApiError | None = None  # of all requests from now on
 
     async def run(self) -> None:
         """Answer requests until the client or the server closes the connection."""
         await self._socket.accept()
-        timer = asyncio.get_running_loop().call_later(_MOST_S, self._reach_limit)
         try:
             while (message := await self._socket.receive())["type"] == "websocket.receive":
                 await self._take(message)
         finally:
-            timer.cancel()
             self._gone.set()
             if self._closing is not None:
                 self._closing.cancel()
             if self._requests:
                 await asyncio.wait(self._requests)
-            for name in self._last:
-                self._service.state.last.remove(name)
+            if self._memory is not None:
+                self._memory.close()
 
     def drain(self) -> None:
         """Close the connection behind the requests that are there; the application refuses new ones."""
-        self._close_behind_requests(CloseCode.SERVICE_RESTART, "the server is shutting down")
 
-    def _reach_limit(self) -> None:
-        message = "this connection has reached its limit of 60 minutes; fix: open another one"
-        self._refusal = ApiError.bad(message, code="websocket_connection_limit_reached")
-        self._close_behind_requests(CloseCode.NORMAL_CLOSURE, message)
-
-    def _close_behind_requests(self, code: int, reason: str) -> None:
         async def close() -> None:
             while self._requests:
                 await asyncio.wait(self._requests)
-            if self._refusal is not None:
-                await self._refuse(self._refusal, None)
             with suppress(WebSocketDisconnect, RuntimeError):  # the client was faster
-                await self._socket.close(code, reason)
+                await self._socket.close(CloseCode.SERVICE_RESTART, "the server is shutting down")
 
-        self._closing = self._closing or asyncio.ensure_future(close())
+        self._closing = asyncio.ensure_future(close())
 
     # -- a request -----------------------------------------------------------------------------------------------------
 
     async def _take(self, message: Message) -> None:
         """Begin with the request of a frame, or refuse it."""
-        stream: str | None = None
         try:
-            if self._refusal is not None:
-                raise self._refusal
             if (text := message.get("text")) is None:
                 raise ApiError.bad("a frame is JSON text; got bytes", code="invalid_json")
-            kind, stream = await self._read(frame := text.encode())
-            if kind == "response.processed":  # Codex says what it has read
+            if await self._read(frame := text.encode()) == "response.processed":  # Codex says what it has read
                 return
             self._check_room(len(frame))
         except ApiError as error:
-            await self._refuse(error, stream)
+            await self._refuse(error)
             return
-        before = self._newest.get(stream)
-        task = asyncio.ensure_future(self._answer(frame, stream, before))
-        self._requests[task], self._newest[stream] = len(frame), task
-        task.add_done_callback(lambda task: self._end(task, stream))
+        task = asyncio.ensure_future(self._answer(frame))
+        self._requests[task] = len(frame)
+        task.add_done_callback(self._requests.pop)
 
     def _check_room(self, num_bytes: int) -> None:
         """Raise `ApiError` 429 if there is no room for another request."""
-        waiting, most_bytes = len(self._requests), self._service.options.max_body_size
+        waiting, most_bytes = len(self._requests), self._host.options.max_body_size
         if waiting >= _MOST_REQUESTS or (waiting and sum(self._requests.values()) + num_bytes > most_bytes):
             message = f"{waiting} requests of this connection run or wait; fix: wait for one to end"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
 
-    async def _read(self, frame: bytes) -> tuple[str, str | None]:
-        """Type and stream of an event. The rest is read again when it is answered: as objects it has 25 times its bytes."""
+    async def _read(self, frame: bytes) -> str:
+        """Type of an event. The rest is read again when it is answered: as objects it has 25 times its bytes."""
         if len(frame) <= SMALL_BYTES:
             return _read_event(frame)
 
@@ -153,15 +158,11 @@ class _Connection:
             return {"type": "http.disconnect"}
 
         request = Request(self._scope({KEY: self._tenant}), receive)
-        return await self._service.prepare(request, lambda: _read_event(frame), num_bytes=len(frame))
+        return await self._host.prepare(request, lambda: _read_event(frame), num_bytes=len(frame))
 
-    async def _answer(self, frame: bytes, stream: str | None, before: asyncio.Task[None] | None) -> None:
-        """Have the application answer a request, behind the one before it."""
-        if before is not None:
-            await asyncio.wait((before,))
-        if self._gone.is_set():
-            return
-        scope = self._scope({FRAME: True, MEMORY: self})
+    async def _answer(self, frame: bytes) -> None:
+        """Have the application answer a request, behind those before it."""
+        scope = self._scope({FRAME: self._id, MEMORY: self._memory})
         received = False
         status, retry = 0, None
 
@@ -178,17 +179,14 @@ class _Connection:
             if message["type"] == "http.response.start":
                 status, retry = message["status"], Headers(raw=message["headers"]).get("retry-after")
             elif status == 200:
-                await self._send_event(message["body"], stream)
+                await self._send_event(message["body"])
             else:
-                await self._send_error(status, json.loads(message["body"])["error"], stream, retry)
+                await self._send_error(status, json.loads(message["body"])["error"], retry)
 
-        with suppress(Exception):  # it is answered, and logged
-            await self._socket.app(scope, receive, send)
-
-    def _end(self, task: asyncio.Task[None], stream: str | None) -> None:
-        del self._requests[task]
-        if self._newest[stream] is task:
-            del self._newest[stream]
+        async with self._turn:
+            with suppress(Exception):  # it is answered, and logged
+                if not self._gone.is_set():
+                    await self._socket.app(scope, receive, send)
 
     def _scope(self, more: Mapping[str, Any]) -> Scope:
         """The scope of a request: that of the handshake, as a POST of JSON, and what it has of its own."""
@@ -205,57 +203,37 @@ class _Connection:
 
     # -- frames --------------------------------------------------------------------------------------------------------
 
-    async def _send_event(self, event: bytes, stream: str | None) -> None:
+    async def _send_event(self, event: bytes) -> None:
         """Send a server-sent event. One without a name is the error with which a stream has failed; comments keep alive."""
         name, _, data = event.partition(b"data: ")
         if name.startswith(b"event: "):
-            await self._send(data[:-2], stream)
+            await self._send(data[:-2])
         elif data:
-            await self._send_error(500, json.loads(data.partition(b"\n")[0])["error"], stream)
+            await self._send_error(500, json.loads(data.partition(b"\n")[0])["error"])
 
-    async def _refuse(self, error: ApiError, stream: str | None) -> None:
-        retry = (error.headers or {}).get("Retry-After")
-        await self._send_error(error.status_code, error.body["error"], stream, retry)
+    async def _refuse(self, error: ApiError) -> None:
+        await self._send_error(error.status_code, error.body["error"], (error.headers or {}).get("Retry-After"))
 
-    async def _send_error(
-        self, status: int, error: dict[str, Any], stream: str | None, retry: str | None = None
-    ) -> None:
+    async def _send_error(self, status: int, error: dict[str, Any], retry: str | None = None) -> None:
         more = {"headers": {"retry-after": retry}} if retry is not None else {}
-        await self._send(encode({"type": "error", "status": status, "error": error | more}), stream)
+        await self._send(encode({"type": "error", "status": status, "error": error | more}))
 
-    async def _send(self, data: bytes, stream: str | None) -> None:
-        """Send an object, with its stream; if the client is gone, its requests end."""
-        named = b'{"stream_id":' + encode(stream) + b"," + data[1:] if stream is not None else data
+    async def _send(self, data: bytes) -> None:
+        """Send an object; if the client is gone, its requests end."""
         try:
-            await self._socket.send_text(named.decode())
+            await self._socket.send_text(data.decode())
         except (WebSocketDisconnect, RuntimeError):  # of a connection that is lost, and that is closed
             self._gone.set()
 
-    # -- responses that are not stored ---------------------------------------------------------------------------------
 
-    def keep(self, stored: StoredResponse) -> None:
-        """Keep a response that is not stored, and not the oldest one any longer if there are many."""
-        last = self._service.state.last
-        read = {name: stored.response[name] for name in _READ}
-        last.put(stored.tenant, stored.name, replace(stored, response=read, memory=None), stored.num_bytes)
-        self._last.append(stored.name)
-        if len(self._last) > _MOST_KEPT:
-            last.remove(self._last.pop(0))
-
-    def find(self, response_id: str) -> StoredResponse | None:
-        return self._service.state.last.use(response_id) if response_id in self._last else None
-
-
-def _read_event(frame: bytes) -> tuple[str, str | None]:
-    """Type and stream of a client's event. Raises 400 for what is no event that a client may send."""
+def _read_event(frame: bytes) -> str:
+    """Type of a client's event. Raises 400 for what is no event that a client may send."""
     event = parsed(frame)
-    if not isinstance(event, dict):
+    if not isinstance(event, dict) or (kind := event.get("type")) is None:
         raise ApiError.bad("a frame is an object, with type: response.create", "type")
-    stream = event.get("stream_id")
-    if stream is not None and not (isinstance(stream, str) and 0 < len(stream) <= MAX_SESSION_ID):
-        raise ApiError.bad(f"stream_id is a text of 1 to {MAX_SESSION_ID} characters", "stream_id")
-    if (kind := event.get("type")) not in ("response.create", "response.processed"):
+    if kind not in ("response.create", "response.processed"):
         raise ApiError.bad(f"events of type {f'{kind}'[:80]!r} are not supported; fix: response.create", "type")
-    if event.get("background"):
-        raise ApiError.bad("background is not supported over a WebSocket; fix: POST /v1/responses", "background")
-    return kind, stream
+    for name, fix in (("background", "POST /v1/responses"), ("stream_id", "open a connection for each stream")):
+        if event.get(name):
+            raise ApiError.bad(f"{name} is not supported over a WebSocket; fix: {fix}", name)
+    return kind

@@ -106,7 +106,7 @@ async def compact_conversation(body: InputTokensBody, request: Request) -> Respo
     stored, response = generation.stored, generation.stored.response
     texts = [joined(item["content"]) for item in response["output"] if item["type"] == "message"]
     if not (summary := "".join(texts).strip()):
-        raise ApiError.bad("the model has written no summary", "max_output_tokens", "empty_summary")
+        raise ApiError(500, "the model has written no summary; fix: retry", code="empty_summary")
     users = [item for item in (*stored.before, *stored.inputs[:-1]) if item.get("role") == "user"]
     output = [*users, new_item("compaction", encrypted_content=encoded_summary(summary))]
     created, usage = response["created_at"], response["usage"]

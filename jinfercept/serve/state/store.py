@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, final
 
 from sqlalchemy import Row
@@ -48,6 +48,10 @@ _MOST_RUNS, _MOST_EVENT_BYTES = 4096, 2**27
 _MOST_LAST, _MOST_LAST_BYTES = 16384, 2**28
 """Maximum responses that WebSockets may continue though they are not stored, and bytes of their conversations, about."""
 _LAST_S = 3600.0
+_MOST_KEPT = 16
+"""Responses of one WebSocket that are kept though they are not stored."""
+_READ = ("conversation", "output", "status", "usage")
+"""Fields of a response that one that continues it reads: others have what its client sent, of any size."""
 _ITEM_BYTES, _TOKEN_BYTES = 1024, 4
 
 log = logging.getLogger(__name__)
@@ -69,16 +73,34 @@ class BackgroundRuns(Protocol):
         ...
 
 
-class SocketMemory(Protocol):
-    """What a WebSocket keeps of the responses that are created over it."""
+@final
+class SocketMemory:
+    """The newest responses that were created over one WebSocket and are not stored, for requests that continue them there.
+
+    Args:
+        last: keeps the responses of all WebSockets.
+    """
+
+    def __init__(self, last: "ExpiringEntries[StoredResponse]") -> None:
+        self._last = last
+        self._names: list[str] = []
 
     def keep(self, stored: "StoredResponse") -> None:
-        """Keep a final response that is not stored, for a request over the same WebSocket that continues it."""
-        ...
+        """Keep a final response, and not the oldest one any longer if there are many."""
+        read = {name: stored.response[name] for name in _READ}
+        self._last.put(stored.tenant, stored.name, replace(stored, response=read, memory=None), stored.num_bytes)
+        self._names.append(stored.name)
+        if len(self._names) > _MOST_KEPT:
+            self._last.remove(self._names.pop(0))
 
     def find(self, response_id: str) -> "StoredResponse | None":
         """A response that is kept, with all its items."""
-        ...
+        return self._last.use(response_id) if response_id in self._names else None
+
+    def close(self) -> None:
+        """Forget all of them."""
+        for name in self._names:
+            self._last.remove(name)
 
 
 @dataclass(eq=False, repr=False, slots=True)

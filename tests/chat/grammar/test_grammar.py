@@ -281,55 +281,7 @@ DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 @pytest.mark.parametrize(
     ("schema", "text"),
     [
-        ({**CLOSED, "patternProperties": {"^a$": DIGIT}}, '{"a":1}'),
-        ({**CLOSED, "patternProperties": {"^a$": DIGIT}, "minProperties": 1, "maxProperties": 1}, '{"a":1}'),
-        ({**CLOSED, "patternProperties": {"^(a|bc)$": DIGIT}, "minProperties": 2}, '{"a":1,"bc":1}'),
-        ({**CLOSED, "patternProperties": {"^[ab]$": DIGIT, "^(?:c)$": DIGIT}}, '{"a":1,"b":1,"c":1}'),
-        ({**CLOSED, "patternProperties": {"^[ab]$": DIGIT}, "maxProperties": 1}, '{"a":1}'),
-        (
-            {**CLOSED, "patternProperties": {"^a[0-9]$": DIGIT}},
-            json.dumps({f"a{i}": 1 for i in range(1, 10)}, separators=(",", ":")),
-        ),
-        ({**CLOSED, "patternProperties": {"^a[1-3]$": DIGIT}, "minProperties": 3}, '{"a1":1,"a2":1,"a3":1}'),
-        (
-            {**CLOSED, "patternProperties": {"^a[12]$": DIGIT}, "properties": {"a1": {"const": 1}}, "minProperties": 2},
-            '{"a1":1,"a2":1}',
-        ),
-        (
-            {**CLOSED, "patternProperties": {"^a1$": {"enum": [1, 2]}, "^a1?$": {"enum": [2, 3]}}, "minProperties": 2},
-            '{"a1":2,"a":2}',
-        ),
-        (
-            {
-                "patternProperties": {r"^a\d{0,1}$": DIGIT},
-                "unevaluatedProperties": False,
-                "type": "object",
-                "required": ["a"],
-            },
-            json.dumps({"a": 1} | {f"a{i}": 1 for i in range(1, 10)}, separators=(",", ":")),
-        ),
-        ({"anyOf": [{**CLOSED, "patternProperties": {"^(?:a|aa){1,2}$": DIGIT}}]}, '{"a":1,"aa":1,"aaa":1,"aaaa":1}'),
-        (
-            {
-                **CLOSED,
-                "patternProperties": {"^a1$|^aa$": DIGIT, "^,": DIGIT},
-                "required": ["a1", "aa"],
-                "maxProperties": 4,
-            },
-            '{"a1":1,"aa":1,",":1,",a":1}',
-        ),
-        ({**CLOSED, "patternProperties": {"^a1+$": DIGIT}, "maxProperties": 3}, '{"a1":1,"a11":1,"a111":1}'),
-        (
-            {"patternProperties": {"^a[0-9]$": DIGIT}, "type": "object", "maxProperties": 3, "minProperties": 3},
-            '{"":"","a":"","aa":""}',
-        ),
-        ({**CLOSED, "patternProperties": {"^x*_a$": DIGIT}, "maxProperties": 3}, '{"_a":1,"x_a":1,"xx_a":1}'),
-        (
-            {**CLOSED, "patternProperties": {"^x*_(y1|z1)$": DIGIT}, "minProperties": 4, "maxProperties": 4},
-            '{"_y1":1,"_z1":1,"x_y1":1,"x_z1":1}',
-        ),
         ({**CLOSED, "patternProperties": {"^a|b$": DIGIT}, "maxProperties": 3}, '{"a":1,"aa":1,"aaa":1}'),
-        ({**CLOSED, "patternProperties": {"^a": DIGIT}, "minProperties": 2, "maxProperties": 2}, '{"a":1,"aa":1}'),
         ({**CLOSED, "additionalProperties": DIGIT, "minProperties": 3, "maxProperties": 3}, '{"":1,"a":1,"aa":1}'),
         (
             {
@@ -347,22 +299,6 @@ DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 def test_an_object_has_no_name_twice(byte_grammars: Grammars, schema: dict[str, Any], text: str) -> None:
     constraint = byte_grammars.compile(StructuredOutputsParams(json=schema)).constrain(frozenset({END}))
     assert greedy(constraint.copy(), '"a1,') == text
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    ["^a[0-9]{3}$", "^a.$", "^[^a]$", r"^\p{L}$", "^a{257}$", "^([a-z]{1,8}|b)$", "^(a{0,9999}){0,9999}$", "^(?=a)b$"],
-)
-def test_a_pattern_of_too_many_names_stays_a_pattern(pattern: str) -> None:
-    schema = {**CLOSED, "patternProperties": {"^b": DIGIT, pattern: DIGIT}}
-    for checked_later in (False, True):
-        assert SchemaReduction(checked_later).reduce(schema) == schema
-
-
-def test_names_of_a_large_pattern_differ_too(byte_grammars: Grammars) -> None:
-    schema = {**CLOSED, "patternProperties": {"^a[0-9]{2}$": DIGIT}, "maxProperties": 3}
-    constraint = byte_grammars.compile(StructuredOutputsParams(json=schema)).constrain(frozenset({END}))
-    assert greedy(constraint.copy(), '"a01,') == '{"a00":0,"a01":0,"a02":0}'
 
 
 def test_equal_constraints_are_compiled_once(byte_grammars: Grammars) -> None:
@@ -387,21 +323,6 @@ def test_equal_constraints_are_compiled_once(byte_grammars: Grammars) -> None:
         ({"json": {"type": "what"}}, "Invalid type"),
         ({"json": {"type": "object", "not": {}}}, "Unimplemented keys"),
         ({"json": {"type": "integer", "minimum": 2, "maximum": 1}}, "minimum"),
-        (
-            {
-                "json": {
-                    "type": "object",
-                    "patternProperties": {"^a$": {}},
-                    "additionalProperties": False,
-                    "minProperties": 2,
-                }
-            },
-            "minProperties > maxProperties",
-        ),
-        (
-            {"json": {"patternProperties": {"^[abc]$": {}}, "additionalProperties": False, "maxProperties": 2}},
-            "#/maxProperties",
-        ),
         ({"json": {**CLOSED, "patternProperties": {"^x[0-9]$": {}}, "minProperties": 4}}, "#/minProperties"),
         ({"json_object": "yes"}, "True, or leave it out"),
         ({"regex": "(("}, "unclosed group"),

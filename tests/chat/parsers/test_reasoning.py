@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jinfercept.chat.parsers.formats import FORMATS
+from jinfercept.chat.parsers.formats import FORMATS, detect_format
 from jinfercept.chat.parsers.reasoning import (
     REASONING_FORMATS,
     Beginning,
@@ -17,8 +17,9 @@ from jinfercept.chat.parsers.reasoning import (
     TrailingCalls,
     detect_reasoning_format,
 )
+from jinfercept.chat.parsers.source import ToolSchemas
 from jinfercept.events import CallEnded, Content, Piece, Reasoning
-from tests.support.call_corpus import joined
+from tests.support.call_corpus import joined, parsed
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 CALLED = ("call", "f", '{"a": 1}')
@@ -270,3 +271,37 @@ def test_any_text_gives_the_same_pieces_however_it_is_divided(
     assert "</think>" not in thought
     assert thought == thought.strip()
     assert not thought.startswith("<think>")
+
+
+HARMONY_CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+HARMONY_TEMPLATE = "{{ '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}"
+THOUGHT, START = "<|channel|>analysis<|message|>Hm.<|end|>", "<|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        (f"{THOUGHT}{START}{HARMONY_CALL}", [("reasoning", "Hm."), ("call", "f", '{"a": 1}')]),
+        (
+            f"{THOUGHT}{START}<|channel|>final<|message|>Yes.<|return|>",
+            [("reasoning", "Hm."), ("content", "Yes.")],
+        ),
+        (f"{THOUGHT}{START}{THOUGHT}{START}{HARMONY_CALL}", [("reasoning", "Hm."), ("call", "f", '{"a": 1}')]),
+        ("<|channel|>final<|message|>Yes.<|return|>", [("content", "Yes.")]),
+    ],
+)
+def test_reasoning_is_what_the_analysis_is_that_a_turn_begins_with(text: str, pieces: list[tuple[str, ...]]) -> None:
+    for parts in ([text], list(text)):
+        answer = FORMATS["openai"].parser(lambda: "made up")
+        parser = ReasoningParser(REASONING_FORMATS["openai_gptoss"], "undecided", answer)
+        assert joined([piece for part in parts for piece in parser.feed(part)] + parser.finish()) == pieces
+
+
+@pytest.mark.parametrize(("tools", "called"), [({}, []), (None, [("call", "f", '{"a": 1}')])])
+def test_where_no_tool_is_offered_a_call_is_dropped(tools: ToolSchemas | None, called: list[tuple[str, ...]]) -> None:
+    text = f"<|channel|>commentary<|message|>Well.<|end|>{START}{HARMONY_CALL}"
+    assert parsed("openai", [text], tools) == [("content", "Well."), *called]
+
+
+def test_the_template_gives_the_format_and_its_reasoning_away() -> None:
+    assert (detect_format(HARMONY_TEMPLATE), detect_reasoning_format(HARMONY_TEMPLATE)) == ("openai", "openai_gptoss")

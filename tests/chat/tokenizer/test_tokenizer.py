@@ -1,6 +1,7 @@
 """The embedded model's tokenizer against transformers' (golden), SentencePiece-like ones, decoding token by token."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,19 @@ from jinfercept.chat.tokenizer.decoding import IncrementalDetokenizer
 from jinfercept.chat.tokenizer.load import load_tokenizer
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.errors import ModelError, RequestError
-from tests.support.sample_tokenizers import sentencepiece, smollm2
+from tests.support.sample_tokenizers import backend_of, sentencepiece, smollm2
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "smollm2_tokenizer.json").read_text(encoding="utf-8"))
 TEXTS = st.text(  # SmolLM2's vocabulary has no tokens for six control characters and for the planes above the third
     st.characters(max_codepoint=0x3FFFF, exclude_categories=["Cs"], exclude_characters="\x04\x06\x13\x14\x16\x1d")
 )
 END = 2  # <|im_end|>
+
+
+@cache
+def backends() -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
+    """The library's own, of both kinds."""
+    return backend_of(smollm2()), backend_of(sentencepiece())
 
 
 def stream(tokenizer: Tokenizer, ids: list[int], skip_special_tokens: bool = True) -> list[str]:
@@ -58,14 +65,14 @@ def test_a_text_survives_encoding_and_decoding(text: str) -> None:
 
 @given(st.lists(st.integers(0, 49_200)), st.booleans())
 def test_any_ids_decode_as_the_library_decodes_them(ids: list[int], skip_special_tokens: bool) -> None:
-    expected = smollm2()._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+    expected = backends()[0].decode(ids, skip_special_tokens=skip_special_tokens)
     assert smollm2().decode(ids, skip_special_tokens) == expected
 
 
 @given(TEXTS)
 def test_sentencepiece_text_decodes_as_the_library_decodes_it(text: str) -> None:
     ids = sentencepiece().encode(text)
-    assert sentencepiece().decode(ids) == sentencepiece()._backend.decode(ids)
+    assert sentencepiece().decode(ids) == backends()[1].decode(ids)
 
 
 @given(TEXTS)
@@ -115,7 +122,7 @@ def test_messages_that_the_template_cannot_read_are_the_requests_mistake() -> No
 
 def test_a_template_for_tools_is_used_when_there_are_tools() -> None:
     templates = {"default": "{{ messages[0].content }}{{ eos_token }}", "tool_use": "{{ tools | tojson }}"}
-    tokenizer = Tokenizer(sentencepiece()._backend, special_tokens={"eos_token": "</s>"}, chat_templates=templates)
+    tokenizer = Tokenizer(backend_of(sentencepiece()), special_tokens={"eos_token": "</s>"}, chat_templates=templates)
     messages = [{"role": "user", "content": "é"}]
     assert tokenizer.apply_chat_template(messages) == "é</s>"
     assert tokenizer.apply_chat_template(messages, tools=[{"type": "function"}]) == '[{"type": "function"}]'
@@ -131,7 +138,7 @@ def test_a_decoder_that_cannot_be_streamed_is_refused() -> None:
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """A checkpoint's directory with the embedded model's vocabulary in Hugging Face's form."""
-    smollm2()._backend.save(str(tmp_path / "tokenizer.json"))
+    backend_of(smollm2()).save(str(tmp_path / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")

@@ -26,8 +26,14 @@ from jinfercept.sched.plan import StepResult
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.scheduler import Scheduler
 from tests.support.engine_requests import request, tokens_in
-from tests.support.fake_engine import AffineCost, FakeRunner, InstantDispatcher, ManualClock
-from tests.support.matrices import sampled_depths, sampled_names
+from tests.support.fake_engine import (
+    AffineCost,
+    FakeRunner,
+    InstantDispatcher,
+    ManualClock,
+    sampled_depths,
+    sampled_names,
+)
 
 SIZE = 4
 COST = AffineCost(link_tokens_per_s=2_000.0)

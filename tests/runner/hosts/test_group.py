@@ -18,6 +18,7 @@ from jinfercept.runner.hosts.placement import Placement, place
 from jinfercept.sched.plan import Chunk, Masks, NewPages, Sample, StepPlan, StepResult
 from tests.support.engine_requests import DEPTHS, request, serve
 from tests.support.fake_engine import POLICIES, VOCAB, FakeRunner, run_all
+from tests.support.fake_runner import FakeForward
 from tests.support.hosts import groups, linked
 
 PLAN = StepPlan(0, 4, (Chunk(0, 0, (1, 2), NewPages(0, array("i", [1])), Sample(0.0, 0)),))
@@ -48,7 +49,7 @@ class HeldRunner(FakeRunner):
         self.free = threading.Event()
         self.masks: list[Masks] = []
 
-    def sample(self, forward: list[tuple[int, list[int]]], masks: Masks) -> StepResult:
+    def sample(self, forward: FakeForward, masks: Masks) -> StepResult:
         self.masks.append(masks)
         return super().sample(forward, masks)
 

@@ -63,7 +63,14 @@ chunks = st.builds(
     start=numbers,
     tokens=st.just((FROM_DEVICE,)) | st.lists(ids, min_size=1, max_size=9).map(tuple),
     new_pages=st.just(())
-    | st.builds(NewPages, numbers, slots, st.integers(0, 3), st.just(()) | st.builds(WindowEntries, numbers, slots)),
+    | st.builds(
+        NewPages,
+        numbers,
+        slots,
+        state=st.integers(0, 3),
+        window=st.just(()) | st.builds(WindowEntries, numbers, slots),
+        state_from=st.integers(0, 3),
+    ),
     sample=st.none() | samples(),
     score=st.none() | st.builds(Score, numbers, some_ids, st.integers(0, 20)),
     num_drafts=st.integers(0, 1),

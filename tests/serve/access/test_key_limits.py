@@ -25,6 +25,7 @@ from jinfercept.serve.access.key_limits import KeyLimits, retry_after
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.state.store import StoredResponse
 from tests.support.chat_templates import QWEN
+from tests.support.engine_state import engine_of
 from tests.support.live_server import END, MODEL, Running, running, until
 from tests.support.responses import QUESTION, answer, says
 from tests.support.scripted_model import Make, Scripted
@@ -165,7 +166,7 @@ def code(answer: httpx2.Response) -> str:
 @pytest.mark.usefixtures("gate")
 def test_a_key_has_so_many_requests_in_progress(limited: Running) -> None:
     with streaming(limited, "few", 2), as_key(limited, "few") as http:
-        [weight] = {sequence.weight for sequence in limited.llm.engine._engine.scheduler.unfinished}  # pyright: ignore[reportPrivateUsage]
+        [weight] = {sequence.weight for sequence in engine_of(limited.llm).scheduler.unfinished}
         assert weight == 3.0
         assert code(ask(limited, "few")) == "concurrency_limit_exceeded"
         assert ask(limited, "free").status_code == 200

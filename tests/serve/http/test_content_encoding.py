@@ -10,9 +10,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.support.http_errors import CHAT, JSON, SHORT, shape
 from tests.support.live_server import Running, running, until
 from tests.support.scripted_model import Scripted
+from tests.support.served import CHAT, JSON, SHORT, shape
 
 BODY = json.dumps(SHORT[CHAT] | {"max_tokens": 1}).encode()
 RAW = zlib.compressobj(wbits=-15)

@@ -7,8 +7,8 @@ import pytest
 from jinfercept.errors import ConfigError
 from jinfercept.serve.http.allowed_hosts import AllowedHosts
 from jinfercept.serve.options import ServerOptions
-from tests.support.http_errors import CHAT, shape
 from tests.support.live_server import Running, running
+from tests.support.served import CHAT, shape
 
 HERE = (
     "localhost",

@@ -19,9 +19,9 @@ from jinfercept.serve.protocols.openai.response_schemas import ResponsesBody
 from jinfercept.serve.protocols.schemas import Body
 from jinfercept.serve.routes import guarded_route
 from jinfercept.serve.routes.tokens import DetokenizeBody, TokenizeBody
-from tests.support.http_errors import CHAT, SHORT, shape
 from tests.support.live_server import Running
 from tests.support.scripted_model import Scripted
+from tests.support.served import CHAT, SHORT, shape
 
 LONG = "x" * 70_000
 """More than the 65,536 characters that a prompt of a small model may have."""
@@ -85,6 +85,10 @@ def test_half_a_surrogate_pair_in_an_answer_breaks_nothing() -> None:
         ({"prompt": []}, "prompt: List should have at least 1 item"),
         ({"prompt": [[]]}, "prompt[0]: List should have at least 1 item"),
         ({"n": "two"}, "n: Input should be a valid integer (got 'two')"),
+        (
+            {"jinfercept": {"server_tools": "price"}},
+            "jinfercept.server_tools: Input should be a valid boolean or a valid list (got 'price')",
+        ),
         ({"stop": [""]}, "stop is one or several texts that are not empty"),
         ({"stop": ["a", ""]}, "stop is one or several texts that are not empty"),
     ],

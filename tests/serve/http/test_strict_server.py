@@ -9,10 +9,10 @@ import pytest
 
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.serve import MAX_HEAD_BYTES
-from tests.support.http_errors import CHAT, SHORT, shape
 from tests.support.live_server import END, Running, running, until
 from tests.support.responses import answer, says
 from tests.support.scripted_model import Scripted
+from tests.support.served import CHAT, SHORT, shape
 
 
 @pytest.fixture(scope="module")

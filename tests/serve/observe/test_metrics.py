@@ -215,8 +215,8 @@ def test_whatever_is_accepted_one_of_two_formats_is_sent(served: Running, accept
 def test_a_page_is_encoded_once_a_while_however_many_ask(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jinfercept.serve.observe.metrics._FRESH_S", 60.0)
     encoded: list[int] = []
-    was = server_metrics.families
-    monkeypatch.setattr(server_metrics, "families", lambda *args: encoded.append(1) or was(*args))
+    was = server_metrics.collect
+    monkeypatch.setattr(server_metrics, "collect", lambda *args: encoded.append(1) or was(*args))
     with running(scripted.llm) as server, ThreadPoolExecutor(8) as pool:
         pages = set(pool.map(lambda _: server.http.get("/metrics").text, range(40)))
         other = server.http.get("/metrics", headers={"accept": OPENMETRICS}).text

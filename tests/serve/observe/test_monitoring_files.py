@@ -1,11 +1,13 @@
 """The dashboard and the rules in `deploy/`: they can be parsed, and every metric and label in them is in `/metrics`."""
 
+import asyncio
 import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import promql_parser as promql
@@ -24,7 +26,7 @@ from jinfercept.kv.page import SlotOccupancy
 from jinfercept.llm import LLM
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.serve.observe.engine_snapshot import SnapshotValue
-from jinfercept.serve.observe.metrics import MetricFamilies, Reading, families
+from jinfercept.serve.observe.metrics import MetricFamilies, collect
 from tests.support.docs_blocks import DOCS
 from tests.support.live_server import Running
 from tests.support.scripted_model import Scripted
@@ -51,8 +53,16 @@ def all_metrics() -> list[Metric]:
     state = EngineState(counts, SchedulerCounters(), pages, 1, 1, 0, 0, 0, 0, 0, has_work=False, quiescent=True)
     state = replace(state, window_pages=SlotOccupancy(1, 1, 1, 1), state_slots=SlotOccupancy(1, 1, 1, 1))
     disk = DiskState(DiskCounters(), DiskOccupancy(1, 2, 1), 1.0, works=True)
-    reading = Reading(state, 16, 1, 1, 1, 1, True, 0, {}, disk)
-    return list(families(SnapshotValue(reading, 0.0), "model"))
+    plan = SimpleNamespace(num_devices=1, weight_bytes=1, token_bytes=lambda page_size: 1)
+    cache = SimpleNamespace(enable_prefix_caching=True)
+    llm = SimpleNamespace(memory_plan=plan, shape=SimpleNamespace(page_size=16), config=SimpleNamespace(cache=cache))
+    llm.profile, llm.disk, llm.is_sleeping = SimpleNamespace(link_tokens=lambda seconds: 1), disk, False
+    service: Any = SimpleNamespace(llm=llm, names=["model"], pending_calls={}, refused={})
+
+    async def collected() -> list[Metric]:  # on a loop, whose tasks are counted
+        return collect(service, SnapshotValue(state, 0.0))
+
+    return asyncio.run(collected())
 
 
 def published(served: Running) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """`/v1/completions` and `/tokenize`, and what a body without sampling parameters gets."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -52,6 +53,39 @@ def test_chats_and_responses_end_where_the_model_says_and_completions_after_16_t
     assert longer["usage"]["completion_tokens"] == 9
     text = server.http.post("/v1/completions", json={"prompt": "a", "ignore_eos": True}).json()
     assert text["usage"]["completion_tokens"] == 16
+
+
+def test_token_ids_go_on_in_the_form_of_vllm_s_engines(served: Running) -> None:
+    params = {"n": 2, "max_tokens": 3, "temperature": 1.0, "ignore_eos": True, "logprobs": 0, "prompt_logprobs": 0}
+    body = {"model": MODEL, "token_ids": [65, 66, 67], "sampling_params": params | {"output_kind": 2}}
+    answer = served.http.post("/inference/v1/generate", json=body).json()
+    assert [len(choice["token_ids"]) for choice in answer["choices"]] == [3, 3]
+    assert [len(choice["logprobs"]["content"]) for choice in answer["choices"]] == [3, 3]
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length", "length"]
+    first, *named = answer["prompt_logprobs"]
+    assert (first, [list(each) for each in named]) == (None, [["66"], ["67"]])
+    wrong = served.http.post("/inference/v1/generate", json=body | {"sampling_params": {"top_p": 2}})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "top_p")
+    text = served.http.post("/v1/completions", json={"prompt": "a", "logprobs": True, "max_tokens": 1}).json()
+    assert len(text["choices"][0]["logprobs"]["top_logprobs"][0]) == 1
+
+
+@pytest.mark.slow
+def test_skyrl_s_client_samples_with_log_probabilities_of_the_prompt(served: Running, scripted: Scripted) -> None:
+    name = "skyrl.backends.skyrl_train.inference_servers.remote_inference_client"
+    skyrl = pytest.importorskip(name, reason="skyrl is not installed beside this package")
+    scripted.follow()
+    params = {"max_tokens": 3, "temperature": 1.0, "seed": 1, "stop_tokens": []}
+    chunks = [{"type": "encoded_text", "tokens": tokens} for tokens in ([65, 66], [67])]
+    body = {"prompt": {"chunks": chunks}, "num_samples": 2, "sampling_params": params, "include_prompt_logprobs": True}
+    client = skyrl.RemoteInferenceClient(
+        proxy_url=served.url, server_urls=[served.url], data_parallel_size=1, model_name=MODEL
+    )
+    sample = asyncio.run(client.sample({"json": body}))
+    assert [len(each["logprobs"]) for each in sample["sequences"]] == [
+        len(each["tokens"]) for each in sample["sequences"]
+    ]
+    assert len(sample["prompt_logprobs"]) == 3
 
 
 def test_a_text_goes_on(served: Running, scripted: Scripted) -> None:

@@ -111,9 +111,26 @@ def test_what_has_no_key_or_is_too_large_is_refused_before_it_is_read(mcp: tuple
     assert server.http.post("/mcp", content=b"{", headers=headers | key).status_code == 415
     kind = {"Content-Type": "application/json"}
     assert server.http.post("/mcp", content=b"{", headers=headers | key | kind).status_code == 400
-    for arguments in ({}, {"prompt": 3}, {"prompt": "a" * 3000}, {"prompt": "a", "max_tokens": 0}):
-        assert called(server, "first", "ask", **arguments).is_error
+    for arguments, message in (
+        ({}, "prompt: Field required"),
+        ({"prompt": 3}, "prompt: Input should be a valid string (got 3)"),
+        ({"prompt": "a" * 3000}, "characters"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1 (got 0)"),
+        ({"prompt": "a", "max_token": 9}, "max_token: Extra inputs are not permitted (got 9)"),
+    ):
+        refused = called(server, "first", "ask", **arguments)
+        assert (refused.is_error, message in refused.content[0].text) == (True, True)
+        assert "pydantic" not in refused.content[0].text
     assert called(server, "first", "task_answer", task_id="resp_0", wait_s=1e9).is_error
+
+
+def test_an_answer_that_is_cut_off_says_so(mcp: tuple[Scripted, Running]) -> None:
+    scripted, server = mcp
+    follow(scripted)
+    answer = called(server, "first", "ask", prompt=QUESTION["content"], max_tokens=4)
+    assert [part.text for part in answer.content] == [ANSWER[:4], "[cut off at max_tokens]"]
+    tools = use(server, "first", lambda connected: connected.list_tools()).tools
+    assert tools[0].input_schema["properties"]["max_tokens"]["default"] == 2048
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])

@@ -6,10 +6,10 @@ import anthropic as library
 import pytest
 
 from tests.support.anthropic_client import ASKED, MESSAGES, PRICE, create, failed, post
-from tests.support.http_errors import JSON
 from tests.support.live_server import END, MODEL, Running, running
 from tests.support.responses import says
 from tests.support.scripted_model import Scripted
+from tests.support.served import JSON
 
 COUNT = f"{MESSAGES}/count_tokens"
 PDF = {"type": "base64", "media_type": "application/pdf", "data": "AA=="}

@@ -6,7 +6,7 @@ import signal
 import socket as sockets
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from openai.resources.responses.responses import ResponsesConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from jinfercept.serve.routes import response_socket
 from jinfercept.serve.serve import HttpProtocol
 from tests.support.engine_state import engine_state
 from tests.support.gate import Gate
@@ -131,40 +130,34 @@ def test_a_response_that_is_not_generated_is_continued(socket: ResponsesConnecti
     assert answer.usage.input_tokens_details.cached_tokens >= warm.usage.input_tokens - 16
 
 
-def test_requests_of_a_stream_follow_one_another_and_others_run_beside_them(
-    socket: ResponsesConnection, scripted: Scripted, gate: Gate
-) -> None:
+def test_requests_follow_one_another(socket: ResponsesConnection, scripted: Scripted, gate: Gate) -> None:
     scripted.follow(prompt_of(scripted, ASKED) + "It costs 23." + END)
     long: Any = {"max_output_tokens": 300, "extra": 1, "ignore_eos": True}
-    create(socket, "Go on.", stream_id="a", **long)
-    create(socket, stream_id="a")
-    create(socket, stream_id="b")
-    ends = []
-    while len(ends) < 3:
-        event: Any = socket.recv()
-        if event.type in ENDS:
-            ends.append((event.stream_id, event.type.partition(".")[2]))
-            gate.open()
-    assert ends == [("b", "completed"), ("a", "incomplete"), ("a", "completed")]
+    create(socket, "Go on.", **long)
+    create(socket)
+    assert socket.recv().type == "response.created"
+    gate.open()
+    ends = [[event.type for event in events(socket)][-1] for _ in range(2)]
+    assert ends == ["response.incomplete", "response.completed"]
 
 
 @pytest.mark.usefixtures("gate")
 def test_a_client_that_closes_cancels_its_requests(served: Running, scripted: Scripted) -> None:
     scripted.follow()
     with served.client.responses.connect() as socket:
-        for stream in "ab":
-            create(socket, **LONG, stream_id=stream)
-        create(socket, **LONG, stream_id="b")
-        until(lambda: engine_state(served.llm).num_unfinished == 2)
+        for _ in range(2):
+            create(socket, **LONG)
+        until(lambda: engine_state(served.llm).num_unfinished == 1)
     until(lambda: not engine_state(served.llm).has_work)
 
 
 def test_errors_are_events_and_the_connection_goes_on(
     socket: ResponsesConnection, served: Running, scripted: Scripted
 ) -> None:
-    wrong = respond(socket, temperature=-1, stream_id="a")
-    assert (wrong.status, wrong.error.param, wrong.stream_id) == (400, "temperature", "a")
-    assert respond(socket, background=True).error.param == "background"
+    wrong = respond(socket, temperature=-1)
+    assert (wrong.status, wrong.error.param) == (400, "temperature")
+    for name, value in (("background", True), ("stream_id", "a")):
+        assert respond(socket, **{name: value}).error.param == name
     assert respond(socket, model="none").status == 404
     missing = respond(socket, previous_response_id="resp_0", store=False)
     assert (missing.status, missing.error.code) == (404, "previous_response_not_found")
@@ -178,11 +171,14 @@ def test_errors_are_events_and_the_connection_goes_on(
             ("[]", (400, None, "type")),
             ("{}", (400, None, "type")),
             ('{"type": "response.steer"}', (400, None, "type")),
-            ('{"type": "response.create", "stream_id": ""}', (400, None, "stream_id")),
-            ('{"type": "response.create", "stream_id": {}}', (400, None, "stream_id")),
             ('{"type": "response.create"}', (400, None, "input")),
         ):
             assert error_of(connection, frame) == wrong, frame
+        connection.send('{"response_id": "resp_0"}')
+        assert json.loads(connection.recv(60))["error"]["message"] == "a frame is an object, with type: response.create"
+        connection.send('{"type": "response.create", "input": 5}')
+        wrong = json.loads(connection.recv(60))["error"]["message"]
+        assert wrong == "input: Input should be a text or a list of items (got 5)"
         connection.send('{"type": "response.processed", "response_id": "resp_0"}')
     says(scripted, "It costs 23." + END)
     assert respond(socket).output_text == "It costs 23."
@@ -198,8 +194,8 @@ def test_a_flood_of_requests_is_refused_while_one_runs(served: Running, scripted
         assert respond(socket, "x" * 2**21).error.code == "queue_full"
         for _ in range(14):
             create(socket)
-        for stream in ("a", "b"):
-            refusal = error_of_stream(socket, stream)
+        for _ in range(2):
+            refusal = refusal_of(socket)
             assert (refusal.status, refusal.error.code, refusal.error.headers) == (
                 429,
                 "queue_full",
@@ -213,11 +209,11 @@ def test_requests_that_run_or_wait_are_not_kept_as_objects(served: Running, scri
     scripted.follow()
     with served.client.responses.connect() as socket:
         before = sys.getallocatedblocks()
-        create(socket, **LONG, unknown=200_000 * [{}])
+        create(socket, **LONG, unknown=60_000 * [{}])
         until(lambda: engine_state(served.llm).num_unfinished == 1)
-        create(socket, 200_000 * [{}])  # waits behind the long one
-        assert error_of_stream(socket, "") is not None
-        until(lambda: sys.getallocatedblocks() - before < 100_000)
+        create(socket, 60_000 * [{}])  # waits behind the long one
+        assert refusal_of(socket, background=True).error.param == "background"
+        until(lambda: sys.getallocatedblocks() - before < 30_000)
     until(lambda: not engine_state(served.llm).has_work)
 
 
@@ -232,7 +228,7 @@ def test_requests_that_run_or_wait_are_not_kept_as_objects(served: Running, scri
 )
 def test_what_is_kept_of_a_response_has_no_fields_of_no_use(served: Running, scripted: Scripted, given: Any) -> None:
     says(scripted, "It costs 23." + END)
-    large = [{"type": "web_search", "unknown": 200_000 * [{}]}]
+    large = [{"type": "web_search", "unknown": 60_000 * [{}]}]
     text = json.dumps(
         {"type": "response.create", "model": MODEL, "store": False, "input": "?", "temperature": 0} | given
     )
@@ -241,15 +237,15 @@ def test_what_is_kept_of_a_response_has_no_fields_of_no_use(served: Running, scr
         before = sys.getallocatedblocks()
         socket.send(frame)
         until(lambda: json.loads(socket.recv(60))["type"] in ENDS)
-        until(lambda: sys.getallocatedblocks() - before < 100_000)
+        until(lambda: sys.getallocatedblocks() - before < 30_000)
 
 
-def error_of_stream(connection: ResponsesConnection, stream: str) -> Any:
-    create(connection, stream_id=stream)
-    while True:
-        event: Any = connection.recv()
-        if event.type == "error":
-            return event
+def refusal_of(connection: Any, **fields: Any) -> Any:
+    """The error with which a request is refused while another one runs."""
+    create(connection, **fields)
+    while (event := connection.recv()).type != "error":
+        pass
+    return event
 
 
 def test_keys_are_checked_at_the_handshake_and_have_limits(
@@ -329,6 +325,7 @@ def exchanged(server: Running, sent: bytes) -> bytes:
     [
         ("Version: 13", "Version: 8", b"400|426"),
         ("Key: A", "Key: ", b"400"),
+        ("HTTP/1.1", "HTTP/1.0", b"405"),
         ("GET", "POST", b"411|405|400|415|422"),
         ("Upgrade: websocket\r\n", "Upgrade: websocket\r\nContent-Length: 0\r\n", b"405"),
         ("Upgrade: websocket\r\n", "Upgrade: h2c\r\n", b"405"),
@@ -366,8 +363,18 @@ def test_frames_of_no_use_cost_little(served: Running, caplog: pytest.LogCapture
             frame = connection.recv(4096)
             assert frame[:1] == b"\x88"
             assert int.from_bytes(frame[2:4]) == (0 if code == 1005 else code)
-    until(lambda: not served.service._sockets)  # pyright: ignore[reportPrivateUsage]
+    until(lambda: not len(served.service.sockets))
     assert not errors_in(caplog)
+
+
+@pytest.mark.parametrize("sent", [EMPTY, b"\x81\xff" + (2**20).to_bytes(8) + bytes(2**10)])
+def test_a_message_without_an_end_ends_the_connection(scripted: Scripted, sent: bytes) -> None:
+    with running(scripted.llm, body_timeout=0.2) as server, opened(server) as connection:
+        connection.sendall(HANDSHAKE.encode())
+        until(lambda: connection.recv(4096).endswith(b"\r\n\r\n"))
+        connection.sendall(sent)
+        with suppress(ConnectionResetError):
+            assert not connection.recv(4096)
 
 
 def errors_in(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -405,31 +412,6 @@ def test_a_client_that_says_goodbye_and_does_not_read_breaks_no_shutdown(
         until(lambda: server.server.should_exit)
 
 
-def test_a_connection_ends_at_its_limit_behind_its_response(
-    served: Running, scripted: Scripted, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(response_socket, "_MOST_S", 0.05)
-    scripted.follow()
-    with served.client.responses.connect() as socket:
-        create(socket, "Go on.", max_output_tokens=300)
-        code = "websocket_connection_limit_reached"
-        assert until_error(socket).error.code == code
-        gate.open()
-        shown: list[Any] = list(socket)
-    assert [event.type for event in shown if event.type in ENDS] == ["response.incomplete", "error"]
-    assert shown[-1].error.code == code
-
-
-def until_error(connection: Any) -> Any:
-    """The error with which a connection at its limit refuses a request."""
-    while True:
-        create(connection, stream_id="late", previous_response_id="resp_0")
-        while (event := connection.recv()).type != "error":
-            pass
-        if event.error.code != "previous_response_not_found":
-            return event
-
-
 def test_a_drain_ends_a_connection_behind_its_response(scripted: Scripted, gate: Gate) -> None:
     scripted.follow()
     ends: list[tuple[str, Any]] = []
@@ -442,7 +424,7 @@ def test_a_drain_ends_a_connection_behind_its_response(scripted: Scripted, gate:
         until(lambda: engine_state(server.llm).num_unfinished == 1)
         server.server.handle_exit(signal.SIGTERM, None)
         assert close_code(idle) == 1012
-        create(socket, stream_id="late")
+        create(socket)
         gate.open()
         with pytest.raises(ConnectionClosed) as closed:
             ends.extend((event.type, getattr(event, "status", None)) for event in socket if event.type in ENDS)

@@ -6,7 +6,6 @@ import os
 import resource
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,11 +26,12 @@ from jinfercept.serve.state.database import StateDatabase
 from jinfercept.serve.state.entries import Entries
 from jinfercept.serve.state.store import StateStore
 from tests.support.gate import Gate
-from tests.support.http_errors import shape
 from tests.support.live_server import END, running
 from tests.support.postgres import Postgres
+from tests.support.pretend import missing
 from tests.support.responses import QUESTION, answer, says
 from tests.support.scripted_model import Scripted
+from tests.support.served import shape
 
 WRONG = "state_url is no path, and no URL that is supported"
 
@@ -102,7 +102,7 @@ def test_a_database_that_another_program_has_locked_is_an_error_at_the_start(tmp
 
 
 def test_without_its_package_postgresql_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "psycopg", None)
+    missing(monkeypatch, "psycopg")
     with pytest.raises(ConfigError, match=r"pip install 'jinfercept\[postgresql\]'") as refused:
         StateDatabase("postgresql://me:hunter2@host/db")
     assert "hunter2" not in str(refused.value)

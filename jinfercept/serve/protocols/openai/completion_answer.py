@@ -40,7 +40,6 @@ class _StreamedText:
         return offsets
 
 
-@final
 class CompletionAnswer(ChoicesAnswer):
     """The text completion for one body.
 
@@ -157,6 +156,25 @@ class CompletionAnswer(ChoicesAnswer):
                 shown["prompt_token_ids"] = list(choice.request.prompt_token_ids)
         choice.begun, choice.tokens = True, []
         return shown
+
+
+_OF_TOKENS = ("index", "token_ids", "logprobs", "finish_reason")
+
+
+@final
+class TokensAnswer(CompletionAnswer):
+    """The same in the form of vLLM's `/inference/v1/generate`."""
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """The whole answer, of the outputs of the requests in their order."""
+        choices = super().whole(outputs)["choices"]
+        for choice in choices:
+            if (report := choice["logprobs"]) is not None:
+                choice["logprobs"] = {"content": [{"logprob": value} for value in report["token_logprobs"]]}
+        return {
+            "choices": [{name: choice[name] for name in _OF_TOKENS} for choice in choices],
+            "prompt_logprobs": choices[0].get("prompt_logprobs"),
+        }
 
 
 def _reported(token_ids: Sequence[int], scores: Sequence[Mapping[int, Logprob] | None] | None) -> list[Reported]:

@@ -2,12 +2,14 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from jinfercept.serve.protocols.schemas import (
     FIRST_ERROR,
+    Body,
     ChoiceObject,
     CompletionObject,
+    ModelName,
     Natural,
     NumBest,
     SamplingBody,
@@ -42,9 +44,19 @@ class CompletionBody(SamplingBody):
 
     prompt: Prompts
     max_tokens: Natural | None = None
-    logprobs: NumBest | None = None
+    logprobs: Annotated[NumBest | None, BeforeValidator(lambda number: int(number) if number is True else number)] = (
+        None
+    )
     echo: bool | None = None
     add_special_tokens: bool | None = None
+
+
+class TokensBody(Body):
+    """Token ids, and the parameters of their continuations by vLLM's names."""
+
+    model: ModelName | None = None
+    token_ids: Ids
+    sampling_params: dict[str, Any]
 
 
 class CompletionLogprobs(BaseModel):
