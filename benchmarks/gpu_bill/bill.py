@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -14,14 +15,24 @@ from benchmarks.ahead_of_time.plugin import PROJECT, child_lines, environment, t
 from benchmarks.gpu_bill.assumptions import assumed, listed
 from benchmarks.gpu_bill.budgets import PATH as BUDGETS
 from benchmarks.gpu_bill.budgets import finish
-from benchmarks.gpu_bill.cases import NUM_LAYERS, STEPS, Case, StepSize, default_cases, full_cases, sample_case
+from benchmarks.gpu_bill.cases import (
+    NUM_LAYERS,
+    STEPS,
+    Case,
+    StepSize,
+    default_cases,
+    full_cases,
+    kind_cases,
+    sample_case,
+)
 from benchmarks.gpu_bill.cases import with_default_buckets as with_default
 from benchmarks.gpu_bill.kernel_time import Device, multiprocessor
-from benchmarks.gpu_bill.prediction import ModelBytes, predict
+from benchmarks.gpu_bill.prediction import AttentionSizes, ModelBytes, predict
 from benchmarks.gpu_bill.reading import Reading, reading
 from benchmarks.gpu_bill.rows import EXECUTABLES, KERNELS, PRODUCTS, executable_row, kernel_rows, product_rows, terminal
 from benchmarks.gpu_bill.rows import STEPS as STEP_COLUMNS
 from jinfercept.config import EngineConfig
+from jinfercept.models.config import ModelConfig
 from jinfercept.models.model import abstract_params, kv_bytes_per_token
 from jinfercept.models.sharding import serving_config
 from jinfercept.pallas.tiles import HOPPER, choose_tiles
@@ -37,11 +48,14 @@ SAME_CODE = {"h100": ("h100", "h200"), "a100": ("a100",)}
 """The GPUs that run what is compiled for one."""
 
 
-def gpu_bill(*, full: bool, sample: bool, check: bool, set_budgets: bool, out: str | None) -> int:
+def gpu_bill(
+    *, full: bool, sample: bool, models: Sequence[str], check: bool, set_budgets: bool, out: str | None
+) -> int:
     """Run the command; returns the exit status: 1 if a budget is broken that was to be checked.
 
     Args:
         full: everything; else the default set, or only the `sample`.
+        models: of `KIND_MODELS`, in place of all that.
         check: compare with the budgets.
         set_budgets: write the numbers of what was compiled into the budgets first.
         out: path of a JSON file to write.
@@ -52,7 +66,12 @@ def gpu_bill(*, full: bool, sample: bool, check: bool, set_budgets: bool, out: s
     """
     if out is not None:
         check_writable(Path(out), "--out")
-    cases = [sample_case()] if sample else with_default(full_cases() if full else default_cases(), default_buckets(512))
+    if models:
+        cases = with_default([case for model in models for case in kind_cases(model)], default_buckets(512))
+    elif sample:
+        cases = [sample_case()]
+    else:
+        cases = with_default(full_cases() if full else default_cases(), default_buckets(512))
     bill = make_bill(cases)
     show(terminal("executables", EXECUTABLES, bill["executables"]))
     show(terminal("kernels", KERNELS, bill["kernels"]))
@@ -91,19 +110,26 @@ def model_bytes(case: Case, tokens: int) -> ModelBytes:
     shapes = abstract_params(config, jnp.bfloat16)
     weights = sum(2 * leaf.size for leaf in jax.tree.leaves((shapes.layers, shapes.head))) // case.num_devices
     experts = sum(case.expert_bytes) * config.num_layers // case.num_devices
-    tiles = choose_tiles(
-        config.head_dim, config.num_heads // config.num_kv_heads, 2, HOPPER, 1
-    )  # decode tiles are alike
     return ModelBytes(
         weights=weights - int(experts * case.idle_share(tokens)),
         active=weights - int(experts * case.idle_share(1)),
         head=2 * shapes.head["unembed"].size // case.num_devices,
-        kv_per_token=kv_bytes_per_token(config, jnp.bfloat16) // case.num_devices,
         num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads // case.num_devices,
         layers_per_call=config.num_layers,
+        attention=tuple(_attention_sizes(config, layer, case.num_devices) for layer in range(case.num_layers)),
+    )
+
+
+def _attention_sizes(config: ModelConfig, layer: int, num_devices: int) -> AttentionSizes:
+    kind = config.kind(layer)
+    sizes = config.of_kind(kind)
+    tiles = choose_tiles(sizes.head_dim, sizes.num_heads // sizes.num_kv_heads, 2, HOPPER, 1)  # decode tiles are alike
+    return AttentionSizes(
+        num_kv_heads=sizes.num_kv_heads // num_devices,
+        kv_per_token=kv_bytes_per_token(replace(sizes, num_layers=1, kinds=()), jnp.bfloat16) // num_devices,
         tile_tokens=tiles.decode.tokens,
-        pair_flops=4 * config.num_heads * config.head_dim // case.num_devices,
+        pair_flops=4 * sizes.num_heads * sizes.head_dim // num_devices,
+        window=kind.window,
     )
 
 
@@ -117,7 +143,6 @@ def _readings(cases: Sequence[Case]) -> Iterator[Reading]:
                 "ptxas": str(tool("ptxas", GENERATION)),
                 "nvdisasm": str(tool("nvdisasm", GENERATION)),
                 "cases": [case for case in cases if case.gpu == gpu],
-                "num_layers": NUM_LAYERS,
             }
             for line in _lines(order):
                 display(gpu, line["done"], line["total"])

@@ -1,6 +1,6 @@
 """Run as a program where the CUDA plugin is on the path: compiles the bill's executables for one GPU and reads them.
 
-Takes the order `{"gpu", "generation", "ptxas", "nvdisasm", "cases": [[gpu, model, …], …], "num_layers"}`, see `compile_order`.
+Takes the order `{"gpu", "generation", "ptxas", "nvdisasm", "cases": [[gpu, model, …], …]}`, see `compile_order`.
 """
 
 from collections.abc import Mapping
@@ -53,9 +53,10 @@ def _described(thunk: Thunk, program: Program) -> dict[str, Any]:
     return described | {"children": [_described(child, program) for child in thunk.children]}
 
 
-def add_case(compiler: Compiler, case: Case, num_layers: int) -> None:
+def add_case(compiler: Compiler, case: Case) -> None:
     """Add the executables of a case."""
-    config = replace(case.config, num_layers=num_layers)
+    num_layers = case.num_layers
+    config = replace(case.config, num_layers=num_layers, kinds=case.config.kinds[:num_layers])
     shape = RunnerShape(
         num_pages=NUM_PAGES,
         page_size=PAGE_SIZE,
@@ -63,13 +64,14 @@ def add_case(compiler: Compiler, case: Case, num_layers: int) -> None:
         max_model_len=case.max_model_len,
         buckets=(case.bucket,),
         layers_per_step=num_layers,
+        num_window_pages=NUM_PAGES if config.kinds else 0,
     )
     adding: Any = CaseCompiler(compiler, case, case.compiles, {"xla_gpu_enable_triton_gemm": case.triton_products})
     heads = Heads(
         config.num_heads // case.num_devices, config.num_kv_heads // case.num_devices, config.head_dim, itemsize=2
     )
     with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
-        attention = available_attention(jnp.bfloat16, jnp.bfloat16, heads, PAGE_SIZE)[0]  # all layers are plain
+        attention = available_attention(jnp.bfloat16, jnp.bfloat16, heads, PAGE_SIZE)[0]
     layers = add_runner(adding, config, shape, attention)
     if case.transfers:
         sizes = transfer_sizes("gpu")
@@ -83,7 +85,7 @@ def begin(order: Mapping[str, Any]) -> list[Compiler]:
     counts = dict.fromkeys(case.num_devices for case in cases)
     compilers = {n: Compiler(gpus(order["gpu"], order["generation"], n), reading, SOURCE, DUMPED) for n in counts}
     for case in cases:
-        add_case(compilers[case.num_devices], case, order["num_layers"])
+        add_case(compilers[case.num_devices], case)
     return list(compilers.values())
 
 

@@ -74,12 +74,12 @@ class Program:
 
     Args:
         text: the optimised program.
-        first_dim: pages of the pool, by which one layer's pages are known among the arrays.
+        first_dim: pages of a pool, by which a layer's pages are known among the arrays.
     """
 
     def __init__(self, text: str, first_dim: int) -> None:
-        pool = re.search(rf"\b([a-z]+\d+)\[({first_dim},[\d,]+)\]", text)
-        self._pool_bytes = _bytes(*pool.groups()) if pool else -1
+        pools = re.findall(rf"\b([a-z]+\d+)\[({first_dim},[\d,]+)\]", text)
+        self._pools = {_bytes(*array) for array in set(pools)}
         self.computations: dict[str, list[Instruction]] = {}
         self.instructions: dict[str, Instruction] = {}
         current: list[Instruction] = []
@@ -101,10 +101,10 @@ class Program:
         inside = self.computations.get(instruction.calls, [])
         read = weight = copyable = 0
         arguments: dict[str, int] = {}
-        pages = self._pool_bytes in instruction.sizes
+        pages = not self._pools.isdisjoint(instruction.sizes)
         for number, (operand, part) in enumerate(dict.fromkeys(instruction.operands)):
             size, (source, place) = self._size(operand, part), self._source(operand)
-            is_pool = size == self._pool_bytes
+            is_pool = size in self._pools
             pages |= is_pool
             sliced = (
                 _sliced_bytes(inside, number) if instruction.opcode == "fusion" else _sliced_alone(instruction, number)
@@ -127,7 +127,7 @@ class Program:
         if instruction.opcode == "custom-call" and "matmul" in instruction.rest:
             return instruction.sizes[0]  # the others are room to work in
         if instruction.opcode == "custom-call" and "output_to_operand_aliasing" in instruction.rest:
-            return sum(size for size in instruction.sizes if size != self._pool_bytes)
+            return sum(size for size in instruction.sizes if size not in self._pools)
         if instruction.opcode in UPDATING:
             return self._size(*instruction.operands[_update(instruction)])
         by_name = {instruction.name: instruction for instruction in inside}

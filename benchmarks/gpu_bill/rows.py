@@ -105,11 +105,11 @@ def product_rows(reading: Reading, device: Device) -> list[Row]:
 def _weight_names(case: Case) -> Mapping[int, str]:
     """The names of a GPU's weights by their bytes; of several that are alike, all."""
     shapes = abstract_params(case.config, jnp.bfloat16, joined=True, num_devices=case.num_devices)
-    names: dict[int, str] = {}
-    for path, leaf in jax.tree.flatten_with_path((shapes.layers[0], shapes.head))[0]:
+    names: dict[int, dict[str, None]] = {}
+    for path, leaf in jax.tree.flatten_with_path((shapes.layers, shapes.head))[0]:
         size, name = 2 * leaf.size // case.num_devices, jax.tree_util.keystr(path[-1:], simple=True)
-        names[size] = f"{names[size]}, {name}" if size in names else name
-    return names
+        names.setdefault(size, {})[name] = None
+    return {size: ", ".join(alike) for size, alike in names.items()}
 
 
 def _named(reading: Reading) -> Row:

@@ -13,7 +13,7 @@ from benchmarks.gpu_bill.budgets import broken, budgets, rewritten
 from benchmarks.gpu_bill.cases import MIXED, Case, StepSize, long_case, mixed_case, sample_case
 from benchmarks.gpu_bill.kernel_time import AttentionWork, Device, multiprocessor
 from benchmarks.gpu_bill.machine_code import Kernel
-from benchmarks.gpu_bill.prediction import ModelBytes, Step, predict
+from benchmarks.gpu_bill.prediction import AttentionSizes, ModelBytes, Step, predict
 from benchmarks.gpu_bill.program import NO_TRAFFIC, Program, Thunk, parse_thunks
 from benchmarks.gpu_bill.reading import Launch, Reading
 from tests.support.kept_results import kept_lines
@@ -50,12 +50,9 @@ MODEL = ModelBytes(
     weights=int(16e9),
     active=int(16e9),
     head=0,
-    kv_per_token=131_072,
     num_layers=32,
-    num_kv_heads=8,
     layers_per_call=32,
-    tile_tokens=64,
-    pair_flops=16_384,
+    attention=(AttentionSizes(num_kv_heads=8, kv_per_token=4096, tile_tokens=64, pair_flops=16_384),),
 )
 
 
