@@ -83,7 +83,7 @@ def choose_tiles(
     width, rows = power_of_two(head_dim), max(LEAST_ROWS, power_of_two(group))
     if itemsize == 4:  # multiplied without tensor cores, from registers
         exact = Tile(rows, LEAST_TOKENS, num_warps=8, num_stages=3)
-        decode = exact._replace(num_stages=1) if compute_capability >= HOPPER else exact  # more would spill registers
+        decode = exact._replace(num_stages=2 if quantised else 1)  # with others some shapes spill registers
         return Tiles(decode, exact, num_multiprocessors * EXACT_DECODE_BLOCKS)
     shared_bytes = SHARED_MEMORY_BYTES.get(compute_capability, LITTLE_SHARED_MEMORY_BYTES)
     decode_tokens = _tokens(rows, width * itemsize, 1, shared_bytes // 4)

@@ -327,30 +327,27 @@ def _serve_rows(
                 _join(results, row, first, end, kv_head, group, 4 if columns == WHOLE and head_dim > NARROW else 2)
                 plgpu.store(results.counts.at[counted], jnp.int32(0))
 
-    def num_units():
-        return schedule.row_units[schedule.row_units.shape[0] - 1]
+    def last(ref):
+        return ref[ref.shape[0] - 1]
 
-    padding = schedule.query_starts[schedule.query_starts.shape[0] - 1]
-    _share(lambda: num_tokens - padding, num_heads, clear)
-    _share(num_units, num_kv_heads, serve)
+    padding = last(schedule.query_starts)
+    _share(num_tokens - padding, num_heads, clear)
+    _share(last(schedule.row_units), num_kv_heads, serve)
     if not interpret:  # there programs run one after the other
         plgpu.debug_barrier()
-    _share(num_units, num_kv_heads, count)
+    # The number of units is read again: keeping it takes a register, and another one spills.
+    _share(last(schedule.row_units), num_kv_heads, count)
 
 
-def _share(
-    count: Callable[[], Int[Array, ""]], num_heads: int, serve: Callable[[Int[Array, ""], Int[Array, ""]], None]
-) -> None:
-    """Call `serve` with head and number for this program's part of `count` numbers; heads go to neighbours.
-
-    The count is read at every turn: a number that is kept for that takes a register, for which another one spills.
-    """
+def _share(count: Int[Array, ""], num_heads: int, serve: Callable[[Int[Array, ""], Int[Array, ""]], None]) -> None:
+    """Call `serve` with head and number for this program's part of `count` numbers; heads go to neighbours."""
+    end = count * num_heads
 
     def turn(unit):
         serve(jax.lax.rem(unit, num_heads), jax.lax.div(unit, num_heads))
         return unit + pl.num_programs(0)
 
-    jax.lax.while_loop(lambda unit: unit < count() * num_heads, turn, pl.program_id(0))
+    jax.lax.while_loop(lambda unit: unit < end, turn, pl.program_id(0))
 
 
 def _join(
