@@ -232,7 +232,7 @@ def served(url: str, hint: Hint | None, seed: str) -> Measured:
         even: [reply.first_s or 0.0 for number, _, reply in replies if _preferred(number) is even]
         for even in (True, False)
     }
-    again = sum(max(0, known - (reply.cached_tokens or 0)) for _, known, reply in replies)
+    again = sum(max(0, num_reusable - (reply.cached_tokens or 0)) for _, num_reusable, reply in replies)
     prompts = sum(reply.prompt_tokens or 0 for _, _, reply in replies)
     return Measured(mean(delays[True]), mean(delays[False]), again / max(1, prompts))
 

@@ -130,6 +130,6 @@ def test_hints_are_compared_with_the_same_sessions_without_them(
     assert main(["hints", "--seeds", "1", "--duration", "120", "--json", str(file)]) == 0
     shown, runs = capsys.readouterr().out, json.loads(file.read_text())
     assert all(name.split(",")[0] in shown for name in runs)
-    [plain], [known] = (runs[name]["simulated"] for name in ("none", "jinfercept.expected_s"))
-    assert plain == known
+    [plain], [expected] = (runs[name]["simulated"] for name in ("none", "jinfercept.expected_s"))
+    assert plain == expected
     assert runs["priority"]["simulated"] != [plain]
