@@ -8,13 +8,15 @@ them.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from statistics import mean
 from typing import Any, NamedTuple, final
 
 from openai import AsyncOpenAI
+from rich.console import Console
+from rich.progress import track
 
 from benchmarks.agents import OwnModel, Scale, load_sessions, prompts_of
 from benchmarks.servers import Reply, child_server, complete, make_target
@@ -42,6 +44,8 @@ _TOKEN_S = 0.02
 """Seconds of a generated token, about, where the expected length orders requests."""
 _SHORT = Scale(1 / 64, 1 / 32, 0.1)
 _CALLS, _CLIENTS = 4, 8
+_FLAGS = {"max_num_seqs": 2, "kv_tokens": 4096, "max_model_len": 2048, "swap_space": 0, "overload": "serve"}
+"""Of the server: as in the simulation, no session waits at the door (docs/serving.md) for those of the run before."""
 
 Fields = Mapping[str, Any]
 
@@ -254,15 +258,15 @@ class Hints:
         check_least("--seeds", self.seeds, 1)
         check_outputs((("--json", self.json),))
         named: dict[str, Hint | None] = {"none": None, **HINTS}
-        rows = {name: {"simulated": self._runs(simulated, hint)} for name, hint in named.items()}
+        rows: dict[str, dict[str, list[Measured]]] = {name: {} for name in named}
+        for name, hint in _counted(named, "simulated"):
+            rows[name]["simulated"] = [simulated(hint, seed, self.duration) for seed in range(self.seeds)]
         if self.own is not None:
-            flags = {"max_num_seqs": 2, "kv_tokens": 4096, "max_model_len": 2048, "swap_space": 0}
-            with child_server(self.own, flags) as url:
+            with child_server(self.own, _FLAGS) as url:
                 served(url, None, "warm-up")
-                for name, hint in named.items():
-                    if hint is None or hint.fields is not None:
-                        runs = [served(url, hint, f"{name}/{seed}") for seed in range(self.seeds)]
-                        rows[name]["served"] = runs
+                sent = {name: hint for name, hint in named.items() if hint is None or hint.fields is not None}
+                for name, hint in _counted(sent, "served"):
+                    rows[name]["served"] = [served(url, hint, f"{name}/{seed}") for seed in range(self.seeds)]
         show(_table(rows))
         if self.json is not None:
             write_json(
@@ -274,8 +278,10 @@ class Hints:
             )
         return 0
 
-    def _runs(self, play: Callable[[Hint | None, int, float], Measured], hint: Hint | None) -> list[Measured]:
-        return [play(hint, seed, self.duration) for seed in range(self.seeds)]
+
+def _counted(hints: Mapping[str, Hint | None], title: str) -> Iterable[tuple[str, Hint | None]]:
+    """The hints, with a display of how many have been measured."""
+    return track(hints.items(), title, console=Console(stderr=True), transient=True)
 
 
 def _table(rows: Mapping[str, Mapping[str, Sequence[Measured]]]) -> Any:

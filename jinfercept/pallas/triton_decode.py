@@ -36,7 +36,7 @@ from jinfercept.pallas.triton_softmax import (
 )
 from jinfercept.pallas.work_schedule import Work
 
-NARROW = 64  # head dim up to which joining four pieces a turn can spill: the assembler gives threads few registers
+NARROW = 64  # head dim up to which joining four pieces a turn can spill, since the assembler gives threads few registers
 OUT = 3  # the place of `out` in `_Results`
 
 
@@ -210,7 +210,8 @@ def _decode_kernel(
         first = start if scoring.window is None else jnp.maximum(start, context - scoring.window)
         return _attend_piece(turn, first, end, tile, (top, total, weighted))
 
-    _serve_rows(schedule, results, pages_shape[3], tile, columns, attend, interpret)
+    units = 4 if columns == WHOLE and NARROW < head_dim < 128 else 2
+    _serve_rows(schedule, results, pages_shape[3], tile, columns, units, attend, interpret)
 
 
 def _joined_decode_kernel(
@@ -249,7 +250,8 @@ def _joined_decode_kernel(
         carry = own_token_carry(queries, key, value, head_dim, is_last)
         return _attend_piece(attend_turn, start, end, tile, carry)
 
-    _serve_rows(schedule, results, pages_ref.shape[3], tile, WHOLE, attend, interpret)
+    units = 4 if head_dim > NARROW else 2
+    _serve_rows(schedule, results, pages_ref.shape[3], tile, WHOLE, units, attend, interpret)
 
 
 def _attend_piece(attend, start: Int[Array, ""], end: Int[Array, ""], tile: Tile, carry):
@@ -269,6 +271,7 @@ def _serve_rows(
     num_kv_heads: int,
     tile: Tile,
     columns: tuple[Piece, ...],
+    units: int,
     attend: Callable[..., Any],
     interpret: bool,
 ) -> None:
@@ -280,6 +283,7 @@ def _serve_rows(
 
     Args:
         columns: in which rows are handled.
+        units: that are joined a turn.
         attend: gives the carry of a unit, of its KV head, its row, its first token, and its heads with their mask.
     """
     num_tokens, num_heads, head_dim = results.out.shape
@@ -324,7 +328,7 @@ def _serve_rows(
         def _():
             @pl.when(plgpu.atomic_add(results.counts, (counted,), jnp.int32(1)) == end - first - 1)
             def _():
-                _join(results, row, first, end, kv_head, group, 4 if columns == WHOLE and head_dim > NARROW else 2)
+                _join(results, row, first, end, kv_head, group, units)
                 plgpu.store(results.counts.at[counted], jnp.int32(0))
 
     def last(ref):
