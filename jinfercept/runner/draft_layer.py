@@ -57,7 +57,7 @@ def add_draft_layer(
     pages: Any,
     common_shape: CommonShape,
     row_counts: tuple[int, ...],
-    upload_sizes: Mapping[Step, int],
+    batches: Mapping[Step, Any],
     num_drafts: int,
     num_drawn: int | None,
 ) -> None:
@@ -70,7 +70,7 @@ def add_draft_layer(
         x_by_size: the shape of the last layer's output, by tokens of the bucket.
         pages: of the layer, an array or its shape.
         row_counts: numbers of sampled rows.
-        upload_sizes: numbers of each step's upload.
+        batches: what the layers read of each step's batch, its shapes.
         num_drafts: that are written behind each draw.
         num_drawn: see `RunnerShape`.
     """
@@ -81,14 +81,13 @@ def add_draft_layer(
     ints: Any = partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=home)
     common, weights = ints((common_shape.size,)), (params.layers[-1], params.embed, params.head)
     for step, shape in steps.items():
-        upload = ints((upload_sizes[step],))
         for count in [count for count in row_counts if count <= step[0]]:
-            arguments = upload, common, ints((count,))
+            arguments = batches[step], common, ints((count,))
             run.add(
                 ("draft rows", step, count), over_devices(partial(_rows, shape, common_shape), arguments), *arguments
             )
         rows = DraftRows(*map(ints, ((shape.num_tokens,), (shape.num_rows,), (shape.num_rows,))))
-        arguments = *weights, x_by_size[step[0]], rows, pages, upload, common
+        arguments = *weights, x_by_size[step[0]], rows, pages, batches[step], common
         for number in (0, num_drafts):
             compute = partial(_drafts, model, shape, common_shape, number, num_drawn)
             whole = over_devices(compute, arguments, (EVERYWHERE, specs_of(pages)))
@@ -98,12 +97,12 @@ def add_draft_layer(
 def _rows(
     shape: PackedShape,
     common_shape: CommonShape,
-    upload: Int[Array, "upload"],
+    packed: Batch | Int[Array, "upload"],
     common: Int[Array, "common"],
     drawn: Int[Array, "R"],
 ) -> DraftRows:
-    """What follows every token: the token drawn there, else the one in the upload."""
-    batch, size = in_place(upload, shape), shape.num_tokens
+    """What follows every token: the token drawn there, else the one in the batch."""
+    batch, size = in_place(packed, shape), shape.num_tokens
     draws = unpack_samples(common_shape.samples(common, len(drawn)))
     place = jnp.where(draws.position > 0, draws.token_index, size)  # padding draws at position 0
     draw = jnp.full(size, -1).at[place].set(jnp.arange(len(drawn)), mode="drop")
@@ -128,12 +127,12 @@ def _drafts(
     x: Float[Array, "T E"],
     rows: DraftRows,
     pages: Any,
-    upload: Int[Array, "upload"],
+    packed: Batch | Int[Array, "upload"],
     common: Int[Array, "common"],
 ) -> tuple[Int[Array, "S drafts"], Any]:
     """The drafts of every row, if there are some, and the layer's pages with all tokens of the step; `x` is the output of the
     layer before."""
-    batch = in_place(upload, shape)
+    batch = in_place(packed, shape)
     with jax.named_scope("draft"):
         x, pages = _computed(model, shape, weights, embed, x, head["norm"], rows.tokens, pages, batch)
     page_size, num_rows = pages.shape[1], shape.num_rows

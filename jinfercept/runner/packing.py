@@ -185,11 +185,13 @@ def unpack(packed: Int[Array, "packed"], last_tokens: Int[Array, "slots"], shape
     return batch._replace(tokens=jnp.where(batch.tokens == FROM_DEVICE, drawn, batch.tokens))
 
 
-def in_place(packed: Int[Array, "packed"], shape: PackedShape) -> Batch:
+def in_place(packed: Batch | Int[Array, "packed"], shape: PackedShape) -> Batch:
     """The batch inside an executable of layers; where there are work schedules, kernels read the packed vector itself.
 
-    The tokens are as they were packed: layers do not read them.
+    The tokens of a vector are as they were packed: layers do not read them.
     """
+    if isinstance(packed, Batch):
+        return packed
     parts = _parts(packed, shape)
     batch = _batch(parts)
     if parts.decodes is None:

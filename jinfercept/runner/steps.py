@@ -28,6 +28,7 @@ from jinfercept.models.protocol import (
 from jinfercept.models.quantized import weights_of
 from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.layouts.kv_rows import is_quantised, stored_dtype
+from jinfercept.pallas.layouts.pages import Batch
 from jinfercept.pallas.layouts.states import StateRows
 from jinfercept.runner.draft_layer import add_draft_layer
 from jinfercept.runner.executables import Executables
@@ -61,14 +62,15 @@ def add_steps(run: Executables, model: ServedModel, shape: RunnerShape, attentio
     last_tokens, embedded_by_size = struct((shape.max_num_seqs + 1,), jnp.int32), {}
     platform = mesh_of(leaf).devices[0].platform
     common_shape = CommonShape(shape.sample_rows[-1], transfer_sizes(platform, shape.staging_pages)[0])
-    packed_shapes, upload_sizes = step_shapes(model, shape, attention, leaf), dict[tuple[int, bool], int]()
+    packed_shapes, batches = step_shapes(model, shape, attention, leaf), dict[tuple[int, bool], Any]()
     for (size, decode_only), bucket in packed_shapes.items():
         embed_name, layers_name = step_names(decode_only)
         upload = struct((packed_size(bucket) + common_shape.size,), jnp.int32)
         embed = over_devices(partial(_embed, model, bucket), (params.embed, last_tokens, upload))
-        run.add((embed_name, size), embed, params.embed, last_tokens, upload, donate=(2,))  # it goes on to the layers
+        run.add((embed_name, size), embed, params.embed, last_tokens, upload, donate=(2,) if bucket.cut else ())
         embedded = jax.eval_shape(embed, params.embed, last_tokens, upload)
         x = embedded_by_size[size] = struct(embedded[0].shape, embedded[0].dtype)
+        batch = batches[size, decode_only] = jax.tree.map(lambda part: struct(part.shape, part.dtype), embedded[1])
         groups = {layers_key(layers_name, size, group, kinds): group for group in shape.groups(num_computed(model))}
         for key, (first, end) in groups.items():
             kinds_of_group, own = kinds[first:end] or (None,) * (end - first), places_of(model, (first, end))
@@ -76,13 +78,12 @@ def add_steps(run: Executables, model: ServedModel, shape: RunnerShape, attentio
             places = tuple(map(own.index, kv_places(model)[first:end]))
             step = partial(_layers, model, bucket, kinds_of_group, windows[first:end], places, tree)
             kept = tuple(layers[place] for place in own)
-            arguments = (tuple(leaves), x, kept, upload)
+            arguments = (tuple(leaves), x, kept, batch)
             out = (EVERYWHERE, specs_of(kept), *([EVERYWHERE] if shape.routed_experts else []))
             whole = over_devices(step, arguments, out=out)
             run.add(key, whole, *arguments, donate=(1, 2))
-        upload_sizes[size, decode_only] = upload.shape[0]
     if num_draft_layers(model.config):
-        own = params, packed_shapes, embedded_by_size, layers[-1], common_shape, shape.sample_rows, upload_sizes
+        own = params, packed_shapes, embedded_by_size, layers[-1], common_shape, shape.sample_rows, batches
         add_draft_layer(run, cast(Model, model), *own, shape.num_drafts, shape.num_drawn)
     add_sampler(
         run,
@@ -234,12 +235,12 @@ def _embed(
     params: Weights,
     last_tokens: Int[Array, "slots"],
     upload: Int[Array, "upload"],
-) -> tuple[Float[Array, "T E"], Int[Array, "upload"], Int[Array, "common"]]:
-    """The tokens' vectors, the upload for the layers, and its common part."""
+) -> tuple[Float[Array, "T E"], Batch | Int[Array, "upload"], Int[Array, "common"]]:
+    """The tokens' vectors; the batch for the layers, which is the upload itself if their kernels read that; its common part."""
     batch = unpack(upload, last_tokens, shape)
     with jax.named_scope("embed"):
         x = model.embed(params, batch.tokens, batch.positions)
-    return x, upload, upload[packed_size(shape) :]
+    return x, batch if shape.cut is None else upload, upload[packed_size(shape) :]
 
 
 class _NotingRows(StateRows):
@@ -261,7 +262,7 @@ def _layers(
     leaves: tuple[Any, ...],
     x: Float[Array, "T E"],
     layers: tuple[Any, ...],
-    upload: Int[Array, "upload"],
+    batch: Batch | Int[Array, "upload"],
 ) -> tuple[Float[Array, "T E"], tuple[Any, ...]] | tuple[Float[Array, "T E"], tuple[Any, ...], Int16[Array, "T L C"]]:
     """A group of consecutive layers: each writes all of the step's keys and values before its attention, or has states.
 
@@ -276,7 +277,7 @@ def _layers(
     Returns:
         The tokens' vectors, the pages, and if `routed_experts` the experts of every token in the layers that have some.
     """
-    step = in_place(upload, shape)
+    step = in_place(batch, shape)
     noted, kept = list[Int[Array, "T C"]](), list(layers)
     stacks, own = jax.tree.unflatten(tree, leaves)
     params = tuple(

@@ -141,6 +141,6 @@ def test_a_call_of_all_layers_takes_their_norms_as_one_array_for_each_name() -> 
     )
     num_arrays = len(jax.tree.leaves(runner.executables.ready[key].args_info))
     assert (LAYERS, vectors) == (3, 2)
-    assert num_arrays == LAYERS * (matrices + 1) + vectors + 2, (
-        "with a layer's pages, the tokens' vectors and the upload"
+    assert num_arrays == LAYERS * (matrices + 1) + vectors + 1 + 7, (
+        "with a layer's pages, the tokens' vectors and the parts of the batch, which a GPU's kernels read in one array"
     )
