@@ -7,6 +7,7 @@ from jinfercept.cli.command import Entry, run_command_line
 
 COMMANDS: Mapping[str, Entry] = {
     "train": Entry("examples.grpo_tools.train:Train", "an adapter learns from rewards, one version behind"),
+    "compare": Entry("examples.grpo_tools.compare:Compare", "rollouts per second beside loops that drop contexts"),
 }
 
 if __name__ == "__main__":

@@ -5,62 +5,13 @@ what stands before the result, and the answer behind it.
 """
 
 import random
-import re
-import time
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from examples.grpo_tools.functions import ITEMS, MARKS, PRICES, run_tool
 from jinfercept import Tool
 from jinfercept.rollouts.samples import Rollout
 
-ITEMS = [
-    "tea",
-    "salt",
-    "rice",
-    "silk",
-    "wool",
-    "corn",
-    "gold",
-    "iron",
-    "coal",
-    "soap",
-    "milk",
-    "wine",
-    "fish",
-    "meat",
-    "beer",
-    "rope",
-    "sand",
-    "wood",
-    "glass",
-    "paper",
-    "honey",
-    "sugar",
-    "flour",
-    "bread",
-    "cheese",
-    "butter",
-    "apples",
-    "pears",
-    "plums",
-    "nuts",
-    "beans",
-    "eggs",
-    "ink",
-    "clay",
-    "wax",
-    "oil",
-    "hay",
-    "seeds",
-    "bricks",
-    "nails",
-]
-PRICES = {item: 11 + 37 * place % 89 for place, item in enumerate(ITEMS)}
-"""By item, from 11 to 99."""
-MARKS = {"calculator": ("<<", ">>"), "price": ("[[", "]]")}
-"""By tool what stands before a call and behind its result; between them there is an equals sign."""
-EXAMPLES = {"calculator": "6*8 is <<6*8=48>> 48. ", "price": "The price of rice is [[rice=85]] 85. "}
-"""By tool the answered question before every question."""
 HELD_OUT = 8
 """Of every so many items and first factors one is asked for in examinations only."""
 MAX_TOKENS = 16
@@ -84,11 +35,12 @@ class Question(NamedTuple):
     answer: str
 
 
-def questions(seed: int, count: int, *, examination: bool = False) -> list[Question]:
+def questions(seed: int, count: int, *, examination: bool = False, shots: int = 1) -> list[Question]:
     """Some questions, of both kinds in turn.
 
     Args:
         examination: of the items and factors that are held out, or of the others.
+        shots: examples before each.
     """
     rng = random.Random(f"{seed} {examination}")
     items = [item for place, item in enumerate(ITEMS) if (place % HELD_OUT == 0) == examination]
@@ -101,28 +53,28 @@ def questions(seed: int, count: int, *, examination: bool = False) -> list[Quest
         else:
             first, second = rng.choice(factors), rng.randint(11, 99)
             question = Question(f"{first}*{second} is", "calculator", f"{first}*{second}", str(first * second))
-        made.append(question._replace(prompt=f"{EXAMPLES[question.tool]}{question.prompt}"))
+        made.append(question._replace(prompt=f"{_examples(question.tool, shots)}{question.prompt}"))
     return made
 
 
-def calculate(text: str) -> str:
-    """The product of two numbers; a question mark for other texts."""
-    factors = re.fullmatch(r"\s*(\d{1,6})\s*\*\s*(\d{1,6})\s*", text)
-    return "?" if factors is None else str(int(factors[1]) * int(factors[2]))
+def _examples(tool: str, count: int) -> str:
+    """Answered questions for one tool, the same before every question."""
+    if tool == "price":
+        return "".join(
+            f"The price of {item} is [[{item}={PRICES[item]}]] {PRICES[item]}. " for item in ITEMS[2 : 2 + count]
+        )
+    pairs = [(6 + 7 * place % 90, 8 + 5 * place % 90) for place in range(count)]
+    return "".join(f"{a}*{b} is <<{a}*{b}={a * b}>> {a * b}. " for a, b in pairs)
 
 
 def tools(slow_s: float) -> list[Tool]:
-    """Both tools for the engine; a look-up takes `slow_s` seconds."""
+    """Both tools for the engine."""
 
-    def price(text: str) -> str:
-        time.sleep(slow_s)
-        return str(PRICES.get(text.strip(), "?"))
+    def tool(name: str) -> Tool:
+        start, end = MARKS[name]
+        return Tool(lambda text: run_tool(name, text, slow_s), name=name, start=start, stop="=", result=f"{{}}{end}")
 
-    answers = {"calculator": calculate, "price": price}
-    return [
-        Tool(answers[name], name=name, start=start, stop="=", result=f"{{}}{end}")
-        for name, (start, end) in MARKS.items()
-    ]
+    return [tool(name) for name in MARKS]
 
 
 def reward(question: Question, sample: Rollout) -> float:

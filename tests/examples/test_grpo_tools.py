@@ -1,4 +1,4 @@
-"""A step of GRPO fits the arrays of rollouts; rewards of texts and calls; a run that is killed goes on."""
+"""A step of GRPO fits the arrays of rollouts; rewards and calls are read alike by the engine and by loops."""
 
 import pickle
 import subprocess
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from examples.grpo_tools.functions import split_call
 from examples.grpo_tools.learning import advantages, experience, stepper
 from examples.grpo_tools.questions import questions, reward_of
 from examples.grpo_tools.train import Run
@@ -49,10 +50,12 @@ def test_advantages_are_relative_to_the_group() -> None:
     assert not values[4:].any()
 
 
-def test_rewards_of_a_text() -> None:
+def test_rewards_and_calls_of_a_text() -> None:
     product, price = questions(0, 2)
     assert product.tool == "calculator"
     right = f" <<{product.arguments}={product.answer}>> {product.answer}"
+    assert split_call(right.partition("=")[0] + "=") == ("calculator", product.arguments)
+    assert split_call(right + " 3=") is None
     assert reward_of(product, right, [("calculator", product.arguments)]) == 1.0
     assert reward_of(product, right + "1", [("calculator", product.arguments)]) == 0.6
     assert reward_of(product, right, [("calculator", "1*1")]) == 0.2
