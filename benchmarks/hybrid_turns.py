@@ -36,6 +36,7 @@ from jinfercept.request import FollowUp
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sim.reports import check_outputs, write_json
 from jinfercept.sim.tables import check_least, plain_table, show
+from studies.plots import check_drawing
 
 CHECKPOINTS = {
     "Llama": "llama_gqa",
@@ -403,10 +404,14 @@ class HybridTurns:
     """interpreter that has llama-cpp-python, numpy and gguf"""
     json: Maybe[str] = None
     """write the numbers to this file"""
+    plot: Maybe[str] = None
+    """file for a picture of the shares"""
 
     def run(self) -> int:
         """Measure; returns 1 if an answer differs from that of the model without a cache."""
-        check_outputs((("--json", self.json),))
+        if self.plot is not None:
+            check_drawing(self.plot)
+        check_outputs((("--json", self.json), ("--plot", self.plot)))
         for flag, python in (("--vllm-python", self.vllm_python), ("--llama-cpp-python", self.llama_cpp_python)):
             if python is not None and shutil.which(python) is None:
                 raise ConfigError(f"{flag} is no program", got=python, fix="name the bin/python of an environment")
@@ -436,6 +441,8 @@ class HybridTurns:
         if self.json is not None:
             numbers = {label: {name: score._asdict() for name, score in own.items()} for label, own in scores.items()}
             write_json(self.json, {"shape": shape._asdict(), "scores": numbers, "shares": shares})
+        if self.plot is not None:
+            _draw({label: each for label, each in shares.items() if label != "Llama"}, self.plot)
         return int(any(score.different for own in scores.values() for score in own.values()))
 
 
@@ -457,3 +464,21 @@ def _show(scores: dict[str, dict[str, Score]], shares: dict[str, dict[str, float
         ]
         table.add_row(name, f"{score.prompt:,}", f"{score.cached:,}{'*' * bool(score.different)}", *cells)
     show(table)
+
+
+def _draw(shares: dict[str, dict[str, float]], path: str) -> None:
+    """A group of bars for each scenario."""
+    from matplotlib.figure import Figure
+
+    names = [*next(iter(shares.values()))]
+    figure = Figure(figsize=(9, 0.5 + 0.42 * len(names)), layout="constrained")
+    axes, height = figure.subplots(), 0.8 / len(shares)
+    for number, (label, each) in enumerate(shares.items()):
+        places = [place + number * height for place in range(len(names))]
+        axes.barh(places, [each.get(name, 0.0) for name in names], height=height, label=label)
+    axes.axvline(0.95, color="black", linewidth=0.8, linestyle="--")
+    axes.set_yticks([place + 0.4 - height / 2 for place in range(len(names))], names)
+    axes.invert_yaxis()
+    axes.set(xlabel="tokens found, as a share of those that a Llama of the same pages finds")
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.savefig(path, dpi=110)
