@@ -77,6 +77,17 @@ def test_every_room_says_what_it_knows_and_holds_nothing_else(room: Path) -> Non
     assert len(tree.body) == 1
 
 
+def test_the_map_of_the_rooms_refuses_a_circle(tmp_path: Path) -> None:
+    tool = [sys.executable, PACKAGE.parent / "tools" / "rooms.py", tmp_path]
+    for room, other in (("attic", "cellar"), ("cellar", "attic")):
+        (tmp_path / "jinfercept" / room).mkdir(parents=True)
+        (tmp_path / "jinfercept" / room / "boxes.py").write_text(f"import jinfercept.{other}.boxes\n\ndef box(): ...\n")
+    done = subprocess.run(tool, capture_output=True, text=True)
+    assert (done.returncode, done.stdout[:7]) == (1, "circle:")
+    (tmp_path / "jinfercept" / "attic" / "boxes.py").write_text("def box(): ...\n")
+    assert "no circles" in subprocess.run(tool, capture_output=True, text=True, check=True).stdout
+
+
 def test_a_wrong_shape_is_an_error() -> None:
     with pytest.raises(TypeCheckError, match="K=8"):
         rms_normed(jnp.zeros((4, 8)), jnp.zeros(4), 1e-6)
