@@ -272,5 +272,6 @@ def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention
     with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
         add_steps(compiler, model, shape, attention, params)
     if shape.num_states:
-        add_transfers(Named(compiler, "states"), states, (1,), 1, CommonShape(shape.sample_rows[-1], GPU_TRANSFERS[0]))
+        named: Any = Named(compiler, "states")  # adds as `Executables` do
+        add_transfers(named, states, (1,), 1, CommonShape(shape.sample_rows[-1], GPU_TRANSFERS[0]))
     return layers
