@@ -14,7 +14,7 @@ from jinfercept.config import check_bounds, option
 from jinfercept.errors import ConfigError, shown
 from jinfercept.serve.access.key_file import KeyRules, key_digest, read_key_file
 from jinfercept.serve.http.allowed_hosts import AllowedHosts, check_allowed_hosts
-from jinfercept.serve.observe.traces_choice import TracesChoice, traces_choice
+from jinfercept.serve.observe.traces_choice import traces_endpoint
 
 if TYPE_CHECKING:
     from jinfercept.serve.state.database import StateDatabase
@@ -150,9 +150,6 @@ class ServerOptions:
         "URL of a collector for OpenTelemetry traces (OTLP over HTTP), such as http://127.0.0.1:4318; default: as the OTEL_* "
         "variables say, else no traces; see docs/operations.md",
     )
-    otlp_traces_texts: bool = option(
-        False, "traces have prompts, answers, and the arguments and results of calls; default: numbers and names"
-    )
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -241,9 +238,9 @@ class ServerOptions:
                 "the chat template cannot be read", got=error, fix="give a file of Jinja source"
             ) from error
 
-    def traces(self) -> TracesChoice | None:
-        """Where traces are exported to; None: nowhere. Raises `ConfigError` for a wrong URL and for missing packages."""
-        return traces_choice(self.otlp_traces_endpoint, self.otlp_traces_texts, os.environ)
+    def traces(self) -> str | None:
+        """Where traces are exported to, see `traces_endpoint`; None: nowhere. Raises `ConfigError`."""
+        return traces_endpoint(self.otlp_traces_endpoint, os.environ)
 
     def key_rules(self) -> dict[str, KeyRules]:
         """Rules of each API key, by its digest: those of flags, of the environment and of the file. Empty: no key is needed.
