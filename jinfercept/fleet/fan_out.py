@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from types import ModuleType
 
 from fastapi import APIRouter, Request
@@ -35,7 +36,7 @@ def fan_out_router(front: FleetFront) -> APIRouter:
         form, kind = metrics_format(request.headers.get("accept", ""))
         page, encoded_s = pages.get(form, (b"", -_FRESH_S))
         if time.monotonic() - encoded_s >= _FRESH_S:
-            reports = await front.ask_all(front.replicas.metrics)
+            reports = await front.ask_all(partial(front.replicas.ask, "metrics"))
             own = front_metrics(front.routes.totals, len(reports), MetricFamilies(front.model))
             page = encode_metrics(form, [*merged(reports), *own])
             pages[form] = page, time.monotonic()
@@ -47,7 +48,7 @@ def fan_out_router(front: FleetFront) -> APIRouter:
         nonlocal healthy
         number, asked_s = healthy
         if not number or time.monotonic() - asked_s >= _FRESH_S:
-            replies = await front.ask_all(lambda ticket: front.replicas.reply(front.plain_call(request), ticket))
+            replies = await front.ask_all(lambda ticket: front.replicas.ask("reply", ticket, front.plain_call(request)))
             number = sum(reply.status == 200 for reply in replies)
             healthy = number, time.monotonic()
         if not number:
@@ -67,7 +68,7 @@ def fan_out_router(front: FleetFront) -> APIRouter:
     async def inbox(request: Request) -> Response:
         """The waiting calls of all replicas, the oldest first."""
         front.check_key(request)
-        replies = await front.ask_all(lambda ticket: front.replicas.reply(front.plain_call(request), ticket))
+        replies = await front.ask_all(lambda ticket: front.replicas.ask("reply", ticket, front.plain_call(request)))
         if not replies:
             raise lost_error()
         answered = [reply for reply in replies if reply.status == 200]
@@ -85,7 +86,7 @@ def fan_out_router(front: FleetFront) -> APIRouter:
             raise ApiError(404, f"no replica is named {replica[:80]!r}; available: {', '.join(names)}", param="replica")
         ticket = Ticket(front.routes, RoutingHint(), replica or next(iter(names), ""))
         try:
-            return _response(await front.replicas.reply(front.plain_call(request), ticket))
+            return _response(await front.replicas.ask("reply", ticket, front.plain_call(request)))
         except (ReplicaLostError, NoReplicaError) as error:
             raise lost_error() from error
 

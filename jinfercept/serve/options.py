@@ -1,7 +1,7 @@
 """Options of the server: the fields are flags of `jinfercept serve`. Imports no JAX."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,8 @@ from jinfercept.serve.http.allowed_hosts import AllowedHosts, check_allowed_host
 from jinfercept.serve.observe.traces_choice import traces_endpoint
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
+
     from jinfercept.serve.state.database import StateDatabase
 
 KEY_VARIABLE = "JINFERCEPT_API_KEY"
@@ -273,6 +275,10 @@ class ServedState(Protocol):
 
     def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
         """Use other rules of the keys from now on; returns the names of keys whose rules changed, with commas."""
+        ...
+
+    async def prepare[T](self, request: "Request", work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
+        """The result of slow work, done in a thread."""
         ...
 
     def request_started(self) -> None:

@@ -7,7 +7,7 @@ same checks, limits, log lines and traces. The events of the answer are frames.
 import asyncio
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Protocol, final
 
@@ -46,10 +46,6 @@ class SocketHost(ServedState, Protocol):
 
     keys: Keys
     sockets: OpenSockets
-
-    async def prepare[T](self, request: Request, work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
-        """The result of slow work, done in a thread."""
-        ...
 
 
 @router.websocket("/v1/responses")
