@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from functools import partial
-from types import ModuleType
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -16,31 +15,30 @@ from jinfercept.fleet.relay import lost_error
 from jinfercept.fleet.replicas import HttpReply, ReplicaLostError, Ticket
 from jinfercept.fleet.routes import Totals
 from jinfercept.fleet.routing import NoReplicaError
-from jinfercept.serve.observe.metrics import MetricFamilies, encode_metrics, metrics_format
+from jinfercept.serve.observe.metrics import MetricFamilies, MetricsPages
 from jinfercept.serve.protocols.encoding import EncodedReply
 from jinfercept.serve.protocols.errors import ApiError
 
 _FRESH_S = 1.0
-"""Seconds for which a page of metrics and the replicas' health are reused: they need no key."""
+"""Seconds for which the replicas' health is reused: it needs no key."""
 _COPIED = (b"content-type", b"cache-control")
 
 
 def fan_out_router(front: FleetFront) -> APIRouter:
     router = APIRouter()
-    pages: dict[ModuleType, tuple[bytes, float]] = {}
     healthy: tuple[int, float] = (0, -_FRESH_S)
+
+    async def collected() -> list[Metric]:
+        reports = await front.ask_all(partial(front.replicas.ask, "metrics"))
+        own = front_metrics(front.routes.totals, len(reports), MetricFamilies(front.model))
+        return [*merged(reports), *own]
+
+    pages = MetricsPages(collected)
 
     @router.get("/metrics")
     async def metrics(request: Request) -> Response:
         """Metrics of all replicas, with the label `replica`, and of the front."""
-        form, kind = metrics_format(request.headers.get("accept", ""))
-        page, encoded_s = pages.get(form, (b"", -_FRESH_S))
-        if time.monotonic() - encoded_s >= _FRESH_S:
-            reports = await front.ask_all(partial(front.replicas.ask, "metrics"))
-            own = front_metrics(front.routes.totals, len(reports), MetricFamilies(front.model))
-            page = encode_metrics(form, [*merged(reports), *own])
-            pages[form] = page, time.monotonic()
-        return Response(page, media_type=kind)
+        return await pages.page(request)
 
     @router.get("/health")
     async def health(request: Request) -> Response:
