@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from jinfercept.chat.parsers.cml import DELIMITERS, Delimiters
-from jinfercept.chat.parsers.formats import ALIASES, FORMATS
-from jinfercept.chat.parsers.reasoning import REASONING_FORMATS
+from jinfercept.chat.parsers.formats import check_parsers
 from jinfercept.config import check_bounds, option
 from jinfercept.errors import ConfigError, shown
 from jinfercept.serve.access.key_file import KeyRules, key_digest, read_key_file
@@ -169,21 +168,13 @@ class ServerOptions:
             raise ConfigError(
                 "the MCP server needs one more package", got="no mcp", fix="pip install 'jinfercept[tools]'"
             )
-        self._check_parsers()
+        reasoning = None if self.reasoning_parser == "none" else self.reasoning_parser
+        check_parsers(self.tool_call_parser, reasoning, ConfigError)
         check_allowed_hosts(self.allowed_hosts)
         self.delimiters()
         self.template()
         self.key_rules()
         self.traces()
-
-    def _check_parsers(self) -> None:
-        calls, thinkings = (*FORMATS, *ALIASES), ("auto", "none", *REASONING_FORMATS)
-        if self.tool_call_parser is not None and self.tool_call_parser not in calls:
-            raise ConfigError("no such tool_call_parser", got=self.tool_call_parser, fix=f"one of {', '.join(calls)}")
-        if self.reasoning_parser not in thinkings:
-            raise ConfigError(
-                "no such reasoning_parser", got=self.reasoning_parser, fix=f"one of {', '.join(thinkings)}"
-            )
 
     def check_adapters(self, names: Iterable[str], adapters: Iterable[str], num_slots: int) -> None:
         """Raise `ConfigError` for an adapter with a name of the model, and for `lora_dir` without room for adapters."""
