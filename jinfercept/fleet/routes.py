@@ -1,15 +1,13 @@
 """The front's tables: the router, the replicas' last reports, which replica made a response, and what was decided."""
 
-import math
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 from jinfercept.fleet.conversations import RoutingHint
 from jinfercept.fleet.routing import NoReplicaError, ReplicaState, Route, Router
-from jinfercept.sched.tenants import ExpiringEntries, Quota
 
 MOST_RESPONSES = 100_000
 
@@ -51,7 +49,7 @@ class Routes:
         self._lock = threading.Lock()
         self._members: tuple[ReplicaState, ...] = ()
         self._numbers: dict[str, Any] = {}
-        self._responses = ExpiringEntries[str](Quota[str](MOST_RESPONSES), math.inf, now)
+        self._responses: OrderedDict[tuple[str, str], str] = OrderedDict()
         self.names: tuple[str, ...] = ()
         self.totals = Totals(Counter(), Counter(), Counter())
 
@@ -99,11 +97,16 @@ class Routes:
             self._router.failed(hint, replica)
 
     def made(self, tenant: str, response_id: str, replica: str) -> None:
-        self._responses.put(tenant, f"{tenant}/{response_id}", replica, 0)
+        with self._lock:
+            self._responses[tenant, response_id] = replica
+            self._responses.move_to_end((tenant, response_id))
+            if len(self._responses) > MOST_RESPONSES:
+                self._responses.popitem(last=False)
 
     def maker(self, tenant: str, response_id: str) -> str:
         """The replica that made a response of a tenant; "": unknown, as for a response of another tenant."""
-        return self._responses.peek(f"{tenant}/{response_id}") or ""
+        with self._lock:
+            return self._responses.get((tenant, response_id), "")
 
     def learn(self, replica: str, contexts: Sequence[tuple[str, bytes, int]]) -> None:
         """Fill the table with the contexts that a replica holds: tenant, key and tokens of each."""
