@@ -18,6 +18,8 @@ from jinfercept.serve.observe.traces_choice import traces_endpoint
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from jinfercept.serve.access.key_limits import OpenSockets
+    from jinfercept.serve.access.keys import Keys
     from jinfercept.serve.state.database import StateDatabase
 
 KEY_VARIABLE = "JINFERCEPT_API_KEY"
@@ -260,6 +262,8 @@ class ServedState(Protocol):
 
     draining: bool
     """Whether new requests are refused."""
+    keys: "Keys"
+    sockets: "OpenSockets"
 
     @property
     def options(self) -> ServerOptions: ...
