@@ -1,6 +1,6 @@
 """Questions from a seed, the two tools that answer them, and the reward of a sample.
 
-A product wants the calculator, `<<17*23=391>>`, and a price the look-up, `[[tea=58]]`, which takes its time. The model writes
+A product wants the calculator, `<<17*23=391>>`, and a price the look-up, `[[tea=11]]`, which takes its time. The model writes
 what stands before the result, and the answer behind it.
 """
 

@@ -9,7 +9,7 @@ from itertools import count
 from typing import final
 
 from jinfercept.calls import Call, Tool
-from jinfercept.chat.parsers.source import CallParser
+from jinfercept.chat.parsers.source import CallParser, Marks
 from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
 from jinfercept.errors import RequestError, shown
 from jinfercept.events import CallEnded, Piece
@@ -266,7 +266,7 @@ class StopStringDetector:
                 "tools must be a list of Tool", got=shown(tools), fix="[Tool(function, start=…, stop=…)]"
             )
         self._marks = [(tool.start, tool.stop, tool.name) for tool in listed if tool.start and tool.stop]
-        self._keep = max((len(start) for start, _, _ in self._marks), default=1) - 1
+        self._starts = Marks(tuple(start for start, _, _ in self._marks))
 
     def watch(self) -> Watch:
         return _Watch(self._find())
@@ -302,10 +302,7 @@ class StopStringDetector:
     def _opening(self, text: str) -> tuple[int, tuple[str, str, str] | None]:
         """Offset and mark of the call that begins earliest; no mark while one that begins no later may be on its way."""
         openings = [(at, -len(mark[0]), mark) for mark in self._marks if (at := text.find(mark[0])) >= 0]
-        ends = ((at, text[at:]) for at in range(max(0, len(text) - self._keep), len(text)))
-        coming = next(
-            (at for at, end in ends if any(end != m[0] and m[0].startswith(end) for m in self._marks)), len(text)
-        )
+        coming = self._starts.certain(text)
         at, _, mark = min(openings, default=(len(text), 0, None))
         return (coming, None) if coming <= at else (at, mark)
 

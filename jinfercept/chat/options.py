@@ -6,7 +6,7 @@ from typing import Any, TypedDict, cast
 
 from jinfercept.chat.call_markup import AsyncCalls
 from jinfercept.chat.function_tools import ChatTool
-from jinfercept.chat.parsers.formats import ALIASES, FORMATS, detect_format
+from jinfercept.chat.parsers.formats import ALIASES, FORMATS, check_parsers, detect_format
 from jinfercept.chat.parsers.reasoning import REASONING_FORMATS, ReasoningFormat, detect_reasoning_format
 from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
 from jinfercept.chat.turn_grammars import ToolChoice
@@ -124,18 +124,6 @@ def prompt_options(options: ChatArguments | ChatOptions) -> dict[str, Any]:
     if names := sorted(options.keys() & ChatOptions.__annotations__.keys() - own):
         raise RequestError("chat options need messages", got=", ".join(names), fix="leave them out")
     return {name: value for name, value in options.items() if name in own}
-
-
-def check_parsers(tool_call_parser: str | None = None, reasoning_parser: str | None = "auto") -> None:
-    """Raise `RequestError` for unknown parser names; needs no model."""
-    if tool_call_parser is not None and ALIASES.get(tool_call_parser, tool_call_parser) not in FORMATS:
-        names = ", ".join((*FORMATS, *ALIASES))
-        raise RequestError("no such tool_call_parser", got=shown(tool_call_parser), fix=f"one of {names}")
-    if reasoning_parser not in (None, "auto", *REASONING_FORMATS):
-        names = ", ".join(REASONING_FORMATS)
-        raise RequestError(
-            "no such reasoning_parser", got=shown(reasoning_parser), fix=f"one of auto, {names}, or None"
-        )
 
 
 def tool_call_format(name: str | None, template: str, tools: Sequence[ChatTool]) -> ToolCallFormat:

@@ -6,6 +6,7 @@ It decides about text only: the engine decides whether the request is finished, 
 from collections.abc import Callable, Iterable
 from typing import Self, final
 
+from jinfercept.chat.parsers.source import Marks
 from jinfercept.chat.tokenizer.decoding import IncrementalDetokenizer
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.request import Request
@@ -53,7 +54,7 @@ class TextStream:
         self._tokenizer = tokenizer
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens, markup)
         self._turn_ends, self.hidden = turn_ends, frozenset[int]()
-        self._stops = tuple(sorted(stop, key=len, reverse=True))
+        self._stops, self._marks = tuple(sorted(stop, key=len, reverse=True)), Marks(stop)
         self._include_stop, self._in_call = include_stop, in_call
         self._num_early = min_tokens
         self._incomplete = ""
@@ -120,26 +121,18 @@ class TextStream:
             if self._num_early <= 0 and pending.endswith(self._stops, 0, end) and (stop := self._cut(pending[:end])):
                 self.stopped, self._incomplete = stop, ""
                 return self._show(pending[: end if self._include_stop else end - len(stop)])
-        num_certain = self._num_certain(pending)
+        num_certain = self._marks.certain(pending)
         self._incomplete = pending[num_certain:]
         return self._show(pending[:num_certain])
 
     def _cut(self, text: str) -> str:
         """The longest stop string with which a text ends that is no part of a call; "" if there is none."""
-        certain = self._num_certain(text)
+        certain = self._marks.certain(text)
         for stop in self._stops:
             before = text[: min(len(text) - len(stop), certain)]
             if text.endswith(stop) and (self._in_call is None or not self._in_call(before, stop)):
                 return stop
         return ""
-
-    def _num_certain(self, text: str) -> int:
-        """The offset where a stop string may have begun at the end of a text; the text's length if none has."""
-        first = max(0, len(text) + 1 - len(self._stops[0]))
-        ends = ((at, text[at:]) for at in range(first, len(text)))
-        return next(
-            (at for at, end in ends if any(end != stop and stop.startswith(end) for stop in self._stops)), len(text)
-        )
 
     def _release(self) -> str:
         """The text held back and an incomplete character; the search for stop strings begins anew."""

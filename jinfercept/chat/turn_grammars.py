@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import UInt32
 
 from jinfercept.chat.function_tools import ChatTool
-from jinfercept.chat.grammar.constraint import TokenGrammar
+from jinfercept.chat.grammar.constraint import TokenGrammar, words_of
 from jinfercept.chat.grammar.grammar import Grammars
 from jinfercept.chat.grammar.schemas import SchemaReduction
 from jinfercept.chat.parsers.call_grammars import JSON_NAME, CallGrammar, Rules
@@ -278,15 +278,9 @@ class _ReasoningConstraint:
             self.ended = self._answer.ended
             return words
         if self._at == "thinking":
-            free = np.full_like(words, 0xFFFFFFFF)
-            for token_id in self._ends:
-                if 0 <= token_id < 32 * len(free):
-                    free[token_id // 32] &= ~_bit(token_id)
-            return free
-        words = words.copy() if self._may_answer else np.zeros_like(words)
-        token_id = self._opening[self._num_opened]
-        words[token_id // 32] |= _bit(token_id)
-        return words
+            return ~words_of(self._ends, 32 * len(words))
+        opening = words_of(self._opening[self._num_opened : self._num_opened + 1], 32 * len(words))
+        return words | opening if self._may_answer else opening
 
     def accept(self, token_id: int) -> None:
         """The next generated token. Raises `RequestError` if it is not allowed."""
@@ -303,7 +297,7 @@ class _ReasoningConstraint:
         self._num_opened += 1
         if self._num_opened == len(self._opening):
             self._at, self._answer = "thinking", self._begin()
-        elif self._may_answer and self._answer.allowed()[token_id // 32] & _bit(token_id):
+        elif self._may_answer and self._answer.allowed()[token_id // 32] >> token_id % 32 & 1:
             self._answer.accept(token_id)
         else:
             self._may_answer = False
@@ -320,7 +314,3 @@ class _ReasoningConstraint:
     def _accept(self, token_id: int) -> None:
         self._answer.accept(token_id)
         self.ended = self._answer.ended
-
-
-def _bit(token_id: int) -> Any:
-    return np.uint32(1 << token_id % 32)

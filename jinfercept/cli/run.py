@@ -72,7 +72,7 @@ class RunModel:
 
     def run(self) -> int:
         """Generate; returns 0. Raises `JinferceptError` for what cannot work, before the weights are loaded if possible."""
-        from jinfercept.chat.options import check_parsers
+        from jinfercept.chat.parsers.formats import check_parsers
         from jinfercept.llm import LLM
         from jinfercept.start.progress import StartDisplay
 

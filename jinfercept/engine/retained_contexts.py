@@ -69,7 +69,7 @@ class RetainedContexts:
     ) -> None:
         self._scheduler = scheduler
         self._max_age_s = max_age_s
-        self._quota = Quota(max_contexts, most_of_tenant=max_per_tenant)
+        self._quota = Quota[str](max_contexts, most_of_tenant=max_per_tenant)
         self.sequences: dict[str, Sequence] = {}
         self._without: dict[str, Sequence] = {}  # of conversations that have no context
         self.groups: dict[tuple[str, bytes], dict[str, _Retained]] = {}

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterable, Iterator
-from types import ModuleType
+from functools import partial
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -15,31 +15,30 @@ from jinfercept.fleet.relay import lost_error
 from jinfercept.fleet.replicas import HttpReply, ReplicaLostError, Ticket
 from jinfercept.fleet.routes import Totals
 from jinfercept.fleet.routing import NoReplicaError
-from jinfercept.serve.observe.metrics import MetricFamilies, encode_metrics, metrics_format
+from jinfercept.serve.observe.metrics import MetricFamilies, MetricsPages
 from jinfercept.serve.protocols.encoding import EncodedReply
 from jinfercept.serve.protocols.errors import ApiError
 
 _FRESH_S = 1.0
-"""Seconds for which a page of metrics and the replicas' health are reused: they need no key."""
+"""Seconds for which the replicas' health is reused: it needs no key."""
 _COPIED = (b"content-type", b"cache-control")
 
 
 def fan_out_router(front: FleetFront) -> APIRouter:
     router = APIRouter()
-    pages: dict[ModuleType, tuple[bytes, float]] = {}
     healthy: tuple[int, float] = (0, -_FRESH_S)
+
+    async def collected() -> list[Metric]:
+        reports = await front.ask_all(partial(front.replicas.ask, "metrics"))
+        own = front_metrics(front.routes.totals, len(reports), MetricFamilies(front.model))
+        return [*merged(reports), *own]
+
+    pages = MetricsPages(collected)
 
     @router.get("/metrics")
     async def metrics(request: Request) -> Response:
         """Metrics of all replicas, with the label `replica`, and of the front."""
-        form, kind = metrics_format(request.headers.get("accept", ""))
-        page, encoded_s = pages.get(form, (b"", -_FRESH_S))
-        if time.monotonic() - encoded_s >= _FRESH_S:
-            reports = await front.ask_all(front.replicas.metrics)
-            own = front_metrics(front.routes.totals, len(reports), MetricFamilies(front.model))
-            page = encode_metrics(form, [*merged(reports), *own])
-            pages[form] = page, time.monotonic()
-        return Response(page, media_type=kind)
+        return await pages.page(request)
 
     @router.get("/health")
     async def health(request: Request) -> Response:
@@ -47,7 +46,7 @@ def fan_out_router(front: FleetFront) -> APIRouter:
         nonlocal healthy
         number, asked_s = healthy
         if not number or time.monotonic() - asked_s >= _FRESH_S:
-            replies = await front.ask_all(lambda ticket: front.replicas.reply(front.plain_call(request), ticket))
+            replies = await front.ask_all(lambda ticket: front.replicas.ask("reply", ticket, front.plain_call(request)))
             number = sum(reply.status == 200 for reply in replies)
             healthy = number, time.monotonic()
         if not number:
@@ -67,7 +66,7 @@ def fan_out_router(front: FleetFront) -> APIRouter:
     async def inbox(request: Request) -> Response:
         """The waiting calls of all replicas, the oldest first."""
         front.check_key(request)
-        replies = await front.ask_all(lambda ticket: front.replicas.reply(front.plain_call(request), ticket))
+        replies = await front.ask_all(lambda ticket: front.replicas.ask("reply", ticket, front.plain_call(request)))
         if not replies:
             raise lost_error()
         answered = [reply for reply in replies if reply.status == 200]
@@ -85,7 +84,7 @@ def fan_out_router(front: FleetFront) -> APIRouter:
             raise ApiError(404, f"no replica is named {replica[:80]!r}; available: {', '.join(names)}", param="replica")
         ticket = Ticket(front.routes, RoutingHint(), replica or next(iter(names), ""))
         try:
-            return _response(await front.replicas.reply(front.plain_call(request), ticket))
+            return _response(await front.replicas.ask("reply", ticket, front.plain_call(request)))
         except (ReplicaLostError, NoReplicaError) as error:
             raise lost_error() from error
 

@@ -39,7 +39,7 @@ from jinfercept.serve.access.keys import Keys, watch_key_file
 from jinfercept.serve.http.access_log import DETAILS
 from jinfercept.serve.http.error_handlers import add_handlers
 from jinfercept.serve.http.middleware import add_middleware
-from jinfercept.serve.http.request_body import coding_of, decoded, disconnected, read_body
+from jinfercept.serve.http.request_body import disconnected, whole_body
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.protocols.anthropic.dialect import REQUEST_ID, authorizations
 from jinfercept.serve.protocols.errors import ApiError
@@ -116,11 +116,11 @@ class FleetFront:
         """Meet the replicas: their prices, and the contexts that they hold. Raises `NoReplicaError`."""
         self._replicas = await self._connect()
         first = Routes(Router(None))  # before any price is known
-        self._facts = await self.replicas.facts(Ticket(first, RoutingHint()))
-        self._routes = Routes(self._make_router(self._facts))
+        facts: ReplicaFacts = await self.replicas.ask("facts", Ticket(first, RoutingHint()))
+        self._facts, self._routes = facts, Routes(self._make_router(facts))
         for name in first.names:
             with suppress(ReplicaLostError, NoReplicaError):
-                facts = await self.replicas.facts(Ticket(self._routes, RoutingHint(), name))
+                facts = await self.replicas.ask("facts", Ticket(self._routes, RoutingHint(), name))
                 self._routes.learn(facts.replica, facts.contexts)
 
     def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
@@ -224,12 +224,7 @@ class FleetFront:
             tenant = self.check_key(request)
         if reads and self.draining and path in _GENERATING:
             raise ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": "1"})
-        body = b""
-        if reads:
-            coding, most = coding_of(request.headers.getlist("content-encoding")), self.options.max_body_size
-            body = await read_body(request, most, self.options.body_timeout)
-            if coding and body:
-                body = await asyncio.to_thread(decoded, body, coding, most)
+        body = await whole_body(request, self) if reads else b""
         call = HttpCall.of(scope, scope[REQUEST_ID], body)
         hint, fields = await self._hint(request, body, tenant)
         prefer = ""
@@ -282,7 +277,7 @@ class FleetFront:
         if maker in self.routes.names:
             return maker
         watched = self.keys.watched_by(tenant) if kind == "call" else tenant
-        holdings = await self.ask_all(lambda ticket: self.replicas.holds(kind, name, watched, ticket))
+        holdings = await self.ask_all(lambda ticket: self.replicas.ask("holds", ticket, kind, name, watched))
         rank, replica = max(((rank, replica) for replica, rank in holdings), default=(0, ""))
         return replica if rank else ""
 

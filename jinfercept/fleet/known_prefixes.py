@@ -1,17 +1,11 @@
 """The table of keys that a router knows, with the replicas that hold their contexts: bounded, and fair to tenants.
 
-Every tenant has a table of its own in the order of use. While there are too many keys, the tenant that holds the most loses
-its oldest ones; one that holds no more than an equal share loses none to others.
+While there are too many keys, the tenant that holds the most loses its oldest ones (`Quota`).
 """
 
-from collections.abc import Sequence
-from itertools import islice
 from typing import final
 
-from jinfercept.fleet.conversations import KeyedPrefix
-
-_EVICTED_AT_ONCE = 256
-"""Keys that the largest tenant loses at a time, so that looking for it is rare."""
+from jinfercept.sched.tenants import Quota
 
 
 @final
@@ -75,50 +69,27 @@ class KnownPrefixes:
     """Keys by tenant, at most so many of them together.
 
     Args:
-        most: keys of all tenants together, at least 1. A key takes about 350 bytes.
+        most: keys of all tenants together, at least 1. A key takes about 470 bytes.
     """
 
     def __init__(self, most: int) -> None:
-        self._most, self._count = most, 0
-        self._tables: dict[str, dict[bytes, KnownPrefix]] = {}
+        self._quota = Quota[tuple[str, bytes]](most)
+        self._prefixes: dict[tuple[str, bytes], KnownPrefix] = {}
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._prefixes)
 
     def get(self, tenant: str, key: bytes) -> KnownPrefix | None:
         """The entry of a key; None if there is none. Leaves the order of use as it is."""
-        table = self._tables.get(tenant)
-        return None if table is None else table.get(key)
-
-    def lookup(self, tenant: str, prefixes: Sequence[KeyedPrefix]) -> list[tuple[int, KnownPrefix]]:
-        """Finds the prefixes of a prompt that are known, with their places."""
-        table = self._tables.get(tenant, {})
-        return [(place, table[prefix[0]]) for place, prefix in enumerate(prefixes) if prefix[0] in table]
+        return self._prefixes.get((tenant, key))
 
     def touch(self, tenant: str, key: bytes, tokens: int) -> KnownPrefix:
         """The entry of a key, which becomes the tenant's youngest; a new one if there was none."""
-        table = self._tables.get(tenant)
-        if table is None:
-            table = self._tables[tenant] = {}
-        prefix = table.pop(key, None)
-        if prefix is None:
-            prefix = KnownPrefix(tokens)
-            self._count += 1
-        table[key] = prefix
-        if self._count > self._most:  # a tenant over its share makes room for its own key, else the largest does
-            share = self._most / len(self._tables)
-            if len(table) > share:
-                self._drop_oldest(tenant, 1)
-            else:
-                largest = max(self._tables, key=lambda name: len(self._tables[name]))
-                over = len(self._tables[largest]) - int(share)
-                self._drop_oldest(largest, max(1, min(over, _EVICTED_AT_ONCE)))
+        name = tenant, key
+        if (prefix := self._prefixes.get(name)) is None:
+            prefix = self._prefixes[name] = KnownPrefix(tokens)
+        self._quota.add(tenant, name)
+        while (oldest := self._quota.victim(tenant)) is not None:
+            self._quota.remove(oldest[0], oldest)
+            del self._prefixes[oldest]
         return prefix
-
-    def _drop_oldest(self, tenant: str, count: int) -> None:
-        table = self._tables[tenant]
-        for key in list(islice(table, count)):
-            del table[key]
-            self._count -= 1
-        if not table:
-            del self._tables[tenant]

@@ -26,7 +26,7 @@ from jinfercept.fleet.front import FleetFront, create_front
 from jinfercept.fleet.ray_replica import EngineReplica, ReplicaSpec
 from jinfercept.fleet.ray_start import HANDLE_VARIABLES
 from jinfercept.fleet.replica_load import replicas_by_memory
-from jinfercept.fleet.replicas import HttpCall, HttpReply, Messages, ReplicaLostError, Replicas, Ticket
+from jinfercept.fleet.replicas import HttpCall, Messages, ReplicaLostError, Replicas, Ticket
 from jinfercept.fleet.routing import NoReplicaError
 from jinfercept.serve.observe.log_lines import begin_logging
 from jinfercept.serve.options import KEY_VARIABLE, ServerOptions
@@ -282,7 +282,7 @@ class RayReplicas:
     """See `Replicas`."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        self._handle = handle
+        self._questions = handle.options(method_name="ask")
         self._stream = handle.options(stream=True, method_name="answer")
 
     async def answer(self, call: HttpCall, ticket: Ticket) -> AsyncGenerator[Messages]:
@@ -294,21 +294,9 @@ class RayReplicas:
             finally:
                 response.cancel()
 
-    async def _ask(self, method: str, ticket: Ticket, *args: Any) -> Any:
+    async def ask(self, method: str, ticket: Ticket, *arguments: Any) -> Any:
         with _errors():
-            return await _alone(lambda: self._handle.options(method_name=method).remote(*args, ticket=ticket))
-
-    async def reply(self, call: HttpCall, ticket: Ticket) -> HttpReply:
-        return await self._ask("reply", ticket, call)
-
-    async def metrics(self, ticket: Ticket) -> Any:
-        return await self._ask("metrics", ticket)
-
-    async def holds(self, kind: Any, name: str, tenant: str | None, ticket: Ticket) -> Any:
-        return await self._ask("holds", ticket, kind, name, tenant)
-
-    async def facts(self, ticket: Ticket) -> Any:
-        return await self._ask("facts", ticket)
+            return await _alone(lambda: self._questions.remote(method, arguments, ticket=ticket))
 
 
 def _alone[T](call: Callable[[], T]) -> T:

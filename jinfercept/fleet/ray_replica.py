@@ -5,7 +5,7 @@ import hashlib
 import logging
 import sys
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, final
 
@@ -85,17 +85,9 @@ class EngineReplica:
         finally:
             await answer.aclose()
 
-    async def reply(self, call: HttpCall, *, ticket: Any) -> Any:
-        return await self._app.reply(call)
-
-    async def metrics(self, *, ticket: Any) -> Any:
-        return await self._app.metrics()
-
-    async def holds(self, kind: Any, name: str, tenant: str | None, *, ticket: Any) -> Any:
-        return await self._app.holds(kind, name, tenant)
-
-    async def facts(self, *, ticket: Any) -> Any:
-        return self._app.facts()
+    async def ask(self, method: str, arguments: Sequence[Any], *, ticket: Any) -> Any:
+        """What a method of the `ReplicaApp` returns."""
+        return await getattr(self._app, method)(*arguments)
 
     async def fingerprint(self) -> str:
         """The fingerprint of the file that the fleet was deployed from."""

@@ -162,6 +162,7 @@ class ReplicaApp:
         return memory
 
     async def reply(self, call: HttpCall) -> HttpReply:
+        """A whole response, for small ones."""
         answer = self.answer(call, Contents("", ()))
         head, *parts = [message async for messages in answer for message in messages]
         headers = tuple((bytes(name), bytes(value)) for name, value in head["headers"])
@@ -171,12 +172,16 @@ class ReplicaApp:
         return self.name, collect(self.service, await self._state.look())
 
     async def holds(self, kind: Literal["call", "response"], name: str, tenant: str | None) -> tuple[str, int]:
+        """The name of the replica, and whether it has a waiting call or a stored response of a tenant: 0 if not, 2 if it
+        generates the response now.
+        """
         if kind == "call":
             inbox = self.service.inbox
             return self.name, int(inbox is not None and any(call.id == name for call in inbox.pending(tenant)))
         return self.name, await self.service.state.holds(name, tenant or "")
 
-    def facts(self) -> ReplicaFacts:
+    async def facts(self) -> ReplicaFacts:
+        """The facts that a front needs when it starts."""
         llm = self.service.llm
         return ReplicaFacts(self.name, self._secret, llm.profile, llm.shape.buckets[-1], self.contexts.report(True))
 

@@ -5,9 +5,8 @@ ticket brings the router the front's tables; a replica gets the keys alone.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
-from prometheus_client.metrics_core import Metric
 from starlette.types import Scope
 
 from jinfercept.fleet.conversations import RoutingHint
@@ -166,20 +165,6 @@ class Replicas(Protocol):
         """
         ...
 
-    async def reply(self, call: HttpCall, ticket: Ticket) -> HttpReply:
-        """A whole response, for small ones."""
-        ...
-
-    async def metrics(self, ticket: Ticket) -> tuple[str, list[Metric]]: ...
-
-    async def holds(
-        self, kind: Literal["call", "response"], name: str, tenant: str | None, ticket: Ticket
-    ) -> tuple[str, int]:
-        """Name of a replica, and whether it has a waiting call or a stored response of a tenant: 0 if not, 2 if it generates
-        the response now.
-        """
-        ...
-
-    async def facts(self, ticket: Ticket) -> ReplicaFacts:
-        """The facts that a front needs when it starts."""
+    async def ask(self, method: str, ticket: Ticket, *arguments: Any) -> Any:
+        """What a method of the replica's `ReplicaApp` returns: `reply`, `metrics`, `holds` or `facts`."""
         ...

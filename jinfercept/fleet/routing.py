@@ -59,7 +59,7 @@ class Router:
     Args:
         profile: prices of recomputation; None: it costs nothing.
         chunk_tokens: most prompt tokens of a step.
-        most_conversations: known at a time over all tenants, each with a few keys of about 350 bytes.
+        most_conversations: known at a time over all tenants, each with a few keys of about 470 bytes.
     """
 
     def __init__(self, profile: Profile | None, *, chunk_tokens: int = 512, most_conversations: int = 100_000) -> None:
@@ -211,7 +211,9 @@ class Router:
             before_tokens = prefix.tokens
             add(prefix, prefix.tokens, "conversation")
         prefixes = hint.prefixes
-        known_prefixes = self._known.lookup(tenant, prefixes)
+        known_prefixes = [
+            (place, known) for place, prefix in enumerate(prefixes) if (known := self._known.get(tenant, prefix.key))
+        ]
         for place, prefix in known_prefixes:
             forks = prefix.forks_at(prefixes[place - 1].key if place else None)
             add(prefix, prefix.tokens, "prefix" if forks else "conversation")

@@ -7,7 +7,7 @@ scheduler refuses it.
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast, final, get_type_hints
+from typing import TYPE_CHECKING, Any, cast, final, get_type_hints
 
 from jinfercept.errors import PluginError, describe_failure, is_users_interrupt
 from jinfercept.kv.context import bounds
@@ -28,18 +28,6 @@ _NUMBERS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 """The methods that answer a number: which ones, and their noun."""
 
 _END: Any = object()
-
-
-class CallWatch(Protocol):
-    """Looks at the calls between a user's object and the engine."""
-
-    def call(self, method: str, arguments: tuple[Any, ...], call: Callable[[], Any]) -> Any:
-        """Call a method of the object, or for a next move of its answer; returns the answer."""
-        ...
-
-    def call_back(self, call: Callable[[], bool]) -> bool:
-        """Execute a move for which `moves` calls; returns its answer."""
-        ...
 
 
 def make_choice[N, T](
@@ -83,9 +71,6 @@ class Guard:
     Args:
         plugin: noun and name of the object, for errors.
 
-    Attributes:
-        watch: of every call; None: there is none.
-
     Raises:
         PluginError: from any method: the object raised, or answered what is no number of the method's range, no move of pages
             of that sequence, or the same move of a page twice, in one order.
@@ -97,7 +82,6 @@ class Guard:
 
     def __init__(self, plugin: str, value: object, protocol: type) -> None:
         self._plugin = plugin
-        self.watch: CallWatch | None = None
         for name, hint in get_type_hints(protocol).items():
             constant = getattr(value, name)
             setattr(self, name, hint(constant))
@@ -109,8 +93,8 @@ class Guard:
             arguments = *arguments[:2], *(arguments[2:] or (clean,))  # the default is the Protocol's, not the object's
         if name == "moves":
             budget, now, mover = arguments
-            arguments = budget, now, _GuardedMover(mover, self._plugin, self.watch)
-        answer: Any = self._call(name, method, *arguments)
+            arguments = budget, now, _GuardedMover(mover, self._plugin)
+        answer: Any = self._tried(name, method, *arguments)
         if name in ("victims", "host_victims"):
             return self._checked(name, answer)
         if name in _NUMBERS:
@@ -127,16 +111,11 @@ class Guard:
 
     def _checked(self, method: str, moves: object) -> Iterator[Move]:
         check = _MoveCheck(_ALLOWED[method])
-        iterator: Iterator[Any] = self._call(method, iter, moves)
-        while (move := self._call(method, next, iterator, _END)) is not _END:
+        iterator: Iterator[Any] = self._tried(method, iter, moves)
+        while (move := self._tried(method, next, iterator, _END)) is not _END:
             if problem := check(move):
                 raise PluginError(self._plugin, f"answers {problem} in {method}")
             yield move
-
-    def _call(self, name: str, method: Callable[..., Any], *arguments: object) -> Any:
-        if self.watch is None:
-            return self._tried(name, method, *arguments)
-        return self.watch.call(name, arguments, partial(self._tried, name, method, *arguments))
 
     def _tried(self, name: str, method: Callable[..., Any], *arguments: object) -> Any:
         """Call a method; what it raises becomes a `PluginError` with its name and the line."""
@@ -155,16 +134,14 @@ class Guard:
 class _GuardedMover(Mover):
     """Passes on what is a move of pages of a sequence."""
 
-    def __init__(self, mover: Mover, plugin: str, watch: CallWatch | None) -> None:
+    def __init__(self, mover: Mover, plugin: str) -> None:
         self._mover, self._plugin, self._check = mover, plugin, _MoveCheck(_ALLOWED["moves"])
-        self._watch = watch
 
     def move(self, sequence: Sequence, action: Action, why: str, pages: range | None = None) -> bool:
         problem = self._check(Move(sequence, range(0) if pages is None else pages, action, why))
         if problem:
             raise PluginError(self._plugin, f"moves {problem} in moves")
-        move = partial(self._mover.move, sequence, action, why, pages)
-        return move() if self._watch is None else self._watch.call_back(move)
+        return self._mover.move(sequence, action, why, pages)
 
 
 @final

@@ -15,7 +15,7 @@ UNLIMITED = 2**63
 
 
 @final
-class Quota:
+class Quota[N]:
     """Counts entries and bytes by tenant.
 
     Args:
@@ -29,24 +29,24 @@ class Quota:
     def __init__(self, most: int, most_bytes: int = UNLIMITED, *, most_of_tenant: int | None = None) -> None:
         self._most, self._most_bytes = most, most_bytes
         self._most_of_tenant = UNLIMITED if most_of_tenant is None else most_of_tenant
-        self._entries: dict[str, dict[str, int]] = {}  # bytes by name, oldest first, of tenants that have some
+        self._entries: dict[str, dict[N, int]] = {}  # bytes by name, oldest first, of tenants that have some
         self._bytes: dict[str, int] = {}  # of each of these tenants
         self._num_entries = self.num_bytes = 0
 
-    def add(self, tenant: str, name: str, num_bytes: int = 0) -> None:
+    def add(self, tenant: str, name: N, num_bytes: int = 0) -> None:
         """Count an entry as the tenant's youngest, whether it is new or not."""
         if name in self._entries.get(tenant, ()):
             self.remove(tenant, name)
         self._entries.setdefault(tenant, {})[name] = num_bytes
         self._count(tenant, 1, num_bytes)
 
-    def remove(self, tenant: str, name: str) -> None:
+    def remove(self, tenant: str, name: N) -> None:
         """Count an entry no more."""
         self._count(tenant, -1, -self._entries[tenant].pop(name))
         if not self._entries[tenant]:  # it takes no share
             del self._entries[tenant], self._bytes[tenant]
 
-    def victim(self, tenant: str) -> str | None:
+    def victim(self, tenant: str) -> N | None:
         """Name of the entry to drop next, after a change of a tenant's; None once all fits."""
         own = self._entries.get(tenant, {})
         if len(own) > self._most_of_tenant:
@@ -81,7 +81,7 @@ class ExpiringEntries[T]:
         now: a monotonic clock.
     """
 
-    def __init__(self, quota: Quota, max_age_s: float, now: Callable[[], float]) -> None:
+    def __init__(self, quota: Quota[str], max_age_s: float, now: Callable[[], float]) -> None:
         self._quota, self._max_age_s, self._now = quota, max_age_s, now
         self._entries: dict[str, _Entry[T]] = {}  # least recently used first
         self._lock = threading.Lock()

@@ -1,22 +1,25 @@
 """Options of the server: the fields are flags of `jinfercept serve`. Imports no JAX."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from jinfercept.chat.parsers.cml import DELIMITERS, Delimiters
-from jinfercept.chat.parsers.formats import ALIASES, FORMATS
-from jinfercept.chat.parsers.reasoning import REASONING_FORMATS
+from jinfercept.chat.parsers.formats import check_parsers
 from jinfercept.config import check_bounds, option
 from jinfercept.errors import ConfigError, shown
 from jinfercept.serve.access.key_file import KeyRules, key_digest, read_key_file
 from jinfercept.serve.http.allowed_hosts import AllowedHosts, check_allowed_hosts
-from jinfercept.serve.observe.traces_choice import TracesChoice, traces_choice
+from jinfercept.serve.observe.traces_choice import traces_endpoint
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from jinfercept.serve.access.key_limits import OpenSockets
+    from jinfercept.serve.access.keys import Keys
     from jinfercept.serve.state.database import StateDatabase
 
 KEY_VARIABLE = "JINFERCEPT_API_KEY"
@@ -150,9 +153,6 @@ class ServerOptions:
         "URL of a collector for OpenTelemetry traces (OTLP over HTTP), such as http://127.0.0.1:4318; default: as the OTEL_* "
         "variables say, else no traces; see docs/operations.md",
     )
-    otlp_traces_texts: bool = option(
-        False, "traces have prompts, answers, and the arguments and results of calls; default: numbers and names"
-    )
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -170,21 +170,13 @@ class ServerOptions:
             raise ConfigError(
                 "the MCP server needs one more package", got="no mcp", fix="pip install 'jinfercept[tools]'"
             )
-        self._check_parsers()
+        reasoning = None if self.reasoning_parser == "none" else self.reasoning_parser
+        check_parsers(self.tool_call_parser, reasoning, ConfigError)
         check_allowed_hosts(self.allowed_hosts)
         self.delimiters()
         self.template()
         self.key_rules()
         self.traces()
-
-    def _check_parsers(self) -> None:
-        calls, thinkings = (*FORMATS, *ALIASES), ("auto", "none", *REASONING_FORMATS)
-        if self.tool_call_parser is not None and self.tool_call_parser not in calls:
-            raise ConfigError("no such tool_call_parser", got=self.tool_call_parser, fix=f"one of {', '.join(calls)}")
-        if self.reasoning_parser not in thinkings:
-            raise ConfigError(
-                "no such reasoning_parser", got=self.reasoning_parser, fix=f"one of {', '.join(thinkings)}"
-            )
 
     def check_adapters(self, names: Iterable[str], adapters: Iterable[str], num_slots: int) -> None:
         """Raise `ConfigError` for an adapter with a name of the model, and for `lora_dir` without room for adapters."""
@@ -241,9 +233,9 @@ class ServerOptions:
                 "the chat template cannot be read", got=error, fix="give a file of Jinja source"
             ) from error
 
-    def traces(self) -> TracesChoice | None:
-        """Where traces are exported to; None: nowhere. Raises `ConfigError` for a wrong URL and for missing packages."""
-        return traces_choice(self.otlp_traces_endpoint, self.otlp_traces_texts, os.environ)
+    def traces(self) -> str | None:
+        """Where traces are exported to, see `traces_endpoint`; None: nowhere. Raises `ConfigError`."""
+        return traces_endpoint(self.otlp_traces_endpoint, os.environ)
 
     def key_rules(self) -> dict[str, KeyRules]:
         """Rules of each API key, by its digest: those of flags, of the environment and of the file. Empty: no key is needed.
@@ -270,12 +262,18 @@ class ServedState(Protocol):
 
     draining: bool
     """Whether new requests are refused."""
+    keys: "Keys"
+    sockets: "OpenSockets"
 
     @property
     def options(self) -> ServerOptions: ...
 
     def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
         """Use other rules of the keys from now on; returns the names of keys whose rules changed, with commas."""
+        ...
+
+    async def prepare[T](self, request: "Request", work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
+        """The result of slow work, done in a thread."""
         ...
 
     def request_started(self) -> None:

@@ -120,10 +120,10 @@ class Service:
         self.state = StateStore(self.database, options.max_background_responses)
         self.pending_calls = defaultdict[str, SharedLimit](lambda: SharedLimit(options.max_pending_calls_per_key))
         self.tracing: Tracing | None = None
-        if (choice := options.traces()) is not None:
+        if (endpoint := options.traces()) is not None:
             from jinfercept.serve.observe.traces import open_tracing
 
-            self.trace_to(open_tracing(choice))
+            self.trace_to(open_tracing(endpoint))
         self.refused = Counter[str]()
         self.waking: asyncio.TimerHandle | None = None
         self._limits = KeyLimits(self.keys.rules, time.monotonic)

@@ -1,18 +1,18 @@
 """Runs a policy or an order through scenarios that they fail in: simulations whose engine checks its pages after every step."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from random import Random
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, cast, final
 
 from jinfercept.engine.engine import Engine
 from jinfercept.errors import ConfigError, PluginError, describe_failure
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import FollowUp, Request
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sched.guards import Guard, guard
+from jinfercept.sched.guards import guard
 from jinfercept.sched.order import Order
 from jinfercept.sched.orders import OrderChoice, check_order_choice, make_order
 from jinfercept.sched.plugins import has_members, label
@@ -21,7 +21,7 @@ from jinfercept.sched.policy import Move, Policy
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.scripted import ScriptedDispatcher, drive, make_request, plain_tokens, sharing_tokens
+from jinfercept.sim.scripted import ScriptedDispatcher, drive, make_request, one_prompt_tokens, plain_tokens
 from jinfercept.sim.simulation import Simulation, reads_durations
 from jinfercept.sim.simulator import VirtualClock
 from jinfercept.sim.workload import Script, Segment
@@ -37,109 +37,53 @@ class PolicyCheckError(AssertionError):
 
 
 @final
-class _RuleWatch:
-    """Raises `PolicyCheckError` where a policy or an order breaks a rule.
+class _OfferedPages:
+    """A policy that may end an order of eviction only when it has offered every page whose slot can be taken.
 
-    A sequence and its pages may not be written to, and an order of eviction ends only when every page was offered whose slot
-    can be taken; pages that contexts share are the scheduler's.
+    Pages that contexts have shared while they were paused are the scheduler's.
 
     Args:
-        plugin: noun and name, for errors.
-
-    Attributes:
-        problem: the first rule that was broken.
-        num_moves: moves that were offered.
+        policy: keeps its own rules of `Guard`.
+        name: of the policy, for errors.
     """
 
-    def __init__(self, plugin: str) -> None:
-        self.plugin = plugin
-        self.problem: PolicyCheckError | None = None
-        self.num_moves = 0
-        self._sequences: dict[str, Sequence] = {}
+    def __init__(self, policy: Policy, name: str) -> None:
+        self._policy, self._name = policy, name
         self._paused: dict[str, Sequence] = {}
-        self._before: list[tuple[Sequence, dict[str, object]]] = []
         self._shared: dict[str, set[int]] = {}  # indexes of pages that several contexts had, by sequence
-        self._offered: dict[str, set[int]] | None = (
-            None  # of the last order of eviction; None: another call came after its begin
-        )
 
-    def call(self, method: str, arguments: tuple[Any, ...], call: Callable[[], Any]) -> Any:
-        for sequence in arguments:
-            if isinstance(sequence, Sequence):
-                self._sequences[sequence.id] = sequence
-                if method == "pause":
-                    self._paused[sequence.id] = sequence
-                elif method == "resume":
-                    self._paused.pop(sequence.id, None)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def pause(self, sequence: Sequence, now: float) -> None:
+        self._paused[sequence.id] = sequence
+        self._policy.pause(sequence, now)
+
+    def resume(self, sequence: Sequence, now: float) -> None:
+        self._paused.pop(sequence.id, None)
+        self._policy.resume(sequence, now)
+
+    def victims(self, now: float) -> Iterator[Move]:
         self._note_shared()
-        self._before = self._states()
-        answer = call()
-        self._compare(method)
-        if method in ("pause", "wait", "resume", "moves"):
-            self._offered = None
-        elif isinstance(answer, Move):
-            self.num_moves += 1
-            if method == "victims" and self._offered is not None:
-                self._offered.setdefault(answer.sequence.id, set()).update(answer.pages)
-        elif method == "victims":
-            if len(arguments) < 2:  # the order begins
-                self._offered = {name: set(indexes) for name, indexes in self._shared.items()}
-            elif answer is arguments[1] and self._offered is not None:  # it ends
-                self._check_offered(self._offered)
-        for sequence in [each for each in self._sequences.values() if each.state is State.FINISHED]:
-            for table in (self._sequences, self._shared):
-                table.pop(sequence.id, None)
-        return answer
-
-    def call_back(self, call: Callable[[], bool]) -> bool:
-        self._compare("moves")
-        self.num_moves += 1
-        moved = call()
-        self._before = self._states()
-        return moved
-
-    def _check_offered(self, offered: Mapping[str, set[int]]) -> None:
+        offered = {name: set(indexes) for name, indexes in self._shared.items()}
+        for move in self._policy.victims(now):
+            offered.setdefault(move.sequence.id, set()).update(move.pages)
+            yield move
+            self._note_shared()
         for sequence in self._paused.values():
             evictable = [run.pages for run in sequence.context.runs() if run.evictable]
-            pages = set[int]().union(*evictable) - offered.get(sequence.id, set())
-            if pages:
+            if pages := set[int]().union(*evictable) - offered.get(sequence.id, set()):
                 doing = "waits for its calls" if sequence.state is State.INTERCEPTED else "waits to run"
-                self._fail(
-                    f"keeps page {min(pages)} of request {sequence.id}, which {doing}: `victims` ends without it, while a "
-                    f"running request needs a slot; it must offer every page of every paused request in the end"
+                raise PolicyCheckError(
+                    f"the {self._name} keeps page {min(pages)} of request {sequence.id}, which {doing}: `victims` ends "
+                    "without it, while a running request needs a slot; it must offer every page of every paused request "
+                    "in the end"
                 )
 
     def _note_shared(self) -> None:
         for sequence in self._paused.values():
-            shared = self._shared.setdefault(sequence.id, set())
-            for run in sequence.context.runs():
-                if run.shared:
-                    shared.update(run.pages)
-
-    def _states(self) -> list[tuple[Sequence, dict[str, object]]]:
-        return [(sequence, _state_of(sequence)) for sequence in self._sequences.values()]
-
-    def _compare(self, method: str) -> None:
-        for sequence, was in self._before:
-            changed = [field for field, value in _state_of(sequence).items() if value != was[field]]
-            if changed:
-                self._fail(f"writes to request {sequence.id} in `{method}`: its {', '.join(changed)}; it may only read")
-
-    def _fail(self, problem: str) -> None:
-        self.problem = self.problem or PolicyCheckError(f"the {self.plugin} {problem}")
-        raise self.problem
-
-
-def _state_of(sequence: Sequence) -> dict[str, object]:
-    """The fields of a sequence that a policy or an order can see."""
-    return {
-        "state": sequence.state,
-        "order": (sequence.order, sequence.priority, sequence.rank),
-        "tokens": len(sequence.tokens),
-        "counts of tokens": (sequence.pending, sequence.generated, sequence.max_tokens),
-        "calls": (sequence.calls, sequence.awaited, sequence.paused_s),
-        "pages": sequence.context.runs(),
-    }
+            shared = [run.pages for run in sequence.context.runs() if run.shared]
+            self._shared.setdefault(sequence.id, set()).update(*shared)
 
 
 class PolicyReport(NamedTuple):
@@ -153,12 +97,11 @@ class PolicyReport(NamedTuple):
     policy: str
     num_scenarios: int
     num_plans: int
-    num_moves: int
 
     def __str__(self) -> str:
         return (
-            f"{self.policy}: {self.num_scenarios} scenarios, {self.num_plans:,} plans, {self.num_moves:,} moves; every request "
-            f"was served to its end, and no page was lost or owned twice"
+            f"{self.policy}: {self.num_scenarios} scenarios, {self.num_plans:,} plans; every request was served to its end, "
+            f"and no page was lost or owned twice"
         )
 
 
@@ -189,7 +132,7 @@ def check_policy(policy: PolicyChoice, order: OrderChoice = "fcfs") -> PolicyRep
         for title, scenario in scenarios()
         for depth in (0, 1)
     ]
-    return PolicyReport(label(policy), len(played), *map(sum, zip(*played, strict=True)))
+    return PolicyReport(label(policy), len(played), sum(played))
 
 
 @dataclass(frozen=True)
@@ -306,7 +249,7 @@ class _Clients:
         self._scenario, self._engine, self._clock = scenario, engine, clock
         self._coming = sorted(enumerate(scenario.arrivals), key=lambda entry: entry[1].at_s)
         self._aborts, self._following = sorted(scenario.aborts), list[Request]()
-        self._write = sharing_tokens("", 1.0) if scenario.one_prompt else plain_tokens
+        self._write = one_prompt_tokens if scenario.one_prompt else plain_tokens
         self._num_steps = 0
         self.outputs: dict[int, RequestOutput] = {}
 
@@ -342,47 +285,37 @@ class _Clients:
             self._following.append(Request(str(number + count), prompt, params, follows=str(number)))
 
 
-def _play(title: str, scenario: Scenario, depth: int, policy: PolicyChoice, order: OrderChoice) -> tuple[int, int]:
-    """Run a scenario to its end: plans and moves. Raises `PolicyCheckError`, with the title, for what was broken."""
-    watches: list[_RuleWatch] = []
-
-    def watched(what: str, made: Any, choice: object, protocol: type) -> Any:
-        guarded: Guard = guard(what, made, protocol, label(choice))
-        guarded.watch = _RuleWatch(f"{what} {label(choice)}")
-        watches.append(guarded.watch)
-        return guarded
+def _play(title: str, scenario: Scenario, depth: int, policy: PolicyChoice, order: OrderChoice) -> int:
+    """Run a scenario to its end: its plans. Raises `PolicyCheckError`, with the title, for what was broken."""
 
     def watched_policy(inputs: PolicyInputs) -> Policy:
-        return watched("policy", inputs.make(policy), policy, Policy)
+        guarded = guard("policy", inputs.make(policy), Policy, label(policy))
+        return cast(Policy, _OfferedPages(guarded, f"policy {label(policy)}"))
 
-    def watched_order(inputs: PolicyInputs) -> Order:
-        return watched("order", make_order(order, inputs), order, Order)
+    def guarded_order(inputs: PolicyInputs) -> Order:
+        made = make_order(order, inputs)
+        assert made is not None, "an order, not first come"
+        return guard("order", made, Order, label(order))
 
-    outputs, num_plans, problem, cause = None, 0, "", None
+    machine = scenario.machine(depth, watched_policy, "fcfs" if order == "fcfs" else guarded_order)
+    # the plug-in under test is the order, if one is given
+    blamed = f"policy {label(policy)}" if order == "fcfs" else f"order {label(order)}"
+    clock = VirtualClock()
+    dispatcher = ScriptedDispatcher(clock, plain_tokens)
+    problem, cause, accounts = "", None, None
     try:
-        machine = scenario.machine(depth, watched_policy, "fcfs" if order == "fcfs" else watched_order)
-        clock = VirtualClock()
-        dispatcher = ScriptedDispatcher(clock, plain_tokens)
         engine, accounts = machine.open_engine(clock, dispatcher)
         clients = _Clients(scenario, engine, clock)
         drive(engine, dispatcher, clock, clients, machine.most_s, lambda now, end: None)
         engine.check_pages()
-        outputs, num_plans = clients.outputs, accounts.iterations
-        problem = next(_problems(outputs, scenario), "")
+        problem = next((f"the {blamed} {what}" for what in _problems(clients.outputs, scenario)), "")
     except (PolicyCheckError, PluginError) as error:
         problem, cause = str(error), error
     except Exception as error:  # that the plugin brought about
-        problem, cause = f"breaks the engine: {describe_failure(error)}", error
-    for watch in watches:
-        if watch.problem is not None:  # what came after it follows from it
-            problem, cause = str(watch.problem), watch.problem
-    if outputs is None or problem:
-        # the plug-in under test is the order, if one is given
-        blamed = f"policy {label(policy)}" if order == "fcfs" else f"order {label(order)}"
-        raise PolicyCheckError(
-            f"{'' if problem.startswith('the ') else f'the {blamed} '}{problem} (scenario: {title})"
-        ) from cause
-    return num_plans, sum(watch.num_moves for watch in watches)
+        problem, cause = f"the {blamed} breaks the engine: {describe_failure(error)}", error
+    if accounts is None or problem:
+        raise PolicyCheckError(f"{problem} (scenario: {title})") from cause
+    return accounts.iterations
 
 
 def _problems(outputs: Mapping[int, RequestOutput], scenario: Scenario) -> Iterator[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import copying, weights_cost
+from benchmarks import weights_cost
 from benchmarks.__main__ import main
 from benchmarks.lora_cost import MODULES, Sizes, measure
 from tests.support.sample_tokenizers import VOCAB, byte_level
@@ -50,10 +50,7 @@ def model(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_the_table_has_the_same_tokens_both_ways(
-    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(copying, "ROUNDS", 1)
+def test_the_table_has_the_same_tokens_both_ways(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--batch", "2", "--new-tokens", "48", *SIZES, "--speculative-config", DRAFTS]
     assert main(["copying", model, *sizes, *FLAGS]) == 0
     header, row, *_ = capsys.readouterr().out.splitlines()

@@ -90,22 +90,10 @@ class LocalReplicas:
         finally:
             await answer.aclose()
 
-    async def reply(self, call: HttpCall, ticket: Ticket) -> Any:
+    async def ask(self, method: str, ticket: Ticket, *arguments: Any) -> Any:
         """See `Replicas`."""
-        return await (await self._app(ticket)).reply(call)
-
-    async def metrics(self, ticket: Ticket) -> Any:
-        """See `Replicas`."""
-        return await (await self._app(ticket)).metrics()
-
-    async def holds(self, kind: Any, name: str, tenant: str | None, ticket: Ticket) -> Any:
-        """See `Replicas`."""
-        self.num_looks += 1
-        return await (await self._app(ticket)).holds(kind, name, tenant)
-
-    async def facts(self, ticket: Ticket) -> Any:
-        """See `Replicas`."""
-        return (await self._app(ticket)).facts()
+        self.num_looks += method == "holds"
+        return await getattr(await self._app(ticket), method)(*arguments)
 
 
 def _contents(arguments: Any) -> Any:

@@ -52,7 +52,7 @@ def test_a_tenant_that_stays_under_an_equal_share_loses_nothing(
 ) -> None:
     tenants = {f"{number}": tenant for number, (tenant, _) in enumerate(steps)}
     sizes = {f"{number}": size for number, (_, size) in enumerate(steps)}
-    quota = Quota(most, most_bytes, most_of_tenant=of_tenant)
+    quota = Quota[str](most, most_bytes, most_of_tenant=of_tenant)
     left: list[str] = []
     for name, tenant in tenants.items():
         quota.add(tenant, name, sizes[name])
@@ -74,7 +74,7 @@ def test_a_tenant_that_stays_under_an_equal_share_loses_nothing(
 
 
 def test_the_tenant_that_holds_the_most_loses_its_oldest_first() -> None:
-    quota = Quota(4, 100)
+    quota = Quota[str](4, 100)
     tenants = dict(zip("12345678", "aabaabab", strict=True))
     sizes = dict.fromkeys(tenants, 10)
     lost: list[str] = []
@@ -89,7 +89,7 @@ def test_the_tenant_that_holds_the_most_loses_its_oldest_first() -> None:
 
 
 def test_a_tenant_has_a_limit_of_its_own() -> None:
-    quota = Quota(100, 1000, most_of_tenant=2)
+    quota = Quota[str](100, 1000, most_of_tenant=2)
     tenants = dict.fromkeys("1234", "a") | {"5": "b"}
     sizes = {"1": 10, "2": 10, "3": 10, "4": 45, "5": 50}
     lost: list[str] = []

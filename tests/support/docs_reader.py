@@ -182,7 +182,7 @@ class Reader:
         names = {"served_model_name": options.get("served_model_name") or (command.model,)}
         tools = self._server.enter_context(open_server_tools(options.pop("tools", ())))
         self._llm.restart()
-        settings = options | names | {"host": "127.0.0.1", "port": self._port, "uds": None}
+        settings: dict[str, Any] = options | names | {"host": "127.0.0.1", "port": self._port, "uds": None}
         self.served = self._server.enter_context(running(self._llm, tools, **settings))
 
     def _here(self, text: str) -> str:

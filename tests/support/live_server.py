@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,12 +75,16 @@ class Running:
 
 
 @contextmanager
-def running(llm: LLM, tools: ServerTools | None = None, **options: Any) -> Iterator[Running]:
-    """Serve a model, and tools, at a port that is free."""
+def running(
+    llm: LLM, tools: ServerTools | None = None, *, send_buffer: int | None = None, **options: Any
+) -> Iterator[Running]:
+    """Serve a model, and tools, at a port that is free; `send_buffer`: bytes that the kernel takes of what is not read yet."""
     patient = {"port": 0, "served_model_name": (MODEL,), "drain_timeout": 2.0}
     settings = ServerOptions(**(patient | options))
     service = Service(llm, "tiny", settings, tools, settings.open_state(60.0))
     listener, url = listen(settings)
+    if send_buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)  # connections have their listener's
     server = DrainingServer(create_app(service), service, listener)
     thread = threading.Thread(target=server.serve_until_signal)
     thread.start()

@@ -8,7 +8,7 @@ grammar allows next, so numbers are also recognised within calls, of which only 
 import re
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from copy import copy
 from functools import cached_property, lru_cache
@@ -203,10 +203,7 @@ class TokenConstraint:
         self, matcher: LLMatcher, vocab_size: int, end_token_ids: frozenset[int], json: JsonText | None
     ) -> None:
         self._matcher, self._vocab_size, self._end_token_ids, self._json = matcher, vocab_size, end_token_ids, json
-        self._end = np.zeros(-(-vocab_size // 32), np.uint32)
-        for token_id in end_token_ids:
-            if 0 <= token_id < vocab_size:
-                self._end[token_id // 32] |= np.uint32(1 << token_id % 32)
+        self._end = words_of(end_token_ids, vocab_size)
         self._allowed: UInt32[np.ndarray, "words"] | None = None  # of the next token, once computed
         self.ended = False
 
@@ -256,6 +253,15 @@ class TokenConstraint:
         if self._json is not None:
             self._json.add(token_id)
         self.ended = self._matcher.is_stopped()
+
+
+def words_of(token_ids: Iterable[int], vocab_size: int) -> UInt32[np.ndarray, "words"]:
+    """These tokens as bits, without those outside the vocabulary."""
+    words = np.zeros(-(-vocab_size // 32), np.uint32)
+    for token_id in token_ids:
+        if 0 <= token_id < vocab_size:
+            words[token_id // 32] |= np.uint32(1 << token_id % 32)
+    return words
 
 
 def next_tokens(matcher: LLMatcher, vocab_size: int) -> UInt32[np.ndarray, "words"]:

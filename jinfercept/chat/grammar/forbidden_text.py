@@ -7,6 +7,7 @@ from typing import final
 import numpy as np
 from jaxtyping import UInt32
 
+from jinfercept.chat.grammar.constraint import words_of
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.hooks import Constraint, Grammar
 
@@ -48,11 +49,9 @@ class ForbiddenText:
 
     def _mask(self, matched: int) -> UInt32[np.ndarray, "words"]:
         """The tokens that do not complete the string where `matched` of its bytes stand."""
-        words = np.full(-(-self._vocab_size // 32), 0xFFFFFFFF, np.uint32)
-        for token_id, written in self._suspects.items():
-            if self._advance(matched, written) == len(self._pattern):
-                words[token_id // 32] &= np.uint32(0xFFFFFFFF ^ 1 << token_id % 32)
-        return words
+        whole, suspects = len(self._pattern), self._suspects.items()
+        completing = (token_id for token_id, written in suspects if self._advance(matched, written) == whole)
+        return ~words_of(completing, self._vocab_size)
 
 
 @final

@@ -9,14 +9,17 @@ from typing import Any, final
 from jinfercept.chat.parsers.call_grammars import CallGrammar, quoted
 from jinfercept.chat.parsers.call_objects import read_calls
 from jinfercept.chat.parsers.gemma import GEMMA4
+from jinfercept.chat.parsers.glm import GLM45
 from jinfercept.chat.parsers.harmony import OPENAI
 from jinfercept.chat.parsers.hermes import HERMES
 from jinfercept.chat.parsers.llama import LLAMA3_JSON
 from jinfercept.chat.parsers.mistral import MISTRAL
 from jinfercept.chat.parsers.pythonic import PYTHONIC
 from jinfercept.chat.parsers.qwen_coder import QWEN3_CODER
+from jinfercept.chat.parsers.reasoning import REASONING_FORMATS
 from jinfercept.chat.parsers.source import Source, Steps
 from jinfercept.chat.parsers.tool_call_format import ToolCallFormat
+from jinfercept.errors import JinferceptError, RequestError, shown
 
 
 @final
@@ -87,6 +90,7 @@ FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
     {
         "mistral": MISTRAL,  # and Ministral, Devstral, Magistral
         "qwen3_coder": QWEN3_CODER,  # and Qwen 3.5
+        "glm45": GLM45,
         "apriel": APRIEL,  # Apriel Nemotron
         "hermes": HERMES,  # Hermes 2 and 3, Qwen 2.5 and 3
         "pythonic": PYTHONIC,  # Llama 3.2 when asked for a list of calls, ToolACE
@@ -112,3 +116,21 @@ def detect_format(chat_template: str) -> str | None:
     """
     template = chat_template.replace('\\"', '"')
     return next((name for name, form in FORMATS.items() if form.detect(template)), None)
+
+
+def check_parsers(
+    tool_call_parser: str | None = None,
+    reasoning_parser: str | None = "auto",
+    wrong: type[JinferceptError] = RequestError,
+) -> None:
+    """Raise `wrong` for unknown names of formats; needs no model."""
+    if tool_call_parser is not None and tool_call_parser not in (*FORMATS, *ALIASES):
+        names = ", ".join((*FORMATS, *ALIASES))
+        raise wrong("no such tool_call_parser", got=shown(tool_call_parser), fix=f"one of {names}")
+    if reasoning_parser not in (None, "auto", *REASONING_FORMATS):
+        names = ", ".join(REASONING_FORMATS)
+        raise wrong(
+            "no such reasoning_parser",
+            got=shown(reasoning_parser),
+            fix=f"one of auto, {names}, or None; as a flag none",
+        )

@@ -167,6 +167,7 @@ class ReasoningParser:
         calls: Callable[[], TrailingCalls] | None = None,
     ) -> None:
         self._opening, self._closing, self._answer, self._calls = format.opening, format.closing, answer, calls
+        self._openings, self._closings = Marks((format.opening,)), Marks((format.closing,))
         self._no_text = re.compile(rf"\s*(?:{re.escape(self._opening)}\s*)*")  # some models repeat the mark
         self._is_closed = beginning == "answering"
         self._text, self._ended, self._cut = "", False, False  # what comes next
@@ -228,14 +229,14 @@ class ReasoningParser:
                 first_call = calls.start - num_read
             if self._ended:
                 ends = calls.finish() if calls is not None and not self._cut else []
-                end = _certain(text, self._closing) if self._cut else first_call if ends else len(text)
+                end = self._closings.certain(text) if self._cut else first_call if ends else len(text)
                 self._show(text[:end], has_text)
                 self._num_chars, self._text = self._num_chars + end + self._num_fed, ""
                 self._pieces += self._shifted([replace(call, index=call.index + self._num_calls) for call in ends])
                 return False
-            certain = min(first_call, _certain(text, self._closing))
+            certain = min(first_call, self._closings.certain(text))
             if not has_text:
-                certain = min(certain, _certain(text, self._opening))
+                certain = min(certain, self._openings.certain(text))
             length = self._show(text[:certain], has_text)
             has_text = has_text or length > 0
             num_read += length
@@ -264,7 +265,7 @@ class ReasoningParser:
         while not self._ended:
             is_plain = self._is_closed or opening[0] not in self._text
             at = len(self._text) if is_plain else self._text.find(opening)
-            self._feed_answer(_certain(self._text, opening) if at < 0 else at)
+            self._feed_answer(self._openings.certain(self._text) if at < 0 else at)
             if not self._text.startswith(opening):
                 yield
             elif self._opens():
@@ -334,9 +335,3 @@ class PlainParser:
 
     def in_call(self, text: str) -> bool:
         return False
-
-
-def _certain(text: str, mark: str) -> int:
-    """The offset where a mark may have begun at the end of a text; the text's length if none has."""
-    first = max(0, len(text) - len(mark) + 1)
-    return next((at for at in range(first, len(text)) if mark.startswith(text[at:])), len(text))

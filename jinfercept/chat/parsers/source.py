@@ -61,12 +61,13 @@ class Marks:
 
     def find(self, text: str, at: int) -> tuple[int, int]:
         """Start and end of the first mark from `at` on; if there is none, (the offset where a mark may have begun, -1)."""
-        if mark := self._pattern.search(text, at):
-            return mark.span()
-        for start in range(max(at, len(text) - self._longest + 1), len(text)):
-            if text[start:] in self._beginnings:
-                return start, -1
-        return len(text), -1
+        mark = self._pattern.search(text, at)
+        return mark.span() if mark else (self.certain(text, at), -1)
+
+    def certain(self, text: str, at: int = 0) -> int:
+        """The offset from `at` on where a mark may have begun that the end of a text cuts off; its length if none has."""
+        ends = range(max(at, len(text) - self._longest + 1), len(text))
+        return next((start for start in ends if text[start:] in self._beginnings), len(text))
 
 
 @final

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
+from jinfercept.serve.options import ServedState
 from jinfercept.serve.protocols.errors import ApiError
 
 _PIECE_BYTES = 2**16
@@ -46,6 +47,15 @@ async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes
     if too_large:
         raise ApiError(413, f"the body is larger than {max_bytes} bytes")
     return b"".join(parts)
+
+
+async def whole_body(request: Request, service: ServedState) -> bytes:
+    """The decoded body of a request. Raises as `read_body`, `coding_of` and `decoded`."""
+    coding, most = coding_of(request.headers.getlist("content-encoding")), service.options.max_body_size
+    body = await read_body(request, most, service.options.body_timeout)
+    if not (coding and body):
+        return body
+    return await service.prepare(request, lambda: decoded(body, coding, most), num_bytes=len(body))
 
 
 def coding_of(headers: Sequence[str]) -> str:

@@ -4,11 +4,11 @@ requests and no name that a client chooses. A metric with the meaning of one of 
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -366,27 +366,42 @@ def _tools(tools: Mapping[str, ToolCounts], make: MetricFamilies) -> list[Metric
     ]
 
 
+@final
+class MetricsPages:
+    """The pages of metrics by their format, each encoded once a second at most."""
+
+    def __init__(self, collected: Callable[[], Awaitable[list[Metric]]]) -> None:
+        self._collected = collected
+        self._pages: dict[ModuleType, tuple[bytes, float]] = {}  # and when they were encoded, on the monotonic clock
+
+    def _is_fresh(self, form: ModuleType) -> bool:
+        return form in self._pages and time.monotonic() - self._pages[form][1] < _FRESH_S
+
+    async def page(self, request: Request) -> Response:
+        """The page in the format that a request accepts."""
+        form, kind = metrics_format(request.headers.get("accept", ""))
+        if not self._is_fresh(form):
+            metrics = await self._collected()
+            if not self._is_fresh(form):  # no other request has encoded it meanwhile
+                self._pages[form] = encode_metrics(form, metrics), time.monotonic()
+        return Response(self._pages[form][0], media_type=kind)
+
+
 def metrics_router(service: Service) -> APIRouter:
     """Router of one service. Uses no global registry."""
     router = APIRouter(tags=["operations"])
     window = EngineSnapshot(service.llm.engine.snapshot)
     text: Any = {"text/plain": {"schema": {"type": "string"}}}
-    pages: dict[ModuleType, tuple[bytes, float]] = {}
-    """By format: the last page, and when it was encoded, on the monotonic clock."""
 
-    def last(form: ModuleType) -> bytes | None:
-        page, encoded_s = pages.get(form, (None, 0.0))
-        return page if time.monotonic() - encoded_s < _FRESH_S else None
+    async def collected() -> list[Metric]:
+        return collect(service, await window.look())
+
+    pages = MetricsPages(collected)
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": text}})
     async def metrics(request: Request) -> Response:
         """Counts, times and pages, for Prometheus."""
-        form, kind = metrics_format(request.headers.get("accept", ""))
-        if last(form) is None:
-            looked = await window.look()
-            if last(form) is None:  # no other request has encoded it meanwhile
-                pages[form] = encode_metrics(form, collect(service, looked)), time.monotonic()
-        return Response(pages[form][0], media_type=kind)
+        return await pages.page(request)
 
     return router
 

@@ -5,7 +5,6 @@ imported only when traces are on. The SDK's own environment variables hold. No g
 instrumented packages of the process are not affected.
 """
 
-import json
 import logging
 import os
 import threading
@@ -29,15 +28,12 @@ from jinfercept.engine.current_call import CURRENT_CALL, around
 from jinfercept.engine.streaming import AsyncStream
 from jinfercept.outputs import Interception, RequestOutput
 from jinfercept.request import Request
-from jinfercept.serve.observe.traces_choice import TracesChoice
 from jinfercept.version import __version__
 
 log = logging.getLogger(__name__)
 
 CLOSING_S = 3.0
 """Seconds that the last spans have to reach the collector when the server ends, if so many are left."""
-MOST_CHARS = 16384
-"""Maximum characters of one text in an attribute."""
 _MOST_INT = 2**63 - 1
 """Largest integer that OTLP can carry; the SDK logs a traceback for each larger one."""
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -60,29 +56,29 @@ _DETAILS = {
 _PARAMS = ("temperature", "top_p", "top_k", "max_tokens", "seed", "frequency_penalty", "presence_penalty")
 
 
-def open_tracing(choice: TracesChoice) -> "Tracing":
-    """Traces that are exported. A collector that does not answer loses spans, beyond a bounded queue, and nothing else."""
+def open_tracing(endpoint: str) -> "Tracing":
+    """Traces that are exported to what `traces_endpoint` has returned.
+
+    A collector that does not answer loses spans, beyond a bounded queue, and nothing else.
+    """
     named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     default = {} if named else {"service.name": "jinfercept"}  # attributes of code take precedence over variables
     resource = Resource.create({"service.version": __version__} | default)
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=choice.endpoint)))
-    return Tracing(provider, texts=choice.texts)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint or None)))
+    return Tracing(provider)
 
 
 @final
 class Tracing:
     """The traces of one server.
 
-    Args:
-        texts: whether spans have prompts, answers, arguments and results.
-
     Attributes:
         headers: W3C trace context for the tools of each engine request that is not over, by its id.
     """
 
-    def __init__(self, provider: TracerProvider, *, texts: bool = False) -> None:
-        self.texts, self._provider = texts, provider
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
         self.tracer = provider.get_tracer("jinfercept", __version__)
         self.headers: dict[str, Mapping[str, str]] = {}
 
@@ -192,9 +188,6 @@ class RequestTrace:
         }
         if pause.context is not None:
             attributes |= {f"jinfercept.{name}_tokens": value for name, value in pause.context._asdict().items()}
-        if self._tracing.texts:
-            attributes["gen_ai.tool.call.arguments"] = "\n".join(call.arguments for call in pause.calls)[:MOST_CHARS]
-            attributes["gen_ai.tool.call.result"] = "\n".join(result.text for result in pause.results)[:MOST_CHARS]
         failed = next((status for status in statuses if status not in ("ok", "empty", "started")), None)
         if failed:
             attributes["error.type"] = failed
@@ -210,8 +203,7 @@ class RequestTrace:
     def _describe_end(self, outputs: Sequence[RequestOutput]) -> None:
         """Add what is known only when the request has ended."""
         details, status, values = self._details, self._status, dict[str, Any]()
-        completions = [completion for output in outputs for completion in output.outputs]
-        reasons = [completion.finish_reason for completion in completions]
+        reasons = [completion.finish_reason for output in outputs for completion in output.outputs]
         if requests := self._requests:
             params = {name: getattr(requests[0].params, name) for name in _PARAMS} | {"choice.count": len(requests)}
             values = {
@@ -230,16 +222,6 @@ class RequestTrace:
             "http.response.status_code": status or None,
             "error.type": f"{status}" if status >= 400 else failed,
         }
-        if self._tracing.texts and self._requests:
-            prompts = [request.prompt for request in self._requests if request.leader is None and request.prompt]
-            values["gen_ai.input.messages"] = _messages("user", prompts)
-            values["gen_ai.output.messages"] = _messages("assistant", [completion.text for completion in completions])
         self._root.set_attributes({name: value for name, value in values.items() if value is not None})
         if status >= 500 or failed == "error":
             self._root.set_status(StatusCode.ERROR)
-
-
-def _messages(role: str, texts: Sequence[str]) -> str:
-    """Texts, each as one part of a message."""
-    shown = [{"role": role, "parts": [{"type": "text", "content": text[: MOST_CHARS // len(texts)]}]} for text in texts]
-    return json.dumps(shown, ensure_ascii=False)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from contextvars import ContextVar
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from jinfercept.errors import ConfigError
@@ -23,27 +23,14 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 _PROTOCOL = "http/protobuf"
 
 
-class TracesChoice(NamedTuple):
-    """Where traces are exported to.
-
-    Attributes:
-        endpoint: URL of a collector's `/v1/traces`; None: as the `OTEL_*` variables say.
-        texts: whether spans have prompts, answers, arguments and results.
-    """
-
-    endpoint: str | None
-    texts: bool
-
-
-def traces_choice(flag: str | None, texts: bool, environ: Mapping[str, str]) -> TracesChoice | None:
-    """Where traces are exported to; None if neither the flag nor the environment asks for traces.
+def traces_endpoint(flag: str | None, environ: Mapping[str, str]) -> str | None:
+    """The URL of a collector's `/v1/traces`, "" if the exporter reads it from the environment; None: there are no traces.
 
     The flag has precedence over variables. `OTEL_SDK_DISABLED=true` and `OTEL_TRACES_EXPORTER=none` turn traces off that only
     variables ask for. Variables that cannot be followed are logged, and traces stay off: they may be meant for other processes.
 
     Args:
         flag: value of `--otlp-traces-endpoint`.
-        texts: value of `--otlp-traces-texts`.
 
     Raises:
         ConfigError: the flag's URL is wrong, or packages are missing for it.
@@ -53,7 +40,7 @@ def traces_choice(flag: str | None, texts: bool, environ: Mapping[str, str]) -> 
         endpoint = _checked(flag)
         if not installed:
             raise ConfigError("traces need more packages", got=f"--otlp-traces-endpoint {flag}", fix=_FIX)
-        return TracesChoice(endpoint, texts)
+        return endpoint
     exporter = environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
     is_configured = exporter == "otlp" or any(environ.get(name) for name in _ENDPOINTS)
     if not is_configured or exporter == "none" or environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -70,7 +57,7 @@ def traces_choice(flag: str | None, texts: bool, environ: Mapping[str, str]) -> 
     ):
         log.warning("OTEL_* variables ask for traces, which stay off: %s", problem)
         return None
-    return TracesChoice(None, texts)
+    return ""
 
 
 def _is_installed() -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import batched
 from typing import Any, NamedTuple, final
 
 from starlette.responses import JSONResponse, StreamingResponse
@@ -51,45 +51,27 @@ def encode(data: Any) -> bytes:
 
 def encode_parts(data: Any) -> Iterator[bytes]:
     """The bytes that `encode` returns, in parts of bounded size: a long array is encoded some items at a time."""
-    if isinstance(data, dict) and _is_long(data):
+    if not _is_long(data):
+        yield encode(data)
+    elif isinstance(data, dict):
         lead = b"{"
         for key, value in data.items():
             yield lead + encode(key) + b":"
             yield from encode_parts(value)
             lead = b","
         yield b"}"
-    elif isinstance(data, Lazy):
-        lead = b"["
-        for items in _batches(data):
-            yield lead + encode(items)[1:-1]
-            lead = b","
-        yield b"[]" if lead == b"[" else b"]"
-    elif isinstance(data, list) and _is_long(data):
-        lead = b"["
-        for items in _batches(data):
-            yield lead
-            yield from _items(items)
-            lead = b","
-        yield b"]"
     else:
-        yield encode(data)
-
-
-def _items(items: list[Any]) -> Iterator[bytes]:
-    """Items of an array, encoded without its brackets."""
-    if not any(map(_is_long, items)):
-        yield encode(items)[1:-1]
-        return
-    for place, item in enumerate(items):
-        if place:
-            yield b","
-        yield from encode_parts(item)
-
-
-def _batches(items: Iterable[Any]) -> Iterator[list[Any]]:
-    iterator = iter(items)
-    while batch := list(islice(iterator, _AT_ONCE)):
-        yield batch
+        lead = b"["
+        for items in batched(data, _AT_ONCE):
+            if not any(map(_is_long, items)):
+                yield lead + encode(items)[1:-1]
+                lead = b","
+                continue
+            for item in items:
+                yield lead
+                yield from encode_parts(item)
+                lead = b","
+        yield b"[]" if lead == b"[" else b"]"
 
 
 def _is_long(value: Any) -> bool:

@@ -1,7 +1,6 @@
 """A route class that checks the API key, and then reads a JSON body within limits of time and size."""
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 from fastapi.routing import APIRoute
@@ -11,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jinfercept.serve.http.access_log import DETAILS
-from jinfercept.serve.http.request_body import coding_of, decoded, read_body
+from jinfercept.serve.http.request_body import whole_body
 from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.protocols.anthropic.dialect import authorizations
 from jinfercept.serve.protocols.encoding import encode
@@ -90,16 +89,11 @@ class _JsonRequest(Request):
     def __init__(self, request: Request, service: Service, model: TypeAdapter[Any] | None) -> None:
         super().__init__(request.scope, request.receive)
         self._service, self._model = service, model
-        self._max_bytes, self._timeout_s = service.options.max_body_size, service.options.body_timeout
         self._read: bytes | None = None
 
     async def body(self) -> bytes:
         if self._read is None:
-            coding = coding_of(self.headers.getlist("content-encoding"))
-            self._read = body = await read_body(self, self._max_bytes, self._timeout_s)
-            if coding and body:
-                work = partial(decoded, body, coding, self._max_bytes)
-                self._read = await self._service.prepare(self, work, num_bytes=len(body))
+            self._read = await whole_body(self, self._service)
             kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
             if self._read and kind != "application/json":
                 raise ApiError(415, "the body has to be JSON: send Content-Type: application/json")

@@ -7,9 +7,9 @@ same checks, limits, log lines and traces. The events of the answer are frames.
 import asyncio
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from fastapi import APIRouter
 from starlette.datastructures import Headers
@@ -19,8 +19,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.frames import CloseCode
 
 from jinfercept.sched.tenants import ExpiringEntries
-from jinfercept.serve.access.key_limits import OpenSockets
-from jinfercept.serve.access.keys import Keys
 from jinfercept.serve.http.access_log import DETAILS
 from jinfercept.serve.options import ServedState
 from jinfercept.serve.protocols.anthropic.dialect import authorizations
@@ -41,17 +39,6 @@ _OWN_HEADERS = (b"connection", b"content-encoding", b"content-type", b"sec-webso
 """Headers of the handshake alone."""
 
 
-class SocketHost(ServedState, Protocol):
-    """What WebSockets are opened at: a server, or the front of a fleet."""
-
-    keys: Keys
-    sockets: OpenSockets
-
-    async def prepare[T](self, request: Request, work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
-        """The result of slow work, done in a thread."""
-        ...
-
-
 @router.websocket("/v1/responses")
 async def create_responses(socket: WebSocket) -> None:
     """Create responses over a WebSocket. A handshake that is refused has the answer of a request over HTTP."""
@@ -59,7 +46,7 @@ async def create_responses(socket: WebSocket) -> None:
     await run_socket(socket, service, service.state.last)
 
 
-async def run_socket(socket: WebSocket, host: SocketHost, last: ExpiringEntries[StoredResponse] | None = None) -> None:
+async def run_socket(socket: WebSocket, host: ServedState, last: ExpiringEntries[StoredResponse] | None = None) -> None:
     """Answer the requests of a connection until it is closed. Raises `ApiError` for a handshake that is refused.
 
     Args:
@@ -88,7 +75,7 @@ class _Connection:
     """
 
     def __init__(
-        self, socket: WebSocket, host: SocketHost, tenant: str, last: ExpiringEntries[StoredResponse] | None
+        self, socket: WebSocket, host: ServedState, tenant: str, last: ExpiringEntries[StoredResponse] | None
     ) -> None:
         self._socket, self._host, self._tenant = socket, host, tenant
         self._memory = None if last is None else SocketMemory(last)

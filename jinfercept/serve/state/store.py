@@ -168,9 +168,9 @@ class StateStore:
         threads = NUM_CONNECTIONS if database.outlives else 1
         self._threads = TenantPool("state", threads, min(_PER_KEY, threads), _MOST_WAITING)
         self.open: dict[str, StoredResponse] = {}
-        quota = Quota(_MOST_RUNS, _MOST_EVENT_BYTES)
+        quota = Quota[str](_MOST_RUNS, _MOST_EVENT_BYTES)
         self.events = ExpiringEntries[BackgroundRuns](quota, database.limits.ttl_s, time.monotonic)
-        lasts = Quota(_MOST_LAST, _MOST_LAST_BYTES)
+        lasts = Quota[str](_MOST_LAST, _MOST_LAST_BYTES)
         self.last = ExpiringEntries[StoredResponse](lasts, _LAST_S, time.monotonic)
         self._finishing: set[asyncio.Task[None]] = set()
         self._sweeping: asyncio.Task[None] | None = None  # that has not begun

@@ -5,7 +5,7 @@ import logging
 import signal
 import socket as sockets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,7 +15,6 @@ from openai.resources.responses.responses import ResponsesConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from jinfercept.serve.serve import HttpProtocol
 from tests.support.engine_state import engine_state
 from tests.support.gate import Gate
 from tests.support.live_server import END, MODEL, Running, prompt_of, running, until
@@ -291,16 +290,6 @@ FRAME = json.dumps({"type": "response.create", "input": "Go on.", "ignore_eos": 
 CREATE = b"\x81\xfe" + len(FRAME).to_bytes(2) + bytes(4) + FRAME
 
 
-def with_small_buffers(made: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """A method `connection_made` after which what a client does not read is soon unsent."""
-
-    def made_small(protocol: Any, transport: Any) -> None:
-        transport.get_extra_info("socket").setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, 2048)
-        made(protocol, transport)
-
-    return made_small
-
-
 def opened(server: Running) -> sockets.socket:
     host, _, port = server.url.removeprefix("http://").partition(":")
     connection = sockets.socket()
@@ -382,12 +371,9 @@ def errors_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("sent", [b"", 2000 * PING])
-def test_a_client_that_does_not_read_is_cut_off(
-    scripted: Scripted, sent: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(HttpProtocol, "connection_made", with_small_buffers(HttpProtocol.connection_made))
+def test_a_client_that_does_not_read_is_cut_off(scripted: Scripted, sent: bytes) -> None:
     scripted.follow()
-    with running(scripted.llm, write_timeout=0.2) as server, opened(server) as connection:
+    with running(scripted.llm, send_buffer=2048, write_timeout=0.2) as server, opened(server) as connection:
         connection.sendall(HANDSHAKE.encode())
         until(lambda: connection.recv(4096).endswith(b"\r\n\r\n"))
         connection.sendall(CREATE + sent)
@@ -396,12 +382,9 @@ def test_a_client_that_does_not_read_is_cut_off(
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_client_that_says_goodbye_and_does_not_read_breaks_no_shutdown(
-    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(HttpProtocol, "connection_made", with_small_buffers(HttpProtocol.connection_made))
+def test_a_client_that_says_goodbye_and_does_not_read_breaks_no_shutdown(scripted: Scripted) -> None:
     scripted.follow()
-    with running(scripted.llm) as server, opened(server) as connection:
+    with running(scripted.llm, send_buffer=2048) as server, opened(server) as connection:
         connection.sendall(HANDSHAKE.encode())
         until(lambda: connection.recv(4096).endswith(b"\r\n\r\n"))
         connection.sendall(CREATE)
