@@ -20,6 +20,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 from operator import mul
+from statistics import median_low
 from typing import NamedTuple, final
 
 from jinfercept.kv.manager import KVManager
@@ -36,7 +37,7 @@ _LEAST_CHANCE = 0.1
 _FREE_CREDIT, _INCOME, _MOST_SAVED = 1.0, 0.01, 4.0
 """Of the layer that drafts, in times of a step without drafts: what it may lose at first, what it gets in each step up to that
 again, and how much of the time that it saved is remembered."""
-_FEWEST_TIMES, _MOST_TIMES = 2, 9
+_FEWEST_TIMES, _MOST_TIMES = 3, 9
 """Steps of each kind, with and without drafts, whose times are compared."""
 _TRUSTED = 0.5
 """Right first drafts, with the latest counting most, from which on steps verify drafts of the layer."""
@@ -298,7 +299,9 @@ class Speculation:
             return
         without, with_drafts = self._times
         cost, makes = self._budget.cost, plan.draft is not None and plan.draft.drafts
-        passes = self._limits.num_drafts if makes else plan.draft is not None
+        passes = (
+            self._limits.num_drafts if makes else 0.5 * (plan.draft is not None)
+        )  # to read takes no head and no draw
         plain_s = cost.plan_s(plan)
         priced_s = plain_s * (1 + passes * (self._limits.pass_share or 0.0))
         if planned.has_drafts or not makes:
@@ -308,7 +311,7 @@ class Speculation:
                 with_drafts.popleft()
             return
         is_known = min(len(with_drafts), len(without)) >= _FEWEST_TIMES
-        self._slower = min(with_drafts) / min(without) if is_known else 1.0
+        self._slower = median_low(with_drafts) / median_low(without) if is_known else 1.0
         if planned.has_drafts:
             context_tokens = sum([chunk.start + 1 for chunk in plan.chunks])
             plain_s = cost.step_s(self._budget.bucket(num_rows), context_tokens)
