@@ -341,6 +341,9 @@ class Service:
         self._threads.close()
         for stream in list(self._streams):
             stream.abort()
+        if self._busy:  # uvicorn closes WebSockets, so their last events are sent first
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), _ENDING_S)
 
     def close_threads(self) -> None:
         """End the preparation threads, and export the last traces."""

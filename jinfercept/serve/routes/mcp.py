@@ -83,6 +83,9 @@ async def _call_tool(context: Any, params: Any) -> CallToolResult:
 async def _called(name: str, given: dict[str, Any], request: Request) -> CallToolResult:
     if name not in _TOOLS:
         raise ApiError.bad(f"no tool is named {name[:80]!r}; fix: one of {', '.join(_TOOLS)}")
+    names = _TOOLS[name].model_fields
+    if unknown := given.keys() - names.keys():  # pydantic would list hundreds of thousands
+        raise ApiError.bad(f"{name} has no argument {min(unknown)[:80]!r}; fix: one of {', '.join(names)}")
     arguments = validated(given, TypeAdapter[Any](_TOOLS[name]))
     if name == "task_answer":
         stored = await service_of(request).state.find(arguments.task_id, tenant_of(request))

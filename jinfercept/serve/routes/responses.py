@@ -75,7 +75,11 @@ router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 _CHARS_PER_TOKEN = 4
 _ECHOED = ("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "user")
 """Fields of a response that its body has likewise."""
-_NOT_OF_SUMMARIES = ("background", "generate", "jinfercept", "stream", "text", "tool_choice", "tools", "top_logprobs")
+_NOT_OF_SUMMARIES = (
+    *("background", "generate", "jinfercept", "stream", "text", "tool_choice", "tools", "top_logprobs"),
+    *("allowed_token_ids", "guided_choice", "guided_grammar", "guided_json", "guided_regex", "logit_bias"),
+    *("stop", "stop_token_ids", "structured_outputs"),
+)
 """Fields of a body that its summary is written without."""
 
 
@@ -96,7 +100,7 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
 async def compact_conversation(body: InputTokensBody, request: Request) -> Response:
     """The messages of the user, and a summary of the conversation that the model writes, as input for further responses."""
     if body.conversation_id:
-        raise ApiError.bad("a conversation cannot be compacted: name its last response", "conversation")
+        raise ApiError.bad("a conversation cannot be compacted; fix: give its items as input", "conversation")
     if not body.input and body.previous_response_id is None:
         raise ApiError.bad("there is nothing to compact; fix: give input or previous_response_id", "input")
     instruction = MessageItem(role="user", content=PROMPT)
