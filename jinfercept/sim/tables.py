@@ -1,5 +1,6 @@
 """Tables at a terminal, and numbers in the texts of options."""
 
+import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -35,9 +36,10 @@ def plain_table(
 
 
 def check_least(flag: str, value: float, least: float) -> None:
-    """Raise `ConfigError` if an option is too small."""
-    if not value >= least:
-        raise ConfigError(f"{flag} is too small", got=value, fix=f"at least {least}")
+    """Raise `ConfigError` if an option is too small, or infinite."""
+    if not least <= value < math.inf:
+        problem = "infinite" if value > least else "too small"
+        raise ConfigError(f"{flag} is {problem}", got=value, fix=f"at least {least}")
 
 
 def listed(texts: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ is generated in the background, and is read by the key that began it only.
 
 import asyncio
 import json
+import re
 from contextlib import suppress
 from inspect import getdoc
 from typing import Annotated, Any
@@ -21,13 +22,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.response_schemas import ResponsesBody
-from jinfercept.serve.routes.guarded_route import GuardedRoute, validated
+from jinfercept.serve.routes.guarded_route import SMALL_BYTES, GuardedRoute, validated
 from jinfercept.serve.routes.responses import create_response
 from jinfercept.serve.service import BODY_BYTES, service_of, tenant_of
 from jinfercept.version import __version__
 
 _LONGEST_WAIT_S = 30.0
 """Less than the minute after which clients of the protocol give up on a call."""
+_TEXTS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _INSTRUCTIONS = (
     "Asks a language model. `ask` returns its answer; for long work use `start_task`, and `task_answer` with its id."
 )
@@ -83,9 +85,6 @@ async def _call_tool(context: Any, params: Any) -> CallToolResult:
 async def _called(name: str, given: dict[str, Any], request: Request) -> CallToolResult:
     if name not in _TOOLS:
         raise ApiError.bad(f"no tool is named {name[:80]!r}; fix: one of {', '.join(_TOOLS)}")
-    names = _TOOLS[name].model_fields
-    if unknown := given.keys() - names.keys():  # pydantic would list hundreds of thousands
-        raise ApiError.bad(f"{name} has no argument {min(unknown)[:80]!r}; fix: one of {', '.join(names)}")
     arguments = validated(given, TypeAdapter[Any](_TOOLS[name]))
     if name == "task_answer":
         stored = await service_of(request).state.find(arguments.task_id, tenant_of(request))
@@ -159,6 +158,8 @@ def mcp_router(max_body_size: int) -> APIRouter:
     @router.post("/mcp")
     async def handle(request: Request) -> Response:
         body = await request.body()
+        if len(_TEXTS.sub(b"", body, SMALL_BYTES)) > SMALL_BYTES:  # the SDK parses it on the event loop
+            raise ApiError.bad("the message has too many values; fix: only the texts of a call may be long")
         request.scope[BODY_BYTES] = len(body)
         return _McpResponse(manager, body)
 
