@@ -58,9 +58,9 @@ def numbers[N: (int, float)](flag: str, texts: Sequence[str], kind: type[N]) -> 
 
 def number_text(value: float) -> str:
     """A number with about four digits; thousands as k and M."""
-    for size, unit in ((1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / (1e6 if unit == 'M' else 1e3):.3g}{unit}"
+    for least, size, unit in ((1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(value) >= least:
+            return f"{value / size:.3g}{unit}"
     return f"{value:.0f}" if value == int(value) or value >= 1000 else f"{value:.4g}"
 
 

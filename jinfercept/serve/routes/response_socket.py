@@ -25,7 +25,7 @@ from jinfercept.serve.http.access_log import DETAILS
 from jinfercept.serve.options import ServedState
 from jinfercept.serve.protocols.anthropic.dialect import authorizations
 from jinfercept.serve.protocols.encoding import encode
-from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.errors import ApiError, shutting_down
 from jinfercept.serve.routes.guarded_route import FRAME, SMALL_BYTES, parsed
 from jinfercept.serve.routes.response_run import MEMORY
 from jinfercept.serve.service import KEY, service_of
@@ -68,7 +68,7 @@ async def run_socket(socket: WebSocket, host: SocketHost, last: ExpiringEntries[
     tenant = host.keys.check(*authorizations(socket.scope))
     socket.scope[DETAILS] |= {"key": host.keys.name(tenant)} if tenant else {}
     if host.draining:
-        raise ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": "1"})
+        raise shutting_down()
     connection = _Connection(socket, host, tenant, last)
     host.sockets.open(tenant, connection.drain)
     try:
@@ -134,20 +134,16 @@ class _Connection:
                 raise ApiError.bad("a frame is JSON text; got bytes", code="invalid_json")
             if await self._read(frame := text.encode()) == "response.processed":  # Codex says what it has read
                 return
-            self._check_room(len(frame))
+            waiting, most_bytes = len(self._requests), self._host.options.max_body_size
+            if waiting >= _MOST_REQUESTS or (waiting and sum(self._requests.values()) + len(frame) > most_bytes):
+                reason = f"{waiting} requests of this connection run or wait; fix: wait for one to end"
+                raise ApiError(429, reason, code="queue_full", headers={"Retry-After": "1"})
         except ApiError as error:
             await self._send_error(error.status_code, error.body["error"], (error.headers or {}).get("Retry-After"))
             return
         task = asyncio.ensure_future(self._answer(frame))
         self._requests[task] = len(frame)
         task.add_done_callback(self._requests.pop)
-
-    def _check_room(self, num_bytes: int) -> None:
-        """Raise `ApiError` 429 if there is no room for another request."""
-        waiting, most_bytes = len(self._requests), self._host.options.max_body_size
-        if waiting >= _MOST_REQUESTS or (waiting and sum(self._requests.values()) + num_bytes > most_bytes):
-            message = f"{waiting} requests of this connection run or wait; fix: wait for one to end"
-            raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
 
     async def _read(self, frame: bytes) -> str:
         """Type of an event. The rest is read again when it is answered: as objects it has 25 times its bytes."""
