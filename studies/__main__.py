@@ -1,11 +1,10 @@
-"""`python -m studies NAME`: the list of the studies. The name of a question alone asks it."""
+"""`python -m studies NAME`: the list of the studies."""
 
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
 from jinfercept.cli.command import HELP, HELP_ALL, Entry, run_command_line
-from studies.questions.registry import QUESTIONS
 
 PROG = "python -m studies"
 NEEDED = ("matplotlib", "pandas", "tabulate")
@@ -27,9 +26,9 @@ COMMANDS: Mapping[str, Entry] = {
     "overflow": Entry(
         "studies.overflow.command:StudyOverflow", "recompute or swap when running requests overflow the KV pool"
     ),
-    "questions": Entry(
-        "studies.questions.registry:StudyQuestions",
-        f"what a reader of InferCept asks: {', '.join(QUESTIONS)}; or one of these alone, as in `{PROG} variety`",
+    "deciding": Entry(
+        "studies.deciding.command:StudyDeciding",
+        "where the choice of a policy matters, over machines, loads and clients that return",
     ),
 }
 
@@ -41,8 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if missing and words and not {*HELP, HELP_ALL} & {*words}:
         print(f"{PROG}: studies need {', '.join(missing)}: pip install '.[studies]'", file=sys.stderr)
         return 2
-    if words and words[0] in QUESTIONS:
-        words.insert(0, "questions")
     return run_command_line(PROG, "What the simulator answers about pauses.", COMMANDS, words)
 
 

@@ -81,7 +81,6 @@ class CurvePanel(NamedTuple):
         threshold: a horizontal line; None: none.
         span: least and largest value of that axis; None: as the curves need.
         ticks: texts of the horizontal axis at 0, 1, 2, …; empty: numbers.
-        log_axis: it is logarithmic too, with a tick at every point.
     """
 
     title: str
@@ -91,7 +90,6 @@ class CurvePanel(NamedTuple):
     span: tuple[float, float] | None = None
     axis: str = "requests per second"
     ticks: Sequence[str] = ()
-    log_axis: bool = False
 
     def draw(self, axes: "Axes") -> None:
         axes.grid(alpha=0.3)
@@ -112,11 +110,6 @@ class CurvePanel(NamedTuple):
         axes.set_xlabel(self.axis)
         if self.ticks:
             axes.set_xticks(range(len(self.ticks)), list(self.ticks))
-        if self.log_axis:
-            places = sorted({x for curve in drawn for x, _ in curve.points})
-            axes.set_xscale("log")
-            axes.set_xticks(places, [f"{place:g}" for place in places])
-            axes.minorticks_off()
         axes.set_ylabel(self.unit)
         if drawn:
             _latency_axis(axes, self.span or [latency.mean for curve in drawn for _, latency in curve.points])

@@ -46,7 +46,7 @@ from tests.support.tiny_model import GOLDEN, TOOL, Workload, set_joined, streams
 SIZES: dict[str, Any] = {"page_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 100}
 SIZES |= {"kv_tokens": 112, "swap_space": 0.001, "check_pages": True}  # little more than the longest sequence
 SIZES |= {"dtype": "float32", "profile": "paper-gptj-6b-a100", "lazy": True}
-EXPERTS = ("mixtral", "qwen3_moe", "qwen3_moe_mixed")
+EXPERTS = ("mixtral", "qwen3_moe", "qwen3_moe_mixed", "glm4_moe")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 PROMPT = {"prompt_token_ids": list(range(20))}
 

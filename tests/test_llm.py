@@ -3,7 +3,6 @@
 import asyncio
 import json
 from array import array
-from collections.abc import Iterator
 from dataclasses import replace
 
 import jax
@@ -15,8 +14,8 @@ from jinfercept import LLM, ConfigError, ModelError, RequestError, SamplingParam
 from jinfercept.calls import Call
 from jinfercept.events import Event, Finished, Intercepted, Resumed, Token
 from jinfercept.models.load import load
-from jinfercept.runner.packing import pack
 from tests.support.engine_state import engine_state
+from tests.support.pretend import failing_steps
 from tests.support.tiny_model import GOLDEN, tiny_llm
 
 SHOTS = """\
@@ -162,25 +161,14 @@ def test_a_callback_that_raises_leaves_nothing_behind(smollm2: LLM) -> None:
     assert len(smollm2.generate("Again", SamplingParams(max_tokens=2))) == 1
 
 
-def test_an_interrupt_anywhere_in_a_step_leaves_no_wrong_tokens_behind(
-    smollm2: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_anywhere_in_a_step_leaves_no_wrong_tokens_behind(smollm2: LLM) -> None:
     prompts = [f"Chapter {i}. " * 12 for i in range(3)]
     params = SamplingParams(temperature=0.0, max_tokens=6)
     expected = [output.outputs[0].token_ids for output in smollm2.generate(prompts, params)]
     for step in (1, 4):
         smollm2.restart()
-        left = iter(range(step))
-
-        def interrupted(*arguments: object, left: Iterator[int] = left) -> np.ndarray:
-            if next(left, None) is None:
-                raise KeyboardInterrupt
-            return pack(*arguments)  # pyright: ignore[reportArgumentType]
-
-        with monkeypatch.context() as patch:
-            patch.setattr("jinfercept.runner.runner.pack", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                smollm2.generate(prompts, params)
+        with failing_steps(step, KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            smollm2.generate(prompts, params)
         assert [output.outputs[0].token_ids for output in smollm2.generate(prompts, params)] == expected
 
 

@@ -28,6 +28,7 @@ SLOW = [
             "mixtral",
             "qwen3_moe",
             "qwen3_moe_mixed",
+            "glm4_moe",
             "olmo2",
             "olmo3",
             "phi3",

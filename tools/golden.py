@@ -74,7 +74,8 @@ def make_tiny(name: str, config: PreTrainedConfig, target: Path) -> None:
     model = AutoModelForCausalLM.from_config(config).float().eval()
     narrow = torch.float16 if name == PUBLISHED else torch.bfloat16
     with torch.no_grad():
-        scalars = [item for item in model.named_buffers() if item[0].endswith("layer_scalar")]  # of Gemma 4's layers
+        buffers = ("layer_scalar", "e_score_correction_bias")  # of layers of Gemma 4, and of routers of GLM 4.5
+        scalars = [item for item in model.named_buffers() if item[0].endswith(buffers)]
         for key, parameter in [*model.named_parameters(), *scalars]:
             values = torch.from_numpy(random_weight(rng, key, tuple(parameter.shape)))
             if name in HYBRIDS and key.endswith("norm.weight") and ".linear_attn." not in key:

@@ -238,6 +238,16 @@ def loaded_sources(*others: Path) -> list[str]:
     return sorted(str(file.relative_to(PROJECT)) for file in {*ours, *others})
 
 
+class Named:
+    """Adds to a compiler under names that begin with another one."""
+
+    def __init__(self, compiler: Any, name: str) -> None:
+        self._compiler, self._name = compiler, name
+
+    def add(self, key: Sequence[Any], *arguments: Any, **options: Any) -> None:
+        self._compiler.add(" ".join(map(str, (self._name, *key))), *arguments, **options)
+
+
 def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention: str) -> tuple[Any, ...]:
     """Add every executable of a runner but the transfers of pages, with abstract weights in bfloat16.
 
@@ -262,5 +272,5 @@ def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention
     with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
         add_steps(compiler, model, shape, attention, params)
     if shape.num_states:
-        add_transfers(compiler, states, (1,), 1, CommonShape(shape.sample_rows[-1], GPU_TRANSFERS[0]))
+        add_transfers(Named(compiler, "states"), states, (1,), 1, CommonShape(shape.sample_rows[-1], GPU_TRANSFERS[0]))
     return layers

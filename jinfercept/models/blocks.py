@@ -17,7 +17,7 @@ from jinfercept.models.adapted import AdaptedTensor
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.parallel import look_up, num_devices, sum_of_devices
 from jinfercept.models.quantized import QuantizedTensor
-from jinfercept.models.weight_axes import WEIGHT_AXES, weight_shape
+from jinfercept.models.weight_axes import IN_FLOAT32, WEIGHT_AXES, weight_shape
 from jinfercept.pallas.layouts.rows import Activation, Gated, Rows, dense, gated, precision
 from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.rotation import Rotation
@@ -73,7 +73,8 @@ class Block(nnx.Module):
     def make_weights(self, names: Iterable[str], config: ModelConfig, dtype: DTypeLike) -> None:
         """Zeros for the weights of these names."""
         for name in names:
-            setattr(self, name, nnx.Param(jnp.zeros(weight_shape(name, config), dtype)))
+            own_dtype = jnp.float32 if name in IN_FLOAT32 else dtype
+            setattr(self, name, nnx.Param(jnp.zeros(weight_shape(name, config), own_dtype)))
 
     def __getattr__(self, name: str) -> Any:
         if name in WEIGHT_AXES:

@@ -64,6 +64,15 @@ ARCHITECTURES = {
     "gpt_oss": Architecture(
         "llama", {"sinks": True}, _ATTENTION_BIAS, keys=_EXPERTS | {"swiglu_alpha", "swiglu_limit"}
     ),
+    "glm4_moe": Architecture(
+        "llama",
+        {"o_bias": False},
+        _ATTENTION_BIAS,
+        turns_partly=True,
+        keys=_EXPERTS
+        | {"n_routed_experts", "n_shared_experts", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor"}
+        | {"moe_intermediate_size", "first_k_dense_replace", "use_qk_norm", "num_nextn_predict_layers"},
+    ),
     "qwen3_next": Architecture(
         "qwen3_next",
         _GATED,
@@ -193,6 +202,8 @@ class ExpertsConfig:
         biased: whether the router and the experts have biases (gpt-oss).
         parts: into which each expert is cut, so that several devices have as many parts each.
         shared_ffn_size: columns of a further expert that computes every token, times a gate (Qwen3-Next); 0: there is none.
+        scale: of the factors, where scores are sigmoids, a correction is added to them to choose, and the further expert has no
+            gate (GLM 4.5); None: scores are probabilities.
         activation: of the gates.
     """
 
@@ -204,6 +215,7 @@ class ExpertsConfig:
     biased: bool = False
     parts: int = 1
     shared_ffn_size: int = 0
+    scale: float | None = None
     activation: Activation = "silu"
 
     def __post_init__(self) -> None:

@@ -60,12 +60,23 @@ class _Pairs(NamedTuple):
     sizes: Int[Array, "X"]
 
 
-def choose(logits: Float32[Array, "T X"], config: ExpertsConfig) -> Choices:
-    """The experts with the highest probabilities, which are the factors."""
-    probabilities, experts = jax.lax.top_k(jax.nn.softmax(logits, axis=-1), config.per_token)
+def choose(
+    logits: Float32[Array, "T X"], config: ExpertsConfig, correction: Float32[Array, "X"] | None = None
+) -> Choices:
+    """The experts with the highest scores, which are the factors.
+
+    Args:
+        correction: added to the scores to choose, and in no factor.
+    """
+    if correction is None:
+        factors, experts = jax.lax.top_k(jax.nn.softmax(logits, axis=-1), config.per_token)
+    else:
+        scores = jax.nn.sigmoid(logits)
+        _, experts = jax.lax.top_k(scores + correction[None], config.per_token)
+        factors = jnp.take_along_axis(scores, experts, axis=-1)
     if config.normalised:
-        probabilities = probabilities / jnp.sum(probabilities, axis=-1, keepdims=True)
-    return Choices(experts, probabilities)
+        factors = factors / jnp.sum(factors, axis=-1, keepdims=True)
+    return Choices(experts, factors if config.scale is None else factors * config.scale)
 
 
 def combined(

@@ -53,9 +53,10 @@ _GEMMA4_SIZES += ("num_global_key_value_heads", "top_k_experts", "vocab_size_per
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rms_norm_eps")
 _SIZES += ("max_position_embeddings", "n_embd", "n_layer", "n_head", "n_positions", "rotary_dim", "layer_norm_epsilon")
 _SIZES += ("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts", "num_experts_per_tok")
+_SIZES += ("n_routed_experts", "n_shared_experts")
 _SIZES += ("full_attention_interval", "no_rope_layer_interval", *_DELTA_KEYS)
 _OR_0 = ("num_key_value_heads", "head_dim", "sliding_window", "max_window_layers", "n_inner", *_GEMMA4_SIZES)
-_OR_0 += ("sliding_window_pattern", "_sliding_window_pattern")
+_OR_0 += ("sliding_window_pattern", "_sliding_window_pattern", "first_k_dense_replace", "num_nextn_predict_layers")
 """Sizes for which 0 stands for none."""
 _COMMON_KEYS = frozenset(("architectures", "model_type", "vocab_size", "tie_word_embeddings", "quantization_config"))
 _LAYER_KEYS = (
@@ -246,6 +247,9 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
             fields["logits_divisor"] = config["logits_scaling"]
         case "llama", "smollm3":
             fields["kinds"] = _with_still_layers(config, fields["kinds"], rope.config)
+        case "llama", "glm4_moe":
+            refuse_unless(config, n_group=(1,), topk_group=(1,))
+            fields["qk_norm"] = flag(config, "use_qk_norm")
         case "gemma", "gemma2" | "gemma3_text":
             scalar = config.get("query_pre_attn_scalar")
             fields["query_scale"] = None if scalar is None else scalar**-0.5
@@ -290,7 +294,9 @@ def _kinds(config: Mapping[str, Any], name: str, near: RopeConfig | None) -> tup
             got=shown(types),
             fix="use another model",
         )
-    dense = _are_dense(config) if "decoder_sparse_step" in architecture.keys else (False,) * count
+    dense = (
+        _are_dense(config) if architecture.keys & {"decoder_sparse_step", "first_k_dense_replace"} else (False,) * count
+    )
     kinds = tuple(
         LayerKind(
             size if architecture.always_windowed or kind == "sliding_attention" else None,
@@ -343,6 +349,8 @@ def _gemma4_kinds(
 
 def _are_dense(config: Mapping[str, Any]) -> tuple[bool, ...]:
     """By layer, whether it has no experts though the model has."""
+    if (first := config.get("first_k_dense_replace")) is not None:
+        return tuple(index < first for index in range(config["num_hidden_layers"]))
     without, step = config.get("mlp_only_layers") or [], config.get("decoder_sparse_step", 1)
     if not isinstance(without, list) or not isinstance(step, int) or step < 1:
         raise ModelError(
@@ -373,6 +381,16 @@ def _experts(config: Mapping[str, Any], name: str) -> ExpertsConfig:
     """The experts of the layers that have some."""
     if name == "gemma4_text":
         require(config, ("num_experts", "top_k_experts", "moe_intermediate_size"), where="config.json")
+    if name == "glm4_moe":
+        check_numbers(config, ("routed_scaling_factor",), whole=False)
+        return ExpertsConfig(
+            config["n_routed_experts"],
+            config["num_experts_per_tok"],
+            config["moe_intermediate_size"],
+            normalised=flag(config, "norm_topk_prob"),
+            shared_ffn_size=config["moe_intermediate_size"] * config["n_shared_experts"],
+            scale=float(config["routed_scaling_factor"]),
+        )
     count = next(config[key] for key in ("num_local_experts", "num_experts") if config.get(key) is not None)
     ffn_size = config["moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"]
     experts = ExpertsConfig(

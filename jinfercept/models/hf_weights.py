@@ -5,6 +5,7 @@ that is stored with other numbers than the embedding is used.
 """
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -152,6 +153,13 @@ _STACKED_NAMES = {
     "experts_gate_up": StoredExperts(("model.layers.{i}.mlp.experts.gate_up_proj",)),
     "experts_down": StoredExperts(("model.layers.{i}.mlp.experts.down_proj",)),
 }
+_CORRECTED_NAMES = {
+    "router_correction": "model.layers.{i}.mlp.gate.e_score_correction_bias",
+    **{
+        f"shared_{part}": f"model.layers.{{i}}.mlp.shared_experts.{part}_proj.weight" for part in ("gate", "up", "down")
+    },
+}
+"""Of GLM 4.5."""
 _BIASED_NAMES = {
     "router": "model.layers.{i}.mlp.router.weight",
     "router_bias": "model.layers.{i}.mlp.router.bias",
@@ -198,6 +206,8 @@ class HFCheckpoint:
         placed = placed_tensors(directory, BASES[config.family], partly=not weights)
         if config.delta_net is not None or text_config(parsed) is not parsed:
             placed = text_tensors(placed, config)
+        if parsed.get("num_nextn_predict_layers"):  # they stand behind the last layer, and draft
+            placed = {name: at for name, at in placed.items() if not _is_behind(name, config.num_layers)}
         stored = {name: StoredType(at.file.shapes[at.name], at.file.dtypes[at.name]) for name, at in placed.items()}
         shapes, packed = {name: of.shape for name, of in stored.items()}, dict[str, tuple[int, ...]]()
         in_words = next((name for name in stored if name.endswith(".qweight")), None)
@@ -281,12 +291,19 @@ class HFCheckpoint:
         return file.read(stored, rows)
 
 
+def _is_behind(name: str, num_layers: int) -> bool:
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    return layer is not None and int(layer[1]) >= num_layers
+
+
 def names_of(config: ModelConfig, shapes: Iterable[str] = ()) -> TensorNames:
     """Where the weights of a model are, in a checkpoint of tensors with these names. Mixtral's experts have names of their own;
     experts as transformers 5 has them in memory are stacked."""
     layer_names = dict[str, str | StoredExperts]()
     if config.post_norms:
         layer_names |= _POST_NORMS
+    if config.experts is not None and config.experts.scale is not None:
+        layer_names |= _CORRECTED_NAMES
     if config.experts is not None and config.experts.biased:
         layer_names |= _BIASED_NAMES
     elif any(".block_sparse_moe." in name for name in shapes):

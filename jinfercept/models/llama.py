@@ -64,7 +64,9 @@ class LlamaLayer(Block):
         if (experts := self.experts) is not None:
             names, biased = ["router", "experts_gate_up", "experts_down"], experts.biased
             if experts.shared_ffn_size:
-                names += ["shared_gate", "shared_up", "shared_down", "shared_factor"]
+                names += ["shared_gate", "shared_up", "shared_down"]
+                names += ["shared_factor"] if experts.scale is None else []
+            names += ["router_correction"] if experts.scale is not None else []
         else:
             names, biased = ["gate_up", "down"] if self.joined else ["gate", "up", "down"], self.config.mlp_bias
         return [*names, *(f"{name}_bias" for name in names if biased)]
@@ -85,7 +87,10 @@ class LlamaLayer(Block):
         if (experts := self.experts) is None:
             return self._of_network(y)
         rows = dense(y)
-        choices = choose(project("te,ex->tx", rows, self.router, self.router_bias, out=jnp.float32), experts)
+        correction = None if self.router_correction is None else self.router_correction[...]
+        choices = choose(
+            project("te,ex->tx", rows, self.router, self.router_bias, out=jnp.float32), experts, correction
+        )
         fed = self._of_experts(rows, choices, experts, attend)
         return fed + self._shared(rows) if experts.shared_ffn_size else fed
 
@@ -111,10 +116,10 @@ class LlamaLayer(Block):
         return biased_once(fed, self.down_bias)
 
     def _shared(self, y: Float[Array, "T E"]) -> Float[Array, "T E"]:
-        """The partial sum of the expert that computes every token, times its gate."""
+        """The partial sum of the expert that computes every token, times its gate if it has one."""
         gate, up = project("te,ef->tf", y, self.shared_gate), project("te,ef->tf", y, self.shared_up)
-        factor = jax.nn.sigmoid(project("te,ef->tf", y, self.shared_factor))
-        return factor * project("tf,fe->te", gated(gate, up, self.config.activation), self.shared_down)
+        fed = project("tf,fe->te", gated(gate, up, self.config.activation), self.shared_down)
+        return fed if self.shared_factor is None else jax.nn.sigmoid(project("te,ef->tf", y, self.shared_factor)) * fed
 
     def _attended[KV](
         self, y: Rows, positions: Int[Array, "T"], kv: KV, attend: Attend[KV]

@@ -308,7 +308,7 @@ def _lazy_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMes
         weight = StoredWeight(ours, tensor, place, stored_shapes[tensor][0], target.shape)
         if is_quantized(target):
             return LazyWeight(target.shape, partial(read_quantized, checkpoint, weight, target, piece_bytes, mesh))
-        return LazyWeight(target.shape, partial(read_weight, checkpoint, weight, dtype, piece_bytes, mesh))
+        return LazyWeight(target.shape, partial(read_weight, checkpoint, weight, target.dtype.name, piece_bytes, mesh))
 
     def block(stored: Mapping[str, StoredTensor | StoredExperts], shapes: Weights, i: int = 0) -> Weights:
         return {ours: lazy(stored[ours], i, ours, target) for ours, target in shapes.items()}

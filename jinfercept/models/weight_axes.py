@@ -38,6 +38,7 @@ _WEIGHTS = {
     "ffn_post_norm": "embed",
     "router": "embed -> choices",
     "router_bias": "choices",
+    "router_correction": "choices",
     "experts_gate_up": "experts embed side expert_ffn",
     "experts_down": "experts expert_ffn embed",
     "experts_gate_up_bias": "experts side expert_ffn",
@@ -72,6 +73,8 @@ _WEIGHTS = {
     "unembed_bias": "vocab",
 }
 """The axes before an arrow are those over which a product sums."""
+IN_FLOAT32 = ("router_correction",)
+"""Weights that 16 bits are too few for: what they are added to decides by small differences."""
 WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
     name: tuple(axes.replace("->", "").split()) for name, axes in _WEIGHTS.items()
 }

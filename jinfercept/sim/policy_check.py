@@ -21,7 +21,7 @@ from jinfercept.sched.policy import Move, Policy
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.sequence import Sequence, State
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.scripted import ScriptedDispatcher, drive, make_request, plain_tokens, sharing_tokens
+from jinfercept.sim.scripted import ScriptedDispatcher, drive, make_request, one_prompt_tokens, plain_tokens
 from jinfercept.sim.simulation import Simulation, reads_durations
 from jinfercept.sim.simulator import VirtualClock
 from jinfercept.sim.workload import Script, Segment
@@ -306,7 +306,7 @@ class _Clients:
         self._scenario, self._engine, self._clock = scenario, engine, clock
         self._coming = sorted(enumerate(scenario.arrivals), key=lambda entry: entry[1].at_s)
         self._aborts, self._following = sorted(scenario.aborts), list[Request]()
-        self._write = sharing_tokens("", 1.0) if scenario.one_prompt else plain_tokens
+        self._write = one_prompt_tokens if scenario.one_prompt else plain_tokens
         self._num_steps = 0
         self.outputs: dict[int, RequestOutput] = {}
 

@@ -6,7 +6,6 @@ One loop plays them, whether the engine computes or only prices its plans, under
 import heapq
 import math
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from threading import Event
@@ -27,7 +26,7 @@ SHOWN_EVERY_S = 0.1
 """Seconds between two calls of a `Progress`, by the wall clock."""
 
 _SHARED_TOKEN = 1 << 30
-"""Tokens that requests share are from here on; those that are a request's number are below."""
+"""Token that prompts share; those that are a request's number are below."""
 
 Progress = Callable[[float, float], None]
 """Called with the seconds played so far, and the most that there can be."""
@@ -38,15 +37,9 @@ def plain_tokens(number: int, place: int, count: int) -> tuple[int, ...]:
     return (number,) * count
 
 
-def sharing_tokens(kind: str, share: float) -> Writer:
-    """`plain_tokens`, but a share of every prompt, at its start, is tokens of its kind: instructions that requests share."""
-    common = _SHARED_TOKEN + zlib.crc32(kind.encode()) % _SHARED_TOKEN
-
-    def write(number: int, place: int, count: int) -> tuple[int, ...]:
-        num_common = 0 if place else round(share * count)
-        return (common,) * num_common + (number,) * (count - num_common)
-
-    return write
+def one_prompt_tokens(number: int, place: int, count: int) -> tuple[int, ...]:
+    """`plain_tokens`, but all prompts begin with the same tokens."""
+    return ((number if place else _SHARED_TOKEN),) * count
 
 
 def random_tokens(vocab_size: int, seed: int) -> Writer:

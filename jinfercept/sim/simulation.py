@@ -34,7 +34,6 @@ from jinfercept.sim.scripted import (
     make_request,
     plain_tokens,
     play,
-    sharing_tokens,
 )
 from jinfercept.sim.session_clients import SessionClients, SessionLoad, session_tokens
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
@@ -105,12 +104,8 @@ class Simulation:
         host_s: seconds of the engine's own work at every step. Depth 1 hides them behind the device; and a call that is
             shorter has returned by the next plan.
         limits: what a request must stay within to count as goodput.
-        believed: the profile that the scheduler plans with: S, the link budget and the estimates of its policy; None: the
-            true one. Executables that `profile` was measured with stay what they are.
         warm_up_s: requests, turns of sessions too, that arrive in these first seconds are in no latency and in no goodput.
         fair: tenants share memory·time by their weights; else all requests are one tenant's.
-        shared_prefix: share of every prompt, from its start, that it has in common with the other prompts of its kind, as far
-            as both are long enough; with `prefix_caching` also after the other request has finished.
     """
 
     profile: Profile
@@ -134,10 +129,8 @@ class Simulation:
     overlaps: bool = False
     host_s: float = 0.0
     limits: LatencyLimits = LIMITS
-    believed: Profile | None = None
     warm_up_s: float = 0.0
     fair: bool = True
-    shared_prefix: float = 0.0
 
     def __post_init__(self) -> None:
         check_choice(self._scheduled_policy)
@@ -150,8 +143,6 @@ class Simulation:
                 got=f"kv_tokens={self.kv_tokens}, which is {num_tokens} in whole pages of {self.page_size}",
                 fix=f"at least {self.max_model_len}",
             )
-        if not 0.0 <= self.shared_prefix <= 1.0:
-            raise ConfigError("shared_prefix must be from 0 to 1", got=self.shared_prefix, fix="from 0 to 1")
         self.chunks()
 
     def chunks(self) -> bool:
@@ -266,7 +257,7 @@ class Simulation:
             self.page_size,
             prefix_caching=self.prefix_caching,
         )
-        planned_with = (self.believed or self.profile).without_disk()
+        planned_with = self.profile.without_disk()
         buckets = self._executables
         if not buckets:
             largest = planned_with.saturation
@@ -287,6 +278,5 @@ class Simulation:
         return engine, accounts
 
     def _request(self, number: int, script: Script) -> Request:
-        write = sharing_tokens(script.kind, self.shared_prefix) if self.shared_prefix else plain_tokens
-        request = make_request(number, script, write, reads_durations(self.estimator))
+        request = make_request(number, script, plain_tokens, reads_durations(self.estimator))
         return replace(request, tenant=script.tenant) if self.fair else request

@@ -1,15 +1,15 @@
 """Requests that arrive at once, played on an engine whose device pool may be too small for them, under the ways of handling it.
 
-No request calls out: what overflows are running requests. One loop plays them, whether the engine computes or prices plans.
-The simulated set-up is that of the poster "Uncover the Overhead and Resource Usage for Handling KV Cache Overflow in LLM
-Inference" (SC24): Yarn-Llama-2-7B-64k on a 40 GB A100 under vLLM. Its engine of 2024 computes whole prompts before it decodes,
-copies the keys and the values of every page and layer in pieces of their own, and waits for its copies. Imports no JAX.
+No request calls out: what overflows are running requests. The simulated set-up is that of the poster "Uncover the Overhead and
+Resource Usage for Handling KV Cache Overflow in LLM Inference" (SC24): Yarn-Llama-2-7B-64k on a 40 GB A100 under vLLM. Its
+engine of 2024 computes whole prompts before it decodes, copies the keys and the values of every page and layer in pieces of
+their own, and waits for its copies. Imports no JAX.
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, final
+from typing import Literal, NamedTuple, final
 
 from jinfercept.engine.engine import Engine
 from jinfercept.engine.lifecycle import RequestLifecycle
@@ -20,13 +20,11 @@ from jinfercept.kv.manager import KVManager
 from jinfercept.sched.build import SchedulerLimits, plan_scheduler
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.named_profiles import load_profile
-from jinfercept.sched.plan import PlanRunner
 from jinfercept.sched.plan_builder import SchedulerCounters
 from jinfercept.sched.preemption import Preemption
 from jinfercept.sched.profile import Profile
 from jinfercept.sched.scheduler import Scheduler
 from jinfercept.sim.scripted import ScriptedDispatcher, make_request, plain_tokens, play
-from jinfercept.sim.session_clients import Writer
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 from jinfercept.sim.workload import Script, Segment
 
@@ -54,21 +52,12 @@ class BatchStep(NamedTuple):
         prompt_tokens: query tokens in chunks of several: prompts, and what is recomputed.
         decode_tokens: query tokens in chunks of one.
         used_pages: pages of running sequences after it was planned.
-        preemptions: sequences that were preempted up to now.
-        moved_pages: pages that cross the link, both ways together.
     """
 
     at_s: float
     prompt_tokens: int
     decode_tokens: int
     used_pages: int
-    preemptions: int
-    moved_pages: int = 0
-
-    @property
-    def plan(self) -> tuple[int, ...]:
-        """What tells its plan from another one's, its time aside."""
-        return self[1:]
 
 
 class BatchRun(NamedTuple):
@@ -96,9 +85,9 @@ class BatchRun(NamedTuple):
 class _Steps:
     """Collects the steps of an engine, a fold over its log."""
 
-    def __init__(self, scheduler: Scheduler, timer: Callable[[], float]) -> None:
+    def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
         self.steps: list[BatchStep] = []
-        self._scheduler, self._timer, self._started_s = scheduler, timer, timer()
+        self._scheduler, self._clock = scheduler, clock
 
     def __call__(self, event: LogEvent) -> None:
         if not isinstance(event, Stepped):
@@ -108,58 +97,12 @@ class _Steps:
         decoded = sizes.count(1)
         self.steps.append(
             BatchStep(
-                self._timer() - self._started_s,
+                self._clock.now(),
                 sum(sizes) - decoded,
                 decoded,
                 self._scheduler.kv.occupancy().used,
-                self._scheduler.counters.preemptions,
-                len(plan.offload) + len(plan.fetch),
             )
         )
-
-
-def play_batch(
-    scheduler: Scheduler,
-    runner: PlanRunner[Any, Any],
-    clock: Clock,
-    requests: Sequence[BatchRequest],
-    write: Writer,
-    *,
-    depth: int,
-    vocab_size: int,
-    timer: Callable[[], float] | None = None,
-    host_s: float = 0.0,
-) -> BatchRun:
-    """Serve requests that all arrive now, in their order.
-
-    Args:
-        scheduler: without sequences.
-        runner: executes or prices its plans.
-        clock: the runner's.
-        write: makes the prompts.
-        depth: the engine's pipeline depth.
-        vocab_size: the model's.
-        timer: gives the steps' seconds (default: the clock).
-        host_s: seconds of the engine's own work in every step, which a virtual clock does not see.
-    """
-    dispatcher, steps, log = (
-        ScriptedDispatcher(clock, write),
-        _Steps(scheduler, timer or clock.now),
-        RequestLog(clock.now),
-    )
-    log.tell(steps)
-    lifecycle = RequestLifecycle(scheduler, dispatcher, clock, vocab_size=vocab_size)
-    engine = Engine(lifecycle, runner, threading.Event(), depth=depth)
-    engine.observe(log)
-    scripts = [Script("batch", request.prompt, (Segment(request.output, None, 0),)) for request in requests]
-    coming = [(0.0, make_request(number, script, write)) for number, script in enumerate(scripts)]
-    try:
-        played = play(engine, dispatcher, clock, coming, MOST_S, lambda now, end: None, host_s)
-    finally:
-        engine.close()
-    assert len(played.outputs) == len(requests), "a request was not served"
-    streams = {output.request_id: output.outputs[0].token_ids for output in played.outputs}
-    return BatchRun(steps.steps[-1].at_s, scheduler.counters, steps.steps, streams)
 
 
 ENDLESS_TOKENS = 1 << 40
@@ -181,8 +124,7 @@ class OverflowMode(NamedTuple):
         name: in tables.
         preemption: what becomes of a preempted sequence's pages.
         engine: "2024": whole prompts first, and steps wait for copies; "ours": chunked prefill, and compute hides copies.
-        by_layer: a copy carries the keys or the values of one page and layer, on the real engine those of one page; else
-            everything that a step moves one way.
+        by_layer: a copy carries the keys or the values of one page and layer; else everything that a step moves one way.
         pinned: host memory is page-locked.
     """
 
@@ -199,8 +141,6 @@ SWAP_PINNED = OverflowMode("swap, pinned", "swap", "2024", by_layer=True)
 SWAP_COALESCED = OverflowMode("swap, coalesced", "swap", "2024")
 OUR_RECOMPUTE = OverflowMode("our recompute", "recompute", "ours")
 OUR_SWAP = OverflowMode("our swap", "swap", "ours")
-OUR_SWAP_BY_PAGE = OverflowMode("our swap by page", "swap", "ours", by_layer=True)
-OUR_SWAP_PAGEABLE = OverflowMode("our swap by page, pageable", "swap", "ours", by_layer=True, pinned=False)
 AUTO = OverflowMode("auto", "auto", "ours")
 
 
@@ -262,8 +202,21 @@ def simulate(mode: OverflowMode, overflow: Overflow, machine: str = MACHINE) -> 
     build = plan_scheduler(profile, ElapsedEstimator(), policy, limits, page_size)
     scheduler = build.build(KVManager(pages, 2 * overflow.demand_pages, page_size, prefix_caching=False))
     clock = VirtualClock()
+    dispatcher, steps, log = ScriptedDispatcher(clock, plain_tokens), _Steps(scheduler, clock), RequestLog(clock.now)
+    log.tell(steps)
+    lifecycle = RequestLifecycle(scheduler, dispatcher, clock, vocab_size=1 << 60)
     runner = PricedRunner(Prices(profile, page_size, synchronous=not chunked), clock)
-    return play_batch(scheduler, runner, clock, overflow.requests, plain_tokens, depth=0, vocab_size=1 << 60)
+    engine = Engine(lifecycle, runner, threading.Event(), depth=0)
+    engine.observe(log)
+    scripts = [Script("batch", request.prompt, (Segment(request.output, None, 0),)) for request in overflow.requests]
+    coming = [(0.0, make_request(number, script, plain_tokens)) for number, script in enumerate(scripts)]
+    try:
+        played = play(engine, dispatcher, clock, coming, MOST_S, lambda now, end: None)
+    finally:
+        engine.close()
+    assert len(played.outputs) == len(scripts), "a request was not served"
+    streams = {output.request_id: output.outputs[0].token_ids for output in played.outputs}
+    return BatchRun(steps.steps[-1].at_s, scheduler.counters, steps.steps, streams)
 
 
 def shared(overflow: Overflow, share: float) -> Overflow:

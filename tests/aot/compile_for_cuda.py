@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.ahead_of_time.compiler import TARGETS, Compiler, Facts, add_runner, gpus, loaded_sources
+from benchmarks.ahead_of_time.compiler import TARGETS, Compiler, Facts, Named, add_runner, gpus, loaded_sources
 from benchmarks.ahead_of_time.plugin import tool
 from benchmarks.gpu_bill.machine_code import is_product, products_loop, read_kernels
 from benchmarks.gpu_suite.fragment_product import DEPTH, arrange
@@ -212,13 +212,9 @@ def pages(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:
         rows, index = compiler.shape((num_tokens, 8, 128), case["dtype"]), compiler.shape((num_tokens,), jnp.int32)
         compiler.add(f"{name} write {num_tokens}", write_kv, pool, rows, rows, index, donate=(0,))
 
-    class Named:
-        def add(self, key: Any, *arguments: Any, **options: Any) -> None:
-            compiler.add(f"{name} {' '.join(map(str, key))}", *arguments, **options)
-
     staging = case["staging_pages"]
     sizes = transfer_sizes("gpu", staging)
-    add_transfers(Named(), (pool, pool), sizes, staging, CommonShape(64, sizes[0]))  # pyright: ignore[reportArgumentType]
+    add_transfers(Named(compiler, name), (pool, pool), sizes, staging, CommonShape(64, sizes[0]))  # pyright: ignore[reportArgumentType]
 
 
 def quantized(compiler: KernelCompiler, name: str, case: dict[str, Any]) -> None:

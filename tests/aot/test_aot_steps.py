@@ -281,17 +281,21 @@ def test_aot_layers_with_other_heads_share_a_step_and_pages_of_other_layers_stay
 def test_aot_steps_of_recurrent_layers_write_states_in_place(gpu: str) -> None:
     num_states, bucket = 256, BUCKETS[0]
     compiled = compile_steps("qwen3-next-80b", gpu, buckets=[bucket], num_states=num_states)
-    state_bytes = (num_states + 1) * (4 * 32 * 128 * 128 + 2 * 3 * 8192)
+    row_bytes = 4 * 32 * 128 * 128 + 2 * 3 * 8192
+    state_bytes = (num_states + 1) * row_bytes
     groups = [facts for name, facts in compiled.items() if name.startswith(f"layers {bucket} {LAYERS_PER_STEP} ")]
     recurrent, mixed = sorted(groups, key=lambda facts: -facts["alias_bytes"])
     assert recurrent["alias_bytes"] >= 2 * state_bytes
     assert mixed["alias_bytes"] >= state_bytes + LAYER_BYTES * 2 * 256
-    assert max(facts["temp_bytes"] for facts in groups) < state_bytes / 4, "the states of 32 rows at a time"
+    tokens_bytes = 320 * 4 * (2 * 16 + 3 * 32) * 128  # queries, keys, values and what they read, padded by a block
+    assert max(facts["temp_bytes"] for facts in groups) < 2 * 32 * row_bytes + tokens_bytes, (
+        "32 rows at a time, with drafts"
+    )
     num_recurrent = 3
-    assert compiled["scatter 1"]["alias_bytes"] >= num_recurrent * state_bytes
+    assert compiled["states scatter 1"]["alias_bytes"] >= num_recurrent * state_bytes
     slot_bytes = num_recurrent * state_bytes // (num_states + 1)
     for name in ("gather", "scatter"):
-        facts = compiled[f"{name} 1"]
+        facts = compiled[f"states {name} 1"]
         assert facts["temp_bytes"] < 1.1 * slot_bytes, "what leaves is copied once"
         large = [made for size, made in facts["made"] if size >= state_bytes // 2]
         assert all("dynamic_update_slice" in made or "dynamic-update-slice" in made for made in large), large

@@ -19,6 +19,7 @@ from jinfercept.tools.load import load_tools
 from jinfercept.tools.python_process import load_functions
 from tests.support.chat_templates import PLAIN, QWEN, QWEN3
 from tests.support.engine_state import engine_state
+from tests.support.pretend import failing_steps
 from tests.support.scripted_model import Make, Scripted
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=300)
@@ -49,15 +50,14 @@ def script(scripted: Scripted, question: str, written: str, tools: Any = ()) -> 
 
 
 def test_an_engine_that_fails_ends_the_answer_and_not_the_chat(
-    make_scripted: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    make_scripted: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scripted = make_scripted(QWEN)
     script(scripted, "How much?", "It costs 23.<|im_end|>")
     chat = TerminalChat(scripted.llm, GREEDY)
-    with monkeypatch.context() as patch:
-        patch.setattr(scripted.runner, "forward", None)
+    with failing_steps():
         chat.answer("How much?")
-    assert "the engine failed: TypeError: " in capsys.readouterr().err
+    assert "the engine failed: RuntimeError: " in capsys.readouterr().err
     assert chat.messages == []
     chat.answer("How much?")
     assert capsys.readouterr().out == "It costs 23.\n"

@@ -14,17 +14,15 @@ import pytest
 from jinfercept import LLM, ConfigError, EngineError, RequestError, SamplingParams
 from jinfercept.config import SchedulingOptions
 from jinfercept.engine.engine import Engine
-from jinfercept.engine.meter.engine_stats import EngineStats
-from jinfercept.engine.meter.request_log import Passed
 from jinfercept.events import Event, Finished
 from jinfercept.request import FollowUp, Request
-from jinfercept.runner.packing import pack
 from jinfercept.sched.estimator import ElapsedEstimator
 from jinfercept.sched.lru import LeastRecentlyUsed
 from jinfercept.sched.policy import Move, Policy
 from jinfercept.sched.sequence import Sequence
 from tests.support.engine_state import engine_state
 from tests.support.fake_engine import POLICIES, ManualClock, make_engine, run_all
+from tests.support.pretend import failing_counts, failing_steps
 from tests.support.tiny_model import tiny_llm, tiny_setup
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
@@ -75,18 +73,6 @@ class Breaks:
 
 class TakesTooFew(Breaks):
     def resume(self, sequence: Sequence) -> None: ...  # pyright: ignore[reportIncompatibleMethodOverride]
-
-
-def fails_after(llm: LLM, steps: int, patch: pytest.MonkeyPatch, kind: type[BaseException] = RuntimeError) -> None:
-    """Every step raises but the first ones."""
-    left = iter(range(steps))
-
-    def packed(*arguments: Any) -> Any:
-        if next(left, None) is None:
-            raise kind("the device is gone")
-        return pack(*arguments)
-
-    patch.setattr("jinfercept.runner.runner.pack", packed)
 
 
 @pytest.mark.parametrize(
@@ -166,13 +152,8 @@ def test_a_policy_that_raises_in_a_plan_costs_the_requests_of_that_plan_alone(
     llm.engine.check_pages()
 
 
-def test_what_counts_events_may_fail_and_a_restart_mends_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(stats: EngineStats, event: object) -> None:
-        if isinstance(event, Passed):
-            raise ArithmeticError("cannot count")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(EngineStats, "fold", told)
+def test_what_counts_events_may_fail_and_a_restart_mends_it(llm: LLM) -> None:
+    with failing_counts():
         llm.restart()
         engine_state(llm)  # an engine that nothing is asked of counts nothing
     for _ in range(2):
@@ -187,12 +168,9 @@ def test_a_step_that_fails_raises_with_the_outputs_that_are_complete(llm: LLM) -
         lambda: llm.generate([PROMPT, PROMPT], [SHORT, LONG]),
         lambda: asyncio.run(llm.agenerate([PROMPT, PROMPT], [SHORT, LONG])),
     ):
-        with pytest.MonkeyPatch.context() as patch:
-            fails_after(llm, 12, patch)
-            with pytest.raises(
-                EngineError, match="RuntimeError: the device is gone; 1 of 2 requests are lost"
-            ) as raised:
-                serve()
+        lost_words = "RuntimeError: the device is gone; 1 of 2 requests are lost"
+        with failing_steps(after=12), pytest.raises(EngineError, match=lost_words) as raised:
+            serve()
         done, lost = raised.value.outputs
         assert lost is None
         assert done is not None
@@ -203,19 +181,15 @@ def test_a_step_that_fails_raises_with_the_outputs_that_are_complete(llm: LLM) -
 
 def test_of_a_prompt_with_several_outputs_all_have_to_be_complete(llm: LLM) -> None:
     several = SamplingParams(n=3, seed=0, max_tokens=60, ignore_eos=True)
-    with pytest.MonkeyPatch.context() as patch:
-        fails_after(llm, 12, patch)
-        with pytest.raises(EngineError) as raised:
-            llm.generate([PROMPT, PROMPT], [several, SHORT])
+    with failing_steps(after=12), pytest.raises(EngineError) as raised:
+        llm.generate([PROMPT, PROMPT], [several, SHORT])
     assert [output is None for output in raised.value.outputs] == [True, False]
 
 
 def test_a_stream_ends_with_the_failure_after_the_finish_of_each_request(llm: LLM) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        fails_after(llm, 6, patch, SystemExit)
-        events: list[Any] = []
-        with pytest.raises(EngineError, match="the device is gone"):
-            events.extend(llm.stream(PROMPT, LONG))  # keeps what came before
+    events: list[Any] = []
+    with failing_steps(6, SystemExit), pytest.raises(EngineError, match="the device is gone"):
+        events.extend(llm.stream(PROMPT, LONG))  # keeps what came before
     last = events[-1]
     assert isinstance(last, Finished)
     assert (last.output.outputs[0].finish_reason, type(last.failure)) == ("error", SystemExit)

@@ -82,7 +82,6 @@ def check_same_tokens(name: str, depth: int, workload: Workload) -> None:
 @settings(max_examples=8)
 @given(seed=st.integers(0, 1 << 32))
 def test_every_policy_gives_the_tokens_of_an_undisturbed_run(policy: str, depth: int, seed: int) -> None:
-    """On 8 workloads; the slow test below draws 1,500."""
     check_same_tokens(policy, depth, draw_workload(seed))
 
 
@@ -111,26 +110,3 @@ def test_any_mix_of_residencies_gives_the_same_tokens(
     computed = engine.scheduler.counters
     assert computed.recomputed >= interception.context.recomputed
     assert computed.copied_in == interception.context.copied_in
-
-
-@pytest.mark.parametrize(("policy", "depth"), sampled_depths())
-def test_everybody_returning_at_once_into_a_full_pool_is_served(policy: str, depth: int) -> None:
-    requests = [request(f"r{i}", [i] * 9, 12, {4: [i, i + 1], 8: [i] * 5}) for i in range(12)]
-    engine = serve(POLICIES[policy](), latency=lambda call: 50.0, num_pages=13, num_host_pages=6, depth=depth)
-    outputs = run_all(engine, requests)
-    for i, single in enumerate(requests):
-        script = {4: [i, i + 1], 8: [i] * 5}
-        assert outputs[single.id].outputs[0].token_ids == uninterrupted(
-            single.prompt_token_ids, single.params, script, 52
-        )
-
-
-@pytest.mark.parametrize(("policy", "depth"), sampled_depths())
-def test_contexts_as_large_as_the_pool_take_turns(policy: str, depth: int) -> None:
-    requests = [request(f"r{i}", [i] * (20 + i), 30, {3: [i], 5: []}) for i in range(4)]
-    engine = serve(POLICIES[policy](), latency=lambda call: 0.1, num_pages=8, num_host_pages=9, depth=depth)
-    outputs = run_all(engine, requests)
-    for i, single in enumerate(requests):
-        output = outputs[single.id].outputs[0]
-        assert output.token_ids == uninterrupted(single.prompt_token_ids, single.params, {3: [i], 5: []}, 32)
-        assert len(single.prompt_token_ids) + len(output.token_ids) == 32

@@ -17,6 +17,7 @@ from jinfercept.sched.lru import LeastRecentlyUsed
 from tests.support.chat_templates import QWEN
 from tests.support.engine_state import LONG, PARAMS, engine_state, prompt, settle, tokens_of
 from tests.support.gate import closed_gate
+from tests.support.pretend import failing_steps
 from tests.support.scripted_model import Make
 
 CALL = '<tool_call>\n{"name": "price", "arguments": {"item": "lamp"}}\n</tool_call>'
@@ -206,25 +207,18 @@ def test_refused_requests_leave_nothing_behind(llm: LLM) -> None:
 # -- when the engine fails ---------------------------------------------------------------------------------------------
 
 
-def test_an_engine_whose_thread_cannot_go_on_says_so_until_it_is_restarted(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_whose_thread_cannot_go_on_says_so_until_it_is_restarted(llm: LLM) -> None:
     [expected] = llm.generate(prompt(1), PARAMS)
 
     class Full(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             raise SystemExit("the log is full")
 
-    def broken(*arguments: object) -> None:
-        raise RuntimeError("no step")
-
     handler = Full()
     logging.getLogger("jinfercept").addHandler(handler)
     try:
-        with monkeypatch.context() as patch:
-            patch.setattr("jinfercept.runner.runner.pack", broken)
-            with pytest.raises(EngineError, match="the engine failed"):
-                llm.generate(prompt(1), PARAMS)
+        with failing_steps(), pytest.raises(EngineError, match="the engine failed"):
+            llm.generate(prompt(1), PARAMS)
         for _ in range(2):
             with pytest.raises(EngineError, match="restart"):
                 llm.generate(prompt(1), PARAMS)

@@ -88,6 +88,21 @@ def test_rotary_buffers_of_old_checkpoints_are_ignored(copied):
     assert load(copied).source == copied
 
 
+def test_layers_of_glm_that_draft_are_left_out_and_corrections_of_routers_keep_their_digits(tmp_path: Path) -> None:
+    directory = shutil.copytree(GOLDEN / "glm4_moe", tmp_path / "model")
+    name, correction = "model.layers.1.mlp.gate.e_score_correction_bias", np.linspace(7.0, 7.01, 8, dtype=np.float32)
+    extra = np.zeros(32, np.float32)
+    save_file(
+        load_file(directory / "model.safetensors") | {name: correction, "model.layers.3.enorm.weight": extra},
+        directory / "model.safetensors",
+    )
+    loaded = load(directory, dtype="bfloat16")
+    np.testing.assert_array_equal(loaded.params.layers[1]["router_correction"], correction)
+    _rewrite(directory, model__layers__1__other=extra)
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.other not expected"):
+        load(directory)
+
+
 def test_only_the_files_of_the_index_are_read(tmp_path):
     directory = shutil.copytree(GOLDEN / "llama_llama3", tmp_path / "model")
     save_file({"other": np.zeros(1, np.float32)}, directory / "consolidated.safetensors")

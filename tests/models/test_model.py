@@ -42,6 +42,7 @@ TINY = (
     "mixtral",
     "qwen3_moe",
     "qwen3_moe_mixed",
+    "glm4_moe",
     "gpt_oss",
     "gpt_oss_mxfp4",
     "qwen3_next",

@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jinfercept.errors import ConfigError
 from jinfercept.kv.manager import KVManager
@@ -95,29 +93,6 @@ def test_a_long_context_that_returns_leaves_a_token_to_everybody_younger() -> No
     assert names(bench.scheduler.running) == ["long", "b", "c"]
     for plan in bench.steps(4):
         assert [len(chunk.tokens) for chunk in plan.chunks] == [1, 1, 2]
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 26), st.integers(1, 6)), min_size=1, max_size=8),
-    st.sampled_from([preserve, swap, discard, improved_discard, CopyEverything]),
-    st.integers(8, 12),
-    st.integers(1, 20),
-    st.sampled_from([0, 1]),
-)
-def test_the_bucket_is_never_exceeded_and_everybody_ends(
-    requests: list[tuple[int, int]], policy: type[Policy], num_pages: int, chunk_tokens: int, depth: int
-) -> None:
-    bench = SchedulerBench(
-        policy(), num_pages=num_pages, num_host_pages=5, chunk_tokens=chunk_tokens, buckets=(5,), depth=depth
-    )
-    sequences = [bench.add(f"{index}", *request) for index, request in enumerate(requests)]
-    for plan in bench.drain():
-        assert plan.num_tokens <= 5
-        assert all(len(chunk.tokens) <= chunk_tokens for chunk in plan.chunks)
-        assert len(plan.chunks) <= 4
-    assert [sequence.generated for sequence in sequences] == [max_tokens for _, max_tokens in requests]
-    assert bench.num_wasted == 0
-    assert bench.kv.num_paused == 0
 
 
 # -- depth 1 -----------------------------------------------------------------------------------------------------------

@@ -23,8 +23,6 @@ import openai
 import pytest
 
 from jinfercept.cli.main import main
-from jinfercept.engine.meter.engine_stats import EngineStats
-from jinfercept.engine.meter.request_log import Passed
 from jinfercept.errors import ConfigError
 from jinfercept.models.protocol import Params
 from jinfercept.serve import serve as serve_module
@@ -38,6 +36,7 @@ from tests.support.chat_templates import QWEN
 from tests.support.engine_state import engine_state
 from tests.support.gate import Gate
 from tests.support.live_server import MODEL, Running, running, until
+from tests.support.pretend import failing_counts, failing_steps
 from tests.support.scripted_model import Make, Scripted
 from tests.support.tool_server import ALL, asks, says, shop
 from tests.support.tool_server import QUESTION as SHOPPING
@@ -198,13 +197,13 @@ def test_the_line_of_a_request_that_a_shutdown_ended_says_so(
 
 
 def test_the_line_of_a_request_that_the_engine_lost_says_so(
-    scripted: Scripted, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    scripted: Scripted, caplog: pytest.LogCaptureFixture
 ) -> None:
     scripted.follow()
     caplog.set_level(logging.INFO, "jinfercept.serve")
     with running(scripted.llm) as server:
-        monkeypatch.setattr(scripted.runner, "forward", None)
-        answer = server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 9})
+        with failing_steps():
+            answer = server.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 9})
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_error")
         assert server.http.get("/health").status_code == 200  # it has recovered
         until(lambda: any(record.name == "jinfercept.serve" for record in caplog.records))
@@ -232,18 +231,10 @@ def test_logits_that_are_no_numbers_are_an_error_of_every_dialect(served: Runnin
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_engine_that_cannot_go_on_is_an_engine_error_and_no_good_health(
-    scripted: Scripted, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
+def test_an_engine_that_cannot_go_on_is_an_engine_error_and_no_good_health(scripted: Scripted, stream: bool) -> None:
     scripted.follow()
     body = {"messages": QUESTION, "max_tokens": 9, "stream": stream}
-
-    def told(stats: EngineStats, event: object) -> None:
-        if isinstance(event, Passed):
-            raise ArithmeticError("cannot count")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(EngineStats, "fold", told)
+    with failing_counts():
         scripted.llm.restart()
         engine_state(scripted.llm)  # an engine that nothing is asked of counts nothing
     with running(scripted.llm) as server:

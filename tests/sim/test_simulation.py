@@ -131,29 +131,3 @@ def test_transfers_hide_behind_compute_unless_they_are_synchronous() -> None:
     assert Prices(PROFILE, 4, synchronous=True)(plan) == pytest.approx((0.0108, 0.020))
     assert Prices(PROFILE, 4, synchronous=True, free_transfers=True)(plan) == pytest.approx((0.0108, 0.0))
     assert Prices(PROFILE, 4, synchronous=False)(StepPlan(0, 0, offload=copies)) == pytest.approx((0.0, 0.020))
-
-
-def test_a_scheduler_may_believe_in_another_machine_than_the_one_that_runs() -> None:
-    slower = replace(PROFILE, per_query_s=4e-4, saturation=8, link_both_tokens_per_s=400.0)
-    true, wrong, own = (
-        Simulation(
-            profile, "copy_ahead", duration_s=20.0, max_model_len=64, kv_tokens=160, page_size=4, believed=believed
-        )
-        for profile, believed in ((PROFILE, None), (PROFILE, slower), (slower, None))
-    )
-    reports = [variant.run(ARRIVALS) for variant in (true, wrong, own)]
-    assert [report["step_tokens"] for report in reports] == [32, 8, 8], "S is the believed one"
-    assert {report["profile"] for report in reports} == {"small"}
-    seconds = [report["step_s"]["priced"] / report["iterations"] for report in reports]
-    assert seconds[1] < seconds[2], "steps cost what they cost"
-    assert replace(true, believed=PROFILE).run(ARRIVALS) | {"sim_wall_s": 0.0} == reports[0] | {"sim_wall_s": 0.0}
-
-
-def test_prompts_of_a_kind_share_their_beginning() -> None:
-    late = [*ARRIVALS, arrival(15.0)]
-    alone, shared = (
-        simulation(kv_tokens=2000, prefix_caching=True, shared_prefix=share).run(late) for share in (0.0, 0.9)
-    )
-    assert shared["ttft_s"]["mean"] < alone["ttft_s"]["mean"]
-    with pytest.raises(ConfigError, match="shared_prefix must be from 0 to 1"):
-        simulation(shared_prefix=1.5)

@@ -42,6 +42,15 @@ def _listed(opening: str, closing: str) -> Callable[[Called], str]:
     return write
 
 
+def _glm(calls: Called) -> str:
+    def write(name: str, values: Mapping[str, Any]) -> str:
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+        written = (f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n" for key, text in texts.items())
+        return f"<tool_call>{name}\n{''.join(written)}</tool_call>"
+
+    return "\n".join(write(*call) for call in calls)
+
+
 def _gemma(calls: Called) -> str:
     return "".join(f"<|tool_call>call:{name}{_gemma_value(values)}<tool_call|>" for name, values in calls)
 
@@ -62,6 +71,7 @@ WRITTEN: Mapping[str, Callable[[Called], str]] = {
     "apriel": _listed("<tool_calls>", "</tool_calls>\n<|end|>"),
     "firefunction": _listed(" functools", "<|eot_id|>"),
     "gemma4": _gemma,
+    "glm45": _glm,
     "granite": _listed("<|tool_call|>", "<|end_of_text|>"),
     "nemotron_json": _listed("<TOOLCALL>", "</TOOLCALL><SPECIAL_12>"),
     "openai": _openai,

@@ -9,6 +9,7 @@ from typing import Any, final
 from jinfercept.chat.parsers.call_grammars import CallGrammar, quoted
 from jinfercept.chat.parsers.call_objects import read_calls
 from jinfercept.chat.parsers.gemma import GEMMA4
+from jinfercept.chat.parsers.glm import GLM45
 from jinfercept.chat.parsers.harmony import OPENAI
 from jinfercept.chat.parsers.hermes import HERMES
 from jinfercept.chat.parsers.llama import LLAMA3_JSON
@@ -87,6 +88,7 @@ FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
     {
         "mistral": MISTRAL,  # and Ministral, Devstral, Magistral
         "qwen3_coder": QWEN3_CODER,  # and Qwen 3.5
+        "glm45": GLM45,
         "apriel": APRIEL,  # Apriel Nemotron
         "hermes": HERMES,  # Hermes 2 and 3, Qwen 2.5 and 3
         "pythonic": PYTHONIC,  # Llama 3.2 when asked for a list of calls, ToolACE

@@ -84,7 +84,7 @@ def _read_parameters(source: Source, name: str) -> Steps[None]:
         text = yield from _read_value(source, is_next)
         if text is None:
             return
-        source.add_arguments(f"{separator}{to_json(key)}: {_json(text, property_types(schema, key))}")
+        source.add_arguments(f"{separator}{to_json(key)}: {written_json(text, property_types(schema, key))}")
         rest = source.at
     if not mark and (not keys or source.text[rest:].strip()):
         return
@@ -149,7 +149,7 @@ def _read_value(source: Source, is_next: Callable[[str], bool]) -> Steps[str | N
     return source.text[start:end].removeprefix("\n").removesuffix("\n")
 
 
-def _json(text: str, types: list[str]) -> str:
+def written_json(text: str, types: list[str]) -> str:
     """A value as JSON, of one of these types; as a string if JSON cannot express it."""
     try:
         return to_json(value_of(text, types))

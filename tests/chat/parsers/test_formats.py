@@ -259,7 +259,6 @@ GONE = [
     '<|start_header_id|><function=example_function_name>{"example_name": "example_value"}</function>',
     '<|header_start|>{{ \'Respond in the format {"name": function name, "parameters": d\' }}',
     "<|header_start|>system Use exact format: [func_name1(param1=value1), func_name2(...)]",
-    "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>",
     "{%- set begin = '<minimax:tool_call>' -%}<invoke name=\"tool-name-1\">",
     "{%- set begin = token ~ '<tool_call>' %}{{ token + '<invoke name=\"tool-name-1\">' }}",
     "<seed:tool_call>\\n<function=example_function_name>",
@@ -274,6 +273,7 @@ GONE = [
         ('{{- \'<tool_call>\\n{"name": "\' }}{{- tool_call.name }}', "hermes"),
         ('return a json object within <tool_call></tool_call> XML tags:\\n<tool_call>\\n{\\"name\\":', "hermes"),
         ("<tool_call>\n<function=example_function_name>\n<parameter=example>", "qwen3_coder"),
+        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", "glm45"),
         (
             '<|start_header_id|>system{{ \'Respond in the format {"name": function name, "parameters": d\' }}',
             "llama3_json",

@@ -7,8 +7,7 @@ from jinfercept.sched.policies import check_choice
 from jinfercept.sim.reports import Range
 from jinfercept.sim.tables import TextTable
 from studies.answer import StudyAnswer, StudyEffort
-from studies.plots import COLOURS, CurvePanel, HeatMap, PlottedCurve
-from studies.questions.deciding_cells import (
+from studies.deciding.cells import (
     BASELINE,
     CROWD_SEEDS,
     FACTORS,
@@ -23,6 +22,7 @@ from studies.questions.deciding_cells import (
     plane,
     play,
 )
+from studies.plots import COLOURS, CurvePanel, HeatMap, PlottedCurve
 
 MEASURES = {"mean": "mean ms/token", "p99": "p99 ms/token", "good": "good requests/s"}
 """By the field of `CellResult`."""

@@ -11,7 +11,7 @@ from jinfercept.sim.run_stats import Report
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SweepRun
 from studies.answer import StudyEffort
-from studies.questions.loads import MOST_CONTEXT, Crowd
+from studies.deciding.crowd import MOST_CONTEXT, Crowd
 
 DEVICE_TOKENS = 12_000
 SATURATION = 1_000.0
