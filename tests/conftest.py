@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -198,3 +199,12 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def every_step_takes_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of drafts does not depend on how busy the machine is."""
+    from jinfercept.sched.speculation import Speculation
+
+    note_step, seconds = Speculation.note_step, itertools.count()
+    monkeypatch.setattr(Speculation, "note_step", lambda self, planned, now: note_step(self, planned, next(seconds)))

@@ -19,6 +19,8 @@ from jinfercept.start.compile_cache import CompileCounter
 from tests.support.tiny_model import GOLDEN, count_ties, streams, tiny_llm
 from tests.test_speculation import NAME, check_distribution, workload
 
+pytestmark = pytest.mark.usefixtures("every_step_takes_a_second")
+
 POOL = {"kv_tokens": 160, "max_model_len": 120, "swap_space": 0.001}
 SIZES = {"max_num_seqs": 4, "max_num_batched_tokens": 8}
 MACHINE = "roofline-llama-13b-a100"

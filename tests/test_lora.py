@@ -30,6 +30,8 @@ from tests.support.peft_adapters import ALL, ATTENTION, GPTJ, PHI, matrices, mer
 from tests.support.sample_tokenizers import byte_level
 from tests.support.tiny_model import GOLDEN, TOOL, Workload, set_joined, streams, tiny_llm
 
+pytestmark = pytest.mark.usefixtures("every_step_takes_a_second")
+
 NAME, FILE = "llama_gqa", "adapter_model.safetensors"
 EXAMPLE = Path(__file__).parent.parent / "examples" / "own_model.py"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

@@ -25,9 +25,12 @@ from jinfercept.sched.plan import FROM_DEVICE, GREEDY, Chunk, DraftPlan, NewPage
 from jinfercept.start.start import set_up
 from tests.support.dense_model import hidden
 from tests.support.draft_checkpoint import DRAFTS, with_draft_layer
+from tests.support.peft_adapters import shapes_of, write_adapter
 from tests.support.quantised_checkpoints import KINDS, quantised_layer, write_safetensors
 from tests.support.tiny_gguf import write as write_gguf
 from tests.support.tiny_model import GOLDEN, Workload, streams
+
+pytestmark = pytest.mark.usefixtures("every_step_takes_a_second")
 
 SIZE, BUCKET = 4, 8
 SIZES: dict[str, Any] = {"dtype": "float32", "page_size": SIZE, "max_num_seqs": 4, "max_num_batched_tokens": 8}
@@ -206,6 +209,22 @@ def test_drawn_tokens_have_the_distribution_of_the_model(llm: LLM) -> None:
     assert chi_square < len(often) + 4 * (2 * len(often)) ** 0.5, "more than four standard deviations above its mean"
 
 
+def test_a_request_with_an_adapter_beside_one_without_has_the_tokens_of_a_run_without_drafts(tmp_path: Path) -> None:
+    folder = with_draft_layer("qwen3_next", tmp_path / "model", agrees=True)
+    targets = ("self_attn.q_proj", "self_attn.o_proj")
+    adapter = write_adapter(tmp_path / "adapter", shapes_of(GOLDEN / "qwen3_next"), targets, size=0.25)
+    flags = SIZES | POOL | {"profile": "roofline-llama-13b-a100", "speculative_config": DRAFTS, "loras": {"a": adapter}}
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    prompts = [{"prompt_token_ids": [40, 2, 9, 11]}] * 2
+    with LLM(set_up(folder, check_pages=True, **flags)) as llm:
+        drafted = streams(llm.generate(prompts, params, lora=["a", None]))
+        assert llm.counters.accepted.total() > 10
+        llm.restart(speculative_config=None)
+        expected = streams(llm.generate(prompts, params, lora=["a", None]))
+    assert drafted == expected
+    assert expected[0] != expected[1]
+
+
 @pytest.mark.slow
 def test_a_layer_that_is_refused_again_and_again_stops_drafting(random: Path) -> None:
     flags = SIZES | POOL | {"profile": "roofline-llama-13b-a100", "speculative_config": DRAFTS}
@@ -213,7 +232,7 @@ def test_a_layer_that_is_refused_again_and_again_stops_drafting(random: Path) ->
         params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
         llm.generate([{"prompt_token_ids": [5, 6, 7]}], params)
         assert llm.counters.accepted.total() <= 5
-        assert 0 < llm.counters.drafts < 30
+        assert llm.counters.drafts < 10
 
 
 _LINEAR = (*(f"{name}_proj.weight" for name in ("q", "k", "v", "o", "gate", "up", "down")), "mtp.fc.weight")

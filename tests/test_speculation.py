@@ -13,6 +13,8 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.start.compile_cache import CompileCounter
 from tests.support.tiny_model import Workload, count_ties, reference_logits, streams, tiny_llm
 
+pytestmark = pytest.mark.usefixtures("every_step_takes_a_second")
+
 NAME = "llama_gqa"
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 MACHINE = "roofline-llama-13b-a100"

@@ -270,6 +270,8 @@ class Engine:
         if self._log is not None:
             self._log.stepped(planned, result)
         self.requests.apply(planned, result)
+        if self.scheduler.speculation is not None:
+            self.scheduler.speculation.note_step(planned, self._clock.now())
 
     def _collect_all(self) -> None:
         while self._in_flight:

@@ -72,12 +72,16 @@ costs less than 2 % of the time."""
 
 
 class Acceptance:
-    """How many drafts were accepted lately, by their place among those of a step; mutable."""
+    """How many drafts were accepted lately, by their place among those of a step; mutable.
 
-    __slots__ = ("_accepted", "_tried")
+    Attributes:
+        accepted: by place, those long ago counting less.
+    """
+
+    __slots__ = ("_tried", "accepted")
 
     def __init__(self, num_places: int) -> None:
-        self._tried, self._accepted = [0.0] * num_places, [0.0] * num_places
+        self._tried, self.accepted = [0.0] * num_places, [0.0] * num_places
 
     def chances(self, before: Sequence[float]) -> list[float]:
         """Of every place, the chance that its draft is accepted if those before it are.
@@ -85,19 +89,19 @@ class Acceptance:
         Args:
             before: the same if nothing was tried.
         """
-        places = zip(self._accepted, self._tried, before, strict=True)
+        places = zip(self.accepted, self._tried, before, strict=True)
         return [(accepted + _PRIOR * chance) / (tried + _PRIOR) for accepted, tried, chance in places]
 
     def note(self, num_drafts: int, accepted: int) -> None:
         """A step had drafts; those behind the first refused one say nothing."""
         for place in range(min(num_drafts, accepted + 1)):
             self._tried[place] = _KEPT * self._tried[place] + 1
-            self._accepted[place] = _KEPT * self._accepted[place] + (place < accepted)
+            self.accepted[place] = _KEPT * self.accepted[place] + (place < accepted)
         self.forget(num_drafts)
 
     def forget(self, start: int = 0) -> None:
         """A step went without the drafts that were found, from this place on."""
-        for seen in (self._tried, self._accepted):
+        for seen in (self._tried, self.accepted):
             seen[start:] = [_KEPT_UNTRIED * number for number in seen[start:]]
 
 

@@ -10,26 +10,40 @@ which came with the tokens of that step (`propose`).
 
 The KV of a draft counts once its token was drawn; the pages of the others are given back (`KVManager.trim`). The states of
 recurrent layers have not seen any drafts, so that the accepted ones are computed again, in the step after.
+
+The profile prices a step with drafts. What it leaves out, such as the wait for the tokens before the next plan, is measured
+while the engine decodes (`note_step`). A layer that drafts also has an account of the time that it saved and lost: it writes
+drafts only while there is credit.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple, final
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.cost import StepBudget
 from jinfercept.sched.draft_state import Acceptance, DraftState, NgramIndex
 from jinfercept.sched.plan import FROM_DEVICE, FROM_DRAFT_MODEL, Chunk, DraftPlan
-from jinfercept.sched.plan_builder import PlanBuilder, SchedulerCounters
+from jinfercept.sched.plan_builder import PlanBuilder, PlannedStep, SchedulerCounters
 from jinfercept.sched.sequence import Sequence
 
 _NGRAM_CHANCE, _MODEL_CHANCE = 0.6, 0.9
 """Chance that a draft is accepted before any was tried: an n-gram's, and a draft model's."""
 _LEAST_CHANCE = 0.1
 """Drafts that are accepted less often than this are never computed."""
-_MOST_IDLE = 1.0
-"""For how long the layer that drafts reads tokens though no draft would pay, in time of whole steps: after that it rests."""
+_FREE_CREDIT, _INCOME, _MOST_SAVED = 1.0, 0.01, 4.0
+"""Of the layer that drafts, in times of a step without drafts: what it may lose at first, what it gets in each step up to that
+again, and how much of the time that it saved is remembered."""
+_FEWEST_TIMES, _MOST_TIMES = 2, 9
+"""Steps of each kind, with and without drafts, whose times are compared."""
+_TRUSTED = 0.5
+"""Right first drafts, with the latest counting most, from which on steps verify drafts of the layer."""
+_REFRESHED = 256
+"""Of so many steps one goes without drafts of the layer; in as many without drafts the oldest time with drafts is forgotten."""
+_SAMPLED = 32
+"""Of so many steps one is timed where no draft is in sight."""
 
 
 class SpeculationLimits(NamedTuple):
@@ -41,7 +55,6 @@ class SpeculationLimits(NamedTuple):
         pass_share: for drafts of a model the seconds of one of its steps, by those of the whole step for as many rows; None:
             drafts are n-grams.
         by_layer: the model is a layer of the served one.
-        exposed_s: seconds that a step takes longer if the next one waits for its tokens, as drafts do.
     """
 
     num_drafts: int
@@ -49,7 +62,6 @@ class SpeculationLimits(NamedTuple):
     longest: int
     pass_share: float | None = None
     by_layer: bool = False
-    exposed_s: float = 0.0
 
 
 NO_DRAFTS = SpeculationLimits(0, 1, 1)
@@ -91,22 +103,18 @@ def choose_depths(
             take no time.
     """
     depths, chosen = [0] * len(prospects), [0] * len(prospects)
-    heap = [(-chances[0], place) for place, chances in enumerate(prospects) if chances]
-    heap.sort()
+    likely = sorted((-chance, place) for place, chances in enumerate(prospects) for chance in accumulate(chances, mul))
     gain, best = 0.0, num_sampled / step_s(query_tokens)
     rows, passes_s = Counter[int](), 0.0  # of the draft model's steps
-    for number in range(1, most + 1):
-        if not heap or -heap[0][0] < _LEAST_CHANCE:
+    for number, (negative, place) in enumerate(likely[:most], start=1):
+        if -negative < _LEAST_CHANCE:
             break
-        negative, place = heappop(heap)
         gain -= negative
         depths[place] += 1
         if pass_s is not None:
             rows[depths[place]] += 1
             number_of_rows = rows[depths[place]]
             passes_s += pass_s(number_of_rows) - (pass_s(number_of_rows - 1) if number_of_rows > 1 else 0.0)
-        if depths[place] < len(chances := prospects[place]):
-            heappush(heap, (negative * chances[depths[place]], place))
         rate = (num_sampled + gain) / (step_s(query_tokens + number) + passes_s)
         if rate > best:
             best, chosen = rate, depths.copy()
@@ -138,8 +146,11 @@ class Speculation:
         self._most_known = 1 + limits.num_drafts if kv.has_states else 1  # tokens of a row before its drafts
         self._by_model, self._overall = limits.pass_share is not None, Acceptance(limits.num_drafts)
         self._again = 2 if kv.has_states else 1  # accepted drafts are computed again
-        self._coming = False  # the last plan has drafts made
-        self._idle = _MOST_IDLE  # steps' time for which the layer has read in vain
+        self._coming = self._reads = False  # the last plan has drafts made; the layer reads its tokens
+        self._credit = _FREE_CREDIT
+        # seconds of steps by those of the profile, without drafts and with, and how much higher they are with drafts
+        self._times = deque[float](maxlen=_MOST_TIMES), deque[float](maxlen=_MOST_TIMES)
+        self._slower, self._accepted, self._num_rows, self._noted_s = 1.0, 0, 0, 0.0
 
     def extend(self, builder: PlanBuilder) -> None:
         """Add drafts to the decode rows of a plan that is complete otherwise, as far as they are expected to pay.
@@ -147,7 +158,10 @@ class Speculation:
         Beside chunks of prompts, drafts only fill the places of the bucket that would stay empty.
         """
         if self._limits.by_layer:
+            has_drafts = self._coming
             self._plan_layer(builder)
+            if not has_drafts:
+                return
         if builder.stalled:
             return
         decoding = [  # the last tokens of sequences, known to the host
@@ -186,40 +200,57 @@ class Speculation:
     def _plan_layer(self, builder: PlanBuilder) -> None:
         """Have the layer that drafts write for the next plan, if that is expected to pay there.
 
-        It rests where no draft has paid for a while. A sequence of which it has not read all tokens has no drafts any more, so
-        that it goes on for one that begins.
+        Until some drafts were right, a few are only compared with what the following steps draw, which wait for nothing.
+        Where no draft pays the layer reads on while there is credit, and then rests. A sequence of which it has not read all
+        tokens has no drafts any more, so that it goes on for one that begins.
         """
-        sequences, counts, following = list[Sequence](), list[int](), dict[int, int]()
-        for sequence, chunk in builder.chunks:
-            end = chunk.start + len(chunk.tokens)
-            if chunk.sample is None:
-                following[chunk.slot] = sequence.tokens[end]
-            has_all = self._state(sequence, chunk.start).num_read >= chunk.start
-            if has_all and (count := self._room(sequence, max(end, len(sequence.tokens)) + 1)):
+        verifies, has_credit, writes, self._coming = self._coming, self._credit > 0, False, False
+        readers = [
+            entry for entry in builder.chunks if self._state(entry[0], entry[1].start).num_read >= entry[1].start
+        ]
+        if not readers:
+            self._reads = False
+            self._overall.forget()
+            return
+        sequences, counts = list[Sequence](), list[int]()
+        for sequence, chunk in readers:
+            state = self._state(sequence)
+            if state.proposed:
+                drawn = tuple(sequence.tokens[state.num_tokens : state.num_tokens + len(state.proposed)])
+                right = kept(state.proposed[: len(drawn)], drawn) - 1
+                if right < len(drawn) or right == len(state.proposed):
+                    for acceptance in (state.acceptance, self._overall):
+                        acceptance.note(len(state.proposed), right)
+                    state.proposed = ()
+            if count := self._room(sequence, max(chunk.start + len(chunk.tokens), len(sequence.tokens)) + 1):
                 sequences.append(sequence)
                 counts.append(count)
         num_rows, most = len(sequences), (self._budget.buckets[-1] - len(sequences)) // self._again
-        pays = bool(sequences) and any(
-            self._depths(sequences, counts, num_rows, num_rows, most, builder.context_tokens, has_passes=True)
-        )
-        self._coming = pays and len(following) < len(builder.chunks)
-        if builder.chunks:
-            self._idle = 0.0 if pays else self._idle + (self._limits.pass_share or 0.0)
+        pays = any(self._depths(sequences, counts, num_rows, num_rows, most, builder.context_tokens, has_passes=True))
         if not pays:
-            for sequence in sequences:
-                self._state(sequence).acceptance.forget()
             self._overall.forget()
-        reads = self._idle < _MOST_IDLE
-        for sequence, chunk in builder.chunks:
-            if (state := self._state(sequence)).num_read >= chunk.start:
-                state.num_read = chunk.start + len(chunk.tokens) if reads else chunk.start
-        builder.draft = DraftPlan(self._coming, following) if reads else None
+            self._credit = min(self._credit, _FREE_CREDIT)
+        elif has_credit and any(chunk.sample for _, chunk in builder.chunks):
+            is_timed = len(self._times[0]) >= _FEWEST_TIMES and self._counters.plans % _REFRESHED > 0
+            self._coming = self._overall.accepted[0] > _TRUSTED and is_timed
+            is_compared = any(self._state(sequence).proposed for sequence in sequences)
+            writes = self._coming or (self._counters.plans % 2 == 0 and not is_compared)
+        self._reads = verifies or (has_credit and (pays or self._reads))
+        for sequence, chunk in readers:
+            self._state(sequence).num_read = chunk.start + len(chunk.tokens) * self._reads
+        if self._reads:
+            following = {
+                chunk.slot: sequence.tokens[chunk.start + len(chunk.tokens)]
+                for sequence, chunk in builder.chunks
+                if chunk.sample is None
+            }
+            builder.draft = DraftPlan(writes, following)
 
     def propose(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
         """Drafts of the tokens behind those that a sequence has now."""
         state, num_tokens = self._state(sequence), len(sequence.tokens)
         if state.num_read >= num_tokens - 1:
-            state.proposed, state.num_tokens = drafts, num_tokens
+            state.proposed, state.num_tokens = drafts[: self._limits.num_drafts], num_tokens
 
     def waits(self, running: Iterable[Sequence]) -> bool:
         """Whether a plan should wait for the tokens of the step before: drafts that would pay continue the tokens known."""
@@ -245,11 +276,45 @@ class Speculation:
         """
         self._state(sequence).acceptance.note(num_drafts, accepted)
         self._overall.note(num_drafts, accepted)
+        self._accepted += accepted
         self._counters.drafts += 1
         self._counters.accepted.update(range(accepted))
         sequence.pending = 0
         if sequence.context.in_use:
             sequence.row.cut(self._kv.trim(sequence.context))
+
+    def note_step(self, planned: PlannedStep, now: float) -> None:
+        """A step has ended, whose tokens are settled: learn how long steps with drafts last, and enter it in the account.
+
+        Steps count that follow another one and in which, as in that one, the same number of rows decode and nothing else.
+        """
+        plan, rests = planned.plan, planned.plan.draft is None and not planned.has_drafts
+        accepted, last_s, last_rows, num_rows = self._accepted, self._noted_s, self._num_rows, len(plan.chunks)
+        self._accepted, self._noted_s, self._num_rows = 0, now, num_rows
+        self._credit += _INCOME if self._credit < _FREE_CREDIT else 0.0
+        if num_rows != last_rows or not num_rows or (rests and plan.number % _SAMPLED):
+            return
+        if plan.num_tokens > num_rows * (self._most_known + self._limits.num_drafts):
+            return
+        without, with_drafts = self._times
+        cost, makes = self._budget.cost, plan.draft is not None and plan.draft.drafts
+        passes = self._limits.num_drafts if makes else plan.draft is not None
+        plain_s = cost.plan_s(plan)
+        priced_s = plain_s * (1 + passes * (self._limits.pass_share or 0.0))
+        if planned.has_drafts or not makes:
+            self._times[planned.has_drafts].append((now - last_s) / priced_s)
+        if rests:
+            if with_drafts and plan.number % _REFRESHED == 0:
+                with_drafts.popleft()
+            return
+        is_known = min(len(with_drafts), len(without)) >= _FEWEST_TIMES
+        self._slower = min(with_drafts) / min(without) if is_known else 1.0
+        if planned.has_drafts:
+            context_tokens = sum([chunk.start + 1 for chunk in plan.chunks])
+            plain_s = cost.step_s(self._budget.bucket(num_rows), context_tokens)
+        if planned.has_drafts or makes:
+            priced_s *= self._slower
+        self._credit = min(self._credit + 1 + accepted / num_rows - priced_s / plain_s, _MOST_SAVED)
 
     def _state(self, sequence: Sequence, num_read: int = 0) -> DraftState:
         if sequence.drafting is None:
@@ -263,7 +328,8 @@ class Speculation:
             return ()
         state = self._state(sequence)
         if self._limits.by_layer:
-            return state.proposed[:count] if state.num_tokens == len(sequence.tokens) else ()
+            proposed, state.proposed = state.proposed[:count], ()
+            return proposed if state.num_tokens == len(sequence.tokens) else ()
         ngrams = state.ngrams
         return (FROM_DRAFT_MODEL,) * count if ngrams is None else ngrams.draft(sequence.tokens, count)
 
@@ -298,11 +364,12 @@ class Speculation:
             return (self._limits.pass_share or 0.0) * cost.step_s(bucket(rows), context_tokens)
 
         # the layer makes all its drafts, whatever becomes of them
-        beside_s = self._limits.exposed_s + (self._limits.num_drafts * pass_s(num_sampled) if has_passes else 0.0)
+        beside_s = self._limits.num_drafts * pass_s(num_sampled) if has_passes else 0.0
 
         def step_s(tokens: int) -> float:
             computed = min(query_tokens + self._again * (tokens - query_tokens), self._budget.buckets[-1])
-            return cost.step_s(bucket(computed), context_tokens) + (beside_s if tokens > query_tokens else 0.0)
+            seconds = cost.step_s(bucket(computed), context_tokens)
+            return self._slower * (seconds + beside_s) if tokens > query_tokens else seconds
 
         has_model = self._by_model and not self._limits.by_layer
         return choose_depths(prospects, num_sampled, query_tokens, most, step_s, pass_s if has_model else None)

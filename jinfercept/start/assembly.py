@@ -190,9 +190,7 @@ class EngineSetup:
         shape, tokenizer, config, memory_plan = self.shape, self.tokenizer, self.config, self.memory_plan
         model_config, page_size = self.model.config, shape.page_size
         options = config.scheduling
-        # steps on a CPU have it already, and without a pipeline every step waits
-        hides = self.runner.device.platform != "cpu" and config.advanced.pipeline_depth > 0
-        limits = _limits(config, shape, self.profile.draft_share, self.profile.dispatch_s if hides else 0.0)
+        limits = _limits(config, shape, self.profile.draft_share)
         profile = self.profile if self.disk is not None else self.profile.without_disk()
         estimator = make_estimator(options.estimator)
         build = plan_scheduler(profile, estimator, options.policy, limits, page_size, options.order)
@@ -269,9 +267,7 @@ def chunks(config: EngineConfig, shape: RunnerShape) -> bool:
     return _limits(config, shape).chunks(config.scheduling.policy)
 
 
-def _limits(
-    config: EngineConfig, shape: RunnerShape, draft_share: float = 0.0, exposed_s: float = 0.0
-) -> SchedulerLimits:
+def _limits(config: EngineConfig, shape: RunnerShape, draft_share: float = 0.0) -> SchedulerLimits:
     options, drafts = config.scheduling, config.scheduling.speculation
     pass_share = None if drafts.method == "ngram" else draft_share
     return SchedulerLimits(
@@ -281,7 +277,7 @@ def _limits(
         options.max_chunk_tokens,
         options.chunked_prefill,
         options.preemption,  # pyright: ignore[reportArgumentType] # a choice of its option
-        SpeculationLimits(*drafts[1:4], pass_share, drafts.method == "mtp", exposed_s),
+        SpeculationLimits(*drafts[1:4], pass_share, drafts.method == "mtp"),
         options.overload,
     )
 
