@@ -336,7 +336,7 @@ def test_without_its_packages_the_command_says_what_to_install() -> None:
 def test_options_that_cannot_work_are_said_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     for flags, message in (
         (["--tool-call-parser", "xml"], "one of mistral, qwen3_coder, "),
-        (["--reasoning-parser", "xml"], "or None; as a flag none"),
+        (["--reasoning-parser", "xml"], "one of auto, none"),
         (["--chat-template", "no-such-file"], "cannot be read"),
         (["--port", "70000"], "65535"),
         (["--api-key", ""], "empty"),
