@@ -256,6 +256,7 @@ class Hints:
     def run(self) -> int:
         """Measure every hint, and print a table; returns 0. Raises `ConfigError` if the options make no sense."""
         check_least("--seeds", self.seeds, 1)
+        check_least("--duration", self.duration, 5.0)
         check_outputs((("--json", self.json),))
         named: dict[str, Hint | None] = {"none": None, **HINTS}
         rows: dict[str, dict[str, list[Measured]]] = {name: {} for name in named}

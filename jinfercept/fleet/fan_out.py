@@ -17,7 +17,7 @@ from jinfercept.fleet.routes import Totals
 from jinfercept.fleet.routing import NoReplicaError
 from jinfercept.serve.observe.metrics import MetricFamilies, MetricsPages
 from jinfercept.serve.protocols.encoding import EncodedReply
-from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.errors import ApiError, shutting_down
 
 _FRESH_S = 1.0
 """Seconds for which the replicas' health is reused: it needs no key."""
@@ -57,7 +57,7 @@ def fan_out_router(front: FleetFront) -> APIRouter:
     async def ready(request: Request) -> Response:
         """Whether the fleet accepts requests."""
         if front.draining:
-            raise ApiError(503, "the server is shutting down", code="draining")
+            raise shutting_down()
         if not front.routes.names:
             raise ApiError(503, "no replica runs", code="no_replica")
         return EncodedReply({"status": "ready", "replicas": len(front.routes.names)})

@@ -42,7 +42,7 @@ from jinfercept.serve.http.middleware import add_middleware
 from jinfercept.serve.http.request_body import disconnected, whole_body
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.protocols.anthropic.dialect import REQUEST_ID, authorizations
-from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.errors import ApiError, aborted, shutting_down
 from jinfercept.serve.routes.guarded_route import FRAME
 from jinfercept.serve.routes.response_socket import run_socket
 
@@ -223,7 +223,7 @@ class FleetFront:
         if reads or path.startswith("/v1/"):
             tenant = self.check_key(request)
         if reads and self.draining and path in _GENERATING:
-            raise ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": "1"})
+            raise shutting_down()
         body = await whole_body(request, self) if reads else b""
         call = HttpCall.of(scope, scope[REQUEST_ID], body)
         hint, fields = await self._hint(request, body, tenant)
@@ -332,7 +332,7 @@ class FleetFront:
             except asyncio.CancelledError as cancelled:
                 if cancelled.args != (_DRAINED,):
                     raise
-                await relay.fail(ApiError(503, "the server aborted the request; fix: send it again", code="aborted"))
+                await relay.fail(aborted())
             finally:
                 self._count(incoming, ticket, relay, logged)
             return

@@ -34,11 +34,10 @@ from jinfercept.serve.http.request_body import unless_disconnected
 from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.process import trim_heap
-from jinfercept.serve.protocols.errors import ApiError, about, overloaded
+from jinfercept.serve.protocols.errors import ApiError, aborted, about, overloaded, shutting_down
 from jinfercept.serve.server_tools import ServerTools
 from jinfercept.serve.state.database import StateDatabase
 from jinfercept.serve.state.store import StateStore
-from jinfercept.serve.state.tenant_pool import RETRY_S
 from jinfercept.serve.state.tool_history import ToolHistory
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tools.inbox import Inbox
@@ -211,7 +210,7 @@ class Service:
         """
         most = self.options.max_queue_len
         if self.draining:
-            raise self._draining()
+            raise shutting_down()
         if number > most:
             message = f"a request may ask for at most {most} answers; got {number}; fix: a smaller n, or fewer prompts"
             raise ApiError.bad(message, "n")
@@ -271,7 +270,7 @@ class Service:
                 the drain.
         """
         if self._closed:
-            raise ApiError(503, "the server aborted the request; fix: send it again", code="aborted")
+            raise aborted()
         tenant = requests[0].tenant
         self._event_bridge = self._event_bridge or EventBridge()
         trace = TRACE.get()
@@ -301,9 +300,6 @@ class Service:
             if tenant is not None:
                 outputs = (completion for output in stream.outputs.values() for completion in output.outputs)
                 self._limits.ended(tenant, id(stream), sum(completion.num_generated for completion in outputs))
-
-    def _draining(self) -> ApiError:
-        return ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": f"{RETRY_S}"})
 
     def note_calls(self, request: Request, calls: Sequence[Call], results: Sequence[Result]) -> None:
         """Count calls that were run after the end of their request."""
@@ -341,6 +337,9 @@ class Service:
         self._threads.close()
         for stream in list(self._streams):
             stream.abort()
+        if self._busy:  # uvicorn closes WebSockets, so their last events are sent first
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), _ENDING_S)
 
     def close_threads(self) -> None:
         """End the preparation threads, and export the last traces."""

@@ -1,5 +1,6 @@
 """Tables at a terminal, and numbers in the texts of options."""
 
+import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -35,9 +36,10 @@ def plain_table(
 
 
 def check_least(flag: str, value: float, least: float) -> None:
-    """Raise `ConfigError` if an option is too small."""
-    if not value >= least:
-        raise ConfigError(f"{flag} is too small", got=value, fix=f"at least {least}")
+    """Raise `ConfigError` if an option is too small, or infinite."""
+    if not least <= value < math.inf:
+        problem = "infinite" if value > least else "too small"
+        raise ConfigError(f"{flag} is {problem}", got=value, fix=f"at least {least}")
 
 
 def listed(texts: Sequence[str]) -> list[str]:
@@ -56,9 +58,9 @@ def numbers[N: (int, float)](flag: str, texts: Sequence[str], kind: type[N]) -> 
 
 def number_text(value: float) -> str:
     """A number with about four digits; thousands as k and M."""
-    for size, unit in ((1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / (1e6 if unit == 'M' else 1e3):.3g}{unit}"
+    for least, size, unit in ((1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(value) >= least:
+            return f"{value / size:.3g}{unit}"
     return f"{value:.0f}" if value == int(value) or value >= 1000 else f"{value:.4g}"
 
 

@@ -65,6 +65,7 @@ class StudyAgents:
         """
         check_least("--jobs", self.jobs, 1)
         check_least("--seeds", self.seeds, 1)
+        check_least("--duration", self.duration, 1.0)
         cells, compared = self.cells(), contenders(listed(self.contender))
         sessions = load_sessions(self.trace)
         folder = None if self.out is None else output_folder(self.out, ("agents.md", "agents.png", "agents.csv"))

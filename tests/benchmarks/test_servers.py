@@ -127,6 +127,7 @@ def test_hints_are_compared_with_the_same_sessions_without_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "hints.json"
+    assert main(["hints", "--duration", "0"]) == 2
     assert main(["hints", "--seeds", "1", "--duration", "120", "--json", str(file)]) == 0
     shown, runs = capsys.readouterr().out, json.loads(file.read_text())
     assert all(name.split(",")[0] in shown for name in runs)

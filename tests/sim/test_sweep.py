@@ -214,6 +214,7 @@ def test_chunked_prefill_changes_what_a_policy_does(tmp_path: Path) -> None:
         (["--json", "/proc/x.json"], "--json cannot be written; got /proc/x.json"),
         (["--decisions", "x.jsonl", "--rate", "1,2"], "--decisions is of one run; got 2 runs"),
         (["--rate", "1e9"], "too many requests would arrive; got 1e+09 requests/s for 1200 s"),
+        (["--trace", "agents", "--live", "1", "--duration", "inf"], "--duration is infinite; got inf"),
         (["--duration", "1e300"], "too many requests would arrive"),
     ],
 )

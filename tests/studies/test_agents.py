@@ -123,6 +123,7 @@ def test_every_policy_is_compared_under_every_order_that_it_admits() -> None:
         (["--contender", "lru+sooner"], f"no such order; got sooner; fix: one of {', '.join(ORDERS)}"),
         (["--within-limits", "--device", "0.3"], "--within-limits cannot be combined with --device or --overload"),
         (["--model", "9B"], "no such model"),
+        (["--duration", "0"], "--duration is too small; got 0.0"),
     ],
 )
 def test_a_study_that_cannot_be_is_refused_before_anything_runs(

@@ -132,5 +132,5 @@ def check_parsers(
         raise wrong(
             "no such reasoning_parser",
             got=shown(reasoning_parser),
-            fix=f"one of auto, {names}, or None; as a flag none",
+            fix=f"one of auto, none (in Python None), {names}",
         )

@@ -181,15 +181,17 @@ class OpenSockets:
             end: called at the drain.
         """
         options, own = self._options, sum(tenant == other for other in self._tenants.values())
-        retry = {"Retry-After": f"{RETRY_S}"}
         if own >= options.max_websockets:
             message = (
                 f"an API key may have {options.max_websockets} WebSockets open; this one has {own}; fix: close some"
             )
-            raise ApiError(429, message, code="too_many_websockets", headers=retry)
+            raise _limited(message, "too_many_websockets", RETRY_S)
         if len(self) >= max(1, options.max_connections // 2):
             raise ApiError(
-                503, "too many WebSockets are open; fix: use HTTP", code="too_many_websockets", headers=retry
+                503,
+                "too many WebSockets are open; fix: use HTTP",
+                code="too_many_websockets",
+                headers={"Retry-After": f"{RETRY_S}"},
             )
         self._tenants[end] = tenant
 

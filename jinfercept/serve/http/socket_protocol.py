@@ -13,6 +13,10 @@ from jinfercept.serve.observe.log_lines import SOCKETS
 
 _MOST_FRAMES = 1024
 """Maximum frames of one message: each is an object, however small it is."""
+_MOST_AT_ONCE = 256
+"""Maximum frames of one read, which has at most 256 KiB: each takes time of the event loop, however small it is."""
+_PIECE_BYTES = 4096
+"""Bytes of a read that are taken apart before its frames are counted."""
 
 
 @final
@@ -31,9 +35,13 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._message_timeout_s, self._write_timeout_s = message_timeout_s, write_timeout_s
         self._message_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._num_read = 0  # frames of the last read
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        self._num_read = 0
+        for start in range(0, len(data), _PIECE_BYTES):
+            if not self.transport.is_closing():
+                super().data_received(data[start : start + _PIECE_BYTES])
         if self.conn.handshake_exc is not None and not self.transport.is_closing():
             # a head that is too long: uvicorn neither sends the answer nor closes
             self.transport.write(b"".join(self.conn.data_to_send()))
@@ -42,6 +50,13 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._message_timer = stopped(self._message_timer)
         elif self._message_timer is None:
             self._message_timer = self.loop.call_later(self._message_timeout_s, self.transport.abort)
+
+    def handle_events(self) -> None:
+        self._num_read += len(self.conn.events)
+        if self._num_read > _MOST_AT_ONCE:
+            self._fail(CloseCode.POLICY_VIOLATION, "too many frames at a time")
+        else:
+            super().handle_events()
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
@@ -56,8 +71,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) >= _MOST_FRAMES:
-            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, "the message has too many frames")
-            self.handle_parser_exception()
+            self._fail(CloseCode.MESSAGE_TOO_BIG, "the message has too many frames")
         else:
             super().handle_cont(event)
 
@@ -67,10 +81,13 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             if self.curr_msg_data_type == "text":
                 self.frames[0].decode()
         except UnicodeDecodeError:  # uvicorn would log a traceback
-            self.conn.fail(CloseCode.INVALID_DATA, "the message is not UTF-8")
-            self.handle_parser_exception()
+            self._fail(CloseCode.INVALID_DATA, "the message is not UTF-8")
         else:
             super().send_receive_event_to_app()
+
+    def _fail(self, code: CloseCode, reason: str) -> None:
+        self.conn.fail(code, reason)
+        self.handle_parser_exception()
 
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)

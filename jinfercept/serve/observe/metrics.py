@@ -371,19 +371,15 @@ class MetricsPages:
     """The pages of metrics by their format, each encoded once a second at most."""
 
     def __init__(self, collected: Callable[[], Awaitable[list[Metric]]]) -> None:
-        self._collected = collected
+        self._collected, self._lock = collected, asyncio.Lock()
         self._pages: dict[ModuleType, tuple[bytes, float]] = {}  # and when they were encoded, on the monotonic clock
-
-    def _is_fresh(self, form: ModuleType) -> bool:
-        return form in self._pages and time.monotonic() - self._pages[form][1] < _FRESH_S
 
     async def page(self, request: Request) -> Response:
         """The page in the format that a request accepts."""
         form, kind = metrics_format(request.headers.get("accept", ""))
-        if not self._is_fresh(form):
-            metrics = await self._collected()
-            if not self._is_fresh(form):  # no other request has encoded it meanwhile
-                self._pages[form] = encode_metrics(form, metrics), time.monotonic()
+        async with self._lock:  # one request encodes it for all that wait
+            if form not in self._pages or time.monotonic() - self._pages[form][1] >= _FRESH_S:
+                self._pages[form] = encode_metrics(form, await self._collected()), time.monotonic()
         return Response(self._pages[form][0], media_type=kind)
 
 

@@ -152,6 +152,16 @@ def invalid_body(problems: Sequence[Any]) -> ApiError:
     return ApiError.bad(f"{param or 'the body'}: {message}{input_note}", param or None)
 
 
+def shutting_down() -> ApiError:
+    """Status 503, for what comes while a server or a fleet drains."""
+    return ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": "1"})
+
+
+def aborted() -> ApiError:
+    """Status 503, for what a server does not finish."""
+    return ApiError(503, "the server aborted the request; fix: send it again", code="aborted")
+
+
 def overloaded() -> ApiError:
     """Status 429, for a new conversation that cannot come in."""
     message = "no more conversations can be served now; fix: retry later"
@@ -162,10 +172,9 @@ def check_finish(output: RequestOutput) -> None:
     """Raise `ApiError` for the output of an aborted or failed request: 503, 500, or 400 if its grammar failed; 429 if it has
     waited too long at the door."""
     for completion in output.outputs:
-        if completion.finish_reason == "abort" and output.metrics.door_s > MOST_DOOR_S and not completion.num_generated:
-            raise overloaded()
         if completion.finish_reason == "abort":
-            raise ApiError(503, "the server aborted the request; fix: send it again", code="aborted")
+            too_late = output.metrics.door_s > MOST_DOOR_S and not completion.num_generated
+            raise overloaded() if too_late else aborted()
         if completion.finish_reason == "error" and f"{completion.stop_reason}".startswith(GrammarError.__name__):
             raise ApiError.bad(f"{completion.stop_reason}", code="grammar_error")
         if completion.finish_reason == "error":

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.errors import ApiError, shutting_down
 from jinfercept.serve.service import service_of
 from jinfercept.version import __version__
 
@@ -35,7 +35,7 @@ async def health(request: Request) -> Condition:
 async def ready(request: Request) -> Condition:
     """Whether the server accepts requests: 503 while it shuts down."""
     if service_of(request).draining:
-        raise ApiError(503, "the server is shutting down", code="draining")
+        raise shutting_down()
     return Condition(status="ready")
 
 

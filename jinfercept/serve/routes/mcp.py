@@ -6,6 +6,7 @@ is generated in the background, and is read by the key that began it only.
 
 import asyncio
 import json
+import re
 from contextlib import suppress
 from inspect import getdoc
 from typing import Annotated, Any
@@ -20,14 +21,16 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.openai.response_items import written_text
 from jinfercept.serve.protocols.openai.response_schemas import ResponsesBody
-from jinfercept.serve.routes.guarded_route import GuardedRoute, validated
+from jinfercept.serve.routes.guarded_route import SMALL_BYTES, GuardedRoute, validated
 from jinfercept.serve.routes.responses import create_response
 from jinfercept.serve.service import BODY_BYTES, service_of, tenant_of
 from jinfercept.version import __version__
 
 _LONGEST_WAIT_S = 30.0
 """Less than the minute after which clients of the protocol give up on a call."""
+_TEXTS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _INSTRUCTIONS = (
     "Asks a language model. `ask` returns its answer; for long work use `start_task`, and `task_answer` with its id."
 )
@@ -74,41 +77,38 @@ async def _list_tools(context: Any, params: Any) -> ListToolsResult:
 
 async def _call_tool(context: Any, params: Any) -> CallToolResult:
     """The result of a call; every mistake of the client and every failure of the response is a result too."""
+    name, request = params.name, context.request
     try:
-        return await _called(params.name, params.arguments or {}, context.request)
+        if name not in _TOOLS:
+            raise ApiError.bad(f"no tool is named {name[:80]!r}; fix: one of {', '.join(_TOOLS)}")
+        arguments = validated(params.arguments or {}, TypeAdapter[Any](_TOOLS[name]))
+        if name == "task_answer":
+            stored = await service_of(request).state.find(arguments.task_id, tenant_of(request))
+            if stored.background is not None:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stored.background.ended(), arguments.wait_s)
+            return _result(stored.response)
+        body = ResponsesBody.model_validate(
+            {
+                "input": arguments.prompt,
+                "instructions": arguments.system,
+                "max_output_tokens": arguments.max_tokens,
+                "jinfercept": {"server_tools": arguments.use_tools},
+                "store": name != "ask",
+                "background": name != "ask",
+            }
+        )
+        response = json.loads(bytes((await create_response(body, request)).body))
+        return _result(response, answer_only=name == "ask")
     except ApiError as error:
         return CallToolResult(content=[TextContent(text=error.detail)], is_error=True)
-
-
-async def _called(name: str, given: dict[str, Any], request: Request) -> CallToolResult:
-    if name not in _TOOLS:
-        raise ApiError.bad(f"no tool is named {name[:80]!r}; fix: one of {', '.join(_TOOLS)}")
-    arguments = validated(given, TypeAdapter[Any](_TOOLS[name]))
-    if name == "task_answer":
-        stored = await service_of(request).state.find(arguments.task_id, tenant_of(request))
-        if stored.background is not None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stored.background.ended(), arguments.wait_s)
-        return _result(stored.response)
-    body = ResponsesBody.model_validate(
-        {
-            "input": arguments.prompt,
-            "instructions": arguments.system,
-            "max_output_tokens": arguments.max_tokens,
-            "jinfercept": {"server_tools": arguments.use_tools},
-            **({"store": False} if name == "ask" else {"background": True}),
-        }
-    )
-    response = json.loads(bytes((await create_response(body, request)).body))
-    return _result(response, answer_only=name == "ask")
 
 
 def _result(response: dict[str, Any], answer_only: bool = False) -> CallToolResult:
     """A response as the result of a tool: its text, or a task. Raises `ApiError` for a response that failed."""
     if response["error"]:
         raise ApiError(500, response["error"]["message"])
-    messages = [item for item in response["output"] if item["type"] == "message"]
-    answer = "".join(part["text"] for item in messages for part in item["content"] if part["type"] == "output_text")
+    answer = written_text(response)
     if answer_only:
         cut = ["[cut off at max_tokens]"] if response["status"] == "incomplete" else []
         return CallToolResult(content=[TextContent(text=text) for text in (answer, *cut)])
@@ -156,6 +156,8 @@ def mcp_router(max_body_size: int) -> APIRouter:
     @router.post("/mcp")
     async def handle(request: Request) -> Response:
         body = await request.body()
+        if len(_TEXTS.sub(b"", body, SMALL_BYTES)) > SMALL_BYTES:  # the SDK parses it on the event loop
+            raise ApiError.bad("the message has too many values; fix: only the texts of a call may be long")
         request.scope[BODY_BYTES] = len(body)
         return _McpResponse(manager, body)
 

@@ -23,7 +23,7 @@ from jinfercept.serve.http.access_log import DETAILS
 from jinfercept.serve.options import ServedState
 from jinfercept.serve.protocols.anthropic.dialect import authorizations
 from jinfercept.serve.protocols.encoding import encode
-from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.errors import ApiError, shutting_down
 from jinfercept.serve.routes.guarded_route import FRAME, SMALL_BYTES, parsed
 from jinfercept.serve.routes.response_run import MEMORY
 from jinfercept.serve.service import KEY, service_of
@@ -55,7 +55,7 @@ async def run_socket(socket: WebSocket, host: ServedState, last: ExpiringEntries
     tenant = host.keys.check(*authorizations(socket.scope))
     socket.scope[DETAILS] |= {"key": host.keys.name(tenant)} if tenant else {}
     if host.draining:
-        raise ApiError(503, "the server is shutting down", code="draining", headers={"Retry-After": "1"})
+        raise shutting_down()
     connection = _Connection(socket, host, tenant, last)
     host.sockets.open(tenant, connection.drain)
     try:
@@ -89,8 +89,9 @@ class _Connection:
         """Answer requests until the client or the server closes the connection."""
         await self._socket.accept()
         try:
-            while (message := await self._socket.receive())["type"] == "websocket.receive":
+            while not self._gone.is_set() and (message := await self._socket.receive())["type"] == "websocket.receive":
                 await self._take(message)
+                await asyncio.sleep(0)  # connections take turns, however many frames each has sent
         finally:
             self._gone.set()
             if self._closing is not None:
@@ -120,46 +121,32 @@ class _Connection:
                 raise ApiError.bad("a frame is JSON text; got bytes", code="invalid_json")
             if await self._read(frame := text.encode()) == "response.processed":  # Codex says what it has read
                 return
-            self._check_room(len(frame))
+            waiting, most_bytes = len(self._requests), self._host.options.max_body_size
+            if waiting >= _MOST_REQUESTS or (waiting and sum(self._requests.values()) + len(frame) > most_bytes):
+                reason = f"{waiting} requests of this connection run or wait; fix: wait for one to end"
+                raise ApiError(429, reason, code="queue_full", headers={"Retry-After": "1"})
         except ApiError as error:
-            await self._refuse(error)
+            await self._send_error(error.status_code, error.body["error"], (error.headers or {}).get("Retry-After"))
             return
         task = asyncio.ensure_future(self._answer(frame))
         self._requests[task] = len(frame)
         task.add_done_callback(self._requests.pop)
 
-    def _check_room(self, num_bytes: int) -> None:
-        """Raise `ApiError` 429 if there is no room for another request."""
-        waiting, most_bytes = len(self._requests), self._host.options.max_body_size
-        if waiting >= _MOST_REQUESTS or (waiting and sum(self._requests.values()) + num_bytes > most_bytes):
-            message = f"{waiting} requests of this connection run or wait; fix: wait for one to end"
-            raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
-
     async def _read(self, frame: bytes) -> str:
         """Type of an event. The rest is read again when it is answered: as objects it has 25 times its bytes."""
         if len(frame) <= SMALL_BYTES:
             return _read_event(frame)
-
-        async def receive() -> Message:
-            await self._gone.wait()
-            return {"type": "http.disconnect"}
-
-        request = Request(self._scope({KEY: self._tenant}), receive)
+        request = Request(self._scope({KEY: self._tenant}), self._left)
         return await self._host.prepare(request, lambda: _read_event(frame), num_bytes=len(frame))
 
     async def _answer(self, frame: bytes) -> None:
         """Have the application answer a request, behind those before it."""
         scope = self._scope({FRAME: self._id, MEMORY: self._memory})
-        received = False
+        body: list[Message] = [{"type": "http.request", "body": frame}]
         status, retry = 0, None
 
         async def receive() -> Message:
-            nonlocal received
-            if not received:
-                received = True
-                return {"type": "http.request", "body": frame}
-            await self._gone.wait()
-            return {"type": "http.disconnect"}
+            return body.pop() if body else await self._left()
 
         async def send(message: Message) -> None:
             nonlocal status, retry
@@ -174,6 +161,11 @@ class _Connection:
             with suppress(Exception):  # it is answered, and logged
                 if not self._gone.is_set():
                     await self._socket.app(scope, receive, send)
+
+    async def _left(self) -> Message:
+        """The message for the application when the client has gone."""
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
 
     def _scope(self, more: Mapping[str, Any]) -> Scope:
         """The scope of a request: that of the handshake, as a POST of JSON, and what it has of its own."""
@@ -197,9 +189,6 @@ class _Connection:
             await self._send(data[:-2])
         elif data:
             await self._send_error(500, json.loads(data.partition(b"\n")[0])["error"])
-
-    async def _refuse(self, error: ApiError) -> None:
-        await self._send_error(error.status_code, error.body["error"], (error.headers or {}).get("Retry-After"))
 
     async def _send_error(self, status: int, error: dict[str, Any], retry: str | None = None) -> None:
         more = {"headers": {"retry-after": retry}} if retry is not None else {}

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -30,14 +30,13 @@ from jinfercept.serve.protocols.openai.response_chat import (
     wants_logprobs,
 )
 from jinfercept.serve.protocols.openai.response_items import (
-    Item,
     check_length,
-    joined,
     new_item,
     read_items,
     references,
     tools_of_items,
     types_left_out,
+    written_text,
 )
 from jinfercept.serve.protocols.openai.response_schemas import (
     CompactedResponse,
@@ -75,7 +74,11 @@ router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 _CHARS_PER_TOKEN = 4
 _ECHOED = ("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "user")
 """Fields of a response that its body has likewise."""
-_NOT_OF_SUMMARIES = ("background", "generate", "jinfercept", "stream", "text", "tool_choice", "tools", "top_logprobs")
+_NOT_OF_SUMMARIES = (
+    *("background", "generate", "jinfercept", "stream", "text", "tool_choice", "tools", "top_logprobs"),
+    *("allowed_token_ids", "guided_choice", "guided_grammar", "guided_json", "guided_regex", "logit_bias"),
+    *("stop", "stop_token_ids", "structured_outputs"),
+)
 """Fields of a body that its summary is written without."""
 
 
@@ -96,7 +99,7 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
 async def compact_conversation(body: InputTokensBody, request: Request) -> Response:
     """The messages of the user, and a summary of the conversation that the model writes, as input for further responses."""
     if body.conversation_id:
-        raise ApiError.bad("a conversation cannot be compacted: name its last response", "conversation")
+        raise ApiError.bad("a conversation cannot be compacted; fix: give its items as input", "conversation")
     if not body.input and body.previous_response_id is None:
         raise ApiError.bad("there is nothing to compact; fix: give input or previous_response_id", "input")
     instruction = MessageItem(role="user", content=PROMPT)
@@ -104,14 +107,12 @@ async def compact_conversation(body: InputTokensBody, request: Request) -> Respo
     generation = await _start(body.model_copy(update=alike | {"input": [*body.input, instruction]}), request)
     await unless_disconnected(request.receive, written(generation))
     stored, response = generation.stored, generation.stored.response
-    texts = [joined(item["content"]) for item in response["output"] if item["type"] == "message"]
-    if not (summary := "".join(texts).strip()):
+    if not (summary := written_text(response).strip()):
         raise ApiError(500, "the model has written no summary; fix: retry", code="empty_summary")
     users = [item for item in (*stored.before, *stored.inputs[:-1]) if item.get("role") == "user"]
     output = [*users, new_item("compaction", encrypted_content=encoded_summary(summary))]
-    created, usage = response["created_at"], response["usage"]
-    compacted = {"id": stored.name, "object": "response.compaction", "created_at": created}
-    return EncodedReply(compacted | {"output": output, "usage": usage})
+    alike = {name: response[name] for name in ("id", "created_at", "usage")}
+    return EncodedReply({**alike, "object": "response.compaction", "output": output})
 
 
 async def _start(body: ResponsesBody, request: Request) -> Generation:
@@ -128,12 +129,30 @@ async def _start(body: ResponsesBody, request: Request) -> Generation:
     stored = StoredResponse(name, tenant, body.conversation_id, request.scope.get(BODY_BYTES, 0), memory=memory)
     if previous is not None:
         stored.before, stored.body_bytes = previous.conversation, stored.body_bytes + previous.body_bytes
+
+    def make() -> tuple[list[EngineRequest], ClientTools, ServerToolCalls]:
+        own_items = read_items(body.input, stored.before, referred)
+        items = [*stored.before, *own_items]
+        tools = ClientTools(body.tools or (), items)
+        messages = messages_of(items, body.instructions)
+        requests, tool_calls = _make_chat(service, body, messages, tools, hints._replace(follows=follows), name)
+        stored.response = _new_response(name, model, body, service.llm.get_default_sampling_params())
+        stored.inputs = [*map(dict, own_items)]  # which the store keeps without what was computed of them
+        return requests, tools, tool_calls
+
     follows = body.previous_response_id
     try:
         if body.conversation_id:
             follows = await state.begin_turn(stored, body.conversation_id, len(body.input))
-        hints = hints._replace(follows=follows)
-        return await _begun(service, body, request, model, stored, _num_bytes(previous), referred, hints)
+        requests, tools, tool_calls = await service.prepare(request, make, 1, _num_bytes(previous))
+        await state.begin(stored)
+        usage, logprobs = UsageCount(requests, request.scope[DETAILS]), _logprobs(service, body)
+        writer = ResponseWriter(stored.response, usage, tools, tool_calls, logprobs, body.generate is False)
+        generation = Generation(service, await service.submit(request, requests), writer, stored)
+        request.scope[DETAILS]["id"] = name
+        if body.background:
+            request.scope[BACKGROUND] = stored.background = BackgroundRun(generation, replayable=bool(body.stream))
+        return generation
     except BaseException:
         state.abandon(stored)
         raise
@@ -152,54 +171,13 @@ async def count_input_tokens(body: InputTokensBody, request: Request) -> InputTo
     def count() -> int:
         before = previous.conversation if previous else []
         items = [*before, *read_items(body.input, before, referred)]
-        messages = messages_of(items, body.instructions)
         with renamed(FIELDS):
-            chat = chat_body(body, messages, ClientTools(body.tools or (), items))
+            chat = chat_body(body, messages_of(items, body.instructions), ClientTools(body.tools or (), items))
             [made] = rendered_chat(service, chat, hints, "count")
             return len(made.prompt_token_ids)
 
     counted = await service.prepare(request, count, 1, _num_bytes(previous))
     return InputTokenCount(object="response.input_tokens", input_tokens=counted)
-
-
-async def _begun(
-    service: Service,
-    body: ResponsesBody,
-    request: Request,
-    model: str,
-    stored: StoredResponse,
-    num_bytes: int,
-    referred: Mapping[str, Item],
-    hints: RequestHints,
-) -> Generation:
-    """Begin the response of a body: prepare its request, store it, submit it.
-
-    Args:
-        num_bytes: of the responses that it continues, about.
-        referred: the items to which the body refers, by id.
-    """
-
-    def make() -> tuple[list[EngineRequest], ClientTools, ServerToolCalls]:
-        own_items = read_items(body.input, stored.before, referred)
-        items = [*stored.before, *own_items]
-        tools = ClientTools(body.tools or (), items)
-        requests, tool_calls = _make_chat(
-            service, body, messages_of(items, body.instructions), tools, hints, stored.name
-        )
-        stored.response = _new_response(stored.name, model, body, service.llm.get_default_sampling_params())
-        stored.inputs = [*map(dict, own_items)]  # which the store keeps without what was computed of them
-        return requests, tools, tool_calls
-
-    requests, tools, tool_calls = await service.prepare(request, make, 1, num_bytes)
-    await service.state.begin(stored)
-    usage = UsageCount(requests, request.scope[DETAILS])
-    writer = ResponseWriter(stored.response, usage, tools, tool_calls, _logprobs(service, body), body.generate is False)
-    stream = await service.submit(request, requests)
-    generation = Generation(service, stream, writer, stored)
-    request.scope[DETAILS]["id"] = stored.name
-    if body.background:
-        request.scope[BACKGROUND] = stored.background = BackgroundRun(generation, replayable=bool(body.stream))
-    return generation
 
 
 def _make_chat(

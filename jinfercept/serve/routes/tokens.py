@@ -87,22 +87,19 @@ def _text(service: Service, tokens: list[int]) -> str:
 
 
 def _tokenized(service: Service, body: TokenizeBody, hints: RequestHints) -> bytes:
-    ids = _tokens(service, body, hints)
-    texts = [service.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
-    answer = Tokenized(count=len(ids), max_model_len=service.max_model_len, tokens=ids, token_strs=texts)
-    return answer.model_dump_json().encode()
-
-
-def _tokens(service: Service, body: TokenizeBody, hints: RequestHints) -> list[int]:
     """The tokens of a text, or of the prompt that `/v1/chat/completions` makes of a conversation."""
     if body.messages is None:
         service.check_chars(body.prompt, "prompt")
-        return service.tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
-    chat = ChatBody.model_construct(
-        messages=body.messages,
-        tools=body.tools,
-        chat_template_kwargs=body.chat_template_kwargs,
-        add_generation_prompt=body.add_generation_prompt,
-    )
-    [request] = rendered_chat(service, chat, hints, "tokens")
-    return list(request.prompt_token_ids)
+        ids = service.tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+    else:
+        chat = ChatBody.model_construct(
+            messages=body.messages,
+            tools=body.tools,
+            chat_template_kwargs=body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt,
+        )
+        [request] = rendered_chat(service, chat, hints, "tokens")
+        ids = list(request.prompt_token_ids)
+    texts = [service.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
+    answer = Tokenized(count=len(ids), max_model_len=service.max_model_len, tokens=ids, token_strs=texts)
+    return answer.model_dump_json().encode()

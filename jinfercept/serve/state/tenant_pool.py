@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, final
 
 from jinfercept.sched.tenants import FairSlots
-from jinfercept.serve.protocols.errors import ApiError
+from jinfercept.serve.protocols.errors import ApiError, aborted
 
 MAX_WAITING_BYTES = 2**26
 """Maximum input of the waiting jobs of one tenant in a pool."""
@@ -60,13 +60,13 @@ class TenantPool:
         finally:
             self._ends.discard(end)
         if not running.done():
-            raise _aborted()
+            raise aborted()
         return running.result()
 
     def close(self) -> None:
         """Fail all waiting and running jobs with 503. Running functions continue in their threads without effect."""
         self._closed = True
-        self._slots.close(_aborted())
+        self._slots.close(aborted())
         for end in self._ends:
             if not end.done():
                 end.set_result(None)
@@ -90,14 +90,10 @@ class TenantPool:
         finally:
             self._count(tenant, -1, -num_bytes)
         if self._closed:
-            raise _aborted()
+            raise aborted()
 
     def _count(self, tenant: str, number: int, num_bytes: int) -> None:
         self._waiting[tenant] += number
         self._waiting_bytes[tenant] += num_bytes
         if not self._waiting[tenant]:
             del self._waiting[tenant], self._waiting_bytes[tenant]
-
-
-def _aborted() -> ApiError:
-    return ApiError(503, "the server aborted the request; fix: send it again", code="aborted")

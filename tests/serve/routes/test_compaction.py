@@ -11,6 +11,8 @@ from tests.support.responses import ASKED, CALL, CHAT_PRICE, PRICE, answer, says
 from tests.support.scripted_model import Scripted
 
 SUMMARY = "A lamp costs 23: the price list says so."
+FORMS = {"allowed_token_ids": [0], "logit_bias": {"0": 100}, "stop": "lamp", "structured_outputs": {"choice": ["No."]}}
+"""Fields that are about answers, and of which a summary has nothing."""
 
 
 def test_a_conversation_goes_on_from_its_summary(served: Running, scripted: Scripted) -> None:
@@ -27,7 +29,10 @@ def test_a_conversation_goes_on_from_its_summary(served: Running, scripted: Scri
     says(scripted, SUMMARY + END, [*messages, {"role": "user", "content": PROMPT}])
     create: Any = served.client.responses.compact
     compacted = create(
-        model=MODEL, input=[result], previous_response_id=first.id, extra_body={"temperature": 0, "tools": [PRICE]}
+        model=MODEL,
+        input=[result],
+        previous_response_id=first.id,
+        extra_body={"temperature": 0, "tools": [PRICE]} | FORMS,
     )
     assert compacted.object == "response.compaction"
     assert [item.type for item in compacted.output] == ["message", "compaction"]
@@ -64,3 +69,15 @@ def test_what_cannot_be_compacted_is_refused_by_name(served: Running, scripted: 
         served.client.with_options(max_retries=0).responses.compact(
             model=MODEL, input=ASKED, extra_body={"temperature": 0}
         )
+
+
+def test_a_conversation_of_the_server_is_compacted_from_its_items(served: Running, scripted: Scripted) -> None:
+    says(scripted, SUMMARY + END, [*ASKED, {"role": "user", "content": PROMPT}])
+    conversation = served.client.conversations.create(items=ASKED)
+    create: Any = served.client.responses.compact
+    body: Any = {"temperature": 0, "conversation": conversation.id}
+    with pytest.raises(openai.BadRequestError, match="fix: give its items as input"):
+        create(model=MODEL, input=[], extra_body=body)
+    items: Any = [item.to_dict() for item in served.client.conversations.items.list(conversation.id)]
+    compacted = create(model=MODEL, input=items, extra_body={"temperature": 0})
+    assert [item.type for item in compacted.output] == ["message", "compaction"]

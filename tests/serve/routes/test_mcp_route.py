@@ -108,6 +108,8 @@ def test_what_has_no_key_or_is_too_large_is_refused_before_it_is_read(mcp: tuple
     assert server.http.post("/mcp", json=message, headers=headers | key).status_code == 200
     large = server.http.post("/mcp", json=message | {"params": {"a": "b" * 60_000}}, headers=headers | key)
     assert large.status_code == 413
+    many = server.http.post("/mcp", json=message | {"params": {"a": 9_000 * [{}]}}, headers=headers | key)
+    assert (many.status_code, "too many values" in many.json()["error"]["message"]) == (400, True)
     assert server.http.post("/mcp", content=b"{", headers=headers | key).status_code == 415
     kind = {"Content-Type": "application/json"}
     assert server.http.post("/mcp", content=b"{", headers=headers | key | kind).status_code == 400

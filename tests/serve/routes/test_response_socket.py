@@ -4,6 +4,7 @@ import json
 import logging
 import signal
 import socket as sockets
+import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -284,6 +285,7 @@ HANDSHAKE = (
     "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
 )
 PING, EMPTY, MORE, BYE = b"\x89\xfd0000" + 125 * b"0", b"\x01\x800000", b"\x00\x800000", b"\x88\x800000"
+BINARY, QUIET_PING = b"\x82\x800000", b"\x89\x800000"
 LARGE = b"\x81\xff" + (2**22 + 1).to_bytes(8) + bytes(4)
 
 FRAME = json.dumps({"type": "response.create", "input": "Go on.", "ignore_eos": True}).encode()
@@ -340,7 +342,9 @@ def test_only_the_first_request_of_a_connection_opens_one(served: Running) -> No
 
 def test_frames_of_no_use_cost_little(served: Running, caplog: pytest.LogCaptureFixture) -> None:
     for sent, code in (
-        (EMPTY + 2000 * MORE, 1009),
+        (EMPTY + 2000 * MORE, 1008),
+        (2000 * BINARY, 1008),
+        (2000 * QUIET_PING, 1008),
         (b"\x81\x8400000000"[:6] + b"\xff000", 1007),
         (LARGE, 1009),
         (BYE, 1005),
@@ -349,11 +353,34 @@ def test_frames_of_no_use_cost_little(served: Running, caplog: pytest.LogCapture
             connection.sendall(HANDSHAKE.encode() + BYE)  # frames before the server's answer are dropped
             until(lambda: connection.recv(4096).endswith(b"\r\n\r\n"))
             connection.sendall(sent)
-            frame = connection.recv(4096)
+            frame = connection.recv(4096).lstrip(b"\x8a\0")  # pongs
             assert frame[:1] == b"\x88"
             assert int.from_bytes(frame[2:4]) == (0 if code == 1005 else code)
     until(lambda: not len(served.service.sockets))
     assert not errors_in(caplog)
+
+
+def test_a_message_has_so_many_frames_however_slowly_they_come(served: Running) -> None:
+    with opened(served) as connection:
+        connection.sendall(HANDSHAKE.encode())
+        until(lambda: connection.recv(4096).endswith(b"\r\n\r\n"))
+        connection.sendall(EMPTY)
+        for _ in range(5):
+            connection.sendall(200 * MORE + QUIET_PING)
+            assert connection.recv(4096) == b"\x8a\x00"
+        connection.sendall(200 * MORE)
+        assert connection.recv(4096)[2:4] == (1009).to_bytes(2)
+
+
+def test_frames_of_a_client_that_has_gone_are_not_answered(served: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(served) as connection:
+        connection.sendall(HANDSHAKE.encode())
+        until(lambda: connection.recv(4096).endswith(b"\r\n\r\n"))
+        connection.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+        connection.sendall(250 * BINARY)
+        assert connection.recv(1) == b"\x81"
+    until(lambda: not len(served.service.sockets))
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 @pytest.mark.parametrize("sent", [EMPTY, b"\x81\xff" + (2**20).to_bytes(8) + bytes(2**10)])
@@ -413,6 +440,22 @@ def test_a_drain_ends_a_connection_behind_its_response(scripted: Scripted, gate:
             ends.extend((event.type, getattr(event, "status", None)) for event in socket if event.type in ENDS)
     assert code_of(closed.value) == 1012
     assert sorted(ends) == [("error", 503), ("response.incomplete", None)]
+
+
+def test_a_response_that_the_end_of_a_drain_aborts_has_a_last_event(scripted: Scripted, gate: Gate) -> None:
+    scripted.follow()
+    ends: list[Any] = []
+    with running(scripted.llm, drain_timeout=0.0) as server, server.client.responses.connect() as socket:
+        create(socket, "Go on.", max_output_tokens=300)
+        until(lambda: engine_state(server.llm).num_unfinished == 1)
+        server.server.handle_exit(signal.SIGTERM, None)
+        until(lambda: server.service.draining)
+        gate.open()
+        with pytest.raises(ConnectionClosed) as closed:
+            ends.extend(event for event in socket if event.type in ENDS)
+    assert code_of(closed.value) == 1012
+    [end] = ends
+    assert (end.type, end.response.error.code) == ("response.failed", "server_error")
 
 
 def code_of(closed: ConnectionClosed) -> int | None:

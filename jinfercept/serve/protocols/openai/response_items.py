@@ -61,8 +61,8 @@ def new_item(kind: str, status: str = "completed", **fields: Any) -> Item:
 
 def server_call(name: str, note: dict[str, Any]) -> dict[str, Any]:
     """Fields of a call that the server runs, before its arguments are known."""
-    fixed = {"server_label": SERVER_LABEL, "approval_request_id": None}
-    return {"name": name, "arguments": "", "output": None, "error": None} | fixed | {"jinfercept": note}
+    fixed = {"output": None, "error": None, "server_label": SERVER_LABEL, "approval_request_id": None}
+    return {"name": name, "arguments": "", **fixed, "jinfercept": note}
 
 
 def check_length(body_input: Sequence[InputItem], num_before: int) -> None:
@@ -212,6 +212,11 @@ def _texts(parts: Any) -> list[str]:
 def _text(text: str, role: str) -> dict[str, Any]:
     answer = {"type": "output_text", "text": text, "annotations": list[Any]()}
     return answer if role == "assistant" else {"type": "input_text", "text": text}
+
+
+def written_text(response: Mapping[str, Any]) -> str:
+    """The text of the messages in a response."""
+    return "".join(joined(item["content"]) for item in response["output"] if item["type"] == "message")
 
 
 def joined(parts: Sequence[dict[str, Any]]) -> str:
