@@ -212,7 +212,7 @@ class Router:
             add(prefix, prefix.tokens, "conversation")
         prefixes = hint.prefixes
         known_prefixes = [
-            (place, known) for place, prefix in enumerate(prefixes) if (known := self._known.get(tenant, prefix.key))
+            (place, entry) for place, prefix in enumerate(prefixes) if (entry := self._known.get(tenant, prefix.key))
         ]
         for place, prefix in known_prefixes:
             forks = prefix.forks_at(prefixes[place - 1].key if place else None)
