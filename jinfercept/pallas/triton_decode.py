@@ -36,9 +36,7 @@ from jinfercept.pallas.triton_softmax import (
 )
 from jinfercept.pallas.work_schedule import Work
 
-NARROW = (
-    64  # head dim up to which joining four pieces a turn can spill, since the assembler gives threads few registers
-)
+NARROW = 64  # head dim up to which joining four pieces a turn can spill: threads have few registers
 OUT = 3  # the place of `out` in `_Results`
 
 
