@@ -42,21 +42,23 @@ _GPTJ_ALIASES = {
 }
 _SAME = {**_GPTJ_ALIASES, "num_local_experts": "num_experts"}
 _DELTA_KEYS = {
-    "linear_num_key_heads": "num_key_heads",
-    "linear_num_value_heads": "num_value_heads",
-    "linear_key_head_dim": "key_dim",
-    "linear_value_head_dim": "value_dim",
-    "linear_conv_kernel_dim": "num_taps",
+    "qwen3_next": (
+        *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+        "linear_conv_kernel_dim",
+    ),
+    "nemotron_h": ("n_groups", "mamba_num_heads", "ssm_state_size", "mamba_head_dim", "conv_kernel"),
 }
+"""By family, the names of the fields of `DeltaNetConfig`."""
 _GEMMA4_SIZES = ("hidden_size_per_layer_input", "num_kv_shared_layers", "global_head_dim")
 _GEMMA4_SIZES += ("num_global_key_value_heads", "top_k_experts", "vocab_size_per_layer_input")
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rms_norm_eps")
 _SIZES += ("max_position_embeddings", "n_embd", "n_layer", "n_head", "n_positions", "rotary_dim", "layer_norm_epsilon")
 _SIZES += ("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts", "num_experts_per_tok")
-_SIZES += ("n_routed_experts", "n_shared_experts")
-_SIZES += ("full_attention_interval", "no_rope_layer_interval", *_DELTA_KEYS)
+_SIZES += ("n_routed_experts", "n_shared_experts", "moe_shared_expert_intermediate_size")
+_SIZES += ("full_attention_interval", "no_rope_layer_interval", *sum(_DELTA_KEYS.values(), ()))
 _OR_0 = ("num_key_value_heads", "head_dim", "sliding_window", "max_window_layers", "n_inner", *_GEMMA4_SIZES)
 _OR_0 += ("sliding_window_pattern", "_sliding_window_pattern", "first_k_dense_replace", "num_nextn_predict_layers")
+_OR_0 += ("moe_latent_size",)
 """Sizes for which 0 stands for none."""
 _COMMON_KEYS = frozenset(("architectures", "model_type", "vocab_size", "tie_word_embeddings", "quantization_config"))
 _LAYER_KEYS = (
@@ -72,6 +74,17 @@ _LAYER_KEYS = (
     | {"rms_norm_eps", "max_position_embeddings", "hidden_act", "attention_bias", "sliding_window", "layer_types"}
     | {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
 )
+_NEMOTRON_H_FIXED: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"), (False,)),
+    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), (1,)),
+    "use_conv_bias": (True,),
+    "mlp_hidden_act": ("relu2",),
+    "mamba_hidden_act": ("silu", "swish"),
+    "sliding_window": (None,),
+}
+"""Keys of Nemotron-H and what they may be."""
+_PARTS = {"linear_attention": "M", "full_attention": "*", "moe": "E", "mlp": "-"}
+"""Nemotron-H's types of layers, and their letters in `hybrid_override_pattern`."""
 _UNDERSTOOD: dict[Family, frozenset[str]] = {
     "llama": _LAYER_KEYS | {"mlp_bias", "use_sliding_window", "max_window_layers"},
     "gemma": _LAYER_KEYS
@@ -81,8 +94,25 @@ _UNDERSTOOD: dict[Family, frozenset[str]] = {
     | {*_GEMMA4_SIZES, "hidden_activation", "final_logit_softcapping", "attention_k_eq_v", "use_double_wide_mlp"}
     | {"enable_moe_block", "use_bidirectional_attention", "per_layer_config"},
     "qwen3_next": _LAYER_KEYS
-    | {*_DELTA_KEYS, "full_attention_interval", "attn_output_gate", "mamba_ssm_dtype"}  # states are float32
+    | {
+        *_DELTA_KEYS["qwen3_next"],
+        "full_attention_interval",
+        "attn_output_gate",
+        "mamba_ssm_dtype",
+    }  # states are float32
     | {"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"},  # of the layer that drafts
+    "nemotron_h": _LAYER_KEYS
+    | {
+        *_DELTA_KEYS["nemotron_h"],
+        *_NEMOTRON_H_FIXED,
+        "hybrid_override_pattern",
+        "layers_block_type",
+        "layer_norm_epsilon",
+        "norm_eps",
+    }
+    | {"mtp_hybrid_override_pattern", "mtp_layers_block_type"}  # of layers that draft, which are not read
+    | {"expand", "chunk_size", "rescale_prenorm_residual", "use_mamba_kernels", "mamba_ssm_cache_dtype"}
+    | {"num_logits_to_keep"},
     "gptj": _COMMON_KEYS
     | {*_GPTJ_ALIASES, *_GPTJ_ALIASES.values(), "rotary_dim", "layer_norm_epsilon", "n_inner", "activation_function"},
 }
@@ -90,7 +120,7 @@ _WINDOWED_BY_LAYER = ("qwen2", "qwen3", "smollm3", "gpt_oss", "olmo3", "gemma2",
 """Architectures of whose layers some have windows, if a size is stated."""
 _GRANITE_FACTORS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 _TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
-_ACTIVATIONS: dict[str, dict[str, tuple[str | bool | None, ...]]] = {
+_ACTIVATIONS: dict[str, Mapping[str, tuple[object, ...]]] = {
     "gemma": {"hidden_act": (*_TANH, "gelu"), "hidden_activation": (*_TANH, None)},
     "gemma2": {"hidden_activation": _TANH},
     "gemma3_text": {"hidden_activation": _TANH},
@@ -99,6 +129,7 @@ _ACTIVATIONS: dict[str, dict[str, tuple[str | bool | None, ...]]] = {
         "use_bidirectional_attention": (None, "vision"),
         "attention_bias": (False,),
     },
+    "nemotron_h": _NEMOTRON_H_FIXED,
     "gptj": {"activation_function": _TANH},
 }
 """Keys of activations and what they may be, of architectures that have others than Llama's."""
@@ -152,6 +183,8 @@ def _check_sizes(config: Mapping[str, Any], name: str, understood: Set[str]) -> 
             got = f"{key} {config[key]} and {other} {config[other]}"
             raise ModelError("config.json says a size twice, in two ways", got=got[:200], fix="correct the file")
     sizes = ["hidden_size", "num_hidden_layers", *(["num_attention_heads"] if name != "gemma3_text" else [])]
+    if name == "nemotron_h":  # whose list of layers counts
+        config = {"num_hidden_layers": 1, **config}
     if name == "gptj":
         sizes = [key if key in config else _GPTJ_ALIASES[key] for key in sizes]
     require(config, sizes, where="config.json")
@@ -208,6 +241,8 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The fields of a `ModelConfig` with layers like Llama's."""
     architecture, num_heads = ARCHITECTURES[name], config["num_attention_heads"]
     windowed = dict[str, int]()
+    if architecture.family == "nemotron_h":
+        config = _in_blocks(config)
     if architecture.family == "gemma4":
         sizes = _sizes_by_type(config)
         windowed, config = sizes.get("sliding_attention", {}), {**config, **sizes["full_attention"]}
@@ -235,6 +270,9 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "kinds": _kinds(config, name, near),
         "experts": _experts(config, name)
         if "num_experts" in architecture.keys and config.get("enable_moe_block", True)
+        else None,
+        "delta_net": DeltaNetConfig(*(config[key] for key in _DELTA_KEYS[architecture.family]))
+        if architecture.family in _DELTA_KEYS
         else None,
         **architecture.parts,
     }
@@ -265,8 +303,31 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
                 raise ModelError(
                     "attention of this family has gates", got="attn_output_gate false", fix="use another model"
                 )
-            fields["delta_net"] = DeltaNetConfig(**{ours: config[theirs] for theirs, ours in _DELTA_KEYS.items()})
+        case "nemotron_h", _:
+            fields["rope"] = replace(rope.config, scaling="proportional", turning_pairs=0)
+            fields["kinds"], fields["activation"] = config["kinds"], "relu2"
     return fields
+
+
+def _in_blocks(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Nemotron-H's config with Llama's names, and the `kinds` of layers that are Mamba-2 or attention with the feed-forward
+    part behind it, if there is one. In the file every part is a layer."""
+    types, epsilon = config["layers_block_type"], config["layer_norm_epsilon"]
+    refuse_unless(config, norm_eps=(epsilon, None), num_hidden_layers=(len(types),))
+    letters = "".join(_PARTS[part] for part in types)
+    blocks = re.findall("[M*][-E]?", letters)
+    if "".join(blocks) != letters:
+        raise ModelError(
+            "a layer with experts (E) or a feed-forward network (-) comes behind one with Mamba-2 (M) or attention (*)",
+            got=letters[:200],
+            fix="use another model",
+        )
+    kinds = tuple(
+        LayerKind(None, is_dense="-" in block and "E" in letters, is_recurrent="M" in block, has_ffn=len(block) > 1)
+        for block in blocks
+    )
+    sizes = {"rms_norm_eps": epsilon, "num_hidden_layers": len(kinds), "enable_moe_block": "E" in letters}
+    return {**config, **sizes, "kinds": kinds}
 
 
 def _kinds(config: Mapping[str, Any], name: str, near: RopeConfig | None) -> tuple[LayerKind, ...]:
@@ -287,12 +348,6 @@ def _kinds(config: Mapping[str, Any], name: str, near: RopeConfig | None) -> tup
             f"layer_types of the config has {' or '.join(served)} for each of {count} layers",
             got=shown(types),
             fix="use another model, or set sliding_window and use_sliding_window",
-        )
-    if "linear_attention" in served and len(set(types)) < 2:
-        raise ModelError(
-            "a model of this family has layers with attention and recurrent ones",
-            got=shown(types),
-            fix="use another model",
         )
     dense = (
         _are_dense(config) if architecture.keys & {"decoder_sparse_step", "first_k_dense_replace"} else (False,) * count
@@ -381,15 +436,18 @@ def _experts(config: Mapping[str, Any], name: str) -> ExpertsConfig:
     """The experts of the layers that have some."""
     if name == "gemma4_text":
         require(config, ("num_experts", "top_k_experts", "moe_intermediate_size"), where="config.json")
-    if name == "glm4_moe":
+    if name in ("glm4_moe", "nemotron_h"):
         check_numbers(config, ("routed_scaling_factor",), whole=False)
+        shared_size = config.get("moe_shared_expert_intermediate_size", config["moe_intermediate_size"])
         return ExpertsConfig(
             config["n_routed_experts"],
             config["num_experts_per_tok"],
             config["moe_intermediate_size"],
             normalised=flag(config, "norm_topk_prob"),
-            shared_ffn_size=config["moe_intermediate_size"] * config["n_shared_experts"],
+            shared_ffn_size=shared_size * config["n_shared_experts"],
             scale=float(config["routed_scaling_factor"]),
+            activation="relu2" if name == "nemotron_h" else "silu",
+            latent_size=config.get("moe_latent_size") or 0,
         )
     count = next(config[key] for key in ("num_local_experts", "num_experts") if config.get(key) is not None)
     ffn_size = config["moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"]

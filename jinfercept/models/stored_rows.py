@@ -7,12 +7,11 @@ import numpy as np
 from jaxtyping import Int64, Shaped
 
 from jinfercept.errors import ModelError
-from jinfercept.models.config import DeltaNetConfig, ModelConfig
+from jinfercept.models.config import ModelConfig
 
 _TOGETHER = {
     "in_proj_qkvz.weight": ("in_proj_qkv.weight", "in_proj_z.weight"),
     "in_proj_ba.weight": ("in_proj_b.weight", "in_proj_a.weight"),
-    "conv1d.weight": ("conv1d.weight",),
 }
 """Tensors whose rows, one behind the other, are those of a weight with all heads' queries first, then all keys, and so on."""
 
@@ -64,7 +63,7 @@ def rows_in(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, fused: F
         fused: names that end with the name of a projection, as our weights' names say: those of three parts are queries, keys
             and values, those of two a gate and its up.
     """
-    return _of_fused(shapes, config, fused) | _by_heads(shapes, config.delta_net)
+    return _of_fused(shapes, config, fused) | _by_heads(shapes, config)
 
 
 def shapes_with(shapes: Mapping[str, tuple[int, ...]], rows: Mapping[str, StoredRows]) -> dict[str, tuple[int, ...]]:
@@ -90,9 +89,9 @@ def _of_fused(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, fused:
     return by_name
 
 
-def _by_heads(shapes: Mapping[str, tuple[int, ...]], sizes: DeltaNetConfig | None) -> dict[str, StoredRows]:
+def _by_heads(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig) -> dict[str, StoredRows]:
     """The weights of recurrent layers, which are stored head by head with us and part by part in a checkpoint."""
-    if sizes is None:
+    if (sizes := config.delta_net) is None:
         return {}
     keys, values = (sizes.key_dim,) * 2, (sizes.group * sizes.value_dim,)
     parts = {
@@ -100,9 +99,12 @@ def _by_heads(shapes: Mapping[str, tuple[int, ...]], sizes: DeltaNetConfig | Non
         "in_proj_ba.weight": (sizes.group,) * 2,
         "conv1d.weight": (*keys, *values),
     }
+    if config.family == "nemotron_h":
+        mixed = (*values, *keys)
+        parts = {"in_proj.weight": (*values, *mixed, sizes.group), "conv1d.weight": mixed, "conv1d.bias": mixed}
     by_name = dict[str, StoredRows]()
-    for end, tensors in _TOGETHER.items():
-        order = _by_head(parts[end], sizes.num_key_heads)
+    for end, widths in parts.items():
+        order, tensors = _by_head(widths, sizes.num_key_heads), _TOGETHER.get(end, (end,))
         for name in [name for name in shapes if name.endswith(f".linear_attn.{tensors[0]}")]:
             base = name.removesuffix(tensors[0])
             stored = {base + tensor: shapes.get(base + tensor) or (0,) for tensor in tensors}
