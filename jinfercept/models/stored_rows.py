@@ -35,9 +35,10 @@ class StoredRows(NamedTuple):
     shape: tuple[int, ...]
 
     def spans(self, rows: slice) -> list[tuple[str, slice]]:
-        """Where some of the rows are; consecutive ones together."""
+        """Where some of the rows are; consecutive ones of a tensor together."""
         places = self.order[rows]
-        pieces = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+        owners = np.searchsorted(np.cumsum([size for _, size in self.tensors]), places, side="right")
+        pieces = np.split(places, np.flatnonzero((np.diff(places) != 1) | (np.diff(owners) != 0)) + 1)
         return [self._span(int(piece[0]), len(piece)) for piece in pieces if len(piece)]
 
     def read(self, rows: slice, read: Read) -> Shaped[np.ndarray, "rows columns"]:

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from jinfercept.errors import ModelError
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.models.load import load
+from jinfercept.models.stored_rows import rows_in
 from tests.support.dense_model import logits
 from tests.support.tiny_model import GOLDEN, set_joined
 
@@ -77,6 +78,14 @@ def test_parts_of_a_weight_that_do_not_fit_each_other_are_refused(tmp_path: Path
     (tmp_path / "config.json").write_text(json.dumps(stored("qwen3_5")))
     with pytest.raises(ModelError, match=words):
         load(tmp_path, dtype="float32")
+
+
+def test_rows_of_a_single_key_head_are_read_from_the_tensors_that_have_them() -> None:
+    config = config_from_hf(stored("qwen3_5") | {"linear_num_key_heads": 1, "linear_num_value_heads": 3})
+    layer = "model.layers.0.linear_attn."
+    rows = rows_in({f"{layer}in_proj_{part}.weight": (3, 32) for part in "ba"}, config, {})
+    spans = rows[f"{layer}in_proj_ba.weight"].spans(slice(1, 6))
+    assert spans == [(f"{layer}in_proj_b.weight", slice(1, 3)), (f"{layer}in_proj_a.weight", slice(0, 3))]
 
 
 def test_experts_may_be_stored_in_several_types(tmp_path: Path) -> None:
