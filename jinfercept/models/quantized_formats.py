@@ -4,9 +4,9 @@
   words of 4- or 8-bit numbers, in place of `name.weight`; groups of inputs share a scale and a zero. GPTQ joins neighbouring
   inputs of a column in a word, AWQ neighbouring columns in an order of its own. Layouts as AutoGPTQ's `qlinear_cuda.py` and
   AutoAWQ's `gemm.py` write them.
-* Float8 (e4m3): a layer has its `weight` in float8, and `weight_scale` (compressed-tensors, vLLM's fp8), which multiplies all
-  of it or each output, or `weight_scale_inv` for blocks of `weight_block_size`, which multiplies too. Scales of inputs and of
-  KV are not used: products are of 16-bit numbers.
+* Float8 (e4m3): a layer has its `weight` in float8, and `weight_scale` (compressed-tensors, vLLM's fp8, NVIDIA's modelopt),
+  which multiplies all of it or each output, or `weight_scale_inv` for blocks of `weight_block_size`, which multiplies too.
+  Scales of inputs and of KV are not used: products are of 16-bit numbers.
 * MXFP4 (gpt-oss): a stack of matrices `name` has `name_blocks [X, out, in / 32, 16]`, two numbers of e2m1 in a byte, and
   `name_scales [X, out, in / 32]`, exponents of powers of two with 127 added, both uint8, in place of `name [X, in, out]`.
 """
@@ -395,6 +395,8 @@ def format_of(stated: Any) -> QuantizedFormat | None:
         case "gptq" | "awq":
             return WordFormat.from_config(stated)
         case "fp8" | "compressed-tensors":
+            return Float8Format.from_config(stated)
+        case "modelopt" if stated.get("quant_algo") == "FP8":
             return Float8Format.from_config(stated)
         case "mxfp4":
             return MXFP4Format()
