@@ -24,8 +24,7 @@ from jinfercept.models.quantized import weights_of
 from jinfercept.models.sharding import fit, mesh_axes
 from jinfercept.models.weight_axes import NUM_INPUTS
 
-WEIGHTS = ("q", "k", "v", "o", "gate", "up", "down", "shared_gate", "shared_up", "shared_down")
-WEIGHTS += ("delta_o", "mamba_out")
+WEIGHTS = ("q", "k", "v", "o", "gate", "up", "down", "shared_gate", "shared_up", "shared_down", "delta_o")
 """Names of the weights, apart, that adapters may change."""
 _PARTS = JOINED | SIDES
 

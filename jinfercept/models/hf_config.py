@@ -33,6 +33,7 @@ from jinfercept.models.hf_keys import (
     text_config,
 )
 from jinfercept.models.hf_rope import check_rope_objects, ropes_from_hf
+from jinfercept.pallas.layouts.rows import Activation
 
 _GPTJ_ALIASES = {
     "hidden_size": "n_embd",
@@ -56,9 +57,16 @@ _SIZES += ("max_position_embeddings", "n_embd", "n_layer", "n_head", "n_position
 _SIZES += ("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts", "num_experts_per_tok")
 _SIZES += ("n_routed_experts", "n_shared_experts", "moe_shared_expert_intermediate_size")
 _SIZES += ("full_attention_interval", "no_rope_layer_interval", *sum(_DELTA_KEYS.values(), ()))
-_OR_0 = ("num_key_value_heads", "head_dim", "sliding_window", "max_window_layers", "n_inner", *_GEMMA4_SIZES)
+_OR_0 = (
+    "moe_latent_size",
+    "num_key_value_heads",
+    "head_dim",
+    "sliding_window",
+    "max_window_layers",
+    "n_inner",
+    *_GEMMA4_SIZES,
+)
 _OR_0 += ("sliding_window_pattern", "_sliding_window_pattern", "first_k_dense_replace", "num_nextn_predict_layers")
-_OR_0 += ("moe_latent_size",)
 """Sizes for which 0 stands for none."""
 _COMMON_KEYS = frozenset(("architectures", "model_type", "vocab_size", "tie_word_embeddings", "quantization_config"))
 _LAYER_KEYS = (
@@ -74,15 +82,27 @@ _LAYER_KEYS = (
     | {"rms_norm_eps", "max_position_embeddings", "hidden_act", "attention_bias", "sliding_window", "layer_types"}
     | {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
 )
-_NEMOTRON_H_FIXED: dict[str, tuple[object, ...]] = {
-    **dict.fromkeys(("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"), (False,)),
-    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), (1,)),
-    "use_conv_bias": (True,),
-    "mlp_hidden_act": ("relu2",),
-    "mamba_hidden_act": ("silu", "swish"),
-    "sliding_window": (None,),
+_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
+_ACTIVATIONS: dict[str, Mapping[str, tuple[object, ...]]] = {
+    "gemma": {"hidden_act": (*_TANH, "gelu"), "hidden_activation": (*_TANH, None)},
+    "gemma2": {"hidden_activation": _TANH},
+    "gemma3_text": {"hidden_activation": _TANH},
+    "gemma4_text": {
+        "hidden_activation": _TANH,
+        "use_bidirectional_attention": (None, "vision"),
+        "attention_bias": (False,),
+    },
+    "nemotron_h": {
+        **dict.fromkeys(("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"), (False,)),
+        **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), (1,)),
+        "use_conv_bias": (True,),
+        "mlp_hidden_act": ("relu2",),
+        "mamba_hidden_act": ("silu", "swish"),
+        "sliding_window": (None,),
+    },
+    "gptj": {"activation_function": _TANH},
 }
-"""Keys of Nemotron-H and what they may be."""
+"""Keys of activations, and of what is served in one way only, and what they may be; of architectures that differ from Llama."""
 _PARTS = {"linear_attention": "M", "full_attention": "*", "moe": "E", "mlp": "-"}
 """Nemotron-H's types of layers, and their letters in `hybrid_override_pattern`."""
 _UNDERSTOOD: dict[Family, frozenset[str]] = {
@@ -104,7 +124,7 @@ _UNDERSTOOD: dict[Family, frozenset[str]] = {
     "nemotron_h": _LAYER_KEYS
     | {
         *_DELTA_KEYS["nemotron_h"],
-        *_NEMOTRON_H_FIXED,
+        *_ACTIVATIONS["nemotron_h"],
         "hybrid_override_pattern",
         "layers_block_type",
         "layer_norm_epsilon",
@@ -119,20 +139,8 @@ _UNDERSTOOD: dict[Family, frozenset[str]] = {
 _WINDOWED_BY_LAYER = ("qwen2", "qwen3", "smollm3", "gpt_oss", "olmo3", "gemma2", "gemma3_text", "gemma4_text")
 """Architectures of whose layers some have windows, if a size is stated."""
 _GRANITE_FACTORS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
-_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
-_ACTIVATIONS: dict[str, Mapping[str, tuple[object, ...]]] = {
-    "gemma": {"hidden_act": (*_TANH, "gelu"), "hidden_activation": (*_TANH, None)},
-    "gemma2": {"hidden_activation": _TANH},
-    "gemma3_text": {"hidden_activation": _TANH},
-    "gemma4_text": {
-        "hidden_activation": _TANH,
-        "use_bidirectional_attention": (None, "vision"),
-        "attention_bias": (False,),
-    },
-    "nemotron_h": _NEMOTRON_H_FIXED,
-    "gptj": {"activation_function": _TANH},
-}
-"""Keys of activations and what they may be, of architectures that have others than Llama's."""
+_BY_FAMILY: dict[Family, Activation] = {"gemma": "gelu_new", "gemma4": "gelu_new", "nemotron_h": "relu2"}
+"""Activations of feed-forward networks that are not SiLU."""
 
 
 def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -251,6 +259,7 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     qkv_bias, mlp_bias = (
         key in architecture.biases and flag(config, key, default=False) for key in ("attention_bias", "mlp_bias")
     )
+    activation, of_states = _BY_FAMILY.get(architecture.family, "silu"), _DELTA_KEYS.get(architecture.family)
     fields = {
         "vocab_size": config["vocab_size"],
         "hidden_size": config["hidden_size"],
@@ -263,25 +272,22 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "rope": rope.config,
         "tie_embeddings": config.get("tie_word_embeddings", False),
         "max_position": rope.max_position,
-        "activation": "gelu_new" if architecture.family in ("gemma", "gemma4") else "silu",
+        "activation": activation,
         "qkv_bias": qkv_bias,
         "o_bias": qkv_bias,
         "mlp_bias": mlp_bias,
         "kinds": _kinds(config, name, near),
-        "experts": _experts(config, name)
+        "experts": _experts(config, name, activation)
         if "num_experts" in architecture.keys and config.get("enable_moe_block", True)
         else None,
-        "delta_net": DeltaNetConfig(*(config[key] for key in _DELTA_KEYS[architecture.family]))
-        if architecture.family in _DELTA_KEYS
-        else None,
+        "delta_net": DeltaNetConfig(*(config[key] for key in of_states)) if of_states else None,
         **architecture.parts,
     }
     match architecture.family, name:
         case "llama", "granite":
             check_numbers(config, _GRANITE_FACTORS, whole=False)
             fields["rope"] = rope.config.scoring(config["attention_multiplier"])
-            fields["embedding_multiplier"] = config["embedding_multiplier"]
-            fields["residual_multiplier"] = config["residual_multiplier"]
+            fields |= {key: config[key] for key in ("embedding_multiplier", "residual_multiplier")}
             fields["logits_divisor"] = config["logits_scaling"]
         case "llama", "smollm3":
             fields["kinds"] = _with_still_layers(config, fields["kinds"], rope.config)
@@ -299,13 +305,10 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
             fields["kinds"] = _gemma4_kinds(config, fields["kinds"], windowed)
             fields["logit_cap"], fields["per_layer_size"] = config.get("final_logit_softcapping"), size
         case "qwen3_next", _:
-            if not flag(config, "attn_output_gate", default=True):
-                raise ModelError(
-                    "attention of this family has gates", got="attn_output_gate false", fix="use another model"
-                )
+            refuse_unless(config, attn_output_gate=(True,))
         case "nemotron_h", _:
             fields["rope"] = replace(rope.config, scaling="proportional", turning_pairs=0)
-            fields["kinds"], fields["activation"] = config["kinds"], "relu2"
+            fields["kinds"] = config["kinds"]
     return fields
 
 
@@ -313,21 +316,26 @@ def _in_blocks(config: Mapping[str, Any]) -> dict[str, Any]:
     """Nemotron-H's config with Llama's names, and the `kinds` of layers that are Mamba-2 or attention with the feed-forward
     part behind it, if there is one. In the file every part is a layer."""
     types, epsilon = config["layers_block_type"], config["layer_norm_epsilon"]
-    refuse_unless(config, norm_eps=(epsilon, None), num_hidden_layers=(len(types),))
+    refuse_unless(config, norm_eps=(epsilon,), num_hidden_layers=(len(types),))
     letters = "".join(_PARTS[part] for part in types)
     blocks = re.findall("[M*][-E]?", letters)
     if "".join(blocks) != letters:
         raise ModelError(
             "a layer with experts (E) or a feed-forward network (-) comes behind one with Mamba-2 (M) or attention (*)",
-            got=letters[:200],
+            got=shown(letters),
             fix="use another model",
         )
     kinds = tuple(
-        LayerKind(None, is_dense="-" in block and "E" in letters, is_recurrent="M" in block, has_ffn=len(block) > 1)
+        LayerKind(is_dense="-" in block and "E" in letters, is_recurrent="M" in block, has_ffn=len(block) > 1)
         for block in blocks
     )
-    sizes = {"rms_norm_eps": epsilon, "num_hidden_layers": len(kinds), "enable_moe_block": "E" in letters}
-    return {**config, **sizes, "kinds": kinds}
+    return {
+        **config,
+        "kinds": kinds,
+        "num_hidden_layers": len(kinds),
+        "rms_norm_eps": epsilon,
+        "enable_moe_block": "E" in letters,
+    }
 
 
 def _kinds(config: Mapping[str, Any], name: str, near: RopeConfig | None) -> tuple[LayerKind, ...]:
@@ -369,8 +377,8 @@ def _sizes_by_type(config: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     usual = {key: config[key] for key in ("head_dim", "num_key_value_heads")}
     own = {int(index): sizes for index, sizes in config["per_layer_config"].items()}  # written as "05" beside "11"
     by_layer = [usual | own.get(index, {}) for index in range(len(config["layer_types"]))]
-    by_type = dict(zip(config["layer_types"], by_layer, strict=True))
-    types = zip(config["layer_types"], by_layer, strict=True)
+    types = [*zip(config["layer_types"], by_layer, strict=True)]
+    by_type = dict(types)
     if any(sizes != by_type[of] or sizes.keys() != usual.keys() for of, sizes in types):
         raise ModelError(
             "layers of one type have one head dim and one number of KV heads, and nothing else of their own",
@@ -432,33 +440,28 @@ def _with_still_layers(
     return tuple(kind._replace(rope=None if turn else still) for kind, turn in zip(kinds, turns, strict=False))
 
 
-def _experts(config: Mapping[str, Any], name: str) -> ExpertsConfig:
+def _experts(config: Mapping[str, Any], name: str, activation: Activation) -> ExpertsConfig:
     """The experts of the layers that have some."""
     if name == "gemma4_text":
         require(config, ("num_experts", "top_k_experts", "moe_intermediate_size"), where="config.json")
-    if name in ("glm4_moe", "nemotron_h"):
-        check_numbers(config, ("routed_scaling_factor",), whole=False)
-        shared_size = config.get("moe_shared_expert_intermediate_size", config["moe_intermediate_size"])
-        return ExpertsConfig(
-            config["n_routed_experts"],
-            config["num_experts_per_tok"],
-            config["moe_intermediate_size"],
-            normalised=flag(config, "norm_topk_prob"),
-            shared_ffn_size=shared_size * config["n_shared_experts"],
-            scale=float(config["routed_scaling_factor"]),
-            activation="relu2" if name == "nemotron_h" else "silu",
-            latent_size=config.get("moe_latent_size") or 0,
-        )
-    count = next(config[key] for key in ("num_local_experts", "num_experts") if config.get(key) is not None)
+    counts = ("n_routed_experts", "num_local_experts", "num_experts")
     ffn_size = config["moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"]
     experts = ExpertsConfig(
-        count,
+        next(config[key] for key in counts if config.get(key) is not None),
         config["top_k_experts" if name == "gemma4_text" else "num_experts_per_tok"],
         ffn_size,
-        normalised=flag(config, "norm_topk_prob") if name in ("qwen3_moe", "qwen3_next") else True,
+        normalised="norm_topk_prob" not in ARCHITECTURES[name].keys or flag(config, "norm_topk_prob"),
         shared_ffn_size=config.get("shared_expert_intermediate_size", 0),
-        activation="gelu_new" if name == "gemma4_text" else "silu",
+        activation=activation,
     )
+    if name in ("glm4_moe", "nemotron_h"):
+        check_numbers(config, ("routed_scaling_factor",), whole=False)
+        return replace(
+            experts,
+            shared_ffn_size=config.get("moe_shared_expert_intermediate_size", ffn_size) * config["n_shared_experts"],
+            scale=float(config["routed_scaling_factor"]),
+            latent_size=config.get("moe_latent_size") or 0,
+        )
     if name != "gpt_oss":
         return experts
     check_numbers(config, ("swiglu_limit", "swiglu_alpha"), whole=False)

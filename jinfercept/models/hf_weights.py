@@ -85,17 +85,13 @@ _QWEN3_NEXT_NAMES = {
 """Where Qwen3-Next's weights are that others do not have; those of the layer that drafts as `text_tensors` names them."""
 _NEMOTRON_H_NAMES = {
     "mamba_in": "model.layers.{i}.linear_attn.in_proj.weight",
-    "mamba_taps": "model.layers.{i}.linear_attn.conv1d.weight",
     "mamba_taps_bias": "model.layers.{i}.linear_attn.conv1d.bias",
-    "mamba_decay": "model.layers.{i}.linear_attn.A_log",
-    "mamba_step_bias": "model.layers.{i}.linear_attn.dt_bias",
     "mamba_skip": "model.layers.{i}.linear_attn.D",
     "mamba_norm": "model.layers.{i}.linear_attn.norm.weight",
-    "mamba_out": "model.layers.{i}.linear_attn.out_proj.weight",
     "latent_in": "model.layers.{i}.mlp.fc1_latent_proj.weight",
     "latent_out": "model.layers.{i}.mlp.fc2_latent_proj.weight",
 }
-"""Where Nemotron-H's weights are that others do not have, as `text_name` names them."""
+"""Where Nemotron-H's weights are that Qwen3-Next does not have, as `text_name` names them."""
 _GEMMA4 = _LLAMA.with_layer(
     {
         "router": "model.layers.{i}.router.proj.weight",
@@ -123,7 +119,7 @@ _NAMES: dict[Family, TensorNames] = {
     "gemma": _LLAMA,
     "gemma4": _GEMMA4,
     "qwen3_next": _LLAMA.with_layer(_QWEN3_NEXT_NAMES),
-    "nemotron_h": _LLAMA.with_layer(_NEMOTRON_H_NAMES),
+    "nemotron_h": _LLAMA.with_layer(_QWEN3_NEXT_NAMES | _NEMOTRON_H_NAMES),
     "gptj": TensorNames.of(
         "transformer.wte.weight",
         layer={

@@ -101,11 +101,9 @@ class LlamaLayer(Block):
         choices = choose(
             project("te,ex->tx", rows, self.router, self.router_bias, out=jnp.float32), experts, correction
         )
-        if self.latent_in is None:
-            fed = self._of_experts(rows, choices, experts, attend)
-        else:
-            latent = self._of_experts(project("te,el->tl", rows, self.latent_in), choices, experts, attend)
-            fed = project("tl,le->te", latent, self.latent_out)
+        latent = rows if self.latent_in is None else project("te,el->tl", rows, self.latent_in)
+        fed = self._of_experts(latent, choices, experts, attend)
+        fed = fed if self.latent_out is None else project("tl,le->te", fed, self.latent_out)
         return fed + self._shared(rows) if experts.shared_ffn_size else fed
 
     def _of_experts(

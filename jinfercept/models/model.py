@@ -40,7 +40,6 @@ _BLOCKS = {
     "qwen3_next": (Embed, LlamaLayer, LlamaHead),
     "nemotron_h": (Embed, LlamaLayer, LlamaHead),
 }
-_RECURRENT = {"qwen3_next": DeltaNetLayer, "nemotron_h": Mamba2Layer}
 
 
 @dataclass(frozen=True)
@@ -206,11 +205,13 @@ def _abstract_blocks(config: ModelConfig, dtype: str, joined: bool) -> _Abstract
         return _AbstractBlock(static, cast(Weights, nnx.to_pure_dict(state)))
 
     embed, layer, head = _BLOCKS[config.family]
-    classes = {
-        kind: _RECURRENT[config.family] if kind.is_recurrent else DraftLayer if kind.drafts else layer
+    recurrent = Mamba2Layer if config.family == "nemotron_h" else DeltaNetLayer
+    layers = {
+        kind: abstract(
+            partial(recurrent if kind.is_recurrent else DraftLayer if kind.drafts else layer, kind=kind, joined=joined)
+        )
         for kind in {PLAIN_KIND, *config.kinds}
     }
-    layers = {kind: abstract(partial(of_kind, kind=kind, joined=joined)) for kind, of_kind in classes.items()}
     return _AbstractBlocks(abstract(embed), layers, abstract(head))
 
 

@@ -5,7 +5,7 @@ attention part with the feed-forward part that follows it, if one does (`hf_conf
 activation is the square of ReLU. Experts are chosen as GLM 4.5's are, and may compute in a narrower space.
 
 Mamba-2's groups are the key heads of `DeltaNetConfig`, and its heads the value heads: each group has its queries (C), its keys
-(B), its heads' values (x) and their gates.
+(B), its heads' values (x) and their gates. No step is raised to `time_step_min`, as transformers does in prompts only.
 """
 
 from typing import Any, cast
@@ -25,7 +25,10 @@ class Mamba2Layer(DeltaNetLayer):
     """A convolution and Mamba-2's recurrence in place of attention, then the feed-forward part."""
 
     def _attention_weights(self) -> list[str]:
-        return [f"mamba_{name}" for name in ("in", "taps", "taps_bias", "decay", "step_bias", "skip", "norm", "out")]
+        return [
+            *("mamba_in", "mamba_taps_bias", "mamba_skip", "mamba_norm"),
+            *("delta_taps", "delta_decay", "delta_step_bias", "delta_o"),
+        ]
 
     def _attended[KV](
         self, y: Rows, positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
@@ -37,7 +40,7 @@ class Mamba2Layer(DeltaNetLayer):
             attend: the `StateRows`.
         """
         sizes, rows, (tokens, states) = self._sizes, cast(StateRows, attend), cast(Any, kv)
-        params = (self.mamba_taps, self.mamba_taps_bias, self.mamba_step_bias, self.mamba_decay, self.mamba_skip)
+        params = (self.delta_taps, self.mamba_taps_bias, self.delta_step_bias, self.delta_decay, self.mamba_skip)
         taps, taps_bias, step_bias, decay, skip = (param[...].astype(jnp.float32) for param in params)
         inputs, width = dense(y), sizes.group * sizes.value_dim
         projected = project("te,ekc->tkc", inputs, self.mamba_in)
@@ -52,6 +55,3 @@ class Mamba2Layer(DeltaNetLayer):
         values = (values + v * skip[None, ..., None]).reshape(gates.shape) * jax.nn.silu(gates.astype(jnp.float32))
         values = rms_normed(values, jnp.ones(width), self.config.norm_eps).astype(inputs.dtype)
         return values * self.mamba_norm[...][None], cast(KV, (tokens, states))
-
-    def _summed(self, attended: Float[Array, "T H D"]) -> Float[Array, "T E"]:
-        return project("tkc,kce->te", attended, self.mamba_out)

@@ -248,11 +248,11 @@ class Float8Format:
 
     @classmethod
     def from_config(cls, stated: Mapping[str, Any]) -> Self:
-        """Of `quantization_config` in `config.json`. Raises `ModelError` for another quantisation of compressed-tensors."""
-        if stated.get("quant_method") == "compressed-tensors" and stated.get("format") != "float-quantized":
-            raise ModelError(
-                "compressed tensors are in float8", got=shown(stated.get("format")), fix="use a checkpoint in FP8"
-            )
+        """Of `quantization_config` in `config.json`. Raises `ModelError` for another quantisation of compressed-tensors or
+        modelopt."""
+        numbers = stated.get("format", stated.get("quant_algo"))
+        if stated.get("quant_method") != "fp8" and numbers not in ("float-quantized", "FP8"):
+            raise ModelError("compressed tensors are in float8", got=shown(numbers), fix="use a checkpoint in FP8")
         if stated.get("transform_config"):
             got = repr(stated["transform_config"])[:80]
             raise ModelError(
@@ -394,9 +394,7 @@ def format_of(stated: Any) -> QuantizedFormat | None:
     match stated.get("quant_method"):
         case "gptq" | "awq":
             return WordFormat.from_config(stated)
-        case "fp8" | "compressed-tensors":
-            return Float8Format.from_config(stated)
-        case "modelopt" if stated.get("quant_algo") == "FP8":
+        case "fp8" | "compressed-tensors" | "modelopt":
             return Float8Format.from_config(stated)
         case "mxfp4":
             return MXFP4Format()

@@ -67,13 +67,9 @@ _WEIGHTS = {
     "delta_norm": "value_dim",
     "delta_o": "key_heads values -> embed",
     "mamba_in": "embed -> key_heads mamba_inputs",
-    "mamba_taps": "taps -> key_heads channels",
     "mamba_taps_bias": "one -> key_heads channels",
-    "mamba_decay": "key_heads value_group",
-    "mamba_step_bias": "key_heads value_group",
     "mamba_skip": "key_heads value_group",
     "mamba_norm": "key_heads values",
-    "mamba_out": "key_heads values -> embed",
     "draft_embedding_norm": "embed",
     "draft_hidden_norm": "embed",
     "draft_fc": "side embed -> stream",
@@ -83,7 +79,8 @@ _WEIGHTS = {
     "unembed": "vocab embed",
     "unembed_bias": "vocab",
 }
-"""The axes before an arrow are those over which a product sums."""
+"""The axes before an arrow are those over which a product sums. Recurrent layers of Mamba-2 have `delta_taps`, `delta_decay`,
+`delta_step_bias` and `delta_o`, too."""
 IN_FLOAT32 = ("router_correction",)
 """Weights that 16 bits are too few for: what they are added to decides by small differences."""
 WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {

@@ -100,11 +100,7 @@ def text_name(name: str, config: ModelConfig) -> str:
     belongs to Nemotron-H's, which have one part each; other names as they are."""
     inner = next((inner for inner in _TEXT if name.startswith(inner)), "")
     plain = _TEXT.get(inner, "") + name.removeprefix(inner)
-    if config.family != "nemotron_h":
-        return plain
-    names = _part_names(config.kinds)
-    block = next(iter(_BLOCK.findall(plain)), plain)
-    return names.get(block, block) + plain.removeprefix(block)
+    return _BLOCK.sub(lambda block: _part_names(config.kinds).get(block[0], block[0]), plain)
 
 
 @cache
@@ -112,10 +108,11 @@ def _part_names(kinds: tuple[LayerKind, ...]) -> dict[str, str]:
     """How names of Nemotron-H begin, and those of the same weights in Llama's layers: its own have one part each."""
     names, number = {"model.embeddings": "model.embed_tokens", "model.norm_f": "model.norm"}, count()
     for layer, kind in enumerate(kinds):
-        mixer = {"norm": "input_layernorm", "mixer": "linear_attn" if kind.is_recurrent else "self_attn"}
-        for part in (mixer, *[{"norm": "post_attention_layernorm", "mixer": "mlp"}] * kind.has_ffn):
-            base = f"model.layers.{next(number)}."
-            names |= {base + theirs: f"model.layers.{layer}.{ours}" for theirs, ours in part.items()}
+        mixer = "linear_attn" if kind.is_recurrent else "self_attn"
+        parts = (("input_layernorm", mixer), ("post_attention_layernorm", "mlp"))
+        for norm, part in parts[: 1 + kind.has_ffn]:
+            theirs, ours = f"model.layers.{next(number)}.", f"model.layers.{layer}."
+            names |= {f"{theirs}norm": ours + norm, f"{theirs}mixer": ours + part}
     return names
 
 

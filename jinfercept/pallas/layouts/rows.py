@@ -12,6 +12,12 @@ from jaxtyping import Array, Float
 type Activation = Literal["silu", "gelu_new", "relu2"]
 """`gelu_new` is GELU by its approximation with a tangent, `relu2` the square of ReLU, of networks without gates."""
 
+_ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu_new": partial(jax.nn.gelu, approximate=True),
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
+}
+
 
 @partial(jax.tree_util.register_dataclass, data_fields=["gate_up"], meta_fields=[])
 @dataclass(frozen=True)
@@ -59,14 +65,7 @@ def gated(
     gate: Float[Array, "T K"], up: Float[Array, "T K"] | None = None, activation: Activation = "silu"
 ) -> Float[Array, "T K"]:
     """`act(gate) * up`, or `act(gate)` alone, computed in float32."""
-    wide = gate.astype(jnp.float32)
-    match activation:
-        case "silu":
-            wide = jax.nn.silu(wide)
-        case "gelu_new":
-            wide = jax.nn.gelu(wide, approximate=True)
-        case "relu2":
-            wide = jnp.square(jax.nn.relu(wide))
+    wide = _ACTIVATIONS[activation](gate.astype(jnp.float32))
     return (wide if up is None else wide * up.astype(jnp.float32)).astype(gate.dtype)
 
 
