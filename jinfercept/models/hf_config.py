@@ -97,8 +97,7 @@ _ACTIVATIONS: dict[str, Mapping[str, tuple[object, ...]]] = {
         **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), (1,)),
         "use_conv_bias": (True,),
         "mlp_hidden_act": ("relu2",),
-        "mamba_hidden_act": ("silu", "swish"),
-        "sliding_window": (None,),
+        "mamba_hidden_act": ("silu",),
     },
     "gptj": {"activation_function": _TANH},
 }
@@ -315,8 +314,8 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _in_blocks(config: Mapping[str, Any]) -> dict[str, Any]:
     """Nemotron-H's config with Llama's names, and the `kinds` of layers that are Mamba-2 or attention with the feed-forward
     part behind it, if there is one. In the file every part is a layer."""
-    types, epsilon = config["layers_block_type"], config["layer_norm_epsilon"]
-    refuse_unless(config, norm_eps=(epsilon,), num_hidden_layers=(len(types),))
+    types = config["layers_block_type"]
+    refuse_unless(config, num_hidden_layers=(len(types),))
     letters = "".join(_PARTS[part] for part in types)
     blocks = re.findall("[M*][-E]?", letters)
     if "".join(blocks) != letters:
@@ -333,7 +332,7 @@ def _in_blocks(config: Mapping[str, Any]) -> dict[str, Any]:
         **config,
         "kinds": kinds,
         "num_hidden_layers": len(kinds),
-        "rms_norm_eps": epsilon,
+        "rms_norm_eps": config["layer_norm_epsilon"],
         "enable_moe_block": "E" in letters,
     }
 

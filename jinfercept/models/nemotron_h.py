@@ -46,7 +46,7 @@ class Mamba2Layer(DeltaNetLayer):
         projected = project("te,ekc->tkc", inputs, self.mamba_in)
         gates, mixed, steps = jnp.split(projected, [width, width + sizes.channels], axis=-1)
         mixed, tokens = causal_convolution(mixed, taps, tokens, rows)
-        mixed = jax.nn.silu(mixed.astype(jnp.float32) + taps_bias)
+        mixed = jax.nn.silu(mixed.astype(jnp.float32) + taps_bias[None])
         v, k, q = jnp.split(mixed, [width, width + sizes.key_dim], axis=-1)
         v = v.reshape(*v.shape[:2], sizes.group, sizes.value_dim)
         steps = jax.nn.softplus(steps.astype(jnp.float32) + step_bias[None])

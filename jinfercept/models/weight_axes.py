@@ -67,7 +67,7 @@ _WEIGHTS = {
     "delta_norm": "value_dim",
     "delta_o": "key_heads values -> embed",
     "mamba_in": "embed -> key_heads mamba_inputs",
-    "mamba_taps_bias": "one -> key_heads channels",
+    "mamba_taps_bias": "key_heads channels",
     "mamba_skip": "key_heads value_group",
     "mamba_norm": "key_heads values",
     "draft_embedding_norm": "embed",

@@ -62,7 +62,6 @@ def test_weights_may_be_joined(name: str, joined: bool, monkeypatch: pytest.Monk
         ("nemotron_h", {"layers_block_type": ["moe", "full_attention", "linear_attention"]}, "comes behind .* got 'E"),
         ("nemotron_h", {"layers_block_type": ["full_attention", "mlp"]}, "layers with attention and recurrent ones"),
         ("nemotron_h", {"num_hidden_layers": 52}, "num_hidden_layers of config.json is not supported; got 52"),
-        ("nemotron_h", {"norm_eps": 1e-6}, "norm_eps of config.json is not supported"),
         ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act .* a model with relu2"),
         ("nemotron_h", {"n_groups": 3}, "value heads of recurrent layers must divide evenly"),
         ("nemotron_h", {"mamba_ssm_scale": 2}, "not understood"),
