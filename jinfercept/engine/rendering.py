@@ -18,7 +18,7 @@ def render_each(
     vocab_size: int,
     encode: Callable[[str], list[int]] | None,
 ) -> tuple[list[int], tuple[Result, ...]]:
-    """The tokens of the results of one pause, each in its tool's template, joined; arguments as in `render`."""
+    """Render the results of one pause as `render` does, each in its tool's template, and join their tokens."""
     tokens: list[int] = []
     cut_results: list[Result] = []
     for call, result in zip(calls, results, strict=True):
@@ -31,16 +31,12 @@ def render_each(
 def render(
     result: Result, tool: Tool | None, room: int, vocab_size: int, encode: Callable[[str], list[int]] | None
 ) -> tuple[list[int], Result]:
-    """A result as tokens, and the result as it was used.
+    """Render a result as tokens; return them, and the result as it was used.
 
     Args:
-        tool: the called tool; None if there is no such tool.
+        tool: None if no tool has the called name.
         room: tokens that the sequence can still take.
-        vocab_size: token ids are below it.
-        encode: text to token ids; None without a tokenizer, when only token ids can be read.
-
-    Returns:
-        At most `room` tokens and as many as the tool allows; a cut one has a note and its closing text, if there is room.
+        encode: None without a tokenizer; only results that are token ids can be read then.
     """
     limit = min(room, tool.max_result_tokens if tool else room)
     if encode is not None and result.token_ids is not None:
@@ -60,6 +56,7 @@ def render(
 def _cut(
     result: Result, before: str, after: str, limit: int, encode: Callable[[str], list[int]]
 ) -> tuple[list[int], Result]:
+    # a note and the closing text follow the cut body, as far as there is room
     head, note, tail = encode(before), encode(f" ... (cut: longer than {limit} tokens)"), encode(after)
     room_within = max(0, limit - len(head) - len(tail))
     body = encode(result.text[: CHARS_PER_TOKEN * limit])[: max(0, room_within - len(note))]
@@ -68,7 +65,7 @@ def _cut(
 
 
 def with_known_ids(result: Result, vocab_size: int) -> Result:
-    """The result; if it has token ids outside the vocabulary, an error for the model to read."""
+    """Replace a result that has token ids outside the vocabulary by an error for the model to read."""
     wrong = next((token for token in result.token_ids or () if not 0 <= token < vocab_size), None)
     if wrong is None:
         return result
@@ -77,7 +74,7 @@ def with_known_ids(result: Result, vocab_size: int) -> Result:
 
 
 def _token_ids(result: Result, token_ids: tuple[int, ...], limit: int, vocab_size: int) -> tuple[list[int], Result]:
-    """Token ids as they are; without a tokenizer, unknown ids are dropped, and make the result an error."""
+    # Without a tokenizer no error can be written: ids outside the vocabulary are dropped, and only the status tells.
     valid = [token for token in token_ids if 0 <= token < vocab_size]
     if len(valid) == len(token_ids) <= limit:
         return valid, result
