@@ -49,8 +49,7 @@ class AsyncCallQueue:
             self._take(frame, now)
 
     def read_again(self, index: int, token: int) -> list[Call | BadFrame]:
-        """Read a token of an aborted request again (`Session.read_again`); return calls and mistakes that are complete with
-        it."""
+        """Read a token of an aborted request again (`Session.read_again`); return the calls and mistakes that it completes."""
         self._wanted = set() if self._watch.clean else self._wanted  # a trap that waited for nothing
         frames = list[Call | BadFrame]()
         for frame in self._watch.feed(index, token, self._session.last_raw):

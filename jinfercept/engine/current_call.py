@@ -73,8 +73,7 @@ class RunningCall:
         return self._run.result.done()
 
     def start(self, function: ToolFunction, arguments: str, ended: Callable[[], None]) -> None:
-        """Call the function within the current call of its tool, until the request ends. `ended` is called once, at the call's
-        end."""
+        """Call the function within the current call of its tool, until the request ends. `ended` is called once, at its end."""
         self.has_started = True
         self._run.result.add_done_callback(lambda result: ended())
         outlast = CURRENT_CALL.get().outlast

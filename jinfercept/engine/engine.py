@@ -1,8 +1,8 @@
 """The loop: poll, plan, forward, sample, collect. Knows plans in flight; no JAX, no asyncio, no policy.
 
 At depth 0 a plan is collected before the next one is made. At depth 1 it is collected after the next one was dispatched, so the
-device never waits for the host. A call or an end that is detected late costs one sample, which is void; the token that was its
-input keeps its KV.
+device never waits for the host. A call or an end that is then detected late costs one void sample; its input token keeps its
+KV.
 """
 
 import logging

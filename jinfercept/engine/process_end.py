@@ -1,8 +1,7 @@
 """The end of the interpreter, and Ctrl-C: threads stop before, since one that is still inside JAX then aborts the process.
 
 `atexit` calls the last function registered first, and JAX registers its clean-up when it is imported. So functions that are
-registered here later run before JAX frees its devices, and after threads that are not daemons, and those of executors, have
-ended.
+registered here later run before JAX frees its devices, and after other threads than daemons have ended.
 """
 
 import atexit

@@ -89,8 +89,7 @@ class Session:
     resumed_s: float | None = None  # when results were appended; None once a token follows them
 
     def open_readers(self, open_text: Callable[[Request], Text] | None) -> None:
-        """Open the request's transcript, or its text and detector, and its constraint. `open_text` is None without a
-        tokenizer."""
+        """Open the request's transcript, or its text and detector, and its constraint. No tokenizer: `open_text` is None."""
         request = self.request
         if request.transcript is not None:
             self.transcript = request.transcript(request)
@@ -285,14 +284,13 @@ class Session:
         return sum(named[token].logprob for token, named in generated if named is not None)
 
     def read_again(self, output: CompletionOutput) -> tuple[tuple[Call, ...], list[Call | BadFrame]]:
-        """Bring a new session to the state in which the request with this output was aborted, without calls that had not
-        returned.
+        """Bring a new session to the state in which the request with this output was aborted, but for calls without a result.
 
         The sequence has the output's tokens from the start. They are computed like a prompt, as far as their pages are gone.
         The text, detector or transcript, and grammar read them again, token by token.
 
         Returns:
-            The calls that the request waited for, none if the model was generating; and the markup of asynchronous calls whose
+            The calls that the request waited for, none if the model was generating; and markup of asynchronous calls whose
             results it had not read.
         """
         spans, calls, tokens, index = deque(output.external_spans), tuple[Call, ...](), output.token_ids, 0
@@ -336,8 +334,8 @@ class Session:
         return calls, unread
 
     def with_messages(self, output: RequestOutput, rest: str, events: list[Event]) -> RequestOutput:
-        """The output of a finished chat with its messages. `events` receives the last pieces, `rest` is text that was held
-        back."""
+        """The output of a finished chat with its messages. `events` receives the last pieces, `rest` is text held back so
+        far."""
         assert self.transcript is not None
         [completion] = output.outputs
         is_cut = completion.finish_reason != "stop" or completion.stop_reason is not None

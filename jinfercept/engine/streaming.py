@@ -1,8 +1,7 @@
 """Streams of events for requests that the engine's thread serves, for threads and for event loops.
 
 A stream submits its requests when it is made. It aborts unfinished ones when it is closed or garbage-collected. If a step of
-the engine fails, every lost request still has its `Finished` with the finish reason "error", and the iteration ends with
-`EngineError`.
+the engine fails, every lost request has its `Finished` with the reason "error", and the iteration ends with `EngineError`.
 """
 
 import asyncio

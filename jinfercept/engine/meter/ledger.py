@@ -140,8 +140,7 @@ class Ledger:
         return seconds
 
     def settle(self, now: float) -> None:
-        """Add what paused contexts waste since the last settlement. Call it after every iteration of the engine, and before
-        reading."""
+        """Add what paused contexts waste since the last settlement. Call it after every iteration, and before reading."""
         # pages that the iteration's plan dropped count no more; contexts that its tokens paused count from now on
         self._num_paused = num_paused = self._kv.num_paused
         self.waste.preserve += num_paused * self._kv.page_size * (now - self._settled_s)
