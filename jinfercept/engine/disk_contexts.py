@@ -230,8 +230,7 @@ class DiskContexts:
         return not self._reads and not self._disk.num_writes and self._num_idle >= num_paused
 
     def write_behind(self, *, has_moved: bool) -> None:
-        """Begin to write pages of paused contexts, the next ones in turn. `has_moved`: the host gets copies that are new to
-        it."""
+        """Begin to write pages of paused contexts, the next ones in turn. `has_moved`: the host gets new copies."""
         if has_moved:
             self._num_idle = 0
         for context, num_stored in self._disk.poll_stored():

@@ -1,8 +1,7 @@
 """The loop: poll, plan, forward, sample, collect. Knows plans in flight; no JAX, no asyncio, no policy.
 
 At depth 0 a plan is collected before the next one is made. At depth 1 it is collected after the next one was dispatched, so the
-device never waits for the host. A call or an end that is then detected late costs one void sample; its input token keeps its
-KV.
+device never waits for the host. A call or an end that is then detected late costs one void sample.
 """
 
 import logging
@@ -167,7 +166,11 @@ class Engine:
             raise
 
     def take_weights(self, version: int, *, recompute: bool) -> None:
-        """Use new weights, in `between_steps`. With `recompute`, all pages that older weights computed are dropped."""
+        """Use new weights, in `between_steps`.
+
+        Args:
+            recompute: no page that older weights computed stays, see `Upheaval.change_weights`.
+        """
         if recompute:
             self.requests.retained.clear(self._clock.now())
         else:

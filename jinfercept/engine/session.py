@@ -334,8 +334,7 @@ class Session:
         return calls, unread
 
     def with_messages(self, output: RequestOutput, rest: str, events: list[Event]) -> RequestOutput:
-        """The output of a finished chat with its messages. `events` receives the last pieces, `rest` is text held back so
-        far."""
+        """The output of a finished chat with its messages. `events` receives the last pieces; `rest` is text held back."""
         assert self.transcript is not None
         [completion] = output.outputs
         is_cut = completion.finish_reason != "stop" or completion.stop_reason is not None

@@ -212,8 +212,8 @@ class Context:
         return extents[first:]
 
     def parts(self, first: int, last: int) -> list[tuple[PageExtent, int, int]]:
-        """The extents of the pages `first … last - 1`; with each, the first of these pages that it has and the index behind
-        them."""
+        """The extents of the pages `first … last - 1`. Each comes with the first of these pages that it has, and the one
+        behind."""
         parts = list[tuple[PageExtent, int, int]]()
         for extent in self.extents_from(first):
             start = extent.start

@@ -199,8 +199,7 @@ class KVManager:
         return not self.side_pool or self.side_pool.is_there(context)
 
     def gap_end(self, context: Context, limit: int) -> int:
-        """End of the tokens to compute from `ready` on: the next page on the device or the host, or the sequence's length
-        `limit`."""
+        """End of the tokens to compute from `ready` on: the next page on the device or the host, or `limit`."""
         size, index = self.page_size, context.ready // self.page_size
         if not self.is_there(context):
             return context.ready

@@ -156,8 +156,7 @@ class SlotPool:
         return slots
 
     def give(self, slots: Slots, *, late: bool = False) -> None:
-        """Free slots. Those that the plan being built still fills or writes come `late`: they are free from the next plan
-        on."""
+        """Free slots; `late` ones, which the plan being built still fills or writes, are free from the next plan on."""
         if late:
             self._late.extend(slots)
             return

@@ -2,8 +2,7 @@
 (`states.py`). A model has one of the two at most.
 
 With its side, a context can go on at one place only: behind all of its tokens. So a context is kept *whole*, pages and side, or
-not at all. Others share its pages up to a *checkpoint*: a place between two pages with what the next token needs, which is kept
-until its slots are wanted.
+not at all. Others share its pages up to a *checkpoint*: a place between two pages that has what the next token needs.
 """
 
 from abc import ABC, abstractmethod
@@ -188,8 +187,7 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
 
     @abstractmethod
     def extend(self, context: Context, end: int) -> int:
-        """Give a running context free slots for the side of its pages up to `end`. Returns the end of pages that can be
-        computed."""
+        """Give a running context free slots for the side of its pages up to `end`. Returns the end of the computable pages."""
 
     @abstractmethod
     def computed(self, context: Context, start: int, end: int) -> None:
@@ -281,8 +279,12 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
 
     @abstractmethod
     def have_room(self, lengths: Iterable[int], chunk_tokens: int, *, beside_paused: bool) -> bool:
-        """Whether contexts of these lengths can run at once, in steps of `chunk_tokens`, without taking the sides of paused
-        ones."""
+        """Whether contexts of so many tokens can run at once.
+
+        Args:
+            chunk_tokens: most tokens of a step.
+            beside_paused: the sides of paused contexts stay on the device.
+        """
 
     # -- whole contexts ----------------------------------------------------------------------------------------------
 
@@ -315,8 +317,7 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
         self.free(context)
 
     def lose(self, context: Context) -> int:
-        """Drop a context's side and all pages that no other context has; returns how many device slots of pages are free
-        now."""
+        """Drop a context's side and all pages that no other context has; returns how many device slots of pages this freed."""
         self.free(context)
         freed = 0
         for extent in list(context.extents):
@@ -362,11 +363,14 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
             context.store.drop_host(context.store.part(last, last.end - 1, last.end))
 
     def share(self, context: Context, alike: list[tuple[PageExtent, int]], tokens: Sequence[int]) -> int:
-        """Let a context go on behind pages that it is about to share, from their last checkpoint; returns how many extents it
-        shares.
+        """Let a context go on behind pages that it is about to share, from their last checkpoint.
 
-        `alike` has the extents that follow its last one, each with how many of its pages match. Those behind the checkpoint are
-        removed.
+        Args:
+            alike: the extents that follow its last one, with the number of their pages that are alike. Those behind the
+                checkpoint are taken away.
+
+        Returns:
+            How many of these extents it shares.
         """
         # Cuts are places where other contexts are likely to part from this one, and that get checkpoints. They are where others
         # go on with the same pages and have none, where the system prompt of a new conversation ends, behind the last message,
@@ -392,10 +396,9 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
     # -- a disk ----------------------------------------------------------------------------------------------------
 
     def copied(self, context: Context, first: int, end: int) -> tuple[int, Slots]:
-        """The first checkpoint behind a page of `first … end - 1` that is copied: the index behind that page, and its host
-        slots.
+        """The first checkpoint behind one of the pages `first … end - 1` that has a copy on the host.
 
-        Without any, this is 0 and no slots.
+        Returns the index behind that page, and the host slots; 0 and none if there is no such checkpoint.
         """
         for extent in context.extents:
             for index, checkpoint in sorted(extent.checkpoints.items()):

@@ -50,8 +50,7 @@ class InterceptionStats:
         self._left: OpenInterception | None = None
 
     def begin(self, sequence: Sequence, now: float) -> None:
-        """Open the interception of a sequence by its calls. Without calls, it takes over the retained context that was just
-        closed."""
+        """Open the interception of a sequence by its calls. Without calls, it takes over the retained context closed last."""
         if not sequence.calls:
             if self._left is not None:
                 self.counts(self._left).given_up -= 1
