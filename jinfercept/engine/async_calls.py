@@ -184,7 +184,8 @@ class AsyncCallQueue:
     def _inject(self) -> None:
         # The place of an interrupt depends only on which tokens were generated or in flight when its result was polled. It
         # follows the last of these, or the first later token behind which the markup is clean. A sample in flight that would
-        # follow the interrupt is void. So neither the pipeline's depth, the policy nor the batch changes a token.
+        # follow the interrupt is void. So neither the pipeline's depth, the policy nor the batch changes a token. All queued
+        # results are appended together, first in, first out.
         if self._queue:
             session, number = self._session, len(self._session.interrupts)
             tokens, shown = self._read_queue()

@@ -22,7 +22,7 @@ _MOST_WRITES = 2
 _WRITTEN_PIECES = 4
 """Pieces of one write."""
 MOST_READ_AHEAD = 2
-"""Waiting sequences of one tenant whose pages are being read, or have been read and wait for the start of their sequence."""
+"""Most waiting sequences of a tenant whose pages are being read, or have been read and wait for their sequence to start."""
 CLOSE_S = 20.0
 """Seconds that the end of an engine waits for what is still to be written."""
 

@@ -37,6 +37,10 @@ def render(
         tool: None if no tool has the called name.
         room: tokens that the sequence can still take.
         encode: None without a tokenizer; only results that are token ids can be read then.
+
+    Returns:
+        At most `room` tokens, and at most as many as the tool allows. A result that was cut ends with a note and the template's
+        closing text, if there is room.
     """
     limit = min(room, tool.max_result_tokens if tool else room)
     if encode is not None and result.token_ids is not None:
@@ -56,7 +60,6 @@ def render(
 def _cut(
     result: Result, before: str, after: str, limit: int, encode: Callable[[str], list[int]]
 ) -> tuple[list[int], Result]:
-    # a note and the closing text follow the cut body, as far as there is room
     head, note, tail = encode(before), encode(f" ... (cut: longer than {limit} tokens)"), encode(after)
     room_within = max(0, limit - len(head) - len(tail))
     body = encode(result.text[: CHARS_PER_TOKEN * limit])[: max(0, room_within - len(note))]

@@ -101,10 +101,14 @@ class RetainedContexts:
             self.drop(victim, now)
 
     def extend(self, request: Request, sequence: Sequence, now: float) -> bool:
-        """Queue a request on the retained context of its conversation, or without one. False if it begins a conversation.
+        """Queue a request that goes on with a known conversation, on its retained context if there is one. False: it begins
+        one.
 
         A retained context that the request or its session names is dropped if it shares no full page with the request. So is
         the context of a finished request with the same id.
+
+        Args:
+            sequence: of the request, not added to the scheduler yet.
         """
         if request.id in self.sequences:
             self.drop(request.id, now)

@@ -28,7 +28,7 @@ _ONCE, _KV = "layer() calls attend once, with the kv that it got", "layer() retu
 
 
 def to_serve(value: object) -> str:
-    """What makes a model of a value that is none, as the fix of an error."""
+    """How to correct a value that is no model, for the `fix` of an error."""
     if isinstance(value, type):
         return f"give an instance, {value.__name__}(…), in place of the class"
     lacking = [name for name in ("config", "embed", "layer", "head") if not hasattr(value, name)]
