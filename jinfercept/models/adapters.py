@@ -1,7 +1,7 @@
-"""Room for adapters beside a model's weights, and adapters written into it, while the model serves too.
+"""Room for adapters beside a model's weights. Adapters are written into it at the start and while the model serves.
 
-All adapters have the same room: so many columns for their rank in each of the weights that adapters may change, zeros where one
-changes nothing. So a step's executables are the same whichever adapters are there.
+All adapters have the same room: as many columns in each weight that adapters may change, zeros where one changes nothing. So a
+step's executables are the same whichever adapters are there.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,17 +37,11 @@ class Factors(NamedTuple):
 
 
 class AdapterWeights(NamedTuple):
-    """An adapter in the shapes of a model's checkpoint.
+    """An adapter in the shapes of a model's checkpoint."""
 
-    Attributes:
-        layers: of every layer, by names of weights that are apart.
-        rank: the largest.
-        digest: of all its numbers, as hexadecimal text.
-    """
-
-    layers: tuple[Mapping[str, Factors], ...]
-    rank: int
-    digest: str
+    layers: tuple[Mapping[str, Factors], ...]  # by layer, then by the name of an unjoined weight
+    rank: int  # the largest of its modules
+    digest: str  # of all its numbers, hexadecimal
 
     @property
     def weights(self) -> frozenset[str]:
@@ -57,7 +51,7 @@ class AdapterWeights(NamedTuple):
 
 @dataclass(frozen=True)
 class AdapterRoom:
-    """How many adapters there is room for, of which rank, and for which weights, apart."""
+    """The number of adapters that there is room for, their rank, and the unjoined weights that they may change."""
 
     slots: int
     rank: int
@@ -69,7 +63,7 @@ class AdapterRoom:
 
 
 def with_room(model: Model, params: Params, room: AdapterRoom) -> Params:
-    """The weights as a model serves them, with room for adapters, all of which are zeros."""
+    """Give a model's weights, as it serves them, room for adapters, all of which are zeros."""
     mesh, dtype = mesh_of(weights_of(params.embed)[0]), weights_of(params.layers[0])[0].dtype
     shapes = _served_shapes(model)
 
@@ -100,16 +94,8 @@ def with_room(model: Model, params: Params, room: AdapterRoom) -> Params:
 
 
 def with_adapter(model: Model, params: Params, slot: int, rank: int, adapter: AdapterWeights | None) -> Params:
-    """The weights with an adapter in one of the slots, from 1 on; in place of what is there.
-
-    Args:
-        params: with room for it.
-        rank: of the room.
-        adapter: None: nothing, all zeros.
-
-    Raises:
-        ModelError: a number of the adapter is too large for the type of the weights.
-    """
+    """Write an adapter, or zeros for None, into a slot, counted from 1, of weights with room of this rank. Raises `ModelError`
+    if a number of the adapter is too large for the type of the weights."""
     mesh, shapes = mesh_of(weights_of(params.embed)[0]), _served_shapes(model)
     start = jnp.asarray((slot - 1) * rank, jnp.int32)
     layers = list[Weights]()
@@ -124,12 +110,12 @@ def with_adapter(model: Model, params: Params, slot: int, rank: int, adapter: Ad
 
 
 def adapter_matrices(params: Params) -> list[dict[str, AdaptedTensor]]:
-    """The weights of every layer that have room for adapters."""
+    """The weights that have room for adapters, by layer."""
     return [{name: weight for name, weight in layer.items() if is_adapted(weight)} for layer in params.layers]
 
 
 def with_matrices_of(params: Params, present: Params) -> Params:
-    """Weights without adapters, with the adapters that others have."""
+    """Give weights without adapters the adapters of `present`."""
     layers = tuple(
         layer | {name: replace(weight, base=layer[name]) for name, weight in adapted.items()}
         for layer, adapted in zip(params.layers, adapter_matrices(present), strict=True)
@@ -139,8 +125,6 @@ def with_matrices_of(params: Params, present: Params) -> Params:
 
 @jax.jit
 def _write(matrices: Any, new: Any, start: Int[Array, ""]) -> Any:
-    """The matrices of all adapters with those of one of them from a column on."""
-
     def put(name: str) -> Any:
         (a, b), (new_a, new_b) = matrices[name], new[name]
         written = [
@@ -155,7 +139,6 @@ def _write(matrices: Any, new: Any, start: Int[Array, ""]) -> Any:
 def _padded(
     name: str, room: AdaptedTensor, own: Mapping[str, Factors], apart: Weights, rank: int, mesh: ModelMesh
 ) -> tuple[Any, tuple[Any, ...]]:
-    """An adapter's matrices for one weight, in the shapes of its room, on the devices."""
     parts, dtype = _PARTS.get(name, (name,)), room.a.dtype
     present = [part for part, b in zip(parts, room.b, strict=True) if b is not None]
     a = np.zeros((*room.a.shape[:-1], rank), np.float32)
@@ -177,9 +160,9 @@ def _padded(
 
 
 def _rounded(matrix: Float[np.ndarray, "..."], dtype: Any) -> Float[np.ndarray, "..."]:
-    """A matrix as it is served. Raises `ModelError` if a number becomes infinite, which rows of other adapters would notice."""
     with np.errstate(over="ignore"):
         rounded = matrix.astype(dtype)
+    # rows of other adapters would notice an infinite number
     if not np.isfinite(rounded.astype(np.float32)).all():
         raise ModelError(
             "an adapter's numbers are too large for the model's type",
@@ -190,15 +173,14 @@ def _rounded(matrix: Float[np.ndarray, "..."], dtype: Any) -> Float[np.ndarray, 
 
 
 def _served_shapes(model: Model) -> Params:
-    """The shapes of the weights as the devices serve them, apart."""
     return abstract_params(model.config, jnp.float32, joined=False)
 
 
 def _part_shape(name: str, apart: Weights, num_parts: int) -> tuple[int, ...]:
-    """The outputs of a part of a weight: of several parts, with an axis before the last along which they are joined."""
     outputs = apart[name].shape[NUM_INPUTS[name] :]
     if num_parts == 1:
         return outputs
+    # several parts are joined along the axis before the last
     if num_parts == 2:
         return (1, *outputs)
     num_kv_heads = apart["k"].shape[1]
@@ -206,12 +188,12 @@ def _part_shape(name: str, apart: Weights, num_parts: int) -> tuple[int, ...]:
 
 
 def _a_spec(name: str) -> PartitionSpec:
-    """How devices cut an adapter's first matrix: as the weight's inputs."""
+    # as the weight's inputs
     return PartitionSpec(*mesh_axes(name)[: NUM_INPUTS[name]])
 
 
 def _b_spec(name: str, num_parts: int) -> PartitionSpec:
-    """How devices cut an adapter's second matrix: as the weight's outputs."""
+    # as the weight's outputs
     outputs = mesh_axes(name)[NUM_INPUTS[name] :]
     return PartitionSpec(None, *((None,) if num_parts == 2 else ()), *outputs)
 
@@ -220,9 +202,9 @@ def room_for(adapters: Iterable[AdapterWeights], slots: int | None, rank: int | 
     """The room that options ask for.
 
     Args:
-        adapters: that are there at the start.
-        slots: so many of any weights; None: those adapters alone.
-        rank: of any of them; None: the largest of those adapters', or 16 without any.
+        adapters: those at the start.
+        slots: adapters, which may change any weights; None: those at the start alone.
+        rank: of any adapter; None: the largest of those at the start, or 16 without any.
     """
     listed = [*adapters]
     most = max([adapter.rank for adapter in listed], default=16)

@@ -1,9 +1,5 @@
-"""Chooses the implementation of paged attention. A new kernel is a file, and an entry in the table here, or in that of
-`gpu_kernels` if it is one for NVIDIA GPUs.
-
-Every implementation takes `(q, pages, batch, scoring)`, applies the 1/√D scale itself, gives zeros for padding tokens, and is
-tested against `paged_attention_reference`.
-"""
+"""Chooses the implementation of paged attention. A new kernel is a file and an entry in the table here, or in that of
+`gpu_kernels` if it is one for NVIDIA GPUs."""
 
 from typing import Any
 
@@ -23,6 +19,8 @@ from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.pallas.tpu_attention import paged_attention_tpu
 from jinfercept.pallas.work_schedule import Work, WorkCut, schedules
 
+# Each takes `(q, pages, batch, scoring)`, applies the 1/√D scale itself, gives zeros for padding tokens, and is tested
+# against `paged_attention_reference`.
 IMPLEMENTATIONS = {
     "reference": paged_attention_reference,
     "cpu": paged_attention_cpu,
@@ -41,16 +39,15 @@ def paged_attention(
     implementation: str = "auto",
     decode_only: bool = False,
 ) -> Float[Array, "T H D"]:
-    """Causal attention of a step's query tokens over the pages of their rows, the step's own tokens already written.
+    """Causal attention of a step's queries over the pages of their rows, into which the step's own tokens are already written.
 
     Args:
-        q: queries, unscaled; H is a multiple of the pages' K.
-        pages: one layer's pages.
-        batch: the ragged rows, with their work if the implementation has a cut; see `Batch` and `prepare`.
-        scoring: of the layer.
-        implementation: a name in `IMPLEMENTATIONS`, or `auto`: the best one for these shapes on JAX's default backend.
-            Code that is compiled for another device has to name one.
-        decode_only: every row of the batch is a decode row. Leaves out the kernel for chunks.
+        q: unscaled; H is a multiple of the pages' K.
+        pages: of one layer.
+        batch: the ragged rows, with their work if the implementation has a cut (`prepare`).
+        implementation: a name in `IMPLEMENTATIONS`, or `auto`: the best one for these shapes on JAX's default backend. Code
+            that is compiled for another device has to name one.
+        decode_only: every row is a decode row. Leaves out the kernel for chunks.
 
     Raises:
         ValueError: the implementation is unknown, or does not support these shapes.
@@ -68,19 +65,13 @@ def paged_attention(
 
 
 def cut_for(heads: Heads, implementation: str) -> WorkCut | None:
-    """How the implementation, not `auto`, cuts a batch on the GPU that code is lowered for; None if it has no work schedules,
-    and no other code for steps of decode rows only."""
+    """How an implementation, not `auto`, cuts a batch on the GPU that code is lowered for. None: it has no work schedules, and
+    no other code for steps of decode rows only."""
     return CUTS[implementation](heads) if implementation in CUTS else None
 
 
 def prepare(batch: Batch, cut: WorkCut | None, *, decode_only: bool = False) -> Batch:
-    """A batch whose numbers the host can read with its work, which an implementation with a `cut` needs.
-
-    Args:
-        batch: of one step; not traced.
-        cut: of the implementation, see `cut_for`.
-        decode_only: as for `paged_attention`.
-    """
+    """Add to a step's batch, which is not traced, the work that an implementation with this `cut` needs (`cut_for`)."""
     if cut is None:
         return batch
     starts, contexts = np.asarray(batch.query_starts), np.asarray(batch.context_lens)
@@ -91,11 +82,7 @@ def prepare(batch: Batch, cut: WorkCut | None, *, decode_only: bool = False) -> 
 
 
 def available(q: DTypeLike, pages: DTypeLike, heads: Heads, page_size: int) -> list[str]:
-    """The implementations that support these shapes on JAX's default backend, without the reference, in the order of `best`.
-
-    Args:
-        q, pages: the types of queries and of pages.
-    """
+    """Implementations that support these shapes on JAX's default backend, in the order of `best`, without the reference."""
     match jax.default_backend():
         case "cpu":
             return ["cpu"]
@@ -108,10 +95,6 @@ def available(q: DTypeLike, pages: DTypeLike, heads: Heads, page_size: int) -> l
 
 
 def best(q: DTypeLike, pages: DTypeLike, heads: Heads, page_size: int, *, plain: bool) -> str:
-    """What `auto` stands for on JAX's default backend.
-
-    Args:
-        q, pages, heads, page_size: as for `available`.
-        plain: whether any layer is, see `Scoring`: all layers share a step's schedules, and so an implementation.
-    """
+    """The implementation that `auto` stands for on JAX's default backend. `plain`: whether the scoring of any layer is
+    (`Scoring`); all layers share a step's schedules, and so an implementation."""
     return (available(q, pages, heads, page_size) or ["reference"])[0 if plain else -1]

@@ -60,15 +60,15 @@ class AttendJoined[KV](Attend[KV], Protocol):
 
 @runtime_checkable
 class NotesExperts(Protocol):
-    """Attention whose caller also wants to know which experts compute each token of a layer that has some."""
+    """Attention whose caller also wants to know which experts compute each token."""
 
     def note_experts(self, experts: Int[Array, "T C"], /) -> None:
-        """Called once by such a layer, while it is traced."""
+        """Called once by each layer that has experts, while it is traced."""
         ...
 
 
 class Block(nnx.Module):
-    """A module with weights of `weight_axes.py` as its attributes, each an `nnx.Param`; None for those that it has not."""
+    """A module with weights of `weight_axes.py` as attributes, each an `nnx.Param`; a weight that it lacks is None."""
 
     def make_weights(self, names: Iterable[str], config: ModelConfig, dtype: DTypeLike) -> None:
         """Zeros for the weights of these names."""
@@ -103,14 +103,13 @@ def project(
     bias: nnx.Param[Float[Array, "..."]] | None = None,
     out: DTypeLike | None = None,
 ) -> Float[Array, "..."]:
-    """`einsum(spec, x, weight) + bias`. float32 is multiplied as float32: the default on a GPU would be TF32.
-    16-bit numbers are summed in float32 anyway.
+    """`einsum(spec, x, weight) + bias`, with float32 multiplied as float32.
 
     Args:
-        spec: an einsum; the first axis of `x` are rows, and the result has the remaining axes of `x`, then of the weight.
-        x, weight, bias: the factors, and the term that is added. The weight is an array, a `QuantizedTensor`, which is
-            multiplied as it lies, by `Rows` that its kernel may compute, or one of these with adapters (`AdaptedTensor`).
-        out: dtype of the product, if not that of `x`.
+        spec: the first axis of `x` are rows; the result has the remaining axes of `x`, then those of the weight.
+        x: an array, or `Rows` that the kernel of a quantised weight may compute.
+        weight: an array, a `QuantizedTensor`, which is multiplied as it lies, or one of these with adapters (`AdaptedTensor`).
+        out: dtype of the product; None: that of `x`.
     """
     weights = weight.get_value()
     if isinstance(weights, AdaptedTensor):
@@ -121,7 +120,6 @@ def project(
 def _product(
     spec: str, x: Float[Array, "..."] | Rows, weights: Any, out: DTypeLike | None = None
 ) -> Float[Array, "..."]:
-    """`einsum(spec, x, weights)`, of a weight without adapters."""
     if isinstance(weights, QuantizedTensor):
         return weights.product(x, out)
     x = x if isinstance(x, jax.Array) else dense(x)
@@ -133,9 +131,6 @@ def _product(
 def _changed(
     y: Float[Array, "T ..."], spec: str, x: Float[Array, "..."] | Rows, weights: AdaptedTensor
 ) -> Float[Array, "T ..."]:
-    """`y`, which is `einsum(spec, x, weights.base)`, with what the rows' adapters add. A CPU computes that only in steps of
-    which some row has an adapter; a GPU's branch would wait for the host."""
-
     def changed(y: Float[Array, "T ..."], x: Any, a: Any, b: Any, rows: Any) -> Float[Array, "T ..."]:
         return y + _change(spec, x, replace(weights, a=a, b=b, rows=rows), y.dtype)
 
@@ -143,11 +138,11 @@ def _changed(
         return jax.lax.cond(jnp.any(weights.rows), changed, lambda y, *_: y, y, *operands)
 
     operands = y, x, weights.a, weights.b, weights.rows
+    # a GPU's branch would wait for the host
     return jax.lax.platform_dependent(*operands, cpu=changed_if_any, default=changed)
 
 
 def _change(spec: str, x: Float[Array, "..."] | Rows, weights: AdaptedTensor, out: DTypeLike) -> Float[Array, "T ..."]:
-    """What the rows' adapters add to `einsum(spec, x, weights.base)`."""
     left = spec.split(",")[0]
     inner = weights.own_columns(_product(f"{left},{left[1:]}pc->{left[0]}pc", x, weights.a))
     present = iter(range(inner.shape[1]))
@@ -161,7 +156,7 @@ def _outer(inner: Float[Array, "T C"], b: Float[Array, "C ..."], out: DTypeLike)
 
 
 def biased(y: Float[Array, "T *axes"], bias: nnx.Param[Any] | None) -> Float[Array, "T *axes"]:
-    """Rows with a bias added to each, in models that have one."""
+    """Add a bias to each row, in models that have one."""
     return y if bias is None else y + bias[...].astype(y.dtype)[None]
 
 
@@ -171,6 +166,7 @@ def _by_xla(
     left, right = spec.split("->")[0].split(",")
     shared = [letter for letter in left if letter in right]  # einsum takes them by the alphabet, and copies the weight
     axes = [left.index(letter) for letter in shared], [right.index(letter) for letter in shared]
+    # a GPU's default for float32 would be TF32; 16-bit numbers are summed in float32 anyway
     product = jnp.tensordot(_padded(x), weight, axes, precision=precision(x.dtype), preferred_element_type=out)
     return product[: len(x)]
 
@@ -178,7 +174,6 @@ def _by_xla(
 def _kernel(
     spec: str, x: Float[Array, "..."], weight: Float[Array, "..."], out: DTypeLike
 ) -> Callable[..., Float[Array, "..."]] | None:
-    """The CPU's own code for a product, if there is some."""
     if not native.usable() or num_devices() > 1:
         return None
     from jinfercept.cpu_kernels import dense_product
@@ -212,8 +207,7 @@ def project_gated(
     *,
     activation: Activation = "silu",
 ) -> Float[Array, "T E"]:
-    """A gated feed-forward network, `(act(x @ gate) * (x @ up)) @ down`, of joined matrices `[2, E, F]` and one `[F, E]`;
-    the products with `gate` and `up` may have biases."""
+    """A gated feed-forward network, `(act(x @ gate) * (x @ up)) @ down`, of joined matrices `[2, E, F]` and one `[F, E]`."""
     weights = gate_up.get_value()
     both = weights.base if isinstance(weights, AdaptedTensor) else weights
     if isinstance(both, QuantizedTensor):
@@ -229,14 +223,13 @@ def project_gated(
 
 
 def _project_each(x: Float[Array, "T E"], stack: Float[Array, "G E F"]) -> Float[Array, "G T F"]:
-    """The products of the same rows with several matrices, as one batch: faster than one wide product on a CPU."""
     rows, batch = _padded(x), (((2,), (1,)), ((0,), (0,)))  # sums over E, for every matrix
+    # one batch, which is faster than one wide product on a CPU
     rows = jnp.broadcast_to(rows, (len(stack), *rows.shape))
     return jax.lax.dot_general(rows, stack, batch, precision=precision(x.dtype))[:, : len(x)]
 
 
 def _padded(x: Float[Array, "T *axes"]) -> Float[Array, "R *axes"]:
-    """At least `FEWEST_ROWS` rows, of 16-bit numbers."""
     missing = 0 if x.dtype == jnp.float32 else max(0, FEWEST_ROWS - len(x))
     return jnp.pad(x, ((0, missing), *((0, 0),) * (x.ndim - 1))) if missing else x
 
@@ -244,7 +237,7 @@ def _padded(x: Float[Array, "T *axes"]) -> Float[Array, "R *axes"]:
 def separate_heads(
     qkv: Shaped[Array, "*rows K G2 D"],
 ) -> tuple[Shaped[Array, "*rows H D"], Shaped[Array, "*rows K D"], Shaped[Array, "*rows K D"]]:
-    """Queries, keys and values, of what has them by KV head: its query heads, its key, its value."""
+    """Split rows by KV head, each with its query heads, its key and its value, into queries, keys and values."""
     *rows, num_kv_heads, width, head_dim = qkv.shape
     queries = qkv[..., :-2, :].reshape(*rows, num_kv_heads * (width - 2), head_dim)
     return queries, qkv[..., -2, :], qkv[..., -1, :]
@@ -257,7 +250,7 @@ def rms_norms_of_all_heads(
     k_scale: nnx.Param[Float[Array, "K D"]],
     eps: float,
 ) -> tuple[Float[Array, "T H D"], Float[Array, "T K D"]]:
-    """Queries and keys, each normed over all heads of a token, those of other devices too."""
+    """Norm queries and keys, each over all heads of a token, those of other devices too."""
     squares = jnp.stack([jnp.sum(jnp.square(x.astype(jnp.float32)), axis=(1, 2)) for x in (q, k)])
     q_squares, k_squares = sum_of_devices(squares)
 

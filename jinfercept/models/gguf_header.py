@@ -1,7 +1,7 @@
-"""Reads the header of a GGUF file in a tenth of a second: metadata, and the places of the tensors.
+"""Reads the header of a GGUF file in a tenth of a second: metadata, and the places of the tensors. Format: versions 2 and 3 of
+the GGUF specification, little-endian.
 
-The `gguf` package indexes every element of the header's arrays, which takes seconds for a vocabulary and its merges. Tensors
-are not read here; that package dequantises them. Format: versions 2 and 3 of the GGUF specification, little-endian.
+The `gguf` package, which dequantises tensors, indexes every element of arrays: seconds for a vocabulary and its merges.
 """
 
 import mmap
@@ -49,11 +49,7 @@ class Header(NamedTuple):
 
 
 def read_header(path: Path) -> Header:
-    """The header of a GGUF file.
-
-    Raises:
-        ModelError: the file is missing, or is not a whole GGUF header that this version reads.
-    """
+    """The header of a GGUF file. Raises `ModelError` if the file is missing, or the header is not whole or not supported."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data).header()
@@ -68,8 +64,6 @@ def read_header(path: Path) -> Header:
 
 
 class _Reader:
-    """A cursor over the header's bytes."""
-
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._offset, self._num_values = data, 0, 0
 
@@ -121,7 +115,7 @@ class _Reader:
         return list(struct.unpack(layout, self._take(struct.calcsize(layout))))
 
     def _strings(self, count: int) -> list[str]:
-        """So many strings in a row, of a vocabulary mostly: a tenth of a second goes into them if each one is a `_string`."""
+        # not a `_string` for each: that takes a tenth of a second for a vocabulary
         data, offset, length_of = self._data, self._offset, struct.Struct("<Q").unpack_from
         strings = []
         for _ in range(count):

@@ -1,11 +1,8 @@
 """Checkpoints in `.gguf` files, as llama.cpp's converter writes them: Llama (so also Mistral and Mixtral), Qwen2, Qwen3,
 Qwen3-MoE, Qwen3-Next, Qwen3.5, gpt-oss, OLMo 2, Phi-3, Granite, SmolLM3 and Gemma.
 
-A model may be split into several files (`llama-gguf-split`), of which the first has the metadata.
-
-The converter permutes the rows of Q and K of a Llama, Granite or SmolLM3 so that rotary pairs are neighbours; reading puts them
-half a head apart. Types in `_FORMATS` can be read as they are: their blocks of bytes, whose layouts are those of llama.cpp's
-`ggml-common.h`, become `PackedRows`, number for number; 5 and 6 bits are stored in 8. The `gguf` package dequantises all types.
+Types in `_FORMATS` can be read as they are: their blocks of bytes, whose layouts are those of llama.cpp's `ggml-common.h`,
+become `PackedRows`, number for number; 5 and 6 bits are stored in 8. The `gguf` package dequantises all types.
 """
 
 import math
@@ -33,7 +30,7 @@ type Blocks = UInt8[np.ndarray, "R B bytes"]
 
 
 def packed_rows(rows: UInt8[np.ndarray, "R bytes"], kind: int) -> PackedRows:
-    """Rows of a tensor, of one of the types in `PACKINGS`."""
+    """Read rows of a tensor of one of the types in `PACKINGS`."""
     of_type = GGMLQuantizationType(kind)
     return _FORMATS[of_type.name].read(rows.reshape(len(rows), -1, GGML_QUANT_SIZES[of_type][1]))
 
@@ -105,7 +102,6 @@ def _flat(blocks: Shaped[np.ndarray, "R ..."]) -> Shaped[np.ndarray, "R _"]:
 
 
 def _halves(blocks: Blocks, start: int) -> Shaped[np.ndarray, "R B"]:
-    """The float16 numbers at a byte of all blocks."""
     return np.ascontiguousarray(blocks[..., start : start + 2]).view(np.float16)[..., 0]
 
 
@@ -133,6 +129,7 @@ def _scales_and_offsets(blocks: Blocks) -> tuple[Float32[np.ndarray, "R G"], Flo
 
 
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+# the converter makes rotary pairs neighbours in the rows of their Q and K; reading puts them half a head apart
 _PERMUTING = ("llama", "granite", "smollm3")
 _PERMUTED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
 _FUSED: Fused = {
@@ -239,24 +236,19 @@ _VALUES = 32768
 
 @dataclass(frozen=True)
 class GGUFCheckpoint:
-    """An opened model: its config, and the places of its tensors; `permuted` if its Q and K have rotary pairs side by side,
-    `tiled` if its value heads are (`RecurrentNames`)."""
+    """An opened model: its config, and the places of its tensors."""
 
     config: ModelConfig
     shapes: Mapping[str, tuple[int, ...]]
-    permuted: bool
-    tiled: bool
+    permuted: bool  # Q and K have rotary pairs side by side
+    tiled: bool  # value heads are tiled (`RecurrentNames`)
     _files: Mapping[str, Path]
     _tensors: Mapping[str, TensorInfo]
     _rows: Mapping[str, StoredRows]
 
     @classmethod
     def open(cls, file: Path, *, draft_layer: bool = False) -> "GGUFCheckpoint":
-        """Read the headers.
-
-        Args:
-            file: the model's only file, or its first.
-            draft_layer: whether the layer that drafts is read, too.
+        """Read the headers of a model, of which `file` is the only one or the first. `draft_layer`: with the layer that drafts.
 
         Raises:
             ModelError: not a GGUF file, not a model of a supported family, metadata or a part missing, or an unsupported
@@ -301,11 +293,9 @@ class GGUFCheckpoint:
 
     @property
     def quantization(self) -> str | None:
-        """See `Checkpoint`."""
         return "gguf" if any(self.packing(name) is not None for name in self.shapes) else None
 
     def packing(self, name: str) -> Packing | None:
-        """See `Checkpoint`."""
         if name in self._rows:
             return self._rows[name].packing(self._packing_of)
         packing, delta = self._packing_of(name), self.config.delta_net
@@ -330,7 +320,6 @@ class GGUFCheckpoint:
         return halves_apart(values, self.config.head_dim) if self._is_permuted(name) else values
 
     def read_packed(self, name: str, rows: slice) -> PackedRows:
-        """See `Checkpoint`."""
         if name in self._rows:
             return self._rows[name].read_packed(rows, self._packing_of, self._packed)
         packed = self._packed(name, rows)
@@ -361,7 +350,7 @@ class GGUFCheckpoint:
 
 
 def _parts(file: Path, metadata: Mapping[str, Any]) -> list[Path]:
-    """The files of a model, this one first. Raises `ModelError` if it is another than the first, or one is missing."""
+    # `llama-gguf-split` splits a model into several files, of which the first has the metadata
     count, place = metadata.get("split.count", 1), metadata.get("split.no", 0)
     if count in (0, 1):
         return [file]
@@ -382,7 +371,6 @@ def _parts(file: Path, metadata: Mapping[str, Any]) -> list[Path]:
 
 
 def _check_sizes(file: Path, tensors: Mapping[str, TensorInfo]) -> None:
-    """Raise `ModelError` for a tensor that is not within the file."""
     size = file.stat().st_size
     for name, tensor in tensors.items():
         block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.kind)]
@@ -396,7 +384,6 @@ def _check_sizes(file: Path, tensors: Mapping[str, TensorInfo]) -> None:
 
 
 def _values(file: Path, tensor: TensorInfo, rows: slice = slice(None)) -> Float[np.ndarray, "..."]:
-    """Rows of a tensor, dequantised."""
     kind = gguf.GGMLQuantizationType(tensor.kind)
     data = _bytes(file, tensor).view(np.ndarray)  # each slice of a memmap costs time
     if len(tensor.shape) == 1:
@@ -408,7 +395,6 @@ def _values(file: Path, tensor: TensorInfo, rows: slice = slice(None)) -> Float[
 
 
 def _bytes(file: Path, tensor: TensorInfo) -> UInt8[np.ndarray, "..."]:
-    """A tensor as it lies in the file."""
     stored = gguf.quants.quant_shape_to_byte_shape(tensor.shape, gguf.GGMLQuantizationType(tensor.kind))
     try:
         return np.memmap(file, np.uint8, "r", tensor.offset, stored)

@@ -1,7 +1,5 @@
-"""GPT-J: one layer norm feeds attention and feed-forward in parallel, rotary on part of each head.
-
-Weights lie `[in, out]`, queries, keys and values joined (`joined_weights.py`).
-"""
+"""GPT-J: one layer norm feeds attention and feed-forward in parallel, rotary on part of each head. Weights lie `[in, out]`,
+queries, keys and values joined (`joined_weights.py`)."""
 
 import jax
 import jax.numpy as jnp

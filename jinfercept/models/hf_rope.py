@@ -1,8 +1,8 @@
 """Reads the rotary embedding of a Llama or a relative of it from `rope_parameters`, as transformers makes them of any config.
 
 `longrope` is its short factors up to the original length, and `dynamic` no scaling up to `max_position_embeddings`. Longer
-sequences turn by other numbers from their beginning: those of an engine do if its `max_model_len` is above that length, and
-are no longer otherwise. `dynamic` then has the numbers of its longest sequence.
+sequences turn by other numbers from their beginning. All sequences of an engine do if its `max_model_len` is above that length,
+and `dynamic` then has the numbers of the longest; otherwise none is longer.
 """
 
 import logging
@@ -58,15 +58,11 @@ class Rope(NamedTuple):
 def ropes_from_hf(
     config: Mapping[str, Any], head_dim: int, architecture: str, near_dim: int | None = None
 ) -> tuple[Rope, RopeConfig | None]:
-    """The rotary embedding, and that of layers with a window if it is another one.
+    """The rotary embedding of a `config.json` that transformers filled up, and that of layers with a window if it is another
+    one.
 
-    Args:
-        config: the parsed `config.json`, filled up by transformers.
-        architecture: a name in `ARCHITECTURES`.
-        near_dim: the head dim of layers with a window, if it is another one.
-
-    Raises:
-        ModelError: the scaling is not supported, or something in it is missing, wrong or not understood.
+    `architecture` is a name in `ARCHITECTURES`, `near_dim` the head dim of layers with a window if it is another one. Raises
+    `ModelError` if the scaling is not supported, or something in it is missing, wrong or not understood.
     """
     stated, longest = config.get("rope_parameters") or {}, config["max_position_embeddings"]
     if architecture not in BY_LAYER_TYPE:
@@ -126,7 +122,6 @@ def check_rope_objects(config: Mapping[str, Any]) -> None:
 
 
 def _rotary_share(rope: Mapping[str, Any]) -> float:
-    """`partial_rotary_factor`. Raises `ModelError` if it is no part of a head."""
     share = rope.get("partial_rotary_factor")
     if share is None:
         return 1.0
@@ -139,7 +134,6 @@ def _rotary_share(rope: Mapping[str, Any]) -> float:
 
 
 def _rotary_dim(share: float, head_dim: int, architecture: str) -> int:
-    """The dimensions of a head that turn."""
     if share == 1:
         return head_dim
     if not ARCHITECTURES[architecture].turns_partly:

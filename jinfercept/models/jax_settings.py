@@ -1,8 +1,7 @@
 """The settings of JAX under which models are loaded and served, whatever the caller of an engine has set.
 
-A setting of JAX has a global value, and values of single threads, which come first. `own_settings` sets those that change how
-functions are traced, compiled or allowed to move arrays, for the thread that enters it. JAX caches the trace of a function by
-these settings: with the same ones at the start and later, nothing is compiled again.
+A setting has a global value, and values of single threads, which come first. JAX caches the trace of a function by those that
+change how it is traced, compiled or allowed to move arrays: with the same ones at the start and later, nothing compiles again.
 """
 
 from collections.abc import Callable, Iterator
@@ -50,7 +49,7 @@ _REFUSED = {
 
 
 def check_settings() -> None:
-    """Raise `ConfigError` for a setting of JAX that changes what an engine compiles, and that `own_settings` cannot set."""
+    """Raise `ConfigError` for a setting that changes what an engine compiles, and that `own_settings` cannot set."""
     for name, value in _REFUSED.items():
         if (current := getattr(jax.config, name, value)) != value:
             fix = f"jax.config.update({name!r}, {value!r})"
@@ -63,14 +62,8 @@ def check_settings() -> None:
 
 @contextmanager
 def own_settings(device: Any = None) -> Iterator[None]:
-    """Use the engine's settings of JAX in this thread, without a mesh; those of other threads stay.
-
-    Args:
-        device: on which arrays are made that have no place; None: the caller's default device.
-
-    Raises:
-        ConfigError: JAX traces a function in this thread.
-    """
+    """Use the engine's settings of JAX in this thread, without a mesh. Arrays that have no place are made on `device`; None:
+    the caller's default. Raises `ConfigError` if JAX traces a function in this thread."""
     with ExitStack() as stack:
         try:
             stack.enter_context(jax.set_mesh(None))

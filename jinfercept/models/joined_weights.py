@@ -1,9 +1,7 @@
 """Weights that multiply the same rows, joined into one array, so that a layer has one product instead of two or three.
 
-Checkpoints, converted models and weights given in memory have them apart: `q`, `k`, `v`, and `gate`, `up`; so have models on a
-CPU without kernels (`model.joins`). They are joined when they are loaded. The query heads of a KV head, its key and its value
-lie side by side, a gate beside its up: the axis of the KV heads and the last axis can be cut among devices. Experts have gates
-and ups in one stack everywhere but on TPUs (`model.parts_experts`).
+They are joined when they are loaded: checkpoints, converted models and weights given in memory have them apart. So have models
+on a CPU without kernels (`model.joins`). Experts have gates and ups in one stack, but on TPUs (`model.parts_experts`).
 """
 
 from collections.abc import Callable
@@ -23,6 +21,8 @@ from jinfercept.models.quantized import QuantizedTensor, is_quantized
 from jinfercept.models.sharding import partition_spec
 from jinfercept.pallas.layouts.expert_sides import ExpertSides
 
+# The query heads of a KV head, its key and its value lie side by side, a gate beside its up: so devices can cut the
+# axis of the KV heads, and the last axis.
 JOINED = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias")}
 """Names of joined weights of attention, and those of their parts."""
 SIDES = {"gate_up": ("gate", "up"), "gate_up_bias": ("gate_bias", "up_bias")}
@@ -30,12 +30,12 @@ SIDES = {"gate_up": ("gate", "up"), "gate_up_bias": ("gate_bias", "up_bias")}
 
 
 def serve(params: Params) -> Params:
-    """The weights as a model on JAX's default backend computes with them, of weights that are apart or joined already."""
+    """Join weights, or take them apart, as a model on JAX's default backend computes with them."""
     return params._replace(layers=tuple(map(serve_layer, params.layers)))
 
 
 def serve_layer(layer: Weights) -> Weights:
-    """One layer's weights as a model on JAX's default backend computes with them. See `join_layer`."""
+    """Join one layer's weights, or take them apart, as a model on JAX's default backend computes with them."""
     return join_layer(layer) if joins() and joinable(layer) else separate_layer(layer)
 
 
@@ -50,16 +50,15 @@ def joinable(layer: Weights) -> bool:
 
 
 def separate(params: Params) -> Params:
-    """The weights apart, of those that are joined."""
+    """Take apart the weights that are joined."""
     return params._replace(layers=tuple(map(separate_layer, params.layers)))
 
 
 def join_layer(layer: Weights) -> Weights:
-    """One layer's weights, joined, on the device where they are. The first call compiles, later ones of the same shapes do not.
+    """Join one layer's weights, on the device where they are. The first call compiles, later ones of the same shapes do not.
 
-    Args:
-        layer: q `[..., H, D]`, k and v `[..., K, D]` become qkv `[..., K, H / K + 2, D]`; gate and up `[E, F]` become
-            gate_up `[2, E, F]`; where experts have sides apart, their stack becomes `ExpertSides`; the others stay.
+    q `[..., H, D]`, k and v `[..., K, D]` become qkv `[..., K, H / K + 2, D]`; gate and up `[E, F]` become gate_up `[2, E, F]`.
+    Where experts have sides apart, their stack becomes `ExpertSides`.
     """
     if is_joined(layer) or (
         not {JOINED["qkv"][0], SIDES["gate_up"][0]} & layer.keys() and not _parts_experts_of(layer)
@@ -88,7 +87,6 @@ def _join(layer: Weights) -> Weights:
 
 
 def _parts_experts_of(layer: Weights) -> bool:
-    """Whether a layer's experts get sides apart."""
     return parts_experts() and not isinstance(layer.get(EXPERT_SIDES), QuantizedTensor | ExpertSides | None)
 
 
@@ -97,8 +95,6 @@ _join_layer = jax.jit(_join)
 
 @cache
 def _joining(mesh: ModelMesh) -> Callable[[Weights], Weights]:
-    """As `_join_layer`, each of several devices with its parts."""
-
     def join(layer: Weights) -> Weights:
         apart, joined = (
             {name: partition_spec(name, weight) for name, weight in weights.items()}

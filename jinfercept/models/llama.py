@@ -1,11 +1,10 @@
 """Llama: RMS norm, rotary grouped-query attention, gated SiLU (arXiv 2302.13971, 2307.09288).
 
-SmolLM2, Vicuna and Mistral are the same; Ministral 3 has longer queries behind its original context; Qwen2 adds biases to the
-projections of attention (arXiv 2407.10671), Qwen3 norms of queries and keys (arXiv 2505.09388); the other projections may have
-biases too. OLMo 2 norms outputs in place of inputs, and queries and keys over all heads (arXiv 2501.00656); Granite multiplies
-what is added to the stream. Mixtral (arXiv 2401.04088) and Qwen3-MoE have experts in place of the one feed-forward network
-(`experts.py`). Some layers of SmolLM3 turn nothing, and OLMo 3's with a window turn in another way than the others: their kind
-says so.
+SmolLM2, Vicuna and Mistral are the same; Ministral 3 has longer queries behind its original context. Qwen2 adds biases to the
+projections of attention (arXiv 2407.10671), Qwen3 norms of queries and keys (arXiv 2505.09388). OLMo 2 norms outputs in place
+of inputs, and queries and keys over all heads (arXiv 2501.00656). Granite multiplies what is added to the stream. Mixtral
+(arXiv 2401.04088) and Qwen3-MoE have experts in place of the one feed-forward network (`experts.py`). Some layers of SmolLM3
+turn nothing, and OLMo 3's with a window turn in another way: their kind says so.
 
 Gemma 1, 2 and 3 (arXiv 2403.08295, 2408.00118, 2503.19786) have norms around attention and feed-forward, GELU gates and scaled
 embeddings; their norms multiply by one plus their weight, in float32. Gemma 2 caps scores and logits; in Gemma 2 and 3 some
@@ -89,11 +88,9 @@ class LlamaLayer(Block):
         return self._added(x, self._fed(self._rows(x, self.ffn_norm), attend), self.ffn_post_norm), kv
 
     def _summed(self, attended: Float[Array, "T H D"]) -> Float[Array, "T E"]:
-        """The partial sum over the heads."""
         return biased_once(project("thd,hde->te", attended, self.o), self.o_bias)
 
     def _fed(self, y: Rows, attend: object) -> Float[Array, "T E"]:
-        """The partial sum of the feed-forward network or the experts."""
         if (experts := self.experts) is None:
             return self._of_network(y)
         rows = dense(y)
@@ -126,23 +123,17 @@ class LlamaLayer(Block):
         return biased_once(fed, self.down_bias)
 
     def _inner(self, y: Rows, gate: tuple[Any, ...], up: tuple[Any, ...]) -> Float[Array, "T F"]:
-        """What the last product of a feed-forward network reads.
-
-        Args:
-            gate, up: the weights, maybe with biases; the gate's is None in networks that have none.
-        """
+        # networks without gates have no gate's weight
         sides = [project("te,ef->tf", y, *side) for side in (gate, up) if side[0] is not None]
         return gated(*sides, activation=self.config.activation)
 
     def _shared(self, y: Float[Array, "T E"]) -> Float[Array, "T E"]:
-        """The partial sum of the expert that computes every token, times its gate if it has one."""
         fed = project("tf,fe->te", self._inner(y, (self.shared_gate,), (self.shared_up,)), self.shared_down)
         return fed if self.shared_factor is None else jax.nn.sigmoid(project("te,ef->tf", y, self.shared_factor)) * fed
 
     def _attended[KV](
         self, y: Rows, positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
     ) -> tuple[Float[Array, "T H D"], KV]:
-        """The result of attention for the normed rows."""
         config, eps, rope = self.config, self.config.norm_eps, self.rope
         scoring = self.scoring if self.sinks is None else self.scoring._replace(sinks=self.sinks[...])
         fused = scoring.is_plain and not (config.qk_row_norm or config.norms_plus_one or rope.query_growth)
@@ -166,13 +157,11 @@ class LlamaLayer(Block):
         return attended if gates is None else attended * jax.nn.sigmoid(gates), kv
 
     def _rows(self, x: Float[Array, "T E"], norm: nnx.Param[Float[Array, "E"]] | None) -> Rows:
-        """What goes into a product, normed in models that do so."""
         return x if norm is None else normed_rows(x, norm, self.config)
 
     def _added(
         self, x: Float[Array, "T E"], y: Float[Array, "T E"], norm: nnx.Param[Float[Array, "E"]] | None
     ) -> Float[Array, "T E"]:
-        """The stream with a partial sum, which is multiplied or whose sum is normed first in models that do so."""
         if self.config.residual_multiplier != 1.0:
             y = y * self.config.residual_multiplier
         return add_partial_sums(x, y) if norm is None else x + normed(sum_of_devices(y), norm, self.config)
@@ -187,12 +176,12 @@ def heads_of(layer: Block, y: Rows) -> tuple[Float[Array, "T H D"], Float[Array,
 
 
 def normed_rows(x: Float[Array, "T E"], norm: nnx.Param[Float[Array, "E"]], config: ModelConfig) -> Rows:
-    """Rows behind a norm as the model has it; a product may compute the usual one."""
+    """Rows behind the model's norm; a product may compute the usual one."""
     return normed(x, norm, config) if config.norms_plus_one else Normed(x, norm[...], config.norm_eps)
 
 
 def normed(x: Float[Array, "... E"], norm: nnx.Param[Float[Array, "E"]], config: ModelConfig) -> Float[Array, "... E"]:
-    """The last axis behind a norm as the model has it."""
+    """The last axis behind the model's norm."""
     if not config.norms_plus_one:
         return rms_normed(x, norm[...], config.norm_eps)
     wide = x.astype(jnp.float32)
@@ -201,7 +190,7 @@ def normed(x: Float[Array, "... E"], norm: nnx.Param[Float[Array, "E"]], config:
 
 
 def biased_once(y: Float[Array, "T E"], bias: nnx.Param[Float[Array, "E"]] | None) -> Float[Array, "T E"]:
-    """A partial sum with its bias, in models that have one."""
+    """A partial sum over devices with its bias, which one device adds, in models that have one."""
     return y if bias is None else y + on_first_device(bias[...])[None]
 
 

@@ -1,7 +1,6 @@
 """Loads a model by name: its weights, tensor by tensor, onto the device in the requested dtype.
 
-Every tensor's name and shape is checked against the config before the first is read. Formats are in `hf_weights.py`,
-`gguf_weights.py` and `converted.py`.
+Every tensor's name and shape is checked against the config before the first is read.
 """
 
 from collections.abc import Mapping
@@ -49,7 +48,7 @@ class Loaded[M: ServedModel]:
     source: Path | None
 
     def for_length(self, max_model_len: int | None) -> "Loaded[M]":
-        """The model for sequences of up to so many tokens, see `ModelConfig.for_length`."""
+        """The model for sequences of at most `max_model_len` tokens, see `ModelConfig.for_length`."""
         if not isinstance(self.model, Model):
             return self
         return replace(self, model=replace(self.model, config=self.model.config.for_length(max_model_len)))
@@ -70,12 +69,11 @@ def load(
 
     Args:
         model: a Hugging Face directory, or its id on the hub (`owner/name`, `owner/name@revision`), a directory that
-            `jinfercept convert` wrote, a `.gguf` file, or `smollm2-135m`; for dummy weights also a
-            directory with only a `config.json`, or a config.
+            `jinfercept convert` wrote, a `.gguf` file, or `smollm2-135m`; for dummy weights also a directory with only a
+            `config.json`, or a config.
         dtype: of weights and activations; `auto` is float32 on the CPU, where bfloat16 is slow, and bfloat16 elsewhere.
-        load_format: `dummy` makes random weights instead of reading any.
-        seed: of the dummy weights.
-        mesh: the devices that serve the model; by default JAX's default device.
+        load_format: `dummy` makes random weights, by `seed`, instead of reading any.
+        mesh: None: JAX's default device.
         quantization: see `keeps_quantized`.
         activation_dtype: `int8`: rows are rounded to 8 bits before they are multiplied with quantised weights of 4 or 8 bits.
         draft_layer: whether the layer that drafts is loaded, too.
@@ -91,7 +89,6 @@ def load(
 
 
 def _with_int8_rows(shapes: Params, checkpoint: Checkpoint, quantization: str, num_devices: int) -> Params:
-    """The shapes of weights whose products round their rows. Raises `ModelError` if there is no weight for them."""
     shapes = jax.tree.map(
         lambda shape: shape.of_int8_rows() if is_quantized(shape) else shape, shapes, is_leaf=is_quantized
     )
@@ -144,7 +141,7 @@ def bytes_to_load(
     quantization: str = "auto",
     draft_layer: bool = False,
 ) -> int:
-    """Memory of a model's weights on each of so many devices, without loading it. Arguments and errors as `load`'s."""
+    """Bytes of a model's weights on each of `num_devices`, without loading it. Arguments and errors as `load`'s."""
     if isinstance(model, ModelConfig) or load_format == "dummy":
         config = _config(model, draft_layer)
         return param_bytes(Model(config).on_devices(num_devices).config, dtype, num_devices)
@@ -154,20 +151,16 @@ def bytes_to_load(
 
 
 def quantization_of(model: str | Path) -> str | None:
-    """Name of the format of a model's quantised weights; None: there are none. Raises `ModelError` as `load` does."""
+    """The format of a model's quantised weights; None: there are none. Raises `ModelError` as `load` does."""
     return _open(locate(model), weights=False).quantization
 
 
 def keeps_quantized(checkpoint: Checkpoint, quantization: str, num_devices: int = 1) -> bool:
-    """Whether quantised weights of a checkpoint stay quantised on the device.
+    """Whether quantised weights of a checkpoint stay quantised on the device. Raises `ModelError` if it has none of this
+    format.
 
-    Args:
-        quantization: the name of the checkpoint's format: they stay; `none`: they are dequantised while they are loaded;
-            `auto`: they stay, but for GGUF files on CPUs without kernels for them, and on several.
-        num_devices: that serve the model.
-
-    Raises:
-        ModelError: the checkpoint has no weights of this format.
+    The name of the checkpoint's format keeps them; `none` dequantises them while they are loaded; `auto` keeps them, but for
+    GGUF files on a CPU without kernels for them, and on several CPUs.
     """
     stored_format = checkpoint.quantization
     if quantization not in ("auto", "none", stored_format):
@@ -183,15 +176,13 @@ def keeps_quantized(checkpoint: Checkpoint, quantization: str, num_devices: int 
 
 
 def dtype_name(dtype: str) -> str:
-    """The dtype that `auto` stands for on the default device; any other name is itself."""
+    """The dtype that `auto` stands for on JAX's default backend; any other name is itself."""
     return ("float32" if jax.default_backend() == "cpu" else "bfloat16") if dtype == "auto" else dtype
 
 
 def read_config(model: str | Path, *, draft_layer: bool = False) -> ModelConfig:
-    """The config of a model that `load` would load. Raises `ModelError` as `load` does.
-
-    The weights of a directory of Hugging Face may not be there, or be of a kind that is not served.
-    """
+    """The config of a model that `load` would load. Raises `ModelError` as `load` does, but the weights of a Hugging Face
+    directory may be missing, or of a kind that is not served."""
     source = locate(model)
     if _kind(source) == "hf":
         return read_hf(source, draft_layer=draft_layer)
@@ -210,7 +201,6 @@ def locate(model: str | Path) -> Path:
 
 
 def _open(source: Path, *, weights: bool = True, draft_layer: bool = False) -> Checkpoint:
-    """A checkpoint; its weights have to be there unless they may be downloaded later."""
     kind = _kind(source)
     match kind:
         case "gguf":
@@ -253,7 +243,6 @@ def _find(model: str | Path, *, weights: bool) -> Path:
 def _served_shapes(
     checkpoint: Checkpoint, served: ModelConfig, dtype: str, num_devices: int, quantization: str
 ) -> Params:
-    """The shapes of the weights as so many devices serve them, apart and every one once."""
     cut = untied(checkpoint.config, abstract_params(served, dtype, joined=False, num_devices=num_devices))
     return (
         keep_quantized(checkpoint, cut, num_devices) if keeps_quantized(checkpoint, quantization, num_devices) else cut
@@ -261,8 +250,8 @@ def _served_shapes(
 
 
 def lazy_params(model: str | Path, dtype: str, mesh: ModelMesh, *, draft_layer: bool = False) -> Params:
-    """A model's weights as `LazyWeight`s, dequantised, apart and every one once. Arguments and errors are those of `load`, but
-    that what cannot be read is said when it is."""
+    """A model's weights as `LazyWeight`s, dequantised, apart and each once. Arguments and errors are those of `load`, but a
+    weight that cannot be read raises when it is made."""
     settled = own_settings(mesh.local_devices[0])
     with own_settings(mesh.local_devices[0]):
         checkpoint = _open(_find(model, weights=True), draft_layer=draft_layer)
@@ -273,8 +262,6 @@ def lazy_params(model: str | Path, dtype: str, mesh: ModelMesh, *, draft_layer: 
 
 
 def _read_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMesh) -> Params:
-    """The weights, of the shapes in `cut`."""
-
     def read(block: Weights) -> Weights:
         return {name: weight.make() for name, weight in block.items()}
 
@@ -287,7 +274,6 @@ def _read_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMes
 
 
 def _lazy_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMesh) -> Params:
-    """The weights as `LazyWeight`s, of the shapes in `cut`. All shapes are checked."""
     config, names = checkpoint.config, checkpoint.names
     expected = untied(config, abstract_params(config, dtype, joined=False))
     expected_shapes = _stored(names.embed, expected.embed, 0) | _stored(names.head, expected.head, 0)
@@ -318,14 +304,12 @@ def _lazy_params(checkpoint: Checkpoint, cut: Params, dtype: str, mesh: ModelMes
 
 
 def _stored(names: Mapping[str, StoredTensor | StoredExperts], block: Weights, i: int) -> dict[str, tuple[int, ...]]:
-    """The shapes that a block's tensors should have in the checkpoint."""
     return {name: shape for ours, leaf in block.items() for name, shape in names[ours].tensors(leaf.shape, i).items()}
 
 
 def _check(
     expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...]
 ) -> None:
-    """Raise one `ModelError` for all tensors that do not fit: an ignored tensor could change the output of the model."""
     if not stored:
         raise ModelError(
             "the model has no weights",
@@ -337,6 +321,7 @@ def _check(
         for name, shape in expected.items()
         if stored.get(name) != shape
     ]
+    # a tensor that is left out could change the output of the model
     wrong += [f"{name} not expected" for name in stored if name not in expected and not name.endswith(ignored)]
     if wrong:
         more = [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []

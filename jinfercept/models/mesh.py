@@ -18,11 +18,7 @@ EVERYWHERE = PartitionSpec()
 
 @dataclass(frozen=True)
 class ModelMesh:
-    """One device, or several in a line, along which arrays are cut.
-
-    Attributes:
-        devices: of JAX, different ones of one platform.
-    """
+    """One device, or several in a line, along which arrays are cut: different devices of one platform."""
 
     devices: tuple[Any, ...]
 
@@ -36,7 +32,6 @@ class ModelMesh:
 
     @property
     def size(self) -> int:
-        """Number of devices."""
         return len(self.devices)
 
     @property
@@ -51,12 +46,9 @@ class ModelMesh:
         return NamedSharding(self._mesh, spec, memory_kind="device")
 
     def on_parts[**P, R](self, function: Callable[P, R], specs: tuple[Any, ...], out: Any) -> Callable[P, R]:
-        """The function on every device's parts of its arguments; on one device, the function itself.
-
-        Args:
-            function: computes with parts; see `parallel.py` for what devices exchange.
-            specs, out: how arguments and results are cut: trees of partition specs, or their first levels.
-        """
+        """The function on every device's parts of its arguments; on one device, the function itself. `specs` and `out` say how
+        arguments and results are cut, as trees of partition specs or their first levels; `parallel.py` has what devices
+        exchange."""
         if self.size == 1:
             return function
         return jax.shard_map(function, mesh=self._mesh, in_specs=specs, out_specs=out, check_vma=False)
@@ -75,7 +67,7 @@ def mesh_of(array: Placed) -> ModelMesh:
 
 
 def beside(array: Placed, spec: PartitionSpec = EVERYWHERE) -> Sharding:
-    """The placement of another array on the devices of this one; the spec counts where these are several."""
+    """The placement of another array on the devices of this one. One device has all of it, whatever the spec."""
     sharding = cast(Sharding, array.sharding)
     if not isinstance(sharding, NamedSharding):
         return sharding
@@ -85,27 +77,18 @@ def beside(array: Placed, spec: PartitionSpec = EVERYWHERE) -> Sharding:
 
 
 def place(arrays: Any, sharding: Sharding) -> Any:
-    """Arrays of numpy on devices. Every process that has some of the devices has the same arrays; nothing compares them.
-
-    Args:
-        arrays: a tree of arrays.
-        sharding: of all of them.
-    """
+    """Put a tree of numpy arrays on devices. Every process that has some of the devices must have the same arrays; nothing
+    compares them."""
     if sharding.is_fully_addressable:
         return jax.device_put(arrays, sharding)
     return jax.tree.map(lambda leaf: jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__), arrays)
 
 
 def move(arrays: Sequence[Any], sharding: Sharding) -> list[Any]:
-    """Arrays, or trees of arrays, copied to another memory of the devices that they are on, each device's part by itself.
-
-    JAX would compile the copy of an array that other processes have parts of, and run it between the steps.
-
-    Args:
-        sharding: as theirs, but for the memory.
-    """
+    """Copy arrays, or trees of arrays, to another memory of their devices; `sharding` is theirs, but for the memory."""
     if sharding.is_fully_addressable:
         return jax.device_put(list(arrays), sharding)
+    # JAX would compile the copy of an array that other processes have parts of, and run it between the steps.
     leaves, tree = jax.tree.flatten(list(arrays))
     parts = [shard.data for array in leaves for shard in array.addressable_shards]
     copied = iter(jax.device_put(parts, [part.sharding.with_memory_kind(sharding.memory_kind) for part in parts]))
@@ -125,12 +108,8 @@ def local_bytes(array: Placed) -> int:
 
 
 def over_devices[**P, R](function: Callable[P, R], arguments: tuple[Any, ...], out: Any = EVERYWHERE) -> Callable[P, R]:
-    """The function on every device's parts of such arguments, see `ModelMesh.on_parts`.
-
-    Args:
-        arguments: arrays or shapes with shardings; those without are whole on every device.
-        out: how the results are cut.
-    """
+    """The function on every device's parts of its arguments, see `ModelMesh.on_parts`: arrays or shapes with shardings; those
+    without are whole on every device."""
     placed = [leaf for leaf in jax.tree.leaves(arguments) if getattr(leaf, "sharding", None) is not None]
     return mesh_of(placed[0]).on_parts(function, specs_of(arguments), out)
 

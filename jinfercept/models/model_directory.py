@@ -1,7 +1,4 @@
-"""A model's files: regular ones in its directory, the JSON among them whole, or a repository of the Hugging Face hub.
-
-A repository's needed files are downloaded into the hub's own cache; without a connection, the cached ones are used.
-"""
+"""A model's files: regular ones in its directory, the JSON among them whole, or a repository of the Hugging Face hub."""
 
 import json
 import re
@@ -26,10 +23,8 @@ def read_json(file: Path) -> Any:
 
 
 def check_model_directory(directory: Path) -> None:
-    """Raise `ModelError` for a pipe, a socket, a device, a directory or a dead link where a model has a file.
-
-    Opening one may wait for ever. Names that no file of a model has are not looked at.
-    """
+    """Raise `ModelError` for a pipe, a socket, a device, a directory or a dead link with a name like that of a model's file:
+    opening one may wait for ever."""
     try:
         files = [path for path in directory.iterdir() if path.suffix in _OPENED]
     except OSError as error:
@@ -64,14 +59,10 @@ def is_hub_id(name: str) -> bool:
 
 
 def fetch_repository(name: str, *, weights: bool) -> Path:
-    """A directory with the repository's config and tokenizer, and with its weights if asked for.
-
-    Torch's own files are only downloaded where there are no `.safetensors`.
-
-    Raises:
-        ModelError: the repository is not in the cache and cannot be downloaded.
-    """
+    """The directory of a repository in the hub's own cache, with its config and tokenizer, and its weights if asked for. Needed
+    files are downloaded; without a connection, the cached ones are used. Raises `ModelError` if there are none."""
     directory = _download(name, (*_SETTINGS, "*.safetensors") if weights else _SETTINGS)
+    # torch's own files only where there are no others
     if weights and not any(directory.glob("*.safetensors")):
         directory = _download(name, (*_SETTINGS, "pytorch_model*.bin"))
     return directory

@@ -33,12 +33,7 @@ class Mamba2Layer(DeltaNetLayer):
     def _attended[KV](
         self, y: Rows, positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
     ) -> tuple[Float[Array, "T H D"], KV]:
-        """As of attention.
-
-        Args:
-            kv: the layer's states, as `state_arrays` says.
-            attend: the `StateRows`.
-        """
+        # in place of attention, `attend` is the `StateRows` and `kv` the states, as `state_arrays` says
         sizes, rows, (tokens, states) = self._sizes, cast(StateRows, attend), cast(Any, kv)
         params = (self.delta_taps, self.mamba_taps_bias, self.delta_step_bias, self.delta_decay, self.mamba_skip)
         taps, taps_bias, step_bias, decay, skip = (param[...].astype(jnp.float32) for param in params)

@@ -1,7 +1,4 @@
-"""`PackedRows`: rows of a quantised weight as a checkpoint has them, an output each, before devices get them in blocks.
-
-`gguf_weights.py` and `quantized_formats.py` make such rows.
-"""
+"""`PackedRows`: rows of a quantised weight as a checkpoint has them, an output each, before devices get them in blocks."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
@@ -15,21 +12,13 @@ _SIGNED_E2M1 = np.array([*E2M1, *(-number for number in E2M1)], np.float32)
 
 
 class Packing(NamedTuple):
-    """How a weight's numbers are stored.
+    """How a weight's numbers are stored."""
 
-    Attributes:
-        values: type of the stored numbers; uint32 has eight of 4 bits.
-        group: neighbouring inputs of a column that have the same scale.
-        scales: type of scales and offsets; uint8 of the exponents of MXFP4, see `packed_weights.py`.
-        offset: whether there are offsets.
-        zero: subtracted from the stored numbers.
-    """
-
-    values: str
-    group: int
-    scales: str = "float16"
+    values: str  # dtype of the stored numbers; uint32 has eight of 4 bits
+    group: int  # neighbouring inputs of a column that have the same scale
+    scales: str = "float16"  # of offsets too; uint8: exponents of MXFP4, see `packed_weights.py`
     offset: bool = False
-    zero: int = 0
+    zero: int = 0  # subtracted from the stored numbers
 
     @property
     def per_value(self) -> int:
@@ -38,15 +27,11 @@ class Packing(NamedTuple):
 
 
 class PackedRows(NamedTuple):
-    """Rows of a weight.
+    """Rows of a quantised weight."""
 
-    Attributes:
-        values: int8 `[rows, K]`, or uint32 `[rows, K / 8]`: 4-bit numbers, in the order of `packed_weights.ORDER`.
-        scales, offsets: `[rows, K / group]`; None: no offsets.
-    """
-
+    # int8 [rows, K], or uint32 [rows, K / 8]: 4-bit numbers in the order of `packed_weights.ORDER`
     values: Shaped[np.ndarray, "R _"]
-    scales: Shaped[np.ndarray, "R G"]
+    scales: Shaped[np.ndarray, "R G"]  # [rows, K / group]
     offsets: Shaped[np.ndarray, "R G"] | None = None
 
     @classmethod
@@ -56,7 +41,7 @@ class PackedRows(NamedTuple):
         scales: Shaped[np.ndarray, "R G"],
         offsets: Shaped[np.ndarray, "R G"] | None = None,
     ) -> Self:
-        """Packs numbers of 0 to 15, of type uint8."""
+        """Pack numbers of 0 to 15, of type uint8."""
         eight = np.ascontiguousarray(numbers).view("<u8")
         pairs = eight | eight >> np.uint64(12)  # bytes 0, 1, 4 and 5: a number, and above it the second after it
         low = pairs & np.uint64(0xFF) | (pairs & np.uint64(0xFF00)) << np.uint64(8)
@@ -64,12 +49,12 @@ class PackedRows(NamedTuple):
         return cls((low | high).astype("<u4"), scales, offsets)
 
     def changed(self, change: Callable[[Shaped[np.ndarray, "R _"]], Shaped[np.ndarray, "R _"]]) -> Self:
-        """A copy with other rows, of every array alike."""
+        """A copy in which the rows of every array are changed alike."""
         offsets = None if self.offsets is None else change(self.offsets)
         return self._replace(values=change(self.values), scales=change(self.scales), offsets=offsets)
 
     def dense(self, zero: int) -> Float32[np.ndarray, "R K"]:
-        """The numbers that these stand for."""
+        """The numbers that are stored, in float32."""
         numbers = _signed(self.values, zero).reshape(*self.scales.shape, -1)
         if self.scales.dtype == np.uint8:
             wide = np.ldexp(_SIGNED_E2M1[numbers], self.scales[..., None].astype(np.int32) - 127)
@@ -80,7 +65,7 @@ class PackedRows(NamedTuple):
         return wide.reshape(len(self.values), -1)
 
     def stored_as(self, have: Packing, target: Packing) -> Self:
-        """The same numbers, stored as `target`, which is what they have or what `common` makes of it and others."""
+        """The same numbers, stored as `target`: as they are, or as `common` says for these and others."""
         if have == target:
             return self
         times = have.group // target.group
@@ -93,7 +78,7 @@ class PackedRows(NamedTuple):
 
 
 def joined(parts: Sequence[PackedRows]) -> PackedRows:
-    """Rows of several that are stored alike, one behind the other."""
+    """Rows of several weights that are stored alike, one behind the other."""
     values, scales, offsets = zip(*parts, strict=True)
     return PackedRows(
         np.concatenate(values), np.concatenate(scales), None if offsets[0] is None else np.concatenate(offsets)
@@ -111,7 +96,6 @@ def common(packings: set[Packing]) -> Packing:
 
 
 def _signed(values: Shaped[np.ndarray, "R _"], zero: int) -> Shaped[np.ndarray, "R K"]:
-    """Stored numbers without their zero."""
     if values.dtype == np.uint32:
         words = values.view(np.uint8).reshape(len(values), -1, 2, 2).swapaxes(-2, -1)
         values = np.stack([words & 15, words >> 4], axis=3).reshape(len(values), -1).view(np.int8)

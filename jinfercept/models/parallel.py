@@ -21,10 +21,8 @@ def num_devices() -> int:
 
 
 def add_partial_sums(x: Float[Array, "T E"], *partial_sums: Float[Array, "T E"]) -> Float[Array, "T E"]:
-    """`x`, which is the same on all devices, plus the sum over devices of the partial sums: one exchange for all of them.
-
-    Products that sum over a cut axis, such as heads or the feed-forward's inner one, are partial sums.
-    """
+    """Add to `x`, which is the same on all devices, the sum over devices of the partial sums, in one exchange. Products that
+    sum over a cut axis, such as heads or the feed-forward's inner one, are partial sums."""
     if num_devices() == 1:
         return sum(partial_sums, start=x)
     first, *rest = partial_sums
@@ -58,7 +56,7 @@ def look_up(table: Shaped[Array, "V E"] | QuantizedTensor, tokens: Int[Array, "T
 
 
 def gather_columns(logits: Float[Array, "R V"], num_columns: int) -> Float[Array, "R columns"]:
-    """All columns, of those of every device; the last device's may be padded beyond `num_columns`."""
+    """Put together the columns of all devices; the last device's may be padded beyond `num_columns`."""
     if num_devices() == 1:
         return logits
     return jax.lax.all_gather(logits, AXIS, axis=1, tiled=True)[:, :num_columns]

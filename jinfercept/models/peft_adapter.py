@@ -1,7 +1,5 @@
-"""Reads adapters as PEFT saves them: a directory with `adapter_config.json` and `adapter_model.safetensors`.
-
-What PEFT can train and this cannot serve is refused: an adapter never counts in part.
-"""
+"""Reads adapters as PEFT saves them: a directory with `adapter_config.json` and `adapter_model.safetensors`. What PEFT can
+train and this cannot serve is refused: an adapter never counts in part."""
 
 import hashlib
 import math
@@ -39,23 +37,13 @@ type Matrices = Mapping[str, Shaped[np.ndarray, "..."]]
 
 
 class _Place(NamedTuple):
-    """Where a module's matrices go: our weights, whose outputs are its rows in this order."""
-
     layer: int
-    weights: tuple[str, ...]
+    weights: tuple[str, ...]  # ours, whose outputs are the module's rows in this order
 
 
 def read_adapter(directory: str | Path, config: ModelConfig, most_rank: int | None = None) -> AdapterWeights:
-    """An adapter in PEFT's form.
-
-    Args:
-        directory: of the adapter.
-        config: of the model that it changes, as its checkpoint has it.
-        most_rank: the largest rank that there is room for; None: any.
-
-    Raises:
-        ModelError: it cannot be read, is of another kind, or does not fit the model.
-    """
+    """An adapter in PEFT's form, for a model with this config, as its checkpoint has it. `most_rank` is the largest rank that
+    there is room for; None: any. Raises `ModelError` if it cannot be read, is of another kind, or does not fit the model."""
     directory = Path(directory).expanduser()
     for name in (_CONFIG, _WEIGHTS):
         if not (directory / name).exists():
@@ -74,11 +62,8 @@ def read_adapter(directory: str | Path, config: ModelConfig, most_rank: int | No
 def adapter_of(
     matrices: Matrices, stated: PeftConfig | float, config: ModelConfig, most_rank: int | None = None
 ) -> AdapterWeights:
-    """An adapter of matrices with PEFT's names. Other arguments and errors as of `read_adapter`.
-
-    Args:
-        stated: the ranks and scales of the modules; or one scale for all, whose ranks are those of their matrices.
-    """
+    """An adapter of matrices with PEFT's names. `stated` has the ranks and scales of the modules, or is one scale for all,
+    whose ranks are those of their matrices. Other arguments and errors are those of `read_adapter`."""
     places, layers = modules_of(config), [dict[str, Factors]() for _ in range(config.num_layers)]
     expected = abstract_params(config, jnp.float32, joined=False).layers
     digest, largest = hashlib.sha256(), 0
@@ -113,8 +98,7 @@ def adapter_of(
 
 
 def _modules(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """The names of both matrices of every module, by `A` and `B`, by the module's name in PEFT, which its patterns are about.
-    Raises `ModelError` for tensors that are none."""
+    """Names of both matrices of every module, by `A` and `B`, by the module's name in PEFT, which PEFT's patterns match."""
     modules, wrong = dict[str, dict[str, str]](), list[str]()
     for name in names:
         match = TENSOR.fullmatch(name)
@@ -135,7 +119,7 @@ def _modules(names: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def modules_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Our weights, apart, by the names that transformers has for their modules, with `{i}` for the layer."""
+    """Our unjoined weights by the names that transformers has for their modules, with `{i}` for the layer."""
     ours = {
         place.name: weight
         for weight, place in names_of(config).layer.items()
@@ -153,11 +137,6 @@ def modules_of(config: ModelConfig) -> dict[str, tuple[str, ...]]:
 
 
 def _place(module: str, places: Mapping[str, tuple[str, ...]], layers: Sequence[Weights]) -> _Place:
-    """Where a module's matrices go. Raises `ModelError` for one that the model has not, or that cannot have adapters.
-
-    Args:
-        layers: of the model, in the shapes of its checkpoint.
-    """
     number = _LAYER.search(module)
     name = module if number is None else f"{module[: number.start()]}.{{i}}.{module[number.end() :]}"
     if ".experts." in module or module.endswith(".experts"):
@@ -208,7 +187,6 @@ def _check_shapes(
 
 
 def _wide(name: str, matrix: Shaped[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
-    """A matrix in float32. Raises `ModelError` for numbers that are none."""
     if not jnp.issubdtype(matrix.dtype, jnp.floating) or not np.isfinite(matrix.astype(np.float32)).all():
         raise ModelError(
             "an adapter's numbers are finite floating-point numbers",

@@ -1,4 +1,4 @@
-"""What an adapter's `adapter_config.json` says: ranks and scales of its modules, as PEFT writes them.
+"""Reads an adapter's `adapter_config.json`: ranks and scales of its modules, as PEFT writes them.
 
 Every key that could change an output and is not understood is refused, and so is a value of another type than PEFT's.
 """
@@ -37,14 +37,11 @@ _MOST_PATTERNS, _MOST_CHARACTERS, _MOST_REPEATS, _MOST_IN_ONE, _SHOWN = 1 << 12,
 
 
 class _ModulePatterns(NamedTuple):
-    """Numbers of modules by compiled patterns of their names."""
-
     numbers: list[tuple[re.Pattern[str], Any]]
 
     @classmethod
     def parse(cls, numbers: Mapping[str, Any]) -> Self:
-        """The patterns of a file. Raises `ModelError` for one that is none, and for what may take long to match: names are
-        matched by backtracking, which tries all ways in which repetitions and choices can be combined."""
+        # names are matched by backtracking, which tries all ways in which repetitions and choices can be combined
         repeats = [len(re.findall(r"[*+?{(]", pattern)) for pattern in numbers]
         many = len(numbers) > _MOST_PATTERNS or sum(repeats) > _MOST_REPEATS or max(repeats, default=0) > _MOST_IN_ONE
         if many or any(len(pattern) > _MOST_CHARACTERS or re.search(r"\)[*+{]", pattern) for pattern in numbers):
@@ -63,7 +60,7 @@ class _ModulePatterns(NamedTuple):
             ) from error
 
     def of(self, module: str, default: float) -> Any:
-        """A module's number: that of the first pattern that fits, as PEFT finds it."""
+        # the first pattern that fits counts, as in PEFT
         return next((number for pattern, number in self.numbers if pattern.match(module)), default)
 
 
@@ -78,11 +75,7 @@ class PeftConfig(NamedTuple):
 
     @classmethod
     def parse(cls, config: Any, directory: Path) -> Self:
-        """The values of a parsed file. Raises `ModelError` for what is not served.
-
-        Args:
-            directory: of the file, for errors.
-        """
+        """The values of a parsed file. Raises `ModelError` for what is not served, with the directory."""
         if not isinstance(config, Mapping) or config.get("peft_type") != "LORA":
             kind = config.get("peft_type") if isinstance(config, Mapping) else config
             raise ModelError("only adapters of type LORA are served", got=shown(kind), fix="train a LoRA adapter")

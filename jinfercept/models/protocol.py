@@ -31,7 +31,7 @@ class ModelDimensions(Protocol):
         family: a name, for people.
         vocab_size: columns of the logits.
         hidden_size: width of the residual stream.
-        num_heads, num_kv_heads, head_dim: shape of the queries, keys and values of one layer.
+        num_heads, num_kv_heads, head_dim: of the queries, keys and values of one layer.
         max_position: tokens of the longest sequence.
         eos_token_ids: tokens at which generation ends.
     """
@@ -57,17 +57,17 @@ class ModelDimensions(Protocol):
 
 
 def num_kv_layers(config: ModelDimensions) -> int:
-    """Layers that have keys and values: the config's `num_kv_layers`, which those of recurrent models have; else all."""
+    """Layers that have keys and values: `num_kv_layers` of the config, which those of recurrent models have; else all."""
     return getattr(config, "num_kv_layers", config.num_layers)
 
 
 def num_draft_layers(config: ModelDimensions) -> int:
-    """The last ones of the layers, which draft and are no part of the model's own computation."""
+    """Layers, the last ones, that draft and are no part of the model's own computation."""
     return getattr(config, "num_draft_layers", 0)
 
 
 def windowed_config(model: "ServedModel") -> ModelDimensions:
-    """The config with the sizes of the layers that see a window; the model's own, the same object, unless it says others."""
+    """The config with the sizes of the layers that see a window: the model's own, the same object, unless it has another."""
     return getattr(model, "windowed_config", model.config)
 
 
@@ -85,8 +85,7 @@ class CutModel(Protocol):
     """
 
     def partition_specs(self) -> Params:
-        """A `jax.sharding.PartitionSpec` for every weight, or for all in a branch of the tree; the axis of the mesh that
-        devices cut is `parallel.AXIS`, "tp"."""
+        """A `jax.sharding.PartitionSpec` for every weight, or for a branch of the tree; its axis is `parallel.AXIS`, "tp"."""
         ...
 
 
@@ -113,7 +112,6 @@ class MixedModel(Protocol):
         *,
         kind: Any,
     ) -> tuple[Float[Array, "T E"], KV]:
-        """As `ServedModel.layer`, of this kind."""
         ...
 
 

@@ -1,7 +1,4 @@
-"""`QuantizedTensor`: a weight that stays quantised on the device, in the place of an array among a model's parameters.
-
-`packed_weights.py` has the order of its numbers; `quantized_weights.py` reads such weights from files.
-"""
+"""`QuantizedTensor`: a weight that stays quantised on the device, in the place of an array among a model's parameters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,40 +24,28 @@ from jinfercept.pallas.layouts.rows import Rows
 )
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """A weight whose numbers are `scale * (q - zero) + offset`, stored as `packed_weights.Packed` says.
+    """A weight whose numbers are `scale * (q - zero) + offset`, stored as `packed_weights.Packed` says."""
 
-    Attributes:
-        values, scales, offsets: arrays or their shapes; of a stack of weights, with one more axis in front.
-        zero: subtracted from the stored numbers.
-        inputs, outputs: sizes of the axes over which products sum, and of the others, without the first of each, which is what
-            the arrays have: devices cut first axes.
-        outputs_first: whether the axes of the outputs come before those of the inputs.
-        dtype: type of the numbers that are stored so, which is that of the model's activations.
-        int8_rows: whether products round their rows to 8 bits.
-    """
-
+    # arrays or their shapes; of a stack of weights, with one more axis in front
     values: Any
     scales: Any
     offsets: Any
-    zero: int
+    zero: int  # subtracted from the stored numbers
+    # Sizes of the axes over which products sum, and of the others, without the first of each, which is what the arrays
+    # have: devices cut first axes.
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    outputs_first: bool
-    dtype: jnp.dtype
-    int8_rows: bool = False
+    outputs_first: bool  # whether the axes of the outputs come before those of the inputs
+    dtype: jnp.dtype  # of the numbers that are stored so, which is that of the model's activations
+    int8_rows: bool = False  # whether products round their rows to 8 bits
 
     @classmethod
     def of_shape(
         cls, shape: tuple[int, ...], num_inputs: int, packing: Packing, dtype: DTypeLike, stack: tuple[int, ...] = ()
     ) -> Self:
-        """The shapes of a weight's arrays.
+        """The shapes of the arrays of a weight of this `shape`, or of a `stack` of so many such weights.
 
-        Args:
-            shape: of the weight.
-            num_inputs: axes at its beginning over which products sum; 0: all but the first.
-            packing: how it is stored.
-            dtype: of the model.
-            stack: how many such weights there are, if it is a stack of them.
+        Products sum over its first `num_inputs` axes; 0: all but the first.
         """
         first, second = (shape[:num_inputs], shape[num_inputs:]) if num_inputs else (shape[1:], shape[:1])
         depth, num_blocks = prod(first), prod(second) // WIDTH
@@ -84,7 +69,6 @@ class QuantizedTensor:
 
     @property
     def packing(self) -> Packing:
-        """How it is stored."""
         depth = self.values.shape[-2] * (8 if self.values.dtype == jnp.uint32 else 1)
         return Packing(
             values=self.values.dtype.name,
@@ -96,7 +80,6 @@ class QuantizedTensor:
 
     @property
     def ndim(self) -> int:
-        """Axes of the array that this stands for."""
         return len(self.shape)
 
     @property
@@ -105,21 +88,20 @@ class QuantizedTensor:
         return self.values.sharding
 
     def astype(self, dtype: DTypeLike) -> Self:
-        """The same numbers in a model of another type."""
+        """The same numbers, in a model of another dtype."""
         return replace(self, dtype=jnp.dtype(dtype))
 
     def of_int8_rows(self) -> Self:
-        """The same weight, whose products round their rows to 8 bits if its numbers have 4 or 8 bits without an exponent. Those
-        of a stack do not."""
+        """The same weight, whose products round their rows to 8 bits if it is no stack and its numbers have 4 or 8 bits without
+        an exponent."""
         is_whole = self.values.dtype in (jnp.int8, jnp.uint32) and self.scales.dtype != jnp.uint8
         return replace(self, int8_rows=is_whole and self.values.ndim == 3)
 
     def __len__(self) -> int:
-        """The first axis."""
         return self.shape[0]
 
     def product(self, x: Float[Array, "T ..."] | Rows, out: DTypeLike | None = None) -> Float[Array, "T ..."]:
-        """Rows times this weight, summed over all axes of a row. `out`: type of the result, if not that of the rows."""
+        """Rows times this weight, summed over all axes of a row. `out`: dtype of the result; None: that of the rows."""
         rows = x.reshape(len(x), -1) if isinstance(x, jax.Array) else x
         y = product(rows, self.packed, out or jax.tree.leaves(rows)[0].dtype, int8_rows=self.int8_rows)
         return y.reshape(len(y), -1, *self.outputs)
@@ -154,12 +136,8 @@ class QuantizedTensor:
     def with_columns(
         self, change: Callable[..., Shaped[Array, "..."]], *others: Self, outputs: tuple[int, ...]
     ) -> Self:
-        """A weight with other columns, those of several weights alike.
-
-        Args:
-            change: gets an array `[rows, *axes of the outputs]` of each weight, and returns one such array.
-            outputs: sizes of its axes after the first output.
-        """
+        """A weight with the columns that `change` makes of those of this and other weights alike: it gets an array `[rows,
+        *axes of the outputs]` of each weight and returns one. `outputs`: sizes of its axes after the first output."""
 
         def changed(*arrays: Shaped[Array, "_ R W"]) -> Shaped[Array, "B R W"]:
             columns = (unblocked(array).reshape(array.shape[1], -1, *self.outputs) for array in arrays)
@@ -174,10 +152,10 @@ class QuantizedTensor:
 
 
 def is_quantized(weight: Any) -> bool:
-    """Whether a weight is a `QuantizedTensor`; as `is_leaf` it makes these the leaves of a tree."""
+    """Whether a weight is a `QuantizedTensor`. As `is_leaf` it makes such weights the leaves of a tree."""
     return isinstance(weight, QuantizedTensor)
 
 
 def weights_of(params: Any) -> list[Any]:
-    """All weights of a tree, quantised ones as one each: they have a `shape`, a `dtype` and a `sharding` as arrays have."""
+    """All weights of a tree, quantised ones as one each: they have `shape`, `dtype` and `sharding`, as arrays have."""
     return jax.tree.leaves(params, is_leaf=is_quantized)
