@@ -111,8 +111,7 @@ class MixedModel(Protocol):
         attend: Attend[KV],
         *,
         kind: Any,
-    ) -> tuple[Float[Array, "T E"], KV]:
-        ...
+    ) -> tuple[Float[Array, "T E"], KV]: ...
 
 
 @runtime_checkable

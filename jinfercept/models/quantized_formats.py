@@ -43,30 +43,20 @@ type Read = Callable[[str, tuple[slice, ...]], Shaped[np.ndarray, "..."]]
 
 @dataclass(frozen=True)
 class WordFormat:
-    """How a checkpoint's linear layers are stored.
+    """Linear layers that are stored in words (GPTQ, AWQ)."""
 
-    Attributes:
-        method: gptq or awq.
-        bits: of a number.
-        group_size: inputs with the same scale; None: all inputs.
-        symmetric: all zeros are in the middle.
-        stored_zero: what is added to stored zeros.
-        unquantised: patterns of the names of layers that are stored as usual, see `is_named`.
-        head: whether the head is stored so too.
-    """
-
-    method: str
-    bits: int
-    group_size: int | None
-    symmetric: bool
-    stored_zero: int
-    unquantised: tuple[str, ...] = ()
-    head: bool = False
+    method: str  # gptq or awq
+    bits: int  # of a number
+    group_size: int | None  # inputs with the same scale; None: all inputs
+    symmetric: bool  # all zeros are in the middle
+    stored_zero: int  # added to stored zeros
+    unquantised: tuple[str, ...] = ()  # patterns of layers that are stored as usual, see `is_named`
+    head: bool = False  # whether the head is stored so too
     parts: ClassVar[tuple[str, ...]] = tuple(f".{part}" for part in PARTS)
 
     @classmethod
     def from_config(cls, stated: Mapping[str, Any]) -> Self:
-        """Of `quantization_config` in `config.json`. Raises `ModelError` for layouts that are not supported."""
+        """Read `quantization_config` of `config.json`. Raises `ModelError` for layouts that are not supported."""
         method, bits, group = str(stated.get("quant_method")), stated.get("bits"), stated.get("group_size")
         supported = {"gptq": (4, 8), "awq": (4,)}
         if type(bits) is not int or bits not in supported[method]:
@@ -127,9 +117,8 @@ class WordFormat:
             )
 
     def _shape(self, qweight: tuple[int, ...]) -> tuple[int, int]:
-        """Outputs and inputs of a layer."""
         first, second, times = *qweight, 32 // self.bits
-        return (second, first * times) if self.method == "gptq" else (second * times, first)
+        return (second, first * times) if self.method == "gptq" else (second * times, first)  # outputs, inputs
 
     def packing(self, num_inputs: int) -> Packing:
         """How a layer with so many inputs is kept."""
@@ -138,7 +127,7 @@ class WordFormat:
         return Packing(kind, group, "float32", offset=not self.symmetric, zero=middle if self.symmetric else 0)
 
     def rows(self, read: Read, rows: slice) -> PackedRows:
-        """The outputs of a layer from one to another. Raises `ModelError` if its zeros are not as the config says."""
+        """Some outputs of a layer. Raises `ModelError` if its zeros are not as the config says."""
         times, every = 32 // self.bits, slice(None)
         words = slice(rows.start // times, -(-rows.stop // times))
         own = slice(rows.start - words.start * times, rows.stop - words.start * times)
@@ -167,7 +156,6 @@ class WordFormat:
         return PackedRows((numbers ^ np.uint8(128)).view(np.int8), scales, offsets)
 
     def _apart(self, words: Int32[np.ndarray, "r c"], axis: int) -> UInt8[np.ndarray, "R C"]:
-        """The numbers in words, along an axis."""
         places = np.arange(0, 32, self.bits, dtype=np.uint32)
         if self.method == "awq":
             places = places[np.argsort(_AWQ_ORDER)]
@@ -199,11 +187,8 @@ def _left_out(dynamic: Any) -> list[str]:
 
 
 def is_named(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a weight's layer is one of those that a config leaves unquantised.
-
-    Args:
-        patterns: parts of layers' names, or regular expressions for how they begin, behind `re:` as in compressed-tensors.
-    """
+    """Whether a weight's layer matches one of the patterns of layers that a config leaves unquantised: parts of names, or
+    regular expressions for how names begin, behind `re:` as in compressed-tensors."""
     layer = name.removesuffix(".weight")
     return any(
         _matches(pattern.removeprefix("re:"), layer) if pattern.startswith("re:") else pattern in layer
@@ -212,7 +197,6 @@ def is_named(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _matches(pattern: str, layer: str) -> bool:
-    """Whether the name of a layer begins as a pattern. Raises `ModelError` for a pattern that is none."""
     try:
         return re.match(pattern, layer) is not None
     except re.error as error:
@@ -231,15 +215,11 @@ _FLOAT8 = ("float8", "F8_")
 
 @dataclass(frozen=True)
 class Float8Format:
-    """How a checkpoint's linear layers are stored.
+    """Linear layers that are stored in float8."""
 
-    Attributes:
-        block: outputs and inputs of a block with one scale, fewer in the last ones; None: a scale for all or for every output.
-        unquantised: patterns of the names of layers that are stored as usual, see `is_named`.
-    """
-
+    # outputs and inputs of a block with one scale, fewer in the last ones; None: a scale for all or for every output
     block: tuple[int, int] | None
-    unquantised: tuple[str, ...] = ()
+    unquantised: tuple[str, ...] = ()  # as of `WordFormat`
     method: ClassVar[str] = "fp8"
     parts: ClassVar[tuple[str, ...]] = tuple(
         f".{part}" for part in (*SCALES, "input_scale", "activation_scale", "k_scale", "v_scale")
@@ -248,8 +228,7 @@ class Float8Format:
 
     @classmethod
     def from_config(cls, stated: Mapping[str, Any]) -> Self:
-        """Of `quantization_config` in `config.json`. Raises `ModelError` for another quantisation of compressed-tensors or
-        modelopt."""
+        """Read `quantization_config` of `config.json`. Raises `ModelError` for other quantisations of its method."""
         numbers = stated.get("format", stated.get("quant_algo"))
         if stated.get("quant_method") != "fp8" and numbers not in ("float-quantized", "FP8"):
             raise ModelError("compressed tensors are in float8", got=shown(numbers), fix="use a checkpoint in FP8")
@@ -297,11 +276,9 @@ class Float8Format:
         return None if self.block is None else self.block[1]
 
     def packing(self, num_inputs: int) -> Packing:
-        """How a layer with so many inputs is kept."""
         return Packing(E4M3, math.gcd(num_inputs, self.group_size or num_inputs), "float32")
 
     def rows(self, read: Read, rows: slice) -> PackedRows:
-        """The outputs of a layer from one to another."""
         values, num_rows = read("weight", (rows,)), rows.stop - rows.start
         if self.block is not None:
             outputs = np.arange(rows.start, rows.stop) // self.block[0]
@@ -344,7 +321,7 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 
 @dataclass(frozen=True)
 class MXFP4Format:
-    """How a checkpoint's experts are stored."""
+    """Experts that are stored in MXFP4."""
 
     method: ClassVar[str] = "mxfp4"
     parts: ClassVar[tuple[str, ...]] = (_BLOCKS, _SCALES)
@@ -370,11 +347,9 @@ class MXFP4Format:
         return stacks
 
     def packing(self, num_inputs: int) -> Packing:
-        """How a matrix with so many inputs is kept."""
         return PACKING
 
     def rows(self, read: Read, rows: slice) -> PackedRows:
-        """The rows of the matrices from one to another."""
         blocks, scales = read(_BLOCKS, (rows,)), read(_SCALES, (rows,))
         numbers = from_e2m1(np.stack([blocks & 15, blocks >> 4], axis=-1))
         num_rows = scales.shape[0] * scales.shape[1]
@@ -385,8 +360,7 @@ type QuantizedFormat = WordFormat | Float8Format | MXFP4Format
 
 
 def format_of(stated: Any) -> QuantizedFormat | None:
-    """How weights are quantised, by `quantization_config` in `config.json`; None: they are not. Raises `ModelError` for other
-    quantisations."""
+    """How weights are quantised, by `quantization_config`; None: they are not. Raises `ModelError` for other quantisations."""
     if stated is None:
         return None
     if not isinstance(stated, Mapping):

@@ -18,13 +18,11 @@ GROUP_STEP = 16
 
 
 def product(rows: Rows, packed: Packed, out: DTypeLike, *, int8_rows: bool = False) -> Float[Array, "T N"]:
-    """`dense(rows) @ unpack(packed, dtype)` of the rows' dtype, summed in float32.
+    """`dense(rows) @ unpack(packed, dtype)` of the rows' dtype, summed in float32. `int8_rows` rounds the rows as `rounded`
+    does.
 
     The weight is never unpacked in memory where a kernel multiplies: on a CPU, and on a GPU up to `triton_quantized.most_rows`
     rows of 16-bit numbers. Otherwise XLA unpacks it into memory.
-
-    Args:
-        int8_rows: the rows are rounded to 8 bits first, as `rounded` does.
     """
     if int8_rows:
         return _of_int8_rows(rows, packed, out)
@@ -60,7 +58,7 @@ def _of_int8_rows(rows: Rows, packed: Packed, out: DTypeLike) -> Float[Array, "T
 
 
 def supports(x: Float[Array, "T K"] | jax.ShapeDtypeStruct, packed: Packed) -> bool:
-    """Whether a kernel of the CPU computes this product of rows, of which the shape and the type count."""
+    """Whether a kernel of the CPU computes this product; only the shape and the dtype of `x` count."""
     if not native.usable():
         return False
     from jinfercept.cpu_kernels import packed_product

@@ -24,16 +24,10 @@ from jinfercept.pallas.layouts.packed_weights import WIDTH
 
 
 def keep_quantized(checkpoint: Checkpoint, shapes: Params, num_devices: int) -> Params:
-    """The shapes of a model's weights with `QuantizedTensor`s of shapes where the checkpoint's weights stay quantised.
+    """Put `QuantizedTensor`s in place of the shapes, as so many devices serve them, of weights that stay quantised.
 
-    Those do whose stored numbers a `QuantizedTensor` can hold in all layers, and for all experts, if there are as many outputs
-    as whole blocks have.
-
-    Args:
-        shapes: of the weights as so many devices serve them.
-
-    Raises:
-        ConfigError: a device's part of such a weight is not of whole blocks or groups.
+    A weight does if a `QuantizedTensor` can hold its stored numbers in all layers, and for all experts, and its outputs are
+    whole blocks. Raises `ConfigError` if a device's part of such a weight is not of whole blocks or groups.
     """
     names = checkpoint.names
 
@@ -60,7 +54,6 @@ def _kept(
     layers: Iterable[int],
     num_devices: int,
 ) -> Any:
-    """A weight's shape, quantised if it stays so."""
     if isinstance(place, StoredExperts):
         return _kept_experts(checkpoint, place, shape, layers, by_inputs=WEIGHT_AXES[name][-1] != "expert_ffn")
     if len(shape.shape) < 2 or place.flat:
@@ -80,17 +73,13 @@ def _kept(
 def _kept_experts(
     checkpoint: Checkpoint, place: StoredExperts, shape: Any, layers: Iterable[int], *, by_inputs: bool
 ) -> Any:
-    """The shape of the stacked weights of experts, or of their parts, quantised if they stay so.
-
-    Args:
-        by_inputs: whether parts have some of an expert's inputs; else some of its outputs.
-    """
     experts = checkpoint.config.experts
     assert experts is not None
     if len(shape.shape) < 3:
         return shape
     num_stacked, num_inputs, *outputs = shape.shape
     num_parts, num_outputs = num_stacked // experts.num_experts, math.prod(outputs)
+    # parts have some of an expert's inputs, or else some of its outputs
     whole_inputs = num_inputs * (num_parts if by_inputs else 1)
     names = [name for i in layers for name in place.tensors((experts.num_experts, *shape.shape[1:]), i)]
     packing = _common_packing(checkpoint, names, num_outputs * (1 if by_inputs else num_parts), whole_inputs)
@@ -102,7 +91,6 @@ def _kept_experts(
 
 
 def _common_packing(checkpoint: Checkpoint, names: Iterable[str], num_outputs: int, num_inputs: int) -> Packing | None:
-    """How matrices are all stored that stay quantised; None: they do not."""
     packings = {checkpoint.packing(name) for name in names}
     quantised = {packing for packing in packings if packing is not None}
     if (
@@ -124,7 +112,7 @@ def _cut_between(name: str, num_outputs: int, num_inputs: int, group: int, cut: 
 
 
 def weight_bytes(shapes: Params, num_devices: int) -> int:
-    """Memory of the weights on each of the devices, of shapes that have every array once."""
+    """Bytes of the weights on each of the devices; `shapes` has every array once."""
     return sum(
         math.prod(leaf.shape) * leaf.dtype.itemsize // (1 if cut_axis(name) is None else num_devices)
         for block in (shapes.embed, *shapes.layers, shapes.head)
@@ -136,12 +124,7 @@ def weight_bytes(shapes: Params, num_devices: int) -> int:
 def read_quantized(
     checkpoint: Checkpoint, stored: StoredWeight, target: QuantizedTensor, piece_bytes: int, mesh: ModelMesh
 ) -> QuantizedTensor:
-    """A weight on its devices, each of which gets its own part.
-
-    Args:
-        target: its shapes.
-        piece_bytes: read at a time, as float32.
-    """
+    """Read a weight onto its devices, each its own part, and as many rows at a time as have `piece_bytes` in float32."""
     aligned = math.lcm(WIDTH, stored.head_dim) // WIDTH
     num_inputs = stored.stored_shape[1]
     step = max(1, piece_bytes // (4 * num_inputs * WIDTH * aligned)) * aligned
@@ -151,7 +134,7 @@ def read_quantized(
 
     @cache
     def part(first: int, end: int) -> list[Shaped[np.ndarray, "B R W"]]:
-        """Blocks of outputs, all inputs: arrays `[blocks, rows, WIDTH]`."""
+        # blocks of outputs, all inputs: arrays [blocks, rows, WIDTH]
         blocks = empty(target, first, end)
         for start in range(first, end, step):
             stop = min(end, start + step)
@@ -168,24 +151,20 @@ def read_quantized(
 
 
 def read_stored(checkpoint: Checkpoint, tensor: str, rows: slice, packing: Packing) -> PackedRows:
-    """Rows of a tensor that is quantised, in this packing or one that `common` makes it of."""
+    """Rows of a quantised tensor in this packing: its own, or one that `common` makes of it and others."""
     have = checkpoint.packing(tensor)
     assert have is not None, tensor
     return checkpoint.read_packed(tensor, rows).stored_as(have, packing)
 
 
 def empty(target: Any, first: int, end: int) -> list[Shaped[np.ndarray, "..."]]:
-    """Arrays for this span of the first axis of a weight, which is an array or a `QuantizedTensor` of shapes."""
+    """Arrays for a span of the first axis of a weight, which is an array or a `QuantizedTensor` of shapes."""
     return [np.empty((end - first, *struct.shape[1:]), struct.dtype) for struct in jax.tree.leaves(target)]
 
 
 def placed[W](target: W, sharding: Any, of_device: Callable[[Any], list[Shaped[np.ndarray, "..."]]]) -> W:
-    """A weight on its devices.
-
-    Args:
-        target: the shape of an array, or a `QuantizedTensor` of shapes.
-        of_device: the arrays of a part. All arrays are cut alike: it gets an index of each.
-    """
+    """Place a weight on its devices: `target` is an array's shape, or a `QuantizedTensor` of shapes. `of_device` makes the
+    arrays of a part; as all are cut alike, it gets an index of each."""
     structs, tree = jax.tree.flatten(target)
     arrays = [
         jax.make_array_from_callback(struct.shape, sharding, lambda index, number=number: of_device(index)[number])

@@ -36,12 +36,7 @@ class DeltaNetLayer(LlamaLayer):
     def _attended[KV](
         self, y: Rows, positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
     ) -> tuple[Float[Array, "T H D"], KV]:
-        """As of attention.
-
-        Args:
-            kv: the layer's states, as `state_arrays` says.
-            attend: the `StateRows`.
-        """
+        # in place of attention, `attend` is the `StateRows` and `kv` the states, as `state_arrays` says
         rows, (tokens, states) = cast(StateRows, attend), cast(Any, kv)
         inputs = dense(y)
         mixed, gates = jnp.split(project("te,ekc->tkc", inputs, self.delta_qkvz), [self._sizes.channels], axis=-1)
@@ -78,12 +73,8 @@ class DraftLayer(LlamaLayer):
         ]
 
     def inputs(self, following: Float[Array, "T E"], hidden: Float[Array, "T E"]) -> Float[Array, "T E"]:
-        """What the layer reads.
-
-        Args:
-            following: the vectors of the next tokens.
-            hidden: the last layer's output behind the final norm, or this layer's behind its own.
-        """
+        """What the layer reads: `following` are the vectors of the next tokens, `hidden` is the last layer's output behind the
+        final norm, or this layer's behind its own."""
         sides = (
             normed(following, self.draft_embedding_norm, self.config),
             normed(hidden, self.draft_hidden_norm, self.config),

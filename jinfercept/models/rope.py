@@ -25,7 +25,7 @@ def rotate(x: Float[Array, "T H D"], positions: Int[Array, "T"], rope: RopeConfi
 
 
 def grown(q: Float[Array, "T H D"], positions: Int[Array, "T"], rope: RopeConfig) -> Float[Array, "T H D"]:
-    """Queries, longer the further behind the model's original context they are; see `RopeConfig.query_growth`."""
+    """Queries, longer the further behind the model's original context they are (`RopeConfig.query_growth`)."""
     if not rope.query_growth:
         return q
     times = jnp.floor_divide(positions, rope.original_max_position).astype(jnp.float32)
@@ -39,7 +39,6 @@ def rotation(positions: Int[Array, "T"], rope: RopeConfig) -> Rotation:
 
 
 def _waves(positions: Int[Array, "T"], rope: RopeConfig) -> tuple[Float[Array, "T 1 half"], Float[Array, "T 1 half"]]:
-    """Cosine and sine of every token's angles."""
     angles = positions[:, None, None].astype(jnp.float32) * frequencies(rope)[None, None]  # [T, 1, rotary_dim / 2]
     return jax.lax.platform_dependent(
         jnp.cos(angles) * rope.attention_factor,
@@ -93,5 +92,4 @@ def _yarn(base: Shaped[np.ndarray, "half"], rope: RopeConfig) -> Shaped[np.ndarr
 def _blend(
     base: Shaped[np.ndarray, "half"], factor: float, base_share: Shaped[np.ndarray, "half"]
 ) -> Shaped[np.ndarray, "half"]:
-    """`base` where `base_share` is 1, `base / factor` where it is 0."""
     return base * base_share + base / factor * (1 - base_share)

@@ -63,7 +63,7 @@ class SafetensorsFile:
             raise _too_large(self.path, error) from error
 
     def _float8(self, name: str) -> Shaped[np.ndarray, "..."]:
-        """A tensor in e4m3, which the package does not read for numpy: the file begins with the length of its header."""
+        # the package does not read e4m3 for numpy; a file begins with the length of its header
         with self.path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             first, _ = json.loads(file.read(length))[name]["data_offsets"]
@@ -71,7 +71,7 @@ class SafetensorsFile:
 
 
 def _too_large(path: Path, error: MemoryError) -> ModelError:
-    """A file is mapped as a whole, without reading it: a process whose addresses are limited may have no room for it."""
+    # a file is mapped as a whole, without reading it: a process whose addresses are limited may have no room
     got = f"{path.stat().st_size} bytes: {error}"[:200]
     return ModelError(
         f"{path.name} is larger than the memory that this process may have", got=got, fix="use a smaller file"

@@ -1,10 +1,9 @@
 """How weights are cut among devices: which of their axes the axis of the mesh cuts.
 
-Queries, keys and values are cut by head, the feed-forward by its inner axis or by expert, embedding and head by vocabulary: a
+Queries, keys and values are cut by head, the feed-forward by its inner axis or by expert, embedding and head by vocabulary. A
 layer adds partial sums twice (a parallel block once), and the squares of a norm over all heads; nothing else is exchanged. What
 does not divide evenly is made to: KV heads are repeated until every device has as many, experts are cut into parts
-(`serving_config`), and the vocabulary is padded
-with zeros.
+(`serving_config`), and the vocabulary is padded with zeros.
 """
 
 from collections.abc import Mapping
@@ -34,12 +33,8 @@ MESH_AXES: Mapping[str, str] = dict.fromkeys(_CUT, AXIS)
 
 
 def partition_spec(name: str, weight: Any = None) -> PartitionSpec:
-    """How a weight of this name is cut.
-
-    Args:
-        weight: the weight, if it may be a `QuantizedTensor`: its arrays are all cut alike, by outputs or by inputs,
-            or those of experts by expert; or if it may be `ExpertSides`, which are cut by expert.
-    """
+    """How a weight of this name is cut. Give the weight if it may be a `QuantizedTensor`, whose arrays are all cut alike, by
+    outputs or by inputs, or those of experts by expert, or `ExpertSides`, which are cut by expert."""
     if isinstance(weight, QuantizedTensor):
         axis, stacked = cut_axis(name), weight.values.ndim - 3
         if axis is None:
@@ -76,8 +71,8 @@ def cut_axis(name: str) -> int | None:
 
 
 def serving_config(config: ModelConfig, num_devices: int) -> ModelConfig:
-    """The config with KV heads repeated, and experts in parts, so that the devices have as many each. Raises `ConfigError` if
-    the model cannot be cut into so many parts."""
+    """Repeat KV heads, and cut experts into parts, so that the devices have as many each. Raises `ConfigError` if the model
+    cannot be cut into so many parts."""
     for part, size, divisor in (
         ("query heads", config.num_heads, num_devices),
         *(("feed-forward columns", *columns) for columns in _columns(config, num_devices)),
@@ -105,7 +100,6 @@ def serving_config(config: ModelConfig, num_devices: int) -> ModelConfig:
 
 
 def _kv_heads(config: ModelConfig, num_devices: int) -> list[int]:
-    """KV heads of the layers, repeated so that the devices have as many each."""
     heads = {config.num_kv_heads, *(kind.num_kv_heads for kind in config.kinds if kind.num_kv_heads)}
     return [lcm(number, num_devices) for number in heads]
 
@@ -122,29 +116,21 @@ def _columns(config: ModelConfig, num_devices: int) -> list[tuple[int, int]]:
 
 
 def _key_heads(config: ModelConfig, num_devices: int) -> list[tuple[int, int]]:
-    """Key heads of the recurrent layers, if there are some, and the number of parts into which they are cut."""
     return [] if config.delta_net is None else [(config.delta_net.num_key_heads, num_devices)]
 
 
 def _expert_parts(experts: ExpertsConfig, num_devices: int) -> int:
-    """The least parts of an expert such that the devices have as many parts each."""
-    return num_devices // gcd(experts.num_experts, num_devices)
+    return num_devices // gcd(experts.num_experts, num_devices)  # the least that gives all devices as many
 
 
 def padded_vocabulary(vocab_size: int, num_devices: int) -> int:
-    """Rows of the embedding such that all devices have as many."""
+    """Rows of the embedding, padded so that all devices have as many."""
     return -(-vocab_size // num_devices) * num_devices
 
 
 def fit[X: (Shaped[np.ndarray, "..."], jax.Array)](name: str, weight: X, shape: tuple[int, ...]) -> X:
-    """A weight of a checkpoint in the shape that devices cut: KV heads repeated, experts in parts, the vocabulary padded with
-    zeros.
-
-    Args:
-        name: of the weight, apart from others.
-        weight: an array, of numpy or of JAX.
-        shape: the larger shape, or the weight's own.
-    """
+    """Bring a checkpoint's unjoined weight into the shape that devices cut: KV heads repeated, experts in parts, the vocabulary
+    padded with zeros."""
     arrays: Any = np if isinstance(weight, np.ndarray) else jnp
     if name.startswith("experts_") and weight.shape != shape:
         num_parts = shape[0] // len(weight)
@@ -168,7 +154,6 @@ def expert_parts[X: (Shaped[np.ndarray, "..."], jax.Array)](name: str, weight: X
 
 
 def _divisors(config: ModelConfig) -> str:
-    """Numbers of devices that a model can be cut for."""
     counts = range(1, config.num_heads + 1)
     fitting = [
         n

@@ -21,14 +21,8 @@ from jinfercept.models.weight_axes import WEIGHT_AXES
 def read_experts(
     checkpoint: Checkpoint, place: StoredExperts, layer: int, name: str, target: Any, mesh: ModelMesh
 ) -> jax.Array | QuantizedTensor:
-    """A weight of a layer's experts on its devices.
-
-    Of a weight that is not quantised, the host holds one device's part at a time.
-
-    Args:
-        name: of the weight, ours.
-        target: its shape as the devices cut it, and its dtype; a `QuantizedTensor` of shapes if it stays quantised.
-    """
+    """Read a weight of a layer's experts onto its devices. Of a weight that is not quantised, the host holds one device's part
+    at a time. `target`: the shape as devices cut it, and dtype; a `QuantizedTensor` of shapes if it stays quantised."""
     experts = checkpoint.config.experts
     assert experts is not None
     num_parts = target.shape[0] // experts.num_experts
@@ -77,13 +71,13 @@ def read_experts(
 
 
 def _packed_parts(tensors: list[PackedRows], count: int, axes: Sequence[str], place: StoredExperts) -> list[PackedRows]:
-    """The parts of an expert's matrix: some columns of each of its sides, or some inputs."""
     num_sides = 2 if "side" in axes else 1
 
     def part(number: int, *arrays: Shaped[np.ndarray, "R _"]) -> Shaped[np.ndarray, "S _"]:
         array, width = np.concatenate(arrays), arrays[0].shape[1]
         if place.order == "interleaved":
             array = array.reshape(-1, num_sides, width).swapaxes(0, 1).reshape(-1, width)
+        # parts have some of the inputs, or else some columns of each side
         if axes[-1] != "expert_ffn":
             return np.split(array, count, axis=1)[number]
         return array.reshape(num_sides, count, -1, width)[:, number].reshape(-1, width)

@@ -15,20 +15,13 @@ from jinfercept.models.packed_rows import PackedRows, Packing, common, joined
 
 class RecurrentNames(NamedTuple):
     """Last parts of the names of a recurrent layer's weights, whose rows are ordered head by head, and of the tensors that have
-    these rows in a checkpoint: one behind the other, they have all heads' queries first, then all keys, and so on.
+    these rows in a checkpoint: one behind the other, they have all heads' queries first, then all keys, and so on."""
 
-    Attributes:
-        qkvz: of queries, keys, values and gates.
-        ba: of betas and steps.
-        taps: of the convolution.
-        by_value_head: tensors with a number for each value head.
-        tiled: value heads are stored with the first of all key heads in front; else those of one key head side by side.
-    """
-
-    qkvz: tuple[str, tuple[str, ...]]
-    ba: tuple[str, tuple[str, ...]]
-    taps: str
-    by_value_head: tuple[str, ...] = ()
+    qkvz: tuple[str, tuple[str, ...]]  # queries, keys, values and gates
+    ba: tuple[str, tuple[str, ...]]  # betas and steps
+    taps: str  # of the convolution
+    by_value_head: tuple[str, ...] = ()  # tensors with a number for each value head
+    # value heads are stored with the first of all key heads in front; else those of one key head side by side
     tiled: bool = False
 
 
@@ -44,20 +37,14 @@ type ReadPacked = Callable[[str, slice], PackedRows]
 
 
 class StoredRows(NamedTuple):
-    """A weight of rows of tensors.
+    """A weight whose rows are rows of tensors."""
 
-    Attributes:
-        tensors: that the rows are in, and how many each has.
-        order: of every row of the weight, its place in the tensors one behind the other.
-        shape: of the weight.
-    """
-
-    tensors: tuple[tuple[str, int], ...]
-    order: Int64[np.ndarray, "rows"]
+    tensors: tuple[tuple[str, int], ...]  # that have the rows, and how many each has
+    order: Int64[np.ndarray, "rows"]  # of every row of the weight, its place in the tensors one behind the other
     shape: tuple[int, ...]
 
     def spans(self, rows: slice) -> list[tuple[str, slice]]:
-        """Where some of the rows are; consecutive ones of a tensor together."""
+        """Where some of the rows are; consecutive ones of a tensor are one span."""
         places = self.order[rows]
         owners = np.searchsorted(np.cumsum([size for _, size in self.tensors]), places, side="right")
         pieces = np.split(places, np.flatnonzero((np.diff(places) != 1) | (np.diff(owners) != 0)) + 1)
@@ -73,7 +60,7 @@ class StoredRows(NamedTuple):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def packing(self, packing_of: Callable[[str], Packing | None]) -> Packing | None:
-        """How the weight is stored if all its tensors are quantised, as `packed_rows.common` has it; else None."""
+        """How the weight is stored if all its tensors are quantised (`packed_rows.common`); else None."""
         packings = {packing_of(tensor) for tensor, size in self.tensors if size}
         return None if None in packings else common({packing for packing in packings if packing is not None})
 
@@ -101,12 +88,8 @@ def rows_in(
     fused: Fused,
     recurrent: RecurrentNames = OF_TRANSFORMERS,
 ) -> dict[str, StoredRows]:
-    """The weights, by name, that are rows of tensors of these shapes; a tensor with other rows than they need is left whole.
-
-    Args:
-        fused: names that end with the name of a projection, as our weights' names say: those of three parts are queries, keys
-            and values, those of two a gate and its up.
-    """
+    """The weights, by name, that are rows of tensors of these shapes; a tensor with other rows than they need is left whole. A
+    name in `fused` ends as a projection's: three parts are queries, keys and values, two a gate and its up."""
     return _of_fused(shapes, config, fused) | _by_heads(shapes, config, recurrent)
 
 
@@ -172,11 +155,6 @@ class _Part(NamedTuple):
 
 
 def _by_head(parts: Sequence[_Part], num_heads: int, *, tiled: bool) -> Int64[np.ndarray, "rows"]:
-    """The places of rows that are stored part by part, in the order head by head; a head has rows of each part.
-
-    Args:
-        tiled: see `RecurrentNames`.
-    """
     places, start = list[Int64[np.ndarray, "heads _"]](), 0
     for size, heads in parts:
         rows = np.arange(start, start + num_heads * heads * size)

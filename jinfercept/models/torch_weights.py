@@ -36,11 +36,9 @@ _DTYPES: dict[str, np.dtype] = {
 
 
 class _Tensor(NamedTuple):
-    """A tensor's place in its storage; offset and strides in elements."""
-
     storage: str
     dtype: np.dtype
-    offset: int
+    offset: int  # in elements, as strides
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
@@ -55,7 +53,7 @@ class TorchFile:
 
     @classmethod
     def open(cls, path: Path) -> "TorchFile":
-        """Read the names, types and places of the tensors. Raises `ModelError` for a damaged file or another kind of file."""
+        """Read the names, types and places of the tensors. Raises `ModelError` for a damaged file or one of another kind."""
         try:
             with zipfile.ZipFile(path) as archive, path.open("rb") as file:
                 members = {info.filename: info for info in archive.infolist()}
@@ -103,8 +101,6 @@ class TorchFile:
 
 
 class _Unpickler(pickle._Unpickler):  # the one in Python: that in C takes memory for any number that the file names
-    """Reads dictionaries of tensors and nothing else."""
-
     stack: list[Any]
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {  # pyright: ignore[reportIncompatibleVariableOverride]
         code[0]: pickle._Unpickler.dispatch[code[0]]
@@ -125,8 +121,8 @@ class _Unpickler(pickle._Unpickler):  # the one in Python: that in C takes memor
     }
 
     def set_items(self, items: list[Any]) -> None:
-        """Names only: to compare other keys can take for ever."""
         names, values = items[::2], items[1::2]
+        # names only: to compare other keys can take for ever
         if not isinstance(self.stack[-1], dict) or not all(isinstance(name, str) for name in names):
             raise pickle.UnpicklingError("a dictionary of other things than names")
         self.stack[-1].update(zip(names, values, strict=True))
@@ -155,7 +151,6 @@ def _rebuild(storage: tuple[str, np.dtype], offset: int, shape: Any, strides: An
 
 
 def _check(name: str, tensor: _Tensor, stored: Mapping[str, zipfile.ZipInfo]) -> None:
-    """Raise `ValueError` for a tensor that is not within its storage."""
     numbers = (tensor.offset, *tensor.shape, *tensor.strides)
     whole = all(type(number) is int and 0 <= number < 1 << 48 for number in numbers)
     if not whole or len(tensor.shape) != len(tensor.strides) or not isinstance(tensor.dtype, np.dtype):
@@ -168,13 +163,11 @@ def _check(name: str, tensor: _Tensor, stored: Mapping[str, zipfile.ZipInfo]) ->
 
 
 def _extent(tensor: _Tensor) -> int:
-    """Elements from the first to the last."""
     steps = ((length - 1) * stride for length, stride in zip(tensor.shape, tensor.strides, strict=True))
     return 1 + sum(steps) if all(tensor.shape) else 0
 
 
 def _pickle(file: Any, info: zipfile.ZipInfo) -> io.BytesIO:
-    """The pickle that describes the tensors."""
     if info.file_size > _MAX_PICKLE_BYTES:
         raise zipfile.BadZipFile(f"{info.filename[:100]} has {info.file_size} bytes")
     file.seek(_data_start(file, info))
@@ -182,10 +175,10 @@ def _pickle(file: Any, info: zipfile.ZipInfo) -> io.BytesIO:
 
 
 def _data_start(file: Any, info: zipfile.ZipInfo) -> int:
-    """Where a member's bytes begin: behind its local header, whose name and extra field have lengths of their own."""
     if info.compress_type != zipfile.ZIP_STORED:
         raise zipfile.BadZipFile(f"{info.filename[:100]} is compressed")
     file.seek(info.header_offset + 26)
+    # bytes begin behind a local header, whose name and extra field have lengths of their own
     name_length, extra_length = struct.unpack("<HH", file.read(4))
     start, end = info.header_offset + 30 + name_length + extra_length, file.seek(0, io.SEEK_END)
     if start + info.file_size > end:

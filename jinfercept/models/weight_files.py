@@ -1,10 +1,9 @@
 """The weight files of a Hugging Face directory: which of them count, as in transformers, and which file has which tensor.
 
 `model.safetensors` counts before the files of `model.safetensors.index.json`, these before `pytorch_model.bin`, and that before
-the files of its index.
-Without any of them all `.safetensors` count, or all `pytorch_model*.bin`. Mistral's own `consolidated*.safetensors`, which lie
-beside the converted ones, never do. No name may be in two files that count, nor in another `.safetensors` beside
-`model.safetensors`: which of the two is meant cannot be known.
+the files of its index. Without any of them all `.safetensors` count, or all `pytorch_model*.bin`; Mistral's own
+`consolidated*.safetensors`, beside the converted ones, never do. No name may be in two files that count, nor in another
+`.safetensors` beside `model.safetensors`: which of the two is meant cannot be known.
 """
 
 import re
@@ -51,12 +50,8 @@ class Placed(NamedTuple):
 def placed_tensors(directory: Path, base: str, *, partly: bool) -> dict[str, Placed]:
     """The tensors of the files that count, by the names that transformers has for them; empty if there is no such file.
 
-    Args:
-        base: how names begin, as `model.`.
-        partly: whether all files of an index may be missing, as before a download.
-
-    Raises:
-        ModelError: a file is missing or cannot be read, or two tensors have the same name.
+    Names begin with `base`, as `model.`. If `partly`, all files of an index may be missing, as before a download. Raises
+    `ModelError` if a file is missing or cannot be read, or two tensors have the same name.
     """
     files = _files(directory, partly)
     plain = plain_names((name for file in files for name in file.shapes), base)
@@ -86,8 +81,8 @@ def plain_names(stored: Iterable[str], base: str) -> dict[str, str]:
 
 
 def text_tensors[T](tensors: Mapping[str, T], config: ModelConfig) -> dict[str, T]:
-    """The tensors of a model's part that reads text, under the names that they have in a model of text alone. Those of the
-    layer that drafts are named as the last layer's if the config has it, and left out if not."""
+    """The tensors of a model's part that reads text, by their names in a model of text alone. The layer that drafts has the
+    names of the last layer if the config has it, and is left out if not."""
     plain = {text_name(name, config): tensor for name, tensor in tensors.items()}
     if config.num_draft_layers:
         layer = f"model.layers.{config.num_layers - 1}."
@@ -96,8 +91,8 @@ def text_tensors[T](tensors: Mapping[str, T], config: ModelConfig) -> dict[str, 
 
 
 def text_name(name: str, config: ModelConfig) -> str:
-    """The name in a model of text alone of what belongs to a model's part that reads text, and in Llama's layers of what
-    belongs to Nemotron-H's, which have one part each; other names as they are."""
+    """The name that a tensor of a model's part that reads text has in a model of text alone, and a tensor of Nemotron-H's
+    layers, which have one part each, in Llama's; other names are as they are."""
     inner = next((inner for inner in _TEXT if name.startswith(inner)), "")
     plain = _TEXT.get(inner, "") + name.removeprefix(inner)
     return _BLOCK.sub(lambda block: _part_names(config.kinds).get(block[0], block[0]), plain)
@@ -105,7 +100,7 @@ def text_name(name: str, config: ModelConfig) -> str:
 
 @cache
 def _part_names(kinds: tuple[LayerKind, ...]) -> dict[str, str]:
-    """How names of Nemotron-H begin, and those of the same weights in Llama's layers: its own have one part each."""
+    """Beginnings of names in Nemotron-H, and those of the same weights in Llama's layers: its own have one part each."""
     names, number = {"model.embeddings": "model.embed_tokens", "model.norm_f": "model.norm"}, count()
     for layer, kind in enumerate(kinds):
         mixer = "linear_attn" if kind.is_recurrent else "self_attn"
@@ -132,7 +127,6 @@ def _refuse_second(first: Placed | None, path: Path, name: str) -> None:
 
 
 def _files(directory: Path, partly: bool) -> list[SafetensorsFile] | list[TorchFile]:
-    """The files that count."""
     if paths := _paths(directory, "model", "safetensors", "*.safetensors", partly):
         return [SafetensorsFile.open(path) for path in paths]
     paths = _paths(directory, "pytorch_model", "bin", "pytorch_model*.bin", partly)  # others' .bin are no weights
@@ -157,7 +151,6 @@ def _paths(directory: Path, stem: str, suffix: str, pattern: str, partly: bool) 
 
 
 def _names_beside(directory: Path) -> Iterator[tuple[Path, str]]:
-    """Names in the other `.safetensors`, of those that can be read."""
     for path in sorted(directory.glob("*.safetensors")):
         if path.name != "model.safetensors" and not path.name.startswith(_FOREIGN):
             try:
@@ -167,7 +160,6 @@ def _names_beside(directory: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _named(index: Path) -> list[str]:
-    """The file names in an index."""
     parsed = read_json(index)
     placed = parsed.get("weight_map", {}) if isinstance(parsed, dict) else None
     if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):

@@ -21,15 +21,13 @@ _OURS = re.compile(r"layers\.(?P<layer>[0-9]+)\.(?P<weight>[a-z_]+)\.(?P<side>[a
 def adapter_in_memory(
     config: ModelConfig, matrices: WeightTree, scale: float, names: Mapping[str, str] | None, most_rank: int
 ) -> AdapterWeights:
-    """An adapter of matrices.
+    """An adapter of matrices for a model of this config, as its checkpoint has it.
 
     Args:
-        config: of the model, as its checkpoint has it.
         matrices: by PEFT's names (`….q_proj.lora_A.weight`, `[rank, inputs]`), or by ours: `layers.0.q.a` `[*inputs, rank]` and
             `layers.0.q.b`, `[rank, *outputs]`.
         scale: of the products: `lora_alpha / rank`.
         names: as of `params_by_name`.
-        most_rank: that there is room for.
 
     Raises:
         ModelError: a name is none of a module that can have adapters, a matrix has another shape, or the scale is no number.
@@ -45,11 +43,6 @@ def adapter_in_memory(
 
 
 def _named_by_peft(modules: Mapping[str, str], name: str, matrix: Any) -> tuple[str, Float[np.ndarray, "..."]]:
-    """A matrix as PEFT has it.
-
-    Args:
-        modules: names of modules by our weights.
-    """
     array = np.asarray(matrix)
     if (match := _OURS.fullmatch(name)) is None:
         return name if name.startswith(PREFIX) else PREFIX + name, array

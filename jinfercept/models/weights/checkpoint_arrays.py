@@ -21,16 +21,10 @@ from jinfercept.models.weight_files import plain_names, text_tensors
 def weights_of_checkpoint(
     config: ModelConfig, tensors: Mapping[str, Any], expected: Params, *, may_lack: bool
 ) -> dict[str, Any]:
-    """Our weights by dotted names, of tensors by the names of transformers. Those of which no tensor is there are left out.
+    """Our weights by dotted names, of arrays by the names of transformers. Weights without tensors are left out if `may_lack`.
 
-    Args:
-        config: as the checkpoint has it.
-        tensors: arrays. Wrappers' parts of names are as in files.
-        expected: the shapes of our weights in the checkpoint's sizes, apart, every one once.
-        may_lack: whether weights may have no tensors.
-
-    Raises:
-        ModelError: a tensor is missing, is none of the model's, or has another shape; its name is as in `tensors`.
+    Wrappers' parts of names are as in files. `expected` are the shapes of our weights in the checkpoint's sizes, apart, each
+    once. Raises `ModelError` if a tensor is missing, is none of the model's, or has another shape; its name is as in `tensors`.
     """
     base = BASES[config.family]
     plain = plain_names(tensors, base)
@@ -88,8 +82,6 @@ def weights_of_checkpoint(
 @final
 @dataclass(frozen=True)
 class _StoredArrays:
-    """Arrays by the names of tensors, or rows of such arrays."""
-
     arrays: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
     rows: Mapping[str, StoredRows]
@@ -101,7 +93,6 @@ class _StoredArrays:
         return cls(arrays, shapes_with(shapes, rows), rows)
 
     def weight(self, place: StoredTensor | StoredExperts, i: int, shape: tuple[int, ...]) -> Any:
-        """Layer i's weight, in our shape: an array that is stored so, or a `LazyWeight`."""
         if isinstance(place, StoredExperts):
             return LazyWeight(shape, lambda: self._experts(place, i, shape))
         name = place.name.format(i=i)

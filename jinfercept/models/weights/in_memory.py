@@ -30,13 +30,9 @@ _NUMBERS = (np.number, np.bool)
 def initial_params(model: ServedModel, params: Params, mesh: ModelMesh) -> Params:
     """The weights that a model starts with, as JAX arrays in their own dtypes, on their devices.
 
-    Args:
-        model: if its embeddings are tied, the head's are taken from the embedding.
-        params: any arrays; JAX's that lie where they are wanted are not copied. All layers of a custom model are alike.
-
-    Raises:
-        ModelError: a weight is missing, is not the model's, or has another shape; the error names it. Or there are quantised
-            weights for several devices.
+    JAX's arrays that lie where they are wanted are not copied. The head of tied embeddings is taken from the embedding. All
+    layers of a custom model are alike. Raises `ModelError` if a weight is missing, is not the model's, or has another shape;
+    the error names it; and for quantised weights on several devices.
     """
     num_layers = model.config.num_layers
     params = _complete(model, params)
@@ -54,11 +50,11 @@ class Replacement:
     """Weights that replace the served ones, in the dtypes of those; checked.
 
     Args:
-        model: the served model; if its embeddings are tied, the head's are taken from the embedding.
-        params: the new weights: any arrays, numpy's included, `KEPT` in place of what stays as it is, `LazyWeight`s. None of
-            them is served itself: the caller may donate them.
+        model: the served model; the head of tied embeddings is taken from the embedding.
+        params: any arrays, numpy's included, `KEPT` in place of what stays as it is, `LazyWeight`s. None of them is served
+            itself: the caller may donate them.
         shapes: of the served weights, as `shapes_of`.
-        ties: as `ties_of`, of the served weights; for `KEPT`.
+        ties: of the served weights, as `ties_of`; for `KEPT`.
 
     Raises:
         ModelError: a weight is missing, is not the model's, or has another shape; the error names it. Or the served weights are
@@ -98,10 +94,7 @@ class Replacement:
 
     def on_host(self, served: "Params | Replacement | None" = None) -> Self:
         """The same with copies of the new weights in the host's memory: the caller may donate them, and free the device.
-
-        Args:
-            served: the weights of which some stay, if this is partial.
-        """
+        `served`: the weights of which some stay, if this is partial."""
         there = copy(self)
         if self.is_partial:
             assert served is not None
@@ -122,8 +115,7 @@ class Replacement:
         Args:
             old: blocks of the served weights, without adapters; None: they are gone, and none stay. The list is emptied before
                 the first of them is overwritten: if this raises, what is in the list is whole.
-            owned: no caller holds the arrays of the old weights: the new weights are written into these arrays.
-                Else the new weights are written beside the old ones.
+            owned: no caller holds the arrays of the old weights, so the new ones are written into these; else beside them.
         """
         blocks: list[Weights | None] = [None] * len(self._blocks)
         if old is not None:
@@ -154,11 +146,7 @@ class Replacement:
         return params if self._model is None else tied(self._model.config, params)
 
     def _block(self, new: Weights, shapes: Weights, reused: Weights | None, old: list[Weights]) -> Weights:
-        """A block of new weights on the devices, in the memory of the served ones that are `reused`, if there are any.
-
-        Args:
-            old: is emptied before the first array is overwritten.
-        """
+        # `old` is emptied before the first array is overwritten, in the memory of what is `reused`
         large = self._large(new, reused)
 
         def others(weights: Weights) -> Weights:
@@ -181,12 +169,10 @@ class Replacement:
 
     @staticmethod
     def _staying(new: Weights, old: Weights) -> Weights:
-        """The weights of a served block that are served on as they are, by name."""
         names = [name for name, leaf in new.items() if all(part is KEPT for part in jax.tree.leaves(leaf))]
         return {name: old[name] for name in names if name in old}
 
     def _filled(self, new: Weights, old: Weights, stays: Weights) -> Weights:
-        """A new block without what stays, and served weights in place of every other `KEPT`."""
         new = {name: leaf for name, leaf in new.items() if name not in stays}
         if all(leaf is not KEPT for leaf in jax.tree.leaves(new)):
             return new
@@ -197,8 +183,6 @@ class Replacement:
         )
 
     def _large(self, new: Weights, reused: Weights | None) -> Weights:
-        """The served arrays of a block that is overwritten, by name, whose new ones come from elsewhere in pieces."""
-
         def comes_in_pieces(leaf: Any, served: Any) -> bool:
             if not isinstance(served, jax.Array) or leaf.shape != served.shape or served.nbytes <= PIECE_BYTES:
                 return False
@@ -206,11 +190,11 @@ class Replacement:
                 return leaf.sharding.device_set != served.sharding.device_set
             return isinstance(leaf, np.ndarray)
 
+        # new arrays that come from elsewhere, in pieces, into the memory of served ones
         old = reused or {}
         return {name: old[name] for name, leaf in new.items() if comes_in_pieces(leaf, old.get(name))}
 
     def _placed(self, block: Weights, shapes: Weights) -> Weights:
-        """A new block on the devices that serve it."""
         block = made(block)
         if self._model is None:
             return jax.device_put(block, _homes(shapes))
@@ -232,13 +216,12 @@ def _homes(shapes: Weights) -> Any:
 
 @partial(jax.jit, static_argnames=("dtypes", "as_served"), donate_argnums=0, keep_unused=True)
 def _write(old: Weights | None, new: Weights, dtypes: tuple[str, ...], *, as_served: bool) -> Weights:
-    """The new weights in these dtypes, in the memory of the old ones, never in their own."""
+    # in the memory of the old weights, never in that of the new
     leaves, tree = jax.tree.flatten(serve_layer(new) if as_served else new)
     return jax.tree.unflatten(tree, [jnp.copy(leaf).astype(dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)])
 
 
 def _overwrite(old: jax.Array, source: Any) -> jax.Array:
-    """An array from elsewhere in the memory of an old one of the same shape, device by device."""
     if len(old.sharding.device_set) == 1:
         return _in_pieces(old, source, (slice(0, len(old)),))
     parts = [_in_pieces(shard.data, source, shard.index) for shard in old.addressable_shards]
@@ -279,7 +262,6 @@ def blocks_of(params: Params) -> list[Weights]:
 
 
 def _with_ties(params: Params, ties: Mapping[str, str]) -> Params:
-    """The weights with what is one array with another that is new in place of `KEPT`."""
     embed, head = dict(params.embed), dict(params.head)
     for name, twin in ties.items():
         if head.get(name) is KEPT and twin in embed:
@@ -290,7 +272,7 @@ def _with_ties(params: Params, ties: Mapping[str, str]) -> Params:
 
 
 def _buffers(weights: Weights | None) -> set[int]:
-    """Where the arrays of a block lie in the memories of their devices."""
+    # where a block's arrays lie in the memories of their devices
     arrays = [leaf for leaf in jax.tree.leaves(weights) if isinstance(leaf, jax.Array)]
     alone = [array for array in arrays if len(array.sharding.device_set) == 1]
     alone += [
@@ -300,14 +282,13 @@ def _buffers(weights: Weights | None) -> set[int]:
 
 
 def _fitting(model: Model, params: Params, num_devices: int) -> Params:
-    """The weights in the shapes that so many devices cut, of those in a checkpoint's shapes or in these: apart, or joined as
-    `load` returns them. Raises `ModelError` as `_check`."""
     if num_devices > 1 and any(map(is_quantized, weights_of(params))):
         raise ModelError(
             "quantised weights given as arrays need a single device",
             got=f"{num_devices} devices",
             fix="name the checkpoint instead",
         )
+    # weights are in a checkpoint's shapes or those that so many devices cut, apart or joined as `load` returns them
     joined = any(map(is_joined, params.layers))
     if num_devices == 1:
         _check(params, abstract_params(model.checkpoint_config, jnp.float32, joined=joined))
@@ -326,14 +307,12 @@ def _fitting(model: Model, params: Params, num_devices: int) -> Params:
 
 
 def _fit(name: str, leaf: Any, shape: tuple[int, ...]) -> Any:
-    """A weight as `fit` makes it; one of another shape is made when it is written."""
     if leaf is KEPT or leaf.shape == shape:
         return leaf
-    return LazyWeight(shape, lambda: fit(name, made(leaf), shape))
+    return LazyWeight(shape, lambda: fit(name, made(leaf), shape))  # made when it is written
 
 
 def _on_devices(model: ServedModel, params: Params, mesh: ModelMesh) -> Params:
-    """The weights as JAX arrays on the devices that serve them. Raises `ModelError` if these cannot cut them so."""
     specs = EVERYWHERE
     if mesh.size > 1:
         specs = model.partition_specs() if isinstance(model, CutModel) else partition_specs(params)
@@ -346,7 +325,7 @@ def _on_devices(model: ServedModel, params: Params, mesh: ModelMesh) -> Params:
     copies = dict[int, jax.Array]()
 
     def own(given: Any, array: jax.Array) -> jax.Array:
-        """The array; of one in NumPy's memory, which the caller may write to, a copy, the same for tied weights."""
+        # a copy of an array in NumPy's memory, which the caller may write to, the same one for tied weights
         start = given.ctypes.data if isinstance(given, np.ndarray) else 0
         if start and any(start <= place < start + given.nbytes for place in _buffers({"": array})):
             return copies.setdefault(id(given), jax.device_put(array, array.sharding, may_alias=False))
@@ -356,7 +335,6 @@ def _on_devices(model: ServedModel, params: Params, mesh: ModelMesh) -> Params:
 
 
 def _complete(model: ServedModel, params: Params) -> Params:
-    """The weights with tied embeddings in the head. Raises `ModelError` for anything but `Params` of arrays that exist."""
     if not isinstance(params, Params) or not params.embed:
         raise ModelError("params must be Params", got=type(params).__name__, fix=f"give {_LAYOUT}")
     kinds = zip(params, (Mapping, tuple | list, Mapping), strict=True)
@@ -379,7 +357,6 @@ def _shapes(params: Params) -> dict[str, Any]:
 
 
 def _check(params: Params, expected: Params) -> None:
-    """Raise `ModelError` unless both have the same names and shapes."""
     new, old = by_name(params), by_name(expected)
     for name in sorted(old.keys() ^ new.keys()):
         problem = "is missing" if name in old else "is none of the model's"

@@ -35,7 +35,7 @@ KEPT: Final = _Kept()
 
 
 def made(weights: Any) -> Any:
-    """A tree of weights whose lazy ones are made."""
+    """A tree of weights in which lazy ones are made."""
     return jax.tree.map(lambda leaf: leaf.make() if isinstance(leaf, LazyWeight) else leaf, weights)
 
 
@@ -54,7 +54,7 @@ def check_leaf(name: str, leaf: Any, kinds: tuple[type, ...]) -> None:
 
 
 def dotted(path: Iterable[Any]) -> str:
-    """A leaf's name, of its path as JAX has it."""
+    """A leaf's name, from its path in a JAX tree."""
     return ".".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
 
 
@@ -77,8 +77,8 @@ def params_by_name(
     Args:
         weights: of a module, its `nnx.Param`s.
         shapes: of the served weights; of a model of one's own they say which names there are.
-        names: names to put in place of names here; `*` in both is a number.
-        only: names that count, as `weights` has them; `KEPT` is in place of all that is not there.
+        names: names here and ours to put in their place; `*` in both is a number.
+        only: names that count, as `weights` has them; all other weights are `KEPT`.
 
     Raises:
         ModelError: a name is none of the model's, or is there twice, or a leaf is no array; or one is missing without `only`.
@@ -121,7 +121,6 @@ def arrays_by_name(weights: WeightTree, names: Mapping[str, str] | None) -> dict
 
 
 def _flat(weights: WeightTree) -> dict[str, Any]:
-    """The leaves by names. Raises `ModelError` if there are none, or two of one name."""
     if isinstance(weights, nnx.Module):
         weights = nnx.state(weights, nnx.Param)
     if isinstance(weights, Params):
@@ -154,7 +153,6 @@ def _leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def _apart(layer: Weights) -> Weights:
-    """A layer whose joined weights are lazy parts."""
     layer = dict(layer)
     for name, parts in (JOINED | SIDES).items():
         if name in layer:
