@@ -58,8 +58,7 @@ class Rope(NamedTuple):
 def ropes_from_hf(
     config: Mapping[str, Any], head_dim: int, architecture: str, near_dim: int | None = None
 ) -> tuple[Rope, RopeConfig | None]:
-    """The rotary embedding of a `config.json` that transformers filled up, and that of layers with a window if it is another
-    one.
+    """The rotary embedding of a `config.json` that transformers filled up, and that of layers with a window if it differs.
 
     `architecture` is a name in `ARCHITECTURES`, `near_dim` the head dim of layers with a window if it is another one. Raises
     `ModelError` if the scaling is not supported, or something in it is missing, wrong or not understood.

@@ -156,8 +156,7 @@ def quantization_of(model: str | Path) -> str | None:
 
 
 def keeps_quantized(checkpoint: Checkpoint, quantization: str, num_devices: int = 1) -> bool:
-    """Whether quantised weights of a checkpoint stay quantised on the device. Raises `ModelError` if it has none of this
-    format.
+    """Whether quantised weights of a checkpoint stay so on the device. Raises `ModelError` if it has none of this format.
 
     The name of the checkpoint's format keeps them; `none` dequantises them while they are loaded; `auto` keeps them, but for
     GGUF files on a CPU without kernels for them, and on several CPUs.

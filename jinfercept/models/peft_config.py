@@ -75,7 +75,7 @@ class PeftConfig(NamedTuple):
 
     @classmethod
     def parse(cls, config: Any, directory: Path) -> Self:
-        """The values of a parsed file. Raises `ModelError` for what is not served, with the directory."""
+        """The values of a parsed file. Raises `ModelError`, which names the directory, for what is not served."""
         if not isinstance(config, Mapping) or config.get("peft_type") != "LORA":
             kind = config.get("peft_type") if isinstance(config, Mapping) else config
             raise ModelError("only adapters of type LORA are served", got=shown(kind), fix="train a LoRA adapter")

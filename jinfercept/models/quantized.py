@@ -136,8 +136,11 @@ class QuantizedTensor:
     def with_columns(
         self, change: Callable[..., Shaped[Array, "..."]], *others: Self, outputs: tuple[int, ...]
     ) -> Self:
-        """A weight with the columns that `change` makes of those of this and other weights alike: it gets an array `[rows,
-        *axes of the outputs]` of each weight and returns one. `outputs`: sizes of its axes after the first output."""
+        """A weight whose columns `change` makes of those of this and other weights, of every stored array alike.
+
+        It gets an array `[rows, *axes of the outputs]` of each weight, and returns one such array, whose axes after the first
+        output have the sizes in `outputs`.
+        """
 
         def changed(*arrays: Shaped[Array, "_ R W"]) -> Shaped[Array, "B R W"]:
             columns = (unblocked(array).reshape(array.shape[1], -1, *self.outputs) for array in arrays)

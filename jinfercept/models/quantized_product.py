@@ -18,8 +18,7 @@ GROUP_STEP = 16
 
 
 def product(rows: Rows, packed: Packed, out: DTypeLike, *, int8_rows: bool = False) -> Float[Array, "T N"]:
-    """`dense(rows) @ unpack(packed, dtype)` of the rows' dtype, summed in float32. `int8_rows` rounds the rows as `rounded`
-    does.
+    """`dense(rows) @ unpack(packed, dtype)` of the rows' dtype, summed in float32. `int8_rows`: of rows as `rounded` has them.
 
     The weight is never unpacked in memory where a kernel multiplies: on a CPU, and on a GPU up to `triton_quantized.most_rows`
     rows of 16-bit numbers. Otherwise XLA unpacks it into memory.

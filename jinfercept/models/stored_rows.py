@@ -89,7 +89,7 @@ def rows_in(
     recurrent: RecurrentNames = OF_TRANSFORMERS,
 ) -> dict[str, StoredRows]:
     """The weights, by name, that are rows of tensors of these shapes; a tensor with other rows than they need is left whole. A
-    name in `fused` ends as a projection's: three parts are queries, keys and values, two a gate and its up."""
+    tensor of three parts in `fused` has queries, keys and values, one of two a gate and its up."""
     return _of_fused(shapes, config, fused) | _by_heads(shapes, config, recurrent)
 
 

@@ -77,7 +77,7 @@ def params_by_name(
     Args:
         weights: of a module, its `nnx.Param`s.
         shapes: of the served weights; of a model of one's own they say which names there are.
-        names: names here and ours to put in their place; `*` in both is a number.
+        names: by names in `weights`, the names to put in their place; `*` in both is a number.
         only: names that count, as `weights` has them; all other weights are `KEPT`.
 
     Raises:
