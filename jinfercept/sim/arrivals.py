@@ -13,21 +13,16 @@ MOST_ARRIVALS = 1_000_000
 
 
 class Arrival(NamedTuple):
-    """A request and the second at which it arrives, counted from the start of the run."""
+    """A request, and the second at which it arrives, counted from the start of the run."""
 
     at_s: float
     script: Script
 
 
 def arrivals(draw: Callable[[], Script], rate: float, duration_s: float, rng: Random) -> list[Arrival]:
-    """The arrivals of `duration_s` seconds, in order. There may be none.
+    """The arrivals of `duration_s` seconds, in order; there may be none. Raises `ConfigError` as `arrival_times`.
 
-    Args:
-        draw: makes the next request; called once for each arrival, in order, after its time is drawn.
-        rate, duration_s, rng: see `arrival_times`.
-
-    Raises:
-        ConfigError: an argument is out of its range.
+    `draw` is called once for each arrival, in order, after its time is drawn.
     """
     return [Arrival(at_s, draw()) for at_s in arrival_times(rate, duration_s, rng)]
 
@@ -36,9 +31,8 @@ def arrival_times(rate: float, duration_s: float, rng: Random) -> Iterator[float
     """The seconds below `duration_s` at which requests arrive, in order, each drawn when it is asked for.
 
     Args:
-        rate: requests per second, over 0.
-        duration_s: seconds in which requests arrive, over 0; with `rate` they bring at most `MOST_ARRIVALS`.
-        rng: its state decides the times.
+        rate: requests per second, above 0.
+        duration_s: above 0; at most `MOST_ARRIVALS` requests are expected in it.
 
     Raises:
         ConfigError: an argument is out of its range.
