@@ -1,13 +1,13 @@
 """InferCept's own policy: each iteration, swap the most wasteful contexts within the free budget, keep or drop the rest.
 
-Where the paper is silent: fetches take the link's budget before swaps; a host copy outlives the device page, and the resumption
-too, but swapping the page out again takes budget like the first time (the paper frees the copy at swap-in); a context of age 0
-wastes nothing yet and takes no budget; only tokens that no other request shares count; under memory pressure paused pages are
-evicted by ascending waste.
+Where the paper is silent:
 
-One correction: a context that the link will swap for free soon is not dropped now. Keeping is priced until the call returns or
-the link has moved the context, whichever is sooner. With the paper's own estimate this changes next to nothing, since that
-takes every call for a short one at first; with a better estimate, long calls would otherwise be recomputed more often.
+* Fetches take the link's budget before swaps.
+* A host copy outlives the device page, and the resumption too, but swapping the page out again takes budget like the first
+  time. The paper frees the copy at swap-in.
+* A context of age 0 wastes nothing yet and takes no budget.
+* Only tokens that no other request shares count.
+* Under memory pressure, paused pages are evicted by ascending waste.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,18 +23,12 @@ SHORT_KINDS = frozenset({"math", "qa", "ve"})
 
 
 class Verdict(NamedTuple):
-    """The waste of keeping and of dropping one context from now on.
-
-    Attributes:
-        preserve: equation (2), in token·seconds.
-        discard: equation (4), in token·seconds.
-        tokens: on the device, shared with no other context, and those that take as much as its state.
-    """
+    """The waste of keeping and of dropping one context from now on, in token·seconds."""
 
     sequence: Sequence
-    preserve: float
-    discard: float
-    tokens: int
+    preserve: float  # equation (2)
+    discard: float  # equation (4)
+    tokens: int  # unshared ones on the device, and as many as the context's state takes
 
     @property
     def least(self) -> float:
@@ -66,11 +60,10 @@ class MinWaste(Policy):
 
     Args:
         estimator: expected seconds until an interception ends; `elapsed` is the paper's.
-        forward_s: T_fwd, seconds of an iteration by query tokens.
+        forward_s: T_fwd, seconds of an iteration by its query tokens.
         saturation: S, the query tokens after which an iteration grows longer.
-        page_size: the least recompute chunk.
-        link_tokens_per_s: KV tokens per second of the host link.
-        keep: whether a context stays on the device that the link budget does not reach.
+        page_size: the least recompute chunk, in tokens.
+        keep: whether a context that the link budget does not reach stays on the device.
     """
 
     def __init__(
@@ -131,7 +124,10 @@ class MinWaste(Policy):
         return longest_paused(list(self._hosted.values()), sequence)
 
     def _until_saved(self, verdict: Verdict, ahead: int) -> Verdict:
-        """The verdict, if the context is kept only until the link has moved it and the more wasteful ones before it."""
+        # A correction to the paper: a context that the link will swap for free soon is not dropped now. Keeping is priced
+        # until the call returns or the link has moved this context and the more wasteful ones before it, whichever is sooner.
+        # With the paper's own estimate this changes next to nothing, since it takes every call for a short one at first. With
+        # a better estimate, long calls would otherwise be recomputed more often.
         if not self._link_tokens_per_s:
             return verdict
         until_s = ahead / self._link_tokens_per_s
