@@ -32,21 +32,18 @@ def _name_of(function: Callable[..., object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a tool, as the model wrote it.
-
-    Attributes:
-        span: the call's first token and the one after its last, counted in the request's `token_ids`.
-        expected_s: expected duration in seconds; None: it is estimated.
-        id: ties the result to the call in a chat template; "" where the template needs none.
-        by_caller: the client that made the request runs the call. The request ends with this turn instead of pausing, and the
-            other calls of the turn are not run either.
-    """
+    """A call of a tool, as the model wrote it."""
 
     name: str
     arguments: str
+    #: The call's first token and the one after its last, counted in the request's `token_ids`.
     span: tuple[int, int] = (0, 0)
+    #: Expected duration in seconds; None: it is estimated.
     expected_s: float | None = None
+    #: Ties the result to the call in a chat template; "" where the template needs none.
     id: str = ""
+    #: The client that made the request runs the call. The request ends with this turn instead of pausing, and the other calls
+    #: of the turn are not run either.
     by_caller: bool = False
     __repr__ = short_repr
 

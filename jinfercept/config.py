@@ -28,20 +28,17 @@ _DRAFT_MODEL_EXAMPLE = 'such as {"method": "draft_model", "model": "smollm2-135m
 
 
 class SpeculativeConfig(NamedTuple):
-    """Drafts of the next tokens, which a step verifies; names and meaning as vLLM's.
+    """Drafts of the next tokens, which a step verifies; names and meaning as vLLM's."""
 
-    Attributes:
-        method: "ngram" drafts from earlier occurrences of the last tokens, in the prompt, results of calls or the output;
-            "draft_model" lets a smaller model write; "mtp" uses a layer of the model itself, in models that have one.
-        num_speculative_tokens: most drafts of a sequence in a step; 0: none.
-        prompt_lookup_min, prompt_lookup_max: tokens of the n-grams that "ngram" looks up.
-        model: the draft model, by name or path as `LLM` takes it. It has the served model's tokens.
-    """
-
+    #: "ngram" drafts from earlier occurrences of the last tokens, in the prompt, results of calls or the output;
+    #: "draft_model" lets a smaller model write; "mtp" uses a layer of the model itself, in models that have one.
     method: str = "ngram"
+    #: Most drafts of a sequence in a step; 0: none.
     num_speculative_tokens: int = 0
+    #: Tokens of the shortest n-gram that "ngram" looks up; the longest has `prompt_lookup_max`.
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
+    #: The draft model, by name or path as `LLM` takes it. It has the served model's tokens.
     model: str | None = None
 
     @classmethod
@@ -197,8 +194,7 @@ class AdapterOptions:
 
     @property
     def directories(self) -> dict[str, str]:
-        """The directories of adapters by name. Raises `ConfigError` for an entry without name or directory, and a name given
-        twice."""
+        """The directories of adapters by name. Raises `ConfigError` for an entry that lacks either, and a name given twice."""
         if isinstance(self.loras, Mapping):
             pairs = [(str(name), str(place)) for name, place in self.loras.items()]
         else:
@@ -224,7 +220,6 @@ class AdapterOptions:
         return self.tool_call_bias or 0.0
 
     def check(self) -> None:
-        """Raise `ConfigError` for values that cannot work together."""
         num_named, num_slots = len(self.directories), self.num_slots
         if num_slots < num_named:
             got, fix = f"{num_slots} for {num_named}", f"{num_named} or more"

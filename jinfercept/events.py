@@ -15,16 +15,13 @@ from jinfercept.values import short_repr
 
 
 class Token(NamedTuple):
-    """The model generated a token.
-
-    Attributes:
-        text: the text that is certain with it; it can lag behind the token, and is "" without a tokenizer.
-        logprobs: those of this token and of the likeliest ones, if the request asks for them.
-    """
+    """The model generated a token."""
 
     request_id: str
     token_id: int
+    #: The text that is certain with it; it can lag behind the token, and is "" without a tokenizer.
     text: str
+    #: Those of this token and of the likeliest ones, if the request asks for them.
     logprobs: Mapping[int, Logprob] | None = None
 
 
@@ -38,19 +35,16 @@ class Intercepted:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """All calls have returned.
-
-    Attributes:
-        results: one for each call, in order.
-        token_ids: the tokens that were appended to the request.
-        text: their text, as far as it is certain.
-        interrupts: after a trap, all results of asynchronous calls that were appended, those of the trap among them.
-    """
+    """All calls have returned."""
 
     request_id: str
+    #: One for each call, in order.
     results: tuple[Result, ...]
+    #: The tokens that were appended to the request.
     token_ids: tuple[int, ...]
+    #: Their text, as far as it is certain.
     text: str
+    #: After a trap, all results of asynchronous calls that were appended, those of the trap among them.
     interrupts: tuple[Interrupt, ...] = ()
     __repr__ = short_repr
 
@@ -79,16 +73,13 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The request is over.
-
-    Attributes:
-        text: the rest of the text, which was held back until now.
-        failure: the exception of the engine's step that lost the request; None if the request ended by itself.
-    """
+    """The request is over."""
 
     request_id: str
     output: RequestOutput
+    #: The rest of the text, which was held back until now.
     text: str
+    #: The exception of the engine's step that lost the request; None if the request ended by itself.
     failure: BaseException | None = None
 
     def __getstate__(self) -> list[object]:
@@ -113,15 +104,12 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A call has begun: it cannot turn out to be text any more.
+    """A call has begun: it cannot turn out to be text any more."""
 
-    Attributes:
-        index: place among the calls of one turn, from 0.
-        id: in the form that the family's chat template takes.
-    """
-
+    #: Place among the calls of one turn, from 0.
     index: int
     name: str
+    #: In the form that the family's chat template takes.
     id: str
     request_id: str = ""
 

@@ -47,12 +47,9 @@ class Renderer(Protocol):
 
 
 class Constraint(Protocol):
-    """The state of a grammar after the generated text of one request, to which tokens of tools do not belong.
+    """The state of a grammar after the generated text of one request, to which tokens of tools do not belong."""
 
-    Attributes:
-        ended: nothing but the end can follow.
-    """
-
+    #: Nothing but the end can follow.
     ended: bool
 
     def allowed(self) -> Any:
@@ -87,7 +84,6 @@ class SharedLimit:
         return is_free
 
     def release(self, number: int = 1) -> None:
-        """Uncount calls that have ended."""
         with self._lock:
             self.number -= number
 
@@ -124,16 +120,13 @@ class MarkupWatch(Protocol):
 
 
 class CallMarkup(Protocol):
-    """How requests write asynchronous calls and read their results; see `chat.call_markup`.
+    """How requests write asynchronous calls and read their results; see `chat.call_markup`."""
 
-    Attributes:
-        on_end: for calls that are pending at an end of text.
-        max_pending: limit of one request's pending calls.
-        shared_limit: for several requests together; None: no such limit.
-    """
-
+    #: For calls that are pending at an end of text.
     on_end: Literal["wait", "cancel"]
+    #: Limit of one request's pending calls.
     max_pending: int
+    #: Limit of the pending calls of several requests together; None: no such limit.
     shared_limit: SharedLimit | None
 
     def watch(self, prompt: str | None, prompt_token_ids: Sequence[int]) -> MarkupWatch:

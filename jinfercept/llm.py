@@ -186,12 +186,9 @@ class LLM(RolloutMethods, WeightControls):
     ) -> None:
         """Start over with other scheduling options, empty pages and counters at zero; nothing is loaded or compiled again.
 
-        This also mends an engine that failed. A call that raises changes nothing, but Ctrl-C waits until it is done.
-
-        Args:
-            policy, estimator, order: as for a new `LLM`; None: the name, place, class or function chosen last. An object
-                counts for one engine.
-            options: of `RestartOptions`; the others keep their values.
+        This also mends an engine that failed. A call that raises changes nothing, but Ctrl-C waits until it is done. What is
+        not given keeps its value: the policy, estimator and order are the name, place, class or function chosen last. An
+        object counts for one engine.
 
         Raises:
             ConfigError: an option is fixed once executables are compiled, or out of range; or a part lacks members of its
@@ -224,7 +221,7 @@ class LLM(RolloutMethods, WeightControls):
                 tool may use this LLM: its requests are batched with all others.
             detector: finds calls in another way; one for all, or one for each.
             async_calls: the model calls tools without a `start` text in context markup language, with their declared
-                arguments. It goes on while they run, and reads their results as interrupts. None: so if a tool has
+                arguments. It goes on while they run, and reads their results as interrupts. None: if a tool has
                 `calls="async"`.
             lora: name of an adapter; one for all, or one for each.
             on_event: called with tokens, calls, results and ends as they happen.
@@ -320,11 +317,10 @@ class LLM(RolloutMethods, WeightControls):
 
         It starts now, read or not; closing or dropping the iterator aborts it. A prompt takes only the option `async_calls`.
 
-        Returns:
-            `Token`, `Intercepted`, `Resumed` and last `Finished`, and of asynchronous calls `Called` and `Interrupted`. A
-            chat also has `Content`, the text for a person, `Reasoning` before it, and `CallStarted`, `Arguments` and
-            `CallEnded` while a call is written (`Token.text` has the markup too). With `n` outputs there is a `Finished` for
-            each; `request_id` tells events apart.
+        The events are `Token`, `Intercepted`, `Resumed` and last `Finished`, and of asynchronous calls `Called` and
+        `Interrupted`. A chat also has `Content`, the text for a person, `Reasoning` before it, and `CallStarted`, `Arguments`
+        and `CallEnded` while a call is written (`Token.text` has the markup too). With `n` outputs there is a `Finished` for
+        each; `request_id` tells events apart.
 
         Raises:
             RequestError: as `generate` and `chat`.
@@ -347,8 +343,7 @@ class LLM(RolloutMethods, WeightControls):
         )
 
     def close(self) -> None:
-        """Free the weights and the pages. Callers that still wait for requests get an `EngineError`."""
-        # does nothing in a forked child: both are the parent's
+        """Free the weights and the pages; does nothing in a forked child. Callers that still wait get an `EngineError`."""
         self.engine.close()
 
     shutdown = close

@@ -53,8 +53,8 @@ class CheckedRequest(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """The differences of a part of the tokens. Ratios are `exp(abs(engine - forward))`, the larger probability over the
-    smaller one."""
+    """The differences of a part of the tokens. A ratio is the larger probability over the smaller: `exp(abs(engine -
+    forward))`."""
 
     num_tokens: int
     equal: float  # share of tokens with the same bits
@@ -116,14 +116,12 @@ def check_logprobs(
     """Compare the log probabilities that an engine reports with those of a trainer's forward pass of the same tokens.
 
     Every prompt is continued greedily and drawn, each with a pause for a tool in the middle and without one, all in one
-    batch. Then `forward` is called with each sequence, without padding.
+    batch. Then `forward` is called with each sequence, without padding. No other request may run meanwhile.
 
     Args:
-        llm: no other request may run.
         prompts: as for `generate`; None: six of random tokens, from one token to 300, if so many fit.
         max_tokens: generated for each.
         tolerance: absolute difference of log probabilities that the report looks for.
-        seed: of the random prompts and draws.
 
     Raises:
         ConfigError: `forward` returned another shape.
@@ -250,14 +248,12 @@ def forward_logits(
     """Logits after every token of one sequence. It can be traced and differentiated by `params`.
 
     In float32 on a CPU they are, bit for bit, those of an engine with `batch_invariant`: the sequence is filled up to a
-    multiple of 256 tokens, and XLA fuses nothing across layers; everything else is plain `jax.numpy`.
+    multiple of 256 tokens, and XLA fuses nothing across layers. Everything else is plain `jax.numpy`. Raises `ConfigError` if
+    the model has recurrent layers.
 
     Args:
         model, params: `llm.model` with its weights, joined or apart, or a `Model` with a trainer's. Adapters add nothing.
-        fill: the sequence is filled up to a multiple of this many tokens; 1: it is not filled up.
-
-    Raises:
-        ConfigError: the model has recurrent layers.
+        fill: the sequence is filled up to a multiple of this many tokens; 1: it is not.
     """
     if states_of(model):
         raise ConfigError("recurrent layers are not supported", got=model.config.family, fix="another model")
@@ -283,11 +279,8 @@ def forward_logits(
 
 
 def forward_logprobs(model: ServedModel, params: Params, tokens: Int[Array, "T"]) -> Float[Array, "predictions"]:
-    """Log probabilities of `tokens[1:]`, each after the tokens before it, by `forward_logits`: a logit less the log of the
-    row's sum.
-
-    `jax.nn.log_softmax` of the same logits differs from it in the last bits.
-    """
+    """Log probabilities of `tokens[1:]` by `forward_logits`: of each token its logit less the logarithm of the row's sum."""
+    # `jax.nn.log_softmax` of the same logits differs from it in the last bits
     return next_logprobs(forward_logits(model, params, tokens), tokens)
 
 

@@ -81,7 +81,7 @@ _TYPE_NAMES = {
     **dict.fromkeys(("arr", "list", "tuple", "set", "sequence"), "array"),
     **dict.fromkeys(("none", "nonetype"), "null"),
 }
-"""Names that other languages have for JSON's types, and schemas that were written by hand."""
+"""Names for JSON's types in other languages and in schemas that were written by hand."""
 
 
 def json_type(name: str) -> str:

@@ -15,14 +15,9 @@ NAMES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".to
 
 
 def unneeded(row: Sequence[str], value: Any, got: str, error: type[JinferceptError] = ConfigError) -> str:
-    """The reason why a flag or an argument needs nothing.
+    """The reason why a flag or an argument needs nothing, from its `row` of `unneeded` or `calls`.
 
-    Args:
-        row: of `unneeded` or `calls`.
-        value: None: it has none, or its default.
-
-    Raises:
-        JinferceptError: of class `error`: the value asks for something.
+    A value of None is its default, or none. A value that asks for something raises `error`.
     """
     why, *accepted = row
     accepted = accepted or ["False", "True"]
@@ -36,10 +31,8 @@ def own_options(
 ) -> tuple[dict[str, Any], list[str]]:
     """Keyword arguments of `LLM` by our names, without those that need nothing, and a line for the log for each of these.
 
-    None stands for a default; `aliases` are other names.
-
-    Raises:
-        ConfigError: an option asks for something that cannot be done, has another name here, or is given twice.
+    None stands for a default; `aliases` are other names. Raises `ConfigError` if an option asks for something that cannot be
+    done, has another name here, or is given twice.
     """
     own, notes = dict[str, Any](), list[str]()
     for option, value in options.items():
@@ -70,10 +63,8 @@ def own_value(flag: str, value: Any) -> Any:
 
 
 def check_arguments(what: str, arguments: Mapping[str, Any], names: Iterable[str], sampling: Iterable[str]) -> None:
-    """Raise `ArgumentError` for an unknown keyword argument of `generate` or `chat` that asks for something.
-
-    `what` is the problem with an unknown one, and `sampling` are the names of sampling parameters.
-    """
+    """Raise `ArgumentError`, which begins with `what`, for an unknown keyword argument of `generate` or `chat` that asks for
+    something."""
     for name, value in arguments.items():
         if (row := NAMES["calls"].get(name)) is not None:
             unneeded(row, value, f"{name}={value!r}", ArgumentError)

@@ -110,7 +110,6 @@ class ChunkPlanner:
         sequence.row.cut(context.ready // kv.page_size)
 
     def fetch_more(self, builder: PlanBuilder) -> None:
-        """Plan further fetches of running sequences, oldest first."""
         # `run` counts on the link time beside a step that only decodes; a step with chunks lasts longer
         if len(builder.chunks) == len(self._running):
             return

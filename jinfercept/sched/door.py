@@ -8,12 +8,7 @@ nothing. Once a conversation is inside, none of its requests waits here again. A
 * Its context has room in the device's and the host's pools together, or in its tenant's equal share of them, or fewer than
   `MOST_LATE` of the last turns were late.
 
-The smallest priority comes in first, then the tenant with the fewest tokens inside over its weight, then the conversation
-that has waited longest. A tenant without a conversation inside has a right to one. A tenant that waits keeps no other tenant
-out of its share.
-
-A request that has waited for `MOST_DOOR_S` is refused. A client that repeats it soon gets its place back, as after any
-request that leaves the door.
+A tenant without a conversation inside has a right to one. A tenant that waits keeps no other tenant out of its share.
 """
 
 from bisect import bisect_right
@@ -41,7 +36,8 @@ IDLE_S = 120.0
 LOOK_S = 0.1
 """Seconds between two searches for room."""
 MOST_DOOR_S = 900.0
-"""Seconds after which a request at the door is refused."""
+"""Seconds after which a request at the door is refused. A client that repeats it soon gets its place back, as after any
+request that leaves the door."""
 RETRY_S = 30
 """Seconds after which a refused client should come again. Conversations last minutes, and clients heed at most one."""
 
@@ -71,7 +67,6 @@ class Door:
         self.open(now)
 
     def overdue(self, now: float) -> list[Sequence]:
-        """The requests that are to be refused."""
         return [sequence for sequence in self.sequences if now - sequence.arrival_s > MOST_DOOR_S]
 
     def started(self, sequence: Sequence, now: float) -> None:
@@ -88,6 +83,8 @@ class Door:
             inside[sequence.tenant] += sequence.length
             room -= self._needs(sequence)
         shut = set[str]()  # tenants
+        # the smallest priority comes in first, then the tenant with the fewest tokens inside over its weight, then the
+        # longest wait
         while first := min(
             (sequence for sequence in self.sequences if sequence.tenant not in shut),
             key=lambda sequence: (sequence.priority, inside[sequence.tenant] / sequence.weight),

@@ -23,12 +23,10 @@ class NgramIndex:
         self._end = shortest  # of the n-gram that is entered next
 
     def draft(self, tokens: Sequence[int], count: int) -> tuple[int, ...]:
-        """At most `count` tokens that followed the last occurrence of the longest n-gram with which `tokens` ends.
-
-        `tokens` has those of the last call, and new ones behind them.
-        """
+        """At most `count` tokens that followed the last occurrence of the longest n-gram with which `tokens` ends."""
         if count < 1 or len(tokens) <= self._shortest:
             return ()
+        # the list is that of the last call, with new tokens behind
         for end in range(self._end, len(tokens)):
             ngram = tuple(tokens[end - self._shortest : end])
             if (previous := self._latest.get(ngram)) is not None:
@@ -75,7 +73,7 @@ class Acceptance:
         self._tried, self.accepted = [0.0] * num_places, [0.0] * num_places
 
     def chances(self, before: Sequence[float]) -> list[float]:
-        """For each place, the chance that its draft is accepted if those before it are; `before` is the chance before any was
+        """For each place, the chance that its draft is accepted if those before it are; `before`: the same before any was
         tried."""
         places = zip(self.accepted, self._tried, before, strict=True)
         return [(accepted + _PRIOR * chance) / (tried + _PRIOR) for accepted, tried, chance in places]

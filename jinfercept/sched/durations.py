@@ -35,8 +35,7 @@ class SurvivalCurve(NamedTuple):
 
     @classmethod
     def from_seen(cls, seen: Sequence[tuple[float, bool]]) -> Self:
-        """Kaplan and Meier's estimate from the values of each `Seen`, ascending. The mass beyond the longest duration is put
-        at twice the longest censored one."""
+        """Kaplan and Meier's estimate from the values of each `Seen`, ascending."""
         times, weights, survival = [], [], 1.0
         for index, (duration_s, censored) in enumerate(seen):
             if not censored:
@@ -47,6 +46,7 @@ class SurvivalCurve(NamedTuple):
         outlasted_s = None
         if seen and seen[-1][1]:
             outlasted_s = times[-1] if times else 0.0
+            # the mass beyond the longest duration is put at twice the longest censored one
             times.append(2.0 * seen[-1][0])
             weights.append(survival)
         mass = accumulate(reversed(weights), initial=0.0)
@@ -105,10 +105,10 @@ class DurationHistory:
 
     @property
     def curve(self) -> SurvivalCurve:
-        """The distribution, which lags behind by at most one change in 32. A call in flight counts with its age at the last
-        change."""
+        """The distribution, which lags behind by at most one change in 32."""
         if 32 * self._num_changes > len(self._ring):
             self._num_changes = 0
+            # a call in flight counts with its age when a call of this tool last began or ended
             ages = [(max(0.0, self._now_s - at_s), True) for at_s in reversed(self._running.values())]
             self._curve = SurvivalCurve.from_seen(sorted([*self._sorted, *ages]))
         return self._curve

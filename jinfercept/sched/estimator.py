@@ -31,10 +31,8 @@ class Estimator(Protocol):
     def observe(self, call: PendingCall, duration_s: float, clean: bool = True) -> None:
         """A call ended. Ignored unless overridden.
 
-        Args:
-            call: as `started` got it, if it did.
-            clean: whether the call ended by itself. After a timeout, a kill or an abort it did not, and the duration is
-                censored.
+        `call` is as in `started`. A call that does not end by itself, but by a timeout, a kill or an abort, is not `clean`:
+        its duration is censored.
         """
         return
 
@@ -45,20 +43,17 @@ class Estimator(Protocol):
 
 
 def remaining_s(estimator: Estimator, sequence: Sequence, age_s: float) -> float:
-    """Expected seconds until the last call of a paused sequence returns: the longest expectation. Without calls, as long as
-    it has waited."""
+    """Expected seconds until the last call of a paused sequence returns: the longest of its calls; without calls, its age."""
     awaited = sequence.awaited
     return max((estimator.remaining_s(call, age_s + call.head_start_s) for call in awaited), default=age_s)
 
 
 @final
 class ElapsedEstimator(Estimator):
-    """The paper's estimate `T = now - t_call`: a call lasts as long again as it has lasted (InferCept §4.4).
-
-    This is break-even ski rental: it costs at most twice as much as knowing the duration.
-    """
+    """The paper's estimate `T = now - t_call`: a call lasts as long again as it has lasted (InferCept §4.4)."""
 
     def remaining_s(self, call: PendingCall, age_s: float) -> float:
+        # break-even ski rental: at most twice the cost of knowing the duration
         return age_s
 
 
@@ -118,9 +113,5 @@ estimator, for one engine."""
 
 
 def make_estimator(choice: EstimatorChoice, names: Mapping[str, Callable[[], Estimator]] = ESTIMATORS) -> Estimator:
-    """Make an estimator by a choice; one that is not built in is guarded.
-
-    Raises:
-        ConfigError: no estimator has the name, or as `build_plugin`.
-    """
+    """Make an estimator, guarded unless it is built in. Raises `ConfigError` for an unknown name, or as `build_plugin`."""
     return make_choice("estimator", choice, names, Estimator, ESTIMATORS.values())

@@ -40,10 +40,8 @@ class Eviction:
         self._preempted = preempted
 
     def free_slot(self, builder: PlanBuilder, sequence: Sequence, most: int, position: int) -> bool:
-        """Free a device slot for a running sequence, and up to `most` if paused contexts have as many to give.
-
-        `position` is the sequence's first token to compute that has no page. False: the sequence has to wait for a slot.
-        """
+        """Free a device slot for a running sequence, up to `most` if paused contexts have as many; False: it must wait."""
+        # `position` is the sequence's first token to compute that has no page
         running, may_evict, context = self._queues.running, not self._policy.protects_paused, sequence.context
         if self._kv.free_slot(context, position) or (may_evict and self._evict(builder, most, context, position)):
             return True

@@ -5,8 +5,6 @@ the number of tokens computed for it, divided by its weight. The tenant with the
 becomes active is lifted to the least counter of the active ones, so that idle time saves nothing.
 
 In addition, a tenant without a running sequence has a right to one, unless its counter is larger than those of the others.
-For it, the last sequence in the service order of a tenant that runs several is preempted. Otherwise long answers of one
-tenant would hold every slot.
 """
 
 from collections.abc import Container
@@ -76,7 +74,8 @@ class FairShare:
         """The running sequence to preempt for a tenant that has a right to run its waiting `head`; None if there is none."""
         least, served = self.served[head.tenant], self.served
         rivals = [queue.running[1:] for tenant, queue in self._queues.by_tenant.items() if served[tenant] >= least]
-        # one that has computed since it was started: else two would bring their contexts to the device in turn for ever
+        # A tenant that runs several sequences gives way: else its long answers would hold every slot. The victim has computed
+        # since it was started: else two sequences would bring their contexts to the device in turn for ever.
         victims = [
             sequence for running in rivals for sequence in running if not sequence.planned and sequence.row.num_pages
         ]

@@ -34,10 +34,8 @@ def saturation(points: Sequence[tuple[int, float]]) -> Saturation:
 
     Tries every break between the measured x: a constant before it, a line after it, each by least squares. The break whose
     `max` of the two fits all points best wins. A line through all points is tried too: S is the smallest x then. S is the
-    measured x (a bucket) nearest to the meeting point, or the largest one if the times never grow.
-
-    Raises:
-        ConfigError: no points, or times that are not positive.
+    measured x (a bucket) nearest to the meeting point, or the largest one if the times never grow. Raises `ConfigError`
+    without points, or for times that are not positive.
     """
     points = sorted(points)
     buckets = sorted({x for x, _ in points})
@@ -89,8 +87,8 @@ class MeasuredStep(NamedTuple):
 
 
 class StepFit(NamedTuple):
-    """`bucket_s[bucket] + per_context_s · context tokens + per_pair_s · (query tokens · depth)`, and the line
-    through the buckets, with the saturation point S."""
+    """`bucket_s[bucket] + per_context_s · context tokens + per_pair_s · (query tokens · depth)`, and the line through the
+    buckets."""
 
     bucket_tokens: tuple[int, ...]
     bucket_s: tuple[float, ...]
@@ -131,10 +129,7 @@ class LinkFit(NamedTuple):
 
 
 def fit_link(transfers: Sequence[tuple[int, float]]) -> LinkFit:
-    """Fit transfers, at least one, given as (tokens, seconds), all above 0: the median slope between their sizes.
-
-    With one size, all seconds count as the rate's.
-    """
+    """The median slope between transfers, given as (tokens, seconds) above 0. With one size, all seconds are the rate's."""
     slope = _median_slope(
         (second[0] - first[0], second[1] - first[1], first[1] + second[1])
         for first, second in combinations(sorted(transfers), 2)

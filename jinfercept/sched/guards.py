@@ -38,11 +38,8 @@ def make_choice[N, T](
     built_in: Collection[object],
     *inputs: object,
 ) -> N | T:
-    """The object that a choice means, by its name in `names` or as `build_plugin` makes it; guarded unless it is built in.
-
-    Raises:
-        ConfigError: there is no such name, or as `build_plugin`.
-    """
+    """The object that a choice means: guarded unless it is built in. Raises `ConfigError` for an unknown name, or as
+    `build_plugin`."""
     if isinstance(choice, str) and not is_place(choice):
         check_name(what, choice, names)
         return names[choice](*inputs)
@@ -60,9 +57,8 @@ def guard[T](what: str, plugin: T, protocol: type[T], name: str) -> T:
 class Guard:
     """The attributes and methods of a Protocol, as a user's object has them; `plugin` names the object in errors.
 
-    Raises:
-        PluginError: from any method. The object raised, answered no number in the method's range or no move of the sequence's
-            pages, or offered the same move of a page twice in one order.
+    Any method raises `PluginError` if the object raised, answered no number in the method's range or no move of the
+    sequence's pages, or offered the same move of a page twice in one order.
     """
 
     if TYPE_CHECKING:

@@ -10,11 +10,8 @@ from jinfercept.sched.sequence import Sequence, State
 
 @final
 class WriteThrough:
-    """Copies every full page and every paused context to the host, as the link allows.
-
-    Args:
-        looks: running sequences whose pages one plan copies, in turn; None: all of them.
-    """
+    """Copies full pages and paused contexts to the host, as the link allows: of `looks` running sequences in turn; None: of
+    all."""
 
     def __init__(self, looks: int | None = None) -> None:
         self._looks = looks
@@ -61,10 +58,9 @@ class WriteThrough:
 class LeastRecentlyUsed(Policy):
     """Keep, and evict by recency; recomputation is chunked like any prefill.
 
-    Args:
-        writes_through: copy every full page and every paused context to the host as the link allows, so that most evictions
-            cost a copy back instead of a recomputation (hierarchical caches, offloading connectors).
-        looks: as of `WriteThrough`; with a number, only while a context is paused and more than half of the device is in use.
+    With `writes_through`, full pages and paused contexts are copied to the host as the link allows, so that most evictions
+    cost a copy back instead of a recomputation (hierarchical caches, offloading connectors). With `looks`, this is done only
+    while a context is paused and more than half of the device is in use.
     """
 
     def __init__(self, writes_through: bool, looks: int | None = None) -> None:

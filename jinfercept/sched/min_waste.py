@@ -1,13 +1,6 @@
 """InferCept's own policy: each iteration, swap the most wasteful contexts within the free budget, keep or drop the rest.
 
-Where the paper is silent:
-
-* Fetches take the link's budget before swaps.
-* A host copy outlives the device page, and the resumption too, but swapping the page out again takes budget like the first
-  time. The paper frees the copy at swap-in.
-* A context of age 0 wastes nothing yet and takes no budget.
-* Only tokens that no other request shares count.
-* Under memory pressure, paused pages are evicted by ascending waste.
+Where the paper is silent, fetches take the link's budget before swaps, and only tokens that no other request shares count.
 """
 
 from collections.abc import Callable, Iterator
@@ -58,12 +51,9 @@ def keep_none(verdict: Verdict) -> bool:
 class MinWaste(Policy):
     """The paper's choice, re-evaluated every iteration (InferCept §4.4).
 
-    Args:
-        estimator: expected seconds until an interception ends; `elapsed` is the paper's.
-        forward_s: T_fwd, seconds of an iteration by its query tokens.
-        saturation: S, the query tokens after which an iteration grows longer.
-        page_size: the least recompute chunk, in tokens.
-        keep: whether a context that the link budget does not reach stays on the device.
+    `forward_s` is T_fwd, seconds of an iteration by its query tokens; `saturation` is S, the query tokens after which it
+    grows longer; `page_size` is the least recompute chunk. `keep` says whether a context that the link budget does not reach
+    stays on the device.
     """
 
     def __init__(
@@ -100,10 +90,12 @@ class MinWaste(Policy):
         ahead = 0
         for verdict in verdicts:
             sequence = verdict.sequence
-            if verdict.least > 0:
+            if verdict.least > 0:  # a context of age 0 wastes nothing yet and takes no budget
                 for run in sequence.context.runs():
                     pages = run.pages[: max(0, link_tokens) // self._page_size] if run.evictable else range(0)
                     if pages:
+                        # A host copy outlives the device page, and the resumption too, but swapping the page out again takes
+                        # budget like the first time. The paper frees the copy at swap-in.
                         link_tokens -= len(pages) * self._page_size
                         mover.copy(sequence, "swap within the budget", pages)
                         for copied in sequence.context.runs(pages):
@@ -114,6 +106,7 @@ class MinWaste(Policy):
                 mover.drop(sequence, "discard is cheaper")
 
     def victims(self, now: float) -> Iterator[Move]:
+        # the paper says nothing of memory pressure: paused pages go by ascending waste
         verdicts = sorted(self._verdicts(now), key=lambda verdict: verdict.least)
         returned = [sequence for sequence in self._paused.values() if sequence.state is not State.INTERCEPTED]
         returned.sort(key=lambda sequence: -sequence.order)

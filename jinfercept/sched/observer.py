@@ -17,9 +17,7 @@ class Observer(Protocol):
     def moved(self, move: Move, run: PageRun, copied_tokens: int, freed: int) -> None:
         """A policy's move of pages that are alike was executed, as far as the pages allowed.
 
-        Args:
-            run: the same pages as they were before.
-            copied_tokens: tokens that the link moves to the host for them.
-            freed: number of their device slots that are free now.
+        `run` has the pages as they were before, `copied_tokens` move to the host for them, and `freed` device slots are free
+        now.
         """
         ...

@@ -71,11 +71,7 @@ ORDERS: Mapping[str, Callable[[PolicyInputs], Order | None]] = {
 
 
 def make_order(choice: OrderChoice, inputs: PolicyInputs) -> Order | None:
-    """Make an order by a choice; one that is not built in is guarded. None: first come first served.
-
-    Raises:
-        ConfigError: no order has the name, or as `make_choice`.
-    """
+    """Make an order, guarded unless it is built in. Raises `ConfigError` if no order has the name, or as `make_choice`."""
     return make_choice("order", choice, ORDERS, Order, (MissingWork,), inputs)
 
 

@@ -27,15 +27,11 @@ which bit `v % 32` of word `v // 32` allows token `v`. A row without a mask may 
 
 @dataclass(frozen=True, slots=True)
 class DrawOptions:
-    """The part of a request's parameters that changes or reports its draws.
-
-    Attributes:
-        end_token_ids: tokens that may not be drawn before `min_tokens`.
-        remembered: the device keeps state under the request's slot: token counts, biases, allowed and bad tokens.
-    """
+    """The part of a request's parameters that changes or reports its draws."""
 
     params: SamplingParams
-    end_token_ids: tuple[int, ...] = ()
+    end_token_ids: tuple[int, ...] = ()  # tokens that may not be drawn before `min_tokens`
+    # the device keeps state under the request's slot: token counts, biases, allowed and bad tokens
     remembered: bool = False
 
     @property
@@ -46,13 +42,10 @@ class DrawOptions:
 
 
 class TokenHistory(NamedTuple):
-    """The tokens of a sequence when it gets a slot: prompt, generated tokens and results of calls.
+    """The tokens of a sequence when it gets a slot."""
 
-    `external_spans` are the ranges that the model did not generate, in order: the prompt and the results.
-    """
-
-    tokens: tuple[int, ...]
-    external_spans: tuple[tuple[int, int], ...]
+    tokens: tuple[int, ...]  # prompt, generated tokens and results of calls
+    external_spans: tuple[tuple[int, int], ...]  # ranges that the model did not generate: the prompt and the results
 
 
 def draw_options(params: SamplingParams, end_token_ids: frozenset[int]) -> DrawOptions | None:
@@ -90,45 +83,33 @@ GREEDY = Sample(0.0, 0)
 
 
 class Score(NamedTuple):
-    """The tokens of a prompt whose log probabilities a chunk's logits give.
+    """The tokens of a prompt whose log probabilities a chunk's logits give."""
 
-    Attributes:
-        first: the chunk's first token whose successor is scored, counted from the chunk's start.
-        targets: that successor, and those of the tokens after it.
-        num_best: likeliest tokens to report for each target.
-    """
-
-    first: int
-    targets: tuple[int, ...]
-    num_best: int
+    first: int  # the chunk's first token whose successor is scored, counted from the chunk's start
+    targets: tuple[int, ...]  # that successor, and those of the tokens after it
+    num_best: int  # likeliest tokens to report for each target
 
 
 class WindowEntries(NamedTuple):
-    """Consecutive entries, from number `first` on, of the page table of layers with a window, whose slots are a pool of their
-    own."""
+    """Consecutive entries, from number `first` on, of the page table of layers with a window, which have their own pool."""
 
     first: int
     slots: Sequence[int]
 
 
 class NewPages(NamedTuple):
-    """Consecutive entries, from number `first` on, of a page table.
-
-    Attributes:
-        state: slot of the sequence's states of recurrent layers; 0 where the model has none.
-        state_from: slot of the states before the chunk, if the chunk reads these and writes its own; 0: it reads its own.
-        window: new entries of the table of layers with a window, where these have a pool of their own. Entries of pages that
-            the chunk's first token no longer sees may be stale.
-    """
+    """Consecutive entries, from number `first` on, of a page table."""
 
     first: int
     slots: Sequence[int]
-    state: int = 0
+    state: int = 0  # slot of the sequence's states of recurrent layers; 0 where the model has none
+    # entries of layers with a window, where these have a pool of their own; those of pages that the chunk's first token no
+    # longer sees may be stale
     window: WindowEntries | tuple[()] = ()
+    # slot of the states before the chunk, if the chunk reads these and writes its own; 0: it reads its own
     state_from: int = 0
 
     def joined(self, following: "NewPages") -> "NewPages":
-        """These entries and those that follow them."""
         window, behind = self.window, following.window
         if window and behind:
             behind = WindowEntries(window.first, array("i", [*window.slots, *behind.slots]))
@@ -185,15 +166,10 @@ class WindowCopies(NamedTuple):
 
 
 class DraftPlan(NamedTuple):
-    """The work of the drafting layer behind a plan's draws. It reads every token with the one that follows it.
+    """The work of the drafting layer behind a plan's draws. It reads every token with the one that follows it."""
 
-    Attributes:
-        drafts: whether it drafts the tokens behind every draw; else it only keeps its keys and values complete.
-        following: by slot, the token behind a chunk that draws none.
-    """
-
-    drafts: bool
-    following: Mapping[int, int]
+    drafts: bool  # it drafts the tokens behind every draw; else it only keeps its keys and values complete
+    following: Mapping[int, int]  # by slot, the token behind a chunk that draws none
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,21 +212,14 @@ class StepPlan:
 
 
 class TokenLogprobs(NamedTuple):
-    """What is reported of a drawn or scored token.
+    """The report of a drawn or scored token."""
 
-    Attributes:
-        logprob: by the model's own logits.
-        rank: 1 if no token is likelier.
-        best: the likeliest tokens in its place, with their log probabilities.
-        processed: its log probability in the distribution that it was drawn from; None: not asked for.
-        kept: the tokens that it could be, one of `outputs.KeptTokens.sets`; None: all of them, or not asked for.
-    """
-
-    logprob: float
-    rank: int
-    best: tuple[tuple[int, float], ...]
+    logprob: float  # by the model's own logits
+    rank: int  # 1 if no token is likelier
+    best: tuple[tuple[int, float], ...]  # the likeliest tokens in its place, with their log probabilities
+    # its log probability in the distribution that it was drawn from; None: not asked for
     processed: float | None = None
-    kept: Any = None
+    kept: Any = None  # the tokens that it could be, one of `outputs.KeptTokens.sets`; None: all, or not asked for
 
 
 class TokenExperts(Protocol):
@@ -263,8 +232,7 @@ class TokenExperts(Protocol):
     def placed(self, pieces: Sequence[tuple[int, Any]], num_tokens: int) -> Any:
         """An array `[tokens, layers, experts]` of numbers of experts, -1 where none are known.
 
-        Args:
-            pieces: experts with the positions of their first tokens; later ones replace earlier ones.
+        `pieces` are experts with the positions of their first tokens; later ones replace earlier ones.
         """
         ...
 

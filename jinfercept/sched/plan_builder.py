@@ -21,7 +21,7 @@ class MoveOrder:
         self._moves, self._rest = iter(moves), list[Move]()
 
     def put_back(self, move: Move) -> None:
-        """Return a move that is not executed to its end: it comes next again."""
+        # it is not executed to its end, and comes next again
         self._rest.append(move)
 
     def __iter__(self) -> Iterator[Move]:
@@ -74,13 +74,7 @@ class PlanBuilder:
     def build(
         self, number: int, bucket: int, drop: tuple[int, ...], window_drop: tuple[int, ...] = ()
     ) -> "PlannedStep":
-        """The plan, decoding chunks first.
-
-        Args:
-            number: plans that were made before.
-            bucket: query tokens of the executable that runs it.
-            drop, window_drop: host slots whose arrays are freed.
-        """
+        """The plan, numbered `number`, decoding chunks first. The host slots that it drops are freed."""
         if len(self.chunks) < self.bucket_tokens - self.query_tokens:
             self.chunks.sort(key=lambda entry: len(entry[1].tokens) > 1)
         plan = StepPlan(
@@ -163,8 +157,8 @@ class SchedulerCounters:
     plans: int = 0
     computed: int = 0
     recomputed: int = 0
-    copied_out: int = 0
-    copied_in: int = 0
+    copied_out: int = 0  # from the device to the host
+    copied_in: int = 0  # from the host to the device
     preemptions: int = 0
     interceptions: int = 0
     returned: int = 0  # computed tokens of contexts whose calls have returned
@@ -174,17 +168,14 @@ class SchedulerCounters:
     accepted: Counter[int] = field(default_factory=Counter)  # drafts that became tokens, by their place in the chunk
 
     def copy_out(self, sequence: Sequence, tokens: int) -> None:
-        """Count tokens of a sequence that the plan copies to the host."""
         self.copied_out += tokens
         sequence.usage.copied_out += tokens
 
     def copy_in(self, sequence: Sequence, tokens: int) -> None:
-        """Count tokens of a sequence that the plan fetches from the host."""
         self.copied_in += tokens
         sequence.usage.copied_in += tokens
 
     def recompute(self, sequence: Sequence, tokens: int) -> None:
-        """Count tokens of a sequence that the plan computes again."""
         self.recomputed += tokens
         sequence.usage.recomputed += tokens
 

@@ -36,7 +36,6 @@ def label(choice: object) -> str:
 
 
 def check_name(what: str, name: str, names: Mapping[str, object]) -> None:
-    """Raise `ConfigError` unless a name is known."""
     if name not in names:
         fix = f"one of {', '.join(names)}; or your own, as path.py:Class or package.module:Class"
         raise ConfigError(f"no such {what}", got=name + nearest(name, list(names)), fix=fix)
@@ -45,8 +44,7 @@ def check_name(what: str, name: str, names: Mapping[str, object]) -> None:
 def load_plugin(what: str, place: str) -> object:
     """The object at a place. A file runs at its first use, and again once it has changed.
 
-    Raises:
-        ConfigError: no such file, module or name, or it raises when it is imported.
+    Raises `ConfigError` if there is no such file, module or name, or if it raises when it is imported.
     """
     home, _, name = place.rpartition(":")
     if not home or not name.isidentifier():
@@ -66,11 +64,9 @@ def load_plugin(what: str, place: str) -> object:
 def build_plugin[T](what: str, choice: object, protocol: type[T], *inputs: object) -> T:
     """The object that a choice means: a place, a class, a function that makes an object, or the object itself.
 
-    A class or a function is called with the inputs if it requires arguments, and without any if it requires none.
-
-    Raises:
-        ConfigError: as `load_plugin`; or calling it raises, or it takes other arguments, or the object lacks a member of the
-            Protocol.
+    A class or a function is called with the inputs if it requires arguments, and without any if it requires none. Raises
+    `ConfigError` as `load_plugin`, if calling it raises, if it takes other arguments, or if the object lacks a member of the
+    Protocol.
     """
     name = label(choice)
     if isinstance(choice, str):

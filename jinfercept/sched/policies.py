@@ -14,16 +14,11 @@ from jinfercept.sched.policy import AtPause, Policy, discard, improved_discard, 
 
 
 class PolicyInputs(NamedTuple):
-    """What a policy can know of the machine (prices) and of interceptions (durations).
-
-    Attributes:
-        saturation: S, the query tokens after which a step grows longer.
-        page_size: tokens per page.
-    """
+    """The inputs of a policy: prices of the machine, and durations of interceptions."""
 
     cost: CostModel
-    saturation: int
-    page_size: int
+    saturation: int  # S, the query tokens after which a step grows longer
+    page_size: int  # tokens per page
     estimator: Estimator
 
     def forward_s(self, query_tokens: int) -> float:
@@ -44,11 +39,7 @@ engine, with the `PolicyInputs` if it requires an argument; or a policy, for one
 
 
 def check_choice(choice: PolicyChoice | None) -> None:
-    """Raise `ConfigError` unless a policy can be made of a choice, or it is None. A class is tried on published prices.
-
-    The error says that there is no such name, file, module or class; what it raised when it was imported or made; or which
-    methods it lacks or has with other arguments.
-    """
+    """Raise `ConfigError` unless a policy can be made of a choice, or it is None. A class is tried on published prices."""
     if choice is None:
         return
     PUBLISHED.make(choice)

@@ -194,7 +194,7 @@ class AtPause(Policy):
 
     def pause(self, sequence: Sequence, now: float) -> None:
         self._paused[sequence.id] = sequence
-        # a protected context stays where it is when it pauses, too
+        # a protected context stays where it is when it pauses
         if self.protects_paused and sequence.state is State.INTERCEPTED:
             self._fresh.pop(sequence.id, None)
         else:

@@ -22,10 +22,8 @@ def cheaper(cost: CostModel, num_tokens: int, chunk_tokens: int) -> Action:
 
 
 def pages_per_copy(cost: CostModel, page_size: int) -> int:
-    """The most pages whose bytes take no longer than the rest of a copy: they may leave with a page that has to.
-
-    It is 1 if the profile prices a copy by its bytes alone.
-    """
+    """The most pages whose bytes take no longer than the rest of a copy: they may leave with a page that has to."""
+    # 0 if a copy is priced by its bytes alone: one page leaves
     copy_s = cost.copies_s(page_size)
     page_s = cost.swap_s(page_size) - copy_s
     pages = 1

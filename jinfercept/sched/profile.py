@@ -97,7 +97,7 @@ class Profile:
     # query tokens of the executables, ascending; empty: the line gives the price of a step of any size
     bucket_tokens: tuple[int, ...] = ()
     bucket_s: tuple[float, ...] = ()  # seconds of each executable, full, without its contexts
-    # seconds of a draft model's step over those of a whole step for as many rows, of which one is part; 0: there is no draft
+    # seconds of a draft model's step over those of a whole step for as many rows, which has one in it; 0: there is no draft
     # model, or its steps take no time
     draft_share: float = 0.0
     # the measurements and derivations behind the numbers: any JSON values
@@ -171,7 +171,6 @@ class Profile:
         return self.disk_latency_s + num_tokens / self.disk_read_tokens_per_s
 
     def without_disk(self) -> "Profile":
-        """The profile of this machine without a disk tier."""
         return replace(self, disk_read_tokens_per_s=0.0, disk_write_tokens_per_s=0.0, disk_latency_s=0.0)
 
     def copies_s(self, num_tokens: int) -> float:

@@ -69,7 +69,6 @@ class Queues:
         self._queue(sequence)
 
     def wait(self, sequence: Sequence) -> None:
-        """Let a sequence wait at the place that its order gives it."""
         self.leave(sequence)
         self._queue(sequence)
 
@@ -101,7 +100,6 @@ class Queues:
             self._enter(sequence, State.FINISHED)
 
     def leave(self, sequence: Sequence) -> None:
-        """Take a sequence off its queue, if it is on one."""
         row = sequence.row
         if row.slot is not None:
             self.running.remove(sequence)

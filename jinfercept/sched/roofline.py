@@ -40,7 +40,6 @@ class ProfiledModel(NamedTuple):
 
     @property
     def active_params(self) -> float:
-        """Weights that compute one token."""
         return self.read_params(1)
 
     def read_params(self, num_tokens: int) -> float:
@@ -79,13 +78,12 @@ def roofline(model: ProfiledModel, accelerator: str, num_devices: int = 1, *, at
     """A profile derived from a model's size and a data sheet, without a measurement.
 
     A step takes the time to read all weights (`flat_s`), or that of two operations per weight and query token, whichever is
-    longer. It also reads the KV of its contexts. A model with experts reads those in use, and some of them compute a token:
-    the price has buckets then, powers of two. Several accelerators hold equal shares of weights and KV, have a host link
-    each, and add up the parts of every layer twice (arXiv 1909.08053), in rings, behind nothing.
+    longer. It also reads the KV of its contexts. With `attention`, recomputing a context also takes four operations per pair
+    of tokens, layer and number of the hidden size; without, its time is linear in the context's length.
 
-    Args:
-        attention: count the operations of attention, four per pair of tokens, layer and number of the hidden size. Without
-            them, the time to recompute a context is linear in its length.
+    A model with experts reads those in use, and some of them compute a token: the price has buckets then, powers of two.
+    Several accelerators hold equal shares of weights and KV, have a host link each, and add up the parts of every layer twice
+    (arXiv 1909.08053), in rings, behind nothing.
 
     Raises:
         ConfigError: an unknown accelerator, or weights that do not fit.

@@ -29,14 +29,9 @@ MOST_TURNED_AWAY_S = 30.0
 
 
 class Scheduler:
-    """The queues and the plans of one engine, which alone uses `kv`.
+    """The queues and the plans of one engine, which alone uses `kv`. `SchedulerLimits` describes the limits.
 
-    Args:
-        buckets: query tokens of the executables, ascending; the last is the most that one step computes.
-        max_model_len: tokens that a sequence may have; the device pool must hold them.
-        chunk_tokens: most query tokens of one sequence in one step.
-        whole_prompts: waiting sequences are computed whole, several together, before any sequence decodes.
-        order: of waiting sequences; None: first come first served, by original arrival.
+    With `whole_prompts`, waiting sequences are computed whole, several together, before any sequence decodes.
     """
 
     def __init__(
@@ -84,11 +79,9 @@ class Scheduler:
     # -- requests come and go --------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence, repeated: Sequence | None = None, *, at_door: float | None = None) -> None:
-        """Queue a new sequence behind all others.
+        """Queue a new sequence behind all others, or at the place of an aborted one of its conversation that it repeats.
 
-        Args:
-            repeated: an aborted sequence of its conversation, whose place it takes.
-            at_door: the second at which it comes to the door, since it begins a conversation; None: it begins none.
+        `at_door` is the second at which it comes to the door, since it begins a conversation; None: it begins none.
         """
         if repeated is not None:
             sequence.since_s = repeated.since_s
@@ -114,17 +107,14 @@ class Scheduler:
     def intercept(
         self, sequence: Sequence, now: float, calls: tuple[PendingCall, ...] = (), *, begun: bool = False
     ) -> None:
-        """Pause a sequence that waits for calls: its samples in flight are void, its references evictable.
-
-        Args:
-            begun: the calls are asynchronous ones, which `begin_call` knows.
-        """
+        """Pause a sequence that waits for calls: its samples in flight are void, its references evictable."""
         assert sequence.state in (State.RUNNING, State.WAITING)
         was_running = sequence.state is State.RUNNING
         sequence.paused_s, sequence.calls, sequence.awaited = now, calls, calls
         sequence.void_pending()
         if was_running:
             self.kv.release(sequence.context)
+        # `begin_call` knows asynchronous calls already
         for call in () if begun else calls:
             self._estimator.started(call, now)
         self._queues.intercept(sequence)
@@ -142,8 +132,7 @@ class Scheduler:
     def resume(self, sequence: Sequence, tokens: list[int], ended: tuple[CallDuration, ...] = ()) -> None:
         """Append the results of a sequence's calls, and queue it by its original arrival (or last, as the policy says).
 
-        Args:
-            ended: the duration of each call that the sequence waits for; none after asynchronous calls, which have ended.
+        `ended` has the duration of each awaited call; it is empty after asynchronous calls, which have ended.
         """
         assert sequence.state is State.INTERCEPTED
         for call, end in zip(sequence.awaited, ended, strict=True):
@@ -174,13 +163,11 @@ class Scheduler:
         sequence.append_external(tokens)
 
     def extend(self, retained: Sequence, sequence: Sequence, num_tokens: int, now: float, *, in_place: bool) -> None:
-        """Hand the context of a finished request's sequence to the sequence of its follow-up, and queue that.
+        """Hand the context of a finished request, whose sequence is intercepted, to the new sequence of its follow-up; queue
+        that.
 
-        Args:
-            retained: intercepted; finished afterwards.
-            sequence: new, not added.
-            num_tokens: leading tokens that both have, without the new one's last.
-            in_place: queue it by the arrival of `retained`, as after a call; else last.
+        `num_tokens` are the leading tokens that both have, without the new one's last. `in_place` queues the sequence by the
+        arrival of `retained`, as after a call; else it is last.
         """
         self._policy.resume(retained, now)
         self._queues.finish(retained)
@@ -257,12 +244,12 @@ class Scheduler:
         self._renew([sequence for sequence in self.unfinished if recompute or not sequence.max_computed])
 
     def leave_device(self, now: float) -> None:
-        """Give all device slots back. Running sequences wait again. All keep their host copies, except those with windows or
-        states, which are whole or lost."""
+        """Give all device slots back. Running sequences wait again."""
         for sequence in self.running.copy():
             sequence.void_pending()
             self._eviction.set_aside(sequence, now)
         self.kv.begin_plan()
+        # sequences keep their host copies, but contexts with windows or states are whole or lost
         if self.kv.side_pool:
             self._renew([*self.waiting, *self.intercepted.values()])
         else:

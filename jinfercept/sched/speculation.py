@@ -7,9 +7,6 @@ distribution of tokens, nor the tokens of a request with a seed or without tempe
 Drafts come from one of three sources: earlier occurrences of the last tokens (`ngrams`), known when the plan is made; a draft
 model, which the runner calls while it executes the plan; or a layer of the model itself, whose drafts came with the tokens of
 the step before (`propose`).
-
-The KV of a draft counts once its token is drawn; the pages of the others are given back (`KVManager.trim`). The states of
-recurrent layers have seen no drafts, so that accepted ones are computed again in the next step.
 """
 
 from collections import Counter, deque
@@ -59,10 +56,8 @@ NO_DRAFTS = SpeculationLimits(0, 1, 1)
 
 
 def kept(drafts: tuple[int, ...], drawn: tuple[int, ...]) -> int:
-    """How many drawn tokens count: those up to and including the first that differs from its draft.
-
-    `drawn` has the token of each draft's position, and of the position after the last.
-    """
+    """How many drawn tokens count: those up to and including the first that differs from its draft."""
+    # `drawn` has one more token than `drafts`, of the position after the last
     accepted = 0
     while accepted < len(drafts) and drafts[accepted] == drawn[accepted]:
         accepted += 1
@@ -83,12 +78,10 @@ def choose_depths(
 
     Args:
         prospects: for every sequence and each of its drafts, the chance that it is accepted if those before it are.
-        num_sampled: tokens that the step draws without drafts.
-        query_tokens: of the step without drafts.
+        num_sampled, query_tokens: tokens that the step without drafts draws and computes.
         most: drafts of all sequences together.
         step_s: seconds of a step by its query tokens.
-        pass_s: seconds of a draft model's step by its rows; every sequence has one row for each of its drafts. None: drafts
-            take no time.
+        pass_s: seconds of a draft model's step by its rows, one for each draft of a sequence; None: drafts take no time.
     """
     depths, chosen = [0] * len(prospects), [0] * len(prospects)
     likely = sorted((-chance, place) for place, chances in enumerate(prospects) for chance in accumulate(chances, mul))
@@ -130,6 +123,7 @@ class Speculation:
         self._max_model_len, self._counters = max_model_len, counters
         self._most_known = 1 + limits.num_drafts if kv.has_states else 1  # tokens of a row before its drafts
         self._by_model, self._overall = limits.pass_share is not None, Acceptance(limits.num_drafts)
+        # the states of recurrent layers have seen no drafts
         self._again = 2 if kv.has_states else 1  # accepted drafts are computed again
         self._coming = self._reads = False  # the last plan has drafts made; the layer reads its tokens
         self._credit = _FREE_CREDIT

@@ -16,11 +16,7 @@ UNLIMITED = 2**63
 
 @final
 class Quota[N]:
-    """Counts entries and bytes by tenant, with limits for all together.
-
-    Args:
-        most_of_tenant: entries of one tenant; None: no limit but `most`.
-    """
+    """Counts entries and bytes by tenant, with limits for all together and for the entries of one tenant."""
 
     def __init__(self, most: int, most_bytes: int = UNLIMITED, *, most_of_tenant: int | None = None) -> None:
         self._most, self._most_bytes = most, most_bytes
@@ -68,12 +64,10 @@ class _Entry[T](NamedTuple):
 
 @final
 class ExpiringEntries[T]:
-    """Entries by name, of tenants that share a quota. Thread-safe.
+    """Entries by name, of tenants that share a quota. Thread-safe. The clock `now` is monotonic.
 
-    Args:
-        quota: for these entries alone; the tenant with the most loses its least recently used entry first.
-        max_age_s: seconds after its last use when an entry expires.
-        now: a monotonic clock.
+    An entry expires `max_age_s` after its last use. Beyond the quota, the tenant with the most entries loses its least
+    recently used one.
     """
 
     def __init__(self, quota: Quota[str], max_age_s: float, now: Callable[[], float]) -> None:

@@ -44,11 +44,9 @@ class Transfers:
         return pages if pages > 0 else 0
 
     def fetch(self, builder: PlanBuilder, sequence: Sequence, most: int, pages: range | None = None) -> int:
-        """Fetch a sequence's window, which counts as one page, and then its pages: at most `most`, as room and free slots
-        allow.
+        """Fetch a sequence's window, which counts as one page, and then its pages, as room and free slots allow.
 
-        Args:
-            pages: indexes of some pages of a paused sequence; None: all pages of a running one.
+        `pages` are indexes of some pages of a paused sequence; None: all pages of a running one.
         """
         context, num_windows, side = sequence.context, 0, self._kv.side_pool
         if side is not None and side.is_fetchable(context):
@@ -65,11 +63,8 @@ class Transfers:
         return len(copies) + num_windows
 
     def move(self, builder: PlanBuilder, move: Move, most: int | None = None) -> "MovedSlots":
-        """Execute a policy's move, page by page, as far as the pages allow. A full plan swaps no dirty page.
-
-        Args:
-            most: device slots that are needed: the move ends when they are free; None: no end.
-        """
+        """Execute a policy's move, page by page, as far as the pages allow, until `most` device slots are free (None: to its
+        end)."""
         freed = num_passed = 0
         context = move.sequence.context
         if context.side is not None and move.action is Action.LOSE:
@@ -111,6 +106,7 @@ class Transfers:
         freed = self._drop(move._replace(pages=pages[:num_copied]), run, copied=True)
         most = self._kv.most_moved_pages
         is_full = most is not None and self._num_moved(builder) >= most
+        # pages that could not be copied are dropped; in a full plan they stay
         if action is Action.SWAP and num_copied < len(pages) and not is_full:
             freed += self._drop(move._replace(pages=pages[num_copied:]), run)
         return freed

@@ -68,11 +68,7 @@ def fitting(sessions: Sequence[ScriptedSession], max_model_len: int) -> list[Scr
 
 
 def compact_sessions(entries: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> list[ScriptedSession]:
-    """Sessions from entries in the compact form, each with its sub-agents, in order.
-
-    Raises:
-        ConfigError: an entry is no session, or a parent is missing.
-    """
+    """Sessions from entries in the compact form, each with its sub-agents, in order. Raises `ConfigError` for other entries."""
     sessions: dict[str, ScriptedSession] = {}
     parents: dict[str, str] = {}
     for number, entry in enumerate(entries, 1):
@@ -116,11 +112,9 @@ def _turn(call: object, last: ScriptedTurn | None, where: str) -> ScriptedTurn:
 
 
 def kept_tokens(last: ScriptedTurn, prompt: int, common: int, block: int = BLOCK_TOKENS) -> int:
-    """Tokens that a prompt has in common with the context before it; `common` counts whole blocks of the last prompt.
-
-    If all whole blocks are in common, so is the text generated behind them, if the new prompt is long enough for it.
-    """
+    """Tokens that a prompt shares with the context before it; `common` counts whole blocks of the last prompt."""
     context = last.prompt + last.decode
+    # all whole blocks are in common: so is the text generated behind them, if the new prompt is long enough for it
     if common + block > last.prompt and prompt > context:
         return context
     return max(0, min(common, last.prompt, prompt - 1))

@@ -20,22 +20,16 @@ class Arrival(NamedTuple):
 
 
 def arrivals(draw: Callable[[], Script], rate: float, duration_s: float, rng: Random) -> list[Arrival]:
-    """The arrivals of `duration_s` seconds, in order; there may be none. Raises `ConfigError` as `arrival_times`.
-
-    `draw` is called once for each arrival, in order, after its time is drawn.
-    """
+    """The arrivals of `duration_s` seconds, in order; there may be none. Raises `ConfigError` as `arrival_times`."""
+    # each request is drawn after its time
     return [Arrival(at_s, draw()) for at_s in arrival_times(rate, duration_s, rng)]
 
 
 def arrival_times(rate: float, duration_s: float, rng: Random) -> Iterator[float]:
-    """The seconds below `duration_s` at which requests arrive, in order, each drawn when it is asked for.
+    """The seconds below `duration_s` at which requests arrive, at a rate per second, in order, each drawn when it is asked
+    for.
 
-    Args:
-        rate: requests per second, above 0.
-        duration_s: above 0; at most `MOST_ARRIVALS` requests are expected in it.
-
-    Raises:
-        ConfigError: an argument is out of its range.
+    Raises `ConfigError` unless both are above 0 and bring at most `MOST_ARRIVALS`.
     """
     for name, value in (("rate", rate), ("duration_s", duration_s)):
         if not 0 < value < math.inf:

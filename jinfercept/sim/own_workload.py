@@ -27,8 +27,7 @@ type WorkloadChoice = str | Workload | type[Workload]
 class OwnWorkload:
     """A user's workload, whose requests must have fewer than `max_model_len` tokens.
 
-    Raises:
-        ConfigError: there is no such workload, it raises, or it draws a request that cannot be played.
+    Raises `ConfigError` if there is no such workload, it raises, or it draws a request that cannot be played.
     """
 
     choice: WorkloadChoice

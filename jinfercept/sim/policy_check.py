@@ -99,10 +99,8 @@ def check_policy(policy: PolicyChoice, order: OrderChoice = "fcfs") -> PolicyRep
 
     The scenarios are small and always the same: pools that hold all and pools too small, with and without host memory, slow
     links, all requests returning at once, calls that never return, aborts, follow-ups, shared prompts, several tenants; at
-    both pipeline depths. Takes a second or two.
-
-    Args:
-        policy, order: as for `LLM`, but no object, since every scenario needs a new one.
+    both pipeline depths. Takes a second or two. Every scenario needs a new policy and order, so that neither may be an
+    object.
 
     Raises:
         PolicyCheckError: an `AssertionError` with the broken rule and the scenario.

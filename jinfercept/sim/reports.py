@@ -23,13 +23,11 @@ class Range(NamedTuple):
 
 
 def paired_ratio(pairs: Sequence[tuple[float, float]]) -> Range | None:
-    """The ratio of the sums of pairs, and the 95 % interval of the pairs' ratios, by Student's t of their logarithms.
-
-    None if fewer than two pairs have numbers above 0, from which no interval can be made.
-    """
+    """The ratio of the sums of pairs, and the 95 % interval of the pairs' ratios; None for fewer than two pairs above 0."""
     logs = [math.log(own / other) for own, other in pairs if own > 0 and other > 0]
     if len(logs) < 2:
         return None
+    # Student's t of the logarithms
     t = T95[len(logs) - 1] if len(logs) <= len(T95) else 2.0
     half = t * stdev(logs) / math.sqrt(len(logs))
     whole = sum(own for own, _ in pairs) / sum(other for _, other in pairs)
@@ -47,9 +45,7 @@ def ratio_text(pairs: Sequence[tuple[float, float]]) -> str:
 def ranking[S](values: Mapping[str, Mapping[S, float]], *, larger: bool = False) -> list[str]:
     """A line for each contender, the best first: its mean over seeds, and its ratio to the best one's, seed by seed.
 
-    Args:
-        values: a number for each seed, by contender.
-        larger: the larger number is the better one.
+    `values` are numbers by contender and seed. With `larger`, the larger number is the better one.
     """
     means = {name: fmean(by_seed.values()) for name, by_seed in values.items()}
     best, *others = sorted(means, key=means.__getitem__, reverse=larger)

@@ -49,10 +49,8 @@ def random_tokens(vocab_size: int, seed: int) -> Writer:
 
 def make_request(number: int, script: Script, write: Writer, known_durations: bool = False) -> Request:
     """A scripted request: greedy, of a fixed length, with calls at fixed places. `number` is its id and the seed of its
-    tokens.
-
-    With `known_durations`, calls carry their duration, for an oracle estimator.
-    """
+    tokens."""
+    # for an oracle estimator, calls carry their duration
     calls = dict(_calls(script, known_durations))
     params = SamplingParams(temperature=0.0, max_tokens=script.generated, ignore_eos=True)
     return Request(str(number), write(number, 0, script.prompt), params, detector=ScriptedDetector(calls))
@@ -218,9 +216,8 @@ def drive(
     """Submit requests at their times and step the engine until all have finished or wait for calls that never return. Then,
     or after `most_s` seconds, abort the others.
 
-    Args:
-        progress: called a few times a second, by the wall clock.
-        host_s: seconds to wait after every step, for the engine's own work, which a virtual clock does not see.
+    `progress` is called a few times a second, by the wall clock. `host_s` seconds pass after every step, for the engine's own
+    work, which a virtual clock does not see.
 
     Raises:
         PluginError: a policy, an order or an estimator of the user's own failed, so that the rest of the run would say

@@ -113,13 +113,10 @@ class _Live:
 
 @final
 class SessionClients:
-    """The clients of a load, for `sim.scripted.drive`. Times are seconds of the run.
+    """The clients of a load, for `sim.scripted.drive`. Times are seconds of the run, which starts at `started_s` of the
+    engine's clock.
 
-    Args:
-        write: makes the tokens that clients add to their prompts. Number 0 has those that all share; a session's number + 1
-            and a turn's place have the turn's own.
-        known_durations: requests carry the seconds until the next turn, for an oracle estimator.
-        started_s: second of the engine's clock at which the run starts.
+    With `known_durations`, requests carry the seconds until the next turn, for an oracle estimator.
     """
 
     def __init__(self, load: SessionLoad, write: Writer, known_durations: bool = False, started_s: float = 0.0) -> None:
@@ -226,6 +223,7 @@ class SessionClients:
         if live.turn > live.first:
             del live.tokens[turn.kept :]
         else:
+            # number 0 writes the tokens that all share; a session's number + 1 and a turn's place write the turn's own
             live.tokens = array("i", self._write(0, 0, script.shared))
         live.tokens.extend(self._write(live.number + 1, live.turn, turn.prompt - len(live.tokens)))
         last = live.turn + 1 == len(script.turns)

@@ -220,10 +220,7 @@ class Simulation:
         open_text: Callable[[Request], Text] | None = None,
         watch: RunWatch | None = None,
     ) -> tuple[Engine, RunStats]:
-        """An engine that prices its steps, with the scheduler that an `LLM` would have, and its statistics.
-
-        `open_text` makes a request's text; None: there is none.
-        """
+        """An engine that prices its steps, with the scheduler that an `LLM` would have, and its statistics."""
         bound, free_pause = self.policy == "bound", self.policy == "free_pause"
         kv = KVManager(
             (_ENDLESS_TOKENS if bound else self.kv_tokens) // self.page_size,

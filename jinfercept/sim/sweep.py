@@ -95,10 +95,8 @@ def sweep(
 ) -> list[Report]:
     """Play all runs, those with the most requests first, and return their reports in the order of `runs`.
 
-    Args:
-        jobs: processes at a time, at least 1.
-        console: shows the progress: a bar on a terminal, elsewhere a line for each run that ends.
-        watch: called for a run in this process: with one job, or one run.
+    The console shows a bar on a terminal, elsewhere a line for each run that ends. `watch` is called for a run in this
+    process: with one job, or one run.
     """
     reports: dict[int, Report] = {}
     order = sorted(range(len(runs)), key=lambda number: -len(runs[number].load.arrivals))

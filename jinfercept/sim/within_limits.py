@@ -32,13 +32,9 @@ def most_within_limits[T](
 ) -> dict[T, Shares]:
     """The shares that were measured for each trial, such as a contender and a seed; `most_kept` is the answer.
 
-    Args:
-        run: the run of a trial with a number of live sessions.
-        play: called once for each step of the search, with the runs of all trials that go on.
-
-    Raises:
-        ConfigError: a run failed, or had no turn that counts.
-        KeyboardInterrupt: a run was interrupted.
+    `run` makes the run of a trial with a number of live sessions. `play` is called once for each step of the search, with the
+    runs of all trials that go on. Raises `ConfigError` if a run failed or had no turn that counts, and `KeyboardInterrupt` if
+    one was interrupted.
     """
     tried: dict[T, Shares] = {trial: {} for trial in trials}
     while steps := [(trial, live) for trial, shares in tried.items() if (live := next_live(shares))]:

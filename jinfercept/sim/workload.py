@@ -279,6 +279,5 @@ def _tokens(distribution: LogNormal, request: float, value: float, share: float 
 
 
 def draw(workload: str, rng: Random, weights: Mapping[str, float] = MIXED_WEIGHTS) -> Script:
-    """A request of a workload: one kind, or "mixed", with the weights of the kinds. Raises `ConfigError` if there is no such
-    workload."""
+    """A request of one kind, or of the "mixed" kinds by their weights. Raises `ConfigError` as `generate`."""
     return generate(rng.choices(list(weights), list(weights.values()))[0] if workload == "mixed" else workload, rng)
