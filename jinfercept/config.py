@@ -453,7 +453,7 @@ class LLMOptions(RestartOptions, total=False):
 
 
 class EngineOptions(LLMOptions, total=False):
-    """All options of the engine as plain values: what a command line or a TOML table gives."""
+    """All options of the engine as plain values, from a command line or a TOML table."""
 
     policy: str
     estimator: str

@@ -4,7 +4,7 @@ A conversation is a chain of requests, each of which continues the one before. T
 nothing. Once a conversation is inside, none of its requests waits here again. A new one comes in when both of these hold:
 
 * No request inside, of the same tenant and of the same or a more urgent priority, is late, and the new tokens of these
-  requests would not make the new one late. `LATE_S` and `LATE_TOKEN_S` say what is late.
+  requests would not make the new one late. `LATE_S` and `LATE_TOKEN_S` define lateness.
 * Its context has room in the device's and the host's pools together, or in its tenant's equal share of them, or fewer than
   `MOST_LATE` of the last turns were late.
 

@@ -98,5 +98,5 @@ class DraftState:
     ngrams: NgramIndex | None  # of its tokens; None where a model drafts
     acceptance: Acceptance
     num_read: int  # leading tokens that the drafting layer has read without a gap
-    proposed: tuple[int, ...] = ()  # what that layer wrote behind the first `num_tokens` tokens
+    proposed: tuple[int, ...] = ()  # drafts of that layer behind the first `num_tokens` tokens
     num_tokens: int = 0

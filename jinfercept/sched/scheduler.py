@@ -1,7 +1,7 @@
 """Makes one `StepPlan` after another: which sequences run, which wait, which pages move. Runs nothing, knows no text.
 
 A plan is built in one pass. First come the running sequences in order of arrival, each with its one token or the next chunk
-of what it lacks. Then waiting ones, first come first served or by an `Order`, fill the rest of the bucket. At last the
+of its missing tokens. Then waiting ones, first come first served or by an `Order`, fill the rest of the bucket. At last the
 policy's moves for paused contexts fill the rest of the link's budget. While tenants compete, `FairShare` gives the order of
 service and the sequences that give way.
 """

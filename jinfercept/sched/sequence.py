@@ -106,7 +106,7 @@ class Sequence:
     context: Context  # its pages, written by `KVManager`; empty at first
     _: KW_ONLY
     max_tokens: int  # most tokens to generate
-    sample: Sample = GREEDY  # how tokens are drawn, but for what changes from token to token
+    sample: Sample = GREEDY  # how tokens are drawn, without the parts that change from token to token
     arrival_s: float = 0.0
     # likeliest tokens to report at each place of the prompt; None: the prompt is not scored
     num_best: int | None = None

@@ -28,8 +28,8 @@ _NGRAM_CHANCE, _MODEL_CHANCE = 0.6, 0.9
 _LEAST_CHANCE = 0.1
 """Drafts that are accepted less often than this are never computed."""
 _FREE_CREDIT, _INCOME, _MOST_SAVED = 1.0, 0.01, 4.0
-"""The drafting layer's account, in times of a step without drafts: what it may lose at first, its income in each step while
-it has less than that, and the most that it can save."""
+"""The drafting layer's account, in times of a step without drafts: its first balance, its income in each step while it has
+less than that, and the most that it can save."""
 _FEWEST_TIMES, _MOST_TIMES = 3, 9
 """Steps of each kind, with and without drafts, whose times are compared: at least, and at most."""
 _TRUSTED = 0.5
@@ -225,7 +225,7 @@ class Speculation:
             builder.draft = DraftPlan(writes, following)
 
     def propose(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
-        """Store drafts of the tokens behind those that a sequence has now."""
+        """Store drafts of the tokens behind a sequence's last one."""
         state, num_tokens = self._state(sequence), len(sequence.tokens)
         if state.num_read >= num_tokens - 1:
             state.proposed, state.num_tokens = drafts[: self._limits.num_drafts], num_tokens

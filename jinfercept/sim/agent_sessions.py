@@ -53,7 +53,7 @@ class ScriptedSession(NamedTuple):
 
 
 BLOCK_TOKENS = 64
-"""Tokens of a block, in which the public traces of Claude Code count what prompts have in common."""
+"""Tokens of a block, in which the public traces of Claude Code count the common beginnings of prompts."""
 
 
 def fitting(sessions: Sequence[ScriptedSession], max_model_len: int) -> list[ScriptedSession]:

@@ -75,7 +75,7 @@ class SessionLoad:
 class TurnRecord(NamedTuple):
     """A turn that was submitted. Times are seconds of the run."""
 
-    # number of its session: `NUMBERS` times its place among those that were drawn; of a sub-agent, a number behind it
+    # number of its session: `NUMBERS` times its place among the drawn sessions; of a sub-agent, a number behind it
     session: int
     turn: int  # its place in the session
     submitted_s: float

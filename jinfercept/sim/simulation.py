@@ -111,7 +111,7 @@ class Simulation:
     # returned by the next plan
     host_s: float = 0.0
     limits: LatencyLimits = LIMITS  # a request that stays within them is goodput
-    warm_up_s: float = 0.0  # what arrives in these first seconds is in no latency and no goodput
+    warm_up_s: float = 0.0  # requests and turns of these first seconds are in no latency and no goodput
     fair: bool = True  # tenants share memory·time by their weights; else all requests are one tenant's
 
     def __post_init__(self) -> None:

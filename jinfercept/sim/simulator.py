@@ -1,4 +1,4 @@
-"""A virtual clock, and a runner that prices plans instead of executing them: what the engine runs on in a simulation.
+"""A virtual clock, and a runner that prices plans instead of executing them: the engine's in a simulation.
 
 No JAX and no model: a simulated model writes a request's `forced_output_ids`, and zeros behind them.
 """
