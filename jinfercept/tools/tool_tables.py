@@ -1,6 +1,6 @@
-"""The tables of a TOML file of tools: the kinds of `[[tool]]` with their keys. Reading them starts nothing.
+"""The tables of a TOML file of tools: the kinds of `[[tool]]` and their keys. Reading them starts nothing.
 
-Unknown keys are errors. `${NAME}` in headers and in a server's environment is replaced by an environment variable.
+Unknown keys are errors. `${NAME}` in headers and in a server's environment stands for an environment variable.
 """
 
 import os
@@ -20,13 +20,13 @@ Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class Limits(BaseModel):
-    """The keys of all kinds of tools. Functions of a Python file have the defaults.
+    """The keys that all kinds of tools have. Functions of a Python file have the defaults.
 
     Attributes:
-        timeout_s: seconds for a call, the time in the queue included.
-        max_concurrency: running calls, of an MCP server those of all its tools; more calls wait in a queue.
+        timeout_s: seconds for a call, including its time in the queue.
+        max_concurrency: calls that run at once, of an MCP server those of all its tools; more calls wait in a queue.
             None: any number; for a sync Python function `python_process.MAX_THREADS`.
-        max_result_tokens, max_result_bytes: maximum size of a result; a longer one is cut, and ends in a note.
+        max_result_tokens, max_result_bytes: longer results are cut, and end in a note.
         calls: when a call runs in a request with asynchronous calls; None: as the request says.
         late: message of a timeout, before its seconds.
     """
@@ -42,12 +42,6 @@ class Limits(BaseModel):
 
 
 class _Described(Limits):
-    """A tool with a description in its table.
-
-    Attributes:
-        parameters: JSON schema of its arguments, of the type object.
-    """
-
     name: Name
     description: str = Field(min_length=1)
     parameters: dict[str, Any] | None = None
@@ -72,13 +66,13 @@ class HttpTable(_Described):
     """An HTTP endpoint.
 
     Attributes:
-        url: with `{argument}`s, which are escaped. Without `parameters` these are its arguments, all of them texts.
-        body: sent as JSON; a text `"{argument}"` in it becomes the argument. Default: all arguments that are not in the url;
+        url: may contain `{argument}`s, which are escaped. Without `parameters` these are the tool's arguments, all strings.
+        body: sent as JSON; a text `"{argument}"` in it becomes the argument. Default: all arguments that are not in the URL;
             for a method without a body they are the query.
-        retries: after failed connections and 502, 503 and 504, for idempotent methods.
-        max_bytes: of a response; a longer one is an error.
-        allow_hosts: `host` or `*.domain`, with the scheme's default port and the one that the url names, or `host:port` or
-            `*.domain:port`; default: the host and the port of the url. Only a host named here may be at a private address.
+        retries: after failed connections and statuses 502, 503 and 504, for idempotent methods.
+        max_bytes: limit on a response; a longer one is an error.
+        allow_hosts: `host` or `*.domain`, with the scheme's default port and the one that the URL names, or `host:port` or
+            `*.domain:port`. Default: host and port of the URL. Only a host named here may be at a private address.
         pointer: JSON pointer (RFC 6901) to the result in a JSON response.
     """
 
@@ -97,10 +91,10 @@ class McpTable(Limits):
     """An MCP server with its tools.
 
     Attributes:
-        command, args, env, cwd: of a server that is started here and uses standard input and output.
-        url, headers: of a server that uses streamable HTTP.
+        command, args, env, cwd: for a server that is started here and uses standard input and output.
+        url, headers: for a server that uses streamable HTTP.
         include, exclude: names of its tools, without the prefix.
-        connect_timeout_s: seconds until it has to list its tools.
+        connect_timeout_s: seconds until it must have listed its tools.
     """
 
     kind: Literal["mcp"]
@@ -126,11 +120,11 @@ class McpTable(Limits):
 
 
 class ModelTable(_Described):
-    """Another model that answers one question per call.
+    """Another model, which answers one question per call.
 
     Attributes:
-        base_url, model, api_key_env: of an OpenAI-compatible server, and the environment variable of its key.
-        path, options: of a model in this process, as for `LLM`.
+        base_url, model, api_key_env: an OpenAI-compatible server, its model, and the environment variable of its key.
+        path, options: a model in this process, as for `LLM`.
     """
 
     kind: Literal["model"]
@@ -155,7 +149,7 @@ class ModelTable(_Described):
 
 
 class PersonTable(_Described):
-    """A person, who answers the calls in an inbox."""
+    """A person, who answers calls in an inbox."""
 
     kind: Literal["person"]
     timeout_s: float = Field(600.0, gt=0, le=86400 * 7)
@@ -177,11 +171,7 @@ class _ToolFile(BaseModel):
 
 
 class Place:
-    """The place of a table, for errors.
-
-    Args:
-        number: of the table in the file, from 1.
-    """
+    """The place of a table in its file, for errors. Tables are numbered from 1."""
 
     def __init__(self, path: Path, number: int) -> None:
         self.path, self.number = path, number
@@ -190,7 +180,7 @@ class Place:
         return ConfigError(f"{self.path}, tool {self.number}: {what}", got=got, fix=fix)
 
     def expand(self, text: str, key: str) -> str:
-        """A text with its variables replaced. Raises `ConfigError` for variables that are not set."""
+        """Replace the variables in a text. Raises `ConfigError` for variables that are not set."""
         missing = [name for name in _VARIABLE.findall(text) if name not in os.environ]
         if missing:
             raise self.error(f"{key} needs a variable that is not set", ", ".join(missing), "set it in the environment")
@@ -198,7 +188,7 @@ class Place:
 
 
 def read_tables(path: Path) -> list[tuple[Place, Table]]:
-    """The tables of a TOML file with their places. Raises `ConfigError` for the first mistake."""
+    """Read the tables of a TOML file with their places. Raises `ConfigError` for the first mistake."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -215,7 +205,6 @@ def read_tables(path: Path) -> list[tuple[Place, Table]]:
 
 
 def _mistake(error: ValidationError, path: Path) -> ConfigError:
-    """The first mistake in a file."""
     first = error.errors()[0]
     place = [*map(str, first["loc"]), "", ""]
     if place[0] != "tool" or not place[1]:
