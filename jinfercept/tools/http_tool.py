@@ -353,7 +353,7 @@ def fill_json(template: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def point(text: str, pointer: str) -> str:
-    """Read the value at a JSON pointer (RFC 6901) in a text. Raises `CallFailed` if the text is not JSON or has no such value."""
+    """Read the value at a JSON pointer (RFC 6901) in a text. Raises `CallFailed` if the text is no JSON or lacks the value."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

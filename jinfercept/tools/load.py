@@ -59,7 +59,7 @@ class LoadedTools(AbstractContextManager["LoadedTools"], AbstractAsyncContextMan
         return tools_of([self])
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
-        """End servers and connections, and fail waiting calls. What has not ended in time is killed, or left to end by itself."""
+        """End servers and connections, and fail waiting calls. What does not end in time is killed, or left alone."""
         if self.executor.is_closed:
             return
         give_up_s = time.monotonic() + timeout_s
