@@ -1,8 +1,8 @@
-"""What is remembered of earlier chats: a follow-up has the tokens that the model read and wrote, and only new text is encoded.
+"""Remembers earlier chats, so that a follow-up continues the tokens that the model read and wrote. Only new text is encoded.
 
-Many templates write a turn of the past in another way than the model wrote it: without its reasoning, with other spaces in
-arguments, with its text stripped. A prompt made of that misses the pages of the turn, and the model reads what it never wrote.
-A conversation is found by a chain of digests: of its owner and its template, and of each message behind the digest before it.
+Many templates write an earlier turn differently from the model: without its reasoning, with other spaces in arguments, or with
+its text stripped. A prompt made of that text misses the pages of the turn, and the model reads text that it never wrote.
+A conversation is found by a chain of digests: of its owner and template, then of each message and the digest before it.
 """
 
 import time
@@ -25,11 +25,11 @@ class Conversation(NamedTuple):
     """A conversation up to one of its messages.
 
     Attributes:
-        token_ids: of the prompt, and of what the model wrote behind it.
+        token_ids: of the prompt, and of the answer after it.
         text: of the prompt.
         name: digest of its owner, its template and its messages.
         thoughts: the reasoning of each turn of the assistant, "" for none.
-        segments: token ids of its texts, segment by segment.
+        segments: token ids of its texts, by segment.
         before: name of the earlier part of it that was remembered, "" without one.
         num_written: tokens of the model's last turn; 0: the last message is not the model's.
     """
@@ -45,16 +45,17 @@ class Conversation(NamedTuple):
 
 @final
 class ChatMemory:
-    """The conversations of all tenants; each finds its own. Thread-safe. Space is shared fairly between tenants (`Quota`).
+    """The conversations of all tenants; each finds only its own. Thread-safe. `Quota` shares the space fairly between tenants.
 
     Args:
-        max_tokens: of a prompt and what is written behind it; one that would have more is made of text, which may be shorter.
-        most, most_bytes: maximum entries and bytes; the tenant with the most loses its least recently used entry first.
-        max_age_s: seconds until an entry is forgotten, since its last use.
+        max_tokens: of a prompt and its answer. If a continued conversation would have more, the prompt is made from text, which
+            may be shorter.
+        most, most_bytes: limits of entries and bytes. The tenant with the most loses its least recently used entry first.
+        max_age_s: seconds after its last use until an entry is forgotten.
         now: a monotonic clock.
 
     Attributes:
-        entries: by name, conversations, and what else is made once for several chats.
+        entries: conversations by name, and other things that are made once for several chats.
     """
 
     def __init__(
@@ -80,16 +81,17 @@ class ChatMemory:
         salt: str,
         num_new: int = 1,
     ) -> Conversation:
-        """The prompt of a conversation: the tokens of the turn that it continues, and the text behind them.
+        """Make the prompt of a conversation: the tokens of the earlier turn that it continues, and the text after them.
 
-        Behind a message of the user a turn's reasoning is no longer read, unless the template writes it there too: a
-        conversation with both is made of its text. So is one whose client has changed the reasoning, or any message.
+        After a message of the user, the model no longer reads a turn's reasoning, unless the template writes it there too. A
+        conversation that has both is therefore made from its text, and so is one whose client has changed the reasoning or a
+        message.
 
         Args:
-            messages: checked, with an answer of the model to come.
-            text: what the template writes of them.
-            salt: of its pages; conversations are found only with the same one.
-            num_new: tokens that may be written behind it.
+            messages: checked; the model's answer comes after them.
+            text: the messages as the template writes them.
+            salt: of the pages; a conversation is found only with the same salt.
+            num_new: tokens that may be generated after the prompt.
         """
         root, *until = digests([tenant, salt, *template.given], messages)
         earlier = [
@@ -121,12 +123,12 @@ class ChatMemory:
     def remember(
         self, prompt: Conversation, tenant: str, token_ids: Sequence[int], messages: Sequence[Message]
     ) -> None:
-        """Store a conversation whose last turn has ended; of its earlier parts only the last one stays.
+        """Store a conversation whose last turn has ended. Of its earlier parts only the last one stays.
 
         Args:
-            prompt: what `prompt` has returned.
-            token_ids: that follow the prompt; the last one ends a turn.
-            messages: that these tokens are.
+            prompt: the result of `prompt`.
+            token_ids: the answer's tokens; the last one ends the turn.
+            messages: the answer as messages.
         """
         *_, digest = digests(prompt.name, messages)
         self.entries.remove(prompt.name)
@@ -147,18 +149,18 @@ class ChatMemory:
 
 
 class GivenTokens(NamedTuple):
-    """The tokens of a conversation that its caller has, in place of those that are remembered.
+    """The tokens of a conversation that its caller has, in place of the remembered ones.
 
     Attributes:
-        token_ids: prompt and answers so far, as the model had and wrote them.
-        num_messages: leading messages of the conversation that these tokens are; the last one is a turn of the assistant.
+        token_ids: prompt and answers so far, as the model read and wrote them.
+        num_messages: number of leading messages that these tokens are. The last of them is a turn of the assistant.
     """
 
     token_ids: Sequence[int]
     num_messages: int
 
     def prompt(self, template: ChatTemplate, messages: Sequence[Message]) -> Conversation:
-        """The given tokens and those of the messages behind them. Raises as `ChatTemplate.appended`."""
+        """Append the tokens of later messages to the given ones. Raises as `ChatTemplate.appended`."""
         end, behind = template.appended(messages[self.num_messages - 1 :])
         token_ids = array("i", self.token_ids)
         if end and token_ids[-1] not in template.end_token_ids:
@@ -168,7 +170,6 @@ class GivenTokens(NamedTuple):
 
 
 def _may_follow(template: ChatTemplate, messages: Sequence[Message], place: int, turn: Conversation) -> bool:
-    """Whether the messages behind a place can follow the tokens of the conversation up to there."""
     if not turn.num_written or place == len(messages) - 1:
         return False
     asks = any(message["role"] not in ("tool", "assistant") for message in messages[place + 1 :])
@@ -181,11 +182,6 @@ def _may_follow(template: ChatTemplate, messages: Sequence[Message], place: int,
 def _encoded(
     template: ChatTemplate, text: Rendered, ids_by_segment: "Mapping[str, array[int]]"
 ) -> "tuple[array[int], dict[str, array[int]]]":
-    """The token ids of a text, and those of each of its segments.
-
-    Args:
-        ids_by_segment: of segments that were encoded before.
-    """
     segments = template.tokenizer.segments(text)
     new = [segment for segment in dict.fromkeys(segments) if segment not in ids_by_segment]
     encoded = dict(zip(new, map(partial(array, "i"), template.tokenizer.encode_segments(new)), strict=True))
@@ -198,12 +194,11 @@ def _encoded(
 
 
 def _thoughts(messages: Sequence[Message]) -> tuple[str, ...]:
-    """The reasoning of each turn of the assistant, or the content that has it, "" for none: what clients leave out counts as
-    unchanged."""
     thoughts = list[str]()
     for message in messages:
         if message["role"] == "assistant":
             content: str = message["content"]
+            # the content may contain the reasoning; reasoning that a client leaves out ("") counts as unchanged
             thought = (message.get("reasoning_content") or "").strip()
             thoughts.append(thought or (content.strip() if any(tag in content for tag in _CLOSINGS) else ""))
     return tuple(thoughts)
