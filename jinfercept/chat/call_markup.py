@@ -87,18 +87,13 @@ class AsyncCalls:
 
 @final
 class ContextMarkup:
-    """The markup of requests to one model with the same tools.
-
-    Args:
-        tools: by name; their functions take a JSON object as text.
-        parameters: names of each tool's parameters, in order.
-    """
+    """The markup of requests to one model with the same tools."""
 
     def __init__(
         self,
         options: AsyncCalls,
-        tools: Mapping[str, Tool],
-        parameters: Mapping[str, Sequence[str]],
+        tools: Mapping[str, Tool],  # by name; their functions take a JSON object as text
+        parameters: Mapping[str, Sequence[str]],  # names of each tool's parameters, in order
         tokenizer: Tokenizer,
     ) -> None:
         self.on_end: OnEnd = options.on_end

@@ -63,13 +63,6 @@ def is_conversation(prompt: object) -> bool:
 class ChatPlan:
     """The tools, options and template of a chat. Chats with equal ones share a plan.
 
-    Args:
-        tools: the tools that the model may call.
-        eos_token_ids: tokens that end a turn.
-
-    Attributes:
-        is_written: whether a system message declares the tools because the template cannot.
-
     Raises:
         RequestError: tools or options are invalid, or the template does not take them.
         ModelError: the model has no chat template.
@@ -77,11 +70,11 @@ class ChatPlan:
 
     def __init__(
         self,
-        tools: Sequence[ChatTool],
+        tools: Sequence[ChatTool],  # those that the model may call
         options: ChatOptions,
         tokenizer: Tokenizer | None,
         grammars: Grammars | None,
-        eos_token_ids: Sequence[int],
+        eos_token_ids: Sequence[int],  # tokens that end a turn
     ) -> None:
         if tokenizer is None:
             fix = "generate from prompt_token_ids"
@@ -96,6 +89,7 @@ class ChatPlan:
         offered = declared if choice.reads else []
         run = {tool.name: futures.tools[tool.name] if futures else tool.tool for tool in offered if tool.tool}
         source = options.get("chat_template") or tokenizer.chat_template(tools=bool(declared))
+        # the template cannot declare the tools, so a system message does
         self.is_written = bool(declared) and are_written(choice, options.get("tool_call_parser"), source)
         parser = FORMAT if self.is_written else options.get("tool_call_parser")
         form = tool_call_format(parser, source, declared) if choice.reads else text_format(parser, source)
@@ -273,14 +267,10 @@ def _tokens_of(texts: Iterable[str], tokenizer: Tokenizer) -> list[int]:
 
 @final
 class ToolMessages:
-    """A `Renderer` that writes the results of a turn's calls as the template's tool messages.
-
-    Args:
-        max_tokens: limit of each tool's results, by its name; a longer result is cut within its message, with a note. The
-            limit does not apply to placeholders.
-    """
+    """A `Renderer` that writes the results of a turn's calls as the template's tool messages."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, max_tokens: Mapping[str, int]) -> None:
+        # by name of the tool; a longer result is cut within its message, with a note, but placeholders are never cut
         self._template, self._tokenizer, self._max_tokens = template, tokenizer, max_tokens
 
     def render(

@@ -37,15 +37,11 @@ class TokenOwners:
 
 @final
 class ParsedTurn:
-    """A turn's parser, its calls so far, and where in the turn's text each token begins.
-
-    Attributes:
-        calls: the complete calls, with spans in characters of the turn.
-    """
+    """A turn's parser, its calls so far, and where in the turn's text each token begins."""
 
     def __init__(self, parser: CallParser) -> None:
         self._parser = parser
-        self.calls: list[Call] = []
+        self.calls: list[Call] = []  # complete, with spans in characters of the turn
         self._owners = TokenOwners()
         self._early: list[Piece] = []
         self._num_early = 0
@@ -73,8 +69,7 @@ class ParsedTurn:
     def in_call(self, before: str, text: str) -> bool:
         """Whether `text` is part of a call, or white space beside a call.
 
-        Args:
-            before: certain text in front of `text`, with which the next `feed` or `finish` begins; it is read now.
+        The certain text `before` it, with which the next `feed` or `finish` begins, is read now.
         """
         self._early += self._noted(self._parser.feed(before[self._num_early :]))
         self._num_early = max(self._num_early, len(before))
@@ -117,17 +112,13 @@ class RegexDetector:
 
     The pattern should therefore end with the text that closes a call: `\d+` alone is complete with its first digit. The group
     `name` is the tool, and the group `arguments` its arguments; without this group the whole match is the arguments. After a
-    call
-    the search begins anew: `^` matches at the beginning of the text and after a call. A match longer than `MAX_ARGUMENT_CHARS`
-    is
-    not found. The pattern is tried at every character, so one that backtracks a lot slows the engine down.
+    call the search begins anew: `^` matches at the beginning of the text and after a call. A match longer than
+    `MAX_ARGUMENT_CHARS` is not found. The pattern is tried at every character, so one that backtracks a lot slows the engine
+    down. Raises `RequestError` if the pattern is invalid, matches an empty text, or has neither a tool nor a group `name`.
 
     Args:
         pattern: as in Python's `re`, compiled or not.
         tool: the called tool, for a pattern without a group `name`.
-
-    Raises:
-        RequestError: the pattern is invalid, matches an empty text, or has neither a tool nor a group `name`.
     """
 
     def __init__(self, pattern: str | re.Pattern[str], tool: str | None = None) -> None:
@@ -175,13 +166,12 @@ class RegexDetector:
 class TokenDetector:
     """Finds calls by single tokens: one completes the call, and its arguments are the text since an opening token.
 
+    Raises `RequestError` if there are no calls, an id is no token id, or a name is no string.
+
     Args:
         calls: names of tools by the token that calls them.
         opening: arguments begin after the last token with this id. Without such a token, or if the text is longer than
             `MAX_ARGUMENT_CHARS`, a call has no arguments.
-
-    Raises:
-        RequestError: there are no calls, an id is no token id, or a name is no string.
     """
 
     def __init__(self, calls: Mapping[int, str], opening: int | None = None) -> None:

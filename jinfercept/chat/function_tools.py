@@ -24,17 +24,12 @@ _MOST_VALUES = 2**16
 
 @dataclass(frozen=True, slots=True)
 class ChatTool:
-    """A tool of a chat.
+    """A tool of a chat."""
 
-    Attributes:
-        declaration: `{"type": "function", "function": {"name": …, "description": …, "parameters": <JSON schema>}}`.
-        tool: runs the tool, from a JSON object as text; None: the caller runs it.
-        is_deferred: a message of the conversation declares the tool, and the template does not.
-    """
-
+    # `{"type": "function", "function": {"name": …, "description": …, "parameters": <JSON schema>}}`
     declaration: Mapping[str, Any]
-    tool: Tool | None
-    is_deferred: bool = False
+    tool: Tool | None  # runs the tool, from a JSON object as text; None: the caller runs it
+    is_deferred: bool = False  # a message of the conversation declares the tool, and the template does not
 
     @property
     def name(self) -> str:

@@ -37,14 +37,10 @@ _DECLARATION = {
 
 @final
 class Futures:
-    """The futures of conversations with the same tools. Their watches and tools share it.
-
-    Args:
-        tools: the tools with a function, by name.
-        options: limit of pending calls, and what the end of the text does.
-    """
+    """The futures of conversations with the same tools. Their watches and tools share it."""
 
     def __init__(self, tools: Mapping[str, Tool], options: AsyncCalls) -> None:
+        # limit of pending calls, and the behaviour at the end of the text; the markup does not apply to chats
         self.options = options
         self._names = frozenset(name for name, tool in tools.items() if tool.calls == "async")
         self._by_call: dict[str, RunningCall | None] = {}  # by id of the call, of the one that waits too
@@ -57,11 +53,7 @@ class Futures:
     def of(cls, tools: Iterable[ChatTool], options: AsyncCalls) -> "Futures | None":
         """Make the futures of a chat's tools; None if no tool has `calls="async"`.
 
-        Args:
-            options: of the chat; its markup is not used.
-
-        Raises:
-            RequestError: a tool is called `await_future`.
+        Raises `RequestError` if a tool is called `await_future`.
         """
         with_functions = {tool.name: tool.tool for tool in tools if tool.tool is not None}
         if not any(tool.calls == "async" for tool in with_functions.values()):

@@ -75,12 +75,11 @@ _VALUES = {"string": '"..."', "integer": "0", "number": "0.0", "boolean": "True"
 def markup_prompt(tools: Iterable[ChatToolLike], request: str, delimiters: Delimiters = DELIMITERS) -> str:
     """Write a prompt for `LLM.generate(…, tools=…, async_calls=…)`. The answer begins at its end; generate with `stop=STOP`.
 
+    Raises `RequestError` if a tool is invalid, two tools have the same name, or the request is no text.
+
     Args:
         tools: the tools that the model may call, as a chat takes them.
         request: the user's request. Delimiters in it are escaped.
-
-    Raises:
-        RequestError: a tool is invalid, two tools have the same name, or the request is no text.
     """
     if not isinstance(request, str) or not request.strip():
         raise RequestError("request must be a text that is not empty", got=shown(request), fix="say what is wanted")

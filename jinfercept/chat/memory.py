@@ -22,51 +22,36 @@ _CLOSINGS = tuple({form.closing for form in REASONING_FORMATS.values()})
 
 
 class Conversation(NamedTuple):
-    """A conversation up to one of its messages.
+    """A conversation up to one of its messages."""
 
-    Attributes:
-        token_ids: of the prompt, and of the answer after it.
-        text: of the prompt.
-        name: digest of its owner, its template and its messages.
-        thoughts: the reasoning of each turn of the assistant, "" for none.
-        segments: token ids of its texts, by segment.
-        before: name of the earlier part of it that was remembered, "" without one.
-        num_written: tokens of the model's last turn; 0: the last message is not the model's.
-    """
-
-    token_ids: "array[int]"
-    text: str
-    name: str
-    thoughts: tuple[str, ...]
-    segments: "Mapping[str, array[int]]"
-    before: str = ""
-    num_written: int = 0
+    token_ids: "array[int]"  # of the prompt, and of the answer after it
+    text: str  # of the prompt
+    name: str  # digest of its owner, its template and its messages
+    thoughts: tuple[str, ...]  # the reasoning of each turn of the assistant, "" for none
+    segments: "Mapping[str, array[int]]"  # token ids of its texts, by segment
+    before: str = ""  # name of the earlier part of it that was remembered, "" without one
+    num_written: int = 0  # tokens of the model's last turn; 0: the last message is not the model's
 
 
 @final
 class ChatMemory:
-    """The conversations of all tenants; each finds only its own. Thread-safe. `Quota` shares the space fairly between tenants.
+    """The conversations of all tenants; each finds only its own.
 
-    Args:
-        max_tokens: of a prompt and its answer. If a continued conversation would have more, the prompt is made from text, which
-            may be shorter.
-        most, most_bytes: limits of entries and bytes. The tenant with the most loses its least recently used entry first.
-        max_age_s: seconds after its last use until an entry is forgotten.
-        now: a monotonic clock.
-
-    Attributes:
-        entries: conversations by name, and other things that are made once for several chats.
+    Thread-safe. `Quota` shares the space fairly between tenants.
     """
 
     def __init__(
         self,
+        # of a prompt and its answer; a prompt that continues a longer conversation is made from text, which may be shorter
         max_tokens: int = 2**31,
+        # limits of entries and bytes; the tenant with the most loses its least recently used entry first
         most: int = 4096,
         most_bytes: int = 2**28,
-        max_age_s: float = 3600.0,
-        now: Callable[[], float] = time.monotonic,
+        max_age_s: float = 3600.0,  # since its last use, an entry is forgotten
+        now: Callable[[], float] = time.monotonic,  # a monotonic clock
     ) -> None:
         self._max_tokens = max_tokens
+        # conversations by name, and other things that are made once for several chats
         self.entries = ExpiringEntries[Any](Quota(most, most_bytes), max_age_s, now)
 
     def __len__(self) -> int:
@@ -123,12 +108,9 @@ class ChatMemory:
     def remember(
         self, prompt: Conversation, tenant: str, token_ids: Sequence[int], messages: Sequence[Message]
     ) -> None:
-        """Store a conversation whose last turn has ended. Of its earlier parts only the last one stays.
+        """Store the conversation of a prompt and its answer, of which the last token ends a turn.
 
-        Args:
-            prompt: the result of `prompt`.
-            token_ids: the answer's tokens; the last one ends the turn.
-            messages: the answer as messages.
+        Of the conversation's earlier parts only the last one stays.
         """
         *_, digest = digests(prompt.name, messages)
         self.entries.remove(prompt.name)
@@ -149,14 +131,10 @@ class ChatMemory:
 
 
 class GivenTokens(NamedTuple):
-    """The tokens of a conversation that its caller has, in place of the remembered ones.
+    """The tokens of a conversation that its caller has, in place of the remembered ones."""
 
-    Attributes:
-        token_ids: prompt and answers so far, as the model read and wrote them.
-        num_messages: number of leading messages that these tokens are. The last of them is a turn of the assistant.
-    """
-
-    token_ids: Sequence[int]
+    token_ids: Sequence[int]  # prompt and answers so far, as the model read and wrote them
+    # number of leading messages that these tokens are; the last of them is a turn of the assistant
     num_messages: int
 
     def prompt(self, template: ChatTemplate, messages: Sequence[Message]) -> Conversation:

@@ -44,8 +44,7 @@ ArgumentForm = Callable[[Any], Any]
 def checked_message(message: object) -> dict[str, Any]:
     """Check a message and return it as templates take it, with text parts joined. Its calls may be in any of `ARGUMENT_FORMS`.
 
-    Raises:
-        RequestError: it is no message.
+    Raises `RequestError` if it is no message.
     """
     if not isinstance(message, dict | Mapping) or not isinstance(message.get("role"), str):
         raise RequestError("a message has a role", got=shown(message), fix='{"role": "user", "content": "…"}')
@@ -216,9 +215,7 @@ _ENCODER = json.JSONEncoder(sort_keys=True, default=str)
 def digests(first: Any, messages: Sequence[Message]) -> list[str]:
     """Compute the digests of a conversation: first before its messages, then up to each of them.
 
-    Args:
-        first: the digest before them, or JSON values.
-        messages: checked.
+    `first` is the digest before them, or JSON values. The messages are checked.
     """
     chain = [first if isinstance(first, str) else hashlib.sha256(_encoded(first)).hexdigest()]
     for message in messages:

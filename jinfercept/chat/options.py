@@ -96,8 +96,7 @@ _KINDS: dict[str, tuple[type, str, str]] = {
 def checked_options(options: ChatArguments | ChatOptions) -> ChatOptions:
     """Check options and convert their numbers to Python's. Options that are None are left out, except for `reasoning_parser`.
 
-    Raises:
-        RequestError: an option is unknown, or has a wrong type.
+    Raises `RequestError` if an option is unknown, or has a wrong type.
     """
     check_arguments("a chat has no such option", options, ChatOptions.__annotations__, _SAMPLING)
     values = {name: plain(value) for name, value in options.items() if value is not None or name == "reasoning_parser"}
@@ -124,12 +123,11 @@ def prompt_options(options: ChatArguments | ChatOptions) -> dict[str, Any]:
 def tool_call_format(name: str | None, template: str, tools: Sequence[ChatTool]) -> ToolCallFormat:
     """Find the format of calls of these tools.
 
+    Raises `RequestError` if the name is unknown, or there is none and the template asks for no known format.
+
     Args:
         name: the option `tool_call_parser`; None: the format that the template asks for.
         template: the chat template's source.
-
-    Raises:
-        RequestError: the name is unknown, or there is none and the template asks for no known format.
     """
     if name is None:
         name = detect_format(template)
@@ -153,12 +151,11 @@ def text_format(name: str | None, template: str) -> ToolCallFormat | None:
 def reasoning_format(name: str | None, template: str) -> ReasoningFormat | None:
     """Find the format of reasoning; None: reasoning is content.
 
+    Raises `RequestError` if the name is unknown.
+
     Args:
         name: the option `reasoning_parser`; "auto": the format of the template.
         template: the chat template's source.
-
-    Raises:
-        RequestError: the name is unknown.
     """
     if name == "auto":
         name = detect_reasoning_format(template)

@@ -39,25 +39,18 @@ from jinfercept.values import plain
 
 @final
 class RequestMaker:
-    """Makes requests. Thread-safe.
-
-    Args:
-        tokenizer, grammars: of the model; None without a tokenizer.
-        max_model_len: limit of the tokens of a chat that a follow-up may continue.
-        sampling_defaults: fields of `SamplingParams` for prompts without parameters.
-        check_process: raises in a forked child, where a tokenizer may hang.
-        adapter_options: the adapter for chats with tools that name none, and the bias of their calls.
-    """
+    """Makes requests. Thread-safe."""
 
     def __init__(
         self,
-        tokenizer: Tokenizer | None,
-        grammars: Grammars | None,
+        tokenizer: Tokenizer | None,  # of the model; None without one
+        grammars: Grammars | None,  # None without a tokenizer
         end_token_ids: Sequence[int],
-        max_model_len: int,
-        sampling_defaults: Mapping[str, Any],
-        check_process: Callable[[], None],
+        max_model_len: int,  # of the tokens of a chat that a follow-up may continue
+        sampling_defaults: Mapping[str, Any],  # fields of `SamplingParams` for prompts without parameters
+        check_process: Callable[[], None],  # raises in a forked child, where a tokenizer may hang
         adapters: AdapterTable,
+        # the adapter for chats with tools that name none, and the bias of their calls
         adapter_options: AdapterOptions = AdapterOptions(),  # noqa: B008 # frozen
     ) -> None:
         self.tokenizer, self._grammars, self._end_token_ids = tokenizer, grammars, end_token_ids

@@ -56,8 +56,7 @@ def compiled_params(
 def check_chars(content: Any, most: int) -> None:
     """Raise `PromptLengthError` for more than `most` characters of text. Its work is bounded by `most`.
 
-    Args:
-        content: a text, or lists and dicts of texts and other values. Any other value counts as one character.
+    `content` is a text, or lists and dicts of texts and other values. Any other value counts as one character.
     """
     count, stack = 0, [content]
     while stack and count <= most:
@@ -190,16 +189,11 @@ def one_each(value: Any, kind: type | None, number: int, name: str) -> list[Any]
 
 
 class MarkedTools(NamedTuple):
-    """The tools that a prompt's markup can call.
+    """The tools that a prompt's markup can call."""
 
-    Attributes:
-        tools: by name; their functions take a JSON object as text.
-        forbidden: the beginning of an interrupt; None: it is a token.
-    """
-
-    tools: Mapping[str, Tool]
+    tools: Mapping[str, Tool]  # by name; their functions take a JSON object as text
     markup: ContextMarkup
-    forbidden: ForbiddenText | None
+    forbidden: ForbiddenText | None  # the beginning of an interrupt; None: it is a token
 
     @classmethod
     def of(

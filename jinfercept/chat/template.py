@@ -53,13 +53,6 @@ _RESERVED = frozenset(
 class ChatTemplate:
     """A model's template, with the tools that are declared to it.
 
-    Args:
-        tools: OpenAI-style declarations.
-        source: a Jinja source; None: the tokenizer's.
-        end_token_ids: the tokens that end a turn.
-        special_tokens_in_text: names of special tokens in messages, tools and variables become these tokens.
-        written_tools: declarations that stand in a system message, because the template knows no tools.
-
     Raises:
         ModelError: there is no template.
         RequestError: it fails on a simple question, does not take the tools, or the variables are no mapping of free names.
@@ -68,11 +61,12 @@ class ChatTemplate:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        tools: Sequence[Mapping[str, Any]],
-        source: str | None,
+        tools: Sequence[Mapping[str, Any]],  # OpenAI-style declarations
+        source: str | None,  # Jinja; None: the tokenizer's
         variables: Mapping[str, Any],
-        end_token_ids: Sequence[int],
-        special_tokens_in_text: bool = False,
+        end_token_ids: Sequence[int],  # those that end a turn
+        special_tokens_in_text: bool = False,  # names of special tokens in given texts become these tokens
+        # stand in a system message, because the template knows no tools
         written_tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         if not isinstance(variables, Mapping) or _RESERVED & variables.keys():
@@ -261,10 +255,8 @@ class ChatTemplate:
     def appended(self, messages: Sequence[Message]) -> tuple[str, Rendered]:
         """Return the end of a turn, and the text that makes messages follow it, however the template writes the turn itself.
 
-        Raises `RequestError` if the template does not show the end of the turn.
-
-        Args:
-            messages: the turn, of which only its calls matter, and the messages after it.
+        Of the turn, the first of `messages`, only its calls matter. Raises `RequestError` if the template does not show its
+        end.
         """
         if (behind := self._shown_behind(_STAND_IN, messages)) is None:
             raise RequestError(

@@ -21,12 +21,6 @@ class TextStream:
     string that is complete first wins, and the longest of several that end at the same character. A stop string that begins
     within
     a call is part of the call.
-
-    Attributes:
-        stopped: the stop string that was found; None: none yet. No token may follow it.
-        last_raw: text of the last generated token for detectors, neither held back nor cut, special tokens written out.
-        hidden: tokens that end the text and are left out of it.
-        num_taken: characters that the last generated token adds to the text, shown or held back.
     """
 
     def __init__(
@@ -35,32 +29,27 @@ class TextStream:
         stop: tuple[str, ...],
         include_stop: bool,
         skip_special_tokens: bool,
+        # number of first tokens in which no stop string may end; one that begins in them counts if it ends later
         min_tokens: int = 0,
-        markup: frozenset[int] = frozenset(),
-        turn_ends: frozenset[int] = frozenset(),
+        markup: frozenset[int] = frozenset(),  # special tokens that are never left out
+        turn_ends: frozenset[int] = frozenset(),  # always left out; no text is held back after them
+        # whether a text, the second argument, is part of a call and must not be cut; the first argument is the certain new text
+        # before it, with which the next shown text begins; None: there are no calls
         in_call: Callable[[str, str], bool] | None = None,
     ) -> None:
-        """Begin an empty text.
-
-        Args:
-            min_tokens: number of first tokens in which no stop string may end. One that begins in them counts if it ends later.
-            markup: special tokens that are never left out.
-            turn_ends: tokens that are always left out, and after which no text is held back.
-            in_call: whether a text, the second argument, is part of a call and must not be cut. The first argument is the
-                certain new
-                text before it, with which the next shown text begins. None: there are no calls.
-        """
+        """Begin an empty text."""
         self._tokenizer = tokenizer
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens, markup)
-        self._turn_ends, self.hidden = turn_ends, frozenset[int]()
+        self._turn_ends, self.hidden = turn_ends, frozenset[int]()  # hidden tokens end the text and are left out of it
         self._stops, self._marks = tuple(sorted(stop, key=len, reverse=True)), Marks(stop)
         self._include_stop, self._in_call = include_stop, in_call
         self._num_early = min_tokens
         self._incomplete = ""
         self._shown: list[str] = []
-        self.stopped: str | None = None
+        self.stopped: str | None = None  # the stop string that was found; no token may follow it
+        # text of the last generated token for detectors, neither held back nor cut, special tokens written out
         self.last_raw = ""
-        self.num_taken = 0
+        self.num_taken = 0  # characters that the last generated token adds to the text, shown or held back
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, request: Request) -> Self:

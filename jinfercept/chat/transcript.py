@@ -65,23 +65,15 @@ class ChatTurns:
 
 @final
 class ChatTranscript:
-    """A `Transcript`, fed by the engine with one request's tokens. For one thread at a time.
-
-    Args:
-        turns: how the chat's turns are parsed.
-        note: called at the end, if a follow-up may continue the chat; None: the chat is not kept.
-
-    Attributes:
-        text: the request's text as the model writes it, markup included.
-        finds_calls: whether the chat has a format of calls.
-    """
+    """A `Transcript`, fed by the engine with one request's tokens. For one thread at a time."""
 
     def __init__(self, turns: ChatTurns, request: Request, note: Note | None = None) -> None:
         params = request.params
+        # a note is taken at the end, if a follow-up may continue the chat
         self._turns, self._request, self._note = turns, request, note
         self._ends = frozenset(turns.ends)
-        self.finds_calls = turns.form is not None
-        self.text = TextStream(
+        self.finds_calls = turns.form is not None  # the chat has a format of calls
+        self.text = TextStream(  # as the model writes it, markup included
             turns.tokenizer,
             tuple(params.stop or ()),
             params.include_stop_str_in_output,

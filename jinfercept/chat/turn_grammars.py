@@ -185,19 +185,13 @@ def _unenforceable(what: str, error: Exception) -> RequestError:
 
 @final
 class PerTurnGrammar:
-    """A `Grammar` for one request.
-
-    Args:
-        grammars: of its first turn, and of all others; None: the turn is free.
-        beginnings: where the first turn begins, and where all others do.
-        reasoning: the marks of reasoning, after which a grammar begins; None: there is none.
-    """
+    """A `Grammar` for one request."""
 
     def __init__(
         self,
-        grammars: tuple[Grammar | None, Grammar | None],
-        beginnings: tuple[Beginning, Beginning],
-        reasoning: ReasoningFormat | None,
+        grammars: tuple[Grammar | None, Grammar | None],  # of its first turn, and of all others; None: the turn is free
+        beginnings: tuple[Beginning, Beginning],  # of the first turn, and of all others
+        reasoning: ReasoningFormat | None,  # a grammar begins after it
         tokenizer: Tokenizer,
     ) -> None:
         self._given = grammars, beginnings, reasoning, tokenizer

@@ -24,17 +24,13 @@ class Command(Protocol):
 
 
 class Entry(NamedTuple):
-    """A command.
+    """A command."""
 
-    Attributes:
-        place: of its dataclass, as `package.module:Name`.
-        vllm_flags: whether flags of `vllm serve` that have no effect here are accepted. Then the dataclass has a field `notes`.
-        usual: place of a dataclass with the flags that `--help` shows; "": `--help` shows all, as `--help-all` does.
-    """
-
-    place: str
+    place: str  # of its dataclass, as `package.module:Name`
     help: str
+    # flags of `vllm serve` that have no effect here are accepted; then the dataclass has a field `notes`
     vllm_flags: bool = False
+    # place of a dataclass with the flags that `--help` shows; "": `--help` shows all, as `--help-all` does
     usual: str = ""
 
     def parse(self, prog: str, words: Sequence[str]) -> Command:
@@ -126,8 +122,7 @@ def _overview(prog: str, description: str, commands: Mapping[str, Entry]) -> str
 def take_unneeded(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """Remove vLLM's flags that are not needed here. Returns the rest, and a line for the log for each removed flag.
 
-    Raises:
-        ConfigError: a flag asks for something that cannot be done, or has another name here.
+    Raises `ConfigError` if a flag asks for something that cannot be done, or has another name here.
     """
     rest, notes = list[str](), list[str]()
     queue = deque(words)

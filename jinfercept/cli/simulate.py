@@ -122,11 +122,10 @@ class Simulate:
     def run(self) -> int:
         """Simulate, and print a table.
 
+        Raises `ConfigError` if the options contradict each other, or a value is out of range.
+
         Returns:
             The exit status: 0, 1 if a run failed, 130 if Ctrl-C ended a run.
-
-        Raises:
-            ConfigError: the options contradict each other, or a value is out of range.
         """
         self._check()
         simulations = [self._simulation(policy, order) for policy in self._policies for order in self._orders(policy)]
@@ -328,8 +327,8 @@ def check_policies(names: Sequence[str]) -> None:
 def drawer(trace: str | None, workload: str, max_model_len: int) -> Callable[[Random], Callable[[], Script]]:
     """Make a function that draws requests from a trace or, without a trace, generates them.
 
-    Raises:
-        ConfigError: no such trace or workload (`OwnWorkload`), or a request is longer than `max_model_len` tokens.
+    Raises `ConfigError` if there is no such trace or workload (`OwnWorkload`), or a request is longer than `max_model_len`
+    tokens.
     """
     if trace is None and is_place(workload):
         return OwnWorkload(workload, max_model_len).drawer

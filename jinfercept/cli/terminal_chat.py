@@ -51,16 +51,7 @@ _POLL_S = 0.02
 
 @final
 class TerminalChat:
-    """One conversation.
-
-    Args:
-        system: the system message, or None.
-        tools, options: as `LLM.chat` takes them.
-        inbox: its calls are put to the person at the terminal.
-
-    Raises:
-        RequestError, ModelError: the model cannot chat, or not with these tools.
-    """
+    """One conversation. Raises `RequestError` or `ModelError` if the model cannot chat, or not with these tools."""
 
     def __init__(
         self,
@@ -68,8 +59,8 @@ class TerminalChat:
         params: SamplingParams,
         *,
         system: str | None = None,
-        tools: Sequence[Any] = (),
-        inbox: Inbox | None = None,
+        tools: Sequence[Any] = (),  # and options, as `LLM.chat` takes them
+        inbox: Inbox | None = None,  # its calls are put to the person at the terminal
         **options: Any,
     ) -> None:
         self._inbox = inbox or Inbox()

@@ -17,23 +17,15 @@ from jinfercept.values import plain
 
 
 class RolloutCall(NamedTuple):
-    """A call that a sample made.
+    """A call that a sample made."""
 
-    Attributes:
-        name, arguments: as the model wrote them.
-        result: text of the result ("" if it was token ids); None: no result. The model may have read less: `span` has its
-            tokens.
-        status: `Result.status`, or "pending" without a result.
-        duration_s: seconds that the call took.
-        span: start and end (exclusive) of the result's tokens in the sample's `token_ids`.
-    """
-
-    name: str
-    arguments: str
+    name: str  # as the model wrote it
+    arguments: str  # as the model wrote them
+    # text of the result ("" if it was token ids), of which the model may have read less; None: no result
     result: str | None
-    status: str
+    status: str  # `Result.status`, or "pending" without a result
     duration_s: float
-    span: tuple[int, int]
+    span: tuple[int, int]  # start and end (exclusive) of the result's tokens in the sample's `token_ids`
 
 
 @final
@@ -96,18 +88,12 @@ class Rollout:
 
 
 class Origin(NamedTuple):
-    """The request behind a sample. With it, the process that made the sample can continue it.
+    """The request behind a sample. With it, the process that made the sample can continue it."""
 
-    Attributes:
-        request, output: the last request that was served for the sample, and its output.
-        before: the sample whose tokens were that request's prompt; None: the request was the first.
-        conversation: messages of a chat that the request has answered.
-    """
-
-    request: Request
+    request: Request  # the last one that was served for the sample
     output: CompletionOutput
-    before: Rollout | None
-    conversation: tuple[Mapping[str, Any], ...]
+    before: Rollout | None  # the sample whose tokens were that request's prompt; None: the request was the first
+    conversation: tuple[Mapping[str, Any], ...]  # messages of a chat that the request has answered
 
 
 @final
@@ -202,12 +188,11 @@ class Rollouts(Sequence[Rollout]):
     def padded(self, length: int | None = None, multiple: int = 1) -> dict[str, np.ndarray]:
         """Pad `token_ids`, `loss_mask`, `logprobs`, `processed_logprobs` and `weight_versions` to `[samples, length]`.
 
+        Raises `RequestError` if a sample is longer than `length`, or a number is below 1.
+
         Args:
             length: of all arrays; None: that of the longest sample, rounded up to `multiple`.
             multiple: keeps the number of different shapes small, since a trainer compiles for each.
-
-        Raises:
-            RequestError: a sample is longer than `length`, or a number is below 1.
         """
         length, multiple, longest = plain(length), plain(multiple), max(map(len, self), default=0)
         for number in (multiple, 1 if length is None else length):
@@ -238,17 +223,11 @@ def sample_of(
     prompt: int,
     request: Request,
     output: RequestOutput,
+    # the sample that it continues: the request's prompt is that sample's tokens and the inserted ones; None: it is new
     before: Rollout | None,
-    conversation: tuple[Mapping[str, Any], ...],
+    conversation: tuple[Mapping[str, Any], ...],  # messages of a chat that the request has answered
 ) -> Rollout:
-    """Make the sample of a request that has ended.
-
-    Args:
-        prompt: place of its prompt.
-        before: the sample that it continues: the request's prompt is that sample's tokens and the inserted ones; None: it is
-            new.
-        conversation: messages of a chat that the request has answered.
-    """
+    """Make the sample of a request that has ended, whose prompt has the given place."""
     [completion] = output.outputs
     ids = np.asarray(request.prompt_token_ids, np.int32)
     num_prompt = len(ids)

@@ -16,19 +16,12 @@ from jinfercept.values import plain
 
 
 class Planned(NamedTuple):
-    """A sample that is to be made.
+    """A sample that is to be made."""
 
-    Attributes:
-        prompt: place of its prompt.
-        request: makes the sample; None: the sample exists already.
-        sample: the existing sample, or the sample that the request continues.
-        conversation: messages of a chat before the answer.
-    """
-
-    prompt: int
-    request: Request | None
-    sample: Rollout | None = None
-    conversation: tuple[Mapping[str, object], ...] = ()
+    prompt: int  # place among the prompts
+    request: Request | None  # makes the sample; None: the sample exists already
+    sample: Rollout | None = None  # the existing sample, or the sample that the request continues
+    conversation: tuple[Mapping[str, object], ...] = ()  # messages of a chat before the answer
 
     def ended(self, output: RequestOutput | None) -> Rollout:
         """Return the sample, given the output of its request."""
@@ -40,11 +33,7 @@ class Planned(NamedTuple):
 
 
 class Groups:
-    """The groups of planned samples, which end in any order.
-
-    Attributes:
-        requests: of the samples that do not exist yet, in order.
-    """
+    """The groups of planned samples, which end in any order."""
 
     def __init__(self, planned: Sequence[Planned], pad_id: int) -> None:
         self._planned, self._empty = planned, Rollouts((), pad_id)

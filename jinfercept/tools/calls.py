@@ -28,15 +28,10 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """A call for an endpoint.
+    """A call for an endpoint."""
 
-    Attributes:
-        arguments: parsed, not checked against a schema.
-        expires_s: deadline of the call, in seconds of `time.monotonic`.
-    """
-
-    arguments: Mapping[str, Any]
-    expires_s: float
+    arguments: Mapping[str, Any]  # parsed, not checked against a schema
+    expires_s: float  # deadline of the call, in seconds of `time.monotonic`
     call: CurrentCall = field(default_factory=CurrentCall)
 
 
@@ -47,11 +42,7 @@ timeout and when the request is aborted."""
 
 @final
 class CallQueue:
-    """Limits how many calls run at once; tenants take turns for the slots.
-
-    Args:
-        most: running calls; None: any number.
-    """
+    """Limits how many calls run at once (None: any number); tenants take turns for the slots."""
 
     def __init__(self, most: int | None) -> None:
         self._turns = FairSlots(most) if most is not None else None

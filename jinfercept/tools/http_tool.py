@@ -43,17 +43,11 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class AllowedHost(NamedTuple):
-    """An entry of a list of allowed hosts.
+    """An entry of a list of allowed hosts."""
 
-    Attributes:
-        host: name or address as `host_key` writes it; for a pattern, the domain.
-        port: the only allowed port; None: the scheme's default port and the port in the tool's own URL.
-        is_pattern: whether the entry stands for all subdomains of the host, and not for the host itself.
-    """
-
-    host: str
-    port: int | None
-    is_pattern: bool
+    host: str  # as `host_key` writes it; for a pattern, the domain
+    port: int | None  # None: the scheme's default port and the port in the tool's own URL
+    is_pattern: bool  # the entry stands for all subdomains of the host, and not for the host itself
 
     @classmethod
     def parse(cls, entry: str) -> "AllowedHost":
@@ -71,19 +65,15 @@ class AllowedHost(NamedTuple):
 
 @final
 class Hosts:
-    """A list of allowed hosts.
+    """A list of allowed hosts: names, addresses, or `*.domain` for all subdomains, each with or without a port.
 
-    Args:
-        allowed: names, addresses, or `*.domain` for all subdomains, each with or without a port.
-        named: whether the table lists the hosts. Then its names, but not its patterns, may be at private addresses.
-        own_port: port in the tool's own URL; None: the URL names none.
-
-    Raises:
-        ValueError: an entry is no host.
+    Raises `ValueError` if an entry is no host.
     """
 
     def __init__(self, allowed: Sequence[str], *, named: bool, own_port: int | None = None) -> None:
         self._entries = [AllowedHost.parse(entry) for entry in allowed]
+        # named: the table lists the hosts, so its names, but not its patterns, may be at private addresses;
+        # own port: in the tool's own URL
         self._named, self._own_port = named, own_port
 
     def _check(self, host: str, port: int, scheme: str) -> AllowedHost:
@@ -117,8 +107,7 @@ class Hosts:
 def host_key(host: str) -> str:
     """Normalise a host for comparison: lower case, ASCII, no final dot, addresses in their shortest form.
 
-    Raises:
-        ValueError: the text is no host.
+    Raises `ValueError` if the text is no host.
     """
     host = host.strip("[]").lower()
     try:
@@ -166,11 +155,7 @@ _PLACE = re.compile(r"\{(\w+)\}")
 
 @final
 class HttpTool:
-    """One HTTP endpoint.
-
-    Raises:
-        ConfigError: the URL is invalid, or an argument or an environment variable is missing.
-    """
+    """One HTTP endpoint. Raises `ConfigError` if the URL is invalid, or an argument or an environment variable is missing."""
 
     def __init__(self, table: HttpTable, place: Place) -> None:
         self._table, self._tls = table, httpx2.create_ssl_context()
@@ -227,15 +212,11 @@ class HttpTool:
 
 @final
 class CheckedTransport(httpx2.AsyncHTTPTransport):
-    """Connects only to allowed addresses, also after a redirect.
-
-    Args:
-        url: URL of the first request.
-        headers: names of headers that are sent only to the origin of `url`.
-    """
+    """Connects only to allowed addresses, also after a redirect."""
 
     def __init__(self, hosts: Hosts, url: httpx2.URL, headers: Collection[str], tls: ssl.SSLContext) -> None:
         super().__init__(verify=tls, trust_env=False)
+        # these headers are sent only to the origin of the first request's URL
         self._hosts, self._url, self._headers = hosts, url, headers
 
     @override

@@ -14,21 +14,15 @@ from jinfercept.tools.calls import CallFailed, CallRequest
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A waiting call.
+    """A waiting call."""
 
-    Attributes:
-        id: of the call in the inbox, not the model's id.
-        request_id, tenant: of the engine's request; "" if unknown.
-        asked_at, expires_at: in seconds since 1970.
-    """
-
-    id: str
+    id: str  # in the inbox, not the model's
     tool: str
     arguments: dict[str, Any]
-    request_id: str
-    tenant: str
-    asked_at: float
-    expires_at: float
+    request_id: str  # of the engine's request; "" if unknown
+    tenant: str  # of the request; "" if unknown
+    asked_at: float  # in seconds since 1970
+    expires_at: float  # in seconds since 1970
 
 
 @final

@@ -40,17 +40,13 @@ _END_S = 0.5
 
 @final
 class LoadedTools(AbstractContextManager["LoadedTools"], AbstractAsyncContextManager["LoadedTools"]):
-    """Loaded tools. Close them, or use them in `with` or `async with`.
-
-    Attributes:
-        servers: MCP servers, which start after all tables are checked.
-    """
+    """Loaded tools. Close them, or use them in `with` or `async with`."""
 
     def __init__(self, inbox: Inbox) -> None:
         self.inbox = inbox
         self.sources: list[_Source] = []
         self.executor = ToolExecutor()
-        self.servers: list[McpServer] = []
+        self.servers: list[McpServer] = []  # start after all tables are checked
         self.models = ExitStack()
 
     @property

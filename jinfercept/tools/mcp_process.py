@@ -33,13 +33,10 @@ _HALF = re.compile(r"\\(?:(\\|u[dD][89abAB]..\\u[dD][c-fC-F]..)|u[dD][89a-fA-F].
 
 @final
 class McpProcess:
-    """A command that runs an MCP server. `streams` starts it, and may be used again after it has ended.
-
-    Args:
-        env: variables beside those of the SDK.
-    """
+    """A command that runs an MCP server. `streams` starts it, and may be used again after it has ended."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
+        # variables in addition to those that the SDK passes
         self._command, self._env, self._cwd = command, env, cwd
         self._process: Process | None = None
 

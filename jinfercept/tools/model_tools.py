@@ -22,11 +22,7 @@ _MAX_BYTES = 4 << 20
 
 @final
 class RemoteModel:
-    """A model at a URL.
-
-    Raises:
-        ConfigError: the environment variable of its key is not set.
-    """
+    """A model at a URL. Raises `ConfigError` if the environment variable of its key is not set."""
 
     def __init__(self, table: ModelTable, place: Place) -> None:
         assert table.base_url is not None

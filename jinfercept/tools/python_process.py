@@ -35,17 +35,11 @@ from jinfercept.tools.calls import BLOCKED_S, CallQueue
 
 @dataclass(frozen=True, slots=True)
 class PythonTool:
-    """A Python function.
+    """A Python function."""
 
-    Attributes:
-        declaration: OpenAI's.
-        function: takes the arguments as JSON.
-        max_concurrency: calls that run at once; None: the default.
-    """
-
-    declaration: Mapping[str, Any]
-    function: Callable[[str], object]
-    max_concurrency: int | None = None
+    declaration: Mapping[str, Any]  # OpenAI's
+    function: Callable[[str], object]  # takes the arguments as JSON
+    max_concurrency: int | None = None  # calls that run at once; None: the default
 
 
 def python_tools(tools: Iterable[Mapping[str, Any]], folder: Path) -> list[PythonTool]:
@@ -98,8 +92,7 @@ def _module(home: str, folder: Path, modules: dict[Path, ModuleType]) -> ModuleT
 def load_functions(path: Path) -> list[Callable[..., object]]:
     """Run a Python file and return its public functions that have docstrings, as tools for a model.
 
-    Raises:
-        RequestError: the file cannot be run, or has no such function.
+    Raises `RequestError` if the file cannot be run, or has no such function.
     """
     module = load_module(path)
     functions = [

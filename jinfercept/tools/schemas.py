@@ -30,8 +30,7 @@ def texts(names: list[str]) -> dict[str, Any]:
 def check_of(parameters: Mapping[str, Any], place: Place) -> Check:
     """Make a check against a schema: of draft 2020-12, or of the draft that its `$schema` names.
 
-    Raises:
-        ConfigError: the schema is invalid, or its type is not object.
+    Raises `ConfigError` if the schema is invalid, or its type is not object.
     """
     named = isinstance(parameters.get("$schema"), str)
     draft = validator_for(parameters, default=Draft202012Validator) if named else Draft202012Validator

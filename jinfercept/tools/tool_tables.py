@@ -20,24 +20,20 @@ Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class Limits(BaseModel):
-    """The keys that all kinds of tools have. Functions of a Python file have the defaults.
-
-    Attributes:
-        timeout_s: seconds for a call, including its time in the queue.
-        max_concurrency: calls that run at once, of an MCP server those of all its tools; more calls wait in a queue.
-            None: any number; for a sync Python function `python_process.MAX_THREADS`.
-        max_result_tokens, max_result_bytes: longer results are cut, and end in a note.
-        calls: when a call runs in a request with asynchronous calls; None: as the request says.
-        late: message of a timeout, before its seconds.
-    """
+    """The keys that all kinds of tools have. Functions of a Python file have the defaults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    timeout_s: float = Field(default=60.0, gt=0, le=86400 * 7)
+    timeout_s: float = Field(default=60.0, gt=0, le=86400 * 7)  # for a call, including its time in the queue
+    # calls that run at once, of an MCP server those of all its tools; more calls wait in a queue
+    # None: any number; for a sync Python function `python_process.MAX_THREADS`
     max_concurrency: int | None = Field(default=None, ge=1)
+    # longer results are cut, and end in a note
     max_result_tokens: int = Field(default=1024, ge=1)
     max_result_bytes: int | None = Field(default=None, ge=64)
+    # when a call runs in a request with asynchronous calls; None: as the request says
     calls: CallMode | None = None
+    # message of a timeout, before its seconds
     late: ClassVar[str] = "it took longer than"
 
 
@@ -48,66 +44,56 @@ class _Described(Limits):
 
 
 class PythonTable(Limits):
-    """A Python function.
-
-    Attributes:
-        function: `module:function` or `path/to/file.py:function`, relative to the folder of the TOML file.
-        name, description, parameters: replace those of the signature and the docstring.
-    """
+    """A Python function."""
 
     kind: Literal["python"]
+    # `module:function` or `path/to/file.py:function`, relative to the folder of the TOML file
     function: str = Field(pattern=r"^[^:]+(:[^:]+)*:\w+$")
+    # these replace name, description and parameters of the signature and the docstring
     name: Name | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
 class HttpTable(_Described):
-    """An HTTP endpoint.
-
-    Attributes:
-        url: may contain `{argument}`s, which are escaped. Without `parameters` these are the tool's arguments, all strings.
-        body: sent as JSON; a text `"{argument}"` in it becomes the argument. Default: all arguments that are not in the URL;
-            for a method without a body they are the query.
-        retries: after failed connections and statuses 502, 503 and 504, for idempotent methods.
-        max_bytes: limit on a response; a longer one is an error.
-        allow_hosts: `host` or `*.domain`, with the scheme's default port and the one that the URL names, or `host:port` or
-            `*.domain:port`. Default: host and port of the URL. Only a host named here may be at a private address.
-        pointer: JSON pointer (RFC 6901) to the result in a JSON response.
-    """
+    """An HTTP endpoint."""
 
     kind: Literal["http"]
     method: Literal["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"] = "GET"
+    # may contain `{argument}`s, which are escaped; without `parameters` these are the tool's arguments, all strings
     url: str
     headers: dict[str, str] = {}
+    # sent as JSON; a text `"{argument}"` in it becomes the argument
+    # None: all arguments that are not in the URL; for a method without a body they are the query
     body: dict[str, Any] | None = None
+    # after failed connections and statuses 502, 503 and 504, for idempotent methods
     retries: int = Field(2, ge=0, le=10)
-    max_bytes: int = Field(1 << 20, ge=1)
+    max_bytes: int = Field(1 << 20, ge=1)  # a longer response is an error
+    # `host` or `*.domain`, with the scheme's default port and the one that the URL names, or `host:port` or `*.domain:port`
+    # None: host and port of the URL; only a host named here may be at a private address
     allow_hosts: list[str] | None = None
+    # JSON pointer (RFC 6901) to the result in a JSON response
     pointer: str | None = Field(None, pattern=r"^(/.*)?$")
 
 
 class McpTable(Limits):
-    """An MCP server with its tools.
-
-    Attributes:
-        command, args, env, cwd: for a server that is started here and uses standard input and output.
-        url, headers: for a server that uses streamable HTTP.
-        include, exclude: names of its tools, without the prefix.
-        connect_timeout_s: seconds until it must have listed its tools.
-    """
+    """An MCP server with its tools."""
 
     kind: Literal["mcp"]
     name: Name
+    # a server that is started here and uses standard input and output
     command: str | None = None
     args: list[str] = []
     env: dict[str, str] = {}
     cwd: str | None = None
+    # a server that uses streamable HTTP
     url: str | None = Field(None, pattern=r"^https?://")
     headers: dict[str, str] = {}
     prefix: str = Field("", pattern=r"^[a-zA-Z0-9_-]{0,32}$")
+    # names of its tools, without the prefix
     include: list[str] | None = None
     exclude: list[str] = []
+    # until it must have listed its tools
     connect_timeout_s: float = Field(30.0, gt=0)
 
     @model_validator(mode="after")
@@ -120,17 +106,14 @@ class McpTable(Limits):
 
 
 class ModelTable(_Described):
-    """Another model, which answers one question per call.
-
-    Attributes:
-        base_url, model, api_key_env: an OpenAI-compatible server, its model, and the environment variable of its key.
-        path, options: a model in this process, as for `LLM`.
-    """
+    """Another model, which answers one question per call."""
 
     kind: Literal["model"]
+    # an OpenAI-compatible server, its model, and the environment variable of its key
     base_url: str | None = Field(None, pattern=r"^https?://")
     model: str | None = None
     api_key_env: str | None = None
+    # a model in this process, with options as for `LLM`
     path: str | None = None
     options: dict[str, Any] = {}
     system: str | None = None

@@ -39,14 +39,10 @@ _NO_NUMBER = {letter.encode() for letter in 'abcdfghijklmnopqrstuvwxyz"'}
 
 @final
 class JsonTokens:
-    """The masks by which `JsonText` limits a text. All grammars over one vocabulary share them.
-
-    Args:
-        token_bytes: the bytes that a token adds to the text.
-        vocab_size: see `Grammars`.
-    """
+    """The masks by which `JsonText` limits a text. All grammars over one vocabulary share them."""
 
     def __init__(self, token_bytes: Callable[[int], bytes], vocab_size: int) -> None:
+        # the bytes that a token adds to the text; `vocab_size` as in `Grammars`
         self.token_bytes, self.vocab_size = token_bytes, vocab_size
         self.without = lru_cache(maxsize=256)(self._without)
 
@@ -79,20 +75,14 @@ class JsonTokens:
 
 @final
 class JsonText:
-    """One text that is JSON, or contains JSON.
-
-    Args:
-        whole: all of the text is JSON.
-
-    Attributes:
-        has_limits: `limited` may leave tokens out.
-    """
+    """One text that is JSON (`whole`), or contains JSON."""
 
     def __init__(self, tokens: JsonTokens, *, whole: bool) -> None:
         self._tokens, self._whole = tokens, whole
         self._tail = b""  # more bytes than a number has
         self._open: list[set[bytes] | None] = []  # names of each open object; None for a list
         self._string: bytes | None = None  # of the open string
+        # `has_limits`: `limited` may leave tokens out
         self._escaped = self._is_name = self.has_limits = False  # the next character; the open or next string
 
     def copy(self) -> "JsonText":
@@ -138,9 +128,7 @@ class JsonText:
     def limited(self, words: UInt32[np.ndarray, "words"], may_end: bool) -> UInt32[np.ndarray, "words"]:
         """Leave out further digits and repeated names, unless nothing else may follow.
 
-        Args:
-            words: the tokens that the grammar allows; bits as in `TokenConstraint.allowed`.
-            may_end: the text may end here.
+        `words` are the tokens that the grammar allows, with bits as in `TokenConstraint.allowed`.
         """
         tokens = self._tokens
         for rest in self.repeats:
@@ -168,15 +156,10 @@ def _mask(chosen: Sequence[bool] | np.ndarray) -> UInt32[np.ndarray, "words"]:
 
 @final
 class TokenGrammar:
-    """A compiled grammar.
-
-    Args:
-        matcher: its state at the beginning of a text.
-        vocab_size: see `Grammars`.
-        json: for an empty text; None: texts contain no JSON.
-    """
+    """A compiled grammar."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, json: JsonText | None) -> None:
+        # matcher and JSON have the state of an empty text; no JSON: texts contain none
         self._matcher, self._vocab_size, self._json = matcher, vocab_size, json
 
     def constrain(self, end_token_ids: frozenset[int]) -> "TokenConstraint":
@@ -186,11 +169,7 @@ class TokenGrammar:
 
 @final
 class TokenConstraint:
-    """The state of one text within a grammar.
-
-    Attributes:
-        ended: only the end can follow.
-    """
+    """The state of one text within a grammar."""
 
     def __init__(
         self, matcher: LLMatcher, vocab_size: int, end_token_ids: frozenset[int], json: JsonText | None
@@ -208,11 +187,7 @@ class TokenConstraint:
         return copied
 
     def allowed(self) -> UInt32[np.ndarray, "words"]:
-        """Return the tokens that may come next: bit `v % 32` of word `v // 32` for token `v`.
-
-        Raises:
-            GrammarError: no token can continue the text and it may not end here, or the grammar is too complex.
-        """
+        """Raises `GrammarError` if no token can continue the text and it may not end here, or the grammar is too complex."""
         if self.ended:
             return self._end
         words = next_tokens(self._matcher, self._vocab_size)
@@ -224,12 +199,7 @@ class TokenConstraint:
         return self._allowed
 
     def accept(self, token_id: int) -> None:
-        """Add the next token of the text.
-
-        Raises:
-            RequestError: the token is not allowed.
-            GrammarError: the grammar is too complex.
-        """
+        """Raises `RequestError` if the token is not allowed, and `GrammarError` if the grammar is too complex."""
         allowed, self._allowed = self._allowed, None
         if token_id in self._end_token_ids and (self.ended or self._matcher.is_accepting()):
             self.ended = True

@@ -14,12 +14,7 @@ from jinfercept.hooks import Constraint, Grammar
 
 @final
 class ForbiddenText:
-    """The masks of texts in which a string never occurs. All requests of one model share them.
-
-    Args:
-        text: the string, not empty.
-        vocab_size: columns of the model's logits.
-    """
+    """The masks of a text in which a string, not empty, never occurs. All requests of one model share them."""
 
     def __init__(self, text: str, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._pattern, self._tokenizer, self._vocab_size = text.encode(), tokenizer, vocab_size
@@ -50,11 +45,7 @@ class ForbiddenText:
 
 @final
 class WithoutText:
-    """A grammar whose texts never contain a string.
-
-    Args:
-        grammar: the grammar of the text, or None. Where it allows only tokens that complete the string, they are allowed.
-    """
+    """A grammar whose texts never contain a string."""
 
     def __init__(self, forbidden: ForbiddenText, grammar: Grammar | None) -> None:
         self._forbidden, self._grammar = forbidden, grammar
@@ -76,6 +67,7 @@ class WithoutTextConstraint:
             return mask
         words = self._inner.allowed()
         self.ended = self._inner.ended
+        # where the grammar allows only tokens that complete the string, they are allowed
         both = words & mask
         return both if both.any() else words
 

@@ -126,16 +126,10 @@ MAX_COMPILED_BYTES = 2**26
 
 @final
 class Grammars:
-    """Compiles the grammars of requests. Thread-safe.
-
-    Args:
-        vocab_size: size of the model's output layer, `V`. Tokens that the tokenizer does not have are never allowed.
-
-    Attributes:
-        forbidden: makes the masks of texts without a string, once for each string.
-    """
+    """Compiles the grammars of requests. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        # size of the model's output layer, `V`; tokens that the tokenizer does not have are never allowed
         self._vocab_size, self._tenant = vocab_size, ""
         self.forbidden = cache(lambda text: ForbiddenText(text, tokenizer, vocab_size))
         self._vocabulary = cache(lambda: make_vocabulary(tokenizer, vocab_size))
@@ -160,13 +154,11 @@ class Grammars:
     def compile(self, grammar: StructuredOutputsParams | str) -> "TokenGrammar":
         """Compile a grammar, unless it is among the tenant's recent ones.
 
+        Raises `RequestError` if the grammar is too long or invalid, repeats something too often, cannot be enforced, or matches
+        no text that the vocabulary can write.
+
         Args:
             grammar: structured outputs, or the source of a Lark grammar.
-
-        Raises:
-            RequestError: the grammar is too long or invalid, repeats something too often, cannot be enforced, or matches no
-                text
-                that the vocabulary can write.
         """
         kind, text = ("lark", grammar) if isinstance(grammar, str) else source_of(grammar)
         name = sha256(json.dumps([self._tenant, kind, text]).encode()).hexdigest()

@@ -14,8 +14,7 @@ from jinfercept.structured_outputs import StructuredOutputsParams, json_type
 def source_of(params: StructuredOutputsParams) -> tuple[str, str]:
     """Return the kind of a constraint and its text, which is equal for equal constraints.
 
-    Raises:
-        RequestError: the schema is not JSON.
+    Raises `RequestError` if the schema is not JSON.
     """
     if params.json is not None:
         return "json", _schema_text(params.json)
@@ -89,22 +88,16 @@ _BEYOND_REGEX = re.compile(r"(?<!\\)(?:\\\\)*(\(\?(<?[=!])|\\[1-9])")
 @final
 @dataclass(slots=True)
 class SchemaReduction:
-    """The reduction of one schema.
+    """The reduction of one schema."""
 
-    Attributes:
-        checked_later: a validator sees the whole schema once the value is there.
-        unenforced: places of the constraints that were left to the validator. A `oneOf` is among them, unless a discriminator
-            tells its options apart.
-    """
-
-    checked_later: bool
+    checked_later: bool  # a validator sees the whole schema once the value is there
+    # places of the constraints left to the validator; a `oneOf` is among them unless a discriminator tells its options apart
     unenforced: list[str] = field(default_factory=list[str])
 
     def reduce(self, schema: Any, place: str = "#") -> Any:
         """Return the schema without keywords that a grammar cannot enforce.
 
-        Raises:
-            RequestError: a constraint can be neither enforced nor checked later.
+        Raises `RequestError` if a constraint can be neither enforced nor checked later.
         """
         if not isinstance(schema, Mapping):
             return schema

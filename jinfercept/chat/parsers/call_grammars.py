@@ -29,11 +29,10 @@ def constraints(schema: Mapping[str, Any]) -> set[str]:
 def arguments_schema(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Complete the schema of a tool's arguments: it allows only declared properties, unless it explicitly allows more.
 
+    Raises `RequestError` if the schema is not that of an object.
+
     Args:
         schema: as it was declared; an empty one takes no arguments.
-
-    Raises:
-        RequestError: the schema is not that of an object.
     """
     if schema.get("type", "object") != "object":
         raise RequestError(
@@ -107,20 +106,13 @@ JSON_NAME = re.compile(r'[^<\[\n"\\\x00-\x1F]+')
 @final
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """The grammar of a turn that has to call, while a format writes it.
+    """The grammar of a turn that has to call, while a format writes it."""
 
-    Attributes:
-        rules: the rules written so far.
-        tools: JSON schemas of the arguments of the tools that may be called, by name.
-        template: the chat template's source.
-        parallel: whether several calls are allowed.
-    """
-
-    rules: Rules
-    tools: Mapping[str, Mapping[str, Any]]
+    rules: Rules  # written so far
+    tools: Mapping[str, Mapping[str, Any]]  # JSON schemas of the arguments, by name of the tool
     token_of: TokenOf
-    template: str
-    parallel: bool
+    template: str  # the chat template's source
+    parallel: bool  # several calls are allowed
 
     def tag(self, text: str) -> str:
         """Write a tag as its token, or as text if it has none."""

@@ -56,13 +56,11 @@ def read_calls(source: Source, tagged: bool, names: Collection[str] | None = Non
 
 
 def read_bare_calls(source: Source, opening: str, closing: str) -> Steps[None]:
-    """Read calls without tags that begin here, or the opening as content.
+    """Read calls without tags that begin here with `opening`, a key of `BARE_OBJECTS` for example, or write it as content.
 
-    Only an object that begins a line and names an offered tool is a call, since prose may quote other objects.
-
-    Args:
-        opening: the text that stands here, such as a key of `BARE_OBJECTS`.
-        closing: the text that may close the calls; "" if there is none.
+    Only an object that begins a line and names an offered tool is a call, since prose may quote other objects. `closing` is the
+    text
+    that may close the calls, or "".
     """
     start = source.at
     if source.begins_line and source.tools:

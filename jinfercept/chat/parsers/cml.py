@@ -75,21 +75,15 @@ class CMLParser:
     Delimiters within reasoning are text; so are written ones in a string of a call's code. A half-written delimiter is held
     back
     until it is complete or can no longer become one.
-
-    Args:
-        delimiters: their texts, which `are_distinct`.
-        written: whether delimiters are found in the text; otherwise only `feed_mark` brings them.
-        reasoning: marks of reasoning, at any place outside frames; None: the text has none.
-        thinking: whether the text begins within reasoning.
     """
 
     def __init__(
         self,
-        delimiters: Delimiters = DELIMITERS,
+        delimiters: Delimiters = DELIMITERS,  # which `are_distinct`
         *,
-        written: bool = True,
-        reasoning: ReasoningFormat | None = None,
-        thinking: bool = False,
+        written: bool = True,  # delimiters are found in the text; otherwise only `feed_mark` brings them
+        reasoning: ReasoningFormat | None = None,  # at any place outside frames; None: the text has none
+        thinking: bool = False,  # the text begins within reasoning
     ) -> None:
         self._delimiters, self._thinking = delimiters, thinking and reasoning is not None
         marks: dict[str, Mark] = dict(zip(delimiters, Delimiters._fields, strict=True)) if written else {}  # pyright: ignore

@@ -25,18 +25,12 @@ from jinfercept.errors import JinferceptError, RequestError, shown
 @final
 @dataclass(frozen=True, slots=True)
 class CallLists:
-    """A family's format of calls in a JSON list.
+    """A family's format of calls in a JSON list."""
 
-    Attributes:
-        opening, closing: the tags around the list; `closing` may be empty.
-        bracket: the opening of the list; "" if the tag includes it.
-        readable: other tags after which calls are read.
-    """
-
-    opening: str
-    closing: str
-    bracket: str = "["
-    readable: tuple[str, ...] = ()
+    opening: str  # the tag before the list
+    closing: str  # the tag after the list; may be empty
+    bracket: str = "["  # "" if the tag includes it
+    readable: tuple[str, ...] = ()  # other tags after which calls are read
 
     def read(self, source: Source) -> Steps[None]:
         """Read a turn. The closing tag may be missing, and objects may be in a list or not (see `read_calls`)."""
@@ -104,10 +98,9 @@ ALIASES: Mapping[str, str] = MappingProxyType({"qwen3_xml": "qwen3_coder"})
 
 
 def detect_format(chat_template: str) -> str | None:
-    """Find the first format that a chat template asks its model for, and return its name; None if there is none.
+    """Return the name of the first format that a chat template, a Jinja source, asks its model for; None if there is none.
 
-    Args:
-        chat_template: the Jinja source; it shows the format where it describes tools and where it writes earlier calls.
+    A template shows the format where it describes tools and where it writes earlier calls.
     """
     template = chat_template.replace('\\"', '"')
     return next((name for name, form in FORMATS.items() if form.detect(template)), None)

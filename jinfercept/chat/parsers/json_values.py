@@ -27,8 +27,7 @@ class TextEnded(Exception):
 def read_short_string(source: Source, among: Collection[str] | None = None) -> Steps[str]:
     """Read a key or a name, without markup and line breaks.
 
-    Args:
-        among: its possible values; `Broken` is raised at the first character that fits none.
+    Raises `Broken` at the first character that fits none of the possible values `among`.
     """
     start, char = source.at, (yield from source.peek())
     if char != '"':
@@ -56,11 +55,7 @@ def read_short_string(source: Source, among: Collection[str] | None = None) -> S
 
 
 def stream_call(source: Source, name: str, start: int, call_id: str = "", behind: str = "") -> Steps[None]:
-    """Write a call whose arguments, an object, begin here, while they arrive; see `Source.begin_call`.
-
-    Args:
-        behind: characters to skip after the arguments.
-    """
+    """Write a call whose arguments, an object, begin here, while they arrive; then skip the characters `behind`."""
     source.begin_call(name, start, call_id)
     if (yield from stream_arguments(source)):
         source.end_call()

@@ -18,19 +18,12 @@ from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece,
 
 @final
 class TrailingCalls:
-    """Finds calls at the end of reasoning, while it arrives. The result does not depend on how the text is divided.
-
-    Args:
-        tags: the tags of the format of calls, with which a call begins.
-        names: the offered tools; None: unknown.
-
-    Attributes:
-        start: the number of characters so far that belong to no call at the end.
-    """
+    """Finds calls at the end of reasoning, while it arrives. The result does not depend on how the text is divided."""
 
     def __init__(self, tags: tuple[str, ...], parser: Callable[[], CallParser], names: Collection[str] | None) -> None:
+        # a call begins with a tag of its format; `names` are the offered tools, None if unknown
         self._marks, self._make, self._names = Marks(tags), parser, names
-        self.start = 0
+        self.start = 0  # characters so far that belong to no call at the end
         self._tail = ""  # from `start` on
         self._parser: CallParser | None = None  # of the tail, if it begins with a tag
         self._num_read = 0  # characters of the tail that it has read
@@ -89,16 +82,11 @@ Beginning = Literal["thinking", "undecided", "answering"]
 @final
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How a family marks its reasoning.
+    """How a family marks its reasoning."""
 
-    Attributes:
-        opening, closing: the marks, which are never shown.
-        begins: where a turn begins if its prompt ends with neither mark.
-    """
-
-    opening: str
+    opening: str  # the marks are never shown
     closing: str
-    begins: Beginning = "undecided"
+    begins: Beginning = "undecided"  # where a turn begins if its prompt ends with neither mark
 
     def beginning(self, prompt: str) -> Beginning:
         """Return where a turn begins after a prompt. Many templates open the reasoning, or close it to suppress it."""
@@ -135,33 +123,29 @@ _MARKS = {
 
 
 def detect_reasoning_format(chat_template: str) -> str | None:
-    """Find the format whose marks a chat template has, and return its name; None if there is none.
-
-    Args:
-        chat_template: the Jinja source. If it only removes earlier reasoning, its model always reasons.
-    """
+    """Return the name of the format whose marks a chat template, a Jinja source, has; None if there is none."""
     for name, mark in _MARKS.items():
         if mark in chat_template:
             return name
     if "</think>" not in chat_template:
         return None
+    # a template that only removes earlier reasoning belongs to a model that always reasons
     return "qwen3" if "<think>" in chat_template else "deepseek_r1"
 
 
 @final
 class ReasoningParser:
-    """A parser of turns that may have reasoning. White space beside reasoning is dropped; a blank line joins what it separated.
+    """A parser of turns that may have reasoning.
 
-    Args:
-        answer: the parser of the text after the reasoning.
-        calls: makes the finder of calls at the end of reasoning that is never closed; None: such calls are not read.
+    White space beside reasoning is dropped; a blank line joins what it separated.
     """
 
     def __init__(
         self,
         format: ReasoningFormat,
         beginning: Beginning,
-        answer: CallParser,
+        answer: CallParser,  # reads the text after the reasoning
+        # finds calls at the end of reasoning that is never closed; None: such calls are not read
         calls: Callable[[], TrailingCalls] | None = None,
     ) -> None:
         self._opening, self._closing, self._answer, self._calls = format.opening, format.closing, answer, calls

@@ -21,11 +21,7 @@ _MOST_NAME_CHARS = 64
 
 
 def property_types(schema: Mapping[str, Any], name: str) -> list[str]:
-    """List the JSON types that an object's schema allows for a property, in its order; empty if it names none.
-
-    Args:
-        schema: of the object; `$ref`s into itself are resolved.
-    """
+    """List the JSON types that an object's schema allows for a property, in its order; empty if it names none."""
     members: dict[bool, list[Any]] = {False: [], True: []}
     for part, is_option in _parts(schema, schema):
         properties, patterns = _mapping(part.get("properties")), _mapping(part.get("patternProperties"))

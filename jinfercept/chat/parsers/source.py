@@ -37,14 +37,10 @@ ToolSchemas = Mapping[str, Mapping[str, Any]]
 
 @final
 class Marks:
-    """Searches for any of several texts.
-
-    Args:
-        texts: a format's tags and the ends of its turns, which are never content.
-        openings: texts that are content, unless a call begins with them.
-    """
+    """Searches for any of several texts."""
 
     def __init__(self, texts: tuple[str, ...], openings: tuple[str, ...] = ()) -> None:
+        # tags and ends of turns are never content; openings are content, unless a call begins with them
         self.tags, self.openings = texts, openings
         texts += openings
         self._beginnings = frozenset(text[:length] for text in texts for length in range(1, len(text)))

@@ -31,19 +31,14 @@ class ToolCallFormat:
 
     def parser(
         self,
+        # makes ids for calls without an id, or with that of an earlier call; None: the format's own
         new_id: Callable[[], str] | None = None,
         *,
-        used: set[str] | None = None,
+        used: set[str] | None = None,  # ids of earlier calls; the turn's are added
         only_calls: bool = False,
-        first_only: bool = False,
+        first_only: bool = False,  # calls after the first are read and dropped
     ) -> CallParser:
-        """Make a parser for one turn.
-
-        Args:
-            new_id: makes ids for calls without an id, or with that of an earlier call; None: the format's own.
-            used: ids of earlier calls; the turn's are added.
-            first_only: calls after the first are read and dropped.
-        """
+        """Make a parser for one turn."""
         marks = Marks(self.tags + self.turn_ends, self.openings if self.tools else ())
         arguments = (self.read, marks, new_id or self.new_id, self.ids, self.tools, used)
         return Source(*arguments, only_calls=only_calls, first_only=first_only)

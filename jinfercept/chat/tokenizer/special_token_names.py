@@ -21,12 +21,9 @@ from jinfercept.errors import RequestError
 
 
 class Rendered(str):
-    """A text that a template has written.
+    """A text that a template has written."""
 
-    Attributes:
-        breaks: offsets within or beside names of special tokens that come from given text, not from the template.
-    """
-
+    # offsets within or beside names of special tokens that come from given text, not from the template
     breaks: tuple[int, ...]
 
     def __new__(cls, text: str, breaks: tuple[int, ...] = ()) -> "Rendered":
@@ -46,20 +43,16 @@ class Rendered(str):
 
 @final
 class SpecialTokenNames:
-    """Names of the special tokens of one vocabulary.
-
-    Args:
-        words: names of added tokens that are not special; a template may cut a text at them and join the rest.
-        fold: the vocabulary's normaliser, if the tokenizer searches the normalised text for names; else None.
-        mark: a character that no text has; "": a random character for private use.
-    """
+    """Names of the special tokens of one vocabulary."""
 
     def __init__(
         self,
         names: Collection[str],
+        # names of added tokens that are not special; a template may cut a text at them and join the rest
         words: Collection[str] = (),
+        # the vocabulary's normaliser, if the tokenizer searches the normalised text for names
         fold: Callable[[str], str] | None = None,
-        mark: str = "",
+        mark: str = "",  # a character that no text has; "": a random one for private use
     ) -> None:
         self._mark = mark or chr(0xF0000 + secrets.randbelow(0xFFFE))
         self._marks = (self._mark, json.dumps(self._mark)[1:-1], repr(self._mark)[1:-1])  # as templates may write it

@@ -37,13 +37,7 @@ _BARRED = re.compile("<[|｜].+[|｜]>", re.DOTALL)
 
 @final
 class Tokenizer:
-    """One vocabulary, with its special tokens and its chat template.
-
-    Attributes:
-        bos_token_id: the token that begins a text; None: there is none.
-        eos_token_ids: tokens at which generation ends.
-        special_ids: tokens that steer the model and are no text, left out of decoded text on request.
-    """
+    """One vocabulary, with its special tokens and its chat template."""
 
     def __init__(
         self,
@@ -51,15 +45,12 @@ class Tokenizer:
         *,
         bos_token_id: int | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
+        # texts of the tokens that chat templates may name: `bos_token`, `eos_token`, and so on
         special_tokens: Mapping[str, str] | None = None,
+        # Jinja sources: `default`, and `tool_use` for models with a second one
         chat_templates: Mapping[str, str] | None = None,
     ) -> None:
-        """Wrap a byte-level or SentencePiece-like backend. Raises `ModelError` if its tokens cannot be decoded one by one.
-
-        Args:
-            special_tokens: texts of the tokens that chat templates may name: `bos_token`, `eos_token`, and so on.
-            chat_templates: Jinja sources: `default`, and `tool_use` for models with a second one.
-        """
+        """Wrap a byte-level or SentencePiece-like backend. Raises `ModelError` if its tokens cannot be decoded one by one."""
         backend.encode_special_tokens = False
         backend.no_truncation()  # as a tokenizer.json may say of the texts of its training
         backend.no_padding()
@@ -71,8 +62,9 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
         self._special_tokens = dict(special_tokens or {})
         self._chat_templates = dict(chat_templates or {})
-        self.bos_token_id = bos_token_id
-        self.eos_token_ids = eos_token_ids
+        self.bos_token_id = bos_token_id  # begins a text
+        self.eos_token_ids = eos_token_ids  # end the generation
+        # tokens that steer the model and are no text, left out of decoded text on request
         self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
 
     def __reduce__(self) -> tuple[Any, ...]:
