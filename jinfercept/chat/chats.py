@@ -270,7 +270,7 @@ class ToolMessages:
     """A `Renderer` that writes the results of a turn's calls as the template's tool messages."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, max_tokens: Mapping[str, int]) -> None:
-        # by name of the tool; a longer result is cut within its message, with a note, but placeholders are never cut
+        # limits by name of the tool: a longer result is cut within its message, with a note; placeholders are never cut
         self._template, self._tokenizer, self._max_tokens = template, tokenizer, max_tokens
 
     def render(

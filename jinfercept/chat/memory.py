@@ -47,7 +47,7 @@ class ChatMemory:
         # limits of entries and bytes; the tenant with the most loses its least recently used entry first
         most: int = 4096,
         most_bytes: int = 2**28,
-        max_age_s: float = 3600.0,  # since its last use, an entry is forgotten
+        max_age_s: float = 3600.0,  # after its last use, until an entry is forgotten
         now: Callable[[], float] = time.monotonic,  # a monotonic clock
     ) -> None:
         self._max_tokens = max_tokens

@@ -109,10 +109,8 @@ def _with_results[M](messages: Iterable[tuple[M, Message]]) -> list[tuple[M, lis
 
     Clients number calls anew in each turn, or leave ids out. So a result belongs to the last turn that has a call with its id;
     without an id, a call with its name, or any call. In that turn it goes to the first call without a result. A further result
-    of
-    a call belongs to it until the next turn. After that it stays in its place, where the model reads the late result of a
-    future.
-    Consecutive messages of the assistant are one turn.
+    of a call belongs to it until the next turn. After that it stays in its place, where the model reads the late result of a
+    future. Consecutive messages of the assistant are one turn.
     """
     rows: list[tuple[M, list[list[M]]]] = []
     calls: dict[

@@ -33,8 +33,9 @@ class ChatOptions(TypedDict, total=False):
             constrain only the answer after it.
         tool_choice: "auto": the model may call (default). "required", or a mapping that names a tool: the first turn consists
             of calls that fit the tools' schemas; later turns are free, or as `structured_outputs` say. "none": no text is a
-            call; the prompt still declares the tools, so that its pages stay the same. A template without tools gets them in
-            the system message (`written_tools`), but not with "none"; with "auto" a grammar then lets the model answer or call.
+            call; the prompt still declares the tools, so that its pages stay the same. If the template has no tools, the system
+            message declares them (`written_tools`), and a grammar lets the model answer or call with "auto", and only answer
+            with "none".
         parallel_tool_calls: whether a turn may have several calls; otherwise only its first call counts (default: True).
         max_prompt_chars: limit of characters of a rendered conversation; None: no limit (default).
         async_calls: when calls run whose tools do not say so, what the end of the text does while futures are pending, and how
@@ -70,7 +71,8 @@ class VllmArguments(TypedDict, total=False):
     continue_final_message: bool
 
 
-class ChatArguments(ChatOptions, VllmArguments, total=False): ...
+class ChatArguments(ChatOptions, VllmArguments, total=False):
+    """Keyword arguments of a chat, in addition to messages, parameters and tools."""
 
 
 _SAMPLING = [field.name for field in fields(SamplingParams)]

@@ -34,8 +34,7 @@ def with_leading_system(messages: Messages, keeps_leading: bool = True) -> list[
     """Rewrite a conversation so that only its first message may be the system's.
 
     Leading system messages are joined. A later one becomes text of the user's turn in which it stands, after results that it
-    would
-    separate from their calls. Without `keeps_leading`, the leading ones become text of the user's turn too.
+    would separate from their calls. Without `keeps_leading`, the leading ones become text of the user's turn too.
     """
     leading = list(takewhile(lambda message: message["role"] in SYSTEM_ROLES, messages)) if keeps_leading else []
     written = _Written()
@@ -62,9 +61,8 @@ def with_leading_system(messages: Messages, keeps_leading: bool = True) -> list[
 def simpler_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """Yield forms of a conversation for a template that refuses it, the closest first.
 
-    They are: short ids; one call a turn; alternating turns; the user's text within a result instead of after it; no system
-    message;
-    then all of these with plainer turns of the assistant.
+    The forms have short ids; one call a turn; alternating turns; the user's text within a result instead of after it; no system
+    message; then all of these with plainer turns of the assistant.
     """
     for form in (messages, _with_plainer_turns(messages)):
         if form is not messages and form == messages:

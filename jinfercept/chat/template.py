@@ -270,8 +270,7 @@ class ChatTemplate:
         """Find the text that the template writes after a turn, by marks at the end of the turn and before the next content.
 
         Returns the text between the marks, the text that ends the turn ("" if no token does), and the text after that end. None
-        if no
-        form of the turn shows the marks.
+        if no form of the turn shows the marks.
         """
         turn, following, *rest = messages
         without_end = None

@@ -17,10 +17,8 @@ class TextStream:
     """A request's text, fed with tokens and cut at the first complete stop string.
 
     Text is held back while it could begin a stop string. The cut depends only on the text, not on how tokens divide it: the
-    stop
-    string that is complete first wins, and the longest of several that end at the same character. A stop string that begins
-    within
-    a call is part of the call.
+    stop string that is complete first wins, and the longest of several that end at the same character. A stop string that
+    begins within a call is part of the call.
     """
 
     def __init__(

@@ -41,9 +41,9 @@ class ChatTurns:
     markup: frozenset[int]
     tools: Sequence[ChatTool]
     max_rounds: int  # limit of turns whose calls are run
-    must_call: bool = False  # in the first turn
+    must_call: bool = False  # the first turn has to call
     parallel: bool = True  # otherwise all calls of a turn but the first are dropped
-    futures: Futures | None = None  # of the tools with asynchronous calls
+    futures: Futures | None = None  # None: no tool has asynchronous calls
     used_ids: frozenset[str] = frozenset()  # ids of the conversation's calls so far
 
     def parser(self, beginning: Beginning, used_ids: set[str], only_calls: bool = False) -> CallParser:
@@ -96,8 +96,7 @@ class ChatTranscript:
         """Read the next generated token, for which `text.add` returned `text`. Returns the pieces that it completes, and calls.
 
         The request pauses for these calls, or ends if one is `by_caller`. They are the calls of a turn, at the token that ends
-        it, and
-        earlier ones whose results follow the turn. `index` is the token's place in the request's `token_ids`.
+        it, and earlier ones whose results follow the turn. `index` is the token's place in the request's `token_ids`.
         """
         self._num_unread += 1
         if token_id not in self._ends:

@@ -63,8 +63,7 @@ class RolloutMethods:
 
         Args:
             prompts: as of `generate`, or conversations as of `chat`, or `Rollouts`. With `following`, each of these samples
-                continues after that. Without it, the partial samples go on, with their tools, options and pending calls, and
-                    the
+                continues after that. Without it, the partial samples go on, with their tools, options and pending calls; the
                 others are returned as they are (if none is partial, leave out `params`).
             params: one for all, or one for each prompt; None: as of `generate` and `chat`.
             on_group: called on this thread with each group when its last sample has ended.

@@ -139,6 +139,7 @@ class Rollouts(Sequence[Rollout]):
         return f"Rollouts({sizes}, {ends['abort']} partial, {ends['error']} failed)"
 
     def group(self, prompt: int) -> "Rollouts":
+        """The samples of one prompt, given its place."""
         return Rollouts([sample for sample in self if sample.prompt == prompt], self._pad_id)
 
     @property
@@ -153,6 +154,7 @@ class Rollouts(Sequence[Rollout]):
 
     @property
     def num_generated(self) -> int:
+        """Number of tokens that the model generated."""
         return sum(int(sample.loss_mask.sum()) for sample in self)
 
     @cached_property
@@ -167,22 +169,27 @@ class Rollouts(Sequence[Rollout]):
 
     @cached_property
     def token_ids(self) -> Int32[np.ndarray, "S T"]:
+        """The tokens of each sample; `pad_id` after its end."""
         return self.padded()["token_ids"]
 
     @cached_property
     def loss_mask(self) -> Int8[np.ndarray, "S T"]:
+        """1 where the model generated the token, otherwise 0."""
         return self.padded()["loss_mask"]
 
     @cached_property
     def logprobs(self) -> Float32[np.ndarray, "S T"]:
+        """Log-probabilities by the model's own logits; 0 where `loss_mask` is 0."""
         return self.padded()["logprobs"]
 
     @cached_property
     def processed_logprobs(self) -> Float32[np.ndarray, "S T"]:
+        """Log-probabilities in the distribution that tokens were drawn from; 0 where `loss_mask` is 0."""
         return self.padded()["processed_logprobs"]
 
     @cached_property
     def weight_versions(self) -> Int32[np.ndarray, "S T"]:
+        """Versions of the weights that generated the tokens; -1 where `loss_mask` is 0."""
         return self.padded()["weight_versions"]
 
     def padded(self, length: int | None = None, multiple: int = 1) -> dict[str, np.ndarray]:

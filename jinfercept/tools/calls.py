@@ -1,4 +1,7 @@
-"""What all tools share: a queue, a timeout, parsed arguments and a limit on the size of results."""
+"""What all tools share: a queue, a timeout, parsed arguments and a limit on the size of results.
+
+An endpoint is a function of a call. Its exceptions become results that the model reads.
+"""
 
 import asyncio
 import time

@@ -30,7 +30,7 @@ class Inbox:
     """The waiting calls, the oldest first."""
 
     def __init__(self) -> None:
-        self.tools: frozenset[str] = frozenset()
+        self.tools: frozenset[str] = frozenset()  # whose calls wait here
         self._lock = threading.Lock()
         self._waiting: dict[str, tuple[Pending, Future[str]]] = {}
 

@@ -82,9 +82,8 @@ class McpServer:
     def __init__(
         self, table: McpTable, place: Place, executor: ToolExecutor, limits: Mapping[str, Limits] | None = None
     ) -> None:
-        # limits by tool name belong to the process of Python tools, which gets this process's environment; None: any other
-        # server,
-        # all of whose tools have the limits of its table
+        # limits by tool name belong to the process of Python tools, which gets this process's environment;
+        # None: any other server, all of whose tools have the limits of its table
         self._table, self._place, self._executor, self._limits = table, place, executor, limits
         self._queue = CallQueue(table.max_concurrency)
         self._headers = {name: place.expand(value, f"headers.{name}") for name, value in table.headers.items()}

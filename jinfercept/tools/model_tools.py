@@ -62,6 +62,8 @@ class RemoteModel:
 
 @final
 class LocalModel:
+    """A model in this process."""
+
     def __init__(self, table: ModelTable) -> None:
         self._table = table
         self._params = SamplingParams(max_tokens=table.max_tokens, temperature=table.temperature)

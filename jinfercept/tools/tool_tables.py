@@ -40,7 +40,7 @@ class Limits(BaseModel):
 class _Described(Limits):
     name: Name
     description: str = Field(min_length=1)
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, Any] | None = None  # JSON schema of the arguments, of the type object
 
 
 class PythonTable(Limits):

@@ -65,7 +65,7 @@ def make_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
 
 
 def compile_matcher(vocabulary: LLTokenizer, vocab_size: int, kind: str, text: str) -> LLMatcher:
-    """Compile a grammar. Its first mask is computed, to find grammars that are too complex or that no token can write.
+    """Compile a grammar. Its first mask is computed, to find grammars that are too complex or cannot be written.
 
     Raises:
         RequestError: llguidance refuses the grammar, or it matches no text that the vocabulary can write.

@@ -86,8 +86,7 @@ def _embedded_schemas(lark: str) -> Iterator[Any]:
     for directive in re.finditer(r"%json\s*", lark):
         try:
             yield json.JSONDecoder().raw_decode(lark, directive.end())[0]
-        # text that is no JSON is left to the compiler
-        except ValueError:
+        except ValueError:  # text that is no JSON is left to the compiler
             continue
 
 

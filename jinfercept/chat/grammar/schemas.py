@@ -220,5 +220,5 @@ def _is_huge(value: Any, schema: Mapping[str, Any]) -> bool:
 
 
 def _largest(schema: Mapping[str, Any]) -> int:
-    # JSON readers keep numbers of this type exactly up to here
+    # the largest number of this type that JSON readers keep
     return 10**18 if schema.get("type") in ("integer", ["integer"]) else 10**15

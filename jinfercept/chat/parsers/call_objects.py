@@ -28,8 +28,7 @@ def read_calls(source: Source, tagged: bool, names: Collection[str] | None = Non
     stays a call from there on. Arguments break off where a bracket does not fit, or at a `<` outside a string; they stay as
     written, and running the call reports them. A call that is cut off never gets its `CallEnded`. A missing or additional `}`
     after the arguments does not matter. Arguments within a string are unquoted, and line breaks within strings are escaped. An
-    id
-    counts if it stands before the arguments.
+    id counts if it stands before the arguments.
 
     Args:
         tagged: a tag stands before, so the text is a call unless it cannot be one: unknown keys are skipped, arguments may be
@@ -58,9 +57,8 @@ def read_calls(source: Source, tagged: bool, names: Collection[str] | None = Non
 def read_bare_calls(source: Source, opening: str, closing: str) -> Steps[None]:
     """Read calls without tags that begin here with `opening`, a key of `BARE_OBJECTS` for example, or write it as content.
 
-    Only an object that begins a line and names an offered tool is a call, since prose may quote other objects. `closing` is the
-    text
-    that may close the calls, or "".
+    Only an object that begins a line and names an offered tool is a call, since prose may quote other objects. The text
+    `closing`, if it is not empty, may close the calls.
     """
     start = source.at
     if source.begins_line and source.tools:

@@ -30,6 +30,8 @@ Mark = Literal["call", "head", "end", "trap", "interrupt"]
 
 
 class Delimiters(NamedTuple):
+    """The delimiters of context markup language, as text."""
+
     call: str = "[CALL]"
     head: str = "[HEAD]"
     end: str = "[END]"
@@ -73,8 +75,7 @@ class CMLParser:
     """Reads the text of one request. The frames do not depend on how the text is divided.
 
     Delimiters within reasoning are text; so are written ones in a string of a call's code. A half-written delimiter is held
-    back
-    until it is complete or can no longer become one.
+    back until it is complete or can no longer become one.
     """
 
     def __init__(

@@ -28,8 +28,7 @@ def _read(source: Source) -> Steps[None]:
     """Read a turn.
 
     A message to a tool is a call if it begins with `{`, is empty, or goes to a function. Otherwise, and if no tool is offered,
-    it
-    is dropped. Reasoning is dropped too, except at the beginning of the turn: there it is content unless a format took it.
+    it is dropped. Reasoning is dropped too, except at the beginning of the turn: there it is content unless a format took it.
     """
     begins = True  # nothing was read
     has_content = False  # a message was content

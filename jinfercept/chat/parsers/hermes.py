@@ -18,10 +18,9 @@ _OTHER_XML = ("<function=", "<arg_key>", "<parameter", "<invoke name=")  # other
 def _read(source: Source) -> Steps[None]:
     """Read a turn.
 
-    Tags are never content outside a call's strings; text between them that is no call is. The closing tag may be missing, and
-    several objects may share a pair of tags (see `read_calls`). If the tools are known, an object that begins a line and names
-    one
-    of them is a call without tags.
+    Tags are never content outside a call's strings, but text between them that is no call is. The closing tag may be missing,
+    and several objects may share a pair of tags (see `read_calls`). If the tools are known, an object that begins a line and
+    names one of them is a call without tags.
     """
     while mark := (yield from source.read_content()):
         if mark == OPENING:

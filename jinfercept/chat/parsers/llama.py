@@ -14,7 +14,7 @@ _ROLE = "<|start_header_id|>"
 
 
 def _read(source: Source) -> Steps[None]:
-    # without a tag, only an object with exactly the keys of a call and an object as arguments is a call
+    # without a tag, an object is a call only if its keys are a call's, up to arguments that are an object
     yield from read_calls(source, tagged=False)
     while mark := (yield from source.read_content()):
         if mark == PYTHON_TAG:

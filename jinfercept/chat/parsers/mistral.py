@@ -22,8 +22,7 @@ def _read(source: Source) -> Steps[None]:
 
     In the newer form a call begins with the `{` of its arguments. `[ARGS]` may be missing, and `[CALL_ID]` with an id may stand
     before it. The name of an offered tool without arguments is a call if another call or the end of the turn follows; otherwise
-    it
-    is content, or dropped if the text ends with it. `read_calls` reads the older form.
+    it is content, or dropped if the text ends with it. `read_calls` reads the older form.
     """
     while mark := (yield from source.read_content()):
         if mark != _TOOL_CALLS:

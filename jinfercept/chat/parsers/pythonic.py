@@ -20,9 +20,8 @@ def _read(source: Source) -> Steps[None]:
 
     The list becomes calls when it is complete, each with its arguments as one piece of JSON. If any item is no call, has a
     positional argument, or a value that JSON cannot express, the whole list is content; so is a list that is cut off. After a
-    tag
-    a list may stand anywhere, and is dropped if cut off. Calls may also be JSON objects, as forced calls are. If the tools are
-    known, a list of only their calls may also begin a line, or stand in a code block.
+    tag a list may stand anywhere, and is dropped if cut off. Calls may also be JSON objects, as forced calls are. If the tools
+    are known, a list of only their calls may also begin a line, or stand in a code block.
     """
     whole = True  # no list was cut off
     yield from read_calls(source, tagged=False)

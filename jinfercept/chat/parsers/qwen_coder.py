@@ -31,11 +31,9 @@ def _read(source: Source) -> Steps[None]:
     """Read a turn.
 
     Tags are never content. A call begins with its function's tag, even without the outer tag; it needs a parameter or its
-    closing
-    tag after the name. Text beside parameters is dropped. Each value becomes one piece of JSON, of the type in the tool's
-    schema
-    (`schema_values`). One JSON object may stand in place of all parameters. If the turn ends after a value, closing tags may be
-    missing; a call that ends within a value, or before any, is cut off.
+    closing tag after the name. Text beside parameters is dropped. Each value becomes one piece of JSON, of the type in the
+    tool's schema (`schema_values`). One JSON object may stand in place of all parameters. If the turn ends after a value,
+    closing tags may be missing; a call that ends within a value, or before any, is cut off.
     """
     while mark := (yield from source.read_content()):
         if mark == _FUNCTION:

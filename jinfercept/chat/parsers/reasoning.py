@@ -84,7 +84,7 @@ Beginning = Literal["thinking", "undecided", "answering"]
 class ReasoningFormat:
     """How a family marks its reasoning."""
 
-    opening: str  # the marks are never shown
+    opening: str  # the marks are not shown where they begin and end reasoning
     closing: str
     begins: Beginning = "undecided"  # where a turn begins if its prompt ends with neither mark
 
@@ -137,7 +137,7 @@ def detect_reasoning_format(chat_template: str) -> str | None:
 class ReasoningParser:
     """A parser of turns that may have reasoning.
 
-    White space beside reasoning is dropped; a blank line joins what it separated.
+    White space beside reasoning is dropped, and a blank line separates the texts around it.
     """
 
     def __init__(
@@ -304,6 +304,8 @@ class ReasoningParser:
 
 @final
 class PlainParser:
+    """A parser of text in which nothing is a call."""
+
     def feed(self, text: str) -> list[Piece]:
         return [Content(text)] if text else []
 

@@ -87,6 +87,7 @@ class Source:
         self._num_calls = 0
         self._cut_chars = 0
         self._open: tuple[str, str, int, list[str]] | None = None
+        # ended: no more text comes; cut: the turn was cut off there
         self.text, self.at, self.ended, self.cut = "", 0, False, False
         self._pieces: list[Piece] = []
         self._steps = read(self)

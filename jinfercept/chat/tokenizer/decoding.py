@@ -16,7 +16,7 @@ class ByteEncoding(NamedTuple):
     byte_fallback: bool = False  # a token `<0xE2>` is one byte
     # texts in tokens and their meaning: the SentencePiece underscore is a space
     replacements: tuple[tuple[str, str], ...] = ()
-    leading_spaces: int = 0  # at the beginning of a decoded text, which belong to the vocabulary
+    leading_spaces: int = 0  # of a decoded text, which come from the vocabulary
 
     def to_bytes(self, token: str) -> bytes:
         if self.byte_level:
@@ -60,7 +60,7 @@ def read_byte_encoding(backend: tokenizers.Tokenizer) -> ByteEncoding:
 
 
 def _byte_stand_ins() -> dict[str, int]:
-    # GPT-2's table: printable Latin-1 stands for itself, the other bytes for U+0100 and following
+    # GPT-2's table, character to byte: printable Latin-1 is its own byte, characters from U+0100 on are the other bytes
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(unprintable)}
@@ -70,6 +70,8 @@ _BYTE_OF = _byte_stand_ins()
 
 
 class TokenVocabulary(Protocol):
+    """The part of a `Tokenizer` that decoding needs."""
+
     special_ids: frozenset[int]
 
     @property
@@ -85,8 +87,7 @@ class IncrementalDetokenizer:
     A character is returned when its last byte has arrived. The work per token does not grow with the text.
 
     `tokenizers.decoders.DecodeStream` cannot replace it. Without a flush, half a character at the end is lost; a U+FFFD that is
-    text
-    is held back; and it raises an exception where SentencePiece's bytes break off after a whole character.
+    text is held back; and it raises an exception where SentencePiece's bytes break off after a whole character.
     """
 
     def __init__(

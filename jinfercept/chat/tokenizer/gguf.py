@@ -2,9 +2,8 @@
 
 GGUF has the vocabulary, the merges, and the *name* of the pre-tokenizer, which splits text before merging (`CUTTERS`). The
 regular expressions are those of the models' own tokenizers; `tests/chat/tokenizer/test_published_vocabularies.py` compares
-them.
-Llama 2, Mistral and Vicuna were trained with SentencePiece's BPE: text becomes characters, and the neighbours whose joint piece
-has the best score are joined first (`sentencepiece`). That equals a BPE whose merges are ordered by these scores.
+them. Llama 2, Mistral and Vicuna were trained with SentencePiece's BPE: text becomes characters, and the neighbours whose joint
+piece has the best score are joined first (`sentencepiece`). That equals a BPE whose merges are ordered by these scores.
 """
 
 from collections.abc import Mapping

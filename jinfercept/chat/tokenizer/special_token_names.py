@@ -2,11 +2,10 @@
 
 A chat template joins its own text, which names special tokens, with given text, which may name them too. Before rendering, a
 mark is put inside every name in a given text, and at an end of the text that could form a name together with its neighbours.
-The
-marks are removed from the rendered text, and a name that had a mark inside is encoded as text.
+The marks are removed from the rendered text, and a name that had a mark inside is encoded as text.
 
-A given word between the template's own marks stays unescaped: a template that writes `<|` and `|>` around a role makes that
-role's token. Names of one character are not escaped.
+Plain words are not escaped: a template that writes `<|` and `|>` around a given role makes that role's token. Names of one
+character are not escaped either.
 """
 
 import json
@@ -170,7 +169,7 @@ def _one_of(chars: Collection[str]) -> re.Pattern[str]:
 def _any_of(names: Collection[str]) -> str:
     if not names:
         return "(?!)"
-    # the pattern of a tree takes a time that does not grow with the number of names
+    # a tree is matched in a time that does not grow with the number of names
     tree: dict[str, Any] = {}
     for name in names:
         node = tree

@@ -20,12 +20,9 @@ def cutting_names(backend: tokenizers.Tokenizer, names: Collection[str]) -> froz
     """Return the names that split a text wherever they stand, so that the parts are encoded independently.
 
     Such a token is searched in the given text, strips no blanks, and has none at its ends; its name never overlaps that of
-    another
-    added token. The text before it sees the end of a text, and so does the text after it, since a segment begins with the
-    token:
-    SentencePiece's first blank belongs to the first segment. No name splits in a backend with a part written in Python, which
-    may
-    look at the whole text, with random draws, or with a token that looks at the letters beside it.
+    another added token. The text before it sees the end of a text, and so does the text after it, since a segment begins with
+    the token: SentencePiece's first blank belongs to the first segment. No name splits in a backend with a part written in
+    Python, which may look at the whole text, with random draws, or with a token that looks at the letters beside it.
     """
     tokens = {token.content: token for token in backend.get_added_tokens_decoder().values()}
     if not _is_local(backend) or any(token.single_word for token in tokens.values()):
