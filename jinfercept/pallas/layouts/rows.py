@@ -9,7 +9,14 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-type Activation = Literal["silu", "gelu_new"]
+type Activation = Literal["silu", "gelu_new", "relu2"]
+"""`gelu_new` is GELU by its approximation with a tangent, `relu2` the square of ReLU, of networks without gates."""
+
+_ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu_new": partial(jax.nn.gelu, approximate=True),
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
+}
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["gate_up"], meta_fields=[])
@@ -54,11 +61,12 @@ def dense(rows: Rows) -> Float[Array, "T K"]:
             return rows
 
 
-def gated(gate: Float[Array, "T K"], up: Float[Array, "T K"], activation: Activation = "silu") -> Float[Array, "T K"]:
-    """`act(gate) * up`, computed in float32; `gelu_new` is GELU by its approximation with a tangent."""
-    wide = gate.astype(jnp.float32)
-    wide = jax.nn.silu(wide) if activation == "silu" else jax.nn.gelu(wide, approximate=True)
-    return (wide * up.astype(jnp.float32)).astype(gate.dtype)
+def gated(
+    gate: Float[Array, "T K"], up: Float[Array, "T K"] | None = None, activation: Activation = "silu"
+) -> Float[Array, "T K"]:
+    """`act(gate) * up`, or `act(gate)` alone, computed in float32."""
+    wide = _ACTIVATIONS[activation](gate.astype(jnp.float32))
+    return (wide if up is None else wide * up.astype(jnp.float32)).astype(gate.dtype)
 
 
 def rms_normed(x: Float[Array, "... K"], scale: Float[Array, "K"], eps: float) -> Float[Array, "... K"]:
