@@ -97,7 +97,7 @@ def _other_sizes(served: "Model") -> list[tuple[str, str]]:
     config, windowed = served.config, served.windowed_config
     own = f"{windowed.num_heads} × {windowed.head_dim}, {windowed.num_kv_heads} KV heads"
     rows = [("heads of windowed layers", own)] if windowed is not config else []
-    num_shared = sum(kind.kv_from is not None for kind in config.kinds)
+    num_shared = sum(kind.has_mixer and kind.kv_from is not None for kind in config.kinds)
     return rows + ([("layers without KV", f"the last {num_shared} read those of earlier ones")] if num_shared else [])
 
 
