@@ -19,7 +19,7 @@ _METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Add handlers that answer every error with `ErrorBody`, or with the error object of Anthropic's protocol."""
+    """Add handlers that answer every error with OpenAI's error object, or with the error object of Anthropic's protocol."""
     app.add_exception_handler(HTTPException, _answer)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(EngineError, _answer_failure)

@@ -262,35 +262,6 @@ class SamplingBody(Extensions):
     metadata: dict[str, Any] | None = None
 
 
-class Usage(BaseModel):
-    """Token counts of a request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: dict[Literal["cached_tokens"], int]
-    completion_tokens_details: dict[Literal["reasoning_tokens"], int]
-
-
-class ChoiceObject(BaseModel):
-    """What choices of chat and text completions have in common."""
-
-    index: int
-    stop_reason: str | int | None = None
-    token_ids: list[TokenId] | None = None
-    routed_experts: str | None = None
-
-
-class CompletionObject(BaseModel):
-    """What chat and text completions have in common; with `stream` they come in chunks, as server-sent events."""
-
-    id: str
-    created: int
-    model: str
-    usage: Usage
-    jinfercept: dict[str, Any] | None = None
-
-
 TRAINING_FIELDS = ("return_loss_mask", "return_processed_logprobs")
 
 

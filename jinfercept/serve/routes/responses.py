@@ -39,13 +39,8 @@ from jinfercept.serve.protocols.openai.response_items import (
     written_text,
 )
 from jinfercept.serve.protocols.openai.response_schemas import (
-    CompactedResponse,
-    DeletedResponse,
-    InputTokenCount,
     InputTokensBody,
-    ItemList,
     MessageItem,
-    ResponseObject,
     ResponsesBody,
 )
 from jinfercept.serve.protocols.openai.response_tools import ClientTools, FunctionTool, InputTool, ResponseToolChoice
@@ -82,7 +77,7 @@ _NOT_OF_SUMMARIES = (
 """Fields of a body that its summary is written without."""
 
 
-@router.post("/v1/responses", response_model=ResponseObject)
+@router.post("/v1/responses")
 async def create_response(body: ResponsesBody, request: Request) -> Response:
     """Answer a whole conversation, or the continuation of a stored response. With `stream`, in typed server-sent events."""
     generation = await _start(body, request)
@@ -95,7 +90,7 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     return reply(stored.response)
 
 
-@router.post("/v1/responses/compact", response_model=CompactedResponse)
+@router.post("/v1/responses/compact")
 async def compact_conversation(body: InputTokensBody, request: Request) -> Response:
     """The messages of the user, and a summary of the conversation that the model writes, as input for further responses."""
     if body.conversation_id:
@@ -159,7 +154,7 @@ async def _start(body: ResponsesBody, request: Request) -> Generation:
 
 
 @router.post("/v1/responses/input_tokens")
-async def count_input_tokens(body: InputTokensBody, request: Request) -> InputTokenCount:
+async def count_input_tokens(body: InputTokensBody, request: Request) -> dict[str, Any]:
     """The number of tokens of the prompt that a body of `/v1/responses` would have. Nothing is stored."""
     service, _, hints = opened(body, request)
     check_supported(body)
@@ -177,7 +172,7 @@ async def count_input_tokens(body: InputTokensBody, request: Request) -> InputTo
             return len(made.prompt_token_ids)
 
     counted = await service.prepare(request, count, 1, _num_bytes(previous))
-    return InputTokenCount(object="response.input_tokens", input_tokens=counted)
+    return {"object": "response.input_tokens", "input_tokens": counted}
 
 
 def _make_chat(
@@ -196,7 +191,7 @@ def _make_chat(
         return requests, server_tool_calls(service, chat, requests, lambda completion: None)  # all turns are stored
 
 
-@router.get("/v1/responses/{response_id}", response_model=ResponseObject)
+@router.get("/v1/responses/{response_id}")
 async def get_response(
     response_id: str, request: Request, stream: bool = False, starting_after: Annotated[int | None, Query(ge=0)] = None
 ) -> Response:
@@ -211,7 +206,7 @@ async def get_response(
     return EventStream(stored.background.follow(0 if starting_after is None else starting_after + 1))
 
 
-@router.delete("/v1/responses/{response_id}", response_model=DeletedResponse)
+@router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, request: Request) -> Response:
     """Delete a stored response and release its context. A response that is generated in the background is cancelled."""
     service = service_of(request)
@@ -222,7 +217,7 @@ async def delete_response(response_id: str, request: Request) -> Response:
     return EncodedReply({"id": response_id, "object": "response", "deleted": True})
 
 
-@router.post("/v1/responses/{response_id}/cancel", response_model=ResponseObject)
+@router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(response_id: str, request: Request) -> Response:
     """Cancel a response in the background. A response that has ended is unchanged."""
     stored = await _stored(request, response_id)
@@ -235,7 +230,7 @@ async def cancel_response(response_id: str, request: Request) -> Response:
     return reply(stored.response)
 
 
-@router.get("/v1/responses/{response_id}/input_items", response_model=ItemList)
+@router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(response_id: str, request: Request, page: Annotated[PageQuery, Query()]) -> Response:
     """A page of the items of the conversation that a response answers, without instructions.
 

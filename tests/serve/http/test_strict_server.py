@@ -144,7 +144,6 @@ def test_connections_that_dawdle_are_ended(impatient: Running) -> None:
 
 PATHS = [
     "/",
-    "/docs",
     "/openapi.json",
     "/health",
     "/ready",

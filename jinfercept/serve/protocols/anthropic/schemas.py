@@ -1,9 +1,9 @@
-"""Schemas of Anthropic's `/v1/messages`: the body, its content blocks, and the answer."""
+"""Schemas of Anthropic's `/v1/messages`: the body and its content blocks."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from jinfercept.serve.protocols.schemas import (
@@ -335,32 +335,3 @@ class MessagesBody(CountTokensBody):
     top_k: TopK | None = None
     stop_sequences: Stops | None = None
     metadata: RequestMetadata | None = None
-
-
-class MessagesUsage(BaseModel):
-    """Token counts; the prompt's tokens are the sum of the first three."""
-
-    input_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
-    output_tokens: int
-
-
-class AnswerMessage(BaseModel):
-    """The answer; with `stream` it comes in server-sent events."""
-
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-    content: list[dict[str, Any]]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
-    stop_sequence: str | None
-    usage: MessagesUsage
-    jinfercept: dict[str, Any] | None = None
-
-
-class TokenCount(BaseModel):
-    """The number of tokens of a conversation."""
-
-    input_tokens: int
