@@ -87,7 +87,7 @@ def opened(body: Extensions, request: HttpRequest) -> tuple[Service, str, Reques
     """
     service = service_of(request)
     model = service.check_model(getattr(body, "model", None))
-    check_extras(body, service.ignored)
+    check_extras(body)
     return service, model, read_hints(body, request)
 
 

@@ -14,12 +14,10 @@ from jinfercept.serve.protocols.anthropic.chat import (
     check_message_fields,
     fields_of,
     is_marked,
-    types_left_out,
 )
 from jinfercept.serve.protocols.anthropic.dialect import REQUEST_ID
 from jinfercept.serve.protocols.anthropic.schemas import CountTokensBody, MessagesBody
 from jinfercept.serve.protocols.errors import renamed
-from jinfercept.serve.protocols.schemas import log_left_out
 from jinfercept.serve.routes.chat_completions import make_chat, recorder, rendered_chat, server_tool_calls
 from jinfercept.serve.routes.engine_requests import RequestHints, answered, opened
 from jinfercept.serve.routes.guarded_route import GuardedRoute
@@ -33,7 +31,6 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
     """Answer a conversation. With `stream`, in typed server-sent events from `message_start` to `message_stop`."""
     service, model, hints = opened(body, request)
     check_message_fields(body)
-    log_left_out("tools", types_left_out(body), service.ignored)
     name = f"msg_{uuid.uuid4().hex}"
     requests, tool_calls = await service.prepare(request, lambda: make_message_chat(service, body, hints, name), 1)
     is_kept = is_marked(body) and not hints.follow_up.last

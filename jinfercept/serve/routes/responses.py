@@ -34,8 +34,6 @@ from jinfercept.serve.protocols.openai.response_items import (
     new_item,
     read_items,
     references,
-    tools_of_items,
-    types_left_out,
     written_text,
 )
 from jinfercept.serve.protocols.openai.response_schemas import (
@@ -44,9 +42,7 @@ from jinfercept.serve.protocols.openai.response_schemas import (
     ResponsesBody,
 )
 from jinfercept.serve.protocols.openai.response_tools import ClientTools, FunctionTool, InputTool, ResponseToolChoice
-from jinfercept.serve.protocols.openai.response_tools import types_left_out as tool_types_left_out
 from jinfercept.serve.protocols.openai.response_writer import ResponseWriter
-from jinfercept.serve.protocols.schemas import log_left_out
 from jinfercept.serve.routes.chat_completions import make_chat, rendered_chat, server_tool_calls
 from jinfercept.serve.routes.conversations import PageQuery, item_page
 from jinfercept.serve.routes.engine_requests import RequestHints, opened
@@ -114,9 +110,6 @@ async def _start(body: ResponsesBody, request: Request) -> Generation:
     """Check a body, load what it continues, and begin its response."""
     service, model, hints = opened(body, request)
     check_supported(body)
-    log_left_out("items", types_left_out(body.input), service.ignored)
-    given_tools = [*(body.tools or ()), *tools_of_items(body.input)]
-    log_left_out("tools", tool_types_left_out(given_tools), service.ignored)
     tenant, state = hints.tenant, service.state
     name, memory = f"resp_{uuid.uuid4().hex}", request.scope.get(MEMORY)
     previous = await _previous(service, body, tenant, memory)

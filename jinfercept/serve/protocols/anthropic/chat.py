@@ -56,11 +56,6 @@ def check_message_fields(body: CountTokensBody) -> None:
             raise ApiError(400, f"{name} is not supported", param=name, details=details)
 
 
-def types_left_out(body: CountTokensBody) -> list[str]:
-    """The types of the tools of a body that are left out of the prompt."""
-    return [tool.type for tool in body.tools or () if isinstance(tool, ProviderTool)]
-
-
 def is_marked(body: CountTokensBody) -> bool:
     """Whether `cache_control` stands anywhere in a body."""
     system = body.system if isinstance(body.system, list) else []
@@ -89,7 +84,8 @@ def chat_body(body: CountTokensBody) -> ChatBody:
         raise ApiError.bad(f"{message}: end with a message of the user", f"messages[{len(body.messages) - 1}]")
     fields: dict[str, Any] = {name: getattr(body, name) for name in Extensions.model_fields}
     own = [tool for tool in body.tools or () if isinstance(tool, InputTool)]
-    defers = not any(kind.startswith("tool_search") for kind in types_left_out(body))  # else nothing finds them
+    hosted = [tool for tool in body.tools or () if isinstance(tool, ProviderTool)]  # left out of the prompt
+    defers = not any(tool.type.startswith("tool_search") for tool in hosted)  # else nothing finds them
     deferred = {tool.name: tool for tool in own if tool.defer_loading and defers}
     messages = _messages(body, deferred)
     tools = [tool for tool in own if not tool.defer_loading or tool.name not in deferred]

@@ -4,7 +4,7 @@ Stored items are dicts, with the same form for input and output.
 """
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -117,17 +117,6 @@ def read_items(
                 item = item | {"call_id": call_id or item["call_id"]}
         items.append(item)
     return items
-
-
-def tools_of_items(body_input: Sequence[InputItem]) -> Iterator[InputTool]:
-    for item in body_input:
-        if isinstance(item, AdditionalToolsItem | ToolSearchOutputItem):
-            yield from item.tools
-
-
-def types_left_out(body_input: Sequence[InputItem]) -> set[str]:
-    """Types of a body's items that are not supported."""
-    return {item.type for item in body_input if isinstance(item, OtherItem)}
 
 
 def _call_ids(item: Item) -> dict[str, str]:
