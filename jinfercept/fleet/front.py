@@ -178,7 +178,7 @@ class FleetFront:
         limited = call.path in _GENERATING
         if limited:
             self._limits.check(hint.tenant, 1, 0)
-            self._limits.began(hint.tenant, id(call), 1, 0)
+            self._limits.began(hint.tenant, 1, 0)
         self.request_started()
         answering = asyncio.ensure_future(self._answer(incoming, details, send_noting))
         self._tasks.add(answering)
@@ -187,7 +187,7 @@ class FleetFront:
             self._tasks.discard(answering)
             if limited:
                 used = (details.get(f"{part}_tokens", 0) for part in ("prompt", "completion"))
-                self._limits.ended(hint.tenant, id(call), sum(used))
+                self._limits.ended(hint.tenant, 1, sum(used))
             self.request_ended()
 
         answering.add_done_callback(uncount)

@@ -253,7 +253,7 @@ class ServerOptions:
                     fix="give a key, or neither the flag nor the variable: then every request may come",
                 )
             digest = key_digest(key)
-            rules[digest] = KeyRules(f"key-{digest[:8]}", key in self.operator_key)
+            rules[digest] = KeyRules(name=f"key-{digest[:8]}", operator=key in self.operator_key)
         return rules | (read_key_file(self.api_key_file) if self.api_key_file is not None else {})
 
 
