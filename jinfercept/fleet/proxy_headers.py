@@ -9,8 +9,6 @@ from typing import final
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-CALLBACK = f"{__name__}:proxy_middleware"
-"""Value of `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` in the environment of Ray's processes."""
 _OF_RAY = (b"serve-multiplexed-model-id", b"x-request-timeout-seconds", b"x-request-disconnect-disabled")
 _REQUEST_ID = b"x-request-id"
 
@@ -42,7 +40,7 @@ def readable_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, by
 
 
 def proxy_middleware() -> list[Middleware]:
-    """Called by Ray's proxies when they start."""
+    """Called by Ray's proxies when they start, if `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` names this function."""
     return [Middleware(ProxyHeaders)]
 
 

@@ -33,14 +33,12 @@ class ReplicaSpec(NamedTuple):
         model: as on the command line.
         engine: options of `LLM`.
         secret: of the fleet's keys.
-        fingerprint: of the file that it was deployed from; "": of none.
     """
 
     model: str
     engine: EngineOptions
     server: ServerOptions
     secret: bytes
-    fingerprint: str = ""
 
 
 @final
@@ -88,10 +86,6 @@ class EngineReplica:
     async def ask(self, method: str, arguments: Sequence[Any], *, ticket: Any) -> Any:
         """What a method of the `ReplicaApp` returns."""
         return await getattr(self._app, method)(*arguments)
-
-    async def fingerprint(self) -> str:
-        """The fingerprint of the file that the fleet was deployed from."""
-        return self._spec.fingerprint
 
     # -- hooks of Ray Serve ----------------------------------------------------------------------------------------
 
