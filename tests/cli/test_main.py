@@ -79,8 +79,8 @@ def test_the_overview_imports_no_command() -> None:
         (["run", "m", "n"], "jinfercept run: one argument too many: n"),
         (["simulate", "--trace", "t", "--workload", "qa"], "--trace and --workload are not allowed together"),
         (
-            ["simulate", "--live", "3", "--agents-within-limits"],
-            "--live and --agents-within-limits are not allowed together",
+            ["simulate", "--live", "3", "--rate", "2"],
+            "--live and --rate are not allowed together",
         ),
     ],
 )
