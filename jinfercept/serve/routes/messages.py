@@ -13,7 +13,6 @@ from jinfercept.serve.protocols.anthropic.chat import (
     chat_body,
     check_message_fields,
     fields_of,
-    is_marked,
 )
 from jinfercept.serve.protocols.anthropic.dialect import REQUEST_ID
 from jinfercept.serve.protocols.anthropic.schemas import CountTokensBody, MessagesBody
@@ -33,8 +32,7 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
     check_message_fields(body)
     name = f"msg_{uuid.uuid4().hex}"
     requests, tool_calls = await service.prepare(request, lambda: make_message_chat(service, body, hints, name), 1)
-    is_kept = is_marked(body) and not hints.follow_up.last
-    answer = MessageAnswer(name, model, body, requests, tool_calls, is_kept, request.scope[DETAILS])
+    answer = MessageAnswer(name, model, body, requests, tool_calls, request.scope[DETAILS])
     form = stream_format(request.scope[REQUEST_ID])
     return await answered(service, request, requests, answer, body.stream, form)
 

@@ -56,22 +56,6 @@ def check_message_fields(body: CountTokensBody) -> None:
             raise ApiError(400, f"{name} is not supported", param=name, details=details)
 
 
-def is_marked(body: CountTokensBody) -> bool:
-    """Whether `cache_control` stands anywhere in a body."""
-    system = body.system if isinstance(body.system, list) else []
-    return any(part.cache_control for part in (body, *system, *(body.tools or ()), *_blocks_of(body)))
-
-
-def _blocks_of(body: CountTokensBody) -> Iterator[Any]:
-    """The blocks of all messages that may be marked, and those within results."""
-    for message in body.messages:
-        for block in message.content if isinstance(message.content, list) else ():
-            if isinstance(block, TextBlock | ToolUseBlock | ToolResultBlock | ProviderToolBlock):
-                yield block
-            if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
-                yield from block.content
-
-
 def fields_of(body: CountTokensBody) -> Mapping[str | None, str]:
     """The fields of a body by the chat's field with the same meaning."""
     return _FIELDS if body.output_format is None else {**_FIELDS, "response_format": "output_format"}
