@@ -20,9 +20,8 @@ from jinfercept.calls import Call, Result
 from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.requests import check_chars
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
-from jinfercept.engine.meter.engine_stats import EngineStats
 from jinfercept.engine.streaming import AsyncStream
-from jinfercept.errors import ConfigError, EngineError, JinferceptError
+from jinfercept.errors import ConfigError, JinferceptError
 from jinfercept.hooks import SharedLimit
 from jinfercept.llm import LLM
 from jinfercept.request import Adapter, Request
@@ -327,11 +326,8 @@ class Service:
         self.tools.ends_s = time.monotonic() + timeout_s + _ENDING_S
         self.sockets.end()
         if self._busy:
-            with suppress(TimeoutError, EngineError):
-                async with asyncio.timeout(timeout_s):
-                    calls = await asyncio.wrap_future(self.llm.engine.ask(_running_calls))
-                    log.info("requests in progress: %d; calls that run: %s", self._busy, ", ".join(calls) or "none")
-                    await self._idle.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), timeout_s)
         self._closed = True
         self._threads.close()
         for stream in list(self._streams):
@@ -355,14 +351,6 @@ class Service:
         """Seconds for one step of the shutdown, few if the drain took all of its time."""
         ends_s = self.tools.ends_s
         return _MOST_ENDING_S if ends_s is None else min(_MOST_ENDING_S, max(_ENDING_S, ends_s - time.monotonic()))
-
-
-def _running_calls(stats: EngineStats) -> list[str]:
-    """The tools that requests wait for, as often as they are called."""
-    waiting = [
-        pause.sequence for pause in stats.interceptions.open.values() if not pause.kept and pause.returned_s is None
-    ]
-    return [call.name for sequence in waiting for call in sequence.calls]
 
 
 def service_of(request: HTTPConnection) -> Service:
