@@ -229,11 +229,13 @@ class FleetFront:
         hint, fields = await self._hint(request, body, tenant)
         prefer = ""
         if path.startswith(_STORED):
-            prefer = await self._holder("response", path.removeprefix(_STORED).partition("/")[0], tenant)
+            prefer = self.routes.maker(tenant, path.removeprefix(_STORED).partition("/")[0])
         elif FRAME in scope:  # a response that is not stored is continued where it was made
             prefer = self.routes.maker(tenant, f"{fields.get('previous_response_id')}")
         elif path.startswith("/inbox/"):
-            prefer = await self._holder("call", path.removeprefix("/inbox/").partition("/")[0], tenant)
+            call_id, watched = path.removeprefix("/inbox/").partition("/")[0], self.keys.watched_by(tenant)
+            asked = await self.ask_all(lambda ticket: self.replicas.ask("has_call", ticket, call_id, watched))
+            prefer = max(asked, default="")
         salt = fields.get("cache_salt")
         background = path == _RESPONSES and fields.get("background") is True
         return IncomingRequest(call, hint, prefer, salt if isinstance(salt, str) else "", background)
@@ -270,16 +272,6 @@ class FleetFront:
             )
 
         return find() if len(body) <= _SMALL_BYTES else await asyncio.to_thread(find)
-
-    async def _holder(self, kind: Any, name: str, tenant: str) -> str:
-        """The replica that holds a stored response or a waiting call; "": none."""
-        maker = self.routes.maker(tenant, name)
-        if maker in self.routes.names:
-            return maker
-        watched = self.keys.watched_by(tenant) if kind == "call" else tenant
-        holdings = await self.ask_all(lambda ticket: self.replicas.ask("holds", ticket, kind, name, watched))
-        rank, replica = max(((rank, replica) for replica, rank in holdings), default=(0, ""))
-        return replica if rank else ""
 
     async def ask_all[T](self, ask: Callable[[Ticket], Awaitable[T]], timeout_s: float = 5.0) -> list[T]:
         """The answers of all replicas that answer in time."""

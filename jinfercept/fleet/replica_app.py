@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import anyio
 from prometheus_client.metrics_core import Metric
@@ -171,14 +171,10 @@ class ReplicaApp:
     async def metrics(self) -> tuple[str, list[Metric]]:
         return self.name, collect(self.service, await self._state.look())
 
-    async def holds(self, kind: Literal["call", "response"], name: str, tenant: str | None) -> tuple[str, int]:
-        """The name of the replica, and whether it has a waiting call or a stored response of a tenant: 0 if not, 2 if it
-        generates the response now.
-        """
-        if kind == "call":
-            inbox = self.service.inbox
-            return self.name, int(inbox is not None and any(call.id == name for call in inbox.pending(tenant)))
-        return self.name, await self.service.state.holds(name, tenant or "")
+    async def has_call(self, name: str, tenant: str | None) -> str:
+        """The name of the replica if a call of a tenant waits there; "": it does not."""
+        inbox = self.service.inbox
+        return self.name if inbox is not None and any(call.id == name for call in inbox.pending(tenant)) else ""
 
     async def facts(self) -> ReplicaFacts:
         """The facts that a front needs when it starts."""

@@ -166,5 +166,5 @@ class Replicas(Protocol):
         ...
 
     async def ask(self, method: str, ticket: Ticket, *arguments: Any) -> Any:
-        """What a method of the replica's `ReplicaApp` returns: `reply`, `metrics`, `holds` or `facts`."""
+        """What a method of the replica's `ReplicaApp` returns: `reply`, `metrics`, `has_call` or `facts`."""
         ...

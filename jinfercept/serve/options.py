@@ -96,7 +96,7 @@ class ServerOptions:
     state_url: str | None = option(
         None,
         "database of responses and conversations that outlive the server: a path or sqlite:///PATH, or "
-        f"postgresql://USER:PASSWORD@HOST/DATABASE; default: memory. Also ${STATE_VARIABLE}; see docs/state.md",
+        f"postgresql+psycopg://USER:PASSWORD@HOST/DATABASE; default: memory. Also ${STATE_VARIABLE}; see docs/state.md",
     )
     max_state_bytes: int = option(
         2**33, "bytes that are stored in the database; beyond it the key that holds the most loses its oldest", least=0
