@@ -275,7 +275,6 @@ def test_every_question_has_a_price_and_no_context_begins_as_another_one() -> No
     ("words", "message"),
     [
         (["--requests", "0"], "--requests must be at least 1"),
-        (["--model", "x"], "--model is allowed only with --async"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
