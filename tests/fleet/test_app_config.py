@@ -1,4 +1,4 @@
-"""What Ray gives to a fleet: the arguments of its application, and headers through its proxy."""
+"""What Ray gives to a fleet: the arguments of its application, and the number of its replicas."""
 
 import math
 import shlex
@@ -7,39 +7,14 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jinfercept.cli.command import parse_command_line
 from jinfercept.cli.main import COMMANDS, PROG
 from jinfercept.errors import ConfigError
 from jinfercept.fleet.app_config import FleetConfig, ReplicaRange
-from jinfercept.fleet.proxy_headers import readable_headers
 from jinfercept.fleet.replica_load import replicas_by_memory
 from tests.support.docs_blocks import blocks_of
 from tests.support.docs_reader import commands_in
-
-NAMES = [b"x-session-id", b"x-request-id", b"serve_multiplexed_model_id", b"x-request-timeout-seconds", b"host"]
-HEADERS = st.lists(st.tuples(st.sampled_from(NAMES), st.binary(max_size=8)), max_size=8)
-
-
-@given(headers=HEADERS)
-def test_all_headers_that_are_left_are_utf8_and_none_steers_ray(headers: list[tuple[bytes, bytes]]) -> None:
-    kept = readable_headers(headers)
-    for _, value in kept:
-        assert value.decode().encode() == value
-    names = [name for name, _ in kept]
-    assert names.count(b"x-request-id") <= 1
-    assert not {b"serve_multiplexed_model_id", b"x-request-timeout-seconds"} & set(names)
-    for name in (b"x-session-id", b"host"):
-        assert names.count(name) == [given for given, _ in headers].count(name)
-
-
-def test_what_ray_can_read_is_unchanged_and_the_last_request_id_counts() -> None:
-    given = [(b"host", b"a"), (b"x-session-id", "é".encode()), (b"x-request-id", b"one"), (b"x-request-id", b"two")]
-    assert readable_headers(given) == [*given[:2], given[3]]
-    assert readable_headers([(b"x-request-id", b"\xff")]) == []
-    assert readable_headers([(b"x-session-id", b"\xff")]) == [(b"x-session-id", "ÿ".encode())]
 
 
 @pytest.mark.parametrize(
