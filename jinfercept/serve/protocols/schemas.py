@@ -252,10 +252,6 @@ class SamplingBody(Extensions):
     return_processed_logprobs: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Text | dict[str, Any] | None = None
-    guided_regex: Text | None = None
-    guided_choice: Texts | None = None
-    guided_grammar: Text | None = None
     user: Annotated[str, Field(max_length=4096)] | None = None
     metadata: dict[str, Any] | None = None
 

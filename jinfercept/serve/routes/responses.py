@@ -67,7 +67,7 @@ _ECHOED = ("instructions", "max_output_tokens", "max_tool_calls", "previous_resp
 """Fields of a response that its body has likewise."""
 _NOT_OF_SUMMARIES = (
     *("background", "generate", "jinfercept", "stream", "text", "tool_choice", "tools", "top_logprobs"),
-    *("allowed_token_ids", "guided_choice", "guided_grammar", "guided_json", "guided_regex", "logit_bias"),
+    *("allowed_token_ids", "logit_bias"),
     *("stop", "stop_token_ids", "structured_outputs"),
 )
 """Fields of a body that its summary is written without."""
