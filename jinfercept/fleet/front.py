@@ -82,7 +82,7 @@ class FleetFront:
         options: ServerOptions,
         model: str,
         make_router: Callable[[ReplicaFacts], Router] = lambda facts: Router(
-            facts.profile, chunk_tokens=facts.chunk_tokens
+            facts.profile, chunk_tokens=facts.chunk_tokens, pool_tokens=facts.pool_tokens
         ),
         begin_s: float = BEGIN_S,
     ) -> None:
@@ -113,15 +113,12 @@ class FleetFront:
         return self._routes
 
     async def start(self) -> None:
-        """Meet the replicas: their prices, and the contexts that they hold. Raises `NoReplicaError`."""
+        """Meet the replicas, and learn their prices. Raises `NoReplicaError`."""
         self._replicas = await self._connect()
-        first = Routes(Router(None))  # before any price is known
-        facts: ReplicaFacts = await self.replicas.ask("facts", Ticket(first, RoutingHint()))
-        self._facts, self._routes = facts, Routes(self._make_router(facts))
-        for name in first.names:
-            with suppress(ReplicaLostError, NoReplicaError):
-                facts = await self.replicas.ask("facts", Ticket(self._routes, RoutingHint(), name))
-                self._routes.learn(facts.replica, facts.contexts)
+        self._routes = Routes(Router(None))  # before any price is known
+        facts: ReplicaFacts = await self.replicas.ask("facts", Ticket(self._routes, RoutingHint()))
+        self._facts = facts
+        self._routes.use(self._make_router(facts))
 
     def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
         """Use other rules of the keys from now on; returns the names of keys whose rules changed, with commas."""

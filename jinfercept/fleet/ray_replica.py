@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import logging
 import sys
-import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, final
@@ -53,7 +52,7 @@ class EngineReplica:
         sys.setswitchinterval(SWITCH_S)
         name = serve.get_replica_context().replica_id.unique_id
         service = await asyncio.to_thread(self._start, name)
-        app = ReplicaApp(name, service, spec.secret, time.monotonic)
+        app = ReplicaApp(name, service, spec.secret)
         await app.start()
         freeze_heap()
         self._app = app
@@ -76,7 +75,7 @@ class EngineReplica:
         return service
 
     async def answer(self, call: HttpCall, *, ticket: Any) -> AsyncGenerator[Messages]:
-        answer = self._app.answer(call, ticket)
+        answer = self._app.answer(call)
         try:
             async for messages in answer:
                 yield messages
