@@ -238,14 +238,11 @@ def _pool(state: EngineState, make: MetricFamilies, llm: LLM) -> list[Metric]:
             "residency",
         ),
         *(gauge(name, text, pool._asdict(), "use") for name, text, pool in pools if pool is not None),
-        gauge("jinfercept:page_tokens", "Tokens per page", page_size),
         gauge(
             "jinfercept:kv_bytes_per_token",
             "Bytes of keys and values per token, on all devices together",
             plan.token_bytes(page_size),
         ),
-        gauge("jinfercept:devices", "Devices among which weights and pages are cut", plan.num_devices),
-        gauge("jinfercept:weight_bytes", "Bytes of the weights on each device", plan.weight_bytes),
         counter(
             "jinfercept:waste_token_seconds",
             "Token-seconds of device memory held without use; multiply by kv_bytes_per_token for byte-seconds",
@@ -302,11 +299,6 @@ def _disk(disk: DiskState, make: MetricFamilies) -> list[Metric]:
             moved,
             "what",
         ),
-        gauge(
-            "jinfercept:disk_writes_left_bytes",
-            "Bytes that may be written to the drive now",
-            disk.writes_left_bytes,
-        ),
         counter("jinfercept:disk_lost_pages", "Pages that are no longer on disk, by the reason", lost, "why"),
         counter("jinfercept:disk_failures", "Writes of contexts that failed", counters.failures),
     ]
@@ -352,11 +344,6 @@ def _tools(tools: Mapping[str, ToolCounts], make: MetricFamilies) -> list[Metric
             "resume_seconds",
             "Seconds from the results or the follow-up request to the next token",
             each("resume_s"),
-        ),
-        counter(
-            "expected_interception_seconds",
-            "Sum of the predicted pause durations",
-            each("predicted_s"),
         ),
         counter(
             "estimate_error_seconds",

@@ -247,7 +247,7 @@ async def _previous(
         memory: of the WebSocket, with responses that are not stored.
     """
     if (previous_id := body.previous_response_id) is None:
-        check_length(body.input, 0)
+        check_length(len(body.input), 0)
         return None
     field = "previous_response_id"
     kept = memory.find(previous_id) if memory is not None else None
@@ -265,7 +265,7 @@ async def _previous(
         raise ApiError.bad(f"the previous response is {previous.response['status']}", field)
     if (conversation := previous.response.get("conversation")) is not None:
         raise ApiError.bad(f"this response belongs to a conversation: send {conversation['id']!r} instead", field)
-    check_length(body.input, len(previous.conversation))
+    check_length(len(body.input), len(previous.conversation))
     return previous
 
 
