@@ -101,13 +101,11 @@ class DiskState(NamedTuple):
     """What metrics show of a store.
 
     Attributes:
-        writes_left_bytes: that may be written now.
         works: whether contexts are still stored.
     """
 
     counters: DiskCounters
     occupancy: DiskOccupancy
-    writes_left_bytes: float
     works: bool
 
 
@@ -167,7 +165,7 @@ class DiskStore:
     def state(self) -> DiskState:
         """What metrics show."""
         self.budget.advance(self._clock())
-        return DiskState(replace(self.counters), self.occupancy(), self.budget.left, not self.problem)
+        return DiskState(replace(self.counters), self.occupancy(), not self.problem)
 
     def find(self, root: Root, tokens: bytes) -> list[bytes]:
         """The names of the leading pages of these tokens that are stored."""

@@ -52,7 +52,7 @@ def all_metrics() -> list[Metric]:
     pages = Pages(*[1] * len(Pages._fields))
     state = EngineState(counts, SchedulerCounters(), pages, 1, 1, 0, 0, 0, 0, 0, has_work=False, quiescent=True)
     state = replace(state, window_pages=SlotOccupancy(1, 1, 1, 1), state_slots=SlotOccupancy(1, 1, 1, 1))
-    disk = DiskState(DiskCounters(), DiskOccupancy(1, 2, 1), 1.0, works=True)
+    disk = DiskState(DiskCounters(), DiskOccupancy(1, 2, 1), works=True)
     plan = SimpleNamespace(token_bytes=lambda page_size: 1)
     cache = SimpleNamespace(enable_prefix_caching=True)
     llm = SimpleNamespace(memory_plan=plan, shape=SimpleNamespace(page_size=16), config=SimpleNamespace(cache=cache))
@@ -112,7 +112,7 @@ Labels = Mapping[str, set[str]]
 @pytest.fixture
 def exposed(server: Running, scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> Labels:
     """Labels of all metrics by name, after a request that calls a tool of the server and is followed up."""
-    disk = DiskState(DiskCounters(), DiskOccupancy(1, 2, 1), 1.0, works=True)
+    disk = DiskState(DiskCounters(), DiskOccupancy(1, 2, 1), works=True)
     monkeypatch.setattr(LLM, "disk", property(lambda llm: disk))  # the server of these tests has none
     says(scripted, server, "It costs 23.", [*QUESTION, called("", ("price", "lamp")), returned("23")])
     names: defaultdict[str, set[str]] = defaultdict(set)
