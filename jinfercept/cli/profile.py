@@ -12,8 +12,6 @@ from jinfercept.start.progress import StartDisplay
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureProfile:
-    """The command."""
-
     model: ModelName
     out: Maybe[str] = None
     """write the profile to this JSON file; engines on this machine find it without"""
@@ -40,7 +38,6 @@ class MeasureProfile:
 
 
 def _summary(profile: Profile) -> str:
-    """The numbers of the profile, a line each."""
     decoding = [step for step in profile.tables["steps"] if step["depth"] is None]
     worst = {
         price: max(abs(step[price] / step["seconds"] - 1) for step in decoding) for price in ("profile_s", "line_s")

@@ -1,4 +1,4 @@
-"""Reports of simulations as tables and rankings, and the exit status that they come to. Imports no JAX."""
+"""Reports of simulations as tables and rankings, and the exit status of a command. Imports no JAX."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from jinfercept.sim.tables import number_text, plain_table
 
 
 def exit_status(reports: Sequence[Report]) -> int:
-    """0 if all went well, 1 if a run failed, 130 if Ctrl-C ended some."""
+    """Return 0 if all went well, 1 if a run failed, 130 if Ctrl-C ended a run."""
     errors = [report["error"] for report in reports if "error" in report]
     return 130 if INTERRUPTED in errors else 1 if errors else 0
 
@@ -86,7 +86,7 @@ wall s    seconds that the simulation took"""
 
 
 def table(reports: Sequence[Report]) -> Table:
-    """A row for each load, policy and order: means over seeds, for the delay or latency with its range; or what went wrong."""
+    """Make a row for each load, policy and order: means over seeds, with the range of the delay or latency, or the error."""
     errors = ["error"] if any("error" in report for report in reports) else []
     of_sessions = any("session_delay_s" in report for report in reports)
     columns, main = (_SESSION_COLUMNS, "delay s") if of_sessions else (_COLUMNS, "ms/token")
@@ -101,8 +101,7 @@ def table(reports: Sequence[Report]) -> Table:
 
 
 def delay_rankings(reports: Sequence[Report]) -> list[str]:
-    """For each load that several policies or orders played in sessions: who has the least mean turn delay, and whether these
-    seeds can tell the others from it."""
+    """Rank the policies and orders of each load of sessions by mean turn delay, and say if the seeds can tell them apart."""
     measured = (report for report in reports if "session_delay_s" in report and report["requests"])
     lines = list[str]()
     for load, same in group(measured, lambda report: report["load"]).items():
@@ -116,18 +115,16 @@ def delay_rankings(reports: Sequence[Report]) -> list[str]:
 
 
 def scheduled_by(report: Mapping[str, Any]) -> str:
-    """The policy, with the order of waiting requests unless they come first that came first."""
+    """Name the policy, and the order of waiting requests unless it is first come, first served."""
     order = report.get("order", "fcfs")
     return report["policy"] if order == "fcfs" else f"{report['policy']}, {order}"
 
 
 def turn_delay_s(report: Mapping[str, Any]) -> float:
-    """Mean turn delay of a run of sessions, in seconds."""
     return report["turn_delay_s"]["mean"]
 
 
 def _spread_text(reports: Sequence[Report], value: Callable[[Mapping[str, Any]], float | None]) -> str:
-    """The mean over seeds, with least and most where there are several; `-` if there is none."""
     spread = over_seeds(reports, value)
     if spread is None:
         return "-"
