@@ -15,7 +15,7 @@ from jinfercept.sim.run_stats import Report
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun
-from jinfercept.sim.within_limits import AGENT_LIMITS, Shares, most_within_limits
+from studies.agents.within_limits import AGENT_LIMITS, Shares, most_within_limits
 from studies.answer import StudyEffort
 
 PAGE_SIZE = 64

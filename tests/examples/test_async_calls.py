@@ -32,8 +32,6 @@ from examples.async_calls.learning import batch, logits, pack
 from jinfercept import LLM, SamplingParams
 from jinfercept.chat.parsers import cml
 from jinfercept.chat.parsers.python_calls import parse_call
-from jinfercept.cli import demo as cli
-from jinfercept.cli.main import main
 from jinfercept.errors import ModelError
 from jinfercept.events import Intercepted, Resumed, Token
 from jinfercept.models.joined_weights import separate
@@ -55,20 +53,9 @@ def test_lanes_show_when_the_model_waits_and_when_a_call_runs() -> None:
     assert shown[5].split() == ["f()", "━" * 12, "…"]
 
 
-def test_outside_a_clone_the_demo_says_where_it_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "__file__", str(tmp_path / "site" / "jinfercept" / "cli" / "demo.py"))
-    assert main(["demo", "--async"]) == 2
-    assert "folder of a clone of the repository" in capsys.readouterr().err
-    assert main(["demo", "--model", "m"]) == 2
-    assert "--model is allowed only with --async" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_the_model_that_ships_answers_alike_whether_its_calls_wait_or_not() -> None:
-    assert main(["demo", "--async"]) == 0
+    assert demo.Demo().run() == 0
 
 
 @pytest.fixture(scope="module")
