@@ -29,7 +29,7 @@ from benchmarks.gpu_bill.cases import with_default_buckets as with_default
 from benchmarks.gpu_bill.kernel_time import Device, multiprocessor
 from benchmarks.gpu_bill.prediction import AttentionSizes, ModelBytes, predict
 from benchmarks.gpu_bill.reading import Reading, reading
-from benchmarks.gpu_bill.rows import EXECUTABLES, KERNELS, PRODUCTS, executable_row, kernel_rows, product_rows, terminal
+from benchmarks.gpu_bill.rows import EXECUTABLES, executable_row, terminal
 from benchmarks.gpu_bill.rows import STEPS as STEP_COLUMNS
 from jinfercept.config import EngineConfig
 from jinfercept.models.config import ModelConfig
@@ -74,8 +74,6 @@ def gpu_bill(
         cases = with_default(full_cases() if full else default_cases(), default_buckets(512))
     bill = make_bill(cases)
     show(terminal("executables", EXECUTABLES, bill["executables"]))
-    show(terminal("kernels", KERNELS, bill["kernels"]))
-    show(terminal("products", PRODUCTS, bill["products"]))
     show(terminal("predicted steps of greedy rows, ms", STEP_COLUMNS, bill["steps"]))
     return finish(bill, BUDGETS, out=out, set_budgets=set_budgets, check=check)
 
@@ -91,8 +89,6 @@ def make_bill(cases: Sequence[Case]) -> dict[str, Any]:
         "jax": jax.__version__,
         "num_layers": NUM_LAYERS,
         "executables": [executable_row(entry, _device(entry.case).assumed) for entry in readings],
-        "kernels": [row for entry in readings for row in kernel_rows(entry, _device(entry.case))],
-        "products": [row for entry in readings for row in product_rows(entry, _device(entry.case))],
         "steps": list(_steps(readings)),
         "assumptions": [assumption._asdict() for assumption in listed()],
     }
