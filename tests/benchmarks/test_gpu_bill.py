@@ -51,8 +51,7 @@ MODEL = ModelBytes(
     active=int(16e9),
     head=0,
     num_layers=32,
-    layers_per_call=32,
-    attention=(AttentionSizes(num_kv_heads=8, kv_per_token=4096, tile_tokens=64, pair_flops=16_384),),
+    attention=AttentionSizes(num_kv_heads=8, kv_per_token=4096, tile_tokens=64, pair_flops=16_384),
 )
 
 

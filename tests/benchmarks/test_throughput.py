@@ -42,7 +42,7 @@ ANSWER = """
 cells = [dict(batch=b, context=c, decode_tokens_per_s=2.0 * b, prefill_tokens_per_s=1.0 * c)
          for b in work["batches"] for c in work["contexts"]]
 print("a line of its log")
-print(json.dumps({"version": work["dtype"], "cells": cells, "rest_gib": 0.5}))
+print(json.dumps({"version": work["dtype"], "cells": cells}))
 """
 
 
@@ -71,7 +71,6 @@ def test_the_command_shows_ratios_and_writes_every_cell_with_the_machine(
     assert {"device", "processor", "cores", "python", "new_tokens"} < report.keys()
     ours, other = report["engines"]
     assert (ours["engine"], other["engine"], other["version"]) == ("jinfercept", "other", "float32")
-    assert 0 < ours["rest_gib"] <= ours["peak_gib"]
     assert ours["cells"][0].keys() == other["cells"][0].keys()
     assert [(cell["batch"], cell["context"]) for cell in ours["cells"]] == [(1, 9), (3, 9)]
     assert all(cell["decode_tokens_per_s"] > 0 and cell["prefill_tokens_per_s"] > 0 for cell in ours["cells"])
