@@ -1,7 +1,6 @@
 """Throughput on a tiny real model: every cell, beside peers that are commands; what is missing is said before work begins."""
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -66,7 +65,6 @@ def test_the_command_shows_ratios_and_writes_every_cell_with_the_machine(
     assert main(["throughput", MODEL, *SMALL, "--peer", "other", "--json", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "decode other" in printed
-    assert re.search(r"other +float32 +0\.50 +-", printed)
     report = json.loads(out.read_text())
     assert {"device", "processor", "cores", "python", "new_tokens"} < report.keys()
     ours, other = report["engines"]
