@@ -101,7 +101,6 @@ POLICIES: Mapping[str, str] = {
     "mori": f"{_RIVALS}.mori:IdlenessTiers",
     "mars": f"{_RIVALS}.mars:WarmReturns",
     "cachewise": f"{_RIVALS}.cachewise:PredictedReuse",
-    "thunder_agent": f"{_RIVALS}.thunder_agent:ProgramPausing",
     "belady": f"{_RIVALS}.belady:Belady",
     "infinite": "bound",
 }
