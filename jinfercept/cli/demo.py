@@ -1,7 +1,7 @@
 """`jinfercept demo`: SmolLM2 solves word problems with a calculator and a slow price list, under every policy.
 
 The examples in the prompt teach the model to write `<<48/2=`, which calls the calculator, and `<<price pencil=`, which asks a
-shop that takes its time. All problems run together in a KV pool too small for them, so that paused contexts are in the way.
+slow shop. All problems run together in a KV pool that is too small for them, so paused contexts compete for memory.
 """
 
 import ast
@@ -9,24 +9,20 @@ import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from tyro import conf
 
 from jinfercept.calls import Tool
-from jinfercept.cli.options import Maybe, Switch
 from jinfercept.errors import ConfigError
 from jinfercept.events import Event, Finished
 from jinfercept.models.embedded import NAME, fetch
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan_builder import SchedulerCounters
-from jinfercept.sched.plugins import load_plugin
 from jinfercept.sim.tables import plain_table
 from jinfercept.start.progress import StartDisplay
 
@@ -90,15 +86,13 @@ _OPERATORS: dict[type, Callable[[float, float], float]] = {
 
 
 class DemoRun(NamedTuple):
-    """All problems under one policy."""
-
     outputs: list[RequestOutput]
     counters: SchedulerCounters
     seconds: float
 
 
 def calculator(expression: str) -> str:
-    """The value of an arithmetic expression, as `48/2`."""
+    """Evaluate an arithmetic expression such as `48/2`."""
 
     def value(node: ast.expr) -> float:
         match node:
@@ -113,7 +107,7 @@ def calculator(expression: str) -> str:
 
 
 def shop(seconds: float) -> Callable[[str], str]:
-    """A price list that takes its time."""
+    """Make a price list that answers after some seconds."""
 
     def price(item: str) -> str:
         time.sleep(seconds)
@@ -123,31 +117,21 @@ def shop(seconds: float) -> Callable[[str], str]:
 
 
 def prompts(number: int) -> list[str]:
-    """Word problems behind the same examples; the first line differs, so that no context can share another's pages."""
+    """Put word problems after the same examples. The first line differs, so that no context can share another's pages."""
     return [f"Sheet {i + 1}\n\n{EXAMPLES}Q: {QUESTIONS[i % len(QUESTIONS)]}\nA:" for i in range(number)]
 
 
 @dataclass(frozen=True)
 class Demo:
-    """The command."""
-
     requests: int = 12
     """word problems"""
     slow_s: float = 1.5
     """seconds that the slow tool takes"""
     show: int = 2
     """answers to print"""
-    asynchronous: Annotated[Switch, conf.arg(name="async")] = False
-    """a small model whose calls run while it writes, beside the same model that waits for each of them"""
-    model: Maybe[str] = None
-    """with --async: a directory that examples/async_calls wrote (default: the repository's)"""
 
     def run(self) -> int:
-        """Run the demo; returns 0 if every policy, or every kind of calls, gave the same answers."""
-        if self.asynchronous:
-            return _async_demo(self.model, self.slow_s)
-        if self.model is not None:
-            raise ConfigError("--model is allowed only with --async", got=self.model, fix="add --async")
+        """Run the demo; returns 0 if every policy gave the same answers."""
         if self.requests < 1:
             raise ConfigError("--requests must be at least 1", got=self.requests, fix="--requests 14")
         console = Console()
@@ -170,18 +154,7 @@ class Demo:
         return 0
 
 
-def _async_demo(model: str | None, slow_s: float) -> int:
-    """Run the demo of `examples/async_calls`. Raises `ConfigError` outside a clone."""
-    for folder in (Path(), Path(__file__).parents[2]):
-        if (file := folder / "examples" / "async_calls" / "demo.py").is_file():
-            run_async_demo: Any = load_plugin("demo", f"{file}:run_async_demo")
-            return run_async_demo(model, slow_s)
-    fix = "run it in the folder of a clone of the repository"
-    raise ConfigError("the demo of asynchronous calls needs its example", got=f"no {file}", fix=fix)
-
-
 def _run_all(num_requests: int, slow_s: float, console: Console) -> dict[str, DemoRun]:
-    """The runs by policy, on one model."""
     from jinfercept.llm import LLM
 
     fetch(console.print)  # says what it waits for, which loading would not
@@ -202,7 +175,6 @@ def _run_all(num_requests: int, slow_s: float, console: Console) -> dict[str, De
 
 
 def _run(llm: "LLM", policy: str, num_requests: int, slow_s: float, console: Console) -> DemoRun:
-    """All problems at once under one policy, with a live line of how many are solved."""
     llm.restart(policy=policy)
     tools = [
         Tool(calculator, start="<<", stop="=", result="{}>>"),

@@ -18,7 +18,6 @@ COMMANDS: Mapping[str, Entry] = {
         vllm_flags=True,
         usual="jinfercept.cli.serve:UsualFlags",
     ),
-    "deploy": Entry("jinfercept.cli.serve:Deploy", "answer OpenAI's clients with replicas on a Ray cluster"),
     "info": Entry("jinfercept.cli.info:Info", "shape of a model, and the memory that it needs"),
     "convert": Entry("jinfercept.cli.convert:Convert", "write a model so that it loads quickly"),
     "profile": Entry("jinfercept.cli.profile:MeasureProfile", "measure what steps and transfers cost on this machine"),
@@ -29,7 +28,7 @@ COMMANDS: Mapping[str, Entry] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status, as `run_command_line`. Without `argv` a server ends the process itself."""
+    """Run a command and return the exit status of `run_command_line`. Without `argv`, a server ends the process itself."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     status = run_command_line(PROG, DESCRIPTION, COMMANDS, arguments)
     if argv is None and status == 0 and "serve" in arguments[:1]:

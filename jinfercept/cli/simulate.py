@@ -1,6 +1,6 @@
 """`jinfercept simulate`: one run, or all combinations of rates, policies, orders and seeds side by side. Imports no JAX.
 
-Refuses wrong options before anything runs; ends with one table and, where asked for, JSON and the decisions of one run.
+Wrong options are refused before anything runs. A run ends with one table and, if requested, JSON and the decisions of one run.
 """
 
 import json
@@ -14,20 +14,16 @@ from typing import Annotated
 from rich.console import Console
 from tyro import conf
 
-from jinfercept.cli.options import Maybe, Several, Switch, option_flags
+from jinfercept.cli.options import Maybe, Several, option_flags
 from jinfercept.cli.simulation_table import (
-    CAPACITY_LEGEND,
     LEGEND,
     SESSION_LEGEND,
-    capacity_ranking,
-    capacity_table,
     delay_rankings,
     exit_status,
     table,
 )
 from jinfercept.config import CacheOptions, EngineOptions, SchedulingOptions
 from jinfercept.cpu_kernels.machine import num_processors
-from jinfercept.engine.meter.counts import LIMITS
 from jinfercept.engine.meter.engine_stats import EngineStats
 from jinfercept.engine.meter.request_log import RequestLog
 from jinfercept.errors import ConfigError
@@ -46,7 +42,6 @@ from jinfercept.sim.simulation import BOUNDS, SIMULATED_ESTIMATORS, Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun, sweep
 from jinfercept.sim.tables import check_least, listed, numbers, show
 from jinfercept.sim.trace_files import load_sessions, trace_form
-from jinfercept.sim.within_limits import AGENT_LIMITS, most_within_limits, search_report
 from jinfercept.sim.workload import Script, from_trace, load_trace
 from jinfercept.sim.workload import draw as draw_script
 
@@ -62,8 +57,6 @@ LOAD = conf.create_mutex_group(required=False, title="load")
 
 @dataclass(frozen=True, kw_only=True)
 class Simulate:
-    """The command."""
-
     trace: Annotated[Maybe[str], SOURCE] = None
     """scripts or sessions of agents to draw from (docs/studies.md), or one that is here: paper, the mixed trace of InferCept's
     authors, or agents, sessions of Claude Code"""
@@ -71,9 +64,6 @@ class Simulate:
     """mixed, math, qa, ve, chat, image or tts; or your own as path.py:Class"""
     live: Annotated[Several, LOAD] = ()
     """sessions of agents at a time: one that ends is replaced by the next"""
-    agents_within_limits: Annotated[Switch, LOAD] = False
-    """search, for each policy and order, the most sessions at a time of which 95 % of the turns keep the limits; of sessions of
-    agents that begin with any of their turns"""
     profile: str = "paper-gptj-6b-a100"
     """a named profile, or a JSON file"""
     policy: Annotated[
@@ -102,8 +92,8 @@ class Simulate:
     served like all others"""
     duration: float = 1200.0
     """seconds of arrivals, and as many after them to finish; with --live the run's"""
-    warm_up: Maybe[float] = None
-    """what arrives in these first seconds is in no latency (default: 0; with --agents-within-limits a quarter of --duration)"""
+    warm_up: float = 0.0
+    """what arrives in these first seconds is in no latency"""
     kv_tokens: Maybe[int] = None
     """device pool (default: 53000, or the longest request if that is longer)"""
     host_tokens: int = 300_000
@@ -124,16 +114,13 @@ class Simulate:
     def run(self) -> int:
         """Simulate, and print a table.
 
-        Returns:
-            The exit status: 0, 1 if a run failed, 130 if Ctrl-C ended some.
+        Raises `ConfigError` if the options contradict each other, or a value is out of range.
 
-        Raises:
-            ConfigError: the options make no sense.
+        Returns:
+            The exit status: 0, 1 if a run failed, 130 if Ctrl-C ended a run.
         """
         self._check()
         simulations = [self._simulation(policy, order) for policy in self._policies for order in self._orders(policy)]
-        if self.agents_within_limits:
-            return self._search(simulations)
         runs = [SweepRun(simulation, load) for load in self._loads() for simulation in simulations]
         if len(runs) > 1 and self.decisions is not None:
             raise ConfigError(
@@ -157,48 +144,12 @@ class Simulate:
         )
         return exit_status(reports)
 
-    def _search(self, simulations: Sequence[Simulation]) -> int:
-        """Print the agents within limits of each policy and order; returns as `run`."""
-        assert self.trace is not None
-        sessions, seeds, console = self._fitting(self.trace), self._seeds, Console(stderr=True)
-
-        def run(trial: tuple[int, int], live: int) -> SweepRun:
-            number, seed = trial
-            load = SessionLoad(sessions, seed, live, duration_s=self.duration, midway=True)
-            return SweepRun(simulations[number], SimulatedLoad(self._name, 0.0, seed, load))
-
-        trials = [(number, seed) for number in range(len(simulations)) for seed in seeds]
-        try:
-            tried = most_within_limits(trials, run, lambda runs: sweep(runs, self.jobs, console))
-        except KeyboardInterrupt:
-            return 130
-        answers = [
-            {
-                "policy": simulation.policy_name,
-                "order": simulation.order_name,
-                "estimator": simulation.estimator_name,
-                "profile": simulation.profile.name,
-                "workload": self._name,
-                "kv_tokens": simulation.kv_tokens,
-                "host_tokens": simulation.host_tokens,
-                "limits": simulation.limits._asdict(),
-                **search_report({seed: tried[number, seed] for seed in seeds}),
-            }
-            for number, simulation in enumerate(simulations)
-        ]
-        show(capacity_table(answers))
-        for line in capacity_ranking(answers):
-            print(line)
-        print(CAPACITY_LEGEND, file=sys.stderr)
-        write_files({self.json: lambda path: write_json(path, answers)})
-        return 0
-
     @property
     def _policies(self) -> list[str]:
         return listed(self.policy or (_SERVED.policy,))
 
     def _orders(self, policy: str) -> list[str]:
-        """The orders of a policy. Without `--order` the policies beside the default one are what other engines do."""
+        # policies other than the default stand for other engines, which serve first come, first served
         served = self._plays_sessions and policy == _SERVED.policy
         return listed(self.order or (_SERVED.order if served else "fcfs",))
 
@@ -207,7 +158,6 @@ class Simulate:
         return self.workload if self.trace is None else Path(self.trace).name
 
     def _check(self) -> None:
-        """Raise `ConfigError` for options that make no sense, and for files that cannot be written."""
         for flag, value, least in (
             ("--kv-tokens", self._kv_tokens, self._page_size),
             ("--max-num-seqs", self.max_num_seqs, 1),
@@ -216,7 +166,7 @@ class Simulate:
             ("--jobs", self.jobs, 1),
             ("--host-tokens", self.host_tokens, 0),
             ("--duration", self.duration, 0),
-            ("--warm-up", self._warm_up_s, 0),
+            ("--warm-up", self.warm_up, 0),
         ):
             check_least(flag, value, least)
         check_policies(self._policies)
@@ -225,18 +175,14 @@ class Simulate:
         check_outputs((("--json", self.json), ("--decisions", self.decisions)))
         of_sessions = {
             "--live": self.live,
-            "--agents-within-limits": self.agents_within_limits,
             "--overload queue": self.overload == "queue",
         }
         if (flags := [flag for flag, value in of_sessions.items() if value]) and not self._plays_sessions:
             got, fix = self.trace or f"--workload {self.workload}", "--trace agents, or a file of sessions"
             raise ConfigError(f"{flags[0]} needs a trace of sessions", got=got, fix=fix)
-        if 0 < self.duration <= self._warm_up_s:
-            got = f"--warm-up {self._warm_up_s:g}, --duration {self.duration:g}"
+        if 0 < self.duration <= self.warm_up:
+            got = f"--warm-up {self.warm_up:g}, --duration {self.duration:g}"
             raise ConfigError("nothing that arrives would count", got=got, fix="a --warm-up below --duration")
-        if self.agents_within_limits and self.decisions is not None:
-            fix = "leave out --decisions; --json writes all that was tried"
-            raise ConfigError("--agents-within-limits and --decisions cannot be combined", got="both", fix=fix)
 
     def _loads(self) -> Sequence[SimulatedLoad[Sequence[Arrival] | SessionLoad]]:
         rates = numbers("--rate", self.rate or ("3.5",), float)
@@ -258,7 +204,6 @@ class Simulate:
         return numbers("--seed", self.seed or ("0",), int)
 
     def _fitting(self, trace: str) -> list[ScriptedSession]:
-        """The sessions of a trace whose contexts fit; prints how many do not."""
         sessions = load_sessions(trace)
         fit = fitting(sessions, self._longest)
         if len(fit) < len(sessions):
@@ -272,7 +217,6 @@ class Simulate:
 
     @property
     def _longest(self) -> int:
-        """Tokens of the longest request that can be played."""
         if self.max_model_len is not None:
             return self.max_model_len
         page_size = max(1, self._page_size)
@@ -285,7 +229,6 @@ class Simulate:
 
     @property
     def _kv_tokens(self) -> int:
-        """Tokens of the device pool."""
         if self.kv_tokens is not None:
             return self.kv_tokens
         return max(KV_TOKENS, (self.max_model_len or 0) + self._page_size)
@@ -301,21 +244,14 @@ class Simulate:
             max_num_seqs=self.max_num_seqs,
             max_model_len=self._longest,
             prefix_caching=self._plays_sessions,
-            drain_s=0.0 if self.live or self.agents_within_limits else None,
-            warm_up_s=self._warm_up_s,
+            drain_s=0.0 if self.live else None,
+            warm_up_s=self.warm_up,
             page_size=self._page_size,
             chunked_prefill=self.options.get("chunked_prefill"),
             preemption=self.options.get("preemption", "policy"),
             order=order,
             overload=self.overload,
-            limits=AGENT_LIMITS if self.agents_within_limits else LIMITS,
         )
-
-    @property
-    def _warm_up_s(self) -> float:
-        if self.warm_up is not None:
-            return self.warm_up
-        return self.duration / 4 if self.agents_within_limits else 0.0
 
 
 def _write_decisions(path: str, stats: Sequence[EngineStats]) -> None:
@@ -324,7 +260,7 @@ def _write_decisions(path: str, stats: Sequence[EngineStats]) -> None:
 
 
 def check_policies(names: Sequence[str]) -> None:
-    """Raise `ConfigError` unless all of these can be simulated: a policy, by name or place, or a bound."""
+    """Check that every name is a policy, by name or place, or a bound. Raises `ConfigError` otherwise."""
     for name in names:
         if is_place(name):
             check_choice(name)
@@ -333,10 +269,10 @@ def check_policies(names: Sequence[str]) -> None:
 
 
 def drawer(trace: str | None, workload: str, max_model_len: int) -> Callable[[Random], Callable[[], Script]]:
-    """How requests are drawn from a trace or, without one, generated.
+    """Make a function that draws requests from a trace or, without a trace, generates them.
 
-    Raises:
-        ConfigError: no such trace or workload (`OwnWorkload`), or requests longer than `max_model_len`.
+    Raises `ConfigError` if there is no such trace or workload (`OwnWorkload`), or a request is longer than `max_model_len`
+    tokens.
     """
     if trace is None and is_place(workload):
         return OwnWorkload(workload, max_model_len).drawer
@@ -357,6 +293,6 @@ def load(
     duration: float,
     seed: int,
 ) -> SimulatedLoad[Sequence[Arrival]]:
-    """Arrivals from a source. Raises `ConfigError` if rate or duration are out of range."""
+    """Draw arrivals from a source. Raises `ConfigError` if rate or duration is out of range."""
     rng = Random(seed)
     return SimulatedLoad(workload, rate, seed, arrivals(source(rng), rate, duration, rng))
