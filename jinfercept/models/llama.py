@@ -1,10 +1,10 @@
 """Llama: RMS norm, rotary grouped-query attention, gated SiLU (arXiv 2302.13971, 2307.09288).
 
 SmolLM2, Vicuna and Mistral are the same; Ministral 3 has longer queries behind its original context. Qwen2 adds biases to the
-projections of attention (arXiv 2407.10671), Qwen3 norms of queries and keys (arXiv 2505.09388). OLMo 2 norms outputs in place
-of inputs, and queries and keys over all heads (arXiv 2501.00656). Granite multiplies what is added to the stream. Mixtral
-(arXiv 2401.04088) and Qwen3-MoE have experts in place of the one feed-forward network (`experts.py`). Some layers of SmolLM3
-turn nothing, and OLMo 3's with a window turn in another way: their kind says so.
+projections of attention (arXiv 2407.10671), Qwen3 norms of queries and keys (arXiv 2505.09388); the other projections may have
+biases too. OLMo 2 norms outputs in place of inputs, and queries and keys over all heads (arXiv 2501.00656). Granite multiplies
+what is added to the stream. Mixtral (arXiv 2401.04088) and Qwen3-MoE have experts in place of the one feed-forward network
+(`experts.py`). Some layers of SmolLM3 turn nothing, and OLMo 3's with a window turn in another way: their kind says so.
 
 Gemma 1, 2 and 3 (arXiv 2403.08295, 2408.00118, 2503.19786) have norms around attention and feed-forward, GELU gates and scaled
 embeddings; their norms multiply by one plus their weight, in float32. Gemma 2 caps scores and logits; in Gemma 2 and 3 some
