@@ -1,4 +1,4 @@
-"""Rows of a product that a kernel may compute while it reads what they are computed from."""
+"""Rows of a product that a kernel may compute while it reads their operands."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -22,11 +22,7 @@ _ACTIVATIONS = {
 @partial(jax.tree_util.register_dataclass, data_fields=["gate_up"], meta_fields=[])
 @dataclass(frozen=True)
 class Gated:
-    """Rows `silu(gate) * up`.
-
-    Attributes:
-        gate_up: for each row its gates, and then what they are for.
-    """
+    """Rows `silu(gate) * up`; each row of `gate_up` has its gates, then its ups."""
 
     gate_up: Float[Array, "T 2 K"]
 
@@ -34,13 +30,7 @@ class Gated:
 @partial(jax.tree_util.register_dataclass, data_fields=["x", "scale"], meta_fields=["eps"])
 @dataclass(frozen=True)
 class Normed:
-    """Rows behind their root-mean-square norm.
-
-    Attributes:
-        x: the rows before it.
-        scale: of every column.
-        eps: added to the mean of the squares.
-    """
+    """Root-mean-square norm of the rows `x`; `scale` is by column, `eps` is added to the mean of the squares."""
 
     x: Float[Array, "T K"]
     scale: Float[Array, "K"]
@@ -51,7 +41,6 @@ type Rows = Float[Array, "T columns"] | Gated | Normed
 
 
 def dense(rows: Rows) -> Float[Array, "T K"]:
-    """The rows as an array."""
     match rows:
         case Gated(both):
             return gated(both[:, 0], both[:, 1])
@@ -82,7 +71,7 @@ def precision(dtype: DTypeLike) -> jax.lax.Precision | None:
 
 
 def rounded(x: Float[Array, "T K"], group: int) -> Float[Array, "T K"]:
-    """Rows whose numbers are whole multiples, up to 127, of a scale that a group of neighbours has; in float32."""
+    """Round each group of neighbours to whole multiples, at most 127, of a common scale; in float32."""
     groups = x.astype(jnp.float32).reshape(len(x), -1, group)
     most = jnp.max(jnp.abs(groups), axis=-1, keepdims=True)
     numbers = jnp.round(groups * jnp.where(most > 0, 127.0 / most, 0.0))
