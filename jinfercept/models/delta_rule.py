@@ -151,7 +151,7 @@ def _block(
     block: DeltaInputs, before: Float32[Array, "K G D W"], num_seen: Int[Array, ""], corrects: bool
 ) -> tuple[Float32[Array, "C K G W"], Float32[Array, "K G D W"]]:
     """Consecutive tokens of one row. The state behind them has seen the first `num_seen`."""
-    q, k, v, beta = block.q, block.k, block.v, block.beta
+    q, k, v, _, beta = block
     decay = jnp.cumsum(block.decay, axis=0)  # [C, K, G], from the block's start
     by_head = jnp.moveaxis(decay, 0, -1)
     causal = jnp.tril(jnp.ones((len(q), len(q)), bool))[None, None]
