@@ -7,17 +7,13 @@ prompt tokens, generated tokens, leading prompt tokens that were the previous ca
 Clients play the sessions on `/v1/completions` with random token ids. A call's prompt is the previous prompt and answer with new
 tokens behind; where the history was rewritten, it is the part of the previous prompt that stayed. Several servers are measured
 one after the other; give each the same pool, and let none do anything else meanwhile.
-
-`--restart` plays the first half of the calls of every session, then the second. It does so on a server, and on one that ends
-between the halves, so that another one goes on in its place: what that computes again, its disk did not keep.
 """
 
 import asyncio
 import json
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from random import Random
 from statistics import median, quantiles
@@ -30,7 +26,7 @@ from rich.table import Table
 from tyro import conf
 
 from benchmarks.servers import Reply, Target, child_server, complete, make_target
-from jinfercept.cli.options import HOSTS, Maybe, Repeated, Switch, engine_flags
+from jinfercept.cli.options import HOSTS, Maybe, Repeated, engine_flags
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
 from jinfercept.sim.reports import check_outputs, write_json
@@ -133,52 +129,41 @@ class AgentReply(NamedTuple):
     reply: Reply
 
 
-class Replay:
-    """Sessions on a server, as far as they have come.
+def replay(
+    server: RunningServer,
+    sessions: Sequence[Sequence[AgentCall]],
+    clients: int,
+    seed: int,
+    done: Callable[[int], None],
+) -> list[AgentReply]:
+    """Play sessions on a server; a client plays one after another.
 
     Args:
-        sessions: a client plays one after another.
         clients: at a time.
         seed: of the tokens.
         done: called with the number of answers.
     """
+    waiting, replies = enumerate(sessions), list[AgentReply]()
 
-    def __init__(
-        self, sessions: Sequence[Sequence[AgentCall]], clients: int, seed: str, done: Callable[[int], None]
-    ) -> None:
-        self._clients, self._done = clients, done
-        self._sessions = [prompts_of(session, Random(f"{seed}/{number}")) for number, session in enumerate(sessions)]
-        self._next: list[AgentPrompt | None] = [next(calls, None) for calls in self._sessions]
-        self.replies: list[AgentReply] = []
+    async def work(client: AsyncOpenAI) -> None:
+        for number, session in waiting:
+            calls = prompts_of(session, Random(f"{seed}/{number}"))
+            prompt = next(calls)
+            for _ in session:
+                await asyncio.sleep(prompt.call.gap_s)
+                reply = await complete(client, server.model, prompt.tokens, prompt.call.new)
+                replies.append(AgentReply(prompt, reply))
+                done(len(replies))
+                with suppress(StopIteration):
+                    prompt = calls.send(reply.token_ids)
 
-    def play(self, server: RunningServer, most_calls: int | None = None) -> None:
-        """Go on with every session, for so many calls at most."""
-        asyncio.run(self._play(server, most_calls))
-
-    async def _play(self, server: RunningServer, most_calls: int | None) -> None:
-        waiting = list(range(len(self._sessions)))
-
-        async def work(client: AsyncOpenAI) -> None:
-            while waiting:
-                await self._go_on(waiting.pop(0), server.model, client, most_calls)
-
+    async def play() -> None:
         async with server.target.client() as client:
             await complete(client, server.model, [1, 2, 3], 2)  # warm
-            await asyncio.gather(*(work(client) for _ in range(self._clients)))
+            await asyncio.gather(*(work(client) for _ in range(clients)))
 
-    async def _go_on(self, number: int, model: str, client: AsyncOpenAI, most_calls: int | None) -> None:
-        for _ in count() if most_calls is None else range(most_calls):
-            prompt = self._next[number]
-            if prompt is None:
-                return
-            await asyncio.sleep(prompt.call.gap_s)
-            reply = await complete(client, model, prompt.tokens, prompt.call.new)
-            self.replies.append(AgentReply(prompt, reply))
-            self._done(len(self.replies))
-            try:
-                self._next[number] = self._sessions[number].send(reply.token_ids)
-            except StopIteration:
-                self._next[number] = None
+    asyncio.run(play())
+    return replies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +189,6 @@ class Agents:
     """factor on the seconds of tools"""
     seed: int = 0
     """of the tokens of prompts"""
-    restart: Switch = False
-    """play the sessions in two halves, on MODEL's server and on one that ends between them and is started again"""
     json: Maybe[str] = None
     """write the numbers to this file"""
     engine: Annotated[EngineOptions, engine_flags("seed", *HOSTS)]
@@ -222,34 +205,16 @@ class Agents:
         scale = Scale(self.scale_prompts, self.scale_answers, self.scale_seconds)
         self._check(scale)
         sessions = load_sessions(scale)
-        reports = list(self._restarted(sessions) if self.restart else self._unbroken(sessions))
+        reports = list[Report]()
+        with self._running() as running:
+            for server in running:
+                with _counted(server.target.name, sessions) as done:
+                    replies = replay(server, sessions, self.clients, self.seed, done)
+                reports.append(_report(server, replies))
         show(_table(reports))
         if self.json is not None:
             write_json(self.json, reports)
         return int(any(report["errors"] for report in reports))
-
-    def _unbroken(self, sessions: Sequence[Sequence[AgentCall]]) -> Iterator[Report]:
-        with self._running() as running:
-            for server in running:
-                with _counted(server.target.name, sessions) as done:
-                    replay = Replay(sessions, self.clients, str(self.seed), done)
-                    replay.play(server)
-                yield _report(server, server.target.name, replay.replies)
-
-    def _restarted(self, sessions: Sequence[Sequence[AgentCall]]) -> Iterator[Report]:
-        """The reports of a server, and of one that another one replaces half-way; the two have tokens of their own."""
-        half = max(map(len, sessions)) // 2
-        for title, is_replaced in (("unbroken", False), ("restarted", True)):
-            with _counted(title, sessions) as done:
-                replay = Replay(sessions, self.clients, f"{self.seed}/{title}", done)
-                with self._running() as [server]:
-                    replay.play(server, half)
-                    if not is_replaced:
-                        replay.play(server)
-                if is_replaced:
-                    with self._running() as [server]:
-                        replay.play(server)
-            yield _report(server, title, replay.replies)
 
     def _check(self, scale: Scale) -> None:
         """Raise `ConfigError` if the flags contradict each other."""
@@ -257,8 +222,6 @@ class Agents:
         for name, factor in scale._asdict().items():
             if factor < 0 or (factor == 0 and name != "seconds"):
                 raise ConfigError(f"--scale-{name} is out of range", got=factor, fix="above 0")
-        if self.restart and self.own is None:
-            raise ConfigError("--restart ends a server that is started here", got="no MODEL", fix="give a MODEL")
         check_outputs((("--json", self.json),))
         check_least("--timeout", self.timeout, 0.001)
         if bool(self.base_url) == (self.own is not None):
@@ -305,14 +268,14 @@ def _counted(title: str, sessions: Sequence[Sequence[AgentCall]]) -> Iterator[Ca
         yield lambda done: progress.update(task, completed=done)
 
 
-def _report(server: RunningServer, title: str, replies: Sequence[AgentReply]) -> Report:
+def _report(server: RunningServer, replies: Sequence[AgentReply]) -> Report:
     counted = [(prompt, reply) for prompt, reply in replies if reply.error is None]
     good = [reply for _, reply in counted]
     first_s = [reply.first_s for reply in good if reply.first_s is not None]
     generated = sum(reply.completion_tokens or 0 for reply in good)
     prompts, cached = sum(reply.prompt_tokens or 0 for reply in good), [reply.cached_tokens for reply in good]
     return {
-        "server": title,
+        "server": server.target.name,
         "model": server.model,
         "calls": len(replies),
         "errors": len(replies) - len(good),

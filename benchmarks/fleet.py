@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -278,10 +278,6 @@ class SwitchedPlacer:
         """See `Router.failed`."""
         if self.way == "price":
             self.router.failed(hint, replica)
-
-    def learn(self, replica: str, contexts: Iterable[tuple[str, bytes, int]]) -> None:
-        """See `Router.learn`."""
-        self.router.learn(replica, contexts)
 
     def forget_replica(self, name: str) -> None:
         """See `Router.forget_replica`."""

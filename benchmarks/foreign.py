@@ -68,7 +68,7 @@ class Program(NamedTuple):
     """A program.
 
     Attributes:
-        packages: what pip installs; empty: no registry has it.
+        packages: what pip installs.
         arguments: behind the interpreter or the script of its environment.
         read: its counts, from what it has written into the folder.
         environment: variables of its process.
@@ -249,7 +249,6 @@ PROGRAMS: Mapping[str, Program] = {
     "lm-eval": Program(("lm-eval[api]==0.4.13",), _lm_eval, read_lm_eval, _OFFLINE),
     "inspect": Program(("inspect-ai==0.3.285", "openai==3.57.0"), _inspect, read_inspect),
 }
-UNPUBLISHED = {"endpoints": "the agentic client of mlcommons/endpoints is in no package registry"}
 
 
 def installed(packages: Sequence[str]) -> Path:
@@ -358,9 +357,8 @@ class Foreign:
 
     def run(self) -> int:
         """Run the programs; returns 1 if one fails or counts an error. Raises `ConfigError` for an unknown name."""
-        programs = (*PROGRAMS, *UNPUBLISHED)
-        if unknown := [name for name in self.names if name not in programs]:
-            raise ConfigError("no such program", got=", ".join(unknown), fix=f"one of {', '.join(programs)}")
+        if unknown := [name for name in self.names if name not in PROGRAMS]:
+            raise ConfigError("no such program", got=", ".join(unknown), fix=f"one of {', '.join(PROGRAMS)}")
         rows: dict[str, tuple[Counts, Counts] | str] = {}
         failed = False
         flags = {"max_model_len": 4096}
@@ -369,7 +367,7 @@ class Foreign:
             tempfile.TemporaryDirectory() as folder,
         ):
             tokenizer = _saved_tokenizer(self.model, Path(folder) / "tokenizer")
-            for name in self.names or programs:
+            for name in self.names or PROGRAMS:
                 try:
                     scripts = self._scripts(name)
                 except SkippedError as error:
@@ -392,8 +390,6 @@ class Foreign:
         return int(failed)
 
     def _scripts(self, name: str) -> Path:
-        if name in UNPUBLISHED:
-            raise SkippedError(UNPUBLISHED[name])
         program = PROGRAMS[name]
         home = cache_directory() / "foreign" / f"{'+'.join(program.packages)}.complete"
         if program.is_large and not self.large and not home.exists():

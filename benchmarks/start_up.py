@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -67,7 +66,6 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="smollm2-135m", help="as for `jinfercept run`")
     parser.add_argument("--dtype", action="append", help="float32 or bfloat16 (default: both)")
     parser.add_argument("--kv-tokens", type=int, default=4096, help="tokens of KV (default: 4096)")
-    parser.add_argument("--json", type=Path, help="file to write")
     parser.add_argument(
         "--repeat", type=int, default=1, help="starts of each kind but the cold one; the quickest counts"
     )
@@ -88,8 +86,6 @@ def main() -> None:
                 runs = [start(options.model, dtype, options.kv_tokens, lazy, environment) for _ in range(times)]
                 rows.append({"dtype": dtype, "start": how} | min(runs, key=lambda run: run["first_token_s"]))
     console.print(table(options.model, rows))
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n")
 
 
 def start(model: str, dtype: str, kv_tokens: int, lazy: bool, environment: dict[str, str]) -> dict[str, Any]:

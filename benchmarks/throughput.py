@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from tyro import conf
 
-from benchmarks.peers.peer_script import forget_peak_memory, measure_cell, memory_gib, peak_memory_gib
+from benchmarks.peers.peer_script import measure_cell
 from jinfercept.cli.options import HOSTS, Maybe, ModelName, Repeated, Several, engine_flags
 from jinfercept.config import CacheOptions, DTypeChoice, EngineConfig, EngineOptions, LLMOptions
 from jinfercept.cpu_kernels.machine import num_processors
@@ -94,18 +94,12 @@ class Peer(NamedTuple):
 
 
 class PeerCells(NamedTuple):
-    """The cells of an engine in one dtype.
-
-    Attributes:
-        rest_gib, peak_gib: resident memory of its process, GiB, once it is ready and at most until its end; None: not known.
-    """
+    """The cells of an engine in one dtype."""
 
     engine: str
     version: str
     dtype: str
     cells: list[Cell]
-    rest_gib: float | None = None
-    peak_gib: float | None = None
 
 
 def script_peer(text: str) -> Peer:
@@ -137,8 +131,7 @@ def measure_peer(peer: Peer, model: str, dtype: str, work: ThroughputWork, vocab
     """Run a peer's command in one dtype.
 
     It reads `{"model", "dtype", "batches", "contexts", "new_tokens", "vocab_size"}` and its last line is
-    `{"version": …, "cells": [{"batch", "context", "decode_tokens_per_s", "prefill_tokens_per_s"}, …]}`, with the
-    process' `"rest_gib"` and `"peak_gib"` if it knows them.
+    `{"version": …, "cells": [{"batch", "context", "decode_tokens_per_s", "prefill_tokens_per_s"}, …]}`.
 
     Raises:
         ConfigError: it failed, or printed something else.
@@ -154,8 +147,7 @@ def measure_peer(peer: Peer, model: str, dtype: str, work: ThroughputWork, vocab
     try:
         printed: dict[str, Any] = json.loads(_last_line(process.stdout))
         cells = [Cell(**cell) for cell in printed["cells"]]
-        memory = (printed.get(name) for name in ("rest_gib", "peak_gib"))
-        return PeerCells(peer.name, str(printed.get("version", "")), dtype, cells, *memory)
+        return PeerCells(peer.name, str(printed.get("version", "")), dtype, cells)
     except (ValueError, TypeError, KeyError):
         raise ConfigError(
             f"the peer {peer.name} printed no result",
@@ -212,7 +204,6 @@ class Throughput:
         finally:  # what there is, also if a peer fails or the user interrupts
             if measured:
                 show(table(measured))
-                show(memory_table(measured))
                 if self.json is not None:
                     engines = [of_engine._asdict() for of_engine in measured]
                     for of_engine in engines:
@@ -270,16 +261,6 @@ def table(measured: Sequence[PeerCells]) -> Table:
     return shown
 
 
-def memory_table(measured: Sequence[PeerCells]) -> Table:
-    """Resident memory of each engine's process: once it is ready, and the most until its end."""
-    columns = ("engine", "dtype", "ready", "most")
-    shown = plain_table(columns, left=columns[:2], caption="GiB of memory of the process")
-    for engine_cells in measured:
-        sizes = (f"{size:.2f}" if size is not None else "-" for size in (engine_cells.rest_gib, engine_cells.peak_gib))
-        shown.add_row(engine_cells.engine, engine_cells.dtype, *sizes)
-    return shown
-
-
 def _measure_ours(
     model: str, dtype: DTypeChoice, work: ThroughputWork, engine: EngineOptions, console: Console
 ) -> PeerCells:
@@ -287,15 +268,13 @@ def _measure_ours(
 
     from jinfercept.llm import LLM
 
-    forget_peak_memory()
     page_size = engine.get("page_size", CacheOptions.page_size)
     options: EngineOptions = {**work.engine_options(page_size), **engine, "dtype": dtype}
     with StartDisplay() as start, LLM(model, lazy=False, progress=start, **options) as llm:
         start.close()
-        rest = memory_gib("VmRSS")
         with console.status(f"{OURS}, {dtype}") as status:
             cells = measure(llm, work, lambda done, total: status.update(f"{OURS}, {dtype}: {done} of {total}"))
-    return PeerCells(OURS, f"{__version__}, jax {jax.__version__}", dtype, cells, rest, peak_memory_gib(rest))
+    return PeerCells(OURS, f"{__version__}, jax {jax.__version__}", dtype, cells)
 
 
 def _measure_other(peer: Peer, model: str, dtype: str, work: ThroughputWork, console: Console) -> PeerCells:

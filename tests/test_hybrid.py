@@ -141,5 +141,4 @@ def test_info_says_what_a_sequence_takes(capsys: pytest.CaptureFixture[str], mon
     assert main(["info", str(GOLDEN / NAME)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "recurrent layers │ 3 of 4" in text
-    assert "100 GiB of --swap-space hold" in text
     assert "states 6.4 KiB per sequence" in text

@@ -199,7 +199,7 @@ TINY_CONFIGS = {
         rope_parameters=IMAGE_ROPE,
     ),
     "nemotron_h": NemotronHConfig(**NEMOTRON_SHAPE, hybrid_override_pattern="*EMM-"),
-    "nemotron_h_latent": NemotronHConfig(**NEMOTRON_SHAPE, moe_latent_size=8, hybrid_override_pattern="*-ME"),  # Super
+    "nemotron_h_latent": NemotronHConfig(**NEMOTRON_SHAPE, moe_latent_size=8, hybrid_override_pattern="-*-EM"),  # Super
     "olmo2": Olmo2Config(**LLAMA_SHAPE, rope_parameters=SHORT_ROPE),
     "olmo3": Olmo3Config(
         **LLAMA_SHAPE | {"num_hidden_layers": 5},

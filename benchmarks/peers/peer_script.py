@@ -57,12 +57,6 @@ def memory_gib(field: str) -> float | None:
     return next((int(line.split()[1]) / 2**20 for line in lines if line.startswith(f"{field}:")), None)
 
 
-def peak_memory_gib(rest: float | None) -> float | None:
-    """The most resident memory that this process had, at least `rest`: Linux counts in steps, and the peak can read less."""
-    peak = memory_gib("VmHWM")
-    return peak if rest is None or peak is None else max(rest, peak)
-
-
 def forget_peak_memory() -> None:
     """`VmHWM` is what this process needs from now on, where Linux allows it."""
     with suppress(OSError):
@@ -78,12 +72,11 @@ def answer(open_engine: Callable[[dict[str, Any]], tuple[str, Generate]]) -> Non
     work = json.load(sys.stdin)
     version, generate = open_engine(work)
     generate([[1] * 8], 2)  # what is only done once
-    rest, cells = memory_gib("VmRSS"), []
+    cells = []
     for context in work["contexts"]:
         for batch in work["batches"]:
             decode, prefill = measure_cell(generate, batch, context, work["new_tokens"], work["vocab_size"])
             cell = {"batch": batch, "context": context}
             cells.append(cell | {"decode_tokens_per_s": decode, "prefill_tokens_per_s": prefill})
-    memory = {"rest_gib": rest, "peak_gib": peak_memory_gib(rest)}
-    print(json.dumps({"version": version, "cells": cells, **memory}), flush=True)
+    print(json.dumps({"version": version, "cells": cells}), flush=True)
     os._exit(0)  # an engine's own lines at its end would come behind

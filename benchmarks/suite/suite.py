@@ -61,7 +61,7 @@ def main(kind: SuiteKind, argv: Sequence[str]) -> int:
         print(f"{kind.tool}: {error}", file=sys.stderr)
         return 2
     parts = [name for word in options.parts or kind.jobs for name in kind.jobs.get(word, [word])]
-    limits_s = [options.patience * kind.parts[name].limit_s for name in parts]
+    limits_s = [kind.parts[name].limit_s for name in parts]
     budget_s = options.limit_s if options.tiny else min(options.limit_s, sum(limits_s))  # tiny: on any machine
     since_s, cache = time.time(), _cache(kind)
     report = {
@@ -112,7 +112,6 @@ def _options(kind: SuiteKind, argv: Sequence[str]) -> argparse.Namespace:
     )
     seconds = f"seconds for all parts together (default: {kind.limit_s:.0f})"
     parser.add_argument("--limit-s", type=float, default=kind.limit_s, help=seconds)
-    parser.add_argument("--patience", type=float, default=1.0, help="factor of the limit of each part (default: 1)")
     parser.add_argument("--tiny", action="store_true", help=f"tiny shapes, to prove the suite without a {kind.device}")
     parser.add_argument("--commit", help="the commit that runs, where the tree is no checkout")
     return parser.parse_args(argv)
@@ -126,9 +125,8 @@ def _check(kind: SuiteKind, options: argparse.Namespace) -> None:
         raise ConfigError(
             "--kept is no folder", got=options.kept, fix="the folder that an earlier run has left, or none"
         )
-    for name, number in (("--limit-s", options.limit_s), ("--patience", options.patience)):
-        if not number > 0:
-            raise ConfigError(f"{name} is too small", got=number, fix="a number above 0")
+    if not options.limit_s > 0:
+        raise ConfigError("--limit-s is too small", got=options.limit_s, fix="a number above 0")
     with suppress(OSError):  # which `check_writable` explains
         options.out.mkdir(parents=True, exist_ok=True)
     results = options.out / RESULTS

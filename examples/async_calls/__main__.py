@@ -7,6 +7,9 @@ from jinfercept.cli.command import Entry, run_command_line
 
 COMMANDS: Mapping[str, Entry] = {
     "train": Entry("examples.async_calls.train:Train", "train a small Llama from nothing, or fine-tune a checkpoint"),
+    "demo": Entry(
+        "examples.async_calls.demo:Demo", "calls that run while the model writes, beside calls that it waits for"
+    ),
     "evaluate": Entry("examples.async_calls.evaluate:Evaluate", "held-out dialogues, asynchronous against synchronous"),
 }
 

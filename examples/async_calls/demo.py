@@ -1,4 +1,4 @@
-"""`jinfercept demo --async`: a small model whose calls run while it writes, beside the same model that waits for each of them.
+"""A small model whose calls run while it writes, beside the same model that waits for each of them.
 
 Both answer the same questions at the same time, in one batch. Under the text of each, a lane for the model shows when it waits,
 and a lane for every call shows when it runs. The model reads in the first line of a prompt how it is to call.
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jinfercept.calls import Tool
+from jinfercept.cli.options import Maybe
 from jinfercept.config import EngineOptions
 from jinfercept.events import Event, Finished, Intercepted, Interrupted, Resumed, Token
 from jinfercept.outputs import RequestOutput
@@ -128,32 +129,33 @@ def tools(lanes: Lanes, slow_s: float) -> list[Tool]:
     return [Tool(add, calls="async"), Tool(total, calls="async"), *(lookup(name) for name, _ in ANSWERS)]
 
 
-def run_async_demo(model: str | None, slow_s: float) -> int:
-    """Show both kinds of calls, and print their times and answers; 0 if the answers are the same.
+@dataclass(frozen=True)
+class Demo:
+    """The command."""
 
-    Args:
-        model: a directory that `python -m examples.async_calls train` wrote; None: the one beside this file.
-        slow_s: seconds that the slowest tool takes.
+    model: Maybe[str] = None
+    """a directory that `train` wrote (default: the one beside this file)"""
+    slow_s: float = 1.5
+    """seconds that the slowest tool takes"""
 
-    Raises:
-        ModelError: the model cannot be loaded.
-    """
-    from jinfercept.llm import LLM
+    def run(self) -> int:
+        """Show both kinds of calls, and print their times and answers; 0 if the answers are the same."""
+        from jinfercept.llm import LLM
 
-    console = Console()
-    sizes: EngineOptions = {"dtype": "float32", "max_num_seqs": 2, "max_num_batched_tokens": 64}
-    with StartDisplay(notes=True) as start, LLM(model or str(CHECKPOINT), progress=start, **sizes) as llm:
-        start.close()
-        _serve(llm, {mode: Lanes(time.monotonic()) for mode in get_args(Mode)}, 0.0)  # imports what declares tools
-        lanes: dict[Mode, Lanes] = {mode: Lanes(time.monotonic()) for mode in get_args(Mode)}
-        full_s = 1.5 * slow_s * sum(SHARES.values())
-        with Live(console=console, get_renderable=lambda: picture(lanes, full_s), refresh_per_second=15):
-            _serve(llm, lanes, slow_s)
-    console.print()
-    console.print(_table(lanes))
-    same = len({_answer(own_lanes) for own_lanes in lanes.values()}) == 1
-    console.print("the same answers" if same else "[red]different answers[/red]")
-    return 0 if same else 1
+        console = Console()
+        sizes: EngineOptions = {"dtype": "float32", "max_num_seqs": 2, "max_num_batched_tokens": 64}
+        with StartDisplay(notes=True) as start, LLM(self.model or str(CHECKPOINT), progress=start, **sizes) as llm:
+            start.close()
+            _serve(llm, {mode: Lanes(time.monotonic()) for mode in get_args(Mode)}, 0.0)  # imports what declares tools
+            lanes: dict[Mode, Lanes] = {mode: Lanes(time.monotonic()) for mode in get_args(Mode)}
+            full_s = 1.5 * self.slow_s * sum(SHARES.values())
+            with Live(console=console, get_renderable=lambda: picture(lanes, full_s), refresh_per_second=15):
+                _serve(llm, lanes, self.slow_s)
+        console.print()
+        console.print(_table(lanes))
+        same = len({_answer(own_lanes) for own_lanes in lanes.values()}) == 1
+        console.print("the same answers" if same else "[red]different answers[/red]")
+        return 0 if same else 1
 
 
 def _serve(llm: "LLM", lanes: Mapping[Mode, Lanes], slow_s: float) -> None:

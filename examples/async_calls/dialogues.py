@@ -14,8 +14,6 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple, final
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
@@ -91,17 +89,6 @@ class Codec:
     def part(self, text: str) -> tuple[int, ...]:
         """The ids of a later part."""
         return self._parts(text)
-
-
-def with_delimiters(tokenizer: Tokenizer) -> Tokenizer:
-    """A copy of a vocabulary in which every delimiter is a special token."""
-    with TemporaryDirectory() as folder:
-        tokenizer.save(Path(folder))
-        file = str(Path(folder, "tokenizer.json"))
-        backend = Backend.from_file(file)
-        backend.add_special_tokens(list(DELIMITERS))
-        backend.save(file)
-        return Tokenizer.from_saved(Path(folder))
 
 
 def vocabulary(texts: Iterable[str]) -> Tokenizer:

@@ -9,8 +9,8 @@ the token at one distance. Later layers look for what equals the query, and writ
 import random
 import string
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -21,7 +21,6 @@ import numpy as np
 from tyro import conf
 
 from examples.async_calls.dialogues import (
-    DELIMITERS,
     MOST,
     Codec,
     Mode,
@@ -31,7 +30,6 @@ from examples.async_calls.dialogues import (
     prompt,
     script,
     vocabulary,
-    with_delimiters,
     woven,
 )
 from examples.async_calls.learning import Batch, Learner, batch, batches, optimiser, pack, scores, start, stepper
@@ -124,8 +122,6 @@ def _matching(layer: Weights) -> Weights:
 
 NUM_EXAMINED = 64
 _REPORTS = 12
-_BY_TOKEN = ("embedding", "unembed", "unembed_bias")
-"""Weights with a row for each token."""
 
 
 class Start(NamedTuple):
@@ -144,8 +140,6 @@ class Train:
     """to write the model to; give it wherever a model is asked for"""
     model: Maybe[str] = None
     """a checkpoint that learns on, of any format that is served (default: a small Llama from nothing)"""
-    add_tokens: bool = False
-    """a checkpoint gets the delimiters that its vocabulary lacks as special tokens, instead of writing them as text"""
     steps: int = 3500
     """batches to learn from"""
     rows: int = 8
@@ -173,7 +167,7 @@ class Train:
         directory = Path(self.directory).expanduser()
         if is_converted(directory):
             raise ModelError("the directory holds a model already", got=directory, fix="name another directory")
-        first = small_llama(self.seed) if self.model is None else checkpoint(self.model, add_tokens=self.add_tokens)
+        first = small_llama(self.seed) if self.model is None else checkpoint(self.model)
         began_s, began_cpu_s = time.monotonic(), time.process_time()
         params = self._learn(first)
         seconds, cpu_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
@@ -230,48 +224,13 @@ def small_llama(seed: int) -> Start:
     return Start(Model(config, joined=False), first_weights(config, seed), codec)
 
 
-def checkpoint(name: str, *, add_tokens: bool = False) -> Start:
-    """A checkpoint with its vocabulary.
-
-    Args:
-        add_tokens: the delimiters are special tokens, added where the vocabulary lacks them.
-
-    Raises:
-        ModelError: it cannot be loaded or has no vocabulary.
-    """
+def checkpoint(name: str) -> Start:
+    """A checkpoint with its vocabulary. Raises `ModelError` if it cannot be loaded or has no vocabulary."""
     loaded = load(name, dtype="float32")
     tokenizer = load_tokenizer(loaded.source)
     if tokenizer is None:
         raise ModelError("the checkpoint has no tokenizer", got=name, fix="put its tokenizer.json beside the weights")
-    config, params = loaded.model.config, separate(loaded.params)
-    if add_tokens:
-        bare = tokenizer
-        tokenizer = with_delimiters(bare)
-        added = [id_ for text in DELIMITERS if (id_ := tokenizer.added_token_id(text)) is not None]
-        new = [id_ for id_, text in zip(added, DELIMITERS, strict=True) if bare.added_token_id(text) is None]
-        config, params = with_tokens(config, params, new)
-    return Start(Model(config, joined=False), params, Codec(tokenizer))
-
-
-def with_tokens(config: ModelConfig, params: Params, ids: Sequence[int]) -> tuple[ModelConfig, Params]:
-    """A model whose vocabulary has these token ids: their weights are the mean of those of all tokens before.
-
-    Args:
-        params: apart; `[V, …]` in the embedding and the unembedding.
-    """
-    size = max(config.vocab_size, *(id_ + 1 for id_ in ids), 0)
-
-    def grown(leaf: jax.Array) -> jax.Array:
-        mean = leaf.mean(axis=0)
-        more = jnp.broadcast_to(mean, (size - len(leaf), *mean.shape))
-        return jnp.concatenate([leaf, more]).at[jnp.array(ids, int)].set(mean)
-
-    def of_all(block: Weights) -> Weights:
-        return {name: grown(leaf) if name in _BY_TOKEN else leaf for name, leaf in block.items()}
-
-    larger = replace(config, vocab_size=size)
-    apart = untied(config, params)
-    return larger, tied(larger, apart._replace(embed=of_all(apart.embed), head=of_all(apart.head)))
+    return Start(Model(loaded.model.config, joined=False), separate(loaded.params), Codec(tokenizer))
 
 
 class Examination:

@@ -104,11 +104,6 @@ def read(directory: Path) -> tuple[Adapter, float]:
     return adapter, config["lora_alpha"] / config["r"]
 
 
-def num_bytes(config: ModelConfig, rank: int) -> int:
-    """Bytes of an adapter's weights in float16."""
-    return 2 * rank * config.num_layers * sum(map(sum, _widths(config).values()))
-
-
 def _widths(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of every weight."""
     e, f, d = config.hidden_size, config.ffn_size, config.head_dim

@@ -9,7 +9,7 @@ import json
 import random
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,38 +97,18 @@ def _with_json_types(value: Any) -> Any:
 
 def is_right(case: Case, calls: Sequence[tuple[str, Any]]) -> bool:
     """Whether these calls, names and arguments, are what the case wants."""
-    return not any(mistakes(case, calls))
-
-
-def mistakes(case: Case, calls: Sequence[tuple[str, Any]]) -> Iterator[str]:
-    """What is wrong with the calls; nothing if they are right."""
-    if case.answer is None:
-        if calls:
-            yield "called"
-        return
-    if len(calls) != 1:
-        yield "no call" if not calls else "too many calls"
-        return
+    if case.answer is None or len(calls) != 1:
+        return case.answer is None and not calls
     ((name, arguments),) = calls
     ((function, possible),) = case.answer.items()
-    if name != function:
-        yield f"function {name}"
-        return
+    if name != function or not isinstance(arguments, dict):
+        return False
     declared = next(item["parameters"] for item in case.functions if item["name"] == function)
-    if not isinstance(arguments, dict):
-        yield "arguments are no object"
-        return
-    for parameter in declared["required"]:
-        if parameter not in arguments:
-            yield f"without {parameter}"
-    for parameter, value in arguments.items():
-        if parameter not in declared["properties"] or parameter not in possible:
-            yield f"unknown {parameter}"
-        elif not _fits(value, declared["properties"][parameter], possible[parameter]):
-            yield f"{parameter} = {value!r}"
-    for parameter, values in possible.items():
-        if parameter not in arguments and "" not in values:
-            yield f"without {parameter}"
+    optional = {parameter for parameter, values in possible.items() if "" in values}
+    needed = {*declared["required"], *(possible.keys() - optional)}
+    return needed <= arguments.keys() <= (declared["properties"].keys() & possible.keys()) and all(
+        _fits(value, declared["properties"][parameter], possible[parameter]) for parameter, value in arguments.items()
+    )
 
 
 def _fits(value: Any, declared: Mapping[str, Any], possible: list[Any]) -> bool:

@@ -1,15 +1,13 @@
-"""Lessons as rows of tokens: tokenised as the server writes them, packed, and kept in a file."""
+"""Lessons as rows of tokens: tokenised as the server writes them, and packed."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from examples.async_calls.dialogues import Tokens
 from examples.tool_adapter.dialogues import Dialogue
-from examples.tool_adapter.lexicon import Lexicon
 from examples.tool_adapter.network import Batch
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
@@ -33,11 +31,6 @@ class Document(NamedTuple):
     def num_tokens(self) -> int:
         """Of all of it."""
         return len(self.beginning) + sum(len(branch.ids) for branch in self.branches)
-
-
-def lexicon(tokenizer: Tokenizer) -> Lexicon:
-    """The words of a tokenizer."""
-    return Lexicon(tokenizer.token_text(token) for token in range(tokenizer.vocab_size))
 
 
 def tokens(tokenizer: Tokenizer, end_token_ids: tuple[int, ...], dialogue: Dialogue) -> Tokens:
@@ -125,18 +118,3 @@ def batch(rows: Sequence[Sequence[Document]], width: int) -> Batch:
                 made.learnt[i, start : stop - 1] = written[1:]
                 start = stop
     return made
-
-
-def save_rows(file: Path, batches: Iterable[Batch]) -> int:
-    """Write batches as rows of small numbers, compressed; returns how many rows these are."""
-    arrays = [np.concatenate(parts) for parts in zip(*batches, strict=True)]
-    small = (np.uint16, np.uint16, np.uint8, np.uint8, bool)
-    named = {name: array.astype(kind) for name, array, kind in zip(Batch._fields, arrays, small, strict=True)}
-    np.savez_compressed(file, allow_pickle=False, **named)
-    return len(arrays[0])
-
-
-def read_rows(file: Path) -> Batch:
-    """All the rows of a file."""
-    with np.load(file) as stored:
-        return Batch(*(stored[name].astype(bool if name == "learnt" else np.int32) for name in Batch._fields))

@@ -1,51 +1,39 @@
 """`python -m examples.tool_adapter score PACKAGE`: a model's calls of functions that it has never seen (`bfcl.py`).
 
 Cases are served together, each as the server serves a request with tools and `tool_choice: "auto"`: the tools stand in the
-prompt, and a grammar lets the model answer or call; or without that grammar. Cases of the generator's own are questions about
-skills that no training dialogue has, with one right answer each.
+prompt, and a grammar lets the model answer or call; or without that grammar. Held-out cases are dialogues about skills that no
+lesson has, with one right answer each.
 """
 
 import asyncio
 import json
-import math
 import re
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from scipy.stats import binomtest
 from tyro import conf
 
-from examples.tool_adapter.bfcl import Case, mistakes, read_cases
-from examples.tool_adapter.dialogues import Dialogue, Mix, lessons
-from examples.tool_adapter.lexicon import Lexicon
-from examples.tool_adapter.packing import lexicon
+from examples.tool_adapter.bfcl import Case, is_right, read_cases
+from examples.tool_adapter.dialogues import HELD_OUT, lessons
 from jinfercept import LLM, SamplingParams
 from jinfercept.chat.template import ChatTemplate
 from jinfercept.cli.options import Maybe
 from jinfercept.config import LLMOptions
 from jinfercept.models.embedded import NAME
 
-_MIX = Mix(several=0, incomplete=0, continued=0)
+_PARAMS = SamplingParams(temperature=0.0, max_tokens=160)
 
 
-def held_out_cases(lexicon: Lexicon, count: int, seed: int) -> list[Case]:
+def held_out_cases() -> Iterator[Case]:
     """Single calls, and questions that no tool answers."""
-    made = (
-        dialogue
-        for lesson in lessons(lexicon, seed, examination=True, num_dialogues=2, mix=_MIX)
-        for dialogue in lesson
-    )
-    return list(islice(_cases(made), count))
-
-
-def _cases(dialogues: Iterator[Dialogue]) -> Iterator[Case]:
-    for number, dialogue in enumerate(dialogues):
-        *messages, answer = dialogue.messages
-        functions = [tool["function"] for tool in dialogue.tools]
+    dialogues = (dialogue for lesson in lessons(HELD_OUT) for dialogue in lesson)
+    for number, (tools, (*messages, answer)) in enumerate(dialogues):
+        functions = [tool["function"] for tool in tools]
         yield Case(f"held_out_{number}", messages, functions, _answer(answer))
 
 
@@ -86,57 +74,43 @@ class Score:
     irrelevance: int = 60
     """cases of which no function fits"""
     held_out: int = 0
-    """cases of the generator's own, about skills that were not learnt"""
+    """of 100 cases about skills that no lesson has"""
     grammar: bool = True
     """calls are made of the grammar of their functions"""
     bias: Maybe[float] = None
     """the option `tool_call_bias`; by default that of the adapter that the model has, and none for another"""
-    tool_choice: Literal["auto", "required"] = "auto"
-    """whether the model may answer or must call"""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """of weights and activations"""
-    max_tokens: int = 160
-    """of a turn"""
     at_once: int = 64
     """cases that are served together"""
     seed: int = 0
     """of the choice of cases"""
-    shown: int = 0
-    """mistakes of every category that are printed"""
 
     def run(self) -> int:
         """Print a row for every category; returns 0."""
-        options: LLMOptions = {"dtype": self.dtype, "max_model_len": 4096, "max_num_seqs": self.at_once}
+        options: LLMOptions = {"max_model_len": 4096, "max_num_seqs": self.at_once}
         if self.adapter is not None:
             options |= {"loras": {_NAME: str(self.adapter)}, "tool_lora": _NAME}
         elif self.base:
             options |= {"tool_lora": ""}
         if self.bias is not None:
             options |= {"tool_call_bias": self.bias}
+        counts = {"simple_python": self.simple, "multiple": self.multiple, "irrelevance": self.irrelevance}
+        cases = {name: read_cases(self.package, name, count, self.seed) for name, count in counts.items()}
+        cases["held out"] = list(islice(held_out_cases(), self.held_out))
         with LLM(self.model, **options) as llm:
-            counts = {"simple_python": self.simple, "multiple": self.multiple, "irrelevance": self.irrelevance}
-            for category, count in counts.items():
-                if count:
-                    self._category(llm, category, read_cases(self.package, category, count, self.seed))
-            if self.held_out:
-                assert llm.tokenizer is not None
-                self._category(llm, "held out", held_out_cases(lexicon(llm.tokenizer), self.held_out, self.seed))
+            for category in filter(cases.get, cases):
+                self._category(llm, category, cases[category])
         return 0
 
     def _category(self, llm: LLM, category: str, cases: list[Case]) -> None:
         began_s = time.monotonic()
         calls = asyncio.run(self._served(llm, cases))
-        wrong = [(case, made, list(mistakes(case, made))) for case, made in zip(cases, calls, strict=True)]
-        right = sum(not faults for _, _, faults in wrong)
-        low, high = interval(right, len(cases))
-        kinds = Counter(_kind(faults[0]) for _, _, faults in wrong if faults)
+        right = sum(map(is_right, cases, calls))
+        low, high = binomtest(right, len(cases)).proportion_ci(method="wilson")
         print(
             f"{category:14} {right:4} of {len(cases):4}  {100 * right / len(cases):5.1f} %  "
-            f"[{100 * low:.0f}, {100 * high:.0f}]  {time.monotonic() - began_s:.0f} s  {dict(kinds.most_common(6))}",
+            f"[{100 * low:.0f}, {100 * high:.0f}]  {time.monotonic() - began_s:.0f} s",
             flush=True,
         )
-        for case, made, faults in [entry for entry in wrong if entry[2]][: self.shown]:
-            print(f"    {case.name}: {case.messages[-1]['content']!r:.200}\n      {made!r:.300}\n      {faults!r:.200}")
 
     async def _served(self, llm: LLM, cases: list[Case]) -> list[list[tuple[str, Any]]]:
         room = asyncio.Semaphore(self.at_once)
@@ -148,8 +122,7 @@ class Score:
         return await asyncio.gather(*map(served, cases))
 
     async def _chat(self, llm: LLM, case: Case) -> list[tuple[str, Any]]:
-        params = SamplingParams(temperature=0.0, max_tokens=self.max_tokens)
-        (output,) = await llm.achat(case.messages, params, tools=case.tools, tool_choice=self.tool_choice)
+        (output,) = await llm.achat(case.messages, _PARAMS, tools=case.tools, tool_choice="auto")
         made = [call["function"] for message in output.outputs[0].messages for call in message.get("tool_calls") or ()]
         return [(function["name"], _parsed(function["arguments"])) for function in made]
 
@@ -157,22 +130,11 @@ class Score:
         assert llm.tokenizer is not None
         template = ChatTemplate(llm.tokenizer, (), None, {}, llm.model.config.eos_token_ids, written_tools=case.tools)
         prompt = template.encode(template.render(case.messages))
-        params = SamplingParams(temperature=0.0, max_tokens=self.max_tokens)
-        (output,) = await llm.agenerate([{"prompt_token_ids": prompt}], params, lora=llm.config.adapters.tool_lora)
+        (output,) = await llm.agenerate([{"prompt_token_ids": prompt}], _PARAMS, lora=llm.config.adapters.tool_lora)
         calls = [_parsed(text) for text in _CALL.findall(output.outputs[0].text)]
         return [
             (call.get("name", ""), call.get("arguments")) if isinstance(call, dict) else ("", None) for call in calls
         ]
-
-
-def _kind(mistake: str) -> str:
-    """Of a mistake."""
-    if " = " in mistake:
-        return "value"
-    first = mistake.split()[0]
-    return {"function": "other function", "without": "parameter left out", "unknown": "parameter too much"}.get(
-        first, mistake
-    )
 
 
 def _parsed(text: Any) -> Any:
@@ -182,13 +144,3 @@ def _parsed(text: Any) -> Any:
         return json.loads(text)
     except ValueError:
         return None
-
-
-def interval(right: int, count: int) -> tuple[float, float]:
-    """The share's interval of 95 % confidence, Wilson's."""
-    z, share = 1.96, right / count
-    middle, width = (
-        share + z * z / (2 * count),
-        z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)),
-    )
-    return max(0.0, (middle - width) / (1 + z * z / count)), min(1.0, (middle + width) / (1 + z * z / count))

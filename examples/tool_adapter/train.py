@@ -1,12 +1,12 @@
 """`python -m examples.tool_adapter train DIRECTORY`: an adapter with which a small model calls tools, learnt on two processors.
 
-The dialogues are made up (`dialogues.py`), and written as the server writes them for a model whose template knows no tools.
+Dialogues are written as the server writes them for a model whose template knows no tools.
 A run that was stopped goes on from the directory's `state.npz`.
 """
 
 import time
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +16,10 @@ import numpy as np
 from tyro import conf
 
 from examples.tool_adapter.adapter import adapted, first_adapter, save
-from examples.tool_adapter.dialogues import lessons
+from examples.tool_adapter.dialogues import LESSONS, lessons
 from examples.tool_adapter.learning import RULE, Learner, learning_rates, most_learnt, stepper
 from examples.tool_adapter.network import Batch, frozen
-from examples.tool_adapter.packing import batches, document, lexicon, read_rows, save_rows
+from examples.tool_adapter.packing import batches, document
 from jinfercept.chat.tokenizer.load import load_tokenizer
 from jinfercept.cli.options import Maybe
 from jinfercept.errors import ModelError
@@ -40,6 +40,8 @@ class Train:
     """to write the adapter to, as PEFT does"""
     merged: Maybe[Path] = None
     """to write the model with the adapter to, which `serve` and `LLM` take"""
+    lessons: Path = LESSONS
+    """the dialogues to learn from, as JSON Lines; read again from the start when they are used up"""
     model: str = NAME
     """that gets the adapter"""
     rank: int = 8
@@ -61,7 +63,7 @@ class Train:
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """of the model's products"""
     seed: int = 0
-    """of the adapter and of the dialogues"""
+    """of the adapter's first weights"""
 
     def run(self) -> int:
         """Learn, show the loss, and write the adapter; returns 0."""
@@ -96,13 +98,10 @@ class Train:
         return 0
 
     def _rows(self, tokenizer: Any, ends: tuple[int, ...]) -> Batch:
-        """All that is learnt from; made once, and kept in the directory."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        file = self.directory / f"rows-{self.seed}-{self.rows * self.steps}x{self.width}.npz"
-        if not file.exists():
-            made = (document(tokenizer, ends, lesson) for lesson in lessons(lexicon(tokenizer), self.seed))
-            save_rows(file, islice(batches(made, self.rows, self.width), self.steps))
-        return read_rows(file)
+        """All that is learnt from."""
+        documents = (document(tokenizer, ends, lesson) for lesson in cycle(lessons(self.lessons)))
+        steps = islice(batches(documents, self.rows, self.width), self.steps)
+        return Batch(*map(np.concatenate, zip(*steps, strict=True)))
 
     def _begun(self, learner: Learner) -> tuple[Learner, int]:
         """What a run before this one has learnt, and in how many steps."""

@@ -9,24 +9,20 @@ import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from tyro import conf
 
 from jinfercept.calls import Tool
-from jinfercept.cli.options import Maybe, Switch
 from jinfercept.errors import ConfigError
 from jinfercept.events import Event, Finished
 from jinfercept.models.embedded import NAME, fetch
 from jinfercept.outputs import RequestOutput
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan_builder import SchedulerCounters
-from jinfercept.sched.plugins import load_plugin
 from jinfercept.sim.tables import plain_table
 from jinfercept.start.progress import StartDisplay
 
@@ -133,17 +129,9 @@ class Demo:
     """seconds that the slow tool takes"""
     show: int = 2
     """answers to print"""
-    asynchronous: Annotated[Switch, conf.arg(name="async")] = False
-    """a small model whose calls run while it writes, beside the same model that waits for each of them"""
-    model: Maybe[str] = None
-    """with --async: a directory that examples/async_calls wrote (default: the repository's)"""
 
     def run(self) -> int:
-        """Run the demo; returns 0 if every policy, or every kind of calls, gave the same answers."""
-        if self.asynchronous:
-            return _async_demo(self.model, self.slow_s)
-        if self.model is not None:
-            raise ConfigError("--model is allowed only with --async", got=self.model, fix="add --async")
+        """Run the demo; returns 0 if every policy gave the same answers."""
         if self.requests < 1:
             raise ConfigError("--requests must be at least 1", got=self.requests, fix="--requests 14")
         console = Console()
@@ -164,15 +152,6 @@ class Demo:
             return 1
         console.print("identical tokens under all policies")
         return 0
-
-
-def _async_demo(model: str | None, slow_s: float) -> int:
-    for folder in (Path(), Path(__file__).parents[2]):
-        if (file := folder / "examples" / "async_calls" / "demo.py").is_file():
-            run_async_demo: Any = load_plugin("demo", f"{file}:run_async_demo")
-            return run_async_demo(model, slow_s)
-    fix = "run it in the folder of a clone of the repository"
-    raise ConfigError("the demo of asynchronous calls needs its example", got=f"no {file}", fix=fix)
 
 
 def _run_all(num_requests: int, slow_s: float, console: Console) -> dict[str, DemoRun]:

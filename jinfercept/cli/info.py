@@ -12,7 +12,6 @@ from jinfercept.errors import ConfigError
 if TYPE_CHECKING:
     from jinfercept.models.config import ModelConfig
     from jinfercept.models.model import Model
-    from jinfercept.start.side_pools import StatePlan
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,6 @@ class Info:
         from jinfercept.models.protocol import states_of
         from jinfercept.runner.page_transfers import slot_bytes
         from jinfercept.start.backend import start_backend
-        from jinfercept.start.side_pools import StatePlan
 
         start_backend("auto")
 
@@ -72,11 +70,6 @@ class Info:
             states = f", states {_size(of_states)} per sequence" if of_states else ""
             states += _windowed(config, kv_bytes_per_token(config, dtype, windowed=True) / num_devices)
             table.add_row(name, f"weights {weights / 2**30:.2f} GiB, KV {token / 2**10:.0f} KiB per token{states}")
-            num_tokens = 100 * 2**30 / (token * num_devices)
-            if of_states:
-                table.add_row(f"--swap-space, {dtype}", _on_host(StatePlan(0, of_states), token, num_devices))
-            elif served.windowed_config is config:
-                table.add_row(f"--kv-disk, {dtype}", f"100 GiB of --kv-disk-space hold {num_tokens:,.0f} tokens")
         if (kind := quantization_of(self.model)) is not None:
             try:
                 weights = bytes_to_load(self.model, "bfloat16", num_devices, quantization=kind)
@@ -97,7 +90,7 @@ def _other_sizes(served: "Model") -> list[tuple[str, str]]:
     config, windowed = served.config, served.windowed_config
     own = f"{windowed.num_heads} × {windowed.head_dim}, {windowed.num_kv_heads} KV heads"
     rows = [("heads of windowed layers", own)] if windowed is not config else []
-    num_shared = sum(kind.kv_from is not None for kind in config.kinds)
+    num_shared = sum(kind.has_mixer and kind.kv_from is not None for kind in config.kinds)
     return rows + ([("layers without KV", f"the last {num_shared} read those of earlier ones")] if num_shared else [])
 
 
@@ -115,14 +108,6 @@ def _recurrent(config: "ModelConfig") -> list[tuple[str, str]]:
     if not count:
         return []
     return [("recurrent layers", f"{count} of {config.num_layers}")]
-
-
-def _on_host(states: "StatePlan", token_bytes: float, num_devices: int) -> str:
-    # `token_bytes` are on each device, as the bytes of the states are
-    host_bytes, page_bytes = 100 << 30, 16 * int(token_bytes * num_devices)
-    num_states = states.with_host(host_bytes, page_bytes, num_devices).num_host_states
-    num_pages = (host_bytes - num_states * num_devices * states.slot_bytes) // page_bytes
-    return f"100 GiB of --swap-space hold {num_states:,} states and {16 * num_pages:,} tokens"
 
 
 def _size(num_bytes: int) -> str:

@@ -18,7 +18,6 @@ COMMANDS: Mapping[str, Entry] = {
         vllm_flags=True,
         usual="jinfercept.cli.serve:UsualFlags",
     ),
-    "deploy": Entry("jinfercept.cli.serve:Deploy", "answer OpenAI's clients with replicas on a Ray cluster"),
     "info": Entry("jinfercept.cli.info:Info", "shape of a model, and the memory that it needs"),
     "convert": Entry("jinfercept.cli.convert:Convert", "write a model so that it loads quickly"),
     "profile": Entry("jinfercept.cli.profile:MeasureProfile", "measure what steps and transfers cost on this machine"),

@@ -1,4 +1,4 @@
-"""`jinfercept serve` and `jinfercept deploy`: servers for OpenAI's clients. Their imports wait until they run."""
+"""`jinfercept serve`: a server for OpenAI's clients. Imports what it needs when it runs."""
 
 import json
 import logging
@@ -134,30 +134,3 @@ def _unpacked(value: Any) -> Any:
         return tuple(str(item) for text in value for item in (json.loads(text) if text.startswith("[") else [text]))
     except ValueError as error:
         raise ConfigError("the list is not JSON", got=" ".join(value), fix="repeat the flag instead") from error
-
-
-@dataclass(frozen=True)
-class Deploy:
-    file: Annotated[conf.Positional[str], conf.arg(metavar="FILE", help="YAML; see docs/fleet.md")]
-    ray_address: Maybe[str] = None
-    """a Ray cluster's HOST:PORT, or auto; the fleet outlives this command (default: Ray is started on this machine, and ends
-    with this command)"""
-    check: Switch = False
-    """only check the file, and whether the database's URL and the files of tools can be read; nothing is started"""
-
-    def run(self) -> int:
-        """Deploy, or update the deployment of the same name; returns 0. Raises `ConfigError` for a wrong file."""
-        from jinfercept.fleet.app_config import FleetConfig
-
-        config = FleetConfig.read(self.file)
-        if self.check:
-            config.check_files()
-            least, most = config.replicas
-            print(f"{config.name}: {config.model}, {least if least == most else f'{least} to {most}'} replicas")
-            return 0
-        from jinfercept.fleet.ray_deploy import deploy
-        from jinfercept.serve.observe.log_lines import begin_logging
-
-        begin_logging(config.server.log_format)
-        deploy(config, self.ray_address)
-        return 0

@@ -14,20 +14,16 @@ from typing import Annotated
 from rich.console import Console
 from tyro import conf
 
-from jinfercept.cli.options import Maybe, Several, Switch, option_flags
+from jinfercept.cli.options import Maybe, Several, option_flags
 from jinfercept.cli.simulation_table import (
-    CAPACITY_LEGEND,
     LEGEND,
     SESSION_LEGEND,
-    capacity_ranking,
-    capacity_table,
     delay_rankings,
     exit_status,
     table,
 )
 from jinfercept.config import CacheOptions, EngineOptions, SchedulingOptions
 from jinfercept.cpu_kernels.machine import num_processors
-from jinfercept.engine.meter.counts import LIMITS
 from jinfercept.engine.meter.engine_stats import EngineStats
 from jinfercept.engine.meter.request_log import RequestLog
 from jinfercept.errors import ConfigError
@@ -46,7 +42,6 @@ from jinfercept.sim.simulation import BOUNDS, SIMULATED_ESTIMATORS, Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun, sweep
 from jinfercept.sim.tables import check_least, listed, numbers, show
 from jinfercept.sim.trace_files import load_sessions, trace_form
-from jinfercept.sim.within_limits import AGENT_LIMITS, most_within_limits, search_report
 from jinfercept.sim.workload import Script, from_trace, load_trace
 from jinfercept.sim.workload import draw as draw_script
 
@@ -69,9 +64,6 @@ class Simulate:
     """mixed, math, qa, ve, chat, image or tts; or your own as path.py:Class"""
     live: Annotated[Several, LOAD] = ()
     """sessions of agents at a time: one that ends is replaced by the next"""
-    agents_within_limits: Annotated[Switch, LOAD] = False
-    """search, for each policy and order, the most sessions at a time of which 95 % of the turns keep the limits; of sessions of
-    agents that begin with any of their turns"""
     profile: str = "paper-gptj-6b-a100"
     """a named profile, or a JSON file"""
     policy: Annotated[
@@ -100,8 +92,8 @@ class Simulate:
     served like all others"""
     duration: float = 1200.0
     """seconds of arrivals, and as many after them to finish; with --live the run's"""
-    warm_up: Maybe[float] = None
-    """what arrives in these first seconds is in no latency (default: 0; with --agents-within-limits a quarter of --duration)"""
+    warm_up: float = 0.0
+    """what arrives in these first seconds is in no latency"""
     kv_tokens: Maybe[int] = None
     """device pool (default: 53000, or the longest request if that is longer)"""
     host_tokens: int = 300_000
@@ -129,8 +121,6 @@ class Simulate:
         """
         self._check()
         simulations = [self._simulation(policy, order) for policy in self._policies for order in self._orders(policy)]
-        if self.agents_within_limits:
-            return self._search(simulations)
         runs = [SweepRun(simulation, load) for load in self._loads() for simulation in simulations]
         if len(runs) > 1 and self.decisions is not None:
             raise ConfigError(
@@ -154,41 +144,6 @@ class Simulate:
         )
         return exit_status(reports)
 
-    def _search(self, simulations: Sequence[Simulation]) -> int:
-        assert self.trace is not None
-        sessions, seeds, console = self._fitting(self.trace), self._seeds, Console(stderr=True)
-
-        def run(trial: tuple[int, int], live: int) -> SweepRun:
-            number, seed = trial
-            load = SessionLoad(sessions, seed, live, duration_s=self.duration, midway=True)
-            return SweepRun(simulations[number], SimulatedLoad(self._name, 0.0, seed, load))
-
-        trials = [(number, seed) for number in range(len(simulations)) for seed in seeds]
-        try:
-            tried = most_within_limits(trials, run, lambda runs: sweep(runs, self.jobs, console))
-        except KeyboardInterrupt:
-            return 130
-        answers = [
-            {
-                "policy": simulation.policy_name,
-                "order": simulation.order_name,
-                "estimator": simulation.estimator_name,
-                "profile": simulation.profile.name,
-                "workload": self._name,
-                "kv_tokens": simulation.kv_tokens,
-                "host_tokens": simulation.host_tokens,
-                "limits": simulation.limits._asdict(),
-                **search_report({seed: tried[number, seed] for seed in seeds}),
-            }
-            for number, simulation in enumerate(simulations)
-        ]
-        show(capacity_table(answers))
-        for line in capacity_ranking(answers):
-            print(line)
-        print(CAPACITY_LEGEND, file=sys.stderr)
-        write_files({self.json: lambda path: write_json(path, answers)})
-        return 0
-
     @property
     def _policies(self) -> list[str]:
         return listed(self.policy or (_SERVED.policy,))
@@ -211,7 +166,7 @@ class Simulate:
             ("--jobs", self.jobs, 1),
             ("--host-tokens", self.host_tokens, 0),
             ("--duration", self.duration, 0),
-            ("--warm-up", self._warm_up_s, 0),
+            ("--warm-up", self.warm_up, 0),
         ):
             check_least(flag, value, least)
         check_policies(self._policies)
@@ -220,18 +175,14 @@ class Simulate:
         check_outputs((("--json", self.json), ("--decisions", self.decisions)))
         of_sessions = {
             "--live": self.live,
-            "--agents-within-limits": self.agents_within_limits,
             "--overload queue": self.overload == "queue",
         }
         if (flags := [flag for flag, value in of_sessions.items() if value]) and not self._plays_sessions:
             got, fix = self.trace or f"--workload {self.workload}", "--trace agents, or a file of sessions"
             raise ConfigError(f"{flags[0]} needs a trace of sessions", got=got, fix=fix)
-        if 0 < self.duration <= self._warm_up_s:
-            got = f"--warm-up {self._warm_up_s:g}, --duration {self.duration:g}"
+        if 0 < self.duration <= self.warm_up:
+            got = f"--warm-up {self.warm_up:g}, --duration {self.duration:g}"
             raise ConfigError("nothing that arrives would count", got=got, fix="a --warm-up below --duration")
-        if self.agents_within_limits and self.decisions is not None:
-            fix = "leave out --decisions; --json writes all that was tried"
-            raise ConfigError("--agents-within-limits and --decisions cannot be combined", got="both", fix=fix)
 
     def _loads(self) -> Sequence[SimulatedLoad[Sequence[Arrival] | SessionLoad]]:
         rates = numbers("--rate", self.rate or ("3.5",), float)
@@ -293,21 +244,14 @@ class Simulate:
             max_num_seqs=self.max_num_seqs,
             max_model_len=self._longest,
             prefix_caching=self._plays_sessions,
-            drain_s=0.0 if self.live or self.agents_within_limits else None,
-            warm_up_s=self._warm_up_s,
+            drain_s=0.0 if self.live else None,
+            warm_up_s=self.warm_up,
             page_size=self._page_size,
             chunked_prefill=self.options.get("chunked_prefill"),
             preemption=self.options.get("preemption", "policy"),
             order=order,
             overload=self.overload,
-            limits=AGENT_LIMITS if self.agents_within_limits else LIMITS,
         )
-
-    @property
-    def _warm_up_s(self) -> float:
-        if self.warm_up is not None:
-            return self.warm_up
-        return self.duration / 4 if self.agents_within_limits else 0.0
 
 
 def _write_decisions(path: str, stats: Sequence[EngineStats]) -> None:

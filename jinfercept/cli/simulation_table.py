@@ -8,7 +8,6 @@ from rich.table import Table
 from jinfercept.sim.reports import group, latency_ms, over_seeds, ranking
 from jinfercept.sim.sweep import INTERRUPTED, Report
 from jinfercept.sim.tables import number_text, plain_table
-from jinfercept.sim.within_limits import KEPT_SHARE
 
 
 def exit_status(reports: Sequence[Report]) -> int:
@@ -86,13 +85,6 @@ wall s    seconds that the simulation took"""
 """What the columns of `table` mean for sessions of agents."""
 
 
-CAPACITY_LEGEND = f"""\
-agents    the most live sessions of which {KEPT_SHARE:.0%} of the turns keep the limits, mean over seeds
-least, …  of the seeds
-tried     numbers of live sessions, and the share of their turns within the limits"""
-"""What the columns of `capacity_table` mean."""
-
-
 def table(reports: Sequence[Report]) -> Table:
     """Make a row for each load, policy and order: means over seeds, with the range of the delay or latency, or the error."""
     errors = ["error"] if any("error" in report for report in reports) else []
@@ -115,40 +107,11 @@ def delay_rankings(reports: Sequence[Report]) -> list[str]:
     for load, same in group(measured, lambda report: report["load"]).items():
         by_contender = group(same, scheduled_by)
         delays = {name: {report["seed"]: turn_delay_s(report) for report in of} for name, of in by_contender.items()}
-        lines += _ranking_lines(f"{load}: mean turn delay in s, the least first", ranking(delays))
+        if len(delays) > 1:
+            how = "ratios to it seed by seed, with their 95 % interval"
+            ranked = (f"  {line}" for line in ranking(delays))
+            lines += [f"{load}: mean turn delay in s, the least first; {how}:", *ranked]
     return lines
-
-
-def capacity_table(answers: Sequence[Report]) -> Table:
-    """Make a row for each policy and order: agents within limits, and the share of turns within them by number of sessions.
-
-    Agents within limits are given as mean, least and most over seeds.
-
-    Args:
-        answers: results of `within_limits.search_report`, with the labels of their runs.
-    """
-    shown = plain_table(("policy", "agents", "least", "most", "tried"), left=("policy", "tried"))
-    for answer in answers:
-        tried = (
-            f"seed {seed}: {', '.join(f'{live} {share:.0%}' for live, share in search['within_limits_share'].items())}"
-            for seed, search in answer["seeds"].items()
-        )
-        agents = (number_text(answer["agents"][name]) for name in ("mean", "least", "most"))
-        shown.add_row(scheduled_by(answer), *agents, "; ".join(tried))
-    return shown
-
-
-def capacity_ranking(answers: Sequence[Report]) -> list[str]:
-    """Rank policies and orders by agents within limits, and say whether the seeds can tell the others from the first."""
-    agents = {
-        scheduled_by(answer): {seed: search["agents"] for seed, search in answer["seeds"].items()} for answer in answers
-    }
-    return _ranking_lines("agents within limits, the most first", ranking(agents, larger=True))
-
-
-def _ranking_lines(title: str, lines: Sequence[str]) -> list[str]:
-    how = "ratios to it seed by seed, with their 95 % interval"
-    return [f"{title}; {how}:", *(f"  {line}" for line in lines)] if len(lines) > 1 else []
 
 
 def scheduled_by(report: Mapping[str, Any]) -> str:

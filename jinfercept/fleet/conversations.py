@@ -75,6 +75,12 @@ class RoutingHint:
     prompt_tokens: int = 0
     grows: bool = False
 
+    @property
+    def own_keys(self) -> list[bytes]:
+        """The keys under which a follow-up looks for the context of this request."""
+        longest = self.prefixes[0].key if self.prefixes else None
+        return [key for key in (self.named, longest) if key is not None]
+
 
 def find_conversation(
     method: str, path: str, headers: Mapping[str, str], body: Mapping[str, Any] | None, tenant: str, secret: bytes

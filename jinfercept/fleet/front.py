@@ -82,7 +82,7 @@ class FleetFront:
         options: ServerOptions,
         model: str,
         make_router: Callable[[ReplicaFacts], Router] = lambda facts: Router(
-            facts.profile, chunk_tokens=facts.chunk_tokens
+            facts.profile, chunk_tokens=facts.chunk_tokens, pool_tokens=facts.pool_tokens
         ),
         begin_s: float = BEGIN_S,
     ) -> None:
@@ -113,15 +113,12 @@ class FleetFront:
         return self._routes
 
     async def start(self) -> None:
-        """Meet the replicas: their prices, and the contexts that they hold. Raises `NoReplicaError`."""
+        """Meet the replicas, and learn their prices. Raises `NoReplicaError`."""
         self._replicas = await self._connect()
-        first = Routes(Router(None))  # before any price is known
-        facts: ReplicaFacts = await self.replicas.ask("facts", Ticket(first, RoutingHint()))
-        self._facts, self._routes = facts, Routes(self._make_router(facts))
-        for name in first.names:
-            with suppress(ReplicaLostError, NoReplicaError):
-                facts = await self.replicas.ask("facts", Ticket(self._routes, RoutingHint(), name))
-                self._routes.learn(facts.replica, facts.contexts)
+        self._routes = Routes(Router(None))  # before any price is known
+        facts: ReplicaFacts = await self.replicas.ask("facts", Ticket(self._routes, RoutingHint()))
+        self._facts = facts
+        self._routes.use(self._make_router(facts))
 
     def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
         """Use other rules of the keys from now on; returns the names of keys whose rules changed, with commas."""
@@ -178,7 +175,7 @@ class FleetFront:
         limited = call.path in _GENERATING
         if limited:
             self._limits.check(hint.tenant, 1, 0)
-            self._limits.began(hint.tenant, id(call), 1, 0)
+            self._limits.began(hint.tenant, 1, 0)
         self.request_started()
         answering = asyncio.ensure_future(self._answer(incoming, details, send_noting))
         self._tasks.add(answering)
@@ -187,7 +184,7 @@ class FleetFront:
             self._tasks.discard(answering)
             if limited:
                 used = (details.get(f"{part}_tokens", 0) for part in ("prompt", "completion"))
-                self._limits.ended(hint.tenant, id(call), sum(used))
+                self._limits.ended(hint.tenant, 1, sum(used))
             self.request_ended()
 
         answering.add_done_callback(uncount)
@@ -229,11 +226,13 @@ class FleetFront:
         hint, fields = await self._hint(request, body, tenant)
         prefer = ""
         if path.startswith(_STORED):
-            prefer = await self._holder("response", path.removeprefix(_STORED).partition("/")[0], tenant)
+            prefer = self.routes.maker(tenant, path.removeprefix(_STORED).partition("/")[0])
         elif FRAME in scope:  # a response that is not stored is continued where it was made
             prefer = self.routes.maker(tenant, f"{fields.get('previous_response_id')}")
         elif path.startswith("/inbox/"):
-            prefer = await self._holder("call", path.removeprefix("/inbox/").partition("/")[0], tenant)
+            call_id, watched = path.removeprefix("/inbox/").partition("/")[0], self.keys.watched_by(tenant)
+            asked = await self.ask_all(lambda ticket: self.replicas.ask("has_call", ticket, call_id, watched))
+            prefer = max(asked, default="")
         salt = fields.get("cache_salt")
         background = path == _RESPONSES and fields.get("background") is True
         return IncomingRequest(call, hint, prefer, salt if isinstance(salt, str) else "", background)
@@ -270,16 +269,6 @@ class FleetFront:
             )
 
         return find() if len(body) <= _SMALL_BYTES else await asyncio.to_thread(find)
-
-    async def _holder(self, kind: Any, name: str, tenant: str) -> str:
-        """The replica that holds a stored response or a waiting call; "": none."""
-        maker = self.routes.maker(tenant, name)
-        if maker in self.routes.names:
-            return maker
-        watched = self.keys.watched_by(tenant) if kind == "call" else tenant
-        holdings = await self.ask_all(lambda ticket: self.replicas.ask("holds", ticket, kind, name, watched))
-        rank, replica = max(((rank, replica) for replica, rank in holdings), default=(0, ""))
-        return replica if rank else ""
 
     async def ask_all[T](self, ask: Callable[[Ticket], Awaitable[T]], timeout_s: float = 5.0) -> list[T]:
         """The answers of all replicas that answer in time."""

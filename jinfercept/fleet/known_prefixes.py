@@ -3,23 +3,55 @@
 While there are too many keys, the tenant that holds the most loses its oldest ones (`Quota`).
 """
 
+from collections.abc import Iterator, Sequence
+from math import inf
 from typing import final
 
 from jinfercept.sched.tenants import Quota
+
+MOST_CONTEXTS = 65_536
+"""Contexts of one replica that are known."""
+
+type TenantKey = tuple[str, bytes]
+"""A tenant, and a key of one of its contexts."""
 
 
 @final
 class Holder:
     """A replica as the table knows it; a forgotten one stays in the table until its keys are looked up.
 
+    Args:
+        pool_tokens: of its pools together.
+
     Attributes:
         forgotten: whether what it held is lost.
     """
 
-    __slots__ = ("forgotten", "name")
+    __slots__ = ("_held", "_num_tokens", "_pool_tokens", "forgotten", "name")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, pool_tokens: float = inf) -> None:
         self.name, self.forgotten = name, False
+        self._pool_tokens, self._num_tokens = pool_tokens, 0
+        self._held: dict[TenantKey, int] = {}  # tokens that count, the last used keys last
+
+    def hold(self, keys: Sequence[TenantKey], num_tokens: int) -> Iterator[TenantKey]:
+        """Note a context that has been used. Its tokens count once.
+
+        Yields:
+            The keys of the least recently used contexts, for which the pools have no room any more.
+        """
+        for place, key in enumerate(keys):
+            self.lose(key)
+            self._held[key] = 0 if place else num_tokens
+            self._num_tokens += self._held[key]
+        while self._held and (self._num_tokens > self._pool_tokens or len(self._held) > MOST_CONTEXTS):
+            oldest = next(iter(self._held))
+            self.lose(oldest)
+            yield oldest
+
+    def lose(self, key: TenantKey) -> None:
+        """Note that a context is not held any more, or is the beginning of another one."""
+        self._num_tokens -= self._held.pop(key, 0)
 
 
 @final
@@ -73,8 +105,8 @@ class KnownPrefixes:
     """
 
     def __init__(self, most: int) -> None:
-        self._quota = Quota[tuple[str, bytes]](most)
-        self._prefixes: dict[tuple[str, bytes], KnownPrefix] = {}
+        self._quota = Quota[TenantKey](most)
+        self._prefixes: dict[TenantKey, KnownPrefix] = {}
 
     def __len__(self) -> int:
         return len(self._prefixes)

@@ -34,7 +34,6 @@ from jinfercept.serve.options import KEY_VARIABLE, ServerOptions
 REPLICAS, FRONT = "Replica", "Front"
 _REPORT_S = 1.0
 _HEALTH_S = 5.0
-_ANSWER_S = 10.0
 _HEALTH_TIMEOUT_S = 30.0
 _QUIET = {"log_level": "ERROR", "enable_access_log": False}
 log = logging.getLogger("jinfercept.serve")
@@ -119,14 +118,12 @@ def bind_replicas(spec: ReplicaSpec, scale: Scale) -> Any:
     ).bind(spec)
 
 
-def bind_fleet(config: FleetConfig, folder: str | None = None) -> Any:
-    """The application of a file: replicas, and a front as the ingress of Ray's proxies. `folder`: see `replica_options`."""
+def bind_fleet(config: FleetConfig) -> Any:
+    """The application of Ray's own tools: replicas, and a front as the ingress of Ray's proxies."""
     server = config.server
-    spec = ReplicaSpec(
-        config.model, config.engine, replica_options(server, os.environ, folder), config.secret, config.fingerprint
-    )
-    least, most = config.replicas
-    scale = replace(scale_for(config.engine, least), most=most, cpus=config.cpus_per_replica)
+    spec = ReplicaSpec(config.model, config.engine, replica_options(server, os.environ), config.secret)
+    scale = scale_for(config.engine, config.replicas.min)
+    scale = replace(scale, most=config.replicas.max, cpus=config.cpus_per_replica)
     return _deployment(
         serve.ingress(ToFront())(RayFront),
         name=FRONT,
@@ -137,24 +134,6 @@ def bind_fleet(config: FleetConfig, folder: str | None = None) -> Any:
     ).bind(bind_replicas(spec, scale), config.model, server)
 
 
-def run_fleet(config: FleetConfig, folder: str | None = None) -> bool:
-    """Deploy the application of a file, or update the one of its name: Ray Serve replaces its replicas in parts.
-
-    Returns:
-        False if it runs already as the file says; then nothing is done.
-
-    Raises:
-        ConfigError: a replica cannot start.
-    """
-    options = {"host": config.server.host, "port": config.server.port}
-    serve.start(proxy_location="EveryNode", http_options=options, logging_config=_QUIET)
-    logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # errors are raised
-    if runs(config.name) and asyncio.run(_fingerprint(config.name)) == config.fingerprint:
-        return False
-    _run(bind_fleet(config, folder), config.name, "/")
-    return True
-
-
 def run_replicas(name: str, spec: ReplicaSpec, scale: Scale) -> None:
     """Deploy replicas alone, without Ray's proxies, for a front in this process.
 
@@ -162,20 +141,16 @@ def run_replicas(name: str, spec: ReplicaSpec, scale: Scale) -> None:
         ConfigError: a replica cannot start.
     """
     serve.start(proxy_location="Disabled", logging_config=_QUIET)
-    _run(bind_replicas(spec, scale), name, None)
+    logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # errors are raised
+    try:
+        serve.run(bind_replicas(spec, scale), name=name, route_prefix=None)
+    except RuntimeError as error:
+        raise ConfigError("a replica cannot start", got=_cause(name) or error, fix="see the line before it") from error
 
 
 def _deployment(target: Any, **options: Any) -> Any:
     deployment: Any = serve.deployment  # its overloads hide what it returns
     return deployment(target, logging_config=_QUIET, **options)
-
-
-def _run(application: Any, name: str, route_prefix: str | None) -> None:
-    logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # errors are raised
-    try:
-        serve.run(application, name=name, route_prefix=route_prefix)
-    except RuntimeError as error:
-        raise ConfigError("a replica cannot start", got=_cause(name) or error, fix="see the line before it") from error
 
 
 def _cause(name: str) -> str:
@@ -193,16 +168,6 @@ def _cause(name: str) -> str:
 async def open_replicas(name: str) -> "RayReplicas":
     """The replicas of an application that runs, for a front on this event loop."""
     return RayReplicas(await asyncio.to_thread(serve.get_deployment_handle, REPLICAS, name))
-
-
-async def _fingerprint(name: str) -> str:
-    """Asks a fleet that runs for its fingerprint; "" if no replica gives one."""
-    handle: Any = serve.get_deployment_handle(REPLICAS, name)
-    try:
-        async with asyncio.timeout(_ANSWER_S):
-            return await handle.fingerprint.remote()
-    except Exception:  # it starts, or another application has the name: it is deployed again
-        return ""
 
 
 def runs(name: str) -> bool:

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import logging
 import sys
-import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, final
@@ -33,14 +32,12 @@ class ReplicaSpec(NamedTuple):
         model: as on the command line.
         engine: options of `LLM`.
         secret: of the fleet's keys.
-        fingerprint: of the file that it was deployed from; "": of none.
     """
 
     model: str
     engine: EngineOptions
     server: ServerOptions
     secret: bytes
-    fingerprint: str = ""
 
 
 @final
@@ -55,7 +52,7 @@ class EngineReplica:
         sys.setswitchinterval(SWITCH_S)
         name = serve.get_replica_context().replica_id.unique_id
         service = await asyncio.to_thread(self._start, name)
-        app = ReplicaApp(name, service, spec.secret, time.monotonic)
+        app = ReplicaApp(name, service, spec.secret)
         await app.start()
         freeze_heap()
         self._app = app
@@ -78,7 +75,7 @@ class EngineReplica:
         return service
 
     async def answer(self, call: HttpCall, *, ticket: Any) -> AsyncGenerator[Messages]:
-        answer = self._app.answer(call, ticket)
+        answer = self._app.answer(call)
         try:
             async for messages in answer:
                 yield messages
@@ -88,10 +85,6 @@ class EngineReplica:
     async def ask(self, method: str, arguments: Sequence[Any], *, ticket: Any) -> Any:
         """What a method of the `ReplicaApp` returns."""
         return await getattr(self._app, method)(*arguments)
-
-    async def fingerprint(self) -> str:
-        """The fingerprint of the file that the fleet was deployed from."""
-        return self._spec.fingerprint
 
     # -- hooks of Ray Serve ----------------------------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from jinfercept.errors import ConfigError
-from jinfercept.fleet.proxy_headers import CALLBACK
 
 HANDLE_VARIABLES = {
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # flow control between front and replica, and 1 ms less per message
@@ -33,7 +32,6 @@ LOCAL_VARIABLES = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": CALLBACK,
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }

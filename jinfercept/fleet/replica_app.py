@@ -1,18 +1,17 @@
-"""What runs inside a replica: the whole server, called with the plain parts of a request, and the contexts that it holds."""
+"""What runs inside a replica: the whole server, called with the plain parts of a request."""
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from hashlib import sha256
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, final
 
 import anyio
 from prometheus_client.metrics_core import Metric
 from starlette.types import Message
 
 from jinfercept.engine.meter.engine_stats import EngineStats
-from jinfercept.fleet.replicas import DETAILS, Contents, HttpCall, HttpReply, Messages, ReplicaFacts
+from jinfercept.fleet.replicas import DETAILS, HttpCall, HttpReply, Messages, ReplicaFacts
 from jinfercept.serve.app import create_app
 from jinfercept.serve.http.access_log import DETAILS as LOGGED
 from jinfercept.serve.observe.engine_snapshot import EngineSnapshot
@@ -21,77 +20,6 @@ from jinfercept.serve.routes.guarded_route import FRAME
 from jinfercept.serve.routes.response_run import BACKGROUND, MEMORY, BackgroundRun
 from jinfercept.serve.service import Service
 from jinfercept.serve.state.store import SocketMemory
-
-MOST_ENTRIES = 65_536
-MOST_REPORTED = 2_048
-REPORTED_S = 60.0
-"""Seconds for which a change is in the reports: several are lost on the way to a router."""
-
-
-class HeldContext(NamedTuple):
-    """A context.
-
-    Attributes:
-        tokens: of it; 0: it was evicted.
-        changed_s: when it was used or evicted.
-        counted: tokens of it that count, since a context has several keys.
-    """
-
-    tenant: str
-    tokens: int
-    changed_s: float
-    counted: int
-
-
-@final
-class HeldContexts:
-    """Contexts by key, the last used ones last.
-
-    Args:
-        most_tokens: of all pools together.
-        now: a monotonic clock in seconds.
-    """
-
-    def __init__(self, most_tokens: int, now: Callable[[], float]) -> None:
-        self._most_tokens, self._now = most_tokens, now
-        self._by_key: OrderedDict[bytes, HeldContext] = OrderedDict()
-        self._evicted: OrderedDict[bytes, HeldContext] = OrderedDict()
-        self._counted = 0
-
-    def use(self, tenant: str, keys: Sequence[bytes], tokens: int) -> None:
-        """Note a finished request, whose context is found under `keys`. Its tokens count once."""
-        for place, key in enumerate(keys):
-            self._drop(key)
-            self._evicted.pop(key, None)
-            counted = tokens if place == 0 else 0
-            self._by_key[key] = HeldContext(tenant, tokens, self._now(), counted)
-            self._counted += counted
-        while self._by_key and (self._counted > self._most_tokens or len(self._by_key) > MOST_ENTRIES):
-            key = next(iter(self._by_key))
-            context = self._drop(key)
-            assert context is not None
-            self._evicted[key] = HeldContext(context.tenant, 0, self._now(), 0)
-            if len(self._evicted) > MOST_REPORTED:
-                self._evicted.popitem(last=False)
-
-    def _drop(self, key: bytes) -> HeldContext | None:
-        context = self._by_key.pop(key, None)
-        if context is not None:
-            self._counted -= context.counted
-        return context
-
-    def report(self, everything: bool = False) -> list[tuple[str, bytes, int]]:
-        """Tenant, key and tokens of the contexts that changed lately, the last used ones at most; or of all."""
-        since = float("-inf") if everything else self._now() - REPORTED_S
-        most = MOST_ENTRIES if everything else MOST_REPORTED
-        reported = list[tuple[str, bytes, int]]()
-        for table in (self._by_key, self._evicted):
-            for key, context in reversed(table.items()):
-                if context.changed_s < since or len(reported) >= most:
-                    break
-                reported.append((context.tenant, key, context.tokens))
-        return reported
-
 
 _MOST_MESSAGES = 256
 """Messages of a response that wait for the front; then the application waits."""
@@ -113,16 +41,13 @@ class ReplicaApp:
     Args:
         service: of its engine; its caller closes it.
         secret: of the fleet's keys.
-        now: a monotonic clock in seconds.
     """
 
-    def __init__(self, name: str, service: Service, secret: bytes, now: Callable[[], float]) -> None:
+    def __init__(self, name: str, service: Service, secret: bytes) -> None:
         self.name, self.service = name, service
         self._secret = secret
         self._app = create_app(service)
         self._lifespan = self._app.router.lifespan_context(self._app)
-        plan = service.llm.memory_plan
-        self.contexts = HeldContexts(plan.kv_tokens + plan.host_tokens, now)
         self._load = EngineSnapshot(lambda: service.llm.engine.ask(self._read_load), _FRESH_S)
         self._state = EngineSnapshot(service.llm.engine.snapshot)
         self._sockets = dict[str, SocketMemory]()  # of fronts, the last used ones last
@@ -133,7 +58,7 @@ class ReplicaApp:
         """Warm the server up, and begin what it does beside requests."""
         await self._lifespan.__aenter__()
 
-    async def answer(self, call: HttpCall, contents: Contents) -> AsyncGenerator[Messages]:
+    async def answer(self, call: HttpCall) -> AsyncGenerator[Messages]:
         yield ()
         running = _Running(self._app, call, self._memory(call.scope.get(FRAME)))
         task = asyncio.ensure_future(running.run())
@@ -144,11 +69,7 @@ class ReplicaApp:
                 yield messages
             if running.background is not None:  # the front counts its tokens, and lets it end before a drain does
                 await running.background.ended()
-            details = running.details
-            if contents.keys and "cached_tokens" in details:
-                tokens = details.get("prompt_tokens", 0) + details.get("completion_tokens", 0)
-                self.contexts.use(contents.tenant, contents.keys, tokens)
-            yield ({"type": DETAILS, "details": details},)
+            yield ({"type": DETAILS, "details": running.details},)
         finally:
             running.leave()
 
@@ -163,7 +84,7 @@ class ReplicaApp:
 
     async def reply(self, call: HttpCall) -> HttpReply:
         """A whole response, for small ones."""
-        answer = self.answer(call, Contents("", ()))
+        answer = self.answer(call)
         head, *parts = [message async for messages in answer for message in messages]
         headers = tuple((bytes(name), bytes(value)) for name, value in head["headers"])
         return HttpReply(self.name, head["status"], headers, b"".join(part.get("body", b"") for part in parts))
@@ -171,19 +92,15 @@ class ReplicaApp:
     async def metrics(self) -> tuple[str, list[Metric]]:
         return self.name, collect(self.service, await self._state.look())
 
-    async def holds(self, kind: Literal["call", "response"], name: str, tenant: str | None) -> tuple[str, int]:
-        """The name of the replica, and whether it has a waiting call or a stored response of a tenant: 0 if not, 2 if it
-        generates the response now.
-        """
-        if kind == "call":
-            inbox = self.service.inbox
-            return self.name, int(inbox is not None and any(call.id == name for call in inbox.pending(tenant)))
-        return self.name, await self.service.state.holds(name, tenant or "")
+    async def has_call(self, name: str, tenant: str | None) -> str:
+        """The name of the replica if a call of a tenant waits there; "": it does not."""
+        inbox = self.service.inbox
+        return self.name if inbox is not None and any(call.id == name for call in inbox.pending(tenant)) else ""
 
     async def facts(self) -> ReplicaFacts:
         """The facts that a front needs when it starts."""
-        llm = self.service.llm
-        return ReplicaFacts(self.name, self._secret, llm.profile, llm.shape.buckets[-1], self.contexts.report(True))
+        llm, plan = self.service.llm, self.service.llm.memory_plan
+        return ReplicaFacts(self._secret, llm.profile, llm.shape.buckets[-1], plan.kv_tokens + plan.host_tokens)
 
     async def report(self) -> dict[str, Any]:
         """The report of this replica, for routers, see `Routes`; `number` changes with every report."""
@@ -197,7 +114,6 @@ class ReplicaApp:
             "queue_s": queue_s,
             "accepts": accepts and not full,
             "demand": demand,
-            "held": self.contexts.report(),
         }
 
     async def demand(self) -> float:

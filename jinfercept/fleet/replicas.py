@@ -1,7 +1,7 @@
 """How a front talks to replicas: requests as plain values, tickets that choose a replica, and what a replica answers.
 
 Ray passes keyword arguments of a call unchanged to the request router of the same process, and pickled to the replica. So a
-ticket brings the router the front's tables; a replica gets the keys alone.
+ticket brings the router the front's tables, and a replica nothing.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -109,22 +109,9 @@ class Ticket:
         if self._chosen is not None:
             self.route = self._table.taken(self.hint, self._chosen, replica)
 
-    def __reduce__(self) -> tuple[type["Contents"], tuple[str, tuple[bytes, ...]]]:
-        """Pickles the part that a replica gets."""
-        hint = self.hint
-        longest = hint.prefixes[0].key if hint.prefixes else None
-        return Contents, (hint.tenant, tuple(key for key in (hint.named, longest) if key is not None))
-
-
-class Contents(NamedTuple):
-    """The part of a ticket that a replica gets.
-
-    Attributes:
-        keys: under which a follow-up will look for the context of this request.
-    """
-
-    tenant: str
-    keys: Sequence[bytes]
+    def __reduce__(self) -> tuple[type[bool], tuple[()]]:
+        """Pickles nothing: a replica gets `False`."""
+        return bool, ()
 
 
 DETAILS = "jinfercept.details"
@@ -141,14 +128,13 @@ class ReplicaFacts(NamedTuple):
         secret: of the fleet's keys.
         profile: prices of recomputation.
         chunk_tokens: most prompt tokens of a step.
-        contexts: that it holds: tenant, key and tokens of each.
+        pool_tokens: of its pools together.
     """
 
-    replica: str
     secret: bytes
     profile: Profile
     chunk_tokens: int
-    contexts: Sequence[tuple[str, bytes, int]]
+    pool_tokens: int
 
 
 class Replicas(Protocol):
@@ -166,5 +152,5 @@ class Replicas(Protocol):
         ...
 
     async def ask(self, method: str, ticket: Ticket, *arguments: Any) -> Any:
-        """What a method of the replica's `ReplicaApp` returns: `reply`, `metrics`, `holds` or `facts`."""
+        """What a method of the replica's `ReplicaApp` returns: `reply`, `metrics`, `has_call` or `facts`."""
         ...

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, final
 
 from jinfercept.fleet.conversations import RoutingHint
@@ -108,10 +108,10 @@ class Routes:
         with self._lock:
             return self._responses.get((tenant, response_id), "")
 
-    def learn(self, replica: str, contexts: Sequence[tuple[str, bytes, int]]) -> None:
-        """Fill the table with the contexts that a replica holds: tenant, key and tokens of each."""
+    def use(self, router: Router) -> None:
+        """Decide by another router from now on."""
         with self._lock:
-            self._router.learn(replica, contexts)
+            self._router = router
 
     def _read(self, reports: Reports) -> None:
         """Take over new reports, and forget the replicas that are gone."""
@@ -130,6 +130,5 @@ class Routes:
             state = old.get(name)
             if state is None or numbers[name] != self._numbers.get(name):
                 state = ReplicaState(name, report.get("queue_s", 0.0), report.get("accepts", True), self._now())
-                self._router.learn(name, report.get("held", ()))
             members.append(state)
         self._members, self._numbers, self.names = tuple(members), numbers, tuple(numbers)

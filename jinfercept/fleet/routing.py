@@ -8,7 +8,7 @@ that the prefix is copied to one more replica and the load spreads over those th
 loads, Mirrokni, Thorup and Zadimoghaddam, SODA 2018). Reads no clock: time arrives as `now`.
 """
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from math import inf
 from typing import Literal, NamedTuple, final
 
@@ -59,11 +59,19 @@ class Router:
     Args:
         profile: prices of recomputation; None: it costs nothing.
         chunk_tokens: most prompt tokens of a step.
+        pool_tokens: of a replica's pools together, which lose the least recently used contexts.
         most_conversations: known at a time over all tenants, each with a few keys of about 470 bytes.
     """
 
-    def __init__(self, profile: Profile | None, *, chunk_tokens: int = 512, most_conversations: int = 100_000) -> None:
-        self._profile, self._chunk_tokens = profile, chunk_tokens
+    def __init__(
+        self,
+        profile: Profile | None,
+        *,
+        chunk_tokens: int = 512,
+        pool_tokens: float = inf,
+        most_conversations: int = 100_000,
+    ) -> None:
+        self._profile, self._chunk_tokens, self._pool_tokens = profile, chunk_tokens, pool_tokens
         self._known = KnownPrefixes(most_conversations * KEYS_PER_CONVERSATION)
         self._loads: dict[str, ReplicaLoad] = {}
         self._placed = DecayedCount()
@@ -120,9 +128,15 @@ class Router:
             return
         load.in_flight = max(0, load.in_flight - 1)
         context_tokens = prompt_tokens + output_tokens
-        for key in (hint.prefixes[0].key if hint.prefixes else None, hint.named):
-            if key is not None and (prefix := self._known.get(hint.tenant, key)):
+        for prefix in hint.prefixes:  # the turns before this one
+            load.holder.lose((hint.tenant, prefix.key))
+        keys = [(hint.tenant, key) for key in hint.own_keys]
+        for key in keys:
+            if prefix := self._known.get(*key):
                 prefix.tokens = context_tokens
+        for key in load.holder.hold(keys, context_tokens):
+            if prefix := self._known.get(*key):
+                prefix.drop(load.holder)
         for key in (response_key, hint.follows if hint.grows else None):
             if key is not None:
                 prefix = self._known.touch(hint.tenant, key, context_tokens)
@@ -137,21 +151,6 @@ class Router:
         load.in_flight = max(0, load.in_flight - 1)
         if hint.prefixes and (prefix := self._known.get(hint.tenant, hint.prefixes[0].key)):
             prefix.drop(load.holder)
-
-    def learn(self, replica: str, contexts: Iterable[tuple[str, bytes, int]]) -> None:
-        """Correct the table by what a replica reports, which also fills it again after a restart of the router.
-
-        Args:
-            contexts: tenant, key and tokens of each; 0 tokens: it holds it no more.
-        """
-        holder = self._load(replica).holder
-        for tenant, key, tokens in contexts:
-            if tokens > 0:
-                prefix = self._known.touch(tenant, key, tokens)
-                prefix.tokens = tokens
-                prefix.add(holder)
-            elif prefix := self._known.get(tenant, key):
-                prefix.drop(holder)
 
     def forget_replica(self, name: str) -> None:
         """Forget a replica and all that it held: it is dead, or has been replaced."""
@@ -194,7 +193,7 @@ class Router:
     def _load(self, name: str) -> "ReplicaLoad":
         load = self._loads.get(name)
         if load is None:
-            load = self._loads[name] = ReplicaLoad(Holder(name))
+            load = self._loads[name] = ReplicaLoad(Holder(name, self._pool_tokens))
         return load
 
     def _find(self, hint: RoutingHint, names: Set[str]) -> "_Holdings":

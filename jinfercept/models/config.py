@@ -175,8 +175,10 @@ class LayerKind(NamedTuple):
         is_recurrent: it has a state in place of attention, see `DeltaNetConfig`.
         head_dim, num_kv_heads, ffn_size: of the layer; None: those of the model.
         keys_are_values: its values are its keys before these are normed and rotated, and it has no weights for them.
-        kv_from: an earlier layer of the same sizes whose keys and values it reads; None: it has its own.
+        kv_from: another layer of the same sizes whose keys and values it reads; None: it has its own.
         drafts: it comes behind the last layer and drafts tokens, see `ModelConfig.with_draft_layer`.
+        has_mixer: it has attention or a state; one without (Nemotron-H) names a layer with attention in `kv_from`, and leaves
+            what that has as it is.
         has_ffn: it has a feed-forward network, or experts; some of Nemotron-H's have none.
     """
 
@@ -190,6 +192,7 @@ class LayerKind(NamedTuple):
     keys_are_values: bool = False
     kv_from: int | None = None
     drafts: bool = False
+    has_mixer: bool = True
     has_ffn: bool = True
 
 

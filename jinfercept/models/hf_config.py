@@ -316,15 +316,16 @@ def _in_blocks(config: Mapping[str, Any]) -> dict[str, Any]:
     types = config["layers_block_type"]
     refuse_unless(config, num_hidden_layers=(len(types),))
     letters = "".join(_PARTS[part] for part in types)
-    blocks = re.findall("[M*][-E]?", letters)
-    if "".join(blocks) != letters:
-        raise ModelError(
-            "a layer with experts (E) or a feed-forward network (-) comes behind one with Mamba-2 (M) or attention (*)",
-            got=shown(letters),
-            fix="use another model",
-        )
+    blocks = re.findall("[M*][-E]?|[-E]", letters)
+    attention = next((index for index, block in enumerate(blocks) if "*" in block), 0)
     kinds = tuple(
-        LayerKind(is_dense="-" in block and "E" in letters, is_recurrent="M" in block, has_ffn=len(block) > 1)
+        LayerKind(
+            is_dense="-" in block and "E" in letters,
+            is_recurrent="M" in block,
+            kv_from=attention if block in ("-", "E") else None,
+            has_mixer=block not in ("-", "E"),
+            has_ffn=block[-1] in "-E",
+        )
         for block in blocks
     )
     return {

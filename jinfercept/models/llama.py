@@ -48,11 +48,12 @@ class LlamaLayer(Block):
         self.config, self.joined = config, joined
         self.rope, self.scoring = kind.rope or config.rope, Scoring(kind.window, config.soft_cap)
         self.experts = None if kind.is_dense else config.experts
-        self.has_ffn = kind.has_ffn
-        norms = ("attn_norm", *["ffn_norm"] * kind.has_ffn) if config.pre_norms else ()
+        self.has_mixer, self.has_ffn = kind.has_mixer, kind.has_ffn
+        norms = (*["attn_norm"] * kind.has_mixer, *["ffn_norm"] * kind.has_ffn) if config.pre_norms else ()
         post_norms = ("attn_post_norm", "ffn_post_norm") if config.post_norms else ()
+        of_mixer = self._attention_weights() if kind.has_mixer else ()
         of_ffn = self._ffn_weights() if kind.has_ffn else ()
-        self.make_weights((*norms, *post_norms, *self._attention_weights(), *of_ffn), config, dtype)
+        self.make_weights((*norms, *post_norms, *of_mixer, *of_ffn), config, dtype)
 
     def _attention_weights(self) -> list[str]:
         config, names = self.config, ["qkv"] if self.joined else ["q", "k", "v"]
@@ -81,8 +82,9 @@ class LlamaLayer(Block):
     def __call__[KV](
         self, x: Float[Array, "T E"], positions: Int[Array, "T"], kv: KV, attend: Attend[KV]
     ) -> tuple[Float[Array, "T E"], KV]:
-        attended, kv = self._attended(self._rows(x, self.attn_norm), positions, kv, attend)
-        x = self._added(x, self._summed(attended), self.attn_post_norm)
+        if self.has_mixer:
+            attended, kv = self._attended(self._rows(x, self.attn_norm), positions, kv, attend)
+            x = self._added(x, self._summed(attended), self.attn_post_norm)
         if self.has_ffn:
             x = self._added(x, self._fed(self._rows(x, self.ffn_norm), attend), self.ffn_post_norm)
         return x, kv

@@ -89,8 +89,9 @@ class Model:
     @property
     def kv_places(self) -> tuple[int, ...]:
         """See `protocol.kv_places`."""
-        own = range(self.config.num_layers)
-        return tuple(i if (kind := self.config.kind(i)).kv_from is None else kind.kv_from for i in own)
+        kinds = [self.config.kind(layer) for layer in range(self.config.num_layers)]
+        own = [layer for layer, kind in enumerate(kinds) if kind.kv_from is None]
+        return tuple(own.index(layer if kind.kv_from is None else kind.kv_from) for layer, kind in enumerate(kinds))
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:

@@ -72,7 +72,7 @@ def windowed_config(model: "ServedModel") -> ModelDimensions:
 
 
 def kv_places(model: "ServedModel") -> tuple[int, ...]:
-    """By layer, the place among those with pages or states of their own of what it reads; the last layers may have none."""
+    """By layer, the place of what it reads among the layers with pages or states of their own; some layers may have none."""
     return getattr(model, "kv_places", tuple(range(model.config.num_layers)))
 
 

@@ -109,7 +109,8 @@ def _part_names(kinds: tuple[LayerKind, ...]) -> dict[str, str]:
     names, number = {"model.embeddings": "model.embed_tokens", "model.norm_f": "model.norm"}, count()
     for layer, kind in enumerate(kinds):
         mixer = "linear_attn" if kind.is_recurrent else "self_attn"
-        for norm, part in (("input_layernorm", mixer), ("post_attention_layernorm", "mlp"))[: 1 + kind.has_ffn]:
+        parts = (("input_layernorm", mixer), ("post_attention_layernorm", "mlp"))
+        for norm, part in parts[not kind.has_mixer : 1 + kind.has_ffn]:
             theirs, ours = f"model.layers.{next(number)}.", f"model.layers.{layer}."
             names |= {f"{theirs}norm": ours + norm, f"{theirs}mixer": ours + part}
     return names

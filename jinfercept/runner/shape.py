@@ -88,4 +88,5 @@ def in_second_pool(model: ServedModel, shape: RunnerShape) -> tuple[bool, ...]:
     """By layer with pages or states of its own: whether it has states, or pages in the pool for windows, rather than pages in
     the first pool."""
     by_layer = pool_windows(model, shape) or states_of(model) or (0,) * model.config.num_layers
-    return tuple(map(bool, by_layer[: len(set(kv_places(model)))]))
+    by_place = dict(zip(kv_places(model), by_layer, strict=True))
+    return tuple(bool(by_place[place]) for place in range(len(by_place)))

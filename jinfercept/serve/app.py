@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.security import HTTPBearer
 
 from jinfercept.serve.access.keys import watch_key_file
@@ -12,7 +13,6 @@ from jinfercept.serve.http.error_handlers import add_handlers
 from jinfercept.serve.http.middleware import add_middleware
 from jinfercept.serve.observe.live import live_router, page_router
 from jinfercept.serve.observe.metrics import metrics_router
-from jinfercept.serve.protocols.errors import ErrorBody, errors_of
 from jinfercept.serve.routes import (
     chat_completions,
     completions,
@@ -26,7 +26,7 @@ from jinfercept.serve.routes import (
     responses,
     tokens,
 )
-from jinfercept.serve.routes.api_docs import docs_router
+from jinfercept.serve.routes.guarded_route import GuardedRoute
 from jinfercept.serve.service import Service
 from jinfercept.version import __version__
 
@@ -34,6 +34,8 @@ _DESCRIPTION = (
     "OpenAI's protocol with vLLM's extensions, and Anthropic's Messages, on jinfercept. Unknown fields are ignored. "
     "Further extensions: `session_id` or the header `x-session-id`, `cache_salt`, and the object `jinfercept`."
 )
+
+_ERRORS: dict[int | str, dict[str, Any]] = {"default": {"description": "An error object of the protocol."}}
 
 
 def create_app(service: Service) -> FastAPI:
@@ -57,13 +59,12 @@ def create_app(service: Service) -> FastAPI:
         version=__version__,
         description=_DESCRIPTION,
         lifespan=lifespan,
-        separate_input_output_schemas=False,
         redirect_slashes=False,  # a redirect would repeat the host and the scheme that the client sent
-        openapi_url=None,  # FastAPI's own /docs and /redoc load scripts from other hosts
+        openapi_url=None,  # FastAPI's own needs no key, and its pages load scripts from other hosts
     )
     app.state.service, app.state.refused = service, service.refused
     add_handlers(app)
-    for router in (health.router, metrics_router(service), page_router(), docs_router(), response_socket.router):
+    for router in (health.router, metrics_router(service), page_router(), response_socket.router):
         app.include_router(router)
     options = service.options
     key = [Depends(HTTPBearer(auto_error=False))] if service.keys.needed else []  # for the document; see `GuardedRoute`
@@ -75,7 +76,17 @@ def create_app(service: Service) -> FastAPI:
         from jinfercept.serve.routes.mcp import mcp_router
 
         guarded.append(mcp_router(options.max_body_size))
-    for router in (*guarded, live_router(service)):
-        app.include_router(router, responses=errors_of(ErrorBody), dependencies=key)
+    for router in (*guarded, live_router(service), _document_router()):
+        app.include_router(router, responses=_ERRORS, dependencies=key)
     add_middleware(app, service)
     return app
+
+
+def _document_router() -> APIRouter:
+    router = APIRouter(route_class=GuardedRoute)
+
+    @router.get("/openapi.json", include_in_schema=False)
+    async def openapi(request: Request) -> dict[str, Any]:
+        return request.app.openapi()
+
+    return router

@@ -96,25 +96,21 @@ class ServerOptions:
     state_url: str | None = option(
         None,
         "database of responses and conversations that outlive the server: a path or sqlite:///PATH, or "
-        f"postgresql://USER:PASSWORD@HOST/DATABASE; default: memory. Also ${STATE_VARIABLE}; see docs/state.md",
+        f"postgresql+psycopg://USER:PASSWORD@HOST/DATABASE; default: memory. Also ${STATE_VARIABLE}; see docs/state.md",
     )
     max_state_bytes: int = option(
-        2**33, "bytes that are stored in the database; beyond it the key that holds the most loses its oldest", least=0
+        2**33,
+        "bytes of responses and conversations, in memory 512 MiB at most; beyond it the key with the most loses its oldest",
+        least=0,
     )
     max_state_bytes_per_key: int | None = option(
-        None, "bytes that are stored in the database for one key; default: all", least=0
+        None, "bytes of responses and conversations of one key; default: all", least=0
     )
     response_ttl: float = option(
         86400.0,
         "seconds for which a response is stored, so that requests can name it as their previous one, and a conversation "
         "since its last change",
         least=0,
-    )
-    max_stored_responses: int = option(
-        4096, "responses and conversations in memory; beyond it the key that holds the most loses its oldest", least=0
-    )
-    max_stored_responses_per_key: int | None = option(
-        None, "responses and conversations in memory for one key; default: all", least=0
     )
     max_background_responses: int = option(
         128, "background responses of one key at a time; more are answered 429", least=0
@@ -215,12 +211,8 @@ class ServerOptions:
         from jinfercept.serve.state.database import StateDatabase
         from jinfercept.serve.state.entries import StateLimits
 
-        url = self.database_url()
         limits = StateLimits(self.response_ttl, self.max_state_bytes, self.max_state_bytes_per_key)
-        if url is None:
-            own = self.max_stored_responses_per_key
-            limits = limits._replace(most_entries=self.max_stored_responses, most_entries_of_tenant=own)
-        return StateDatabase(url, limits, timeout_s)
+        return StateDatabase(self.database_url(), limits, timeout_s)
 
     def template(self) -> str | None:
         """The chat template's source, if a file of one is named. Raises `ConfigError` if it cannot be read."""
@@ -253,7 +245,7 @@ class ServerOptions:
                     fix="give a key, or neither the flag nor the variable: then every request may come",
                 )
             digest = key_digest(key)
-            rules[digest] = KeyRules(f"key-{digest[:8]}", key in self.operator_key)
+            rules[digest] = KeyRules(name=f"key-{digest[:8]}", operator=key in self.operator_key)
         return rules | (read_key_file(self.api_key_file) if self.api_key_file is not None else {})
 
 

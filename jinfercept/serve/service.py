@@ -20,14 +20,13 @@ from jinfercept.calls import Call, Result
 from jinfercept.chat.options import ChatOptions
 from jinfercept.chat.requests import check_chars
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
-from jinfercept.engine.meter.engine_stats import EngineStats
 from jinfercept.engine.streaming import AsyncStream
-from jinfercept.errors import ConfigError, EngineError, JinferceptError
+from jinfercept.errors import ConfigError, JinferceptError
 from jinfercept.hooks import SharedLimit
 from jinfercept.llm import LLM
 from jinfercept.request import Adapter, Request
 from jinfercept.serve.access.key_file import KeyRules
-from jinfercept.serve.access.key_limits import FairThreadPool, KeyLimits, OpenSockets, retry_after
+from jinfercept.serve.access.key_limits import FairThreadPool, KeyLimits, OpenSockets
 from jinfercept.serve.access.keys import Keys
 from jinfercept.serve.http.access_log import DETAILS, PLACE
 from jinfercept.serve.http.request_body import unless_disconnected
@@ -38,6 +37,7 @@ from jinfercept.serve.protocols.errors import ApiError, aborted, about, overload
 from jinfercept.serve.server_tools import ServerTools
 from jinfercept.serve.state.database import StateDatabase
 from jinfercept.serve.state.store import StateStore
+from jinfercept.serve.state.tenant_pool import RETRY_S
 from jinfercept.serve.state.tool_history import ToolHistory
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tools.inbox import Inbox
@@ -78,7 +78,6 @@ class Service:
         names: of the model in requests; answers have the first one by default.
         created: start of the server, in seconds since 1970.
         draining: whether new requests are refused.
-        ignored: unknown fields of bodies that were logged.
         chat_template: source of the template that replaces the model's; None: the model's.
         state: stored responses and conversations.
         pending_calls: limits of the asynchronous calls that run, by tenant.
@@ -113,7 +112,6 @@ class Service:
         self.draining = False
         self.keys = Keys(options.key_rules())
         self.chat_template = options.template()
-        self.ignored: set[str] = set()
         self.tool_history = ToolHistory(options.response_ttl, time.monotonic)
         self.database = database or options.open_state()
         self.state = StateStore(self.database, options.max_background_responses)
@@ -130,7 +128,7 @@ class Service:
         self._closed = False
         self._event_bridge: EventBridge | None = None
         self._preparing = Counter[str]()
-        self._streams: dict[AsyncStream, str] = {}  # with their tenants
+        self._streams: dict[AsyncStream, tuple[str, int]] = {}  # with their tenants and numbers of requests
         self.sockets = OpenSockets(options)
         self._busy = 0
         self._idle = asyncio.Event()
@@ -222,7 +220,7 @@ class Service:
                     429,
                     f"the queue is full: {waiting} requests wait and at most {most} may; got {number} more; fix: retry later",
                     code="queue_full",
-                    headers={"Retry-After": retry_after(self._limits.retry_s(tenant, number, self._preparing[tenant]))},
+                    headers={"Retry-After": f"{RETRY_S}"},
                 )
         self._limits.check(tenant, number, self._preparing[tenant])
 
@@ -281,9 +279,9 @@ class Service:
             stream = self.llm.engine.submit(requests, ends_only=ends_only, post=post)
         if trace is not None:
             trace.streams.append(stream)
-        self._streams[stream] = tenant
+        self._streams[stream] = tenant, len(requests)
         num_tokens = sum(len(request.prompt_token_ids) for request in requests if request.leader is None)
-        self._limits.began(tenant, id(stream), len(requests), num_tokens)
+        self._limits.began(tenant, len(requests), num_tokens)
         if place := await asyncio.wrap_future(self.llm.engine.place_at_door(requests)):
             if self.llm.engine.overload == "refuse":
                 await self.close(stream)
@@ -293,13 +291,13 @@ class Service:
 
     async def close(self, stream: AsyncStream) -> None:
         """Abort the unfinished requests of a stream; their pages are free within a step."""
-        tenant = self._streams.pop(stream, None)
+        counted = self._streams.pop(stream, None)
         try:
             await stream.aclose()
         finally:
-            if tenant is not None:
+            if counted is not None:
                 outputs = (completion for output in stream.outputs.values() for completion in output.outputs)
-                self._limits.ended(tenant, id(stream), sum(completion.num_generated for completion in outputs))
+                self._limits.ended(*counted, sum(completion.num_generated for completion in outputs))
 
     def note_calls(self, request: Request, calls: Sequence[Call], results: Sequence[Result]) -> None:
         """Count calls that were run after the end of their request."""
@@ -328,11 +326,8 @@ class Service:
         self.tools.ends_s = time.monotonic() + timeout_s + _ENDING_S
         self.sockets.end()
         if self._busy:
-            with suppress(TimeoutError, EngineError):
-                async with asyncio.timeout(timeout_s):
-                    calls = await asyncio.wrap_future(self.llm.engine.ask(_running_calls))
-                    log.info("requests in progress: %d; calls that run: %s", self._busy, ", ".join(calls) or "none")
-                    await self._idle.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), timeout_s)
         self._closed = True
         self._threads.close()
         for stream in list(self._streams):
@@ -356,14 +351,6 @@ class Service:
         """Seconds for one step of the shutdown, few if the drain took all of its time."""
         ends_s = self.tools.ends_s
         return _MOST_ENDING_S if ends_s is None else min(_MOST_ENDING_S, max(_ENDING_S, ends_s - time.monotonic()))
-
-
-def _running_calls(stats: EngineStats) -> list[str]:
-    """The tools that requests wait for, as often as they are called."""
-    waiting = [
-        pause.sequence for pause in stats.interceptions.open.values() if not pause.kept and pause.returned_s is None
-    ]
-    return [call.name for sequence in waiting for call in sequence.calls]
 
 
 def service_of(request: HTTPConnection) -> Service:

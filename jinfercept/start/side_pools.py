@@ -169,7 +169,8 @@ def plan_windows(model: ServedModel, config: EngineConfig, longest: int) -> Wind
         ConfigError: a pool is asked for that the model cannot have.
     """
     page_size, num_tokens = config.cache.page_size, config.cache.num_window_tokens
-    of_layers, sizes_config = windows_of(model)[: len(set(kv_places(model)))], windowed_config(model)
+    of_layers = dict(zip(kv_places(model), windows_of(model), strict=False)).values()
+    sizes_config = windowed_config(model)
     windows = [window for window in of_layers if window is not None and window < longest]
     if sizes_config is model.config:
         sizes_config = None

@@ -15,7 +15,7 @@ from jinfercept.sim.run_stats import Report
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import SimulatedLoad, SweepRun
-from jinfercept.sim.within_limits import AGENT_LIMITS, Shares, most_within_limits
+from studies.agents.within_limits import AGENT_LIMITS, Shares, most_within_limits
 from studies.answer import StudyEffort
 
 PAGE_SIZE = 64
@@ -101,7 +101,6 @@ POLICIES: Mapping[str, str] = {
     "mori": f"{_RIVALS}.mori:IdlenessTiers",
     "mars": f"{_RIVALS}.mars:WarmReturns",
     "cachewise": f"{_RIVALS}.cachewise:PredictedReuse",
-    "thunder_agent": f"{_RIVALS}.thunder_agent:ProgramPausing",
     "belady": f"{_RIVALS}.belady:Belady",
     "infinite": "bound",
 }

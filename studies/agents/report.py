@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from jinfercept.sim.reports import ranking, ratio_text
 from jinfercept.sim.tables import TextTable
-from jinfercept.sim.within_limits import Shares, most_kept
 from studies.agents.cells import BASELINE, SERVED, AgentCell, Contender, Matrix, Trial
+from studies.agents.within_limits import Shares, most_kept
 from studies.answer import StudyAnswer
 from studies.plots import Bars
 

@@ -1,14 +1,11 @@
-"""Requests whose calls in context markup language are scripted: the text of a script, its tokens, the request, and loads of
-many.
+"""Requests whose calls in context markup language are scripted: the text of a script, its tokens, and the request.
 
 The vocabulary has a token for each printable character, and the five delimiters. So the text's length is its number of
 tokens, and the engine reads the markup as that of any model.
 """
 
-from collections.abc import Sequence
 from functools import cache
-from random import Random
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -19,10 +16,7 @@ from jinfercept.chat.parsers.cml import DELIMITERS
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.request import Request
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sim.arrivals import arrival_times
-from jinfercept.sim.run_stats import Report
-from jinfercept.sim.sweep import SimulatedLoad
-from studies.calls.scripts import DURATIONS, CallMix, CallScript, ScriptedCall
+from studies.calls.scripts import DURATIONS, CallScript, ScriptedCall
 
 PARAMETERS = ("seconds", "tokens")
 """Of every scripted tool."""
@@ -93,42 +87,3 @@ def make_call_request(number: int, script: CallScript) -> Request:
     params = SamplingParams(temperature=0.0, max_tokens=len(tokens), forced_output_ids=tokens, ignore_eos=True)
     markup = scripted_markup(script.calls)
     return Request(str(number), (0,) * script.prompt, params, cache_salt=str(number), markup=markup)
-
-
-CALL_MODES: tuple[CallMode, ...] = get_args(CallMode)
-
-
-def draw_loaded(rng: Random) -> CallScript:
-    """A request of the load: 1 to 8 calls in one or two rounds, short or heavy-tailed, up to half of the tokens prose."""
-    calls = rng.choice((1, 2, 4, 8))
-    mix = CallMix(
-        calls,
-        prose=rng.choice((0.0, 0.25, 0.5)),
-        rounds=min(calls, rng.choice((1, 1, 2))),
-        tool=rng.choice(tuple(DURATIONS)),
-        prompt=rng.randint(200, 1200),
-        answer=rng.randint(20, 120),
-    )
-    return mix.draw(rng)
-
-
-def call_loads(rates: Sequence[float], duration_s: float, seed: int) -> list[SimulatedLoad[Sequence[CallArrival]]]:
-    """The same requests at the same times in each `CallMode`, for each rate. The workload's name is the mode.
-
-    Raises:
-        ConfigError: a rate or `duration_s` is out of range.
-    """
-    loads: list[SimulatedLoad[Sequence[CallArrival]]] = []
-    for rate in rates:
-        rng = Random(seed)
-        drawn = [CallArrival(at_s, draw_loaded(rng)) for at_s in arrival_times(rate, duration_s, rng)]
-        for mode in CALL_MODES:
-            called = [arrival._replace(script=arrival.script._replace(calls=mode)) for arrival in drawn]
-            loads.append(SimulatedLoad(mode, rate, seed, called))
-    return loads
-
-
-def memory_token_s(report: Report) -> dict[str, float]:
-    """Token·seconds of device memory per finished request: of requests that run, and of paused ones."""
-    finished = report["requests"] - report["unfinished"]
-    return {part: value / finished if finished else 0.0 for part, value in report["memory_token_s"].items()}

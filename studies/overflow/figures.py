@@ -3,7 +3,7 @@
 The overhead of a cell is `T(constrained pool) - T(unconstrained pool)` of the same requests under the same engine.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -135,6 +135,10 @@ class OverflowStudy(NamedTuple):
 
     sizes: OverflowSizes
 
+    def figures(self, progress: Progress) -> list[OverflowFigure]:
+        """Figures 2 to 5."""
+        return [make(progress) for make in (self.figure_2, self.figure_3, self.figure_4, self.figure_5)]
+
     def figure_2(self, progress: Progress) -> OverflowFigure:
         """Overhead by page size: as in Figure 3, so that page sizes change no decision of the scheduler."""
         evicted, evicting = min(FIGURE_2_TOKENS, max(self.sizes.evicted)), cache(self._evicting)
@@ -224,11 +228,3 @@ def _alone(mode: OverflowMode) -> OverflowMode:
 def engine_of(mode: OverflowMode) -> OverflowMode:
     """The mode in which the same engine recomputes: one for all modes whose plans are alike."""
     return OverflowMode("", "recompute", mode.engine)
-
-
-def figures(study: OverflowStudy, numbers: Sequence[int], progress: Progress) -> Iterator[OverflowFigure]:
-    """Those of Figures 2 to 5 that are asked for, in order."""
-    makers = {2: study.figure_2, 3: study.figure_3, 4: study.figure_4, 5: study.figure_5}
-    for number, make in makers.items():
-        if number in numbers:
-            yield make(progress)

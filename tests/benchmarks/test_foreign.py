@@ -63,7 +63,7 @@ def test_the_table_names_what_differs_from_metrics() -> None:
     assert lines[3][-4:] == ["skipped:", "no", "such", "package"]
 
 
-def test_an_unknown_program_is_an_error_and_one_that_is_not_published_is_skipped(
+def test_an_unknown_program_is_an_error_and_a_large_one_is_skipped(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreign, "_SETTLED_S", 0.0)
@@ -71,13 +71,11 @@ def test_an_unknown_program_is_an_error_and_one_that_is_not_published_is_skipped
     assert main(["foreign", "nothing"]) == 2
     assert "no such program" in capsys.readouterr().err
     monkeypatch.setenv("JINFERCEPT_CACHE", str(tmp_path))
-    assert main(["foreign", "endpoints", "vllm", "--base-url", "http://127.0.0.1:9"]) == 0
-    shown = capsys.readouterr().out
+    assert main(["foreign", "vllm", "--base-url", "http://127.0.0.1:9"]) == 0
+    assert "takes gigabytes; --large installs it" in capsys.readouterr().out
     monkeypatch.setattr(foreign, "installed", lambda packages: tmp_path)
     assert main(["foreign", "inspect", "--base-url", "http://127.0.0.1:9"]) == 2
     assert "the server has no /metrics" in capsys.readouterr().err
-    assert "is in no package registry" in shown
-    assert "takes gigabytes; --large installs it" in shown
 
 
 @pytest.mark.slow

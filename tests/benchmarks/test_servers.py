@@ -91,7 +91,6 @@ def test_a_server_is_a_url_with_or_without_a_name(text: str, name: str, url: str
         (["--base-url", "http://a", "--base-url", "http://a"], "two servers have the same name"),
         (["--base-url", "http://a", "--kv-tokens", "5"], "these flags need a server"),
         (["--base-url", "http://127.0.0.1:9", "--timeout", "1"], "127.0.0.1:9 names no model"),
-        (["--base-url", "http://a", "--restart"], "--restart ends a server"),
         (["m", "--scale-prompts", "0"], "--scale-prompts is out of range"),
     ],
 )
@@ -109,17 +108,13 @@ def test_a_server_that_cannot_start_says_why() -> None:
 
 
 @pytest.mark.slow
-def test_agents_are_measured_on_a_server_that_is_started_and_one_that_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agents_are_measured_on_a_server_that_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.agents.VOCABULARY", 100)  # of a tiny model
     out = tmp_path / "out.json"
-    scale = ["--scale-prompts", "0.001", "--scale-answers", "0.001", "--scale-seconds", "0", "--restart"]
+    scale = ["--scale-prompts", "0.001", "--scale-answers", "0.001", "--scale-seconds", "0"]
     assert main(["agents", TINY, "--json", str(out), *scale, *ENGINE]) == 0
-    assert [(report["server"], report["errors"]) for report in json.loads(out.read_text())] == [
-        ("unbroken", 0),
-        ("restarted", 0),
-    ]
+    [report] = json.loads(out.read_text())
+    assert (report["server"], report["calls"], report["errors"]) == ("jinfercept", 16 * 14, 0)
 
 
 @pytest.mark.slow

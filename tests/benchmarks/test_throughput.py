@@ -1,7 +1,6 @@
 """Throughput on a tiny real model: every cell, beside peers that are commands; what is missing is said before work begins."""
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -42,7 +41,7 @@ ANSWER = """
 cells = [dict(batch=b, context=c, decode_tokens_per_s=2.0 * b, prefill_tokens_per_s=1.0 * c)
          for b in work["batches"] for c in work["contexts"]]
 print("a line of its log")
-print(json.dumps({"version": work["dtype"], "cells": cells, "rest_gib": 0.5}))
+print(json.dumps({"version": work["dtype"], "cells": cells}))
 """
 
 
@@ -66,12 +65,10 @@ def test_the_command_shows_ratios_and_writes_every_cell_with_the_machine(
     assert main(["throughput", MODEL, *SMALL, "--peer", "other", "--json", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "decode other" in printed
-    assert re.search(r"other +float32 +0\.50 +-", printed)
     report = json.loads(out.read_text())
     assert {"device", "processor", "cores", "python", "new_tokens"} < report.keys()
     ours, other = report["engines"]
     assert (ours["engine"], other["engine"], other["version"]) == ("jinfercept", "other", "float32")
-    assert 0 < ours["rest_gib"] <= ours["peak_gib"]
     assert ours["cells"][0].keys() == other["cells"][0].keys()
     assert [(cell["batch"], cell["context"]) for cell in ours["cells"]] == [(1, 9), (3, 9)]
     assert all(cell["decode_tokens_per_s"] > 0 and cell["prefill_tokens_per_s"] > 0 for cell in ours["cells"])

@@ -57,12 +57,6 @@ def test_every_turn_has_its_reasoning_beside_its_content(make_scripted: Make) ->
     assert scripted.tokenizer.decode(completion.token_ids, skip_special_tokens=False) == written
 
 
-def test_a_turn_that_only_thinks_of_a_call_is_the_last_one(make_scripted: Make) -> None:
-    completion = only(ask(make_scripted(QWEN3), f"<think>\n{CALL}\n</think>\n\nNo.{END}", tools=[price]))
-    assert not completion.interceptions
-    assert completion.messages == ({"role": "assistant", "content": "No.", "reasoning_content": CALL},)
-
-
 def test_a_call_behind_reasoning_that_never_closes_is_run(make_scripted: Make) -> None:
     written = f"<think>\nI need it.\n{CALL}{READ}<think>\nSo 23.\n</think>\n\n23 it is.{END}"
     called, _, answer = only(ask(make_scripted(QWEN3), written, tools=[price])).messages

@@ -79,8 +79,8 @@ def test_the_overview_imports_no_command() -> None:
         (["run", "m", "n"], "jinfercept run: one argument too many: n"),
         (["simulate", "--trace", "t", "--workload", "qa"], "--trace and --workload are not allowed together"),
         (
-            ["simulate", "--live", "3", "--agents-within-limits"],
-            "--live and --agents-within-limits are not allowed together",
+            ["simulate", "--live", "3", "--rate", "2"],
+            "--live and --rate are not allowed together",
         ),
     ],
 )
@@ -113,7 +113,6 @@ def test_info_tells_a_models_shape(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "smollm2-135m"]) == 0
     shown = capsys.readouterr().out
     assert "45 KiB per token" in shown
-    assert "100 GiB of --kv-disk-space hold 2,330,169 tokens" in shown
     assert "--quantization gguf" in shown
     assert "weights 0.09 GiB" in shown
 
@@ -276,7 +275,6 @@ def test_every_question_has_a_price_and_no_context_begins_as_another_one() -> No
     ("words", "message"),
     [
         (["--requests", "0"], "--requests must be at least 1"),
-        (["--model", "x"], "--model is allowed only with --async"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

@@ -128,8 +128,7 @@ def test_the_application_is_one_that_can_be_deployed(tmp_path: Path) -> None:
     keys.write_text('[team]\nkey = "a long random text"\n')
     server = application["args"]["server"] | {"api_key_file": str(keys)}
     config = FleetConfig.parse(application["args"] | {"server": server})
-    assert (config.name, config.server.port) == (application["name"], SERVE["http_options"]["port"])
-    assert (config.replicas.least, config.replicas.most) == (WORKERS["minReplicas"], WORKERS["maxReplicas"])
+    assert (config.replicas.min, config.replicas.max) == (WORKERS["minReplicas"], WORKERS["maxReplicas"])
     assert WORKERS["template"]["spec"]["terminationGracePeriodSeconds"] >= config.server.drain_timeout + 30
 
 

@@ -211,36 +211,10 @@ def test_constrained_requests_write_what_they_write_alone(policy: str, depth: in
 
 
 @DEPTHS
-@pytest.mark.parametrize("least", [3, 8])
-def test_a_request_ends_where_nothing_can_follow(least: int, depth: int) -> None:
-    requests = [request("no detector", Counting(least, 8)), request("ignores", Counting(least, 8), ignore_eos=True)]
-    free, ignores = check(run_all(engine_of(depth=depth), requests), requests, limit=160)
-    assert [token % 7 for token in ignores.token_ids] == [n % 7 for n in range(8)]
-    assert (ignores.finish_reason, ignores.stop_reason) == ("stop", None)
-    assert least == 3 or len(free.token_ids) == 8
-
-
-@DEPTHS
 def test_a_model_without_end_tokens_ends_with_the_grammar(depth: int) -> None:
     engine = engine_of(depth=depth, eos_token_ids=())
     output = run_all(engine, [request("one", Counting(2, 6))])["one"].outputs[0]
     assert (len(output.token_ids), output.finish_reason) == (6, "stop")
-
-
-@DEPTHS
-def test_a_text_cut_by_max_tokens_says_length_and_one_complete_with_its_last_token_says_stop(depth: int) -> None:
-    requests = [request("cut", Counting(6, 6), max_tokens=5), request("complete", Counting(6, 6), max_tokens=6)]
-    completions = check(run_all(engine_of(depth=depth), requests), requests, limit=160)
-    assert [completion.finish_reason for completion in completions] == ["length", "stop"]
-
-
-@DEPTHS
-def test_a_constraint_goes_on_after_a_call_and_knows_nothing_of_what_it_returned(depth: int) -> None:
-    constrained = request("one", Counting(9, 9), {3: [90, 91], 5: []})
-    (output,) = check(run_all(engine_of(depth=depth), [constrained]), [constrained], limit=160)
-    assert output.token_ids[3:5] == [90, 91]
-    assert [token % 7 for token in output.token_ids[:3] + output.token_ids[5:11]] == [n % 7 for n in range(9)]
-    assert output.num_generated == 10
 
 
 @DEPTHS

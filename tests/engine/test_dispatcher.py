@@ -158,13 +158,6 @@ def test_whatever_a_tool_raises_is_its_result(function: Callable[[str], object],
     assert result.status == "error"
 
 
-@pytest.mark.parametrize("function", [hangs, hangs_async, is_late])
-def test_what_does_not_return_in_time_times_out(function: Callable[[str], object]) -> None:
-    result = ask(function, SOON_S)
-    assert (result.text, result.status) == ("error: tool timed out", "timeout")
-    assert SOON_S <= result.duration_s < LONG_S
-
-
 def test_a_result_after_the_deadline_is_thrown_away() -> None:
     service, go = Service(), threading.Event()
     service.call("r", lambda arguments: go.wait(60) and "too late", SOON_S)
@@ -197,19 +190,6 @@ def test_the_calls_of_one_interception_run_in_parallel_and_return_together_in_or
     assert [result.status for result in results] == ["ok", "timeout", "unknown_tool", "ok"]
     assert [results[0].text, results[3].text] == ["a0", "b0"]
     assert service.dispatcher.next_s() is None
-
-
-def test_nothing_comes_of_a_call_that_was_cancelled() -> None:
-    service = Service()
-    returned = threading.Event()
-    service.call("r", lambda arguments: returned.wait(60) and "late", SOON_S)
-    service.dispatcher.cancel("r")
-    service.dispatcher.cancel("was never there")
-    assert service.dispatcher.next_s() is None
-    returned.set()
-    assert service.wake.wait(60)
-    time.sleep(SOON_S)
-    assert service.dispatcher.poll() == []
 
 
 @pytest.mark.parametrize("timeout_s", [LONG_S, SOON_S])

@@ -17,7 +17,6 @@ from tests.support.fake_engine import (
     POLICIES,
     FakeRunner,
     run_all,
-    runner_of,
     uninterrupted,
 )
 from tests.support.fake_runner import FakeForward
@@ -66,19 +65,6 @@ def test_abort_frees_the_pages_at_once(state: str, policy: Callable[[], Policy],
             expected = uninterrupted(other.prompt_token_ids, other.params, {}, 32)
             assert outputs[other.id].outputs[0].token_ids == expected
     assert engine.scheduler.kv.check([]) is None
-
-
-@DEPTHS
-def test_abort_while_pages_land_frees_them(depth: int) -> None:
-    engine = serve(swap(), latency=lambda call: 1.0, num_pages=8, num_host_pages=8, depth=depth)
-    engine.submit(request("a", [1] * 13, 9, {2: [5, 6]}))
-    until(engine, lambda: state_of(engine, "a") is State.INTERCEPTED)
-    runner = runner_of(engine)
-    until(engine, lambda: bool(runner.plans[-1].fetch))
-    assert aborted(engine, "a").finish_reason == "abort"
-    assert engine.scheduler.kv.occupancy().used == 0
-    again = request("b", [1] * 13, 9)
-    assert only(run_all(engine, [again])).token_ids == uninterrupted((1,) * 13, again.params, {}, 32)
 
 
 @DEPTHS

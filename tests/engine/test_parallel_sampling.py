@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from jinfercept.engine.parallel_sampling import forks, joined
-from jinfercept.engine.session import random_key, request_key
+from jinfercept.engine.session import random_key
 from jinfercept.events import Finished
 from jinfercept.outputs import RequestOutput
 from jinfercept.request import Request
@@ -112,16 +112,3 @@ def test_a_random_key_has_64_bits_and_stays_what_it_is() -> None:
     assert random_key(2**32, DRAWN_PROMPT, 0) == random_key(2**32, list(DRAWN_PROMPT), 0) == 12538671989558557137
     keys = [random_key(number, DRAWN_PROMPT, 0) for number in range(64)]
     assert all(4 < sum(key >> bit & 1 for key in keys) < 60 for bit in range(64))
-
-
-def test_requests_without_seeds_have_keys_of_their_own_and_greedy_ones_need_none() -> None:
-    def keys(engine_seed: int) -> list[int]:
-        params = [SamplingParams(), SamplingParams(temperature=0.0, seed=3), SamplingParams(seed=0), SamplingParams()]
-        return [
-            request_key(Request("a", DRAWN_PROMPT, each), engine_seed, number) for number, each in enumerate(params)
-        ]
-
-    first, greedy, seeded, last = keys(0)
-    assert (greedy, seeded) == (0, random_key(0, DRAWN_PROMPT, 0))
-    assert keys(0) == [first, greedy, seeded, last]
-    assert len({first, seeded, last, *keys(1)}) == 6

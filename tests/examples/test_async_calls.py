@@ -25,20 +25,16 @@ from examples.async_calls.dialogues import (
     interrupt,
     script,
     weave,
-    with_delimiters,
     woven,
 )
 from examples.async_calls.learning import batch, logits, pack
 from jinfercept import LLM, SamplingParams
 from jinfercept.chat.parsers import cml
 from jinfercept.chat.parsers.python_calls import parse_call
-from jinfercept.cli import demo as cli
-from jinfercept.cli.main import main
 from jinfercept.errors import ModelError
 from jinfercept.events import Intercepted, Resumed, Token
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.load import load
-from tests.support.sample_tokenizers import smollm2
 
 
 def test_lanes_show_when_the_model_waits_and_when_a_call_runs() -> None:
@@ -55,20 +51,9 @@ def test_lanes_show_when_the_model_waits_and_when_a_call_runs() -> None:
     assert shown[5].split() == ["f()", "━" * 12, "…"]
 
 
-def test_outside_a_clone_the_demo_says_where_it_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "__file__", str(tmp_path / "site" / "jinfercept" / "cli" / "demo.py"))
-    assert main(["demo", "--async"]) == 2
-    assert "folder of a clone of the repository" in capsys.readouterr().err
-    assert main(["demo", "--model", "m"]) == 2
-    assert "--model is allowed only with --async" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_the_model_that_ships_answers_alike_whether_its_calls_wait_or_not() -> None:
-    assert main(["demo", "--async"]) == 0
+    assert demo.Demo().run() == 0
 
 
 @pytest.fixture(scope="module")
@@ -89,24 +74,6 @@ def parts(tokens: Tokens, codec: Codec) -> list[tuple[bool, str]]:
 def test_delimiters_are_those_of_the_engine(beginner: train.Start) -> None:
     assert set(cml.DELIMITERS) == set(DELIMITERS)
     assert all(beginner.codec.tokenizer.added_token_id(text) is not None for text in DELIMITERS)
-
-
-def test_a_vocabulary_without_delimiters_gets_them_as_tokens_of_mean_weights(beginner: train.Start) -> None:
-    tokenizer_without, params, size = smollm2(), beginner.params, beginner.model.config.vocab_size
-    tokenizer = with_delimiters(tokenizer_without)
-    ids = [tokenizer.added_token_id(text) for text in DELIMITERS]
-    assert ids == list(range(tokenizer_without.vocab_size, tokenizer_without.vocab_size + 5))
-    assert tokenizer.encode("a[CALL]b[END]") == [
-        *tokenizer_without.encode("a"),
-        ids[0],
-        *tokenizer_without.encode("b"),
-        ids[2],
-    ]
-    config, larger = train.with_tokens(beginner.model.config, params, [size - 1, size + 2])
-    old, new = params.embed["embedding"], larger.embed["embedding"]
-    assert config.vocab_size == len(new) == len(larger.head["unembed"]) == size + 3
-    np.testing.assert_array_equal(new[: size - 1], old[:-1])
-    np.testing.assert_allclose(new[size - 1 :], np.broadcast_to(old.mean(axis=0), (4, old.shape[1])), rtol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])

@@ -14,19 +14,13 @@ from examples.rivals.cachewise import LongestPrefix, PredictedReuse
 from examples.rivals.continuum import ProgramOrder, TimeToLive
 from examples.rivals.mars import FeedbackLevels, WarmReturns, level_of, service_level
 from examples.rivals.mori import CYCLES, IdlenessTiers, Tier
-from examples.rivals.thunder_agent import ProgramPausing
 from jinfercept.sched.estimator import ElapsedEstimator, make_estimator
 from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.order import Order
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import Policy, preserve
-from jinfercept.sched.profile import Profile
 from jinfercept.sched.sequence import CallDuration, CallKind, PendingCall, Sequence, State
-from jinfercept.sim.arrivals import Arrival
 from jinfercept.sim.own_workload import OwnWorkload
-from jinfercept.sim.run_stats import Report
-from jinfercept.sim.simulation import Simulation
-from jinfercept.sim.workload import Script, Segment
 from jinfercept.testing import check_policy
 from tests.support.docs_blocks import blocks_of
 from tests.support.fake_engine import AffineCost
@@ -113,7 +107,7 @@ def test_what_the_page_shows_can_be_used() -> None:
     check_policy("copy_ahead", names["Smallest"])
 
 
-RIVALS = (TimeToLive, ProgramPausing, IdlenessTiers, WarmReturns, PredictedReuse, Belady)
+RIVALS = (TimeToLive, IdlenessTiers, WarmReturns, PredictedReuse, Belady)
 DEAR = AffineCost(fixed_s=20.0)
 """Prices by which a context is worth a pin of several seconds."""
 
@@ -148,15 +142,6 @@ def call_out(
 ) -> Sequence:
     bench.scheduler.intercept(sequence, bench.now_s, (PendingCall(tool, sequence.id, expected_s, kind=kind),))
     return sequence
-
-
-def come_back(bench: SchedulerBench, sequence: Sequence, after_s: int) -> None:
-    """The sequence's calls return after so many seconds, and it generates a token."""
-    bench.steps(after_s)
-    bench.scheduler.resume(sequence, [1], (CallDuration(float(after_s)),))
-    generated = sequence.generated
-    while sequence.generated == generated:
-        bench.step()
 
 
 def lost(sequence: Sequence) -> bool:
@@ -303,51 +288,3 @@ def test_an_evicted_context_is_back_on_the_device_when_it_is_wanted() -> None:
 
 
 # -- whole runs --------------------------------------------------------------------------------------------------------
-
-
-def simulated(policy: type[Policy] | str, arrivals: list[Arrival]) -> Report:
-    """A run on a device of 2,560 tokens that computes 1,000 a second."""
-    profile = Profile(
-        name="small",
-        source="paper",
-        fixed_s=0.02,
-        per_query_s=0.001,
-        per_context_s=0.0,
-        saturation=160,
-        link_out_tokens_per_s=1e6,
-        link_in_tokens_per_s=1e6,
-        link_both_tokens_per_s=1e6,
-        kv_bytes_per_token=1,
-    )
-    simulation = Simulation(
-        profile,
-        policy,
-        duration_s=600.0,
-        kv_tokens=2560,
-        host_tokens=0,
-        page_size=16,
-        max_model_len=2560,
-        fair=False,
-    )
-    return simulation.run(arrivals)
-
-
-def agent(prompt: int, num_calls: int, call_s: float = 1.0, tenant: str = "") -> Script:
-    """A program that calls so often, and reads 40 tokens from each call."""
-    return Script("agent", prompt, (*(Segment(4, call_s, 40) for _ in range(num_calls)), Segment(4, None, 0)), tenant)
-
-
-def test_paused_programs_let_the_others_keep_their_contexts() -> None:
-    arrivals = [Arrival(0.1 * number, agent(900, 6)) for number in range(4)]
-    thrashing, pausing = (simulated(policy, arrivals) for policy in ("lru", ProgramPausing))
-    assert pausing["recomputed_tokens"] < thrashing["recomputed_tokens"] / 3
-    assert pausing["latency_s"]["mean"] < thrashing["latency_s"]["mean"]
-
-
-def test_a_large_program_waits_as_long_as_small_ones_come() -> None:
-    small = [Arrival(0.6 * number, agent(300, 2, tenant="small")) for number in range(40)]
-    arrivals = sorted([*small, Arrival(3.0, agent(1500, 1, tenant="large"))], key=lambda arrival: arrival.at_s)
-    fair, starved = (simulated(policy, arrivals)["tenant_ttft_s"] for policy in ("lru", ProgramPausing))
-    assert fair["large"][0] < 3.0
-    assert starved["large"][0] > 20.0
-    assert sum(starved["small"]) / 40 < 0.5 < sum(fair["small"]) / 40

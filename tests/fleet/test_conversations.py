@@ -11,25 +11,6 @@ from hypothesis import strategies as st
 from jinfercept.errors import ConfigError
 from jinfercept.fleet.conversations import MOST_PREFIXES, RoutingHint, find_conversation, response_key
 from jinfercept.fleet.relay import last_event, lost_error
-from jinfercept.fleet.replica_app import REPORTED_S, HeldContexts
-
-
-def test_the_contexts_used_last_are_held_and_lost_ones_are_reported_as_such() -> None:
-    now = 0.0
-    contexts = HeldContexts(100, lambda: now)
-    contexts.use("a", (b"1", b"one"), 60)
-    now = 1.0
-    contexts.use("a", (b"2",), 30)
-    assert set(contexts.report()) == {("a", b"1", 60), ("a", b"one", 60), ("a", b"2", 30)}
-    contexts.use("b", (b"3",), 40)  # 130 tokens: the oldest goes
-    assert ("a", b"1", 0) in contexts.report()
-    assert ("b", b"3", 40) in contexts.report()
-    now = 1.5 + REPORTED_S
-    assert contexts.report() == []
-    assert ("a", b"2", 30) in contexts.report(everything=True)
-    contexts.use("a", (b"1",), 50)
-    assert ("a", b"1", 50) in contexts.report()
-    assert ("a", b"1", 0) not in contexts.report(everything=True)
 
 
 @pytest.mark.parametrize(

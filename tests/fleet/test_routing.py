@@ -128,15 +128,17 @@ def test_a_name_that_many_conversations_share_does_not_draw_them_all_to_one_repl
     assert max(homes.values()) <= 13
 
 
-def test_reports_fill_the_table_after_a_restart_and_correct_it():
-    router, replicas = Router(PROFILE), fleet(3)
-    full = turn(1, 0).prefixes[0].key
-    router.learn("r2", [("", full, 2200)])
-    assert router.route(turn(1, 1), replicas, 0.0).replica == "r2"
-    router = Router(PROFILE)
-    router.learn("r2", [("", full, 2200)])
-    router.learn("r2", [("", full, 0)])
-    assert router.route(turn(1, 1), replicas, 0.0).reason == "load"
+def test_a_full_pool_has_lost_the_contexts_used_last_of_all():
+    router, replicas = Router(PROFILE, pool_tokens=7000), fleet(1)
+    for session, number in ((1, 0), (2, 0), (1, 1)):
+        hint = turn(session, number)
+        router.route(hint, replicas, 0.0)
+        router.finished(hint, "r0", hint.prompt_tokens, 10)
+    hint = turn(3, 0)
+    router.route(hint, replicas, 1e6)
+    router.finished(hint, "r0", 3000, 10)  # more than the pool has left
+    assert router.route(turn(2, 1), replicas, 2e6).reason != "conversation"
+    assert router.route(turn(1, 2), replicas, 2e6).reason == "conversation"
 
 
 def test_one_tenant_cannot_push_out_the_keys_of_others():

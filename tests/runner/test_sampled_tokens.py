@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
-from operator import eq
 from typing import Any
 
 import numpy as np
@@ -127,22 +125,6 @@ def test_draws_are_the_same_under_another_order_of_waiting_requests(small: LLM, 
     small.restart(order="missing_work", max_chunk_tokens=None)
 
 
-@pytest.mark.parametrize(("policy", "depth"), [("copy_ahead", 0), ("improved_discard", 1)])
-def test_what_was_said_counts_after_a_preemption(small: LLM, policy: str, depth: int) -> None:
-    rng = np.random.default_rng(1)
-    prompts = [{"prompt_token_ids": rng.integers(0, 128, 9).tolist()} for _ in OPTIONS]
-    all_params = [
-        SamplingParams(**{"ignore_eos": True, "seed": number, "max_tokens": 40} | options)
-        for number, options in enumerate(OPTIONS)
-    ]
-    small.restart(policy=policy, pipeline_depth=depth)
-    outputs = small.generate(prompts, all_params)
-    assert small.counters.preemptions > 3
-    for output, params in zip(outputs, all_params, strict=True):
-        check_draws(output, params)
-        check_logprobs(output)
-
-
 def check_logprobs(output: RequestOutput) -> None:
     """Assert that what is reported is the softmax of the uncached model's logits; nothing for what tools returned."""
     completion, prompt = output.outputs[0], output.prompt_token_ids
@@ -210,43 +192,6 @@ def test_forks_draw_as_requests_of_their_own_and_pause_on_their_own(small: LLM) 
     assert len({tuple(completion.token_ids) for completion in output.outputs}) == 4
     unseeded = small.generate(prompt, SamplingParams(n=3, max_tokens=9, ignore_eos=True))[0]
     assert len({tuple(completion.token_ids) for completion in unseeded.outputs}) == 3
-
-
-def test_prompts_outputs_and_seeds_have_random_numbers_of_their_own(small: LLM) -> None:
-    """At this temperature tokens depend on random numbers only."""
-    hot = SamplingParams(temperature=1e6, max_tokens=12, ignore_eos=True)
-    prompts = [{"prompt_token_ids": [first, 5, 6]} for first in range(6)]
-
-    def drawn(params: list[SamplingParams]) -> list[tuple[int, ...]]:
-        outputs = small.generate(prompts[: len(params)], params)
-        return [tuple(completion.token_ids) for output in outputs for completion in output.outputs]
-
-    def check_apart(streams: list[tuple[int, ...]]) -> None:
-        alike = [sum(map(eq, *pair)) for pair in combinations(streams, 2)]
-        assert max(alike) <= 4, "of 12 tokens among 128"
-
-    small.restart(policy="copy_ahead", max_chunk_tokens=None)
-    several = drawn([replace(hot, seed=1, n=3)] * 6)
-    check_apart(several)
-    assert drawn([replace(hot, seed=1)]) == several[:1]
-    [again] = small.generate(prompts[5], replace(hot, seed=1, n=3))
-    assert [tuple(completion.token_ids) for completion in again.outputs] == several[-3:]
-    check_apart(drawn([hot] * 6) + drawn([hot] * 6))
-    seeds = [0, 1, 2, -1, 2**32, 2**32 + 1, 2**64, 10**400]
-    check_apart([*(drawn([replace(hot, seed=seed)])[0] for seed in seeds), *drawn([replace(hot, seed=0, n=3)])[1:]])
-
-
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("caching", [True, False])
-def test_forks_share_the_full_pages_of_the_prompt(roomy: LLM, caching: bool, depth: int) -> None:
-    rng = np.random.default_rng(2)
-    prompts = [{"prompt_token_ids": rng.integers(0, 128, length).tolist()} for length in (50, 33)]
-    roomy.restart("copy_ahead", max_chunk_tokens=7, enable_prefix_caching=caching, pipeline_depth=depth)
-    outputs = roomy.generate(prompts, SamplingParams(n=4, seed=1, max_tokens=6, ignore_eos=True))
-    once = 50 + 33
-    tails = 3 * (50 - 48 + 33 - 32)
-    assert roomy.counters.computed <= once + tails + 8 * 6
-    assert all(len(output.outputs) == 4 for output in outputs)
 
 
 def test_nothing_compiles_whatever_is_asked_for(small: LLM) -> None:

@@ -27,7 +27,7 @@ from jinfercept.sched.named_profiles import load_profile
 from jinfercept.sched.policies import PolicyInputs
 from jinfercept.sched.policy import preserve
 from jinfercept.sched.scheduler import Scheduler
-from jinfercept.sched.sequence import Sequence, State
+from jinfercept.sched.sequence import Sequence
 from jinfercept.sim.scripted import ScriptedDispatcher
 from jinfercept.sim.simulator import PricedRunner, VirtualClock
 from tests.support.scheduler_bench import SchedulerBench, names
@@ -127,15 +127,6 @@ def test_several_hostile_tenants_are_as_bad_as_one() -> None:
 # -- rights and order --------------------------------------------------------------------------------------------------
 
 
-def test_sequences_of_one_tenant_start_as_they_came() -> None:
-    bench = SchedulerBench(preserve(), max_num_seqs=2)
-    for name in "abcd":
-        bench.add(name, 4, max_tokens=2, tenant="one")
-    bench.step()
-    assert names(bench.scheduler.running) == ["a", "b"]
-    assert names(bench.scheduler.waiting) == ["c", "d"]
-
-
 def test_a_tenant_that_has_nothing_running_takes_a_slot_of_one_that_has_several() -> None:
     bench = SchedulerBench(preserve(), max_num_seqs=3)
     for name in "abcdef":
@@ -185,20 +176,6 @@ def test_prompts_are_computed_as_the_weights_of_their_tenants_say() -> None:
         bench.scheduler.add(sequence)
     bench.steps(20)
     assert heavy.max_computed == pytest.approx(3 * light.max_computed, rel=0.15)
-
-
-def test_idle_time_saves_nothing() -> None:
-    """A tenant that comes back is served as one that comes anew: beside the others, and not until it has caught up."""
-    bench = SchedulerBench(preserve(), max_num_seqs=8, num_pages=4000, buckets=(4, 64))
-    back = bench.add("back", 8, max_tokens=1, tenant="back")
-    others = [bench.add(name, 1500, max_tokens=4, tenant=name) for name in ("x", "y")]
-    bench.steps(12)
-    assert back.state is State.FINISHED
-    before = [other.max_computed for other in others]
-    again = bench.add("again", 1500, max_tokens=4, tenant="back")
-    bench.steps(12)
-    rates = [sequence.max_computed - start for sequence, start in zip((again, *others), (0, *before), strict=True)]
-    assert max(rates) < 1.3 * min(rates)
 
 
 def test_tenants_that_use_the_same_are_served_as_they_came() -> None:

@@ -73,21 +73,6 @@ def test_a_tenant_that_stays_under_an_equal_share_loses_nothing(
         assert sum(sizes[other] for other in left) <= most_bytes
 
 
-def test_the_tenant_that_holds_the_most_loses_its_oldest_first() -> None:
-    quota = Quota[str](4, 100)
-    tenants = dict(zip("12345678", "aabaabab", strict=True))
-    sizes = dict.fromkeys(tenants, 10)
-    lost: list[str] = []
-    for name, tenant in tenants.items():
-        quota.add(tenant, name, sizes[name])
-        lost += drop_all(quota, tenants, tenant)
-    assert lost == ["1", "2", "4", "3"]
-    quota.add("b", "6", 10)  # it is its tenant's youngest now
-    sizes["9"], tenants["9"] = 75, "b"
-    quota.add("b", "9", 75)
-    assert drop_all(quota, tenants, "b") == ["8", "6"]
-
-
 def test_a_tenant_has_a_limit_of_its_own() -> None:
     quota = Quota[str](100, 1000, most_of_tenant=2)
     tenants = dict.fromkeys("1234", "a") | {"5": "b"}

@@ -15,11 +15,11 @@ from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import Report, SimulatedLoad, SweepRun
 from jinfercept.sim.trace_files import load_sessions
-from jinfercept.sim.within_limits import most_kept
 from studies.__main__ import main
 from studies.agents.cells import ORDERS, AgentCell, AgentModel, contenders, play, search
 from studies.agents.command import StudyAgents
 from studies.agents.report import matrix_answer, search_answer
+from studies.agents.within_limits import most_kept
 from studies.answer import FinishedRuns, StudyEffort
 
 SMALL = AgentModel("small", "roofline-llama-3-8b-h100-attention", 12_800)

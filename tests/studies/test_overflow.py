@@ -40,16 +40,10 @@ def test_the_quick_study_shows_every_figure_and_fails_only_where_it_says_why(
     text = (tmp_path / "overflow.md").read_text()
     assert text in capsys.readouterr().out
     assert [f"Figure {number}" in text for number in (2, 3, 4, 5, 6)] == [True] * 5
-    assert (tmp_path / "overflow.png").stat().st_size > 10_000
     failed = [line for line in text.splitlines() if "| FAIL |" in line]
     assert len(failed) == 1
     assert "lowest at 30 % or 50 %" in failed[0]
     assert "by definition" in failed[0]
-
-
-def test_a_figure_that_the_poster_does_not_have_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["overflow", "--figure", "1"]) == 2
-    assert "no such figure; got 1; fix: 2, 3, 4, 5 or 6" in capsys.readouterr().err
 
 
 def test_a_link_of_2024_copies_every_layer_of_every_page_and_ours_everything_at_once() -> None:

@@ -135,7 +135,7 @@ class Attacker(NamedTuple):
 
     async def look(self) -> Answer:
         """What there is to see, without a key."""
-        path = self.rng.choice(("/metrics", "/live", "/openapi.json", "/docs", "/v1/models", "/inbox", "/"))
+        path = self.rng.choice(("/metrics", "/live", "/openapi.json", "/v1/models", "/inbox", "/"))
         return await self._raw(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
 
     def _words(self, number: int) -> str:

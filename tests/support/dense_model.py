@@ -63,7 +63,7 @@ def hidden(model: ServedModel, params: Params, tokens: Int[Array | np.ndarray, "
     kinds = kinds_of(model) or (None,) * len(params.layers)
     written = list[KV]()
     for kind, layer in zip(kinds, params.layers, strict=True):
-        source = getattr(kind, "kv_from", None)
+        source = getattr(kind, "kv_from", None) if getattr(kind, "has_mixer", True) else None
         x, kv = _layer(model, kind, layer, x, None if source is None else written[source])
         written.append(kv)
     return x

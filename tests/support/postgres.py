@@ -43,7 +43,7 @@ class Postgres:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port: int = free.getsockname()[1]
-        self.url = f"postgresql://tester:{_PASSWORD}@127.0.0.1:{self._port}/postgres"
+        self.url = f"postgresql+psycopg://tester:{_PASSWORD}@127.0.0.1:{self._port}/postgres?connect_timeout=2"
         if self._user:
             shutil.chown(folder, "postgres")
         (folder / "password").write_text(_PASSWORD)

@@ -84,7 +84,6 @@ class DiskOccupancy(NamedTuple):
 class DiskState(NamedTuple):
     counters: DiskCounters
     occupancy: DiskOccupancy
-    writes_left_bytes: float  # that may be written now
     works: bool  # contexts are still stored
 
 
@@ -139,7 +138,7 @@ class DiskStore:
 
     def state(self) -> DiskState:
         self.budget.advance(self._clock())
-        return DiskState(replace(self.counters), self.occupancy(), self.budget.left, not self.problem)
+        return DiskState(replace(self.counters), self.occupancy(), not self.problem)
 
     def find(self, root: Root, tokens: bytes) -> list[bytes]:
         """The names of the leading pages of these tokens that are stored."""

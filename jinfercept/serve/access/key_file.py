@@ -23,7 +23,7 @@ import re
 import tomllib
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -41,7 +41,7 @@ Limit = Annotated[int, Field(ge=1, le=MOST_PRIORITY)]
 Priority = Annotated[int, Field(ge=-MOST_PRIORITY - 1, le=MOST_PRIORITY)]
 
 
-class KeyRules(NamedTuple):
+class KeyRules(BaseModel):
     """The permissions of one API key.
 
     Attributes:
@@ -52,28 +52,22 @@ class KeyRules(NamedTuple):
         requests_per_minute, tokens_per_minute: limits on average; a minute's worth may come at once. None: no limit.
     """
 
-    name: str
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: str = ""
     operator: bool = False
-    priority: tuple[int, int] = (0, MOST_PRIORITY)
-    weight: float = 1.0
-    max_concurrent: int | None = None
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-
-
-class _Table(BaseModel):
-    """The table of one key in the file."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    key: Annotated[str, Field(min_length=1)] | None = None
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    operator: bool = False
-    priority: Annotated[list[Priority], Field(min_length=2, max_length=2)] = [0, MOST_PRIORITY]
+    priority: Annotated[tuple[Priority, Priority], Field(strict=False)] = (0, MOST_PRIORITY)
     weight: Annotated[float, Field(ge=1 / MOST_WEIGHT, le=MOST_WEIGHT, allow_inf_nan=False)] = 1.0
     max_concurrent: Limit | None = None
     requests_per_minute: Limit | None = None
     tokens_per_minute: Limit | None = None
+
+
+class _Table(KeyRules):
+    """The table of one key in the file."""
+
+    key: Annotated[str, Field(min_length=1)] | None = None
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "_Table":
@@ -123,7 +117,7 @@ def _rules(path: str, name: str, table: Any) -> tuple[str, KeyRules]:
     if not isinstance(table, dict):
         raise ConfigError("the file of API keys has a value outside of any table", got=f"{path}: {name}", fix=_FIX)
     try:
-        entry = _Table.model_validate(table)
+        entry = _Table.model_validate(table | {"name": name})
     except ValidationError as error:
         problem = error.errors(include_input=False)[0]
         field = ".".join(map(str, problem["loc"]))
@@ -131,5 +125,4 @@ def _rules(path: str, name: str, table: Any) -> tuple[str, KeyRules]:
         raise ConfigError("the file of API keys is wrong", got=message, fix=_FIX) from None  # its input is a secret
     digest = entry.sha256 if entry.key is None else key_digest(entry.key)
     assert digest is not None
-    rules = entry.model_dump(exclude={"key", "sha256", "priority"})
-    return digest, KeyRules(name, priority=(entry.priority[0], entry.priority[1]), **rules)
+    return digest, KeyRules(**entry.model_dump(exclude={"key", "sha256"}))

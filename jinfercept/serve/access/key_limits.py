@@ -3,7 +3,7 @@ bodies, render, tokenise and compile grammars."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import final
 
 from jinfercept.serve.access.key_file import KeyRules
@@ -16,8 +16,6 @@ HEAVY_BYTES = 2**16
 """Input of the largest light job. A larger one takes a tenth of a second and more."""
 _MOST_RETRY_S = 60
 """Largest `Retry-After`: clients of OpenAI's protocol heed none above."""
-_RECENT = 0.2
-"""Weight of the newest request in a key's mean seconds of one."""
 
 
 @final
@@ -39,21 +37,11 @@ class TokenBucket:
 
 @dataclass(slots=True)
 class _Use:
-    """The use of a key."""
+    """The use of a key; `in_progress` counts its requests."""
 
     requests: TokenBucket
     tokens: TokenBucket
-    request_s: float = 1.0
-    """Mean seconds of a request of its own."""
-    began_s: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """By number of a submission in progress: when it began, and its requests."""
-    room_s: float = 0.0
-    """When there is probably room behind all that was refused."""
-
-    @property
-    def in_progress(self) -> int:
-        """Its requests in progress."""
-        return sum(requests for _, requests in self.began_s.values())
+    in_progress: int = 0
 
 
 @final
@@ -85,7 +73,7 @@ class KeyLimits:
         if rules.max_concurrent is not None and preparing + use.in_progress + number > rules.max_concurrent:
             ahead = f"{preparing + use.in_progress} requests of this key are in progress"
             message = f"{ahead}, {rules.max_concurrent} may; got {number} more"
-            raise _limited(message, "concurrency_limit_exceeded", self.retry_s(tenant, number, preparing))
+            raise _limited(message, "concurrency_limit_exceeded", RETRY_S)
         for limited, bucket, least, limit in (
             ("requests", use.requests, number, rules.requests_per_minute),
             ("tokens", use.tokens, 1, rules.tokens_per_minute),
@@ -94,34 +82,21 @@ class KeyLimits:
                 raise _limited(f"this key may use {limit} {limited} per minute", "rate_limit_exceeded", wait_s)
         use.requests.take(number)
 
-    def retry_s(self, tenant: str, number: int, preparing: int) -> float:
-        """Seconds until so many refused requests of a key have room, behind those that were refused before them: as many as
-        it takes for as many to leave of those in progress and in preparation (Little's law)."""
-        use, now = self._use(tenant), self._now()
-        wait_s = max(0.0, use.room_s - now) + number * use.request_s / max(1, preparing + use.in_progress)
-        use.room_s = now + min(wait_s, _MOST_RETRY_S)
-        return wait_s
-
-    def began(self, tenant: str, submission: int, number: int, num_tokens: int) -> None:
-        """Requests of a key are submitted: count them as in progress, and their prompts.
-
-        Args:
-            submission: unique while they are in progress.
-        """
+    def began(self, tenant: str, number: int, num_tokens: int) -> None:
+        """Requests of a key are submitted: count them as in progress, and their prompts."""
         use = self._use(tenant)
-        use.began_s[submission] = self._now(), number
+        use.in_progress += number
         use.tokens.take(num_tokens)
 
-    def ended(self, tenant: str, submission: int, num_tokens: int) -> None:
+    def ended(self, tenant: str, number: int, num_tokens: int) -> None:
         """Requests of a key are over, having generated so many tokens."""
         use = self._use(tenant)
-        began_s, _ = use.began_s.pop(submission)
+        use.in_progress -= number
         use.tokens.take(num_tokens)
-        use.request_s += _RECENT * (self._now() - began_s - use.request_s)
 
     def forget(self, tenants: Callable[[str], bool]) -> None:
         """Forget idle keys but those for which `tenants` is true."""
-        self._uses = {tenant: use for tenant, use in self._uses.items() if use.began_s or tenants(tenant)}
+        self._uses = {tenant: use for tenant, use in self._uses.items() if use.in_progress or tenants(tenant)}
 
     def _use(self, tenant: str) -> _Use:
         use = self._uses.get(tenant)
@@ -131,13 +106,9 @@ class KeyLimits:
         return use
 
 
-def retry_after(seconds: float) -> str:
-    """A value of `Retry-After`: whole seconds, from 1 to 60."""
-    return f"{min(max(1, math.ceil(seconds)), _MOST_RETRY_S)}"
-
-
 def _limited(message: str, code: str, wait_s: float) -> ApiError:
-    return ApiError(429, message, code=code, headers={"Retry-After": retry_after(wait_s)})
+    retry_s = min(max(RETRY_S, math.ceil(wait_s)), _MOST_RETRY_S)
+    return ApiError(429, message, code=code, headers={"Retry-After": f"{retry_s}"})
 
 
 @final

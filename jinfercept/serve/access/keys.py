@@ -45,7 +45,7 @@ class Keys:
 
     def rules(self, tenant: str) -> KeyRules:
         """The rules of a tenant; those of a key that is gone, and of a server without keys, limit nothing."""
-        return self._rules.get(tenant) or KeyRules("")
+        return self._rules.get(tenant) or KeyRules()
 
     @property
     def needed(self) -> bool:

@@ -6,7 +6,6 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
-from starlette.routing import Match
 
 from jinfercept.errors import EngineError
 from jinfercept.serve.protocols.anthropic.dialect import REQUEST_ID, anthropic_error, speaks_anthropic
@@ -15,11 +14,10 @@ from jinfercept.serve.protocols.errors import ApiError, invalid_body
 
 _SHOWN = 256
 """Maximum characters of a method and of a path in a message."""
-_METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Add handlers that answer every error with `ErrorBody`, or with the error object of Anthropic's protocol."""
+    """Add handlers that answer every error with OpenAI's error object, or with the error object of Anthropic's protocol."""
     app.add_exception_handler(HTTPException, _answer)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(EngineError, _answer_failure)
@@ -39,8 +37,7 @@ async def _answer(request: Request, error: Exception) -> EncodedReply:
     error = cast(HTTPException, error)
     if not isinstance(error, ApiError):
         message = f"{error.detail}: {request.method[:_SHOWN]} {request.url.path[:_SHOWN]}"
-        headers = {"Allow": _allowed(request)} if error.status_code == 405 else error.headers
-        error = ApiError(error.status_code, message, headers=headers)
+        error = ApiError(error.status_code, message, headers=error.headers)
     if error.status_code == 429:
         request.app.state.refused[error.code or ""] += 1
     return error_response(request, error)
@@ -55,11 +52,3 @@ async def _answer_invalid(request: Request, error: Exception) -> EncodedReply:
 
 async def _answer_failure(request: Request, error: Exception) -> EncodedReply:
     return error_response(request, ApiError.failed(error))
-
-
-def _allowed(request: Request) -> str:
-    """Methods of all routes of a path, for the header `Allow`; with GET there is HEAD (`HeadRequests`)."""
-    scopes = {method: {**request.scope, "method": method} for method in _METHODS}
-    routes = request.app.routes
-    methods = [name for name, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in routes)]
-    return ", ".join(sorted([*methods, "HEAD"] if "GET" in methods else methods))

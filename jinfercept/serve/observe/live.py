@@ -4,6 +4,8 @@ The page is one file that loads nothing else and needs no key. The data need a k
 own requests. Texts are hidden without `--show-texts`.
 """
 
+import base64
+import hashlib
 import re
 from dataclasses import asdict
 from importlib.resources import files
@@ -14,7 +16,6 @@ from fastapi.responses import Response
 
 from jinfercept.engine.meter.engine_stats import EngineStats
 from jinfercept.engine.meter.live_state import live_state
-from jinfercept.serve.http.page_security import csp_hash, page_headers
 from jinfercept.serve.observe.engine_snapshot import EngineSnapshot
 from jinfercept.serve.protocols.encoding import EncodedReply
 from jinfercept.serve.routes.guarded_route import GuardedRoute
@@ -23,6 +24,7 @@ from jinfercept.version import __version__
 
 _FRESH_S = 0.1
 """Seconds for which one snapshot is the answer to all requests of the same view."""
+_FORBIDDEN = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
 def live_router(service: Service) -> APIRouter:
@@ -49,14 +51,25 @@ def page_router() -> APIRouter:
     router = APIRouter()
     page = files("jinfercept.serve.observe").joinpath("live.html").read_text(encoding="utf-8")
     inline = (re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL) for tag in ("script", "style"))
-    script, style = (" ".join(map(csp_hash, texts)) for texts in inline)
-    headers = page_headers(f"script-src {script}", f"style-src {style}", "connect-src 'self'", "img-src data:")
+    script, style = (" ".join(map(_allowed_source, texts)) for texts in inline)
+    own = f"script-src {script}; style-src {style}; connect-src 'self'; img-src data:"
+    headers = {
+        "content-security-policy": f"default-src 'none'; {own}; {_FORBIDDEN}",
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache",
+    }
 
     @router.get("/", include_in_schema=False)
     async def live_page() -> Response:
         return Response(page, media_type="text/html", headers=headers)
 
     return router
+
+
+def _allowed_source(text: str) -> str:
+    """The source expression of a content security policy that allows an inline script or style with this text."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _seen(service: Service, stats: EngineStats, tenant: str | None) -> dict[str, Any]:

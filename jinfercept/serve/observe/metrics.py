@@ -238,14 +238,11 @@ def _pool(state: EngineState, make: MetricFamilies, llm: LLM) -> list[Metric]:
             "residency",
         ),
         *(gauge(name, text, pool._asdict(), "use") for name, text, pool in pools if pool is not None),
-        gauge("jinfercept:page_tokens", "Tokens per page", page_size),
         gauge(
             "jinfercept:kv_bytes_per_token",
             "Bytes of keys and values per token, on all devices together",
             plan.token_bytes(page_size),
         ),
-        gauge("jinfercept:devices", "Devices among which weights and pages are cut", plan.num_devices),
-        gauge("jinfercept:weight_bytes", "Bytes of the weights on each device", plan.weight_bytes),
         counter(
             "jinfercept:waste_token_seconds",
             "Token-seconds of device memory held without use; multiply by kv_bytes_per_token for byte-seconds",
@@ -302,11 +299,6 @@ def _disk(disk: DiskState, make: MetricFamilies) -> list[Metric]:
             moved,
             "what",
         ),
-        gauge(
-            "jinfercept:disk_writes_left_bytes",
-            "Bytes that may be written to the drive now",
-            disk.writes_left_bytes,
-        ),
         counter("jinfercept:disk_lost_pages", "Pages that are no longer on disk, by the reason", lost, "why"),
         counter("jinfercept:disk_failures", "Writes of contexts that failed", counters.failures),
     ]
@@ -354,11 +346,6 @@ def _tools(tools: Mapping[str, ToolCounts], make: MetricFamilies) -> list[Metric
             each("resume_s"),
         ),
         counter(
-            "expected_interception_seconds",
-            "Sum of the predicted pause durations",
-            each("predicted_s"),
-        ),
-        counter(
             "estimate_error_seconds",
             "Sum of |predicted - actual| pause durations; divide by interception_seconds_count for the mean",
             each("error_s"),
@@ -375,11 +362,15 @@ class MetricsPages:
         self._pages: dict[ModuleType, tuple[bytes, float]] = {}  # and when they were encoded, on the monotonic clock
 
     async def page(self, request: Request) -> Response:
-        """The page in the format that a request accepts."""
-        form, kind = metrics_format(request.headers.get("accept", ""))
+        """The page as OpenMetrics for clients that accept it, otherwise as text 0.0.4."""
+        form, kind = exposition, exposition.CONTENT_TYPE_PLAIN_0_0_4
+        if "application/openmetrics-text" in request.headers.get("accept", "").lower():
+            form, kind = openmetrics, openmetrics.CONTENT_TYPE_LATEST
         async with self._lock:  # one request encodes it for all that wait
             if form not in self._pages or time.monotonic() - self._pages[form][1] >= _FRESH_S:
-                self._pages[form] = encode_metrics(form, await self._collected()), time.monotonic()
+                metrics = await self._collected()
+                page = form.generate_latest(SimpleNamespace(collect=lambda: metrics))  # in place of a registry
+                self._pages[form] = page, time.monotonic()
         return Response(self._pages[form][0], media_type=kind)
 
 
@@ -400,20 +391,3 @@ def metrics_router(service: Service) -> APIRouter:
         return await pages.page(request)
 
     return router
-
-
-def metrics_format(accept: str) -> tuple[ModuleType, str]:
-    """The module that encodes, and the content type: OpenMetrics 1.0.0 for clients that accept it, otherwise text 0.0.4."""
-    for media_range in accept.lower().split(","):
-        kind, *parameters = (part.replace(" ", "") for part in media_range.split(";"))
-        versions = [
-            value for name, _, value in (parameter.partition("=") for parameter in parameters) if name == "version"
-        ]
-        if kind == "application/openmetrics-text" and versions in ([], ["1.0.0"]):
-            return openmetrics, openmetrics.CONTENT_TYPE_LATEST
-    return exposition, exposition.CONTENT_TYPE_PLAIN_0_0_4
-
-
-def encode_metrics(form: ModuleType, metrics: list[Metric]) -> bytes:
-    """A page of metrics. `form` is from `metrics_format`."""
-    return form.generate_latest(SimpleNamespace(collect=lambda: metrics))  # in place of a registry

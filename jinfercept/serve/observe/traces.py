@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 
 CLOSING_S = 3.0
 """Seconds that the last spans have to reach the collector when the server ends, if so many are left."""
-_MOST_INT = 2**63 - 1
-"""Largest integer that OTLP can carry; the SDK logs a traceback for each larger one."""
 _PROPAGATOR = TraceContextTextMapPropagator()
 _COUNTS = {
     "recomputed_tokens": "recomputed_tokens",
@@ -53,7 +51,6 @@ _DETAILS = {
     "jinfercept.key": "key",
 }
 """Attributes by the fields of the request's log line."""
-_PARAMS = ("temperature", "top_p", "top_k", "max_tokens", "seed", "frequency_penalty", "presence_penalty")
 
 
 def open_tracing(endpoint: str) -> "Tracing":
@@ -204,13 +201,8 @@ class RequestTrace:
         """Add what is known only when the request has ended."""
         details, status, values = self._details, self._status, dict[str, Any]()
         reasons = [completion.finish_reason for output in outputs for completion in output.outputs]
-        if requests := self._requests:
-            params = {name: getattr(requests[0].params, name) for name in _PARAMS} | {"choice.count": len(requests)}
-            values = {
-                f"gen_ai.request.{name}": max(-_MOST_INT, min(_MOST_INT, value))
-                for name, value in params.items()
-                if value is not None
-            }
+        if self._requests:
+            values["gen_ai.request.choice.count"] = len(self._requests)
         if outputs:
             values |= {
                 f"jinfercept.{shown}": sum(getattr(output.metrics, name) for output in outputs)

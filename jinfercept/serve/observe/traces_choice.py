@@ -46,16 +46,10 @@ def traces_endpoint(flag: str | None, environ: Mapping[str, str]) -> str | None:
     if not is_configured or exporter == "none" or environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
     protocol = next((value for name in _PROTOCOLS if (value := environ.get(name))), _PROTOCOL)
-    if problem := (
-        f"OTEL_TRACES_EXPORTER is {exporter}, only otlp is supported"
-        if exporter not in ("", "otlp")
-        else f"the OTLP protocol is {protocol}, only {_PROTOCOL} is supported"
-        if protocol != _PROTOCOL
-        else ""
-        if installed
-        else f"packages are missing: {_FIX}"
-    ):
-        log.warning("OTEL_* variables ask for traces, which stay off: %s", problem)
+    if not installed or exporter not in ("", "otlp") or protocol != _PROTOCOL:
+        log.warning(
+            "OTEL_* variables ask for traces, which stay off: only otlp over %s is supported, with %s", _PROTOCOL, _FIX
+        )
         return None
     return ""
 

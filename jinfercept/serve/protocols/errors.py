@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from reprlib import Repr
 from typing import Any
 
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from jinfercept.errors import EngineError, GrammarError, JinferceptError, PromptLengthError, reduced
@@ -95,42 +94,6 @@ def renamed(fields: Mapping[str | None, str]) -> Iterator[None]:
     except ApiError as error:
         error.param = fields.get(error.param, error.param)
         raise
-
-
-class ErrorObject(BaseModel):
-    """OpenAI's error object."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(BaseModel):
-    """The body of every error response."""
-
-    error: ErrorObject
-
-
-_MEANINGS: Mapping[int | str, str] = {
-    400: "The request is wrong; the message names the field.",
-    401: "The API key is missing or wrong.",
-    404: "There is no such model, response, call or route.",
-    408: "The body did not arrive in time.",
-    409: "A response is generated in this conversation.",
-    413: "The body is larger than `--max-body-size`.",
-    415: "The body is not JSON, or has an encoding other than gzip and deflate.",
-    421: "The request names a host that is not one of `--allowed-hosts`.",
-    429: "Too much at a time; `Retry-After` says when to retry.",
-    500: "The engine failed.",
-    503: "The server is shutting down, or its database does not answer or is full.",
-    "default": "Every other error.",
-}
-
-
-def errors_of(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """Error responses of the OpenAPI document, by status."""
-    return {status: {"model": body, "description": meaning} for status, meaning in _MEANINGS.items()}
 
 
 def invalid_body(problems: Sequence[Any]) -> ApiError:

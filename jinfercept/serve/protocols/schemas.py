@@ -5,10 +5,8 @@ Unknown fields are ignored, as in vLLM; known fields that are not supported are 
 object by its size before its items are validated: a body has room for a million items.
 """
 
-import logging
 import re
 from base64 import b64decode
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import unquote
 
@@ -254,41 +252,8 @@ class SamplingBody(Extensions):
     return_processed_logprobs: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Text | dict[str, Any] | None = None
-    guided_regex: Text | None = None
-    guided_choice: Texts | None = None
-    guided_grammar: Text | None = None
     user: Annotated[str, Field(max_length=4096)] | None = None
     metadata: dict[str, Any] | None = None
-
-
-class Usage(BaseModel):
-    """Token counts of a request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: dict[Literal["cached_tokens"], int]
-    completion_tokens_details: dict[Literal["reasoning_tokens"], int]
-
-
-class ChoiceObject(BaseModel):
-    """What choices of chat and text completions have in common."""
-
-    index: int
-    stop_reason: str | int | None = None
-    token_ids: list[TokenId] | None = None
-    routed_experts: str | None = None
-
-
-class CompletionObject(BaseModel):
-    """What chat and text completions have in common; with `stream` they come in chunks, as server-sent events."""
-
-    id: str
-    created: int
-    model: str
-    usage: Usage
-    jinfercept: dict[str, Any] | None = None
 
 
 TRAINING_FIELDS = ("return_loss_mask", "return_processed_logprobs")
@@ -312,8 +277,6 @@ def training_fields(body: SamplingBody, completion: CompletionOutput) -> dict[st
     return fields
 
 
-log = logging.getLogger(__name__)
-
 _UNSUPPORTED = frozenset(
     {"audio", "best_of", "chat_template", "continue_final_message", "documents", "ebnf", "function_call", "functions"}
     | {"grammar", "guided_choice", "guided_grammar", "guided_json", "guided_json_object", "guided_regex", "json_schema"}
@@ -329,18 +292,11 @@ _HARMLESS = {"best_of": 1, "length_penalty": 1, "modalities": ["text"], "respons
 """Their values without an effect, which are accepted too."""
 
 _MOST_UNKNOWN = 256
-_MOST_LOGGED = 1000
 
 
-def check_extras(body: Extensions, logged: set[str]) -> None:
-    """Checks the fields that the schema of a body does not have.
-
-    Args:
-        logged: names of unknown fields that were logged before; added to.
-
-    Raises:
-        ApiError: 400, for an unsupported field, and for an unknown one in the object `jinfercept`.
-    """
+def check_extras(body: Extensions) -> None:
+    """Raise 400 for an unsupported field that the schema of a body does not have, and for an unknown one in the object
+    `jinfercept`. Other unknown fields are ignored."""
     if body.jinfercept is not None:
         _check_names(body.jinfercept, "jinfercept")
         if body.jinfercept.async_calls is not None:
@@ -348,31 +304,8 @@ def check_extras(body: Extensions, logged: set[str]) -> None:
     if len(body.model_extra or ()) > _MOST_UNKNOWN:
         raise ApiError.bad(f"the body has more than {_MOST_UNKNOWN} unknown fields; fix: leave them out")
     for name, value in (body.model_extra or {}).items():
-        if name in _UNSUPPORTED:
-            if value and value != _HARMLESS.get(name):
-                raise ApiError.bad(f"{name} is not supported; fix: leave it out", name, "unsupported_parameter")
-        elif _is_new(name, logged):
-            log.debug("the field %.80r is not known; it is ignored", name)
-
-
-def log_left_out(what: str, types: Iterable[str], logged: set[str]) -> None:
-    """Log once each that parts of a body are left out, since their types are not supported.
-
-    Args:
-        what: the parts, in the plural.
-        logged: as of `check_extras`.
-    """
-    for kind in types:
-        if _is_new(f"{what} {kind}", logged):
-            log.warning("%s of type %.80r are not supported here; requests are answered without them", what, kind)
-
-
-def _is_new(name: str, logged: set[str]) -> bool:
-    """Whether a name was not logged before; it counts as logged from now on."""
-    if name in logged or len(logged) >= _MOST_LOGGED:
-        return False
-    logged.add(name)
-    return True
+        if name in _UNSUPPORTED and value and value != _HARMLESS.get(name):
+            raise ApiError.bad(f"{name} is not supported; fix: leave it out", name, "unsupported_parameter")
 
 
 def _check_names(part: Body, field: str) -> None:

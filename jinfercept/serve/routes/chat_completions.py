@@ -21,7 +21,7 @@ from jinfercept.serve.http.access_log import DETAILS
 from jinfercept.serve.protocols.answers import Remember, ServerToolCalls, merged_message
 from jinfercept.serve.protocols.errors import ApiError, about
 from jinfercept.serve.protocols.openai.chat_answer import ChatAnswer
-from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, ChatCompletion, named_function
+from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, named_function
 from jinfercept.serve.protocols.openai.logprobs import check_report
 from jinfercept.serve.protocols.schemas import SessionHints
 from jinfercept.serve.routes.engine_requests import (
@@ -42,7 +42,7 @@ _OPTIONS = ("chat_template_kwargs", "tool_choice")
 router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
 
-@router.post("/v1/chat/completions", response_model=ChatCompletion)
+@router.post("/v1/chat/completions")
 async def create_chat_completion(body: ChatBody, request: Request) -> Response:
     """Answer a conversation. With `stream`, in server-sent events: `chat.completion.chunk` objects, then `[DONE]`."""
     service, model, hints = opened(body, request)

@@ -12,7 +12,7 @@ from jinfercept.request import Request as EngineRequest
 from jinfercept.serve.http.access_log import DETAILS
 from jinfercept.serve.protocols.errors import ApiError, about
 from jinfercept.serve.protocols.openai.completion_answer import CompletionAnswer, TokensAnswer
-from jinfercept.serve.protocols.openai.completion_schemas import Completion, CompletionBody, TokensBody
+from jinfercept.serve.protocols.openai.completion_schemas import CompletionBody, TokensBody
 from jinfercept.serve.protocols.openai.logprobs import check_report
 from jinfercept.serve.routes.engine_requests import (
     RequestHints,
@@ -33,7 +33,7 @@ _COMPLETION = TypeAdapter(CompletionBody)
 router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 
 
-@router.post("/v1/completions", response_model=Completion)
+@router.post("/v1/completions")
 async def create_completion(body: CompletionBody, request: Request) -> Response:
     """Continue a text, or several. With `stream`, in server-sent events: `text_completion` objects, then `[DONE]`."""
     return await _completed(body, request, CompletionAnswer)

@@ -12,7 +12,7 @@ from jinfercept.serve.protocols.encoding import EncodedReply, encode
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.response_chat import check_metadata
 from jinfercept.serve.protocols.openai.response_items import Item, read_items, references
-from jinfercept.serve.protocols.openai.response_schemas import InputItem, ItemList, OtherItem
+from jinfercept.serve.protocols.openai.response_schemas import InputItem, OtherItem
 from jinfercept.serve.protocols.schemas import FIRST_ERROR, Body
 from jinfercept.serve.routes.guarded_route import GuardedRoute
 from jinfercept.serve.service import service_of, tenant_of
@@ -54,24 +54,7 @@ class PageQuery(BaseModel):
     after: str | None = None
 
 
-class ConversationObject(BaseModel):
-    """A conversation; `created_at` in seconds since 1970."""
-
-    id: str
-    object: Literal["conversation"]
-    created_at: int
-    metadata: dict[str, str]
-
-
-class DeletedConversation(BaseModel):
-    """Confirms that a conversation is deleted."""
-
-    id: str
-    object: Literal["conversation.deleted"]
-    deleted: Literal[True]
-
-
-@router.post("/v1/conversations", response_model=ConversationObject)
+@router.post("/v1/conversations")
 async def create_conversation(request: Request, body: NewConversationBody | None = None) -> Response:
     """Create a conversation."""
     metadata = body.metadata or {} if body else {}
@@ -80,27 +63,27 @@ async def create_conversation(request: Request, body: NewConversationBody | None
     return EncodedReply(await _run(request, conversations.create, int(time.time()), metadata, items))
 
 
-@router.get("/v1/conversations/{conversation_id}", response_model=ConversationObject)
+@router.get("/v1/conversations/{conversation_id}")
 async def get_conversation(conversation_id: str, request: Request) -> Response:
     """A conversation without its items."""
     return EncodedReply(await _run(request, conversations.read, conversation_id, writes=False))
 
 
-@router.post("/v1/conversations/{conversation_id}", response_model=ConversationObject)
+@router.post("/v1/conversations/{conversation_id}")
 async def update_conversation(conversation_id: str, body: MetadataBody, request: Request) -> Response:
     """Replace the metadata of a conversation."""
     check_metadata(body.metadata)
     return EncodedReply(await _run(request, conversations.change_metadata, conversation_id, body.metadata))
 
 
-@router.delete("/v1/conversations/{conversation_id}", response_model=DeletedConversation)
+@router.delete("/v1/conversations/{conversation_id}")
 async def delete_conversation(conversation_id: str, request: Request) -> Response:
     """Delete a conversation and its items. Its responses remain."""
     await _run(request, conversations.delete, conversation_id)
     return EncodedReply({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
-@router.post("/v1/conversations/{conversation_id}/items", response_model=ItemList)
+@router.post("/v1/conversations/{conversation_id}/items")
 async def create_items(conversation_id: str, body: NewItemsBody, request: Request) -> Response:
     """Add items to the end of a conversation."""
     items = await _read(request, body.items)
@@ -109,21 +92,21 @@ async def create_items(conversation_id: str, body: NewItemsBody, request: Reques
     return await service_of(request).prepare(request, lambda: item_page(items, PageQuery(limit=100, order="asc")))
 
 
-@router.get("/v1/conversations/{conversation_id}/items", response_model=ItemList)
+@router.get("/v1/conversations/{conversation_id}/items")
 async def list_items(conversation_id: str, request: Request, page: Annotated[PageQuery, Query()]) -> Response:
     """A page of the items of a conversation. A page has fewer items than `limit` if they are long."""
     items = await _run(request, conversations.list_items, conversation_id, writes=False)
     return await service_of(request).prepare(request, lambda: item_page(items, page))
 
 
-@router.get("/v1/conversations/{conversation_id}/items/{item_id}", response_model=dict[str, Any])
+@router.get("/v1/conversations/{conversation_id}/items/{item_id}")
 async def get_item(conversation_id: str, item_id: str, request: Request) -> Response:
     """An item of a conversation."""
     document = await _run(request, conversations.read_item, conversation_id, item_id, writes=False)
     return Response(document, media_type="application/json")
 
 
-@router.delete("/v1/conversations/{conversation_id}/items/{item_id}", response_model=ConversationObject)
+@router.delete("/v1/conversations/{conversation_id}/items/{item_id}")
 async def delete_item(conversation_id: str, item_id: str, request: Request) -> Response:
     """Delete an item of a conversation; returns the conversation."""
     service_of(request).state.check_unlocked(conversation_id, tenant_of(request))

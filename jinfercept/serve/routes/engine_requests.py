@@ -87,7 +87,7 @@ def opened(body: Extensions, request: HttpRequest) -> tuple[Service, str, Reques
     """
     service = service_of(request)
     model = service.check_model(getattr(body, "model", None))
-    check_extras(body, service.ignored)
+    check_extras(body)
     return service, model, read_hints(body, request)
 
 
@@ -172,21 +172,13 @@ def sampling_params(
 
 def _structured(body: SamplingBody) -> tuple[str, dict[str, Any]] | None:
     """The field that defines the form of the answer, with the keywords of `StructuredOutputsParams`; None without one."""
-    constraints: list[tuple[str, dict[str, Any]]] = []
-    form = body.response_format
-    if form is not None and (keywords := _of_format(form)) is not None:
-        constraints.append(("response_format", keywords))
-    if body.structured_outputs is not None:
-        outputs = body.structured_outputs.model_dump(exclude_none=True, by_alias=True)
-        constraints.append(("structured_outputs", _supported(outputs)))
-    for kind in ("json", "regex", "choice", "grammar"):
-        value = getattr(body, f"guided_{kind}")
-        if value is not None:
-            constraints.append((f"guided_{kind}", {kind: value}))
-    if len(constraints) > 1:
-        names = ", ".join(name for name, _ in constraints)
-        raise ApiError.bad(f"only one of these may constrain the answer: {names}", constraints[1][0])
-    return constraints[0] if constraints else None
+    keywords = None if body.response_format is None else _of_format(body.response_format)
+    if body.structured_outputs is None:
+        return None if keywords is None else ("response_format", keywords)
+    if keywords is not None:
+        message = "only one of response_format and structured_outputs may constrain the answer"
+        raise ApiError.bad(message, "structured_outputs")
+    return "structured_outputs", _supported(body.structured_outputs.model_dump(exclude_none=True, by_alias=True))
 
 
 def _of_format(form: ResponseFormat) -> dict[str, Any] | None:

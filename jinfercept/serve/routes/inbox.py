@@ -5,10 +5,10 @@ The arguments of calls are shown. The calls are those that this server runs.
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from jinfercept.errors import RequestError
@@ -24,21 +24,8 @@ router = APIRouter(route_class=GuardedRoute, tags=["tools"])
 _CallId = Keyword
 
 
-class WaitingCall(BaseModel):
-    """A waiting call; times are seconds since 1970."""
-
-    id: str
-    tool: str
-    arguments: dict[str, Any]
-    request_id: str
-    asked_at: float
-    expires_at: float
-
-
-class WaitingCalls(BaseModel):
-    """Waiting calls, the oldest first."""
-
-    data: list[WaitingCall]
+_SHOWN = ("id", "tool", "arguments", "request_id", "asked_at", "expires_at")
+"""Fields of a waiting call in the list; times are seconds since 1970."""
 
 
 class AnswerBody(Body):
@@ -53,38 +40,32 @@ class DeclineBody(Body):
     why: Annotated[str, Field(max_length=10_000)] = ""
 
 
-class Taken(BaseModel):
-    """Id of the call that was answered or declined."""
-
-    id: str
-
-
-@router.get("/inbox", response_model=WaitingCalls)
+@router.get("/inbox")
 async def list_calls(request: Request) -> Response:
-    """The waiting calls."""
+    """The waiting calls, the oldest first."""
     calls = [asdict(pending) for pending in _inbox(request).pending(_watched(request))]
-    return EncodedReply({"data": [{name: call[name] for name in WaitingCall.model_fields} for call in calls]})
+    return EncodedReply({"data": [{name: call[name] for name in _SHOWN} for call in calls]})
 
 
 @router.post("/inbox/{call_id}/answer")
-async def answer(call_id: _CallId, body: AnswerBody, request: Request) -> Taken:
+async def answer(call_id: _CallId, body: AnswerBody, request: Request) -> dict[str, str]:
     """Give a call its result."""
     service_of(request).check_chars(body.text, "text")
     return _taken(call_id, _inbox(request).answer, body.text, request)
 
 
 @router.post("/inbox/{call_id}/decline")
-async def decline(call_id: _CallId, request: Request, body: DeclineBody | None = None) -> Taken:
+async def decline(call_id: _CallId, request: Request, body: DeclineBody | None = None) -> dict[str, str]:
     """Give a call the result that it is declined."""
     return _taken(call_id, _inbox(request).decline, body.why if body else "", request)
 
 
-def _taken(call_id: str, take: Callable[[str, str, str | None], None], text: str, request: Request) -> Taken:
+def _taken(call_id: str, take: Callable[[str, str, str | None], None], text: str, request: Request) -> dict[str, str]:
     try:
         take(call_id, text, _watched(request))
     except RequestError as error:
         raise ApiError(404, str(error), param="call_id", code="call_not_found") from error
-    return Taken(id=call_id)
+    return {"id": call_id}
 
 
 def _watched(request: Request) -> str | None:

@@ -13,42 +13,37 @@ from jinfercept.serve.protocols.anthropic.chat import (
     chat_body,
     check_message_fields,
     fields_of,
-    is_marked,
-    types_left_out,
 )
-from jinfercept.serve.protocols.anthropic.dialect import REQUEST_ID, AnthropicErrorBody
-from jinfercept.serve.protocols.anthropic.schemas import AnswerMessage, CountTokensBody, MessagesBody, TokenCount
-from jinfercept.serve.protocols.errors import errors_of, renamed
-from jinfercept.serve.protocols.schemas import log_left_out
+from jinfercept.serve.protocols.anthropic.dialect import REQUEST_ID
+from jinfercept.serve.protocols.anthropic.schemas import CountTokensBody, MessagesBody
+from jinfercept.serve.protocols.errors import renamed
 from jinfercept.serve.routes.chat_completions import make_chat, recorder, rendered_chat, server_tool_calls
 from jinfercept.serve.routes.engine_requests import RequestHints, answered, opened
 from jinfercept.serve.routes.guarded_route import GuardedRoute
 from jinfercept.serve.service import Service
 
-router = APIRouter(route_class=GuardedRoute, tags=["Anthropic"], responses=errors_of(AnthropicErrorBody))
+router = APIRouter(route_class=GuardedRoute, tags=["Anthropic"])
 
 
-@router.post("/v1/messages", response_model=AnswerMessage)
+@router.post("/v1/messages")
 async def create_message(body: MessagesBody, request: Request) -> Response:
     """Answer a conversation. With `stream`, in typed server-sent events from `message_start` to `message_stop`."""
     service, model, hints = opened(body, request)
     check_message_fields(body)
-    log_left_out("tools", types_left_out(body), service.ignored)
     name = f"msg_{uuid.uuid4().hex}"
     requests, tool_calls = await service.prepare(request, lambda: make_message_chat(service, body, hints, name), 1)
-    is_kept = is_marked(body) and not hints.follow_up.last
-    answer = MessageAnswer(name, model, body, requests, tool_calls, is_kept, request.scope[DETAILS])
+    answer = MessageAnswer(name, model, body, requests, tool_calls, request.scope[DETAILS])
     form = stream_format(request.scope[REQUEST_ID])
     return await answered(service, request, requests, answer, body.stream, form)
 
 
 @router.post("/v1/messages/count_tokens")
-async def count_tokens(body: CountTokensBody, request: Request) -> TokenCount:
+async def count_tokens(body: CountTokensBody, request: Request) -> dict[str, int]:
     """The number of tokens of the prompt of a conversation."""
     service, _, hints = opened(body, request)
     check_message_fields(body)
     counted = await service.prepare(request, lambda: _count_tokens(service, body, hints))
-    return TokenCount(input_tokens=counted)
+    return {"input_tokens": counted}
 
 
 def make_message_chat(

@@ -34,24 +34,15 @@ from jinfercept.serve.protocols.openai.response_items import (
     new_item,
     read_items,
     references,
-    tools_of_items,
-    types_left_out,
     written_text,
 )
 from jinfercept.serve.protocols.openai.response_schemas import (
-    CompactedResponse,
-    DeletedResponse,
-    InputTokenCount,
     InputTokensBody,
-    ItemList,
     MessageItem,
-    ResponseObject,
     ResponsesBody,
 )
 from jinfercept.serve.protocols.openai.response_tools import ClientTools, FunctionTool, InputTool, ResponseToolChoice
-from jinfercept.serve.protocols.openai.response_tools import types_left_out as tool_types_left_out
 from jinfercept.serve.protocols.openai.response_writer import ResponseWriter
-from jinfercept.serve.protocols.schemas import log_left_out
 from jinfercept.serve.routes.chat_completions import make_chat, rendered_chat, server_tool_calls
 from jinfercept.serve.routes.conversations import PageQuery, item_page
 from jinfercept.serve.routes.engine_requests import RequestHints, opened
@@ -76,13 +67,13 @@ _ECHOED = ("instructions", "max_output_tokens", "max_tool_calls", "previous_resp
 """Fields of a response that its body has likewise."""
 _NOT_OF_SUMMARIES = (
     *("background", "generate", "jinfercept", "stream", "text", "tool_choice", "tools", "top_logprobs"),
-    *("allowed_token_ids", "guided_choice", "guided_grammar", "guided_json", "guided_regex", "logit_bias"),
+    *("allowed_token_ids", "logit_bias"),
     *("stop", "stop_token_ids", "structured_outputs"),
 )
 """Fields of a body that its summary is written without."""
 
 
-@router.post("/v1/responses", response_model=ResponseObject)
+@router.post("/v1/responses")
 async def create_response(body: ResponsesBody, request: Request) -> Response:
     """Answer a whole conversation, or the continuation of a stored response. With `stream`, in typed server-sent events."""
     generation = await _start(body, request)
@@ -95,7 +86,7 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     return reply(stored.response)
 
 
-@router.post("/v1/responses/compact", response_model=CompactedResponse)
+@router.post("/v1/responses/compact")
 async def compact_conversation(body: InputTokensBody, request: Request) -> Response:
     """The messages of the user, and a summary of the conversation that the model writes, as input for further responses."""
     if body.conversation_id:
@@ -119,9 +110,6 @@ async def _start(body: ResponsesBody, request: Request) -> Generation:
     """Check a body, load what it continues, and begin its response."""
     service, model, hints = opened(body, request)
     check_supported(body)
-    log_left_out("items", types_left_out(body.input), service.ignored)
-    given_tools = [*(body.tools or ()), *tools_of_items(body.input)]
-    log_left_out("tools", tool_types_left_out(given_tools), service.ignored)
     tenant, state = hints.tenant, service.state
     name, memory = f"resp_{uuid.uuid4().hex}", request.scope.get(MEMORY)
     previous = await _previous(service, body, tenant, memory)
@@ -159,7 +147,7 @@ async def _start(body: ResponsesBody, request: Request) -> Generation:
 
 
 @router.post("/v1/responses/input_tokens")
-async def count_input_tokens(body: InputTokensBody, request: Request) -> InputTokenCount:
+async def count_input_tokens(body: InputTokensBody, request: Request) -> dict[str, Any]:
     """The number of tokens of the prompt that a body of `/v1/responses` would have. Nothing is stored."""
     service, _, hints = opened(body, request)
     check_supported(body)
@@ -177,7 +165,7 @@ async def count_input_tokens(body: InputTokensBody, request: Request) -> InputTo
             return len(made.prompt_token_ids)
 
     counted = await service.prepare(request, count, 1, _num_bytes(previous))
-    return InputTokenCount(object="response.input_tokens", input_tokens=counted)
+    return {"object": "response.input_tokens", "input_tokens": counted}
 
 
 def _make_chat(
@@ -196,7 +184,7 @@ def _make_chat(
         return requests, server_tool_calls(service, chat, requests, lambda completion: None)  # all turns are stored
 
 
-@router.get("/v1/responses/{response_id}", response_model=ResponseObject)
+@router.get("/v1/responses/{response_id}")
 async def get_response(
     response_id: str, request: Request, stream: bool = False, starting_after: Annotated[int | None, Query(ge=0)] = None
 ) -> Response:
@@ -211,7 +199,7 @@ async def get_response(
     return EventStream(stored.background.follow(0 if starting_after is None else starting_after + 1))
 
 
-@router.delete("/v1/responses/{response_id}", response_model=DeletedResponse)
+@router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, request: Request) -> Response:
     """Delete a stored response and release its context. A response that is generated in the background is cancelled."""
     service = service_of(request)
@@ -222,7 +210,7 @@ async def delete_response(response_id: str, request: Request) -> Response:
     return EncodedReply({"id": response_id, "object": "response", "deleted": True})
 
 
-@router.post("/v1/responses/{response_id}/cancel", response_model=ResponseObject)
+@router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(response_id: str, request: Request) -> Response:
     """Cancel a response in the background. A response that has ended is unchanged."""
     stored = await _stored(request, response_id)
@@ -235,7 +223,7 @@ async def cancel_response(response_id: str, request: Request) -> Response:
     return reply(stored.response)
 
 
-@router.get("/v1/responses/{response_id}/input_items", response_model=ItemList)
+@router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(response_id: str, request: Request, page: Annotated[PageQuery, Query()]) -> Response:
     """A page of the items of the conversation that a response answers, without instructions.
 
@@ -259,7 +247,7 @@ async def _previous(
         memory: of the WebSocket, with responses that are not stored.
     """
     if (previous_id := body.previous_response_id) is None:
-        check_length(body.input, 0)
+        check_length(len(body.input), 0)
         return None
     field = "previous_response_id"
     kept = memory.find(previous_id) if memory is not None else None
@@ -277,7 +265,7 @@ async def _previous(
         raise ApiError.bad(f"the previous response is {previous.response['status']}", field)
     if (conversation := previous.response.get("conversation")) is not None:
         raise ApiError.bad(f"this response belongs to a conversation: send {conversation['id']!r} instead", field)
-    check_length(body.input, len(previous.conversation))
+    check_length(len(body.input), len(previous.conversation))
     return previous
 
 

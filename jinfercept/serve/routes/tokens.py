@@ -4,8 +4,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from jinfercept.serve.protocols.encoding import encode
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, ReadMessage, ReadTool
 from jinfercept.serve.protocols.schemas import FIRST_ERROR, Body, Extensions, Messages, ModelName, Text, TokenId, Tools
@@ -30,15 +31,6 @@ class TokenizeBody(Extensions):
     return_token_strs: bool | None = None
 
 
-class Tokenized(BaseModel):
-    """Token ids of a text."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None = None
-
-
 class DetokenizeBody(Body):
     """Tokens."""
 
@@ -46,13 +38,7 @@ class DetokenizeBody(Body):
     tokens: Annotated[list[TokenId], Field(max_length=2**22), FIRST_ERROR]
 
 
-class Detokenized(BaseModel):
-    """Their text, special tokens written out."""
-
-    prompt: str
-
-
-@router.post("/tokenize", response_model=Tokenized)
+@router.post("/tokenize")
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """The tokens of a text (with those that begin it, unless `add_special_tokens` is false) or of a conversation."""
     service = service_of(request)
@@ -65,11 +51,11 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeBody, request: Request) -> Detokenized:
+async def detokenize(body: DetokenizeBody, request: Request) -> dict[str, str]:
     """The text of tokens."""
     service = service_of(request)
     service.check_model(body.model)
-    return Detokenized(prompt=await service.prepare(request, lambda: _text(service, body.tokens)))
+    return {"prompt": await service.prepare(request, lambda: _text(service, body.tokens))}
 
 
 @router.get("/tokenizer_info")
@@ -101,5 +87,4 @@ def _tokenized(service: Service, body: TokenizeBody, hints: RequestHints) -> byt
         [request] = rendered_chat(service, chat, hints, "tokens")
         ids = list(request.prompt_token_ids)
     texts = [service.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
-    answer = Tokenized(count=len(ids), max_model_len=service.max_model_len, tokens=ids, token_strs=texts)
-    return answer.model_dump_json().encode()
+    return encode({"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids, "token_strs": texts})

@@ -11,8 +11,7 @@ from typing import Any
 from sqlalchemy import Row
 
 from jinfercept.serve.protocols.errors import ApiError
-from jinfercept.serve.protocols.openai.response_items import Item
-from jinfercept.serve.protocols.openai.response_schemas import MAX_ITEMS
+from jinfercept.serve.protocols.openai.response_items import Item, check_length
 from jinfercept.serve.state.entries import Entries, check_loaded
 
 
@@ -56,7 +55,7 @@ def read_item(entries: Entries, tenant: str, conversation_id: str, item_id: str)
 def add_items(entries: Entries, tenant: str, conversation_id: str, items: Sequence[Item]) -> None:
     """Add items to the end of a conversation. Raises 404, and 400 if it would have too many items."""
     entry = _find(entries, tenant, conversation_id, lock=True)
-    _check_room(entries, entry, len(items), "items")
+    check_length(len(items), entries.extent(entry.id)[0], "items")
     _changed(entries, entry, items)
 
 
@@ -81,7 +80,7 @@ def begin_turn(entries: Entries, tenant: str, conversation_id: str, number: int)
         ApiError: 404; 400 if the conversation is too long.
     """
     entry = _find(entries, tenant, conversation_id)
-    _check_room(entries, entry, number, "input")
+    check_length(number, entries.extent(entry.id)[0])
     return list_items(entries, tenant, conversation_id), json.loads(entry.document)["last_response_id"]
 
 
@@ -105,16 +104,6 @@ def _changed(entries: Entries, entry: Row[Any], items: Sequence[Item] = (), **ch
     body = json.loads(entry.document) | changes
     entries.update(entry, body, items, first=entries.extent(entry.id)[1])
     return _shown(entry.id, body)
-
-
-def _check_room(entries: Entries, entry: Row[Any], number: int, param: str) -> None:
-    """Raise 400 if a conversation would have too many items with `number` more."""
-    num_before, _ = entries.extent(entry.id)
-    if num_before + number > MAX_ITEMS:
-        message = (
-            f"a conversation has at most {MAX_ITEMS} items; this one has {num_before}, and {number} would be added"
-        )
-        raise ApiError.bad(message, param, "too_many_items")
 
 
 def _item(entries: Entries, entry: Row[Any], item_id: str) -> bytes:

@@ -5,7 +5,6 @@ Encryption is left to the database and its file system.
 
 import logging
 import os
-import re
 import sqlite3
 import stat
 import time
@@ -31,9 +30,7 @@ _ONLY_READS = "jinfercept_only_reads"
 """Execution option of connections that write nothing."""
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
 """SQLite's errors of a full disk, of a quota, and of a limit of the size of files."""
-_IS_URL = re.compile(r".*://|(postgres(ql)?|mysql|mariadb)(\+\w+)?:", re.IGNORECASE)
-"""A URL, also one that lacks its slashes."""
-_FIX = "give a path, or sqlite:///PATH, or postgresql://USER:PASSWORD@HOST/DATABASE; write an @ in a password as %40"
+_FIX = "give a path, or sqlite:///PATH, or postgresql+psycopg://USER:PASSWORD@HOST/DATABASE; write an @ in a password as %40"
 _SHOWN = 4
 """Maximum tables in an error."""
 _WHY_CHARS = 300
@@ -64,7 +61,6 @@ class StateDatabase:
             self.limits = self.limits._replace(most_bytes=min(self.limits.most_bytes, _MOST_MEMORY_BYTES))
         parsed = URL.create("sqlite") if url is None else parse_url(url)
         self.name = parsed.set(query={}).render_as_string(hide_password=True)  # parameters may have passwords too
-        self._is_failing = False
         self._engine = _engine(parsed, timeout_s)
         self._reading = self._engine.execution_options(**{_ONLY_READS: True})
         try:
@@ -88,16 +84,10 @@ class StateDatabase:
         """
         try:
             with (self._engine if writes else self._reading).begin() as connection:
-                result = work(Entries(connection, time.time(), self.limits.ttl_s))
+                return work(Entries(connection, time.time(), self.limits.ttl_s))
         except SQLAlchemyError as error:
-            if not self._is_failing:
-                log.error("the database of the stored state fails: %s: %s", self.name, _why(error)[:_WHY_CHARS])
-            self._is_failing = True
+            log.error("the database of the stored state fails: %s: %s", self.name, _why(error)[:_WHY_CHARS])
             raise (_full() if _is_full(error) else unavailable()) from error
-        if self._is_failing and writes:
-            log.info("the database of the stored state answers again: %s", self.name)
-            self._is_failing = False
-        return result
 
     def close(self) -> None:
         self._engine.dispose()
@@ -148,25 +138,24 @@ def _why(error: SQLAlchemyError) -> str:
 
 
 def _is_full(error: SQLAlchemyError) -> bool:
-    cause = getattr(error, "orig", None)
-    return getattr(cause, "sqlite_errorcode", 0) in _FULL or getattr(cause, "sqlstate", "") == "53100"
+    return getattr(getattr(error, "orig", None), "sqlite_errorcode", 0) in _FULL
 
 
 def parse_url(url: str) -> URL:
-    """The URL of a database, with its driver, a path as an absolute one.
+    """The URL of a database; a path as one of SQLite, made absolute.
 
     Raises:
         ConfigError: it cannot be used; the message has its scheme only, since any other part may be one of the password.
     """
     try:
         url.encode()  # bytes of a flag that are not UTF-8 cannot be
-        parsed = make_url(url) if _IS_URL.match(url) else URL.create("sqlite", database=url)
+        parsed = make_url(url) if "://" in url or "@" in url else URL.create("sqlite", database=url)
     except (ArgumentError, ValueError):
         parsed = URL.create("")
-    kind, path, host = parsed.drivername.partition("+")[0], parsed.database or "", parsed.host
-    if kind in ("postgresql", "postgres") and "@" not in (host or ""):
-        return parsed.set(drivername="postgresql+psycopg")
-    if kind != "sqlite" or host is not None or parsed.query or path in ("", ":memory:") or path.startswith("file:"):
+    kind, path, host = parsed.get_backend_name(), parsed.database or "", parsed.host or ""
+    if kind != "sqlite" and kind and "@" not in host:
+        return parsed
+    if kind != "sqlite" or host or parsed.query or path in ("", ":memory:") or path.startswith("file:"):
         got = kind or "a text that cannot be parsed"
         raise ConfigError("state_url is no path, and no URL that is supported", got=got, fix=_FIX)
     return parsed.set(drivername="sqlite", database=os.path.abspath(path))  # a tool may change the directory
@@ -175,20 +164,19 @@ def parse_url(url: str) -> URL:
 def _engine(url: URL, timeout_s: float) -> Engine:
     is_sqlite, path = url.get_backend_name() == "sqlite", url.database
     pool: dict[str, Any] = {"pool_size": NUM_CONNECTIONS, "max_overflow": 0, "pool_timeout": timeout_s}
-    arguments: dict[str, Any] = {"check_same_thread": False, "timeout": timeout_s}
-    if not is_sqlite:
-        arguments = {"connect_timeout": max(2, round(timeout_s)), "prepare_threshold": None}
-        pool["pool_pre_ping"] = True
-    elif path is None:
+    arguments: dict[str, Any] = {"check_same_thread": False, "timeout": timeout_s} if is_sqlite else {}
+    if is_sqlite and path is None:
         pool = {"poolclass": StaticPool}
-    if is_sqlite and path is not None:
-        _create_private(path)
+    elif is_sqlite:
+        _create_private(path or "")
+    else:
+        pool["pool_pre_ping"] = True
     try:
         engine = create_engine(url, connect_args=arguments, hide_parameters=True, **pool)
     except (ModuleNotFoundError, NoSuchModuleError):
-        fix = "pip install 'jinfercept[postgresql]'"
-        message = "a database of PostgreSQL needs one more package"
-        raise ConfigError(message, got="no package psycopg", fix=fix) from None
+        fix = "pip install 'jinfercept[postgresql]', for a URL that begins with postgresql+psycopg://"
+        message = "the database of the stored state needs one more package"
+        raise ConfigError(message, got=url.get_backend_name(), fix=fix) from None
     if not is_sqlite:
         return engine
 

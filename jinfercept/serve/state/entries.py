@@ -75,13 +75,11 @@ _E, _I = ENTRIES.c, ITEMS.c
 
 
 class StateLimits(NamedTuple):
-    """Seconds until an entry expires, and the most bytes and entries of all tenants, and of one; None: no own limit."""
+    """Seconds until an entry expires, and the most bytes of all tenants, and of one; None: no own limit."""
 
     ttl_s: float = 86400.0
     most_bytes: int = UNLIMITED
     most_bytes_of_tenant: int | None = None
-    most_entries: int = UNLIMITED
-    most_entries_of_tenant: int | None = None
 
 
 class OwnItems(NamedTuple):
@@ -222,18 +220,13 @@ class Entries:
 
     def _shrink(self, limits: StateLimits) -> None:
         """Delete the oldest entries of tenants that hold too much."""
-        everything = literal(0) == 0  # what others continue has bytes, though it is deleted
-        for measure, counted, most, most_of_tenant in (
-            (_E.num_bytes, everything, limits.most_bytes, limits.most_bytes_of_tenant),
-            (literal(1), _E.expires > 0, limits.most_entries, limits.most_entries_of_tenant),
-        ):
-            query = select(_E.tenant, func.sum(measure)).where(counted).group_by(_E.tenant)
-            sizes = {tenant: int(size) for tenant, size in self._rows.execute(query)}
-            for tenant, over in excess(sizes, most, most_of_tenant).items():
-                older = func.sum(measure).over(order_by=(_E.changed, _E.id)) - measure
-                ages = select(_E.id, older.label("older")).where(_E.tenant == tenant, _E.expires > 0).subquery()
-                oldest = select(ages.c.id).where(ages.c.older < over)
-                self._rows.execute(update(ENTRIES).where(_E.id.in_(oldest)).values(expires=0.0))
+        query = select(_E.tenant, func.sum(_E.num_bytes)).group_by(_E.tenant)  # what others continue has bytes, too
+        sizes = {tenant: int(size) for tenant, size in self._rows.execute(query)}
+        for tenant, over in excess(sizes, limits.most_bytes, limits.most_bytes_of_tenant).items():
+            older = func.sum(_E.num_bytes).over(order_by=(_E.changed, _E.id)) - _E.num_bytes
+            ages = select(_E.id, older.label("older")).where(_E.tenant == tenant, _E.expires > 0).subquery()
+            oldest = select(ages.c.id).where(ages.c.older < over)
+            self._rows.execute(update(ENTRIES).where(_E.id.in_(oldest)).values(expires=0.0))
 
     def _remove(self) -> bool:
         unneeded = select(_E.id, _E.previous).where(~self._is_visible, ~_is_continued())
@@ -267,7 +260,7 @@ def excess(sizes: Mapping[str, int], most: int, most_of_tenant: int | None) -> d
     """What each tenant gives back so that all fits: those that hold the most give back, down to an equal level.
 
     Args:
-        sizes: bytes, or entries, by tenant.
+        sizes: bytes by tenant.
         most, most_of_tenant: limits of all tenants together, and of one.
     """
     capped = {tenant: size if most_of_tenant is None else min(size, most_of_tenant) for tenant, size in sizes.items()}

@@ -158,7 +158,7 @@ class StateStore:
         most_background: maximum responses of one tenant in the background at a time.
 
     Attributes:
-        open: responses that this process generates and that are stored or belong to a conversation, by id; only read elsewhere.
+        open: responses that this process generates and that are stored or belong to a conversation, by id.
         events: those in the background whose events are kept, by id.
         last: those that WebSockets keep, by id.
     """
@@ -188,33 +188,18 @@ class StateStore:
             ApiError: 503 `state_unavailable` if the database fails, or has not answered in time: then the work may be done all
                 the same; 503 `state_full`; 429 if too much work of the tenant waits.
         """
-        done: list[T] = []
-
-        def transact() -> None:
-            done.append(self._database.transact(work, writes=writes))
-
         try:
             async with asyncio.timeout(self._database.timeout_s + 1):
-                await self._threads.run(tenant, num_bytes, transact)
+                result = await self._threads.run(
+                    tenant, num_bytes, lambda: self._database.transact(work, writes=writes)
+                )
         except TimeoutError as error:
-            if not done:  # else the event loop was held up
-                raise unavailable() from error
+            raise unavailable() from error
         if writes and tenant != _UPKEEP:
             self._sweeping = self._sweeping or asyncio.ensure_future(self._sweep())
-        return done[0]
+        return result
 
     # -- found ---------------------------------------------------------------------------------------------------------
-
-    async def holds(self, response_id: str, tenant: str) -> int:
-        """Whether only this process can answer for a response of a tenant: 0 if not, 2 if it generates the response now."""
-        if (stored := self.open.get(response_id)) is not None:
-            return 2 * (stored.tenant == tenant)
-        if self._database.outlives and self.events.peek(response_id) is None:
-            return 0
-        with suppress(ApiError):
-            await self.find(response_id, tenant)
-            return 1
-        return 0
 
     async def find(self, response_id: str, tenant: str, *, whole: bool = False) -> StoredResponse:
         """A response of a tenant.

@@ -21,7 +21,7 @@ from openai import OpenAI
 from jinfercept.sched.tenants import ExpiringEntries, Quota
 from jinfercept.serve.access import keys
 from jinfercept.serve.access.key_file import KeyRules, key_digest
-from jinfercept.serve.access.key_limits import KeyLimits, retry_after
+from jinfercept.serve.access.key_limits import KeyLimits
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.state.store import StoredResponse
 from tests.support.chat_templates import QWEN
@@ -36,9 +36,9 @@ from tests.support.tool_server import says as says_beside_tools
 
 @pytest.fixture
 def shared(scripted: Scripted) -> Iterator[Running]:
-    """A server for two keys, with room for six responses and two places in the background for each key."""
+    """A server for two keys, with room for a few responses and two places in the background for each key."""
     keys = ("hostile", "polite")
-    limits: Any = {"max_stored_responses": 6, "max_background_responses": 2}
+    limits: Any = {"max_state_bytes": 24_000, "max_background_responses": 2}
     with running(scripted.llm, api_key=keys, **limits) as server:
         yield server
 
@@ -54,7 +54,8 @@ def test_one_key_does_not_push_out_what_another_has_stored(shared: Running, poli
     says(scripted, "23." + END)
     mine = polite.responses.create(model=MODEL, input=QUESTION, temperature=0)
     names = [answer(shared).id for _ in range(34)]
-    until(lambda: [name for name in names if _is_stored(shared.client, name)] == names[-5:])
+    until(lambda: not _is_stored(shared.client, names[-12]))
+    assert _is_stored(shared.client, names[-1])
     assert polite.responses.retrieve(mine.id) == mine
 
 
@@ -256,7 +257,7 @@ def replace(path: Path, text: str) -> None:
 
 def test_a_bucket_refills_as_time_passes_and_debts_are_paid() -> None:
     now = [0.0]
-    rules = KeyRules("a", requests_per_minute=60, tokens_per_minute=600)
+    rules = KeyRules(name="a", requests_per_minute=60, tokens_per_minute=600)
     limits = KeyLimits(lambda tenant: rules, lambda: now[0])
     tenant = key_digest("a")
     for _ in range(60):
@@ -266,7 +267,7 @@ def test_a_bucket_refills_as_time_passes_and_debts_are_paid() -> None:
     assert refused.value.headers == {"Retry-After": "1"}
     now[0] += 1.0
     limits.check(tenant, 1, 0)
-    limits.began(tenant, 1, 1, 500)
+    limits.began(tenant, 1, 500)
     limits.ended(tenant, 1, 700)
     now[0] += 30.0
     with pytest.raises(ApiError, match="600 tokens") as refused:
@@ -276,37 +277,11 @@ def test_a_bucket_refills_as_time_passes_and_debts_are_paid() -> None:
     limits.check(tenant, 1, 0)
 
 
-def test_clients_that_are_refused_come_again_one_after_the_other() -> None:
-    now = [0.0]
-    limits = KeyLimits(lambda tenant: KeyRules("a", max_concurrent=4), lambda: now[0])
-
-    def refused_s() -> int:
-        with pytest.raises(ApiError, match="4 may") as refused:
-            limits.check("a", 1, 0)
-        return int((refused.value.headers or {})["Retry-After"])
-
-    for number in range(30):  # each takes 8 s
-        limits.began("a", number, 1, 1)
-        now[0] += 8.0
-        limits.ended("a", number, 1)
-    for number in range(4):
-        limits.began("a", number, 1, 1)
-    assert [refused_s() for _ in range(5)] == [2, 4, 6, 8, 10], "one leaves every two seconds"
-    assert limits.retry_s("b", 1, 40) < 1.0, "another key waits for its own"
-    now[0] += 20.0
-    assert refused_s() == 2
-    assert max(refused_s() for _ in range(100)) == 60
-
-
-def test_a_wait_is_told_in_whole_seconds_that_clients_heed() -> None:
-    assert [retry_after(seconds) for seconds in (0.0, 1.2, 59.5, 1e9)] == ["1", "2", "60", "60"]
-
-
 def test_idle_keys_that_are_gone_are_forgotten() -> None:
-    limits = KeyLimits(lambda tenant: KeyRules(""), time.monotonic)
+    limits = KeyLimits(lambda tenant: KeyRules(name=""), time.monotonic)
     for number in range(5):
-        limits.began(f"{number}", number, 1, 1)
+        limits.began(f"{number}", 1, 1)
     for number in range(4):
-        limits.ended(f"{number}", number, 1)
+        limits.ended(f"{number}", 1, 1)
     limits.forget(lambda tenant: tenant == "0")
     assert sorted(limits._uses) == ["0", "4"]  # pyright: ignore[reportPrivateUsage]

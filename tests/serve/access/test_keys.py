@@ -42,9 +42,9 @@ def written(folder: Path, text: str) -> str:
 def test_a_file_says_what_each_key_may_do(tmp_path: Path) -> None:
     rules = read_key_file(written(tmp_path, FILE))
     assert rules == {
-        key_digest("alpha"): KeyRules("team-a"),
-        key_digest("beta"): KeyRules("nightly", priority=(5, 10)),
-        key_digest("gamma"): KeyRules("admin", operator=True, priority=(-3, 3)),
+        key_digest("alpha"): KeyRules(name="team-a"),
+        key_digest("beta"): KeyRules(name="nightly", priority=(5, 10)),
+        key_digest("gamma"): KeyRules(name="admin", operator=True, priority=(-3, 3)),
     }
     keys = Keys(ServerOptions(api_key=("delta",), api_key_file=str(tmp_path / "keys.toml")).key_rules())
     beta, gamma = keys.check("Bearer beta"), keys.check("bearer gamma")
@@ -92,7 +92,7 @@ def test_a_key_that_no_client_could_send_is_refused_at_the_start(key: str, monke
 
 def test_an_empty_key_is_none() -> None:
     with pytest.raises(ApiError):
-        Keys({key_digest(""): KeyRules("nothing")}).check("Bearer ")
+        Keys({key_digest(""): KeyRules(name="nothing")}).check("Bearer ")
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,6 @@ def _status(server: Running, head: bytes) -> int:
     ("method", "path"),
     [
         ("GET", "/"),
-        ("GET", "/docs"),
         ("GET", "/openapi.json"),
         ("GET", "/health"),
         ("HEAD", "/ready"),

@@ -105,34 +105,11 @@ def test_a_body_with_upgrade_lines_is_one_request_without_a_key(keyed: Running) 
     assert [answer.status for answer in exchange(keyed, head + end, body, pause_s=0.05)] == [401]
 
 
-def test_a_head_whose_end_is_split_over_two_writes_is_one_request(keyed: Running) -> None:
-    whole = post(SMUGGLING, KEY, JSON) + LAST
-    for at in range(whole.index(b"\r\n\r\n") + 1, whole.index(b"\r\n\r\n") + 4):
-        assert [answer.status for answer in exchange(keyed, whole[:at], whole[at:], pause_s=0.02)] == [400, 200]
-
-
-def test_an_upgrade_changes_nothing_and_the_next_request_is_answered(keyed: Running) -> None:
-    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
-    whole = post(TOKENIZE, KEY, JSON, upgrade) + post(TOKENIZE, KEY, JSON, b"Connection: close\r\n")
-    assert [answer.status for answer in exchange(keyed, whole)] == [200, 200]
-
-
-@pytest.mark.usefixtures("gate")
-def test_a_client_that_leaves_after_an_upgrade_is_noticed(served: Running, scripted: Scripted) -> None:
-    scripted.follow()
-    body = json.dumps({"prompt": "Hi", "max_tokens": 1900, "ignore_eos": True}).encode()
-    host, _, port = served.url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(post(body, JSON, HEADERS[0], path=b"/v1/completions"))
-        until(lambda: engine_state(served.llm).has_work)
-    until(lambda: not engine_state(served.llm).has_work)
-
-
 def test_a_body_in_tiny_chunks_does_not_hold_the_event_loop(keyed: Running) -> None:
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n" + KEY + JSON + b"\r\n"
     host, _, port = keyed.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
-        connection.sendall(head + b"1\r\n \r\n" * 100_000)
+        connection.sendall(head + b"1\r\n \r\n" * 30_000)  # a body has 2 s, on a busy machine, too
         assert keyed.http.get("/health").status_code == 200
         connection.sendall(b"%x\r\n%s\r\n0\r\n\r\n" % (len(TOKENIZE), TOKENIZE))
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
@@ -161,14 +138,6 @@ def test_a_head_as_large_as_allowed_is_served_wherever_it_is(keyed: Running) -> 
     last = GET + b"a: " + b"b" * (MAX_HEAD_BYTES - len(GET + b"a: \r\n" + end)) + b"\r\n" + end
     for writes in ([last], [last[:-1], last[-1:]], [post(TOKENIZE, KEY, JSON) + GET + b"\r\n" + last]):
         assert {answer.status for answer in exchange(keyed, *writes, pause_s=0.02)} == {200}
-
-
-def test_a_trailer_has_as_many_bytes_as_a_head(keyed: Running) -> None:
-    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n" + KEY + JSON + b"\r\n"
-    body = b"%x\r\n%s\r\n0\r\n" % (len(TOKENIZE), TOKENIZE)
-    assert [answer.status for answer in exchange(keyed, head + body + b"a:\r\n" * 100 + b"\r\n" + LAST)] == [200, 200]
-    much = body + b"a:\r\n" * 50_000 + b"\r\n" + LAST
-    assert [answer.status for answer in exchange(keyed, head + much)] in ([400], [])
 
 
 def test_after_an_answer_before_the_end_of_the_body_its_rest_is_no_request(keyed: Running) -> None:
@@ -202,6 +171,25 @@ def test_a_client_that_goes_on_sending_after_the_answer_is_cut_off(keyed: Runnin
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             send_on(connection)
     until(lambda: not keyed.server.server_state.connections)
+
+
+@pytest.mark.usefixtures("gate")
+def test_a_client_that_leaves_after_an_upgrade_is_noticed(served: Running, scripted: Scripted) -> None:
+    scripted.follow()
+    body = json.dumps({"prompt": "Hi", "max_tokens": 1900, "ignore_eos": True}).encode()
+    host, _, port = served.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(post(body, JSON, HEADERS[0], path=b"/v1/completions"))
+        until(lambda: engine_state(served.llm).has_work)
+    until(lambda: not engine_state(served.llm).has_work)
+
+
+def test_a_trailer_has_as_many_bytes_as_a_head(keyed: Running) -> None:
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n" + KEY + JSON + b"\r\n"
+    body = b"%x\r\n%s\r\n0\r\n" % (len(TOKENIZE), TOKENIZE)
+    assert [answer.status for answer in exchange(keyed, head + body + b"a:\r\n" * 100 + b"\r\n" + LAST)] == [200, 200]
+    much = body + b"a:\r\n" * 50_000 + b"\r\n" + LAST
+    assert [answer.status for answer in exchange(keyed, head + much)] in ([400], [])
 
 
 def test_a_client_that_waits_for_continue_is_refused_instead(keyed: Running) -> None:

@@ -251,7 +251,7 @@ def test_unknown_routes_methods_and_models_are_told_apart(served: Running) -> No
     answer = served.http.get(CHAT)
     assert shape(answer) == (405, None)
     assert answer.headers["allow"] == "POST"
-    assert served.http.post("/v1/responses/one").headers["allow"] == "DELETE, GET, HEAD"
+    assert served.http.post("/v1/responses/one").headers["allow"] == "GET"
     assert shape(served.chat(model="gpt-9")) == (404, "model_not_found")
     assert shape(served.http.get("/v1/models/gpt-9")) == (404, "model_not_found")
 
@@ -266,12 +266,10 @@ def test_models_health_version_and_documents_are_there(served: Running) -> None:
     [model] = served.client.models.list().data
     assert (model.id, model.object) == ("scripted", "model")
     assert served.client.models.retrieve("scripted").created == model.created
-    for path in ("/health", "/ready", "/version", "/docs"):
+    for path in ("/health", "/ready", "/version"):
         assert served.http.get(path).status_code == 200
     document = served.http.get("/openapi.json").json()
-    responses = document["paths"][CHAT]["post"]["responses"]
-    assert {"200", "400", "401", "404", "413", "415", "429", "503"} <= set(responses)
-    assert "422" not in responses
+    assert set(document["paths"][CHAT]["post"]["responses"]) == {"200", "default"}
 
 
 def test_no_field_of_a_request_loads_code(served: Running, tmp_path: Path) -> None:

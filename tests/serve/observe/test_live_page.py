@@ -57,7 +57,7 @@ def test_the_page_never_scrolls_sideways(
     page: Any, served: Running, scripted: Scripted, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     counters = DiskCounters(read_bytes=3 << 30, evicted_pages=12)
-    disk = DiskState(counters, DiskOccupancy(3 << 30, 8 << 30, 70), 1.0, works=True)
+    disk = DiskState(counters, DiskOccupancy(3 << 30, 8 << 30, 70), works=True)
     monkeypatch.setattr(LLM, "disk", property(lambda llm: disk))
     monkeypatch.setattr(served.service, "names", ("a-model-with-a-long-name" * 8,))
     busy(served, scripted)

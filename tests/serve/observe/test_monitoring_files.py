@@ -52,8 +52,8 @@ def all_metrics() -> list[Metric]:
     pages = Pages(*[1] * len(Pages._fields))
     state = EngineState(counts, SchedulerCounters(), pages, 1, 1, 0, 0, 0, 0, 0, has_work=False, quiescent=True)
     state = replace(state, window_pages=SlotOccupancy(1, 1, 1, 1), state_slots=SlotOccupancy(1, 1, 1, 1))
-    disk = DiskState(DiskCounters(), DiskOccupancy(1, 2, 1), 1.0, works=True)
-    plan = SimpleNamespace(num_devices=1, weight_bytes=1, token_bytes=lambda page_size: 1)
+    disk = DiskState(DiskCounters(), DiskOccupancy(1, 2, 1), works=True)
+    plan = SimpleNamespace(token_bytes=lambda page_size: 1)
     cache = SimpleNamespace(enable_prefix_caching=True)
     llm = SimpleNamespace(memory_plan=plan, shape=SimpleNamespace(page_size=16), config=SimpleNamespace(cache=cache))
     llm.profile, llm.disk, llm.is_sleeping = SimpleNamespace(link_tokens=lambda seconds: 1), disk, False
@@ -112,7 +112,7 @@ Labels = Mapping[str, set[str]]
 @pytest.fixture
 def exposed(server: Running, scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> Labels:
     """Labels of all metrics by name, after a request that calls a tool of the server and is followed up."""
-    disk = DiskState(DiskCounters(), DiskOccupancy(1, 2, 1), 1.0, works=True)
+    disk = DiskState(DiskCounters(), DiskOccupancy(1, 2, 1), works=True)
     monkeypatch.setattr(LLM, "disk", property(lambda llm: disk))  # the server of these tests has none
     says(scripted, server, "It costs 23.", [*QUESTION, called("", ("price", "lamp")), returned("23")])
     names: defaultdict[str, set[str]] = defaultdict(set)
@@ -214,12 +214,7 @@ def test_the_dashboard_shows_metrics_that_exist(exposed: Labels) -> None:
         "vllm:request_prompt_tokens",
         "vllm:request_generation_tokens",
         "vllm:iteration_tokens_total",
-        "jinfercept:page_tokens",
-        "jinfercept:disk_writes_left_bytes",
-        "jinfercept:devices",
-        "jinfercept:weight_bytes",
         "jinfercept:link_budget_bytes_total",
-        "jinfercept:expected_interception_seconds_total",
         "jinfercept:tasks",
         "jinfercept:sleeping",
     }

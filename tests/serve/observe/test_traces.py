@@ -242,11 +242,6 @@ def test_a_chat_with_a_call_is_a_span_with_one_for_its_pause(untraced: Running, 
         "gen_ai.response.id": done.id,
         "gen_ai.response.finish_reasons": ("stop",),
         "gen_ai.conversation.id": "ticket-7",
-        "gen_ai.request.temperature": 0.0,
-        "gen_ai.request.top_p": 1.0,
-        "gen_ai.request.top_k": 0,
-        "gen_ai.request.frequency_penalty": 0.0,
-        "gen_ai.request.presence_penalty": 0.0,
         "gen_ai.request.choice.count": 1,
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.completion_tokens,
@@ -389,13 +384,11 @@ def test_tools_get_the_context_of_their_call(untraced: Running, scripted: Script
         assert spans.none
 
 
-def test_numbers_too_large_for_a_collector_are_exported_as_the_largest(
+def test_numbers_too_large_for_a_collector_are_no_part_of_a_span(
     untraced: Running, scripted: Scripted, caplog: pytest.LogCaptureFixture
 ) -> None:
     spans = traced(untraced)
     assert untraced.chat(max_tokens=10**30, seed=2**64 - 1, stop_token_ids=list(range(256))).status_code == 200
-    [root, *_] = spans()
-    assert attributes(root)["gen_ai.request.seed"] == attributes(root)["gen_ai.request.max_tokens"] == 2**63 - 1
     encode_spans(spans())
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     # the exporter of another test misses its collector

@@ -213,7 +213,7 @@ def test_pages_and_ids_that_are_wrong_are_errors(talking: Running) -> None:
 
 
 def test_a_conversation_has_so_many_items(talking: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jinfercept.serve.state.conversations.MAX_ITEMS", 3)
+    monkeypatch.setattr("jinfercept.serve.protocols.openai.response_items.MAX_ITEMS", 3)
     made = talking.client.conversations.create(items=[user("a"), user("b")])
     for ask in (
         lambda: talking.client.conversations.items.create(made.id, items=[user("c"), user("d")]),

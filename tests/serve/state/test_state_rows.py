@@ -94,13 +94,9 @@ def test_beyond_a_limit_a_key_loses_its_oldest_and_modest_keys_nothing(
     def left(tenant: str) -> list[str]:
         return database.transact(lambda entries: [name for name in names[tenant] if entries.find(name, tenant)])
 
-    for limits, most in (
-        (StateLimits(most_bytes_of_tenant=60_000), 5),
-        (StateLimits(most_entries_of_tenant=3), 3),
-    ):
-        sweep(database, limits)
-        assert left(modest) == names[modest]
-        assert left(greedy) == names[greedy][-most:]
+    sweep(database, StateLimits(most_bytes_of_tenant=60_000))
+    assert left(modest) == names[modest]
+    assert left(greedy) == names[greedy][-5:]
 
 
 @given(

@@ -1,7 +1,5 @@
 """The output of a request as a message of Anthropic's protocol: one object, or a stream of typed events."""
 
-import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
@@ -13,7 +11,7 @@ from jinfercept.request import Request
 from jinfercept.serve.protocols.answers import AnswerState, ServerToolCalls, UsageCount, call_reports, pieces_of
 from jinfercept.serve.protocols.anthropic.dialect import anthropic_error
 from jinfercept.serve.protocols.anthropic.schemas import MessagesBody
-from jinfercept.serve.protocols.encoding import StreamFormat, encode_event
+from jinfercept.serve.protocols.encoding import StreamFormat, encode, encode_event
 from jinfercept.serve.protocols.errors import ApiError
 
 _PING = {"type": "ping"}
@@ -36,7 +34,6 @@ class MessageAnswer:
 
     Args:
         tool_calls: runs the calls of the server's tools.
-        is_kept: whether the usage reports the computed tokens as retained ones.
         details: fields of the log line; filled in as they become known.
     """
 
@@ -47,12 +44,10 @@ class MessageAnswer:
         body: MessagesBody,
         requests: Sequence[Request],
         tool_calls: ServerToolCalls,
-        is_kept: bool,
         details: dict[str, Any],
     ) -> None:
         self.tool_calls: ServerToolCalls | None = tool_calls
         self._wants_server_calls = bool(body.jinfercept and body.jinfercept.wants_server_tools)
-        self._is_kept = is_kept
         self._head = {"id": name, "type": "message", "role": "assistant", "model": model}
         details["id"] = name
         self.usage = UsageCount(requests, details)
@@ -63,7 +58,7 @@ class MessageAnswer:
         self._number = 0
         self._open = ""  # type of the open block; "" if none is open
         self._blank = ""  # white space before the first visible text of a block
-        self._arguments = _Arguments()  # of the open call
+        self._is_object: bool | None = None  # the arguments of the open call, once they begin
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         [output] = outputs
@@ -83,10 +78,13 @@ class MessageAnswer:
             case Content(text):
                 yield from self._say("text", text)
             case CallStarted(name=name, id=call_id):
-                self._arguments = _Arguments()
+                self._is_object = None
                 yield from self._begin({"type": "tool_use", "id": call_id, "name": name, "input": {}})
             case Arguments(text=text) if self._open == "tool_use":
-                if text := self._arguments.add(text):
+                if self._is_object is None and (written := text.lstrip()):
+                    self._is_object = written.startswith("{")
+                    yield self._delta("input_json_delta", partial_json=text if self._is_object else "{}")
+                elif self._is_object:
                     yield self._delta("input_json_delta", partial_json=text)
             case Finished() as event:
                 yield from self._end()
@@ -127,57 +125,18 @@ class MessageAnswer:
         return {"type": "content_block_delta", "index": self._number, "delta": {"type": kind, **fields}}
 
     def _counted(self) -> dict[str, int]:
-        """The current `usage`. The last token of a prompt is always computed, and counts as input."""
+        """The current `usage`. All contexts are retained, and none costs more for it."""
         usage = self.usage.body()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        computed = usage["prompt_tokens"] - cached
-        created = max(0, computed - 1) if self._is_kept else 0
         return {
-            "input_tokens": computed - created,
-            "cache_creation_input_tokens": created,
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": usage["completion_tokens"],
         }
 
 
 _EMPTY_THINKING = {"type": "thinking", "thinking": "", "signature": ""}
-
-
-@final
-class _Arguments:
-    """The arguments of a call as a client can read them while they come.
-
-    Those that are no object are an empty one. A number that is too large for a double is a text, since clients would read it as
-    infinity; a number is shown once it is complete.
-    """
-
-    def __init__(self) -> None:
-        self._is_object: bool | None = None  # once they begin
-        self._is_quoted = False
-        self._incomplete = ""  # what may be the beginning of a number or of an escape
-
-    def add(self, text: str) -> str:
-        """The text that is certain with the next one."""
-        if self._is_object is None and text.strip():
-            self._is_object = text.lstrip(" \t\r\n").startswith("{")
-            text = text if self._is_object else "{}"
-        elif not self._is_object:
-            return ""
-        text, self._incomplete = self._incomplete + text, ""
-
-        def shown(match: re.Match[str]) -> str:
-            written = match[0]
-            if match.end() == len(text) and written != '"' and (written == "\\" or not self._is_quoted):
-                self._incomplete = written
-                return ""
-            self._is_quoted ^= written == '"'
-            is_number = not self._is_quoted and written[-1].isdigit()
-            return f'"{written}"' if is_number and math.isinf(float(written)) else written
-
-        return _NUMBERS_AND_QUOTES.sub(shown, text)
-
-
-_NUMBERS_AND_QUOTES = re.compile(r'"|\\.?|-?\d+(?:\.\d*)?(?:[eE][-+]?\d*)?|-', re.DOTALL)
 
 
 def _fold(message: dict[str, Any], event: Mapping[str, Any]) -> None:
@@ -204,9 +163,14 @@ def _encoded(event: Mapping[str, Any]) -> bytes:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """The arguments of a call. Of those that were cut off, the part that is complete, as Anthropic's client reads it."""
+    """The arguments of a call. Of those that were cut off, the part that is complete, as Anthropic's client reads it.
+
+    With a number that is too large for JSON they are empty.
+    """
     try:
-        return from_json(arguments, allow_partial=True, allow_inf_nan=False)
+        read = from_json(arguments, allow_partial=True, allow_inf_nan=False)
+        encode(read)
+        return read
     except ValueError:
         return {}
 

@@ -56,27 +56,6 @@ def check_message_fields(body: CountTokensBody) -> None:
             raise ApiError(400, f"{name} is not supported", param=name, details=details)
 
 
-def types_left_out(body: CountTokensBody) -> list[str]:
-    """The types of the tools of a body that are left out of the prompt."""
-    return [tool.type for tool in body.tools or () if isinstance(tool, ProviderTool)]
-
-
-def is_marked(body: CountTokensBody) -> bool:
-    """Whether `cache_control` stands anywhere in a body."""
-    system = body.system if isinstance(body.system, list) else []
-    return any(part.cache_control for part in (body, *system, *(body.tools or ()), *_blocks_of(body)))
-
-
-def _blocks_of(body: CountTokensBody) -> Iterator[Any]:
-    """The blocks of all messages that may be marked, and those within results."""
-    for message in body.messages:
-        for block in message.content if isinstance(message.content, list) else ():
-            if isinstance(block, TextBlock | ToolUseBlock | ToolResultBlock | ProviderToolBlock):
-                yield block
-            if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
-                yield from block.content
-
-
 def fields_of(body: CountTokensBody) -> Mapping[str | None, str]:
     """The fields of a body by the chat's field with the same meaning."""
     return _FIELDS if body.output_format is None else {**_FIELDS, "response_format": "output_format"}
@@ -89,7 +68,8 @@ def chat_body(body: CountTokensBody) -> ChatBody:
         raise ApiError.bad(f"{message}: end with a message of the user", f"messages[{len(body.messages) - 1}]")
     fields: dict[str, Any] = {name: getattr(body, name) for name in Extensions.model_fields}
     own = [tool for tool in body.tools or () if isinstance(tool, InputTool)]
-    defers = not any(kind.startswith("tool_search") for kind in types_left_out(body))  # else nothing finds them
+    hosted = [tool for tool in body.tools or () if isinstance(tool, ProviderTool)]  # left out of the prompt
+    defers = not any(tool.type.startswith("tool_search") for tool in hosted)  # else nothing finds them
     deferred = {tool.name: tool for tool in own if tool.defer_loading and defers}
     messages = _messages(body, deferred)
     tools = [tool for tool in own if not tool.defer_loading or tool.name not in deferred]

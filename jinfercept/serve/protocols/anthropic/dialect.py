@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
@@ -21,22 +20,6 @@ _TYPES: Mapping[int, str] = {
     503: "overloaded_error",
 }
 """Types of errors by HTTP status."""
-
-
-class AnthropicErrorObject(BaseModel):
-    """Anthropic's error object."""
-
-    type: str
-    message: str
-    details: dict[str, Any] | None = None
-
-
-class AnthropicErrorBody(BaseModel):
-    """The body of every error response of Anthropic's protocol."""
-
-    type: str
-    error: AnthropicErrorObject
-    request_id: str | None
 
 
 def speaks_anthropic(scope: Scope) -> bool:

@@ -1,9 +1,9 @@
-"""Schemas of Anthropic's `/v1/messages`: the body, its content blocks, and the answer."""
+"""Schemas of Anthropic's `/v1/messages`: the body and its content blocks."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from jinfercept.serve.protocols.schemas import (
@@ -25,23 +25,6 @@ from jinfercept.serve.protocols.schemas import (
     TopK,
     type_of,
 )
-
-_LEAST_BUDGET = 1024
-"""Least `budget_tokens`, as in Anthropic's protocol."""
-
-
-class CacheControl(Body):
-    """A mark at which the context may be reused."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
-class _MarkedPart(Body):
-    """A part of a body that `cache_control` may mark."""
-
-    cache_control: CacheControl | None = None
-
 
 _TEXT, _NUMBER = {"type": "string"}, {"type": "integer"}
 _EDIT = {"path": _TEXT, "file_text": _TEXT, "old_str": _TEXT, "new_str": _TEXT, "insert_line": _NUMBER}
@@ -74,7 +57,7 @@ def declared(tool: Any) -> Any:
     return {**tool, "type": "custom", "description": description, "input_schema": schema}
 
 
-class TextBlock(_MarkedPart):
+class TextBlock(Body):
     """Text."""
 
     type: Literal["text"]
@@ -100,7 +83,7 @@ class RedactedThinkingBlock(Body):
     data: Text | None = None
 
 
-class ToolUseBlock(_MarkedPart):
+class ToolUseBlock(Body):
     """A call in an assistant's message. Models may write arguments that are no object."""
 
     type: Literal["tool_use"]
@@ -109,7 +92,7 @@ class ToolUseBlock(_MarkedPart):
     input: Any
 
 
-class ProviderToolBlock(_MarkedPart):
+class ProviderToolBlock(Body):
     """A call or a result of a tool that the provider of an earlier answer ran: it is left out."""
 
     type: Literal[
@@ -144,7 +127,7 @@ def _as_text(block: Any) -> Any:
         raise PydanticCustomError("no_text", "{kind} blocks are supported where all they have is text", {"kind": kind})
     heads = (block.get("title"), block.get("context"), source)
     text = "\n\n".join([*(head for head in heads if isinstance(head, str)), *texts])
-    return {"type": "text", "text": text, "cache_control": block.get("cache_control")}
+    return {"type": "text", "text": text}
 
 
 class UnsupportedBlock(Body):
@@ -159,14 +142,14 @@ class UnsupportedBlock(Body):
         )
 
 
-class ToolReferenceBlock(_MarkedPart):
+class ToolReferenceBlock(Body):
     """A deferred tool that a search has found; the model reads its declaration here."""
 
     type: Literal["tool_reference"]
     tool_name: Name
 
 
-class OtherResultBlock(OutputPart, _MarkedPart):
+class OtherResultBlock(OutputPart):
     """A block of another type, such as an image; the model reads that it is there."""
 
 
@@ -191,7 +174,7 @@ _ResultBlock = Annotated[
 ]
 
 
-class ToolResultBlock(_MarkedPart):
+class ToolResultBlock(Body):
     """The result of a call."""
 
     type: Literal["tool_result"]
@@ -225,7 +208,7 @@ class InputMessage(Body):
         return self.content if isinstance(self.content, list) else [text_block(self.content)]
 
 
-class InputTool(_MarkedPart):
+class InputTool(Body):
     """A tool that the client runs.
 
     Attributes:
@@ -239,7 +222,7 @@ class InputTool(_MarkedPart):
     defer_loading: bool | None = None
 
 
-class ProviderTool(_MarkedPart):
+class ProviderTool(Body):
     """A tool of a type that is not supported, as those that Anthropic runs: it is left out."""
 
     type: ShortText
@@ -276,14 +259,6 @@ class ThinkingConfig(Body):
     """Whether the model reasons. `budget_tokens` and `display` have no effect."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    budget_tokens: Annotated[int, Field(ge=_LEAST_BUDGET)] | None = None
-    display: Keyword | None = None
-
-    @model_validator(mode="after")
-    def _has_a_budget(self) -> Self:
-        if self.type == "enabled" and self.budget_tokens is None:
-            raise PydanticCustomError("budget", "thinking that is enabled needs budget_tokens")
-        return self
 
 
 class OutputFormat(Body):
@@ -298,12 +273,6 @@ class OutputConfig(Body):
 
     effort: Keyword | None = None
     format: OutputFormat | None = None
-
-
-class RequestMetadata(Body):
-    """`metadata`, which has no effect."""
-
-    user_id: Annotated[str, Field(max_length=4096)] | None = None
 
 
 class CountTokensBody(Extensions):
@@ -321,7 +290,6 @@ class CountTokensBody(Extensions):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-    cache_control: CacheControl | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -334,33 +302,3 @@ class MessagesBody(CountTokensBody):
     top_p: Fraction | None = None
     top_k: TopK | None = None
     stop_sequences: Stops | None = None
-    metadata: RequestMetadata | None = None
-
-
-class MessagesUsage(BaseModel):
-    """Token counts; the prompt's tokens are the sum of the first three."""
-
-    input_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
-    output_tokens: int
-
-
-class AnswerMessage(BaseModel):
-    """The answer; with `stream` it comes in server-sent events."""
-
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-    content: list[dict[str, Any]]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
-    stop_sequence: str | None
-    usage: MessagesUsage
-    jinfercept: dict[str, Any] | None = None
-
-
-class TokenCount(BaseModel):
-    """The number of tokens of a conversation."""
-
-    input_tokens: int

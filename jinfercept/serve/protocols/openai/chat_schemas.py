@@ -1,18 +1,16 @@
-"""Schemas of `/v1/chat/completions`: the body and the answer."""
+"""Schemas of `/v1/chat/completions`: the body."""
 
 import json
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from jinfercept.serve.protocols.schemas import (
     FIRST_ERROR,
     Body,
-    ChoiceObject,
-    CompletionObject,
     Keyword,
     Messages,
     Name,
@@ -24,7 +22,6 @@ from jinfercept.serve.protocols.schemas import (
     SamplingBody,
     ShortText,
     Text,
-    TokenId,
     Tools,
     read_file,
     read_part,
@@ -262,49 +259,3 @@ class ChatBody(SamplingBody):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     reasoning_effort: Keyword | None = None
-
-
-class TopLogprob(BaseModel):
-    """A token and its log probability."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TokenLogprob(TopLogprob):
-    """The sampled token, and the most likely ones."""
-
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(BaseModel):
-    """Log probabilities of the tokens of an answer."""
-
-    content: list[TokenLogprob] | None
-
-
-class Answer(BaseModel):
-    """The message of the assistant."""
-
-    role: Literal["assistant"]
-    content: str | None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
-
-
-class ChatChoice(ChoiceObject):
-    """One of `n` answers."""
-
-    message: Answer
-    logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
-
-
-class ChatCompletion(CompletionObject):
-    """The answer."""
-
-    object: Literal["chat.completion"]
-    choices: list[ChatChoice]
-    prompt_token_ids: list[TokenId] | None = None

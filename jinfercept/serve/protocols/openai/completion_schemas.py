@@ -1,14 +1,12 @@
-"""Schemas of `/v1/completions`: the body and the answer."""
+"""Schemas of `/v1/completions`: the body."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from jinfercept.serve.protocols.schemas import (
     FIRST_ERROR,
     Body,
-    ChoiceObject,
-    CompletionObject,
     ModelName,
     Natural,
     NumBest,
@@ -57,28 +55,3 @@ class TokensBody(Body):
     model: ModelName | None = None
     token_ids: Ids
     sampling_params: dict[str, Any]
-
-
-class CompletionLogprobs(BaseModel):
-    """Log probabilities of the tokens of a text."""
-
-    text_offset: list[int]
-    token_logprobs: list[float | None]
-    tokens: list[str]
-    top_logprobs: list[dict[str, float] | None]
-
-
-class CompletionChoice(ChoiceObject):
-    """One of `n` continuations of one prompt."""
-
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: Literal["stop", "length"]
-    prompt_token_ids: list[TokenId] | None = None
-
-
-class Completion(CompletionObject):
-    """The answer."""
-
-    object: Literal["text_completion"]
-    choices: list[CompletionChoice]

@@ -4,7 +4,7 @@ Stored items are dicts, with the same form for input and output.
 """
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -65,17 +65,18 @@ def server_call(name: str, note: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "arguments": "", **fixed, "jinfercept": note}
 
 
-def check_length(body_input: Sequence[InputItem], num_before: int) -> None:
+def check_length(num_added: int, num_before: int, param: str = "input") -> None:
     """Raise 400 if a conversation has too many items. Items without text count too.
 
     Args:
-        body_input: the body's `input`.
-        num_before: items of the conversation that it continues.
+        num_before: items of the conversation that is continued.
+        param: field of the added ones.
     """
-    number = num_before + len(body_input)
-    if number > MAX_ITEMS:
-        message = f"a conversation has at most {MAX_ITEMS} items; with the {num_before} before it this one has {number}"
-        raise ApiError.bad(message, "input", "too_many_items")
+    if num_before + num_added > MAX_ITEMS:
+        message = (
+            f"a conversation has at most {MAX_ITEMS} items; this one has {num_before}, and {num_added} would be added"
+        )
+        raise ApiError.bad(message, param, "too_many_items")
 
 
 def references(body_input: Sequence[InputItem]) -> set[str]:
@@ -117,17 +118,6 @@ def read_items(
                 item = item | {"call_id": call_id or item["call_id"]}
         items.append(item)
     return items
-
-
-def tools_of_items(body_input: Sequence[InputItem]) -> Iterator[InputTool]:
-    for item in body_input:
-        if isinstance(item, AdditionalToolsItem | ToolSearchOutputItem):
-            yield from item.tools
-
-
-def types_left_out(body_input: Sequence[InputItem]) -> set[str]:
-    """Types of a body's items that are not supported."""
-    return {item.type for item in body_input if isinstance(item, OtherItem)}
 
 
 def _call_ids(item: Item) -> dict[str, str]:

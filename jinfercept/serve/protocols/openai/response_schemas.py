@@ -1,8 +1,8 @@
-"""Schemas of `/v1/responses`: the body, whose input is a text or a flat list of *items* with ids, and the answers."""
+"""Schemas of `/v1/responses`: the body, whose input is a text or a flat list of *items* with ids."""
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from jinfercept.serve.protocols.openai.chat_schemas import RefusalPart, TextPart
@@ -331,82 +331,3 @@ class InputTokensBody(ResponsesBody):
     """What a response would be made of, for counting, or a conversation for compaction."""
 
     input: _Input = Field(default_factory=list)
-
-
-class InputTokenCount(BaseModel):
-    """The number of tokens of a prompt."""
-
-    object: Literal["response.input_tokens"]
-    input_tokens: int
-
-
-class ResponseUsage(BaseModel):
-    """Token counts of a response."""
-
-    input_tokens: int
-    input_tokens_details: dict[Literal["cached_tokens", "cache_write_tokens"], int]
-    output_tokens: int
-    output_tokens_details: dict[Literal["reasoning_tokens"], int]
-    total_tokens: int
-
-
-class ResponseObject(BaseModel):
-    """A response in its current state; with `stream` it comes in typed server-sent events."""
-
-    id: str
-    object: Literal["response"]
-    created_at: int
-    completed_at: int | None
-    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-    background: bool
-    error: dict[Literal["code", "message"], str] | None
-    incomplete_details: dict[str, str] | None
-    instructions: str | None
-    max_output_tokens: int | None
-    max_tool_calls: int | None = None
-    metadata: dict[str, str]
-    model: str
-    output: list[dict[str, Any]]
-    parallel_tool_calls: bool
-    previous_response_id: str | None
-    conversation: dict[Literal["id"], str] | None = None
-    reasoning: dict[str, Any]
-    store: bool
-    temperature: float
-    text: dict[str, Any]
-    tool_choice: Any
-    tools: list[dict[str, Any]]
-    top_logprobs: int
-    top_p: float
-    truncation: Literal["auto", "disabled"]
-    usage: ResponseUsage | None
-    user: str | None
-    jinfercept: dict[str, Any] | None = None
-
-
-class CompactedResponse(BaseModel):
-    """A conversation in fewer tokens: the messages of the user, and a `compaction` item with a summary of the rest."""
-
-    id: str
-    object: Literal["response.compaction"]
-    created_at: int
-    output: list[dict[str, Any]]
-    usage: ResponseUsage
-
-
-class ItemList(BaseModel):
-    """A page of items."""
-
-    object: Literal["list"]
-    data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-class DeletedResponse(BaseModel):
-    """Confirms that a response is deleted."""
-
-    id: str
-    object: Literal["response"]
-    deleted: Literal[True]

@@ -282,14 +282,6 @@ def declared_text(tools: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(map(_json, declared)) or "no tools found"
 
 
-def types_left_out(tools: Sequence[InputTool]) -> Iterator[str]:
-    for tool in tools:
-        if isinstance(tool, OtherTool):
-            yield tool.type
-        elif isinstance(tool, NamespaceTool):
-            yield from (inner.type for inner in tool.tools if not isinstance(inner, FunctionTool | CustomTool))
-
-
 def _flat(tools: Sequence[InputTool]) -> Iterator[_ClientTool]:
     for tool in tools:
         if isinstance(tool, NamespaceTool):

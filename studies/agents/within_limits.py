@@ -5,7 +5,6 @@ not wait. More sessions are tried until too few turns keep the limits; between t
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
 
 from jinfercept.engine.meter.counts import LatencyLimits
 from jinfercept.errors import ConfigError
@@ -64,15 +63,3 @@ def next_live(shares: Mapping[int, float]) -> int | None:
 def most_kept(shares: Mapping[int, float]) -> int:
     """The most live sessions of which enough turns kept the limits; 0 if there is no such number."""
     return max((live for live, share in shares.items() if share >= KEPT_SHARE), default=0)
-
-
-def search_report(by_seed: Mapping[int, Shares]) -> Report:
-    """The answers of seeds: `agents`, their mean, least and most, and the shares for each seed."""
-    agents = [most_kept(shares) for shares in by_seed.values()]
-    return {
-        "agents": {"mean": fmean(agents), "least": min(agents), "most": max(agents)},
-        "seeds": {
-            str(seed): {"agents": most_kept(shares), "within_limits_share": {str(n): shares[n] for n in sorted(shares)}}
-            for seed, shares in by_seed.items()
-        },
-    }
