@@ -199,6 +199,8 @@ class GpuBill:
     """compile every model, number of rows, GPU and way of multiplying (default: a set of a few minutes)"""
     sample: Switch = False
     """compile one bucket of one model only"""
+    model: Several = ()
+    """compile only gemma-4-31b or gemma-4-26b-a4b on an H100, for 1 and 64 rows; repeatable"""
     check: Switch = False
     """compare with benchmarks/gpu_bill/budgets.toml; the exit status is 1 if a budget is broken"""
     set_budgets: Switch = False
@@ -209,14 +211,20 @@ class GpuBill:
     def run(self) -> int:
         """Make the bill; returns the exit status."""
         from benchmarks.gpu_bill.bill import gpu_bill
+        from benchmarks.gpu_bill.cases import KIND_MODELS
 
-        if self.full and self.sample:
-            raise ConfigError("--full and --sample exclude each other", got="both", fix="give one")
+        if self.full + self.sample + bool(self.model) > 1:
+            raise ConfigError("--full, --sample and --model exclude each other", got="several", fix="give one")
+        if unknown := [name for name in self.model if name not in KIND_MODELS]:
+            raise ConfigError(
+                "the bill has no such model", got=", ".join(unknown), fix=f"one of {', '.join(KIND_MODELS)}"
+            )
         if self.set_budgets and not self.full:
             raise ConfigError("--set-budgets needs every case", got="a part of them", fix="give --full")
         return gpu_bill(
             full=self.full,
             sample=self.sample,
+            models=self.model,
             check=self.check,
             set_budgets=self.set_budgets,
             out=self.out,

@@ -2,8 +2,10 @@
 
 Tiny checkpoints with random weights play the same conversations: the same lengths, each with the answers of its own. What
 counts is how many tokens of each prompt were found, and not computed again. `turns` to `system prompt` are calls of
-`LLM.generate` with the whole history; `tool calls` pauses for the results of a tool; in `… from disk` the engine starts anew
-before each turn, so that the conversation comes back from files.
+`LLM.generate` with the whole history; `tool calls` pauses for the results of a tool; the others are a server's protocols. In
+`… reasoning dropped` the client returns a short text in place of an answer; in `… evicted` other requests take the device's
+pages between two turns, so that the conversation comes back from the host; in `… from disk` the engine starts anew before each
+turn, so that it comes back from files.
 
 vLLM and llama.cpp play the conversations in tokens with a Qwen3.5 too, where an interpreter is named that has them
 (`--vllm-python`, `--llama-cpp-python`); what their model differs in is in `benchmarks/peers`.
@@ -20,18 +22,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx2
 from rich.console import Console
 
+from benchmarks.servers import child_server
 from jinfercept.calls import Call, Tool
 from jinfercept.chat.detector import ScriptedDetector
-from jinfercept.cli.options import Maybe
+from jinfercept.cli.options import Maybe, Switch
 from jinfercept.engine.streaming import serve
 from jinfercept.errors import ConfigError
 from jinfercept.llm import LLM
 from jinfercept.request import FollowUp
 from jinfercept.sampling_params import SamplingParams
-from jinfercept.sim.reports import check_outputs
-from jinfercept.sim.tables import plain_table, show
+from jinfercept.sim.reports import check_outputs, write_json
+from jinfercept.sim.tables import check_least, plain_table, show
 from studies.plots import check_drawing
 
 CHECKPOINTS = {
@@ -163,23 +167,23 @@ class Score(NamedTuple):
     different: int | None = None
 
 
-def library(model: Path) -> Iterator[tuple[str, Score]]:
+def library(model: Path, shape: Shape, seed: int) -> Iterator[tuple[str, Score]]:
     """The scenarios of a library's caller."""
     with LLM(str(model), kv_tokens=4 * LENGTH, **ENGINE) as llm:
         for name in IN_TOKENS:
-            answered = play_in_library(llm, name, Shape())
+            answered = play_in_library(llm, name, shape, seed)
             yield name, Score(_tokens(answered), sum(each.cached for each in answered), num_different(llm, answered))
         llm.restart(enable_prefix_caching=True)
-        yield "tool calls", _pauses(llm, Shape(), random.Random(0))
+        yield "tool calls", _pauses(llm, shape, random.Random(seed))
     with tempfile.TemporaryDirectory() as folder:
         disk = {"swap_space": 0.05, "kv_disk": folder, "kv_disk_space": 0.1}
         with LLM(str(model), kv_tokens=4 * LENGTH, **disk, **ENGINE) as llm:
             for name in ("turns", "answers dropped"):
-                answered = play_in_library(llm, name, Shape(), from_disk=True)
+                answered = play_in_library(llm, name, shape, seed, from_disk=True)
                 yield f"{name}, from disk", Score(_tokens(answered), sum(each.cached for each in answered))
 
 
-def play_in_library(llm: LLM, name: str, shape: Shape, *, from_disk: bool = False) -> list[Answered]:
+def play_in_library(llm: LLM, name: str, shape: Shape, seed: int, *, from_disk: bool = False) -> list[Answered]:
     """Play one of the conversations in tokens on empty pages; `from_disk`: they are empty before each prompt."""
     llm.restart(enable_prefix_caching=True)
     answered = list[Answered]()
@@ -194,7 +198,7 @@ def play_in_library(llm: LLM, name: str, shape: Shape, *, from_disk: bool = Fals
         answered.append(Answered(prompt, output.outputs[0].token_ids, output.num_cached_tokens or 0))
         return answered[-1]
 
-    IN_TOKENS[name](ask, shape, random.Random(0))
+    IN_TOKENS[name](ask, shape, random.Random(seed))
     return answered
 
 
@@ -224,7 +228,7 @@ def _pauses(llm: LLM, shape: Shape, rng: random.Random) -> Score:
     return Score(llm.counters.returned, llm.counters.kept)
 
 
-def peer(command: Sequence[str]) -> Iterator[tuple[str, Score]]:
+def peer(command: Sequence[str], shape: Shape, seed: int) -> Iterator[tuple[str, Score]]:
     """The conversations in tokens on another engine, which reads prompts from its input. Each begins with an empty engine."""
     for name, play in IN_TOKENS.items():
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -240,10 +244,106 @@ def peer(command: Sequence[str]) -> Iterator[tuple[str, Score]]:
                 answered.append(Answered(prompt, *json.loads(line)))
                 return answered[-1]
 
-            play(ask, Shape(), random.Random(0))
+            play(ask, shape, random.Random(seed))
             assert process.stdin is not None
             process.stdin.close()
         yield name, Score(_tokens(answered), sum(each.cached for each in answered))
+
+
+# -- conversations over HTTP ---------------------------------------------------------------------------------------
+
+
+class Protocol(NamedTuple):
+    """How a protocol is answered.
+
+    Attributes:
+        path: of the endpoint.
+        body: of a conversation, and the most tokens of its answer.
+        text: of a reply.
+        usage: tokens of the prompt, and those that were found, of a reply.
+    """
+
+    path: str
+    body: Callable[[list[dict[str, str]], int], dict[str, Any]]
+    text: Callable[[Any], str]
+    usage: Callable[[Any], tuple[int, int]]
+
+
+PROTOCOLS = {
+    "chat": Protocol(
+        "/v1/chat/completions",
+        lambda messages, most: {"messages": messages, "max_tokens": most},
+        lambda reply: reply["choices"][0]["message"]["content"],
+        lambda reply: (
+            reply["usage"]["prompt_tokens"],
+            reply["usage"]["prompt_tokens_details"]["cached_tokens"],
+        ),
+    ),
+    "responses": Protocol(
+        "/v1/responses",
+        lambda messages, most: {"input": messages, "max_output_tokens": most, "store": False},
+        lambda reply: "".join(
+            part["text"] for item in reply["output"] if item["type"] == "message" for part in item["content"]
+        ),
+        lambda reply: (reply["usage"]["input_tokens"], reply["usage"]["input_tokens_details"]["cached_tokens"]),
+    ),
+    "messages": Protocol(
+        "/v1/messages",
+        lambda messages, most: {"messages": messages, "max_tokens": most},
+        lambda reply: "".join(part["text"] for part in reply["content"] if part["type"] == "text"),
+        lambda reply: (
+            reply["usage"]["input_tokens"] + reply["usage"]["cache_read_input_tokens"],
+            reply["usage"]["cache_read_input_tokens"],
+        ),
+    ),
+}
+
+
+def served(model: Path, shape: Shape, seed: int) -> Iterator[tuple[str, Score]]:
+    """The scenarios of a server's clients."""
+    flags = {**ENGINE, "served-model-name": "tiny", "swap_space": 0.05, "kv_tokens": LENGTH}
+    with child_server(str(model), flags) as url, httpx2.Client(base_url=url, timeout=120) as client:
+        number = 0
+        for evicts in (False, True):
+            for drops in (False, True):
+                for name, protocol in PROTOCOLS.items():
+                    number += 1
+                    words = [name, *["reasoning dropped"] * drops, *["evicted"] * evicts]
+                    rng = random.Random(f"{seed} {number}")
+                    turns = HttpClient(client, protocol, "tiny", rng).play(shape, drops=drops, evicts=evicts)
+                    yield ", ".join(words), Score(*map(sum, zip(*turns, strict=True)))
+
+
+class HttpClient:
+    """A client of a server, with a conversation."""
+
+    def __init__(self, client: httpx2.Client, protocol: Protocol, model: str, rng: random.Random) -> None:
+        self._client, self._protocol, self._model, self._rng = client, protocol, model, rng
+
+    def play(self, shape: Shape, *, drops: bool, evicts: bool) -> list[tuple[int, int]]:
+        """Play a conversation; returns the tokens of every prompt, and those of them that were found."""
+        messages, turns = [{"role": "user", "content": self._text(shape.first)}], list[tuple[int, int]]()
+        for turn in range(shape.turns):
+            if turn and evicts:
+                for _ in range(3):
+                    self._post({"messages": [{"role": "user", "content": self._text(LENGTH // 2)}], "max_tokens": 4})
+            body = self._protocol.body(messages, shape.answer)
+            reply = self._post(body, self._protocol.path)
+            turns.append(self._protocol.usage(reply))
+            answer = "Short." if drops else self._protocol.text(reply)
+            messages += [
+                {"role": "assistant", "content": answer},
+                {"role": "user", "content": self._text(shape.new)},
+            ]
+        return turns
+
+    def _post(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> Any:
+        reply = self._client.post(path, json={"model": self._model, "temperature": 0, **body})
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def _text(self, number: int) -> str:
+        return "".join(self._rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(number))
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------
@@ -286,10 +386,24 @@ def write_model(name: str, folder: Path) -> Path:
 class HybridTurns:
     """The command."""
 
+    turns: int = 5
+    """of every conversation"""
+    first_tokens: int = 40
+    """of the first prompt"""
+    new_tokens: int = 15
+    """that each turn adds"""
+    answer_tokens: int = 15
+    """of each answer"""
+    seed: int = 0
+    """of the tokens"""
+    no_server: Switch = False
+    """leave out what is measured over HTTP"""
     vllm_python: Maybe[str] = None
     """interpreter that has vLLM's CPU build"""
     llama_cpp_python: Maybe[str] = None
     """interpreter that has llama-cpp-python, numpy and gguf"""
+    json: Maybe[str] = None
+    """write the numbers to this file"""
     plot: Maybe[str] = None
     """file for a picture of the shares"""
 
@@ -297,17 +411,21 @@ class HybridTurns:
         """Measure; returns 1 if an answer differs from that of the model without a cache."""
         if self.plot is not None:
             check_drawing(self.plot)
-        check_outputs((("--plot", self.plot),))
+        check_outputs((("--json", self.json), ("--plot", self.plot)))
         for flag, python in (("--vllm-python", self.vllm_python), ("--llama-cpp-python", self.llama_cpp_python)):
             if python is not None and shutil.which(python) is None:
                 raise ConfigError(f"{flag} is no program", got=python, fix="name the bin/python of an environment")
+        check_least("--turns", self.turns, 4)
+        shape = Shape(self.first_tokens, self.new_tokens, self.answer_tokens, self.turns)
+        check_least("--first-tokens", min(shape), 5)
         scores: dict[str, dict[str, Score]] = {}
         with tempfile.TemporaryDirectory() as folder, Console(stderr=True).status("") as status:
             for label, name in CHECKPOINTS.items():
                 model, own = write_model(name, Path(folder, name)), scores.setdefault(label, {})
-                for scenario, score in library(model):
-                    status.update(f"{label}: {scenario}")
-                    own[scenario] = score
+                for measured in [library] if self.no_server else [library, served]:
+                    for scenario, score in measured(model, shape, self.seed):
+                        status.update(f"{label}: {scenario}")
+                        own[scenario] = score
             for label, python, script in (
                 ("vLLM", self.vllm_python, "hybrid_vllm.py"),
                 ("llama.cpp", self.llama_cpp_python, "hybrid_llama_cpp.py"),
@@ -317,9 +435,12 @@ class HybridTurns:
                 else:
                     status.update(label)
                     command = [python, str(PEERS / script), str(Path(folder, CHECKPOINTS[HYBRID]))]
-                    scores[label] = dict(peer(command))
+                    scores[label] = dict(peer(command, shape, self.seed))
         shares = {label: _shares(own, scores["Llama"]) for label, own in scores.items()}
         _show(scores, shares)
+        if self.json is not None:
+            numbers = {label: {name: score._asdict() for name, score in own.items()} for label, own in scores.items()}
+            write_json(self.json, {"shape": shape._asdict(), "scores": numbers, "shares": shares})
         if self.plot is not None:
             _draw({label: each for label, each in shares.items() if label != "Llama"}, self.plot)
         return int(any(score.different for own in scores.values() for score in own.values()))

@@ -22,15 +22,17 @@ from benchmarks.gpu_bill.cases import (
     StepSize,
     default_cases,
     full_cases,
+    kind_cases,
     sample_case,
 )
 from benchmarks.gpu_bill.cases import with_default_buckets as with_default
 from benchmarks.gpu_bill.kernel_time import Device, multiprocessor
 from benchmarks.gpu_bill.prediction import AttentionSizes, ModelBytes, predict
 from benchmarks.gpu_bill.reading import Reading, reading
-from benchmarks.gpu_bill.rows import EXECUTABLES, executable_row, terminal
+from benchmarks.gpu_bill.rows import EXECUTABLES, KERNELS, PRODUCTS, executable_row, kernel_rows, product_rows, terminal
 from benchmarks.gpu_bill.rows import STEPS as STEP_COLUMNS
 from jinfercept.config import EngineConfig
+from jinfercept.models.config import ModelConfig
 from jinfercept.models.model import abstract_params, kv_bytes_per_token
 from jinfercept.models.sharding import serving_config
 from jinfercept.pallas.tiles import HOPPER, choose_tiles
@@ -46,11 +48,14 @@ SAME_CODE = {"h100": ("h100", "h200"), "a100": ("a100",)}
 """The GPUs that run what is compiled for one."""
 
 
-def gpu_bill(*, full: bool, sample: bool, check: bool, set_budgets: bool, out: str | None) -> int:
+def gpu_bill(
+    *, full: bool, sample: bool, models: Sequence[str], check: bool, set_budgets: bool, out: str | None
+) -> int:
     """Run the command; returns the exit status: 1 if a budget is broken that was to be checked.
 
     Args:
         full: everything; else the default set, or only the `sample`.
+        models: of `KIND_MODELS`, in place of all that.
         check: compare with the budgets.
         set_budgets: write the numbers of what was compiled into the budgets first.
         out: path of a JSON file to write.
@@ -61,9 +66,16 @@ def gpu_bill(*, full: bool, sample: bool, check: bool, set_budgets: bool, out: s
     """
     if out is not None:
         check_writable(Path(out), "--out")
-    more = full_cases() if full else default_cases()
-    bill = make_bill([sample_case()] if sample else with_default(more, default_buckets(512)))
+    if models:
+        cases = with_default([case for model in models for case in kind_cases(model)], default_buckets(512))
+    elif sample:
+        cases = [sample_case()]
+    else:
+        cases = with_default(full_cases() if full else default_cases(), default_buckets(512))
+    bill = make_bill(cases)
     show(terminal("executables", EXECUTABLES, bill["executables"]))
+    show(terminal("kernels", KERNELS, bill["kernels"]))
+    show(terminal("products", PRODUCTS, bill["products"]))
     show(terminal("predicted steps of greedy rows, ms", STEP_COLUMNS, bill["steps"]))
     return finish(bill, BUDGETS, out=out, set_budgets=set_budgets, check=check)
 
@@ -79,6 +91,8 @@ def make_bill(cases: Sequence[Case]) -> dict[str, Any]:
         "jax": jax.__version__,
         "num_layers": NUM_LAYERS,
         "executables": [executable_row(entry, _device(entry.case).assumed) for entry in readings],
+        "kernels": [row for entry in readings for row in kernel_rows(entry, _device(entry.case))],
+        "products": [row for entry in readings for row in product_rows(entry, _device(entry.case))],
         "steps": list(_steps(readings)),
         "assumptions": [assumption._asdict() for assumption in listed()],
     }
@@ -96,19 +110,26 @@ def model_bytes(case: Case, tokens: int) -> ModelBytes:
     shapes = abstract_params(config, jnp.bfloat16)
     weights = sum(2 * leaf.size for leaf in jax.tree.leaves((shapes.layers, shapes.head))) // case.num_devices
     experts = sum(case.expert_bytes) * config.num_layers // case.num_devices
-    heads = config.num_heads // config.num_kv_heads
-    tiles = choose_tiles(config.head_dim, heads, 2, HOPPER, 1)  # decode tiles are alike
     return ModelBytes(
         weights=weights - int(experts * case.idle_share(tokens)),
         active=weights - int(experts * case.idle_share(1)),
         head=2 * shapes.head["unembed"].size // case.num_devices,
         num_layers=config.num_layers,
-        attention=AttentionSizes(
-            num_kv_heads=config.num_kv_heads // case.num_devices,
-            kv_per_token=kv_bytes_per_token(replace(config, num_layers=1), jnp.bfloat16) // case.num_devices,
-            tile_tokens=tiles.decode.tokens,
-            pair_flops=4 * config.num_heads * config.head_dim // case.num_devices,
-        ),
+        layers_per_call=config.num_layers,
+        attention=tuple(_attention_sizes(config, layer, case.num_devices) for layer in range(case.num_layers)),
+    )
+
+
+def _attention_sizes(config: ModelConfig, layer: int, num_devices: int) -> AttentionSizes:
+    kind = config.kind(layer)
+    sizes = config.of_kind(kind)
+    tiles = choose_tiles(sizes.head_dim, sizes.num_heads // sizes.num_kv_heads, 2, HOPPER, 1)  # decode tiles are alike
+    return AttentionSizes(
+        num_kv_heads=sizes.num_kv_heads // num_devices,
+        kv_per_token=kv_bytes_per_token(replace(sizes, num_layers=1, kinds=()), jnp.bfloat16) // num_devices,
+        tile_tokens=tiles.decode.tokens,
+        pair_flops=4 * sizes.num_heads * sizes.head_dim // num_devices,
+        window=kind.window,
     )
 
 

@@ -5,7 +5,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from benchmarks.suite.models import GPTJ_6B, LLAMA_3_8B
-from jinfercept.models.config import ExpertsConfig, ModelConfig, RopeConfig
+from jinfercept.models.config import ExpertsConfig, LayerKind, ModelConfig, RopeConfig
+
+
+def gemma4_kinds(num_kv_heads: int) -> tuple[LayerKind, ...]:
+    """Five layers with a window, which have so many KV heads of 256 numbers, and one without."""
+    rope = RopeConfig(theta=10_000.0, rotary_dim=256)
+    near = LayerKind(window=1024, rope=rope, head_dim=256, num_kv_heads=num_kv_heads)
+    return *(near,) * 5, LayerKind(keys_are_values=True)
+
 
 QWEN3_8B = replace(
     LLAMA_3_8B,
@@ -26,21 +34,54 @@ QWEN3_30B_A3B = replace(
     experts=ExpertsConfig(num_experts=128, per_token=8, ffn_size=768, normalised=True),
 )
 LLAMA_3_70B = replace(LLAMA_3_8B, hidden_size=8192, num_layers=80, num_heads=64, ffn_size=28_672)
+GEMMA_4_31B = ModelConfig(
+    family="gemma4",
+    vocab_size=262_144,
+    hidden_size=5376,
+    num_layers=60,
+    num_heads=32,
+    num_kv_heads=4,
+    head_dim=512,
+    ffn_size=21_504,
+    norm_eps=1e-6,
+    rope=RopeConfig(theta=1_000_000.0, rotary_dim=512, scaling="proportional", turning_pairs=64),
+    tie_embeddings=True,
+    max_position=262_144,
+    eos_token_ids=(),
+    activation="gelu_new",
+    qk_norm=True,
+    post_norms=True,
+    kinds=gemma4_kinds(num_kv_heads=16) * 10,
+    logit_cap=30.0,
+)
+GEMMA_4_26B_A4B = replace(
+    GEMMA_4_31B,
+    hidden_size=2816,
+    num_layers=30,
+    num_heads=16,
+    num_kv_heads=2,
+    ffn_size=2112,
+    kinds=gemma4_kinds(num_kv_heads=8) * 5,
+    experts=ExpertsConfig(num_experts=128, per_token=8, ffn_size=704, normalised=True, activation="gelu_new"),
+)
 MODELS: dict[str, ModelConfig] = {"llama-3-8b": LLAMA_3_8B, "gpt-j-6b": GPTJ_6B, "qwen3-8b": QWEN3_8B}
 CUT_MODELS: dict[str, ModelConfig] = {"llama-3-70b": LLAMA_3_70B}
 """Models that one GPU does not hold."""
 EXPERT_MODELS: dict[str, ModelConfig] = {"qwen3-30b-a3b": QWEN3_30B_A3B}
 """Models whose steps read the experts in use."""
+KIND_MODELS: dict[str, ModelConfig] = {"gemma-4-31b": GEMMA_4_31B, "gemma-4-26b-a4b": GEMMA_4_26B_A4B}
+"""Models with layers of several kinds, which are compiled when they are named."""
 GPUS = ("h100", "a100")
 ROWS = (1, 8, 64, 256, 512)
 DEFAULT_ROWS = {"llama-3-8b": ROWS, "gpt-j-6b": (1, 64), "qwen3-8b": (1, 64)}
-EXPERT_ROWS = (1, 64)
+EXPERT_ROWS = KIND_ROWS = (1, 64)
 TRITON_ROWS = (1, 64, 256)
 """Rows of Llama-3-8B that the default set compiles with Triton products too."""
 CUT_AMONG = (("h100", 4), ("a100", 8))
 """GPUs, and how many of them, that share a model of `CUT_MODELS`."""
 NUM_LAYERS = 2
-"""Of the executables of layers. One more adds what one adds here, but what a group shares is shared by more in an engine."""
+"""Of the executables of layers, where all layers are alike. One more layer adds what one adds here, but what a group shares is
+shared by more in an engine."""
 NUM_PAGES, PAGE_SIZE, MAX_MODEL_LEN = 6000, 16, 8192
 LONG_MODEL_LEN = 131_072
 """Tokens per sequence of the long cases, of which an H100 holds the KV of two or three beside Llama-3-8B."""
@@ -104,7 +145,13 @@ class Case(NamedTuple):
     @property
     def config(self) -> ModelConfig:
         """Of the model."""
-        return (MODELS | CUT_MODELS | EXPERT_MODELS)[self.model]
+        return (MODELS | CUT_MODELS | EXPERT_MODELS | KIND_MODELS)[self.model]
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of its executables: where they differ, the first ones up to a layer without a window."""
+        windows = [kind.window for kind in self.config.kinds]
+        return windows.index(None) + 1 if windows else NUM_LAYERS
 
     def takes(self, context: int) -> bool:
         """Whether steps with so many tokens of context a row are predicted by these executables."""
@@ -167,6 +214,11 @@ def long_case() -> Case:
 def mixed_case() -> Case:
     """Decode rows of Llama-3-8B beside a chunk on an H100."""
     return Case("h100", "llama-3-8b", MIXED.tokens, MIXED.sequences)
+
+
+def kind_cases(model: str) -> list[Case]:
+    """A model of `KIND_MODELS` on an H100."""
+    return _of("h100", model, KIND_ROWS, False)
 
 
 def with_default_buckets(cases: Sequence[Case], buckets: Iterable[int]) -> list[Case]:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.ahead_of_time.compiler import TARGETS, CaseCompiler, Compiler, Facts, add_runner, compile_order, gpus
-from benchmarks.gpu_bill.cases import NUM_LAYERS, NUM_PAGES, PAGE_SIZE, Case
+from benchmarks.gpu_bill.cases import NUM_PAGES, PAGE_SIZE, Case
 from benchmarks.gpu_bill.machine_code import read_kernels
 from benchmarks.gpu_bill.program import Program, Thunk, read_thunks
 from jinfercept.pallas.gpu_heads import Heads
@@ -55,14 +55,16 @@ def _described(thunk: Thunk, program: Program) -> dict[str, Any]:
 
 def add_case(compiler: Compiler, case: Case) -> None:
     """Add the executables of a case."""
-    config = replace(case.config, num_layers=NUM_LAYERS)
+    num_layers = case.num_layers
+    config = replace(case.config, num_layers=num_layers, kinds=case.config.kinds[:num_layers])
     shape = RunnerShape(
         num_pages=NUM_PAGES,
         page_size=PAGE_SIZE,
         max_num_seqs=case.max_num_seqs,
         max_model_len=case.max_model_len,
         buckets=(case.bucket,),
-        layers_per_step=NUM_LAYERS,
+        layers_per_step=num_layers,
+        num_window_pages=NUM_PAGES if config.kinds else 0,
     )
     adding: Any = CaseCompiler(compiler, case, case.compiles, {"xla_gpu_enable_triton_gemm": case.triton_products})
     heads = Heads(

@@ -22,7 +22,9 @@ SHARED = re.compile(r"(\d+) bytes smem")
 SASS = {
     "tensor_instructions": re.compile(r"\b(?:HMMA|HGMMA)\."),
     "wide_loads": re.compile(r"\b(?:LDG|LDGSTS)\.E\.(?:\w+\.)*128\b|\bUTMALDG\b"),
+    "atomics": re.compile(r"\b(?:ATOMG|ATOM|REDG|RED)\."),
     "compare_and_swaps": re.compile(r"\bATOMG?\.E\.(?:\w+\.)*CAS|\bATOMG?\.CAS"),
+    "two_byte_accesses": re.compile(r"\b(?:LDG|STG|LD|ST)\.E\.(?:\w+\.)*U16\b"),
 }
 SASS_LINE = re.compile(r"^\s*(?:(?P<label>\.L_x_\d+):|/\*[0-9a-f]{4,}\*/\s+(?P<code>[^;]+);)", re.MULTILINE)
 BRANCH = re.compile(r"\bBRA\b.*?(\.L_x_\d+)")

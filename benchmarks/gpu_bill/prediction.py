@@ -4,8 +4,10 @@ The roofline reads every weight and every row's KV once at the rate of large cop
 if that is longer. All else is the bill: each term is seconds above the roofline.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from typing import NamedTuple
 
 from benchmarks.gpu_bill.cases import StepSize
@@ -23,18 +25,21 @@ class AttentionSizes(NamedTuple):
         kv_per_token: bytes in bfloat16.
         tile_tokens: context tokens per turn of the decode kernel.
         pair_flops: operations for a query token and a token of its context.
+        window: context tokens that a token sees; None: all.
     """
 
     num_kv_heads: int
     kv_per_token: int
     tile_tokens: int
     pair_flops: int
+    window: int | None = None
 
     def work(self, size: StepSize) -> AttentionWork:
         """Of a step."""
-        kv_bytes = size.rows * size.context * self.kv_per_token
+        context = min(size.context, self.window or size.context)
+        kv_bytes = size.rows * context * self.kv_per_token
         return AttentionWork(
-            size.rows, size.context, size.chunk, self.num_kv_heads, kv_bytes, self.tile_tokens, self.pair_flops
+            size.rows, context, size.chunk, self.num_kv_heads, kv_bytes, self.tile_tokens, self.pair_flops
         )
 
 
@@ -45,14 +50,16 @@ class ModelBytes(NamedTuple):
         weights: bytes of all layers and the head; of experts of those in use.
         active: of these bytes those that multiply a row.
         head: of these those that multiply sampled rows only.
-        attention: of a layer.
+        layers_per_call: layers of an executable in an engine.
+        attention: of the layers of an executable that was compiled.
     """
 
     weights: int
     active: int
     head: int
     num_layers: int
-    attention: AttentionSizes
+    layers_per_call: int
+    attention: tuple[AttentionSizes, ...]
 
 
 @dataclass(frozen=True)
@@ -135,22 +142,24 @@ def predict(readings: Sequence[Reading], device: Device, model: ModelBytes, size
     assumed = device.assumed
     if size.chunk:
         readings = [reading for reading in readings if not reading.decode_only]
-    work = model.attention.work(size)
-    step = Sums()
-    layers = _cheapest(readings, device, "layers", work)
+    works = [layer.work(size) for layer in model.attention]
+    kv_bytes = sum(work.kv_bytes for work in works) * model.num_layers / len(works)
+    step, groups = Sums(), math.ceil(model.num_layers / model.layers_per_call)
+    layers = _cheapest(readings, device, "layers", works)
     step.add(layers, model.num_layers)
     for kind in ("embed", "head", "sample"):
-        step.add(_cheapest(readings, device, kind, work), 1.0)
-    step.calls += 4  # an engine's group holds all layers
-    step.graphs += min(1.0, layers.graph_nodes)
-    memory_s = model.weights / assumed.copy_rate, work.kv_bytes * model.num_layers / assumed.copy_rate
+        step.add(_cheapest(readings, device, kind, works), 1.0)
+    step.calls += groups + 3
+    step.graphs += groups * min(1.0, layers.graph_nodes)
+    memory_s = model.weights / assumed.copy_rate, kv_bytes / assumed.copy_rate
     flops = (model.active - model.head) * size.tokens + model.head * size.sequences
     compute_s = max(0.0, flops / assumed.tensor_rate - sum(memory_s))
     uploads = assumed.uploads * assumed.upload_bubble
     on_device = step.products + step.attention + step.empty_blocks + step.collectives + step.others
     device_s = on_device + uploads
     # a target without a driver shows no graph of products; a device records all launches of the layers
-    update_work = assumed.graph_update_share * layers.kernels * model.num_layers * assumed.graph_update
+    share = 1.0 if groups > 1 else assumed.graph_update_share
+    update_work = share * layers.kernels * model.num_layers * assumed.graph_update
     host = _host_s(step, device, 0.0, device_s)
     return Step(
         *memory_s,
@@ -187,30 +196,32 @@ def _host_s(step: Sums, device: Device, update_work: float, device_s: float) -> 
     return exposed
 
 
-def _cheapest(readings: Iterable[Reading], device: Device, kind: str, work: AttentionWork) -> Sums:
+def _cheapest(readings: Iterable[Reading], device: Device, kind: str, works: Sequence[AttentionWork]) -> Sums:
     """The sums of the cheapest executable of a kind, of layers for one layer: a runner has variants for what rows ask."""
     candidates = [reading for reading in readings if reading.kind == kind and reading.error is None]
     assert candidates, f"no executable {kind}"
-    sums = [_sums(reading, device, work) for reading in candidates]
+    sums = [_sums(reading, device, works) for reading in candidates]
     return min(
         sums,
         key=lambda total: total.products + total.attention + total.others,
     )
 
 
-def _sums(reading: Reading, device: Device, work: AttentionWork) -> Sums:
+def _sums(reading: Reading, device: Device, works: Sequence[AttentionWork]) -> Sums:
     """The sums of one executable, of layers for one layer; the layers' kernels are launched in their order."""
     path = reading.path(device.assumed.loop_turns)
     sums = Sums(waits=reading.waits(device.assumed.loop_turns))
-    attends, rows = _attending(path), reading.num_rows
+    attends, of_decodes, of_chunks = _attending(path), cycle(works), cycle(works)
+    rows = reading.num_rows
     for launch in path:
         sums.kernels += launch.turns
         kernel = reading.kernels.get(launch.thunk.kernel)
         if launch.thunk.kernel in attends and kernel is not None:
+            work = next(of_decodes)
             sums.attention += launch.turns * device.attention_s(launch, kernel, work)
             sums.empty_blocks += launch.turns * device.empty_blocks_s(launch, kernel, work)
         elif launch.attends_chunks:
-            sums.attention += launch.turns * device.chunk_attention_s(work)
+            sums.attention += launch.turns * device.chunk_attention_s(next(of_chunks))
         elif launch.thunk.kind in COLLECTIVES:
             sums.collectives += launch.turns * device.seconds(launch, kernel, rows)
         elif launch.traffic.weight:

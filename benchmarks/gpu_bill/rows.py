@@ -1,13 +1,21 @@
-"""The bill's rows for every executable, and the columns of its tables at a terminal."""
+"""The bill's rows: for every executable, for every kernel of ours or of the pages, for every product; and their columns at a
+terminal.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from rich.table import Table
 
 from benchmarks.gpu_bill.assumptions import MIB, Assumptions
+from benchmarks.gpu_bill.cases import Case
+from benchmarks.gpu_bill.kernel_time import Device
 from benchmarks.gpu_bill.program import COLLECTIVES
 from benchmarks.gpu_bill.reading import SILENT, Launch, Reading
+from jinfercept.models.model import abstract_params
 
 type Row = dict[str, Any]
 type Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]
@@ -41,7 +49,67 @@ def executable_row(reading: Reading, assumed: Assumptions) -> Row:
         "products_without_tensor_cores": _plain_products(reading, path),
         "spill_bytes": sum(kernel.spill_bytes for kernel in reading.kernels.values()),
         "compare_and_swaps": _sass(reading, "compare_and_swaps"),
+        "atomics": _sass(reading, "atomics"),
+        "two_byte_accesses": _sass(reading, "two_byte_accesses"),
     }
+
+
+def kernel_rows(reading: Reading, device: Device) -> list[Row]:
+    """The kernels of an executable that are ours or touch pages, each once."""
+    rows = dict[str, Row]()
+    for launch in reading.path(device.assumed.loop_turns):
+        name, kernel = launch.thunk.kernel, reading.kernels.get(launch.thunk.kernel)
+        if kernel is None or kernel.sass is None or name in rows:
+            continue
+        rows[name] = {
+            **_named(reading),
+            "executable": " ".join(reading.key),
+            "kernel": name,
+            "blocks": launch.thunk.blocks,
+            "threads": launch.thunk.threads,
+            "registers": kernel.registers,
+            "spill_bytes": kernel.spill_bytes,
+            "shared_bytes": launch.thunk.shared_bytes + kernel.shared_bytes,
+            "blocks_at_once": device.blocks(launch, kernel),
+            **kernel.sass,
+        }
+    return list(rows.values())
+
+
+def product_rows(reading: Reading, device: Device) -> list[Row]:
+    """The products of an executable, each once: names of weights of that size, the rate that is assumed, and the time."""
+    rows = dict[str, Row]()
+    if reading.error is not None:
+        return []
+    names, count = _weight_names(reading.case), reading.num_rows
+    for launch in reading.path(device.assumed.loop_turns):
+        weight, kernel = launch.traffic.weight, reading.kernels.get(launch.thunk.kernel)
+        name = names.get(weight, "")
+        if not weight or f"{name} {weight}" in rows:
+            continue
+        rows[f"{name} {weight}"] = {
+            **_named(reading),
+            "executable": " ".join(reading.key),
+            "product": name,
+            "rows": count,
+            "weight_bytes": weight,
+            "kernel": launch.thunk.kernel or launch.thunk.kind,
+            "blocks": launch.thunk.blocks or None,
+            "reach": device.reach(launch, count),
+            "seconds": device.seconds(launch, kernel, count),
+        }
+    return list(rows.values())
+
+
+@cache
+def _weight_names(case: Case) -> Mapping[int, str]:
+    """The names of a GPU's weights by their bytes; of several that are alike, all."""
+    shapes = abstract_params(case.config, jnp.bfloat16, joined=True, num_devices=case.num_devices)
+    names: dict[int, dict[str, None]] = {}
+    for path, leaf in jax.tree.flatten_with_path((shapes.layers, shapes.head))[0]:
+        size, name = 2 * leaf.size // case.num_devices, jax.tree_util.keystr(path[-1:], simple=True)
+        names.setdefault(size, {})[name] = None
+    return {size: ", ".join(alike) for size, alike in names.items()}
 
 
 def _named(reading: Reading) -> Row:
@@ -100,6 +168,10 @@ def _ms(name: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda row: f"{1e3 * row[name]:.2f}"
 
 
+def _us(name: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: f"{1e6 * row[name]:.1f}"
+
+
 def _kernels(row: Mapping[str, Any]) -> str:
     if row.get("error"):
         return str(row["error"])[:60]
@@ -129,6 +201,34 @@ EXECUTABLES: Columns = {
     "plain products": plain("products_without_tensor_cores"),
     "spilled bytes": plain("spill_bytes"),
     "CAS": plain("compare_and_swaps"),
+    "2-byte": plain("two_byte_accesses"),
+}
+KERNELS: Columns = {
+    **CASE,
+    "executable": plain("executable"),
+    "kernel": plain("kernel"),
+    "blocks": plain("blocks"),
+    "threads": plain("threads"),
+    "registers": plain("registers"),
+    "spilled bytes": plain("spill_bytes"),
+    "shared bytes": plain("shared_bytes"),
+    "blocks at once": plain("blocks_at_once"),
+    "tensor": plain("tensor_instructions"),
+    "16-byte loads": plain("wide_loads"),
+    "atomics": plain("atomics"),
+    "CAS": plain("compare_and_swaps"),
+    "2-byte": plain("two_byte_accesses"),
+}
+PRODUCTS: Columns = {
+    **CASE,
+    "executable": plain("executable"),
+    "product": plain("product"),
+    "rows": plain("rows"),
+    "weight, MiB": _mib("weight_bytes"),
+    "kernel": plain("kernel"),
+    "blocks": plain("blocks"),
+    "rate": plain("reach"),
+    "µs": _us("seconds"),
 }
 STEPS: Columns = {
     **CASE,

@@ -1,6 +1,7 @@
 """Models with states or windows find what full pages hold, as a Llama does, and say what they say without a cache."""
 
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from benchmarks.hybrid_turns import (
     ENGINE,
     IN_TOKENS,
     LENGTH,
+    PROTOCOLS,
+    HttpClient,
     HybridTurns,
     Shape,
     num_different,
@@ -19,6 +22,7 @@ from benchmarks.hybrid_turns import (
 from jinfercept.errors import ConfigError
 from jinfercept.kv.extent import TOKEN_BYTES, common_pages, token_bytes
 from jinfercept.llm import LLM
+from tests.support.live_server import MODEL, running
 
 SHAPE = Shape(first=40, new=15, answer=15, turns=3)
 SIZE = ENGINE["page_size"]
@@ -40,13 +44,13 @@ def test_messages_of_gpt_oss_end_a_turn_with_a_token_that_ends_no_answer(tmp_pat
     for name, eos in (("tokenizer.json", "<|end|>"), ("tokenizer_config.json", "<s>")):
         (folder / name).write_text((folder / name).read_text().replace('"]"', f'"{eos}"'))
     with LLM(str(folder), **ENGINE, kv_tokens=LENGTH, lazy=True) as llm:
-        cached = [each.cached for each in play_in_library(llm, "system prompt", SHAPE)]
+        cached = [each.cached for each in play_in_library(llm, "system prompt", SHAPE, seed=0)]
     assert cached == [0, 144, 112, 144, 112, 144]
 
 
 @pytest.mark.parametrize("name", IN_TOKENS)
 def test_as_many_tokens_are_found_as_full_pages_have(llm: LLM, name: str) -> None:
-    answered = play_in_library(llm, name, SHAPE)
+    answered = play_in_library(llm, name, SHAPE, seed=0)
     cached_tokens = shared_tokens = 0
     for number, (prompt, _, cached) in enumerate(answered):
         earlier = [[*each.prompt, *each.answer[:-1]] for each in answered[:number]]  # nothing follows the last token
@@ -59,12 +63,18 @@ def test_as_many_tokens_are_found_as_full_pages_have(llm: LLM, name: str) -> Non
     assert num_different(llm, answered) == 0
 
 
+def test_a_conversation_without_its_reasoning_comes_back_from_the_host(llm: LLM) -> None:
+    with running(llm) as server:
+        for protocol in PROTOCOLS.values():
+            llm.restart(enable_prefix_caching=True)
+            client = HttpClient(server.http, protocol, MODEL, random.Random(0))
+            assert client.play(SHAPE, drops=True, evicts=True) == [(60, 0), (100, 48), (140, 96)]
+            assert llm.counters.copied_in > 0
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
-    [
-        ({"vllm_python": "/no/python"}, "--vllm-python is no program"),
-        ({"plot": "/no/x.png"}, "--plot cannot be written"),
-    ],
+    [({"vllm_python": "/no/python"}, "--vllm-python is no program"), ({"json": "/no/x"}, "--json cannot be written")],
 )
 def test_what_cannot_be_used_is_refused_before_anything_is_measured(flags: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
