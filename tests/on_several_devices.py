@@ -137,7 +137,7 @@ def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
         assert compilations.count == 0
         assert collectives(llm, "embed", 1) == ["all-reduce"]
         exchanged = collectives(llm, *layers_key("layers", 1, (0, 1), kinds_of(llm.model)))
-        assert exchanged == ["all-reduce"] * {"gptj": 1, "olmo2": 3}.get(name, 2)
+        assert exchanged == ["all-reduce"] * {"gptj": 1, "nemotron_h_latent": 1, "olmo2": 3}.get(name, 2)
         assert collectives(llm, "head", 1, 1) == ["all-gather"]
         for key in (("sample", 4, "filtered"), ("shape", 4), ("logprobs", 4), ("gather", 4), ("scatter", 4)):
             assert collectives(llm, *key) == []

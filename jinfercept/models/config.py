@@ -404,9 +404,8 @@ class ModelConfig:
                 _check_number("a window", kind.window, whole=True)
             if kind.rope is not None:
                 self.of_kind(kind)._check_rope(kind.rope)
-        if {kind.is_recurrent for kind in self.kinds or (PLAIN_KIND,)} != (
-            {False} if self.delta_net is None else {False, True}
-        ):
+        mixers = [kind for kind in self.kinds or (PLAIN_KIND,) if kind.has_mixer]
+        if {kind.is_recurrent for kind in mixers} != {False, self.delta_net is not None}:
             raise ModelError(
                 "a model with sizes of recurrent layers has layers with attention and recurrent ones",
                 got=shown(self.kinds),

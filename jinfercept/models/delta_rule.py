@@ -143,27 +143,22 @@ def _block(
     block: DeltaInputs, before: Float32[Array, "K G D W"], num_seen: Int[Array, ""], corrects: bool
 ) -> tuple[Float32[Array, "C K G W"], Float32[Array, "K G D W"]]:
     """Consecutive tokens of one row. The state behind them has seen the first `num_seen`."""
-    q, k = block.q, block.k
+    q, k, v, _, beta = block
     decay = jnp.cumsum(block.decay, axis=0)  # [C, K, G], from the block's start
     by_head = jnp.moveaxis(decay, 0, -1)
     causal = jnp.tril(jnp.ones((len(q), len(q)), bool))[None, None]
     between = jnp.exp(jnp.where(causal, by_head[..., :, None] - by_head[..., None, :], -jnp.inf))  # [K, G, C, C]
-    grown = jnp.exp(decay)[..., None]
-    written = block.v * block.beta[..., None]
-    if corrects:  # by what those before in the block write
-        earlier = _einsum("ikd,jkd->kij", k, k)[:, None] * between * jnp.moveaxis(block.beta, 0, -1)[..., None]
-        keys = grown * k[:, :, None] * block.beta[..., None]
+    if corrects:
+        earlier = _einsum("ikd,jkd->kij", k, k)[:, None] * between * jnp.moveaxis(beta, 0, -1)[..., None]
+        grown = jnp.exp(decay)[..., None]
+        targets = jnp.concatenate([v, grown * k[:, :, None]], axis=-1) * beta[..., None]  # [C, K, G, W + D]
         solved = jax.lax.linalg.triangular_solve(
-            earlier,
-            jnp.moveaxis(jnp.concatenate([written, keys], axis=-1), 0, 2),  # [K, G, C, W + D]
-            left_side=True,
-            lower=True,
-            unit_diagonal=True,
+            earlier, jnp.moveaxis(targets, 0, 2), left_side=True, lower=True, unit_diagonal=True
         )
-        values, keys = jnp.split(solved, [written.shape[-1]], axis=-1)
+        values, keys = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
         written = values - _einsum("kgcd,kgdw->kgcw", keys, before)
     else:
-        written = jnp.moveaxis(written, 0, 2)
+        grown, written = jnp.exp(decay)[..., None], jnp.moveaxis(v * beta[..., None], 0, 2)
     seen = _einsum("ikd,jkd->kij", q, k)[:, None] * between
     output = _einsum("ckgd,kgdw->ckgw", grown * q[:, :, None], before) + _einsum("kgij,kgjw->ikgw", seen, written)
     is_seen = (jnp.arange(len(q)) < num_seen)[:, None, None]

@@ -130,7 +130,7 @@ _UNDERSTOOD: dict[Family, frozenset[str]] = {
         "norm_eps",
     }
     | {"mtp_hybrid_override_pattern", "mtp_layers_block_type"}  # of layers that draft, which are not read
-    | {"expand", "chunk_size", "rescale_prenorm_residual", "use_mamba_kernels", "mamba_ssm_cache_dtype"}
+    | {"chunk_size", "rescale_prenorm_residual", "use_mamba_kernels", "mamba_ssm_cache_dtype"}
     | {"num_logits_to_keep"},
     "gptj": _COMMON_KEYS
     | {*_GPTJ_ALIASES, *_GPTJ_ALIASES.values(), "rotary_dim", "layer_norm_epsilon", "n_inner", "activation_function"},
@@ -275,7 +275,7 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "qkv_bias": qkv_bias,
         "o_bias": qkv_bias,
         "mlp_bias": mlp_bias,
-        "kinds": _kinds(config, name, near),
+        "kinds": config.get("kinds") or _kinds(config, name, near),
         "experts": _experts(config, name, activation)
         if "num_experts" in architecture.keys and config.get("enable_moe_block", True)
         else None,
@@ -307,7 +307,6 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
             refuse_unless(config, attn_output_gate=(True,))
         case "nemotron_h", _:
             fields["rope"] = replace(rope.config, scaling="proportional", turning_pairs=0)
-            fields["kinds"] = config["kinds"]
     return fields
 
 
@@ -444,10 +443,13 @@ def _experts(config: Mapping[str, Any], name: str, activation: Activation) -> Ex
     """The experts of the layers that have some."""
     if name == "gemma4_text":
         require(config, ("num_experts", "top_k_experts", "moe_intermediate_size"), where="config.json")
-    counts = ("n_routed_experts", "num_local_experts", "num_experts")
     ffn_size = config["moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"]
     experts = ExpertsConfig(
-        next(config[key] for key in counts if config.get(key) is not None),
+        next(
+            config[key]
+            for key in ("n_routed_experts", "num_local_experts", "num_experts")
+            if config.get(key) is not None
+        ),
         config["top_k_experts" if name == "gemma4_text" else "num_experts_per_tok"],
         ffn_size,
         normalised="norm_topk_prob" not in ARCHITECTURES[name].keys or flag(config, "norm_topk_prob"),

@@ -50,8 +50,9 @@ class LlamaLayer(Block):
         self.has_mixer, self.has_ffn = kind.has_mixer, kind.has_ffn
         norms = (*["attn_norm"] * kind.has_mixer, *["ffn_norm"] * kind.has_ffn) if config.pre_norms else ()
         post_norms = ("attn_post_norm", "ffn_post_norm") if config.post_norms else ()
-        mixer_weights = self._attention_weights() if kind.has_mixer else ()
-        self.make_weights((*norms, *post_norms, *mixer_weights, *self._ffn_weights()), config, dtype)
+        of_mixer = self._attention_weights() if kind.has_mixer else ()
+        of_ffn = self._ffn_weights() if kind.has_ffn else ()
+        self.make_weights((*norms, *post_norms, *of_mixer, *of_ffn), config, dtype)
 
     def _attention_weights(self) -> list[str]:
         config, names = self.config, ["qkv"] if self.joined else ["q", "k", "v"]
@@ -64,8 +65,6 @@ class LlamaLayer(Block):
         return [*names, *["sinks"] * config.sinks, "o", *["o_bias"] * config.o_bias]
 
     def _ffn_weights(self) -> list[str]:
-        if not self.has_ffn:
-            return []
         sides = ["up"] if self.config.activation == "relu2" else ["gate", "up"]
         joined = "_".join(sides)
         if (experts := self.experts) is not None:
@@ -85,9 +84,9 @@ class LlamaLayer(Block):
         if self.has_mixer:
             attended, kv = self._attended(self._rows(x, self.attn_norm), positions, kv, attend)
             x = self._added(x, self._summed(attended), self.attn_post_norm)
-        if not self.has_ffn:
-            return x, kv
-        return self._added(x, self._fed(self._rows(x, self.ffn_norm), attend), self.ffn_post_norm), kv
+        if self.has_ffn:
+            x = self._added(x, self._fed(self._rows(x, self.ffn_norm), attend), self.ffn_post_norm)
+        return x, kv
 
     def _summed(self, attended: Float[Array, "T H D"]) -> Float[Array, "T E"]:
         return biased_once(project("thd,hde->te", attended, self.o), self.o_bias)

@@ -60,6 +60,7 @@ def test_weights_may_be_joined(name: str, joined: bool, monkeypatch: pytest.Monk
         ("qwen3_next", {"attn_output_gate": False}, "attn_output_gate of config.json is not supported"),
         ("qwen3_5", {"num_experts": 4}, "not understood"),
         ("nemotron_h", {"layers_block_type": ["full_attention", "mlp"]}, "layers with attention and recurrent ones"),
+        ("nemotron_h", {"layers_block_type": ["moe", "linear_attention"]}, "layers with attention and recurrent ones"),
         ("nemotron_h", {"num_hidden_layers": 52}, "num_hidden_layers of config.json is not supported; got 52"),
         ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act .* a model with relu2"),
         ("nemotron_h", {"n_groups": 3}, "value heads of recurrent layers must divide evenly"),
