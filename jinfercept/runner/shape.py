@@ -24,6 +24,7 @@ class RunnerShape:
             of quantised pages.
         kv_cache_dtype: format of the pages: `auto`, the type of the weights; `int8`; `fp8`.
         num_drafts: most drafts of a sequence in a step.
+        is_assisted: an assistant makes them, see `assistant.py`.
         num_adapters: adapters that the weights have room for.
         drafts_for: tokens in the vocabulary of the model for which this one drafts: its logits are cut, or filled with -inf, to
             as many, and its rows have no options but temperature and random key; 0: it serves itself.
@@ -47,6 +48,7 @@ class RunnerShape:
     joined_decode: bool = True
     kv_cache_dtype: str = "auto"
     num_drafts: int = 0
+    is_assisted: bool = False
     num_adapters: int = 0
     drafts_for: int = 0
     num_states: int = 0

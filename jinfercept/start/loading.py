@@ -12,6 +12,7 @@ from jinfercept.chat.tokenizer.load import from_transformers, load_tokenizer
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError, ModelError, RequestError, refuse_any, shown
+from jinfercept.models.assistant import fitted, is_assistant
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.load import Loaded, bytes_to_load, dtype_name, load, locate
 from jinfercept.models.mesh import ModelMesh
@@ -53,7 +54,8 @@ def load_model(
         return Loaded(served, params, None)
     if params is not None:
         raise ModelError("params need a Model", got=type(model).__name__, fix="pass Model(config), or leave params out")
-    draft_layer = config.scheduling.speculation.method == "mtp"
+    speculation = config.scheduling.speculation
+    draft_layer = speculation.method == "mtp" and speculation.model is None
     num_bytes = bytes_to_load(
         model, dtype_name(options.dtype), mesh.size, options.load_format, options.quantization, draft_layer
     )
@@ -71,8 +73,13 @@ def load_model(
 
 
 def check_draft_layer(config: EngineConfig, model: ServedModel, *, across_hosts: bool) -> None:
-    """Raise `ConfigError` for drafts of a layer that the model has not, or that is not served so."""
-    if config.scheduling.speculation.method != "mtp":
+    """Raise `ConfigError` for drafts of a layer that the model has not, or that is not served so, and `ModelError` for a model
+    that is none but an assistant."""
+    if is_assistant(model.config):
+        fix = 'name it as "model" of speculative_config with the method mtp, and serve the model for which it drafts'
+        raise ModelError("an assistant drafts for a Gemma 4, and serves nothing alone", got="an assistant", fix=fix)
+    speculation = config.scheduling.speculation
+    if speculation.method != "mtp" or speculation.model is not None:
         return
     what = "the method mtp of speculative_config does not work here"
     refuse_any(
@@ -87,9 +94,9 @@ def check_draft_layer(config: EngineConfig, model: ServedModel, *, across_hosts:
 
 
 def load_draft_model(
-    config: EngineConfig, mesh: ModelMesh, tokenizer: Tokenizer | None, *, across_hosts: bool
+    config: EngineConfig, served: ServedModel, mesh: ModelMesh, tokenizer: Tokenizer | None, *, across_hosts: bool
 ) -> Loaded[ServedModel] | None:
-    """The draft model that the options name, with its weights; None if they name none.
+    """The draft model or the assistant that the options name, with its weights; None if they name none.
 
     Args:
         mesh: the devices of the served model.
@@ -97,7 +104,8 @@ def load_draft_model(
 
     Raises:
         ModelError: there is no such model.
-        ConfigError: it does not fit into the memory that is left, has other tokens, or there are several hosts.
+        ConfigError: it does not fit into the memory that is left, has other tokens, drafts for other models, or there are
+            several hosts.
     """
     name, options = config.scheduling.speculation.model, config.model
     if name is None:
@@ -108,6 +116,13 @@ def load_draft_model(
     check_weights(num_bytes, FreeMemory.on(*mesh.local_devices))
     loaded = load(name, dtype=options.dtype, load_format=options.load_format, seed=options.seed, mesh=mesh)
     own = None if loaded.source is None else load_tokenizer(loaded.source)
+    if config.scheduling.speculation.method == "mtp":
+        if not isinstance(served, Model):
+            raise ConfigError("an assistant drafts for models of Gemma 4", got="a model of your own", fix="no drafts")
+        model = replace(loaded.model, config=fitted(loaded.model.config, served.config))
+        return Loaded(model, loaded.params, loaded.source)
+    if is_assistant(loaded.model.config):
+        raise ConfigError("an assistant of Gemma 4 drafts by the method mtp", got="draft_model", fix='"method": "mtp"')
     if tokenizer is not None and own is not None and not tokenizer.has_tokens_of(own):
         raise ConfigError(
             "the draft model has other tokens than the served model", got=name, fix="take one of the same family"

@@ -25,6 +25,7 @@ from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.load import locate, read_config
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel
+from jinfercept.runner.assistant import as_assistant
 from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.hosts.group import HostGroup
 from jinfercept.runner.hosts.lockstep import LeadingRunner
@@ -158,9 +159,11 @@ class _Start:
         with self._timed("tokenizer_s"):
             self._tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
             across_hosts = self._group is not None
-            self._draft = load_draft_model(config, self._devices, self._tokenizer, across_hosts=across_hosts)
             check_draft_layer(config, loaded.model, across_hosts=across_hosts)
-            check_recurrent(config, loaded.model, None if self._draft is None else self._draft.model)
+            own = loaded.model, self._devices, self._tokenizer
+            self._draft = draft = load_draft_model(config, *own, across_hosts=across_hosts)
+            self._assistant = None if draft is None else as_assistant(draft.model, draft.params)
+            check_recurrent(config, loaded.model, draft.model if draft and self._assistant is None else None)
             self._config = as_invariant(config, loaded.model, loaded.params)
         self._progress("loading", 1, 1)
 
@@ -177,10 +180,11 @@ class _Start:
             with self._timed("pages_s"):
                 self._plan()
                 config, shape = self._config, self._shape
-                runner, drafter = ModelRunner(model, params, shape, attention=config.advanced.attention), None
+                attention, drafter = config.advanced.attention, None
+                runner = ModelRunner(model, params, shape, attention=attention, assistant=self._assistant)
                 runner.owns_params = self._owns_params
-                if draft is not None:
-                    drafter = add_drafter(runner, model, draft, shape, config.advanced.attention)
+                if draft is not None and self._assistant is None:
+                    drafter = add_drafter(runner, model, draft, shape, attention)
             with self._timed("compile_s"):
                 self._how = "given"
                 if profile is None and effort is None:
