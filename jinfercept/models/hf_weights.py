@@ -195,7 +195,7 @@ class HFCheckpoint:
     shapes: Mapping[str, tuple[int, ...]]
     _placed: Mapping[str, Placed] = field(repr=False)
     _words: QuantizedFormat | None
-    _packed: frozenset[str] = field(repr=False)
+    _packed: Mapping[str, tuple[int, ...]] = field(repr=False)
     _rows: Mapping[str, StoredRows] = field(repr=False)
 
     @classmethod
@@ -232,7 +232,7 @@ class HFCheckpoint:
             )
         rows = rows_in(shapes, config, FUSED if architecture.fused else {})
         shapes = shapes_with(shapes, rows)
-        return cls(config, names_of(config, shapes), shapes, placed, words, frozenset(packed), rows)._tied_as_stored()
+        return cls(config, names_of(config, shapes), shapes, placed, words, packed, rows)._tied_as_stored()
 
     def _tied_as_stored(self) -> "HFCheckpoint":
         """The config with embedding and head tied as the stored tensors allow."""
@@ -267,8 +267,7 @@ class HFCheckpoint:
         if self._words is None:
             return None
         if self.shapes:
-            stored = self._rows[name].tensors[0][0] if name in self._rows else name
-            return self._words.packing(self.shapes[name][1]) if stored in self._packed else None
+            return self._rows[name].packing(self._packing_of) if name in self._rows else self._packing_of(name)
         if isinstance(self._words, MXFP4Format):
             return self._words.packing(0) if name.endswith(_EXPERTS) else None
         is_inside = ".layers." in name or ".h." in name
@@ -279,19 +278,27 @@ class HFCheckpoint:
             return None
         return self._words.packing(inputs)
 
+    def _packing_of(self, tensor: str) -> Packing | None:
+        return self._words.packing(self._packed[tensor][1]) if self._words and tensor in self._packed else None
+
     def read(self, name: str, rows: slice) -> Shaped[np.ndarray, "..."]:
-        if (packing := self.packing(name)) is None:
-            return self._rows[name].read(rows, self._read) if name in self._rows else self._read(name, rows)
-        dense, shape = self.read_packed(name, rows).dense(packing.zero), self.shapes[name]
+        return self._rows[name].read(rows, self._dense) if name in self._rows else self._dense(name, rows)
+
+    def _dense(self, tensor: str, rows: slice) -> Shaped[np.ndarray, "..."]:
+        if (packing := self._packing_of(tensor)) is None:
+            return self._read(tensor, rows)
+        dense, shape = self._rows_of(tensor, rows).dense(packing.zero), self._packed[tensor]
         return dense if len(shape) == 2 else dense.reshape(-1, *shape[:0:-1]).swapaxes(1, 2)
 
     def read_packed(self, name: str, rows: slice) -> PackedRows:
         """See `Checkpoint`."""
-        assert self._words is not None
-        tensor, rows = name, slice(*rows.indices(self.shapes[name][0])[:2])
         if name in self._rows:
-            [(tensor, rows)] = self._rows[name].spans(rows)
-        layer = tensor.removesuffix("weight")
+            return self._rows[name].read_packed(rows, self._packing_of, self._rows_of)
+        return self._rows_of(name, rows)
+
+    def _rows_of(self, tensor: str, rows: slice) -> PackedRows:
+        assert self._words is not None
+        layer, rows = tensor.removesuffix("weight"), slice(*rows.indices(self._packed[tensor][0])[:2])
         return self._words.rows(lambda part, index: self._read(f"{layer}{part}", index), rows)
 
     def _read(self, tensor: str, rows: slice | tuple[slice, ...]) -> Shaped[np.ndarray, "..."]:

@@ -3,7 +3,7 @@
 `gguf_weights.py` and `quantized_formats.py` make such rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -90,6 +90,14 @@ class PackedRows(NamedTuple):
             offsets = np.zeros_like(scales) if offsets is None else np.repeat(offsets, times, axis=1)
             offsets = offsets.astype(target.scales)
         return self._replace(values=_signed(self.values, have.zero), scales=scales, offsets=offsets)
+
+
+def joined(parts: Sequence[PackedRows]) -> PackedRows:
+    """Rows of several that are stored alike, one behind the other."""
+    values, scales, offsets = zip(*parts, strict=True)
+    return PackedRows(
+        np.concatenate(values), np.concatenate(scales), None if offsets[0] is None else np.concatenate(offsets)
+    )
 
 
 def common(packings: set[Packing]) -> Packing:

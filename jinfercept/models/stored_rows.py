@@ -3,11 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int64, Shaped
 
 from jinfercept.errors import ModelError
 from jinfercept.models.config import DeltaNetConfig, ModelConfig
+from jinfercept.models.packed_rows import PackedRows, Packing, common, joined
 
 _TOGETHER = {
     "in_proj_qkvz.weight": ("in_proj_qkv.weight", "in_proj_z.weight"),
@@ -19,6 +21,7 @@ _TOGETHER = {
 type Fused = Mapping[str, Sequence[str]]
 """The last parts of the names of a layer's fused tensors, and of their parts' names in order."""
 type Read = Callable[[str, slice], Shaped[np.ndarray, "rows ..."]]
+type ReadPacked = Callable[[str, slice], PackedRows]
 
 
 class StoredRows(NamedTuple):
@@ -35,19 +38,35 @@ class StoredRows(NamedTuple):
     shape: tuple[int, ...]
 
     def spans(self, rows: slice) -> list[tuple[str, slice]]:
-        """Where some of the rows are; consecutive ones together."""
+        """Where some of the rows are; consecutive ones of a tensor together."""
         places = self.order[rows]
-        pieces = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+        owners = np.searchsorted(np.cumsum([size for _, size in self.tensors]), places, side="right")
+        pieces = np.split(places, np.flatnonzero((np.diff(places) != 1) | (np.diff(owners) != 0)) + 1)
         return [self._span(int(piece[0]), len(piece)) for piece in pieces if len(piece)]
 
     def read(self, rows: slice, read: Read) -> Shaped[np.ndarray, "rows columns"]:
-        """Rows of the weight. Raises `ModelError` for tensors of several types."""
-        spans = self.spans(rows)
-        parts = [read(tensor, span).reshape(-1, *self.shape[1:]) for tensor, span in spans]
-        if len(types := {str(part.dtype) for part in parts}) > 1:
-            got = f"{', '.join(sorted(types))} in {', '.join(name for name, _ in self.tensors)}"
+        """Rows of the weight. Raises `ModelError` for tensors of several types that are not all floating-point numbers."""
+        parts = [read(tensor, span).reshape(-1, *self.shape[1:]) for tensor, span in self.spans(rows)]
+        types = {part.dtype for part in parts}
+        if len(types) > 1 and not all(jnp.issubdtype(dtype, jnp.floating) for dtype in types):
+            got = f"{', '.join(sorted(map(str, types)))} in {', '.join(name for name, _ in self.tensors)}"
             raise ModelError("parts of one weight have one type of numbers", got=got, fix="use another checkpoint")
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def packing(self, packing_of: Callable[[str], Packing | None]) -> Packing | None:
+        """How the weight is stored if all its tensors are quantised, as `packed_rows.common` has it; else None."""
+        packings = {packing_of(tensor) for tensor, size in self.tensors if size}
+        return None if None in packings else common({packing for packing in packings if packing is not None})
+
+    def read_packed(self, rows: slice, packing_of: Callable[[str], Packing | None], read: ReadPacked) -> PackedRows:
+        """Rows of a quantised weight, stored as `packing` says."""
+        target, parts = self.packing(packing_of), list[PackedRows]()
+        assert target is not None
+        for tensor, span in self.spans(rows):
+            have = packing_of(tensor)
+            assert have is not None
+            parts.append(read(tensor, span).stored_as(have, target))
+        return parts[0] if len(parts) == 1 else joined(parts)
 
     def _span(self, place: int, count: int) -> tuple[str, slice]:
         for tensor, size in self.tensors:

@@ -12,7 +12,9 @@ from safetensors.numpy import load_file, save_file
 from jinfercept.errors import ModelError
 from jinfercept.models.hf_config import config_from_hf
 from jinfercept.models.load import load
+from jinfercept.models.stored_rows import rows_in
 from tests.support.dense_model import logits
+from tests.support.quantised_checkpoints import KINDS, quantised_layer, write_safetensors
 from tests.support.tiny_model import GOLDEN, set_joined
 
 
@@ -77,6 +79,37 @@ def test_parts_of_a_weight_that_do_not_fit_each_other_are_refused(tmp_path: Path
     (tmp_path / "config.json").write_text(json.dumps(stored("qwen3_5")))
     with pytest.raises(ModelError, match=words):
         load(tmp_path, dtype="float32")
+
+
+def test_rows_of_a_single_key_head_are_read_from_the_tensors_that_have_them() -> None:
+    config = config_from_hf(stored("qwen3_5") | {"linear_num_key_heads": 1, "linear_num_value_heads": 3})
+    layer = "model.layers.0.linear_attn."
+    rows = rows_in({f"{layer}in_proj_{part}.weight": (3, 32) for part in "ba"}, config, {})
+    spans = rows[f"{layer}in_proj_ba.weight"].spans(slice(1, 6))
+    assert spans == [(f"{layer}in_proj_b.weight", slice(1, 3)), (f"{layer}in_proj_a.weight", slice(0, 3))]
+
+
+@pytest.mark.parametrize("kind", ["fp8, blocks", "fp8, outputs"])
+@pytest.mark.parametrize("parts", [("in_proj_qkv", "in_proj_z", "out_proj"), ("in_proj_qkv",)])
+def test_recurrent_layers_may_be_quantised_whole_or_in_part(tmp_path: Path, kind: str, parts: tuple[str, ...]) -> None:
+    rng, config = np.random.default_rng(0), stored("qwen3_5")
+    quantised, plain = dict[str, np.ndarray](), dict[str, np.ndarray]()
+    for name, tensor in load_file(GOLDEN / "qwen3_5" / "model.safetensors").items():
+        layer = name.removesuffix(".weight")
+        tensors = {"weight": tensor.astype(np.float32)}
+        if layer.endswith(parts):
+            outputs, inputs = tensor.shape
+            tensors, tensor = quantised_layer(rng, inputs, outputs, KINDS[kind])
+        plain[name] = tensor.astype(np.float32)
+        quantised |= {f"{layer}.{part}" if name != layer else name: each for part, each in tensors.items()}
+    given = []
+    for folder, tensors, more in (("q", quantised, {"quantization_config": KINDS[kind]}), ("plain", plain, {})):
+        (tmp_path / folder).mkdir()
+        write_safetensors(tensors, tmp_path / folder / "model.safetensors")
+        (tmp_path / folder / "config.json").write_text(json.dumps(config | more))
+        loaded = load(tmp_path / folder, dtype="float32")
+        given.append(logits(loaded.model, loaded.params, np.arange(3, 23)))
+    np.testing.assert_allclose(*given, atol=1e-4)
 
 
 def test_experts_may_be_stored_in_several_types(tmp_path: Path) -> None:
