@@ -139,11 +139,10 @@ class Gemma4Head(LlamaHead):
         if assistant is None or self.centroids is None:
             return logits
         scores = project("re,ec->rc", normed(x, self.norm, self.config), self.centroids)
-        likely = jax.lax.top_k(scores, assistant.likely_clusters)[1]
-        is_likely = jnp.zeros(scores.shape, bool).at[jnp.arange(len(x))[:, None], likely].set(True)
+        least = jax.lax.top_k(scores, assistant.likely_clusters)[0][:, -1:]
         order = self.token_order[...].astype(jnp.int32)
         clusters = jnp.zeros(logits.shape[1], jnp.int32).at[order].set(jnp.arange(len(order))[:, None])
-        return jnp.where(is_likely[:, clusters], logits, -jnp.inf)
+        return jnp.where(scores[:, clusters] >= least, logits, -jnp.inf)
 
     def hidden(self, x: Float[Array, "R E"]) -> Float[Array, "R G"]:
         """The hidden states that an assistant reads with the next draft."""

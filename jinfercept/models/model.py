@@ -132,21 +132,11 @@ class Model:
             x: the output of a layer before the norm with this weight.
         """
         layer = nnx.merge(self._layers[self.config.kinds[-1]], params)
-        return layer.inputs(following, self.hidden(norm, x))
+        return layer.inputs(following, normed(x, nnx.Param(norm), self.config))
 
-    def assistant_inputs(
-        self, params: Weights, vectors: Float[Array, "T G"], hidden: Float[Array, "T G"]
-    ) -> Float[Array, "T E"]:
-        """What the layers of an assistant read, see `Gemma4Embed.joined`; `params` is its `Params.embed`."""
-        return cast(Gemma4Embed, nnx.merge(self._embed, params)).joined(vectors, hidden)
-
-    def assistant_hidden(self, params: Weights, x: Float[Array, "R E"]) -> Float[Array, "R G"]:
-        """The hidden states that an assistant reads next, see `Gemma4Head.hidden`; `params` is its `Params.head`."""
-        return cast(Gemma4Head, nnx.merge(self._head, params)).hidden(x)
-
-    def hidden(self, norm: Float[Array, "E"], x: Float[Array, "R W"]) -> Float[Array, "R E"]:
-        """The last layer's output behind the final norm with this weight."""
-        return normed(x[:, : self.config.hidden_size], nnx.Param(norm), self.config)
+    def assistant_ends(self, params: Params) -> tuple[Gemma4Embed, Gemma4Head]:
+        """The embedding and the head of an assistant."""
+        return cast(Any, (nnx.merge(self._embed, params.embed), nnx.merge(self._head, params.head)))
 
     def head(self, params: Weights, x: Float[Array, "R E"]) -> Float32[Array, "R V"]:
         """Final norm and logits of the chosen rows; `params` is `Params.head`."""

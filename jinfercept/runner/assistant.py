@@ -16,7 +16,6 @@ from jaxtyping import Array, Float, Int
 
 from jinfercept.models.assistant import is_assistant
 from jinfercept.models.attention import cut_for
-from jinfercept.models.config import LayerKind
 from jinfercept.models.mesh import over_devices
 from jinfercept.models.model import Model
 from jinfercept.models.parallel import num_devices
@@ -24,11 +23,11 @@ from jinfercept.models.protocol import Params, ServedModel, Weights, kv_places
 from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.layouts.kv_rows import is_quantised
 from jinfercept.pallas.layouts.pages import Batch
-from jinfercept.runner.draft_layer import DraftRows, DraftSteps, draft_samples, row_queries
+from jinfercept.pallas.layouts.rows import rms_normed
+from jinfercept.runner.draft_layer import DraftRows, DraftSteps, row_queries
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.layer_attention import step_attention
 from jinfercept.runner.packing import PackedShape, in_place
-from jinfercept.runner.sampling import sample
 
 
 class Assistant(NamedTuple):
@@ -37,42 +36,38 @@ class Assistant(NamedTuple):
     model: Model
     params: Params
 
+    def weights(self, served: Params) -> tuple[Any, ...]:
+        """The weights that its executables read."""
+        return self.params, served.embed, served.head["norm"]
+
+    def pages(self, served: ServedModel, layers: Sequence[Any]) -> tuple[Any, ...]:
+        """The pages that each of its layers reads.
+
+        Args:
+            layers: pages of the served model, by place, see `protocol.kv_places`.
+        """
+        places = kv_places(served)
+        return tuple(layers[places[kind.kv_from]] for kind in self.model.layer_kinds if kind.kv_from is not None)
+
 
 def as_assistant(model: ServedModel, params: Params) -> Assistant | None:
     """What drafts beside a served model, if it is an assistant; None: it is a draft model."""
     return Assistant(cast(Model, model), params) if is_assistant(model.config) else None
 
 
-def pages_read(assistant: Assistant, served: ServedModel, layers: Sequence[Any]) -> tuple[Any, ...]:
-    """The pages that each layer of an assistant reads.
-
-    Args:
-        layers: the served model's, by place, see `protocol.kv_places`.
-    """
-    places = kv_places(served)
-    return tuple(layers[places[kind.kv_from]] for kind in assistant.model.layer_kinds if kind.kv_from is not None)
-
-
 def add_assistant(
-    run: Executables,
-    assistant: Assistant,
-    served: Model,
-    params: Params,
-    steps: DraftSteps,
-    layers: Sequence[Any],
-    windows: tuple[int, ...],
+    run: Executables, assistant: Assistant, served: Model, params: Params, steps: DraftSteps, layers: Sequence[Any]
 ) -> None:
     """Add the executable `draft layer` of each step, which writes the drafts of every row.
 
     Args:
         params: of the served model, arrays or shapes with shardings.
         layers: the served model's pages or their shapes, by place.
-        windows: by layer of the served model, see `pool_windows`.
     """
-    pages = pages_read(assistant, served, layers)
     for step, shape in steps.packed.items():
-        arguments = assistant.params, params.embed, params.head["norm"], *steps.arguments(step, pages)
-        drafts = partial(_drafts, assistant.model, served, shape, steps, windows)
+        pages = assistant.pages(served, layers)
+        arguments = *assistant.weights(params), *steps.arguments(step, pages)
+        drafts = partial(_drafts, assistant.model, served, shape, steps)
         run.add(("draft layer", step, True), over_devices(drafts, arguments), *arguments)
 
 
@@ -81,7 +76,6 @@ def _drafts(
     served: Model,
     shape: PackedShape,
     steps: DraftSteps,
-    windows: tuple[int, ...],
     weights: Params,
     embed: Weights,
     norm: Float[Array, "E"],
@@ -90,31 +84,24 @@ def _drafts(
     pages: tuple[Any, ...],
     packed: Batch | Int[Array, "upload"],
     common: Int[Array, "common"],
-) -> Int[Array, "S drafts"]:
-    """The drafts of every row; `x` is the output of the served model's last layer."""
-    batch, drafts = in_place(packed, shape), list[Int[Array, "S"]]()
-    draws = draft_samples(steps.common, common, rows)
-    x, last = (array.at[rows.last].get(mode="clip") for array in (x, batch.positions))
-    tokens, hidden = rows.tokens.at[rows.last].get(mode="clip"), served.hidden(norm, x)
+) -> tuple[Int[Array, "S drafts"], None]:
+    """The drafts of every row, and no pages; `x` is the output of the served model's last layer."""
+    batch, drafts, config = in_place(packed, shape), list[Int[Array, "S"]](), assistant.config
+    x, last, tokens = (array.at[rows.last].get(mode="clip") for array in (x, batch.positions, rows.tokens))
+    hidden = rms_normed(x[:, : len(norm)], norm, served.config.norm_eps)
     own_shape = shape._replace(num_tokens=shape.num_rows, joined=False, decode_only=True)
-
-    def compute(y: Float[Array, "S E"], layer: Weights, kind: LayerKind, pages: Any) -> Float[Array, "S E"]:
-        sizes, of_pool = assistant.config.of_kind(kind), batch.of_windows if windows[kind.kv_from or 0] else batch
-        heads = Heads(
-            sizes.num_heads // num_devices(), sizes.num_kv_heads // num_devices(), sizes.head_dim, y.dtype.itemsize
-        )
-        cut = cut_for(heads._replace(quantised=is_quantised(pages.dtype)), shape.attention)
-        attend = step_attention(own_shape, row_queries(of_pool, last + 1, cut), [], heads.num_kv_heads)
-        return assistant.layer(layer, y, last + 1, pages, attend, kind=kind)[0]
-
+    embedding, head = assistant.assistant_ends(weights)
+    attends = list[Any]()
+    for kind, array in zip(config.kinds, pages, strict=True):
+        sizes, of_pool = config.of_kind(kind), batch.of_windows if batch.window and kind.window else batch
+        heads = Heads(sizes.num_heads // num_devices(), sizes.num_kv_heads // num_devices(), sizes.head_dim, x.itemsize)
+        cut = cut_for(heads._replace(quantised=is_quantised(array.dtype)), shape.attention)
+        attends.append(step_attention(own_shape, row_queries(of_pool, last + 1, cut), [], heads.num_kv_heads))
     for number in range(steps.num_drafts):
         with jax.named_scope(f"draft{number}"):
-            vectors = served.embed(embed, tokens, last + 1)[:, : hidden.shape[1]]
-            y = assistant.assistant_inputs(weights.embed, vectors, hidden)
-            for layer in zip(weights.layers, assistant.layer_kinds, pages, strict=True):
-                y = compute(y, *layer)
-            logits = assistant.head(weights.head, y)[:, : steps.num_drawn]
-            tokens, _ = sample(logits, draws._replace(position=draws.position + 1 + number), "drawn")
-            drafts.append(tokens := jnp.maximum(tokens, 0))
-            hidden = assistant.assistant_hidden(weights.head, y)
-    return jnp.stack(drafts, axis=1)
+            y = embedding.joined(served.embed(embed, tokens, last + 1)[:, : len(norm)], hidden)
+            for layer, kind, array, attend in zip(weights.layers, config.kinds, pages, attends, strict=True):
+                y, _ = assistant.layer(layer, y, last + 1, array, attend, kind=kind)
+            drafts.append(tokens := steps.drawn(head(y), rows, common, number))
+            hidden = head.hidden(y)
+    return jnp.stack(drafts, axis=1), None

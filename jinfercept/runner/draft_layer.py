@@ -83,6 +83,15 @@ class DraftSteps(NamedTuple):
                 rows = over_devices(partial(_rows, shape, self.common), arguments)
                 run.add(("draft rows", step, count), rows, *arguments)
 
+    def drawn(
+        self, logits: Float[Array, "S V"], rows: DraftRows, common: Int[Array, "common"], number: int
+    ) -> Int[Array, "S"]:
+        """The draft of this number of every row, drawn as the token was that the row drafts behind; 0 where none can be."""
+        draws = unpack_samples(self.common.samples(common, self.common.num_rows))
+        draws = SampleRows(*(field[rows.draw] for field in draws))
+        draws = draws._replace(position=draws.position + 1 + number)
+        return jnp.maximum(sample(logits[:, : self.num_drawn], draws, "drawn")[0], 0)
+
     def _ints(self, count: int) -> jax.ShapeDtypeStruct:
         home = next(iter(self.x_by_size.values())).sharding
         return jax.ShapeDtypeStruct((count,), jnp.int32, sharding=home)
@@ -101,12 +110,6 @@ def add_draft_layer(run: Executables, model: Model, params: Params, steps: Draft
             compute = partial(_drafts, model, shape, steps._replace(num_drafts=number))
             whole = over_devices(compute, arguments, (EVERYWHERE, specs_of(pages)))
             run.add(("draft layer", step, number > 0), whole, *arguments, donate=(5,))
-
-
-def draft_samples(shape: CommonShape, common: Int[Array, "common"], rows: DraftRows) -> SampleRows:
-    """How every row draws: as the token that it drafts behind was drawn."""
-    draws = unpack_samples(shape.samples(common, shape.num_rows))
-    return SampleRows(*(field[rows.draw] for field in draws))
 
 
 def row_queries(batch: Batch, contexts: Int[Array, "S"], cut: WorkCut | None) -> Batch:
@@ -169,15 +172,13 @@ def _drafts(
         [],
         shape._replace(num_tokens=num_rows, joined=False, decode_only=True),
     )
-    draws = draft_samples(steps.common, common, rows)
     position = batch.positions.at[rows.last].get(mode="clip")
     room = -(-batch.context_lens // page_size) * page_size  # tokens that the row's pages have room for
     x, every_row = x.at[rows.last].get(mode="clip"), jnp.arange(num_rows)
     for number in range(steps.num_drafts):
         with jax.named_scope(f"draft{number}"):
-            logits = model.head({**head, "norm": norm}, x)[:, : steps.num_drawn]
-            tokens, _ = sample(logits, draws._replace(position=draws.position + 1 + number), "drawn")
-            drafts.append(tokens := jnp.maximum(tokens, 0))
+            logits = model.head({**head, "norm": norm}, x)
+            drafts.append(tokens := steps.drawn(logits, rows, common, number))
             if number == steps.num_drafts - 1:
                 break
             position = position + 1

@@ -22,7 +22,7 @@ from jinfercept.models.mesh import beside, mesh_of, place
 from jinfercept.models.protocol import Params, ServedModel, num_draft_layers, states_of
 from jinfercept.models.quantized import weights_of
 from jinfercept.models.weights.in_memory import shapes_of
-from jinfercept.runner.assistant import Assistant, pages_read
+from jinfercept.runner.assistant import Assistant
 from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape, enter, pack
 from jinfercept.runner.packing_samples import KINDS, Kind
@@ -248,15 +248,15 @@ class ModelRunner:
         step, run, params = hidden.samples.step, self.executables, self.params
         tokens = self._no_tokens if drawn.tokens is None else drawn.tokens
         rows = run["draft rows", step, tokens.shape[0]](forward.batch, hidden.common, tokens)
-        draft = run["draft layer", step, plan.drafts]
+        *layers, pages = self.kv.layers
+        weights = params.layers[-1], params.embed, params.head
         if assistant is not None:
-            weights, layers = (assistant.params, params.embed, params.head["norm"]), self._kept_layers()
-            pages = pages_read(assistant, self._model, layers)
-            drafts = draft(*weights, hidden.x, rows, pages, forward.batch, hidden.common)
-        else:
-            weights, (*layers, pages) = (params.layers[-1], params.embed, params.head), self.kv.layers
-            drafts, pages = draft(*weights, hidden.x, rows, pages, forward.batch, hidden.common)
-            self.kv.layers = (*layers, pages)
+            weights, pages = assistant.weights(params), assistant.pages(self._model, self._kept_layers())
+        drafts, written = run["draft layer", step, plan.drafts](
+            *weights, hidden.x, rows, pages, forward.batch, hidden.common
+        )
+        if assistant is None:
+            self.kv.layers = (*layers, written)
         if plan.drafts:
             drafts.copy_to_host_async()
             drafted = tuple([row for row, chunk in enumerate(hidden.chunks) if chunk.sample is not None])

@@ -96,7 +96,7 @@ def add_steps(
         steps = DraftSteps(*own)
         steps.add_rows(run, shape.sample_rows)
         if assistant is not None:
-            add_assistant(run, assistant, cast(Model, model), params, steps, layers, windows)
+            add_assistant(run, assistant, cast(Model, model), params, steps, layers)
         else:
             add_draft_layer(run, cast(Model, model), params, steps, layers[-1])
     add_sampler(

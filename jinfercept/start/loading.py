@@ -12,7 +12,7 @@ from jinfercept.chat.tokenizer.load import from_transformers, load_tokenizer
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError, ModelError, RequestError, refuse_any, shown
-from jinfercept.models.assistant import fitted, is_assistant
+from jinfercept.models.assistant import check_alone, fitted, is_assistant
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.load import Loaded, bytes_to_load, dtype_name, load, locate
 from jinfercept.models.mesh import ModelMesh
@@ -75,9 +75,7 @@ def load_model(
 def check_draft_layer(config: EngineConfig, model: ServedModel, *, across_hosts: bool) -> None:
     """Raise `ConfigError` for drafts of a layer that the model has not, or that is not served so, and `ModelError` for a model
     that is none but an assistant."""
-    if is_assistant(model.config):
-        fix = 'name it as "model" of speculative_config with the method mtp, and serve the model for which it drafts'
-        raise ModelError("an assistant drafts for a Gemma 4, and serves nothing alone", got="an assistant", fix=fix)
+    check_alone(model.config)
     speculation = config.scheduling.speculation
     if speculation.method != "mtp" or speculation.model is not None:
         return
@@ -117,8 +115,6 @@ def load_draft_model(
     loaded = load(name, dtype=options.dtype, load_format=options.load_format, seed=options.seed, mesh=mesh)
     own = None if loaded.source is None else load_tokenizer(loaded.source)
     if config.scheduling.speculation.method == "mtp":
-        if not isinstance(served, Model):
-            raise ConfigError("an assistant drafts for models of Gemma 4", got="a model of your own", fix="no drafts")
         model = replace(loaded.model, config=fitted(loaded.model.config, served.config))
         return Loaded(model, loaded.params, loaded.source)
     if is_assistant(loaded.model.config):
