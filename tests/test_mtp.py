@@ -278,11 +278,10 @@ def test_a_layer_of_another_kind_is_refused(random: Path, tmp_path: Path, change
         load(tmp_path, draft_layer=True)
 
 
-def test_a_gguf_file_is_refused_with_its_layer(tmp_path: Path) -> None:
-    for architecture, words in (("llama", "mtp. is read from safetensors alone"), ("qwen35", "got qwen35")):
-        write_gguf(tmp_path / f"{architecture}.gguf", architecture=architecture)
-        with pytest.raises(ModelError, match=words):
-            load(tmp_path / f"{architecture}.gguf", draft_layer=architecture == "llama")
+def test_a_gguf_file_of_another_family_is_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    with pytest.raises(ModelError, match="family has no layer that drafts"):
+        load(tmp_path / "m.gguf", draft_layer=True)
 
 
 def test_a_model_without_such_a_layer_is_refused(llm: LLM) -> None:

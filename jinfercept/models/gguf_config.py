@@ -15,7 +15,9 @@ from jinfercept.models.hf_rope import BY_LAYER_TYPE
 
 _SERVED = {name: name for name in ("llama", "qwen2", "qwen3", "olmo2", "phi3", "granite", "smollm3", "gemma", "gemma2")}
 _SERVED |= {"qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss", "gemma3": "gemma3_text", "gemma4": "gemma4_text"}
+_SERVED |= {"qwen3next": "qwen3_next", "qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text"}
 """`general.architecture`, and the name in `ARCHITECTURES`."""
+RECURRENT = ("qwen3next", "qwen35", "qwen35moe")
 _VARIANTS = {"llama": {"num_experts": "mixtral", "sliding_window": "mistral"}, "olmo2": {"sliding_window": "olmo3"}}
 """Names in `ARCHITECTURES` of models with experts or windows, whose `general.architecture` is that of models without."""
 _REQUIRED = {
@@ -32,6 +34,13 @@ _EXPERTS: dict[str, tuple[str, Any]] = {
     "num_experts": ("expert_count", None),
     "num_experts_per_tok": ("expert_used_count", 0),
     "moe_intermediate_size": ("expert_feed_forward_length", None),
+}
+_RECURRENT: dict[str, tuple[str, Any]] = {
+    "linear_num_key_heads": ("ssm.group_count", None),
+    "linear_num_value_heads": ("ssm.time_step_rank", None),
+    "linear_key_head_dim": ("ssm.state_size", None),
+    "linear_conv_kernel_dim": ("ssm.conv_kernel", None),
+    "shared_expert_intermediate_size": ("expert_shared_feed_forward_length", None),
 }
 _OPTIONAL = {
     "llama": _WINDOW | _EXPERTS,
@@ -60,6 +69,9 @@ _OPTIONAL = {
     },
     "qwen3moe": _EXPERTS | {"norm_topk_prob": ("expert_weights_norm", True)},
     "gpt-oss": _WINDOW | _EXPERTS,
+    "qwen3next": _RECURRENT | _EXPERTS | {"norm_topk_prob": ("expert_weights_norm", True)},
+    "qwen35": _RECURRENT,
+    "qwen35moe": _RECURRENT | _EXPERTS,
 }
 """By `general.architecture`, further keys of `config.json`, what they are called here, and their default values."""
 _FULL_EVERY = {"gemma2": 2, "gemma3": 6, "gemma4": 6, "olmo2": 4, "gpt-oss": 2}
@@ -69,7 +81,9 @@ _WIDEST = {"gemma2": 46, "gemma3": 62}
 """Layers of the 27B model, whose scale is by its width."""
 _BIASES = {"qkv_bias": "blk.0.attn_q.bias", "o_bias": "blk.0.attn_output.bias", "mlp_bias": "blk.0.ffn_gate.bias"}
 """A tensor of every kind of bias that a model may have."""
-_HARMLESS = re.compile(r"vocab_size|tensor_data_layout|pooling_type|attention\.layer_norm_epsilon|(mm|vision)\..*")
+_HARMLESS = re.compile(
+    r"vocab_size|tensor_data_layout|pooling_type|attention\.layer_norm_epsilon|rope\.dimension_sections|(mm|vision)\..*"
+)
 """Keys of the model that change nothing for text."""
 _STOP_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -138,7 +152,10 @@ def _hf_config(
     meta: "_Metadata", architecture: str, header: Header, rope_factors: RopeFactors
 ) -> tuple[str, dict[str, Any]]:
     """The name in `ARCHITECTURES`, and what a `config.json` would say, with all values that transformers fills in."""
-    config = meta.require(_REQUIRED)
+    no_size = {"intermediate_size"} if architecture == "qwen35moe" else set[str]()  # all its layers have experts
+    config = meta.require({key: name for key, name in _REQUIRED.items() if key not in no_size})
+    if architecture in RECURRENT:
+        config["num_hidden_layers"] -= meta.of_model("nextn_predict_layers", 0)  # which draft, behind the others
     num_heads, num_layers = config["num_attention_heads"], config["num_hidden_layers"]
     check_num_layers(num_layers)
     head_dim = meta.of_model("attention.key_length", config["hidden_size"] // num_heads)
@@ -174,6 +191,13 @@ def _hf_config(
             pattern = [not pattern or (index + 1) % pattern for index in range(num_layers)]
         if config.get("sliding_window"):
             config["layer_types"] = ["sliding_attention" if window else "full_attention" for window in pattern]
+    if architecture in RECURRENT:
+        values, every = meta.of_model("ssm.inner_size", 0), meta.of_model("full_attention_interval", 4)
+        kinds = ["linear_attention" if (index + 1) % every else "full_attention" for index in range(num_layers)]
+        config |= {"linear_value_head_dim": values // config["linear_num_value_heads"], "layer_types": kinds}
+        if architecture == "qwen3next":
+            routers = (f"blk.{index}.ffn_gate_inp.weight" for index in range(num_layers))
+            config["mlp_only_layers"] = [index for index, name in enumerate(routers) if name not in header.tensors]
     if architecture == "gemma4":
         config |= _gemma4(meta, config, header, rope_factors)
     return name, config

@@ -1,5 +1,5 @@
 """Checkpoints in `.gguf` files, as llama.cpp's converter writes them: Llama (so also Mistral and Mixtral), Qwen2, Qwen3,
-Qwen3-MoE, gpt-oss, OLMo 2, Phi-3, Granite, SmolLM3 and Gemma.
+Qwen3-MoE, Qwen3-Next, Qwen3.5, gpt-oss, OLMo 2, Phi-3, Granite, SmolLM3 and Gemma.
 
 A model may be split into several files (`llama-gguf-split`), of which the first has the metadata.
 
@@ -25,7 +25,7 @@ from jinfercept.models.config import ModelConfig
 from jinfercept.models.gguf_config import RopeFactors, config_from_gguf
 from jinfercept.models.gguf_header import TensorInfo, read_header
 from jinfercept.models.packed_rows import PackedRows, Packing
-from jinfercept.models.stored_rows import Fused, StoredRows, rows_in, shapes_with
+from jinfercept.models.stored_rows import Fused, RecurrentNames, StoredRows, rows_in, shapes_with
 from jinfercept.pallas.layouts.packed_weights import from_e2m1
 
 type Blocks = UInt8[np.ndarray, "R B bytes"]
@@ -167,6 +167,10 @@ _NAMES = TensorNames.of(
         "router": "blk.{i}.ffn_gate_inp.weight",
         "experts_gate_up": StoredExperts(("blk.{i}.ffn_gate_exps.weight", "blk.{i}.ffn_up_exps.weight")),
         "experts_down": StoredExperts(("blk.{i}.ffn_down_exps.weight",)),
+        "shared_gate": "blk.{i}.ffn_gate_shexp.weight",
+        "shared_up": "blk.{i}.ffn_up_shexp.weight",
+        "shared_down": "blk.{i}.ffn_down_shexp.weight",
+        "shared_factor": "blk.{i}.ffn_gate_inp_shexp.weight",
     },
     head={"norm": "output_norm.weight", "unembed": "output.weight"},
     ignored=_FACTORS,
@@ -187,7 +191,6 @@ _GEMMA4 = _NAMES.with_layer(
         "dense_post_norm": "blk.{i}.post_ffw_norm_1.weight",
         "experts_norm": "blk.{i}.pre_ffw_norm_2.weight",
         "experts_post_norm": "blk.{i}.post_ffw_norm_2.weight",
-        "experts_gate_up": StoredExperts(("blk.{i}.ffn_gate_up_exps.weight",)),
         "per_layer_gate": "blk.{i}.inp_gate.weight",
         "per_layer_up": "blk.{i}.proj.weight",
         "per_layer_norm": "blk.{i}.post_norm.weight",
@@ -200,6 +203,30 @@ _GEMMA4 = _NAMES.with_layer(
         "per_layer_projection_norm": "per_layer_proj_norm.weight",
     }
 )
+_QWEN3_NEXT = _NAMES.with_layer(
+    {
+        "ffn_norm": "blk.{i}.post_attention_norm.weight",
+        "delta_qkvz": "blk.{i}.ssm_in.weight",
+        "delta_ba": "blk.{i}.ssm_ba.weight",
+        "delta_taps": "blk.{i}.ssm_conv1d.weight",
+        "delta_decay": "blk.{i}.ssm_a",
+        "delta_step_bias": "blk.{i}.ssm_dt.bias",
+        "delta_norm": "blk.{i}.ssm_norm.weight",
+        "delta_o": "blk.{i}.ssm_out.weight",
+        "draft_embedding_norm": "blk.{i}.nextn.enorm.weight",
+        "draft_hidden_norm": "blk.{i}.nextn.hnorm.weight",
+        "draft_fc": "blk.{i}.nextn.eh_proj.weight",
+        "draft_norm": "blk.{i}.nextn.shared_head_norm.weight",
+    }
+)
+_STACKED = {"experts_gate_up": StoredExperts(("blk.{i}.ffn_gate_up_exps.weight",))}
+_RECURRENT = RecurrentNames(
+    ("ssm_in.weight", ("attn_qkv.weight", "attn_gate.weight")),
+    ("ssm_ba.weight", ("ssm_beta.weight", "ssm_alpha.weight")),
+    "ssm_conv1d.weight",
+)
+_TILED = _RECURRENT._replace(by_value_head=("ssm_a", "ssm_dt.bias"), tiled=True)
+"""Of Qwen3.5; Qwen3-Next's value heads stand as in transformers."""
 _TYPES = (
     *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
@@ -212,21 +239,24 @@ _VALUES = 32768
 
 @dataclass(frozen=True)
 class GGUFCheckpoint:
-    """An opened model: its config, and the places of its tensors; `permuted` if its Q and K have rotary pairs side by side."""
+    """An opened model: its config, and the places of its tensors; `permuted` if its Q and K have rotary pairs side by side,
+    `tiled` if its value heads are (`RecurrentNames`)."""
 
     config: ModelConfig
     shapes: Mapping[str, tuple[int, ...]]
     permuted: bool
+    tiled: bool
     _files: Mapping[str, Path]
     _tensors: Mapping[str, TensorInfo]
     _rows: Mapping[str, StoredRows]
 
     @classmethod
-    def open(cls, file: Path) -> "GGUFCheckpoint":
+    def open(cls, file: Path, *, draft_layer: bool = False) -> "GGUFCheckpoint":
         """Read the headers.
 
         Args:
             file: the model's only file, or its first.
+            draft_layer: whether the layer that drafts is read, too.
 
         Raises:
             ModelError: not a GGUF file, not a model of a supported family, metadata or a part missing, or an unsupported
@@ -249,17 +279,25 @@ class GGUFCheckpoint:
             for name in _FACTORS
         ]
         config = config_from_gguf(header, RopeFactors(*factors))
+        architecture, tiled = header.metadata["general.architecture"], False
+        if draft_layer:
+            config = config.with_draft_layer()
         shapes = {name: info.shape for name, info in header.tensors.items()}
-        architecture = header.metadata["general.architecture"]
-        rows = rows_in(shapes, config, _FUSED if architecture == "phi3" else {})
-        return cls(config, shapes_with(shapes, rows), architecture in _PERMUTING, files, header.tensors, rows)
+        if config.delta_net is not None:
+            behind, tiled = f"blk.{config.num_layers}.", architecture != "qwen3next"
+            shapes = {name: shape for name, shape in shapes.items() if not name.startswith(behind)}
+        fused, recurrent = _FUSED if architecture == "phi3" else {}, _TILED if tiled else _RECURRENT
+        rows = rows_in(shapes, config, fused, recurrent)
+        shapes = shapes_with(shapes, rows)
+        return cls(config, shapes, architecture in _PERMUTING, tiled, files, header.tensors, rows)
 
     @property
     def names(self) -> TensorNames:
-        if self.config.family == "gemma4":
-            return _GEMMA4
+        names = {"gemma4": _GEMMA4, "qwen3_next": _QWEN3_NEXT}.get(self.config.family, _NAMES)
+        if any(name.endswith("ffn_gate_up_exps.weight") for name in self.shapes):
+            names = names.with_layer(_STACKED)
         is_gpt_oss = self.config.experts is not None and self.config.experts.biased
-        return _GPT_OSS if is_gpt_oss else _NAMES
+        return _GPT_OSS if is_gpt_oss else names
 
     @property
     def quantization(self) -> str | None:
@@ -268,32 +306,58 @@ class GGUFCheckpoint:
 
     def packing(self, name: str) -> Packing | None:
         """See `Checkpoint`."""
-        tensor = self._tensors[self._span(name, slice(1))[0]]
-        return PACKINGS.get(_type_name(tensor.kind)) if len(tensor.shape) in (2, 3) else None
+        if name in self._rows:
+            return self._rows[name].packing(self._packing_of)
+        packing, delta = self._packing_of(name), self.config.delta_net
+        if packing is not None and delta is not None and self._has_tiled_columns(name):
+            return None if delta.value_dim % math.lcm(packing.group, 8) else packing
+        return packing
+
+    def _packing_of(self, tensor: str) -> Packing | None:
+        info = self._tensors[tensor]
+        return PACKINGS.get(_type_name(info.kind)) if len(info.shape) in (2, 3) else None
 
     def read(self, name: str, rows: slice) -> Float[np.ndarray, "..."]:
-        tensor, rows = self._span(name, rows)
-        values = _values(self._files[tensor], self._tensors[tensor], rows)
+        values = self._rows[name].read(rows, self._dense) if name in self._rows else self._dense(name, rows)
         if self.config.family == "gemma" and name.endswith("norm.weight"):
             return values - 1  # of the converter, so that llama.cpp need not know
+        if self.config.family == "qwen3_next" and name.endswith("norm.weight") and not name.endswith("ssm_norm.weight"):
+            return values - 1
+        if name.endswith("ssm_a"):
+            return np.log(-values)
+        if self._has_tiled_columns(name):
+            return self._grouped(values)
         return halves_apart(values, self.config.head_dim) if self._is_permuted(name) else values
 
     def read_packed(self, name: str, rows: slice) -> PackedRows:
         """See `Checkpoint`."""
-        stored, rows = self._span(name, rows)
-        tensor = self._tensors[stored]
-        data = _bytes(self._files[stored], tensor)[rows]
-        packed = packed_rows(data.reshape(-1, data.shape[-1]), tensor.kind)
+        if name in self._rows:
+            return self._rows[name].read_packed(rows, self._packing_of, self._packed)
+        packed = self._packed(name, rows)
+        if self._has_tiled_columns(name):
+            return packed.changed(self._grouped)
         if not self._is_permuted(name):
             return packed
         return packed.changed(lambda rows: halves_apart(rows, self.config.head_dim))
 
-    def _span(self, name: str, rows: slice) -> tuple[str, slice]:
-        """The tensor that has rows of a weight, and the rows there."""
-        return self._rows[name].spans(rows)[0] if name in self._rows else (name, rows)
+    def _dense(self, tensor: str, rows: slice) -> Float[np.ndarray, "..."]:
+        return _values(self._files[tensor], self._tensors[tensor], rows)
+
+    def _packed(self, tensor: str, rows: slice) -> PackedRows:
+        data = _bytes(self._files[tensor], self._tensors[tensor])[rows]
+        return packed_rows(data.reshape(-1, data.shape[-1]), self._tensors[tensor].kind)
 
     def _is_permuted(self, name: str) -> bool:
         return self.permuted and name.endswith(_PERMUTED)
+
+    def _has_tiled_columns(self, name: str) -> bool:
+        return self.tiled and name.endswith("ssm_out.weight")
+
+    def _grouped(self, rows: Shaped[np.ndarray, "R _"]) -> Shaped[np.ndarray, "R _"]:
+        """Rows whose columns are those of value heads, with the heads of one key head side by side."""
+        assert self.config.delta_net is not None
+        by_head = rows.reshape(len(rows), self.config.delta_net.group, self.config.delta_net.num_key_heads, -1)
+        return by_head.swapaxes(1, 2).reshape(rows.shape)
 
 
 def _parts(file: Path, metadata: Mapping[str, Any]) -> list[Path]:

@@ -212,15 +212,15 @@ def locate(model: str | Path) -> Path:
 def _open(source: Path, *, weights: bool = True, draft_layer: bool = False) -> Checkpoint:
     """A checkpoint; its weights have to be there unless they may be downloaded later."""
     kind = _kind(source)
-    if draft_layer and kind != "hf":
-        fix = "the model's Hugging Face directory, or another method of speculative_config"
-        raise ModelError("a layer that drafts (mtp) is read from safetensors alone", got=f"{source} ({kind})", fix=fix)
     match kind:
         case "gguf":
             from jinfercept.models.gguf_weights import GGUFCheckpoint  # the package gguf: only these files need it
 
-            return GGUFCheckpoint.open(source)
+            return GGUFCheckpoint.open(source, draft_layer=draft_layer)
         case "converted":
+            if draft_layer:
+                fix = "the directory that it was converted from, or another method of speculative_config"
+                raise ModelError("a converted model has no layer that drafts (mtp)", got=source, fix=fix)
             return ConvertedCheckpoint.open(source)
         case "hf":
             return HFCheckpoint.open(source, weights=weights, draft_layer=draft_layer)

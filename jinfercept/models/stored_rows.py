@@ -1,5 +1,6 @@
-"""Weights that are rows of other tensors in a checkpoint: of fused ones (Phi-3), or in another order (Qwen3-Next)."""
+"""Weights that are rows of other tensors in a checkpoint: of fused ones (Phi-3), or in another order (Qwen3-Next, Qwen3.5)."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,13 +12,31 @@ from jinfercept.errors import ModelError
 from jinfercept.models.config import DeltaNetConfig, ModelConfig
 from jinfercept.models.packed_rows import PackedRows, Packing, common, joined
 
-_TOGETHER = {
-    "in_proj_qkvz.weight": ("in_proj_qkv.weight", "in_proj_z.weight"),
-    "in_proj_ba.weight": ("in_proj_b.weight", "in_proj_a.weight"),
-    "conv1d.weight": ("conv1d.weight",),
-}
-"""Tensors whose rows, one behind the other, are those of a weight with all heads' queries first, then all keys, and so on."""
 
+class RecurrentNames(NamedTuple):
+    """Last parts of the names of a recurrent layer's weights, whose rows are ordered head by head, and of the tensors that have
+    these rows in a checkpoint: one behind the other, they have all heads' queries first, then all keys, and so on.
+
+    Attributes:
+        qkvz: of queries, keys, values and gates.
+        ba: of betas and steps.
+        taps: of the convolution.
+        by_value_head: tensors with a number for each value head.
+        tiled: value heads are stored with the first of all key heads in front; else those of one key head side by side.
+    """
+
+    qkvz: tuple[str, tuple[str, ...]]
+    ba: tuple[str, tuple[str, ...]]
+    taps: str
+    by_value_head: tuple[str, ...] = ()
+    tiled: bool = False
+
+
+OF_TRANSFORMERS = RecurrentNames(
+    (".linear_attn.in_proj_qkvz.weight", (".linear_attn.in_proj_qkv.weight", ".linear_attn.in_proj_z.weight")),
+    (".linear_attn.in_proj_ba.weight", (".linear_attn.in_proj_b.weight", ".linear_attn.in_proj_a.weight")),
+    ".linear_attn.conv1d.weight",
+)
 type Fused = Mapping[str, Sequence[str]]
 """The last parts of the names of a layer's fused tensors, and of their parts' names in order."""
 type Read = Callable[[str, slice], Shaped[np.ndarray, "rows ..."]]
@@ -44,7 +63,7 @@ class StoredRows(NamedTuple):
         pieces = np.split(places, np.flatnonzero((np.diff(places) != 1) | (np.diff(owners) != 0)) + 1)
         return [self._span(int(piece[0]), len(piece)) for piece in pieces if len(piece)]
 
-    def read(self, rows: slice, read: Read) -> Shaped[np.ndarray, "rows columns"]:
+    def read(self, rows: slice, read: Read) -> Shaped[np.ndarray, "rows *columns"]:
         """Rows of the weight. Raises `ModelError` for tensors of several types that are not all floating-point numbers."""
         parts = [read(tensor, span).reshape(-1, *self.shape[1:]) for tensor, span in self.spans(rows)]
         types = {part.dtype for part in parts}
@@ -76,14 +95,19 @@ class StoredRows(NamedTuple):
         raise AssertionError("no tensor has the row")
 
 
-def rows_in(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, fused: Fused) -> dict[str, StoredRows]:
+def rows_in(
+    shapes: Mapping[str, tuple[int, ...]],
+    config: ModelConfig,
+    fused: Fused,
+    recurrent: RecurrentNames = OF_TRANSFORMERS,
+) -> dict[str, StoredRows]:
     """The weights, by name, that are rows of tensors of these shapes; a tensor with other rows than they need is left whole.
 
     Args:
         fused: names that end with the name of a projection, as our weights' names say: those of three parts are queries, keys
             and values, those of two a gate and its up.
     """
-    return _of_fused(shapes, config, fused) | _by_heads(shapes, config.delta_net)
+    return _of_fused(shapes, config, fused) | _by_heads(shapes, config.delta_net, recurrent)
 
 
 def shapes_with(shapes: Mapping[str, tuple[int, ...]], rows: Mapping[str, StoredRows]) -> dict[str, tuple[int, ...]]:
@@ -109,30 +133,50 @@ def _of_fused(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, fused:
     return by_name
 
 
-def _by_heads(shapes: Mapping[str, tuple[int, ...]], sizes: DeltaNetConfig | None) -> dict[str, StoredRows]:
+def _by_heads(
+    shapes: Mapping[str, tuple[int, ...]], sizes: DeltaNetConfig | None, names: RecurrentNames
+) -> dict[str, StoredRows]:
     """The weights of recurrent layers, which are stored head by head with us and part by part in a checkpoint."""
     if sizes is None:
         return {}
-    keys, values = (sizes.key_dim,) * 2, (sizes.group * sizes.value_dim,)
-    parts = {
-        "in_proj_qkvz.weight": (*keys, *values * 2),
-        "in_proj_ba.weight": (sizes.group,) * 2,
-        "conv1d.weight": (*keys, *values),
+    keys, values, each = _Part(sizes.key_dim), _Part(sizes.value_dim, sizes.group), _Part(1, sizes.group)
+    weights = {
+        names.qkvz[0]: (names.qkvz[1], (keys, keys, values, values)),
+        names.ba[0]: (names.ba[1], (each, each)),
+        names.taps: ((names.taps,), (keys, keys, values)),
+        **{name: ((name,), (each,)) for name in names.by_value_head},
     }
     by_name = dict[str, StoredRows]()
-    for end, tensors in _TOGETHER.items():
-        order = _by_head(parts[end], sizes.num_key_heads)
-        for name in [name for name in shapes if name.endswith(f".linear_attn.{tensors[0]}")]:
+    for end, (tensors, parts) in weights.items():
+        order = _by_head(parts, sizes.num_key_heads, tiled=names.tiled)
+        for name in [name for name in shapes if name.endswith(tensors[0])]:
             base = name.removesuffix(tensors[0])
             stored = {base + tensor: shapes.get(base + tensor) or (0,) for tensor in tensors}
             num_rows = tuple((tensor, shape[0]) for tensor, shape in stored.items())
             if sum(count for _, count in num_rows) == len(order) and len({shape[1:] for shape in stored.values()}) == 1:
-                by_name[base + end] = StoredRows(num_rows, order, (len(order), int(np.prod(shapes[name][1:]))))
+                columns = shapes[name][1:]
+                shape = (len(order), math.prod(columns)) if columns else (len(order),)
+                by_name[base + end] = StoredRows(num_rows, order, shape)
     return by_name
 
 
-def _by_head(widths: tuple[int, ...], num_heads: int) -> Int64[np.ndarray, "rows"]:
-    """The places of rows that are stored part by part, in the order head by head; a head has so many rows of each part."""
-    ends = np.cumsum([width * num_heads for width in widths])
-    parts = np.split(np.arange(ends[-1]), ends[:-1])
-    return np.concatenate([part.reshape(num_heads, -1) for part in parts], axis=1).reshape(-1)
+class _Part(NamedTuple):
+    """Rows that a key head has: `size` for each of so many value heads, or `size` of its own."""
+
+    size: int
+    heads: int = 1
+
+
+def _by_head(parts: Sequence[_Part], num_heads: int, *, tiled: bool) -> Int64[np.ndarray, "rows"]:
+    """The places of rows that are stored part by part, in the order head by head; a head has rows of each part.
+
+    Args:
+        tiled: see `RecurrentNames`.
+    """
+    places, start = list[Int64[np.ndarray, "heads _"]](), 0
+    for size, heads in parts:
+        rows = np.arange(start, start + num_heads * heads * size)
+        by_head = rows.reshape(heads, num_heads, size).swapaxes(0, 1) if tiled else rows
+        places.append(by_head.reshape(num_heads, -1))
+        start += len(rows)
+    return np.concatenate(places, axis=1).reshape(-1)

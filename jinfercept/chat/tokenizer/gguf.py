@@ -86,7 +86,8 @@ CUTTERS: dict[str, WordCutter] = {
     "qwen35": WordCutter(
         (
             rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_BLANKS}",
-        )
+        ),
+        normal_form=True,
     ),
     "ufakzeka": WordCutter((rf"{_WORDS}|\p{{N}}|{_SIGNS}|{_BLANKS}",)),
     "seed-coder": WordCutter((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BLANKS}",)),
