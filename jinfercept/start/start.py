@@ -43,8 +43,7 @@ from jinfercept.start.loading import (
     TokenizerChoice,
     add_drafter,
     as_tokenizer,
-    check_draft_layer,
-    load_draft_model,
+    load_drafter,
     load_model,
     sampling_defaults,
 )
@@ -159,9 +158,8 @@ class _Start:
         with self._timed("tokenizer_s"):
             self._tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
             across_hosts = self._group is not None
-            check_draft_layer(config, loaded.model, across_hosts=across_hosts)
             own = loaded.model, self._devices, self._tokenizer
-            self._draft = draft = load_draft_model(config, *own, across_hosts=across_hosts)
+            self._draft = draft = load_drafter(config, *own, across_hosts=across_hosts)
             self._assistant = None if draft is None else as_assistant(draft.model, draft.params)
             check_recurrent(config, loaded.model, draft.model if draft and self._assistant is None else None)
             self._config = as_invariant(config, loaded.model, loaded.params)
