@@ -84,7 +84,7 @@ def load_drafter(
     Raises:
         ModelError: there is no such model, or the served one is an assistant.
         ConfigError: the options ask for drafts of a layer that the model has not; or what drafts does not fit into the memory
-            that is left, has other tokens, or is for other models; or there are several hosts.
+            that is left, has other tokens, or is for other models; or there are several hosts for a draft model.
     """
     check_alone(served.config)
     (method, *_, name), options = config.scheduling.speculation, config.model
@@ -97,7 +97,7 @@ def load_drafter(
             f"a {served.config.family} without a layer that drafts",
             "a checkpoint by name",
         ),
-        (across_hosts, "several hosts", "the method ngram, or one host"),
+        (across_hosts and method == "draft_model", "several hosts", "the method ngram or mtp, or one host"),
     )
     if name is None:
         return None

@@ -97,7 +97,10 @@ def set_up(
         )
     group = None
     if (placement := placement_of(config)) is not None:
-        group = join_hosts(placement, config, model_facts(model, _source(model), repr(_dimensions(model))))
+        facts = model_facts(model, _source(model), repr(_dimensions(model)))
+        if (drafter := config.scheduling.speculation.model) is not None:
+            facts |= {f"drafting {name}": fact for name, fact in model_facts(drafter, locate(drafter), drafter).items()}
+        group = join_hosts(placement, config, facts)
     with ending_at_exit(), nullcontext() if group is None else group.failing():
         start_backend(config.advanced.attention)
         devices = choose_devices(config.model, mesh, across_hosts=group is not None)
