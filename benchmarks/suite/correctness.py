@@ -19,10 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.prepared_batch import prepare
 from benchmarks.replay import Replayed, different, random_tokens, replay
 from benchmarks.suite.kernel_timing import interleaved, make_batch, random_queries
 from benchmarks.suite.sizes import Checked, HeadSizes, Row, Sizes
-from jinfercept.models.attention import available, cut_for, paged_attention, prepare
+from jinfercept.models.attention import available, cut_for, paged_attention
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params

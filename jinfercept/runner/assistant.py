@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from jinfercept.models.assistant import is_assistant
 from jinfercept.models.attention import cut_for
+from jinfercept.models.load import Loaded
 from jinfercept.models.mesh import over_devices
 from jinfercept.models.model import Model
 from jinfercept.models.parallel import num_devices
@@ -50,9 +51,11 @@ class Assistant(NamedTuple):
         return tuple(layers[places[kind.kv_from]] for kind in self.model.layer_kinds if kind.kv_from is not None)
 
 
-def as_assistant(model: ServedModel, params: Params) -> Assistant | None:
-    """What drafts beside a served model, if it is an assistant; None: it is a draft model."""
-    return Assistant(cast(Model, model), params) if is_assistant(model.config) else None
+def as_assistant(drafting: Loaded[ServedModel] | None) -> Assistant | None:
+    """What drafts beside a served model, if it is an assistant; None: there is nothing, or it is a draft model."""
+    if drafting is None or not is_assistant(drafting.model.config):
+        return None
+    return Assistant(cast(Model, drafting.model), drafting.params)
 
 
 def add_assistant(

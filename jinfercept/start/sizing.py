@@ -69,7 +69,7 @@ def plan_pools(
         shape, attention = _runner_shape(model, 1, longest, config), config.advanced.attention
         shape = replace(shape, num_states=int(bool(states_of(model))), routed_experts=routed_experts)
         shape = replace(shape, num_window_pages=min(1, windows.num_layers))
-        assistant = None if draft is None else as_assistant(draft.model, draft.params)
+        assistant = as_assistant(draft)
         beside = step_bytes(model, params, shape, attention, assistant)
         timed = largest_product_bytes(params, shape.buckets[-1], shape.sample_rows[-1])
         if draft is not None and assistant is None:

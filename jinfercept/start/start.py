@@ -163,7 +163,7 @@ class _Start:
             across_hosts = self._group is not None
             own = loaded.model, self._devices, self._tokenizer
             self._draft = draft = load_drafter(config, *own, across_hosts=across_hosts)
-            self._assistant = None if draft is None else as_assistant(draft.model, draft.params)
+            self._assistant = as_assistant(draft)
             check_recurrent(config, loaded.model, draft.model if draft and self._assistant is None else None)
             self._config = as_invariant(config, loaded.model, loaded.params)
         self._progress("loading", 1, 1)

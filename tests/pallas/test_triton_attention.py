@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jinfercept.models.attention import prepare
+from benchmarks.prepared_batch import prepare
 from jinfercept.pallas.gpu_heads import AMPERE, Heads, is_supported, tiles_for, work_cut
 from jinfercept.pallas.layouts.pages import Batch
 from jinfercept.pallas.layouts.scoring import Scoring
