@@ -11,20 +11,18 @@ from jinfercept.values import short_repr
 Status = Literal["ok", "error", "timeout", "too_large", "empty", "unknown_tool", "started"]
 
 CallMode = Literal["sync", "parallel", "async"]
-"""When a call runs that is written in context markup language, see `AsyncCalls`."""
+"""When a call in context markup language runs, see `AsyncCalls`."""
 
 READER = "<reader>"
-"""Name under which the time from an answer to its follow-up is learned, beside the names of tools. No tool has it."""
+"""Name under which the time from an answer to its follow-up is learned, as under names of tools. No tool has it."""
 
 
 def check_tool_name(name: str) -> None:
-    """Raise `RequestError` if a tool cannot have this name."""
     if not isinstance(name, str) or name == READER:
         raise RequestError(f"a tool's name must be a text other than {READER}", got=shown(name), fix="another name")
 
 
 def _name_of(function: Callable[..., object]) -> str:
-    """A function's name; of an object that has none, its type's."""
     try:
         name = getattr(function, "__name__", "")
     except Exception:  # an object's own `__getattr__` may raise anything
@@ -34,32 +32,27 @@ def _name_of(function: Callable[..., object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a tool, as the model wrote it.
-
-    Attributes:
-        name: the tool that is called.
-        arguments: what the model wrote for it.
-        span: the call's first token and the one after its last, counted in the request's `token_ids`.
-        expected_s: expected duration of the call, in seconds; None if it is to be estimated.
-        id: ties the result to the call in a chat template; "" where the template needs none.
-        by_caller: the client that made the request runs the call: the request ends with this turn instead of pausing, and the
-            other calls of the turn are not run either.
-    """
+    """A call of a tool, as the model wrote it."""
 
     name: str
     arguments: str
+    #: The call's first token and the one after its last, counted in the request's `token_ids`.
     span: tuple[int, int] = (0, 0)
+    #: Expected duration in seconds; None: it is estimated.
     expected_s: float | None = None
+    #: Ties the result to the call in a chat template; "" where the template needs none.
     id: str = ""
+    #: The client that made the request runs the call. The request ends with this turn instead of pausing, and the other calls
+    #: of the turn are not run either.
     by_caller: bool = False
     __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a call. A failure is a result too: `text` then says what went wrong, for the model to read.
+    """The result of a call. A failure is a result too: its `text` says what went wrong, for the model to read.
 
-    A result "started" is the placeholder of a call that goes on.
+    The status "started" is the placeholder of a call that goes on.
     """
 
     text: str
@@ -74,16 +67,16 @@ class Tool:
     """A Python function that a model can call, and how the call and its result look in the text.
 
     Attributes:
-        function: takes the text between `start` and `stop`, returns text, or a list or an array of token ids; sync or async.
-            In a chat: takes its declared arguments by name, returns anything that is text or JSON.
-        name: defaults to the function's name.
-        start: text that opens a call, as the model writes it; None if calls are found in another way.
+        function: takes the text between `start` and `stop`, and returns text, or a list or an array of token ids; sync or
+            async. In a chat it takes its declared arguments by name, and returns anything that is text or JSON.
+        name: "": the function's name.
+        start: text that opens a call, as the model writes it; None: calls are found in another way.
         stop: text that ends it and hands over.
         result: how the returned text is put into the stream; `{}` is the text.
         timeout_s: seconds after which the result is that the tool timed out.
-        max_result_tokens: tokens of the longest result; a longer one is cut, and its text says so.
-        calls: when its calls run; None: as `AsyncCalls` says, else in a chat "parallel". In a chat the calls of one turn run at
-            the same time ("parallel"), those behind a "sync" one when it has returned, and "async" ones return futures.
+        max_result_tokens: a longer result is cut, and its text says so.
+        calls: when its calls run. In a chat, "parallel" calls of one turn run at the same time, calls behind a "sync" one
+            wait for its return, and "async" calls return futures. None: as `AsyncCalls` says, else in a chat "parallel".
     """
 
     function: Callable[..., object | Awaitable[object]]

@@ -1,7 +1,7 @@
 """Every option of the engine, once: the fields of these groups are keyword arguments of `LLM` and flags of the command line.
 
-`LLMOptions` repeats names and types for type checkers, which read keyword arguments from nothing else; a test compares the two.
-Groups are frozen, and a class of the engine gets only its own. Imports nothing heavy.
+`LLMOptions` repeats names and types for type checkers, which read keyword arguments from nothing else; a test compares the
+two. Groups are frozen, and a class of the engine gets only its own. Imports nothing heavy.
 """
 
 import json
@@ -28,22 +28,18 @@ _DRAFT_MODEL_EXAMPLE = 'such as {"method": "draft_model", "model": "smollm2-135m
 
 
 class SpeculativeConfig(NamedTuple):
-    """Drafts of the next tokens, which a step verifies; names and meaning as vLLM's.
+    """Drafts of the next tokens, which a step verifies; names and meaning as vLLM's."""
 
-    Attributes:
-        method: ngram: what followed the last tokens where they occurred before, in the prompt, results of calls or the output;
-            draft_model: what a smaller model writes; mtp: what a layer of the model itself predicts, in models that have one,
-            or what an assistant of Gemma 4 does, which is the `model` then.
-        num_speculative_tokens: most drafts of a sequence in a step; 0: none.
-        prompt_lookup_max, prompt_lookup_min: of `ngram`: tokens of the longest and of the shortest n-gram that is looked up.
-        model: the one that drafts, by name or path as `LLM` takes it. It has the served model's tokens. Without a method it is
-            a `draft_model`.
-    """
-
+    #: "ngram" drafts from earlier occurrences of the last tokens, in the prompt, results of calls or the output;
+    #: "draft_model" lets a smaller model write; "mtp" uses a layer of the model itself, in models that have one, or the
+    #: assistant of a Gemma 4, which is the `model` then.
     method: str = "ngram"
+    #: Most drafts of a sequence in a step; 0: none.
     num_speculative_tokens: int = 0
+    #: Tokens of the shortest n-gram that "ngram" looks up; the longest has `prompt_lookup_max`.
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
+    #: The draft model or assistant, by name or path as `LLM` takes it. It has the served model's tokens.
     model: str | None = None
 
     @classmethod
@@ -86,7 +82,7 @@ class SpeculativeConfig(NamedTuple):
 
 
 MAX_BIAS = 100
-"""Of a logit, as in `SamplingParams.logit_bias`."""
+"""Largest bias of a logit, as in `SamplingParams.logit_bias`."""
 
 
 def option(default: Any, text: str, *aliases: str, least: float | None = None, most: float | None = None) -> Any:
@@ -113,7 +109,7 @@ def without_none(hint: Any) -> Any:
 
 
 def check_type(name: str, value: Any, hint: Any) -> None:
-    """Raise `ConfigError` if a value has another type than its annotation: a class, a `Literal`, or one of these or None."""
+    """Raise `ConfigError` unless a value fits its annotation: a class, a `Literal`, or one of these or None."""
     if (value is None and NoneType in get_args(hint)) or (isinstance(value, dict) and dict[str, Any] in get_args(hint)):
         return
     bare_hint = without_none(hint)
@@ -179,7 +175,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class AdapterOptions:
-    """Adapters (LoRA) of the model, many of which one step may have."""
+    """Adapters (LoRA) of the model; one step may use many."""
 
     loras: tuple[str, ...] | dict[str, Any] | None = option(
         None,
@@ -200,7 +196,7 @@ class AdapterOptions:
 
     @property
     def directories(self) -> dict[str, str]:
-        """The directories of adapters by name. Raises `ConfigError` for an entry that is none, and a name given twice."""
+        """The directories of adapters by name. Raises `ConfigError` for an entry that lacks either, and a name given twice."""
         if isinstance(self.loras, Mapping):
             pairs = [(str(name), str(place)) for name, place in self.loras.items()]
         else:
@@ -217,7 +213,7 @@ class AdapterOptions:
 
     @property
     def num_slots(self) -> int:
-        """Adapters that there is room for: of any modules with `max_loras`, else for those of `loras` alone."""
+        # with `max_loras` there is room for any modules, else for those of `loras` alone
         return len(self.directories) if self.max_loras is None else self.max_loras
 
     @property
@@ -226,7 +222,6 @@ class AdapterOptions:
         return self.tool_call_bias or 0.0
 
     def check(self) -> None:
-        """Raise `ConfigError` for values that cannot work together."""
         num_named, num_slots = len(self.directories), self.num_slots
         if num_slots < num_named:
             got, fix = f"{num_slots} for {num_named}", f"{num_named} or more"
@@ -299,7 +294,7 @@ class CacheOptions:
 
 @dataclass(frozen=True)
 class SchedulingOptions:
-    """Options that decide which sequences run in a step, and what becomes of the contexts of those that do not."""
+    """Options that decide which sequences run in a step, and what happens to the contexts of the others."""
 
     policy: str = option(
         "copy_ahead",
@@ -460,7 +455,7 @@ class LLMOptions(RestartOptions, total=False):
 
 
 class EngineOptions(LLMOptions, total=False):
-    """All options of the engine as plain values: what a command line or a TOML table gives."""
+    """All options of the engine as plain values, from a command line or a TOML table."""
 
     policy: str
     estimator: str
@@ -470,7 +465,7 @@ class EngineOptions(LLMOptions, total=False):
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """All groups."""
+    """All groups of options."""
 
     model: ModelOptions
     adapters: AdapterOptions
@@ -494,7 +489,7 @@ class EngineConfig:
         return config
 
     def _fitted(self, given: Mapping[str, Any]) -> Self:
-        """The same with defaults that work beside the given options, which alone may be refused."""
+        # Only given options may be refused: defaults change to work beside them.
         cache, scheduling = self.cache, self.scheduling
         num_seqs, num_tokens = scheduling.max_num_seqs, scheduling.max_num_batched_tokens
         if "max_num_seqs" not in given:
@@ -553,7 +548,6 @@ ALIASES = {alias.strip("-").replace("-", "_"): name for name, f in OPTIONS.items
 
 
 def _group[G](group: type[G], options: Mapping[str, Any]) -> G:
-    """One group of the flat options, its types and choices checked."""
     section = group(**{f.name: plain(options[f.name]) for f in fields(group) if f.name in options})  # pyright: ignore[reportArgumentType]
     for name, hint in get_type_hints(group).items():
         value = getattr(section, name)

@@ -1,8 +1,8 @@
 """Errors: what is wrong, the value that was given, and how to fix it.
 
 Every mistake is a `ValueError`, raised before memory is taken. A failing endpoint is not an error but a `Result`; a broken
-invariant of ours is an `assert`. What a step of the engine raises reaches callers as `EngineError`. Errors can be pickled and
-copied: their messages, attributes and notes stay, and of an attribute that cannot be pickled its text.
+invariant of ours is an `assert`. An exception in a step of the engine reaches callers as `EngineError`. Errors can be pickled
+and copied with their messages, attributes and notes; an attribute that cannot be pickled becomes its text.
 """
 
 import pickle
@@ -20,8 +20,8 @@ class JinferceptError(ValueError):
     """A mistake that the caller can mend.
 
     Args:
-        what: what is wrong, without a full stop.
-        got: the value that was given.
+        what: the problem, without a full stop.
+        got: the given value.
         fix: what to do instead.
     """
 
@@ -38,11 +38,7 @@ class ConfigError(JinferceptError):
 
 
 def refuse_any(what: str, *cases: tuple[object, object, str]) -> None:
-    """Raise `ConfigError` for the first case that applies.
-
-    Args:
-        cases: of each whether it applies, what was given, and how to fix it.
-    """
+    """Raise `ConfigError` for the first case that applies: a condition, the given value, and the fix."""
     for applies, got, fix in cases:
         if applies:
             raise ConfigError(what, got=got, fix=fix)
@@ -69,14 +65,14 @@ class ArgumentError(RequestError, TypeError):
 
 
 class NoSuchNameError(RequestError, AttributeError):
-    """An object has no attribute of a name that users of other engines know."""
+    """An object lacks an attribute that users of other engines know."""
 
 
 class EngineError(RuntimeError):
     """A step of the engine failed, or the engine was closed, and requests were lost with it.
 
     Args:
-        failure: what the step raised, as `RuntimeError: the device is gone`.
+        failure: the exception of the step as text, such as `RuntimeError: the device is gone`.
         outputs: a `outputs.RequestOutput` for each prompt, in order; None for those that were not complete.
         fix: what to do next.
     """
@@ -91,11 +87,11 @@ class EngineError(RuntimeError):
 
 
 class PluginError(RuntimeError):
-    """A user's own code in the engine, such as a policy, raised, or answered what it must not.
+    """A user's own code in the engine, such as a policy, raised or gave an invalid answer.
 
     Args:
-        plugin: what it is and its name, as `policy own.py:Mine`.
-        problem: what it did.
+        plugin: its kind and name, such as `policy own.py:Mine`.
+        problem: a verb phrase.
     """
 
     def __init__(self, plugin: str, problem: str) -> None:
@@ -113,7 +109,6 @@ def reduced(error: BaseException) -> tuple[Any, ...]:
 
 
 def _restored(kind: type[BaseException], *args: object) -> BaseException:
-    """An exception without its attributes, whose `__init__` is not called."""
     return kind.__new__(kind, *args)
 
 
@@ -136,7 +131,7 @@ def _is_picklable(value: object) -> bool:
 
 
 def describe_failure(error: BaseException) -> str:
-    """An exception as text; of one whose own methods raise, as much as they let be read."""
+    """An exception as text. If its own methods raise, as much as can be read."""
     text = "an exception without a name"
     with suppress(BaseException):
         text = type(error).__name__
@@ -145,8 +140,8 @@ def describe_failure(error: BaseException) -> str:
 
 
 def is_users_interrupt(error: BaseException) -> bool:
-    """Whether an exception is the interrupt of the user, who interrupts the main thread: raised anywhere else, a
-    `KeyboardInterrupt` is that of code which raises it."""
+    """Whether an exception is the user's Ctrl-C."""
+    # users interrupt the main thread; in any other thread, code raised the `KeyboardInterrupt` itself
     return issubclass(type(error), KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
@@ -160,7 +155,6 @@ def shown(value: object) -> str:
 
 
 def _text(value: object) -> str:
-    """A value as text; of a value that has none, what `shown` gives."""
     try:
         return str(value)
     except Exception:

@@ -1,7 +1,7 @@
-"""What happens to a request, as frozen values in the order in which it happens. Imports nothing heavy.
+"""The events of a request, as frozen values in the order in which they happen. Imports nothing heavy.
 
-In a chat a parser makes `Piece`s of the text: content, reasoning, and calls as they are written; they follow the `Token` with
-which they are certain. Each event has the `request_id` of the request that it belongs to.
+In a chat, a parser makes `Piece`s of the text: content, reasoning, and calls as they are written. They follow the `Token`
+with which they are certain. `request_id` names the request that an event belongs to.
 """
 
 from collections.abc import Mapping
@@ -15,17 +15,13 @@ from jinfercept.values import short_repr
 
 
 class Token(NamedTuple):
-    """The model generated a token.
-
-    Attributes:
-        token_id: the token.
-        text: the text that is certain with it; it can lag behind the token, and is "" without a tokenizer.
-        logprobs: the token's own and the likeliest ones', if the request asks for them.
-    """
+    """The model generated a token."""
 
     request_id: str
     token_id: int
+    #: The text that is certain with it; it can lag behind the token, and is "" without a tokenizer.
     text: str
+    #: Those of this token and of the likeliest ones, if the request asks for them.
     logprobs: Mapping[int, Logprob] | None = None
 
 
@@ -39,19 +35,16 @@ class Intercepted:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """All calls have returned.
-
-    Attributes:
-        results: one for each call, in order.
-        token_ids: the tokens that were appended to the request.
-        text: their text, as far as it is certain.
-        interrupts: after a trap: all results of asynchronous calls that were appended, those of the trap among them.
-    """
+    """All calls have returned."""
 
     request_id: str
+    #: One for each call, in order.
     results: tuple[Result, ...]
+    #: The tokens that were appended to the request.
     token_ids: tuple[int, ...]
+    #: Their text, as far as it is certain.
     text: str
+    #: After a trap, all results of asynchronous calls that were appended, those of the trap among them.
     interrupts: tuple[Interrupt, ...] = ()
     __repr__ = short_repr
 
@@ -66,12 +59,9 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Results of asynchronous calls were appended to a request that goes on. Those that a trap waits for are in `Resumed`.
+    """Results of asynchronous calls were appended to a request that goes on.
 
-    Attributes:
-        interrupts: the calls with their results.
-        token_ids: the tokens that were appended to the request.
-        text: their text, as far as it is certain.
+    Results that a trap waits for are in `Resumed`. `token_ids` and `text` are as there.
     """
 
     request_id: str
@@ -83,17 +73,13 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The request is over.
-
-    Attributes:
-        output: what it produced.
-        text: the rest of the text, which was held back until now.
-        failure: the exception of the engine's step that lost the request; None if the request ended by itself.
-    """
+    """The request is over."""
 
     request_id: str
     output: RequestOutput
+    #: The rest of the text, which was held back until now.
     text: str
+    #: The exception of the engine's step that lost the request; None if the request ended by itself.
     failure: BaseException | None = None
 
     def __getstate__(self) -> list[object]:
@@ -110,7 +96,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """What the model thinks before it answers; never markup, and no part of its content."""
+    """The model's thoughts before it answers; never markup, and no part of its content."""
 
     text: str
     request_id: str = ""
@@ -118,23 +104,19 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A call has begun: it cannot turn out to be text any more.
+    """A call has begun: it cannot turn out to be text any more."""
 
-    Attributes:
-        index: place among the calls of one turn, from 0.
-        name: of the tool that is called.
-        id: of the call, in the form that the family's chat template takes.
-    """
-
+    #: Place among the calls of one turn, from 0.
     index: int
     name: str
+    #: In the form that the family's chat template takes.
     id: str
     request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The next piece of a call's arguments; all of them, joined, are the `arguments` of the `Call`."""
+    """The next piece of a call's arguments. All pieces, joined, are the `arguments` of the `Call`."""
 
     index: int
     text: str
@@ -143,7 +125,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """A call is whole. Its `span` counts characters of the parsed text; its arguments are JSON, unless the model erred."""
+    """A call is complete. Its `span` counts characters of the parsed text; its arguments are JSON, unless the model erred."""
 
     index: int
     call: Call

@@ -14,19 +14,16 @@ from jinfercept.outputs import CompletionOutput
 
 
 class Watch(Protocol):
-    """Looks for calls in one request's generated tokens; what tools return is not shown to it."""
+    """Looks for calls in one request's generated tokens, without those that tools return."""
 
     def feed(self, index: int, token_id: int, text: str) -> tuple[Call, ...]:
-        """The next generated token.
+        """The calls that the next generated token completes; usually none.
+
+        The request pauses until all of them have returned, unless one is `by_caller`.
 
         Args:
-            index: its place in the request's `token_ids`.
-            token_id: the token.
-            text: the text that has become certain with it ("" without a tokenizer).
-
-        Returns:
-            The calls that it completes: the request pauses until all of them have returned, unless one is `by_caller`.
-            Usually none.
+            index: place of the token in the request's `token_ids`.
+            text: the text that has become certain with it; "" without a tokenizer.
         """
         ...
 
@@ -40,31 +37,19 @@ class Detector(Protocol):
 
 
 class Renderer(Protocol):
-    """Writes what a request reads after a pause."""
+    """Writes the text that a request reads after a pause."""
 
     def render(
         self, calls: tuple[Call, ...], results: tuple[Result, ...], room: int
     ) -> tuple[list[int], tuple[Result, ...]]:
-        """All results of one pause.
-
-        Args:
-            calls: what was asked for.
-            results: one for each.
-            room: tokens that the sequence can still take.
-
-        Returns:
-            At most `room` tokens, and the results as they are in them.
-        """
+        """At most `room` tokens that have all results of one pause, and the results as they are in them."""
         ...
 
 
 class Constraint(Protocol):
-    """The state of a grammar after the generated text of one request; tokens that tools return are no part of it.
+    """The state of a grammar after the generated text of one request, to which tokens of tools do not belong."""
 
-    Attributes:
-        ended: whether nothing but the end can follow.
-    """
-
+    #: Nothing but the end can follow.
     ended: bool
 
     def allowed(self) -> Any:
@@ -86,11 +71,7 @@ class Grammar(Protocol):
 
 @final
 class SharedLimit:
-    """Limits the pending calls of several requests together. Thread-safe.
-
-    Attributes:
-        number: calls that are pending.
-    """
+    """Limits the pending calls of several requests together, of which there are `number`. Thread-safe."""
 
     def __init__(self, most: int) -> None:
         self.number, self._most, self._lock = 0, most, threading.Lock()
@@ -103,7 +84,6 @@ class SharedLimit:
         return is_free
 
     def release(self, number: int = 1) -> None:
-        """Uncount calls that have ended."""
         with self._lock:
             self.number -= number
 
@@ -115,7 +95,7 @@ class TrapFrame(NamedTuple):
 
 
 class BadFrame(NamedTuple):
-    """Markup that calls nothing: the id as far as there is one, what is wrong, and the range of its characters."""
+    """Markup that calls nothing: the id if there is one, the problem, and the range of its characters."""
 
     id: str
     problem: str
@@ -123,7 +103,7 @@ class BadFrame(NamedTuple):
 
 
 class MarkupWatch(Protocol):
-    """Finds the asynchronous calls and the traps of one request in what it generates."""
+    """Finds the asynchronous calls and the traps of one request in the generated tokens."""
 
     @property
     def clean(self) -> bool:
@@ -135,29 +115,22 @@ class MarkupWatch(Protocol):
         ...
 
     def end(self) -> tuple[BadFrame, ...]:
-        """The end of a text: the call that is not complete, if one was begun. Another text may follow."""
+        """The call that is begun and incomplete at the end of a text, if there is one. Another text may follow."""
         ...
 
 
 class CallMarkup(Protocol):
-    """How requests write asynchronous calls and read their results; see `intercept.call_markup`.
+    """How requests write asynchronous calls and read their results; see `chat.call_markup`."""
 
-    Attributes:
-        on_end: what an end of text does while calls are pending.
-        max_pending: limit of one request's pending calls.
-        shared_limit: limits the pending calls of several requests together; None: no such limit.
-    """
-
+    #: For calls that are pending at an end of text.
     on_end: Literal["wait", "cancel"]
+    #: Limit of one request's pending calls.
     max_pending: int
+    #: Limit of the pending calls of several requests together; None: no such limit.
     shared_limit: SharedLimit | None
 
     def watch(self, prompt: str | None, prompt_token_ids: Sequence[int]) -> MarkupWatch:
-        """A watch for one request of which nothing is generated.
-
-        Args:
-            prompt: its text; None if only its tokens are known.
-        """
+        """A watch for one request of which nothing is generated. `prompt` is None if only the tokens are known."""
         ...
 
     def kept(self, call: Call, result: Result) -> Result:
@@ -174,7 +147,7 @@ class CallMarkup(Protocol):
 
 
 class Text(Protocol):
-    """One request's text, fed token by token; see `text_stream.TextStream`."""
+    """One request's text, fed token by token; see `chat.text_stream.TextStream`."""
 
     last_raw: str
     stopped: str | None
@@ -196,12 +169,7 @@ class Text(Protocol):
 
 
 class Transcript(Protocol):
-    """A chat while it is generated; see `chat.transcript.ChatTranscript`.
-
-    Attributes:
-        text: the request's text.
-        finds_calls: whether it looks for calls.
-    """
+    """A chat while it is generated; see `chat.transcript.ChatTranscript`."""
 
     @property
     def text(self) -> Text: ...

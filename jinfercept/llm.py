@@ -1,4 +1,4 @@
-"""The library's API: a model, its pages, a scheduler, a runner and an engine behind one class; the server is built on it."""
+"""The library's API: a model, its pages, a scheduler, a runner and an engine behind one class. The server is built on it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -50,40 +50,39 @@ class LLM(RolloutMethods, WeightControls):
     """A model that generates, and pauses for its tools.
 
     The start logs the memory plan, its times and the sampling defaults of the checkpoint at INFO, to the logger `jinfercept`.
-    It works under its own settings of JAX, whatever the caller's are (`docs/devices.md`). A script that ends aborts what runs.
-    Before JAX's backend starts it sets JAX's environment variables that the user has not set, each logged at INFO
-    (`start/backend.py`), and JAX's compilation cache, unless `compilation_cache` is False or JAX has one.
+    It works under its own settings of JAX, whatever the caller's are (`docs/devices.md`). Before JAX's backend starts, it
+    sets JAX's environment variables that the user has not set, each logged at INFO (`start/backend.py`), and JAX's
+    compilation cache, unless `compilation_cache` is False or JAX has one. A script that ends aborts its requests.
 
-    One of several hosts (`coordinator`, `num_hosts`, `host_id`) is an `LLM` on host 0 alone. On another one the constructor
-    executes what host 0 plans, and raises `SystemExit` when that one closes its `LLM`. If a host is lost, all processes end.
+    With several hosts (`coordinator`, `num_hosts`, `host_id`), only host 0 has an `LLM`. On another host the constructor
+    executes the plans of host 0, and raises `SystemExit` when host 0 closes its `LLM`. If a host is lost, all processes end.
 
     Args:
-        model: `smollm2-135m`, a Hugging Face directory, a `.gguf` file, a `ModelConfig` (with `load_format="dummy"`), a `Model`
-            whose weights are in `params`, or an `EngineSetup`, without any other argument.
-        params: the weights of a `Model` that is already in memory. NumPy's arrays are copied. JAX's that lie where they are
-            wanted are not: do not donate these before the first `update_weights`.
+        model: `smollm2-135m`, a Hugging Face directory, a `.gguf` file, a `ModelConfig` (with `load_format="dummy"`), a
+            `Model` whose weights are in `params`, or an `EngineSetup`, without any other argument.
+        params: the weights of a `Model` that is already in memory. NumPy's arrays are copied. JAX's arrays that are already
+            in place are not: do not donate them before the first `update_weights`.
         tokenizer: instead of the model's: a name or path, as of a model, a `Tokenizer`, or a fast one of `transformers`.
-        policy: a name, or your own (`sched.policy.Policy`): as a class or a function, as `path.py:Class` or
+        policy: a name, or your own (`sched.policy.Policy`): a class or a function, its place as `path.py:Class` or
             `package.module:Class`, or an object.
-        estimator: how the durations of calls are predicted: a name, or your own (`sched.estimator.Estimator`), likewise.
-        order: which waiting request starts next: a name, or your own (`sched.order.Order`), likewise.
-        profile: what steps and transfers cost, instead of one by name or a measurement.
+        estimator: predicts the durations of calls: a name, or your own (`sched.estimator.Estimator`), likewise.
+        order: chooses the waiting request that starts next: a name, or your own (`sched.order.Order`), likewise.
+        profile: the price of steps and transfers, instead of a named or measured one.
         mesh: devices that serve the model together, along one axis of any name, instead of `tensor_parallel_size` and
             `devices`; `params` that lie there as the model is cut are not copied.
-        lazy: a part of the executables is compiled before the first request; the rest behind the requests, one at a time, where
-            the engine is idle for a moment: until then, steps that need one run on a larger one. False, and on several hosts:
-            all are compiled before.
-        progress: called with (what, done, total) while starting; by default the start is shown on a line of standard error.
-        options: those of the command line, by the same names (`config.py`); those of vLLM that need nothing here are logged
-            (`docs/migration.md`); None is a default.
+        lazy: compile a part of the executables before the first request, and the rest one at a time where the engine is idle
+            for a moment; until then, steps that need one run on a larger one. False, and on several hosts: all are compiled
+            before.
+        progress: called with (text, done, total) while starting; None: a line of standard error shows the start.
+        options: those of the command line, by the same names (`config.py`). Options of vLLM that need nothing here are logged
+            (`docs/migration.md`). None is a default.
 
     Attributes:
-        tokenizer, grammars: of the model: its tokenizer, and compiled structured outputs; None for a model without one.
+        tokenizer, grammars: the tokenizer, and compiled structured outputs; None for a model without a tokenizer.
         make_requests, make_chats: make the requests that `generate` and `chat` submit; see `chat.request_maker`.
-        engine: the engine that runs, as a server uses it.
+        engine: the running engine, as a server uses it.
         shape: the static sizes that everything was compiled for.
-        profile: costs of steps and transfers.
-        start_times: seconds that the parts of the start took.
+        start_times: seconds of the parts of the start.
         sampling_defaults: fields of `SamplingParams` whose defaults come from the checkpoint's `generation_config.json`.
 
     Raises:
@@ -155,7 +154,7 @@ class LLM(RolloutMethods, WeightControls):
 
     @property
     def disk(self) -> DiskState | None:
-        """What `kv_disk` holds and has done; None without that option."""
+        """Contents and counts of `kv_disk`; None without that option."""
         disk = self.engine.setup.disk
         return None if disk is None else disk.store.state()
 
@@ -187,15 +186,13 @@ class LLM(RolloutMethods, WeightControls):
     ) -> None:
         """Start over with other scheduling options, empty pages and counters at zero; nothing is loaded or compiled again.
 
-        That mends an engine that failed too. A call that raises changes nothing, but Ctrl-C waits until it is done.
-
-        Args:
-            policy, estimator, order: as for a new `LLM`; by default the name, place, class or function chosen last. An object
-                counts for one engine.
-            options: of `RestartOptions`; the others keep their values.
+        This also mends an engine that failed. A call that raises changes nothing, but Ctrl-C waits until it is done. What is
+        not given keeps its value: the policy, estimator and order are the name, place, class or function chosen last. An
+        object counts for one engine.
 
         Raises:
-            ConfigError: an option is fixed once executables are compiled, or out of range; or a part has not its shape.
+            ConfigError: an option is fixed once executables are compiled, or out of range; or a part lacks members of its
+                Protocol.
             RequestError: requests are not finished, or the LLM is closed.
         """
         self.engine.restart({"policy": policy, "estimator": estimator, "order": order, **options})
@@ -219,13 +216,13 @@ class LLM(RolloutMethods, WeightControls):
 
         Args:
             prompts: one or several texts, lists or arrays of token ids, or `{"prompt_token_ids": [...]}`.
-            sampling_params: one for all, or one for each; by default `get_default_sampling_params()`.
-            tools: what the model may call; those with a `start` text are found in what it writes. A tool may use this LLM:
-                its requests are batched with all others.
+            sampling_params: one for all, or one for each; None: `get_default_sampling_params()`.
+            tools: functions that the model may call; calls of those with a `start` text are found in the generated text. A
+                tool may use this LLM: its requests are batched with all others.
             detector: finds calls in another way; one for all, or one for each.
-            async_calls: tools without a `start` text are called in context markup language, with their declared arguments;
-                by default if one of them has `calls="async"`. The model goes on while they run, and reads their results as
-                interrupts.
+            async_calls: the model calls tools without a `start` text in context markup language, with their declared
+                arguments. It goes on while they run, and reads their results as interrupts. None: if a tool has
+                `calls="async"`.
             lora: name of an adapter; one for all, or one for each.
             on_event: called with tokens, calls, results and ends as they happen.
 
@@ -234,9 +231,8 @@ class LLM(RolloutMethods, WeightControls):
 
         Raises:
             RequestError: a request can never be served; none is started then.
-            EngineError: a step of the engine failed. It carries the outputs that are complete. What goes wrong with one
-                request alone (its detector or its grammar raises, its logits are NaN) is no exception: its finish reason is
-                "error".
+            EngineError: a step of the engine failed. It carries the outputs that are complete. A failure of one request alone
+                (its detector or its grammar raises, its logits are NaN) is no exception: its finish reason is "error".
         """
         if others:
             check_generate(others)
@@ -254,7 +250,7 @@ class LLM(RolloutMethods, WeightControls):
         lora: str | Iterable[str | None] | None = None,
         **others: Unpack[VllmArguments],
     ) -> list[RequestOutput]:
-        """Does what `generate` does without blocking the event loop; cancelled, it aborts the requests."""
+        """As `generate`, without blocking the event loop; cancelled, it aborts the requests."""
         if others:
             check_generate(others)
         requests = self._requests.make_requests(prompts, sampling_params, tools, detector, None, "", async_calls, lora)
@@ -271,21 +267,22 @@ class LLM(RolloutMethods, WeightControls):
     ) -> list[RequestOutput]:
         """Answer conversations, running the tools that the model calls until it has answered.
 
-        Calls of one turn run in parallel. While they do, the request is paused; it keeps the tokens it wrote, and reads the
-        results as its chat template writes them. Arguments that do not fit, and a tool that fails, are an error that it reads.
+        Calls of one turn run in parallel. Meanwhile the request is paused: it keeps its generated tokens, and reads the
+        results as its chat template writes them. Arguments that do not fit, and a tool that fails, are an error that the
+        model reads.
 
         Args:
             messages: one conversation, or several; OpenAI-style messages.
-            sampling_params: one for all, or one for each; by default `get_default_sampling_params()` with 1,024 tokens.
-            tools: Python functions (declared by signature and docstring), any of them in a `Tool` (for a time-out or a
-                limit of their own), or OpenAI-style JSON declarations. A turn that calls one of the latter ends the output.
+            sampling_params: one for all, or one for each; None: `get_default_sampling_params()` with 1,024 tokens.
+            tools: Python functions (declared by signature and docstring), any of them in a `Tool` (for a time-out or a limit
+                of their own), or OpenAI-style JSON declarations. A turn that calls one of the latter ends the output.
             on_event: called with tokens, visible text, calls, results and ends as they happen.
             options: see `ChatOptions`.
 
         Returns:
-            One output per conversation, in order. `outputs[0].messages` are what was added to it: calls, results and the
-            answer, without markup. `finish_reason` is "tool_calls" if the last of them has calls that were not run: where
-            `stop_reason` is "max_rounds" the limit forbade it, else they are the caller's to run.
+            One output per conversation, in order. `outputs[0].messages` are the added messages: calls, results and the
+            answer, without markup. `finish_reason` is "tool_calls" if the last of them has calls that were not run: with the
+            `stop_reason` "max_rounds" the limit forbade it, else the caller has to run them.
 
         Raises:
             RequestError: messages, tools or options cannot be used with this model; nothing is started then.
@@ -304,7 +301,7 @@ class LLM(RolloutMethods, WeightControls):
         tools: Iterable[ChatToolLike] | None = None,
         **options: Unpack[ChatArguments],
     ) -> list[RequestOutput]:
-        """Does what `chat` does without blocking the event loop; cancelled, it aborts the conversations."""
+        """As `chat`, without blocking the event loop; cancelled, it aborts the conversations."""
         return await aserve(self.engine.thread, self._requests.make_chats(messages, sampling_params, tools, options))
 
     def stream(
@@ -318,13 +315,12 @@ class LLM(RolloutMethods, WeightControls):
     ) -> Stream:
         """One prompt as in `generate`, or one conversation as in `chat`, event by event.
 
-        It starts now, read or not; closing or dropping the iterator aborts it. A prompt takes the option `async_calls` only.
+        It starts now, read or not; closing or dropping the iterator aborts it. A prompt takes only the option `async_calls`.
 
-        Returns:
-            `Token`, `Intercepted`, `Resumed` and last `Finished`, of asynchronous calls `Called` and `Interrupted` too; in a
-            chat also `Content`, what a person sees, `Reasoning` before it, and `CallStarted`, `Arguments` and `CallEnded` as a
-            call is written (`Token.text` has the markup too).
-            With `n` outputs, a `Finished` for each; all events say by `request_id` to which they belong.
+        The events are `Token`, `Intercepted`, `Resumed` and last `Finished`, and of asynchronous calls `Called` and
+        `Interrupted`. A chat also has `Content`, the text for a person, `Reasoning` before it, and `CallStarted`, `Arguments`
+        and `CallEnded` while a call is written (`Token.text` has the markup too). With `n` outputs there is a `Finished` for
+        each; `request_id` tells events apart.
 
         Raises:
             RequestError: as `generate` and `chat`.
@@ -341,14 +337,13 @@ class LLM(RolloutMethods, WeightControls):
         detector: Detector | None = None,
         **options: Unpack[ChatArguments],
     ) -> AsyncStream:
-        """Does what `stream` does, for `async for`. A task that is cancelled while it reads aborts its request."""
+        """As `stream`, for `async for`. A task that is cancelled while it reads aborts its request."""
         return AsyncStream(
             self.engine.thread, self._requests.make_either(prompt, sampling_params, tools, detector, options)
         )
 
     def close(self) -> None:
-        """Free the weights and the pages; callers that still wait for requests get an `EngineError`. Does nothing in a forked
-        child: they are the parent's."""
+        """Free the weights and the pages; does nothing in a forked child. Callers that still wait get an `EngineError`."""
         self.engine.close()
 
     shutdown = close

@@ -26,32 +26,24 @@ from jinfercept.runner.steps import kinds_of
 from jinfercept.sampling_params import SamplingParams
 
 type Forward = Callable[[Int32[np.ndarray, "T"]], Any]
-"""A forward pass: of the tokens of one sequence, log probabilities of the next token after each (`[T]`, or `[T - 1]`), or
+"""A forward pass: from the tokens of one sequence, log probabilities of the next token after each (`[T]`, or `[T - 1]`), or
 logits (`[T, V]`)."""
 TOOL_TOKENS = 5
 """Tokens that the tool of the check returns."""
 
 
 class CheckedRequest(NamedTuple):
-    """One sequence. All arrays have an entry for each of `tokens[1:]`.
+    """One sequence. The log probabilities have an entry for each of `tokens[1:]`."""
 
-    Attributes:
-        tokens: prompt, generated tokens and the tool's, as the forward pass gets them.
-        engine: log probabilities of the engine; NaN where it has none (the tool's tokens).
-        forward: those of the forward pass.
-        generated_from: first position of a generated token.
-        paused_from: first position of the tool's tokens; the number of tokens where nothing paused.
-    """
-
-    tokens: Int32[np.ndarray, "T"]
-    engine: Float32[np.ndarray, "predictions"]
+    tokens: Int32[np.ndarray, "T"]  # prompt, generated tokens and the tool's
+    engine: Float32[np.ndarray, "predictions"]  # NaN where the engine has none (the tool's tokens)
     forward: Float32[np.ndarray, "predictions"]
-    generated_from: int
-    paused_from: int
+    generated_from: int  # first position of a generated token
+    paused_from: int  # first position of the tool's tokens; the number of tokens where nothing paused
 
     @property
     def positions(self) -> Int32[np.ndarray, "compared"]:
-        """Positions in `tokens` of those that both have log probabilities of."""
+        """Positions in `tokens` of the tokens for which both have log probabilities."""
         return (np.flatnonzero(~np.isnan(self.engine)) + 1).astype(np.int32)
 
     def differences(self) -> Float32[np.ndarray, "compared"]:
@@ -61,17 +53,12 @@ class CheckedRequest(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """The differences of a part of the tokens.
-
-    Attributes:
-        equal: share of tokens with the same bits.
-        largest: absolute difference of two log probabilities.
-        ratio_p50, ratio_p99, ratio_max: of the larger probability over the smaller one: `exp(abs(engine - forward))`.
-    """
+    """The differences of a part of the tokens. A ratio is the larger probability over the smaller: `exp(abs(engine -
+    forward))`."""
 
     num_tokens: int
-    equal: float
-    largest: float
+    equal: float  # share of tokens with the same bits
+    largest: float  # absolute difference of two log probabilities
     ratio_p50: float
     ratio_p99: float
     ratio_max: float
@@ -89,23 +76,17 @@ class Differences(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogprobReport:
-    """What `check_logprobs` found.
-
-    Attributes:
-        requests: the sequences.
-        total: of all tokens.
-        parts: of the prompts' tokens, of those generated before a pause, and of those behind one.
-        tolerance: absolute difference that counts as one.
-        first: index of a request and position of its first token beyond the tolerance, of the request where it comes first;
-            None if there is none.
-        begins: where the differences beyond the tolerance begin, in words; "" if there are none.
-    """
+    """The result of `check_logprobs`."""
 
     requests: tuple[CheckedRequest, ...]
     total: Differences
+    # of the prompts' tokens, of those generated before a pause, and of those behind one
     parts: dict[str, Differences]
-    tolerance: float
+    tolerance: float  # absolute difference beyond which a token counts as different
+    # a request's index and the position of its first token beyond the tolerance, of the request where it comes first; None:
+    # none
     first: tuple[int, int] | None
+    # where the differences beyond the tolerance begin, in words; "": nowhere
     begins: str
 
     def __str__(self) -> str:
@@ -134,19 +115,16 @@ def check_logprobs(
 ) -> LogprobReport:
     """Compare the log probabilities that an engine reports with those of a trainer's forward pass of the same tokens.
 
-    Every prompt is continued greedily and drawn, each with a pause for a tool in the middle and without one, all in one batch.
-    Then `forward` is called with each sequence, padding none.
+    Every prompt is continued greedily and drawn, each with a pause for a tool in the middle and without one, all in one
+    batch. Then `forward` is called with each sequence, without padding. No other request may run meanwhile.
 
     Args:
-        llm: no other request may run.
-        forward: your model; see `Forward`.
-        prompts: as for `generate`; by default six of random tokens, from one token to 300, if so many fit.
+        prompts: as for `generate`; None: six of random tokens, from one token to 300, if so many fit.
         max_tokens: generated for each.
         tolerance: absolute difference of log probabilities that the report looks for.
-        seed: of the random prompts and draws.
 
     Raises:
-        ConfigError: what `forward` returned has another shape.
+        ConfigError: `forward` returned another shape.
         RequestError: a prompt does not fit.
     """
     if not callable(forward):
@@ -186,7 +164,6 @@ def _random_prompts(llm: LLM, max_tokens: int, seed: int) -> list[Prompt]:
 
 
 def _generate(llm: LLM, prompts: Sequence[Prompt], max_tokens: int, seed: int) -> list[RequestOutput]:
-    """The outputs of all ways to continue the prompts."""
     rng, vocab_size = np.random.default_rng(seed + 1), llm.model.config.vocab_size
     returned = rng.integers(0, vocab_size, TOOL_TOKENS).tolist()
     all_prompts, params, detectors = [], [], []
@@ -225,7 +202,6 @@ def _checked(output: RequestOutput, forward: Forward) -> CheckedRequest:
 
 
 def _next_logprobs(returned: Any, tokens: Int32[np.ndarray, "T"]) -> Float32[np.ndarray, "predictions"]:
-    """Log probabilities of `tokens[1:]`. Raises `ConfigError` for other shapes than those of `Forward`."""
     array = np.asarray(returned)
     count = len(tokens)
     if array.ndim > 1 and array.shape[0] == 1 and count > 1:
@@ -239,7 +215,7 @@ def _next_logprobs(returned: Any, tokens: Int32[np.ndarray, "T"]) -> Float32[np.
 
 
 def _begins(requests: Sequence[CheckedRequest], beyond: Sequence[np.ndarray], chunk: int) -> str:
-    """Where the differences begin, as the first of these descriptions that fits all requests that have some."""
+    # the first of these descriptions that fits all requests that differ
     pairs = [(request, at) for request, at in zip(requests, beyond, strict=True) if len(at)]
     everywhere = np.concatenate([request.positions for request in requests])
     firsts = [int(at[0]) for _, at in pairs]
@@ -271,15 +247,13 @@ def forward_logits(
 ) -> Float[Array, "T V"]:
     """Logits after every token of one sequence. It can be traced and differentiated by `params`.
 
-    In float32 on a CPU they are those that an engine with `batch_invariant` has, bit for bit: the sequence is filled up to a
-    multiple of 256 tokens, and XLA fuses nothing across layers; everything else is plain `jax.numpy`.
+    In float32 on a CPU they are, bit for bit, those of an engine with `batch_invariant`: the sequence is filled up to a
+    multiple of 256 tokens, and XLA fuses nothing across layers. Everything else is plain `jax.numpy`. Raises `ConfigError` if
+    the model has recurrent layers.
 
     Args:
         model, params: `llm.model` with its weights, joined or apart, or a `Model` with a trainer's. Adapters add nothing.
-        fill: the sequence is filled up to a multiple of so many tokens; 1: it is not.
-
-    Raises:
-        ConfigError: the model has recurrent layers.
+        fill: the sequence is filled up to a multiple of this many tokens; 1: it is not.
     """
     if states_of(model):
         raise ConfigError("recurrent layers are not supported", got=model.config.family, fix="another model")
@@ -305,8 +279,8 @@ def forward_logits(
 
 
 def forward_logprobs(model: ServedModel, params: Params, tokens: Int[Array, "T"]) -> Float[Array, "predictions"]:
-    """Log probabilities of `tokens[1:]`, each behind those before it: `forward_logits`, and of each row its logit less the
-    logarithm of the sum. `jax.nn.log_softmax` of the same logits differs from it in the last bits."""
+    """Log probabilities of `tokens[1:]` by `forward_logits`: of each token its logit less the logarithm of the row's sum."""
+    # `jax.nn.log_softmax` of the same logits differs from it in the last bits
     return next_logprobs(forward_logits(model, params, tokens), tokens)
 
 

@@ -13,92 +13,82 @@ from jinfercept.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class FollowUp:
-    """Hint that a follow-up request will extend the context of this one: the context is retained, as that of a paused request.
+    """Hint that a follow-up request will extend this one's context, which is retained like that of a paused request.
 
     A request extends a retained context if it names the finished request (`Request.follows`) or the session, or if its prompt
     begins with the finished request's. Until then the policy may evict any page of it.
-
-    Attributes:
-        session: name of a chain of requests, of which one context is retained; "" for none.
-        expected_s: expected seconds until the follow-up; None if they are to be estimated.
-        reader: name under which the time after an answer is learned; after calls it is learned under the tools' names.
-        last: the request extends the session's context and has no follow-up itself.
     """
 
+    #: Name of a chain of requests, of which one context is retained; "" for none.
     session: str = ""
+    #: Expected seconds until the follow-up; None: they are estimated.
     expected_s: float | None = None
+    #: Name under which the time after an answer is learned. After calls, it is learned under the tools' names.
     reader: str = READER
+    #: The request extends the session's context and has no follow-up itself.
     last: bool = False
 
 
 class Adapter(NamedTuple):
-    """A loaded adapter (LoRA) of the model.
-
-    Attributes:
-        slot: its place among the adapters in the model's weights, from 1 on.
-        digest: of its numbers: contexts of adapters with the same numbers are alike.
-        source: the directory that it was read from.
-        version: how many adapters had the name before, those of the start not counted.
-    """
+    """A loaded adapter (LoRA) of the model."""
 
     name: str
+    #: Place among the adapters in the model's weights, from 1 on.
     slot: int
+    #: Digest of its numbers. Adapters with the same numbers share contexts.
     digest: str
+    #: The directory that it was read from.
     source: str = ""
+    #: Number of adapters that had the name before, without those of the start.
     version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request, as the engine takes it.
+    """One request, as the engine takes it."""
 
-    Attributes:
-        id: unique among the requests that are not finished.
-        prompt_token_ids: at least one; of a long prompt best an array of 32-bit numbers. Nothing may change them.
-        params: how to sample.
-        tools: tools that may be called, by name.
-        detector: finds calls; None if the request never calls, or if its transcript finds them.
-        transcript: opens the transcript of a chat; None: the request is no chat.
-        cache_salt: requests with different salts share no pages.
-        prompt: the prompt's text, given back in the output.
-        grammar: `params.structured_outputs`, compiled, or the grammar of a turn that has to call. The text continues after a
-            call; if the call ended it, another text begins. The request ends where nothing more can follow; one with a detector
-            draws an end token there, which may end a call.
-        markup: finds asynchronous calls, and writes their results; None if the request makes none.
-        render: writes the results of calls; None: each as its tool's `result` says.
-        leader: id of a request with the same prompt that was submitted before; this one starts once that prompt is computed.
-        index: place among the outputs of the prompt, each of which has random numbers of its own.
-        follow_up: hint that another request will extend this one's context; None if none is expected.
-        follows: id of the finished request whose retained context this one extends.
-        priority: requests with a smaller one are served first, whenever they arrived.
-        tenant: the owner of the request; tenants share the engine fairly. "" is a tenant too, the only one without API keys.
-        weight: of the tenant: while tenants compete, their shares of memory·time are as their weights.
-        ids_below: the ids of the prompt, a tokenizer's, are whole numbers from 0 to below this; None: they are to be checked.
-        adapter: that the model has for this request; None: the model as it is.
-        continues: the output so far of a request with the same prompt, tools and parameters that was aborted: this one goes on
-            from there, begins with the calls that were pending, and its output has both parts. `max_tokens` counts both.
-    """
-
+    #: Unique among the requests that are not finished.
     id: str
+    #: At least one, and must not change; for a long prompt, best an array of 32-bit numbers.
     prompt_token_ids: Sequence[int]
     params: SamplingParams
     tools: Mapping[str, Tool] = field(default_factory=dict)
+    #: None if the request never calls, or if its transcript finds the calls.
     detector: Detector | None = None
+    #: Requests with different salts share no pages.
     cache_salt: str = ""
+    #: The prompt's text, given back in the output.
     prompt: str | None = None
+    #: `params.structured_outputs`, compiled, or the grammar of a turn that has to call. The text continues after a call; if
+    #: the call ended it, another text begins. The request ends where nothing more can follow, but with a detector it draws an
+    #: end token there, which may end a call.
     grammar: Grammar | None = None
+    #: Writes the results of calls; None: each as its tool's `result` says.
     render: Renderer | None = None
+    #: Id of an earlier request with the same prompt; this one starts when that prompt is computed.
     leader: str | None = None
+    #: Place among the outputs of the prompt, each of which has random numbers of its own.
     index: int = 0
+    #: None if no request is expected to extend this one's context.
     follow_up: FollowUp | None = None
+    #: Id of the finished request whose retained context this one extends.
     follows: str | None = None
+    #: Requests with a smaller one are served first, whenever they arrived.
     priority: int = 0
+    #: The owner of the request; tenants share the engine fairly. "" is a tenant too, the only one without API keys.
     tenant: str = ""
+    #: Weight of the tenant. Competing tenants get shares of memory·time as their weights.
     weight: float = 1.0
+    #: Finds asynchronous calls and writes their results; None if the request makes none.
     markup: CallMarkup | None = None
+    #: Opens the transcript of a chat; None: the request is no chat.
     transcript: "Callable[[Request], Transcript] | None" = None
+    #: A tokenizer made the prompt's ids, whole numbers from 0 to below this; None: they are to be checked.
     ids_below: int | None = None
+    #: None: the model without one.
     adapter: Adapter | None = None
+    #: The output so far of an aborted request with the same prompt, tools and parameters, from which this one goes on. It
+    #: begins with the calls that were pending. Its output and `max_tokens` cover both parts.
     continues: CompletionOutput | None = None
 
     @property

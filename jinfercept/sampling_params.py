@@ -14,69 +14,69 @@ MAX_TEMPERATURE = 1e6
 MAX_LOGPROBS = 20
 """Likeliest tokens that are reported beside the chosen one."""
 MAX_OUTPUTS = 1024
-"""Of one prompt: each is a request of its own."""
+"""Outputs of one prompt: each is a request of its own."""
 MAX_BIASED_TOKENS = 1024
 MAX_BAD_SEQUENCES = 256
 MAX_BAD_TOKENS = 8
-"""Tokens of a bad sequence: as many as the device remembers of what it drew, and one."""
+"""Tokens of a bad sequence: as many as the device remembers of its draws, and one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one request's tokens are drawn and when it ends. Names, defaults and ranges as in vLLM; by keyword only.
+    """The draws of one request's tokens, and its end. Names, defaults and ranges as in vLLM; by keyword only.
 
     Numbers and arrays of NumPy, JAX and torch are stored as Python's. `dataclasses.replace` makes changed ones.
 
-    What is done to a row of logits, in this order: tokens that may not come get -inf (`structured_outputs`,
-    `allowed_token_ids`, `bad_words`, and until `min_tokens` the ends); `logit_bias`; penalties; at `temperature` 0 the largest
-    is taken, else all are divided by it; `min_p`, `top_k` and `top_p`, each among what the one before it left; a draw.
-    If no token is left, bad words and `min_tokens` are ignored for that draw.
+    A row of logits is changed in this order: tokens that may not come get -inf (`structured_outputs`, `allowed_token_ids`,
+    `bad_words`, and until `min_tokens` the ends); `logit_bias`; penalties; at `temperature` 0 the largest is taken, else all
+    are divided by it; `min_p`, `top_k` and `top_p`, each among the tokens that the one before it left; a draw. If no token is
+    left, bad words and `min_tokens` are ignored for that draw.
 
-    "Output" is what the model generated. Tokens that tools returned count as prompt: the repetition penalty looks at prompt
-    and output, the others at the output only.
+    "Output" is the generated tokens. Tokens that tools returned count as prompt: the repetition penalty looks at prompt and
+    output, the others at the output only.
 
     Attributes:
         temperature: 0 is greedy.
         max_tokens: tokens to generate; tokens returned by tools do not count. None: until the sequence is full.
         seed: fixes the draws; of any size and sign. The random numbers of an output depend on the seed, the prompt's tokens
-            and the output's place among `n`: the same request has the same tokens alone, in any batch and after any pause,
-            and any other one is independent of it. None: they depend on the engine's seed and the request's number instead.
+            and the output's place among `n`. So a request has the same tokens alone, in any batch and after any pause, and
+            another one is independent of it. None: they depend on the engine's seed and the request's number instead.
         stop: strings that end the text.
         stop_token_ids: tokens that end the request, besides the model's end-of-text tokens.
-        include_stop_str_in_output: the text has the stop string, or the text of the token, that ends it. `token_ids` have
-            the token in any case.
+        include_stop_str_in_output: the text has the stop string, or the text of the token, that ends it. `token_ids` have the
+            token in any case.
         ignore_eos: continue after an end-of-text token.
         skip_special_tokens: leave special tokens out of the text.
-        structured_outputs: the form of the generated text. An end-of-text or stop token comes only where it may end (or
+        structured_outputs: the form of the generated text. An end-of-text or stop token comes only where the text may end (or
             where a stop token is its own text); with `ignore_eos` it ends where nothing can follow. `max_tokens` and `stop`
             cut it.
-        n: outputs for one prompt, each with random numbers of its own, the first with those of a request with `n` 1; at most
-            1,024. They share the full pages of the prompt. Not for greedy requests.
-        top_k: draw among so many of the likeliest (and what is as likely as the last of them); 0 or -1: all.
-        top_p: draw among the fewest likeliest tokens that have this probability together (likewise); 1: all; 0: the likeliest.
-        min_p: draw among tokens at least so likely, compared to the likeliest; 0: all.
-        repetition_penalty: logits of tokens in prompt or output are divided by it where positive, else multiplied; 0.01 to 100.
+        n: outputs for one prompt, at most 1,024, each with random numbers of its own, the first with those of a request with
+            `n` 1. They share the full pages of the prompt. Not for greedy requests.
+        top_k: draw among this many of the likeliest (and those as likely as the last of them); 0 or -1: all.
+        top_p: draw among the fewest likeliest tokens that have this probability together (likewise); 1: all; 0: the
+            likeliest.
+        min_p: draw among tokens at least this likely, compared to the likeliest; 0: all.
+        repetition_penalty: divides positive logits of tokens in prompt or output, multiplies negative ones; 0.01 to 100.
         presence_penalty: subtracted from the logits of tokens in the output; -2 to 2.
-        frequency_penalty: subtracted as often as the token is in the output; -2 to 2.
+        frequency_penalty: subtracted for each time that the token is in the output; -2 to 2.
         logit_bias: added to logits, by token id; -100 to 100, at most 1,024 tokens.
-        allowed_token_ids: nothing else is drawn: no end-of-text token either, unless it is among them. Refused together
-            with `structured_outputs` and with a `tool_choice` that asks for a call, which say that too.
-        bad_words: texts that are not generated: their last token is forbidden where the ones before it were just generated.
-            They are looked for as tokens, with and without a space before them, as in vLLM.
+        allowed_token_ids: nothing else is drawn: no end-of-text token either, unless it is among them. Refused together with
+            `structured_outputs`, and with a `tool_choice` that asks for a call, which also restrict the tokens.
+        bad_words: texts that are not generated: their last token is forbidden after the ones before it. They are looked for
+            as tokens, with and without a space before them, as in vLLM.
         bad_words_token_ids: the same as token ids; at most 256 together (single tokens aside), of at most 8 tokens.
         min_tokens: tokens to generate before an end-of-text or stop token may come, and before a stop string may end.
-        logprobs: report the log probability of each generated token, and of so many likeliest in its place; at most 20. Of the
-            model's own logits, before anything above.
+        logprobs: report the log probability of each generated token, and of this many likeliest in its place; at most 20. By
+            the model's own logits, before anything above.
         return_processed_logprobs: report the log probability of each generated token in the distribution that it was drawn
-            from: after all of the above. It is 0 where the temperature is 0.
-        return_kept_tokens: report in place of each generated token which tokens could be drawn: those that all of the above has
-            left. A word of 32 bits for 32 tokens of the vocabulary travels to the host for each generated token.
-        prompt_logprobs: the same as `logprobs` for the tokens of the prompt, which is then computed whole: no cached pages are
-            used.
-        return_routed_experts: report which experts have computed each token, of a model that has some; for engines that were
-            started with `enable_return_routed_experts`. The prompt is computed whole, as for `prompt_logprobs`.
-        forced_output_ids: tokens that are generated whatever the model says, from the first one on; it says what follows them.
-            For tests and measurements: ends, calls and log probabilities are those of tokens that the model had chosen.
+            from, after all of the above. It is 0 where the temperature is 0.
+        return_kept_tokens: report for each generated token the tokens that could be drawn in its place, after all of the
+            above. For each, a word of 32 bits travels to the host for 32 tokens of the vocabulary.
+        prompt_logprobs: as `logprobs`, for the tokens of the prompt. It is then computed whole: no cached pages are used.
+        return_routed_experts: report the experts that computed each token, if the model has some and the engine was started
+            with `enable_return_routed_experts`. The prompt is computed whole, as for `prompt_logprobs`.
+        forced_output_ids: the first generated tokens, whatever the model says; it says what follows them. For tests and
+            measurements: ends, calls and log probabilities are as if the model had chosen them.
     """
 
     temperature: float = 1.0
@@ -128,12 +128,10 @@ class SamplingParams:
 
     @property
     def reports_processed(self) -> bool:
-        """Whether the distribution of each draw is reported."""
         return self.return_processed_logprobs or self.return_kept_tokens
 
     @property
     def reports_draws(self) -> bool:
-        """Whether anything is reported of each draw."""
         return self.logprobs is not None or self.reports_processed
 
     def _check_together(self) -> None:
@@ -158,7 +156,7 @@ class SamplingParams:
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
-    """Raises `RequestError` if the parameters name tokens that the model does not have, or leave none to draw."""
+    """Raise `RequestError` if the parameters name tokens that the model does not have, or leave none to draw."""
     allowed, bad = params.allowed_token_ids or (), params.bad_words_token_ids or ()
     named = chain(params.logit_bias or (), allowed, params.stop_token_ids or (), params.forced_output_ids, *bad)
     wrong = next((token for token in named if not 0 <= token < vocab_size), None)
@@ -176,18 +174,10 @@ def is_number(value: object) -> bool:
 
 
 class _Rule(NamedTuple):
-    """The values of one parameter.
-
-    Attributes:
-        what, fix: of the error for any other value.
-        fits: takes the value that `read` has made of the given one.
-        is_optional: None fits too.
-    """
-
-    what: str
+    what: str  # of the error for any other value, as `fix`
     fix: str
-    fits: Callable[[Any], bool]
-    is_optional: bool = False
+    fits: Callable[[Any], bool]  # takes the value that `read` has made of the given one
+    is_optional: bool = False  # None fits too
     read: Callable[[Any], Any] = lambda value: value
 
 
@@ -212,8 +202,8 @@ def _is_ids(value: object) -> bool:
 
 
 def _biases(given: Any) -> Any:
-    """Biases by token id, whose keys may be texts, as JSON has them; () for anything else."""
     try:
+        # keys may be texts, as JSON has them
         return given and {int(token): float(bias) for token, bias in given.items()}
     except (AttributeError, TypeError, ValueError):
         return ()

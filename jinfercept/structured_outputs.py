@@ -20,22 +20,23 @@ JSON_SPACE = r" |\n[ \t]{0,20}"
 class StructuredOutputsParams:
     """The form that the generated text must match, from its first token to its end. Names as in vLLM; exactly one is given.
 
-    Tokens that tools return are no part of that text: a call may pause it anywhere, and it continues afterwards. So where the
-    model is to call while it is constrained, what is given here has to allow the call's own text in the places meant for it, as
-    in `start: ("<now>" "</now>")? answer`. Where a call is the end of the matched text, or is found at an end-of-text token (as
-    in the models' own formats), the text begins anew after it: a grammar says what one turn is, `start: calls | answer`.
+    Tokens that tools return do not belong to that text: a call may pause it anywhere, and it continues afterwards. A model
+    that should call while it is constrained needs a form that allows the call's own text, such as `start: ("<now>" "</now>")?
+    answer`. If a call ends the matched text, or is found at an end-of-text token (as in the models' own formats), the text
+    begins anew after it. A grammar then describes one turn: `start: calls | answer`.
 
     Attributes:
-        json: a JSON schema, as text or as what `json.loads` makes of it; `oneOf` is taken as `anyOf`, and annotations and
-            formats that JSON Schema does not know are left out. White space between the
-            parts of a value is at most a blank, or a new line and twenty blanks or tabs, so that no model writes it for ever.
+        json: a JSON schema, as text or as `json.loads` returns it. `oneOf` is taken as `anyOf`; annotations and formats that
+            JSON Schema does not know are left out. White space between the parts of a value is at most a blank, or a new line
+            and twenty blanks or tabs, so that no model writes it for ever.
         json_object: any JSON object.
         regex: a regular expression for the whole text, in the Rust crate's syntax: no look-around, no back-references.
         choice: texts, of which the output is one.
-        grammar: a grammar in llguidance's variant of Lark (`start: …`), or GBNF (`root ::= …`).
+        grammar: in llguidance's variant of Lark (`start: …`), or GBNF (`root ::= …`).
 
     Raises:
-        RequestError: none is given, several are, or one is of the wrong kind. What they say is checked when they are compiled.
+        RequestError: none is given, several are, or one is of the wrong kind. Their content is checked when they are
+            compiled.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -80,7 +81,7 @@ _TYPE_NAMES = {
     **dict.fromkeys(("arr", "list", "tuple", "set", "sequence"), "array"),
     **dict.fromkeys(("none", "nonetype"), "null"),
 }
-"""Names that other languages have for JSON's types, and schemas that were written by hand."""
+"""Names for JSON's types in other languages and in schemas that were written by hand."""
 
 
 def json_type(name: str) -> str:

@@ -1,5 +1,5 @@
-"""Checks of a user's own code: policies and orders on engines without a model and without JAX, and a trainer's forward pass
-beside an engine."""
+"""Checks of a user's own code: policies and orders on engines without a model and JAX, and a trainer's forward pass beside an
+engine."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -32,7 +32,7 @@ def strict_json(text: str) -> Any:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The object that a JSON text is; {} if it is none."""
+    """The object of a JSON text; {} if the text is none."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

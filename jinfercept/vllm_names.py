@@ -1,4 +1,4 @@
-"""Names that users of vLLM and transformers type: what needs nothing here is accepted, others are refused with ours.
+"""Names that users of vLLM and transformers type. Those that need nothing here are accepted, others are refused with ours.
 
 `vllm_names.toml` has them. Values are compared as text, so that a flag and a keyword argument mean the same.
 """
@@ -15,14 +15,9 @@ NAMES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".to
 
 
 def unneeded(row: Sequence[str], value: Any, got: str, error: type[JinferceptError] = ConfigError) -> str:
-    """Why a flag or an argument needs nothing.
+    """The reason why a flag or an argument needs nothing, from its `row` of `unneeded` or `calls`.
 
-    Args:
-        row: of `unneeded` or `calls`.
-        value: None: it has none, or its default.
-
-    Raises:
-        JinferceptError: the value asks for something; it is of class `error`.
+    A value of None is its default, or none. A value that asks for something raises `error`.
     """
     why, *accepted = row
     accepted = accepted or ["False", "True"]
@@ -36,13 +31,8 @@ def own_options(
 ) -> tuple[dict[str, Any], list[str]]:
     """Keyword arguments of `LLM` by our names, without those that need nothing, and a line for the log for each of these.
 
-    None stands for a default.
-
-    Args:
-        aliases: other names of them.
-
-    Raises:
-        ConfigError: one asks for something that cannot be done, has another name here, or is given twice.
+    None stands for a default; `aliases` are other names. Raises `ConfigError` if an option asks for something that cannot be
+    done, has another name here, or is given twice.
     """
     own, notes = dict[str, Any](), list[str]()
     for option, value in options.items():
@@ -73,12 +63,8 @@ def own_value(flag: str, value: Any) -> Any:
 
 
 def check_arguments(what: str, arguments: Mapping[str, Any], names: Iterable[str], sampling: Iterable[str]) -> None:
-    """Raise `ArgumentError` for a keyword argument of `generate` or `chat` that is not theirs and asks for something.
-
-    Args:
-        what: is wrong with an unknown one.
-        sampling: names of sampling parameters.
-    """
+    """Raise `ArgumentError`, which begins with `what`, for an unknown keyword argument of `generate` or `chat` that asks for
+    something."""
     for name, value in arguments.items():
         if (row := NAMES["calls"].get(name)) is not None:
             unneeded(row, value, f"{name}={value!r}", ArgumentError)
@@ -91,17 +77,16 @@ def check_arguments(what: str, arguments: Mapping[str, Any], names: Iterable[str
 def no_such[E: JinferceptError](
     error: type[E], what: str, name: str, names: Sequence[str], fixes: Mapping[str, str]
 ) -> E:
-    """The error for a name that there is not, with what does the same, or all that there are."""
+    """The error for a name that does not exist, with the name that does the same, or all names."""
     hint = "" if name in fixes else nearest(name, names)
     return error(what, got=name + hint, fix=fixes.get(name, f"one of {', '.join(sorted(names))}"))
 
 
 def no_such_attribute(name: str, names: Sequence[str]) -> NoSuchNameError:
-    """The error for an attribute that an `LLM` has not."""
+    """The error for an attribute that an `LLM` does not have."""
     public = [own for own in names if not own.startswith("_")]
     return no_such(NoSuchNameError, "an LLM has no such attribute", name, public, NAMES["attributes"])
 
 
 def _keywords(text: str) -> str:
-    """A text whose flags are named as keyword arguments."""
     return re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), text)

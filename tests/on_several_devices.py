@@ -46,7 +46,7 @@ from tests.support.tiny_model import GOLDEN, TOOL, Workload, set_joined, streams
 SIZES: dict[str, Any] = {"page_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 100}
 SIZES |= {"kv_tokens": 112, "swap_space": 0.001, "check_pages": True}  # little more than the longest sequence
 SIZES |= {"dtype": "float32", "profile": "paper-gptj-6b-a100", "lazy": True}
-EXPERTS = ("mixtral", "qwen3_moe", "qwen3_moe_mixed", "glm4_moe")
+EXPERTS = ("mixtral", "qwen3_moe", "qwen3_moe_mixed", "glm4_moe", "nemotron_h_latent")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 PROMPT = {"prompt_token_ids": list(range(20))}
 
@@ -160,6 +160,9 @@ def check(name: str, num_devices: int, policies: tuple[str, ...]) -> None:
         pytest.param("mixtral", 4, ("min_waste", "discard"), marks=pytest.mark.slow),
         pytest.param("qwen3_next", 2, ("copy_ahead", "discard"), marks=pytest.mark.slow),
         pytest.param("qwen3_next", 4, ("min_waste", "preserve"), marks=pytest.mark.slow),
+        pytest.param("nemotron_h", 2, ("copy_ahead", "discard"), marks=pytest.mark.slow),
+        pytest.param("nemotron_h", 4, ("min_waste", "swap"), marks=pytest.mark.slow),
+        pytest.param("nemotron_h_latent", 4, ("copy_ahead", "discard"), marks=pytest.mark.slow),
         pytest.param("qwen3", 2, ("min_waste", "lru_host"), marks=pytest.mark.slow),
         pytest.param("olmo2", 4, ("min_waste", "swap"), marks=pytest.mark.slow),
         pytest.param("gptj", 8, ("improved_discard", "preserve"), marks=pytest.mark.slow),

@@ -55,6 +55,7 @@ FAMILIES: dict[str, Sequence[str]] = {
     "gpt_oss": ATTENTION,
     "qwen3_moe_mixed": ATTENTION,
     "qwen3_next": (*ATTENTION, "out_proj", "shared_expert.up_proj", "shared_expert.down_proj"),
+    "nemotron_h": ("q_proj", "v_proj", "o_proj", "out_proj", "mixer.up_proj", "shared_experts.down_proj"),
 }
 QUICK = ("phi3",)
 

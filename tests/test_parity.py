@@ -47,6 +47,8 @@ SLOW = [
             "gptj_published",
             "qwen3_5",
             "qwen3_5_moe",
+            "nemotron_h",
+            "nemotron_h_latent",
         ),
     )
 ]

@@ -27,6 +27,7 @@ FAMILIES = [
     "phi3",
     "qwen3_moe",
     "qwen3_next",
+    "nemotron_h",
     "gpt_oss",
     "llama_tied",
     "mixtral",

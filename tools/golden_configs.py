@@ -15,6 +15,7 @@ from transformers import (
     Ministral3Config,
     MistralConfig,
     MixtralConfig,
+    NemotronHConfig,
     Olmo2Config,
     Olmo3Config,
     Phi3Config,
@@ -84,6 +85,19 @@ GEMMA4_SMALL = {
     "num_kv_shared_layers": 2,
     "hidden_size_per_layer_input": 8,
     "layer_types": ["sliding_attention", "full_attention", *["sliding_attention"] * 2, "full_attention"],
+}
+NEMOTRON_SHAPE = {
+    **{key: value for key, value in LLAMA_SHAPE.items() if key != "num_hidden_layers"},
+    "ssm_state_size": 8,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "n_groups": 4,
+    "chunk_size": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "moe_shared_expert_intermediate_size": 24,
+    "routed_scaling_factor": 1.5,
 }
 YARN_LINES = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}  # as model cards advise
 TINY_CONFIGS = {
@@ -185,6 +199,8 @@ TINY_CONFIGS = {
         layer_types=["linear_attention", "full_attention"],
         rope_parameters=IMAGE_ROPE,
     ),
+    "nemotron_h": NemotronHConfig(**NEMOTRON_SHAPE, hybrid_override_pattern="*EMM-"),
+    "nemotron_h_latent": NemotronHConfig(**NEMOTRON_SHAPE, moe_latent_size=8, hybrid_override_pattern="*-ME"),  # Super
     "olmo2": Olmo2Config(**LLAMA_SHAPE, rope_parameters=SHORT_ROPE),
     "olmo3": Olmo3Config(
         **LLAMA_SHAPE | {"num_hidden_layers": 5},

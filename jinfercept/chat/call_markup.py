@@ -1,6 +1,6 @@
 """Asynchronous calls in context markup language: finds calls and traps in a request's tokens, and writes results as interrupts.
 
-The delimiters are single tokens where the vocabulary has all five, else text, which tokens divide in any way.
+Each delimiter is a single token where the vocabulary has all five; otherwise it is text, which tokens divide in any way.
 """
 
 import re
@@ -45,13 +45,13 @@ class AsyncCalls:
     """How a request's calls in context markup language are written, run and waited for.
 
     Attributes:
-        calls: when a call runs whose tool does not say so itself: "async": at its `[END]`, while the model goes on; "parallel":
-            at the next trap, with all others; "sync": at its `[END]`, and the request waits for it.
-        on_end: what an end-of-text token does while calls are pending. A stop string, a stop token that the request names and
-            a limit of tokens cancel them.
-        max_pending: limit of calls that run at once; a call beyond it is answered with an error.
+        calls: when a call runs, unless its tool says so itself. "async": at its `[END]`, while the model goes on; "parallel":
+            at the next trap, together with all others; "sync": at its `[END]`, and the request waits for it.
+        on_end: what an end-of-text token does while calls are pending. A stop string, a stop token that the request names, and
+            the token limit always cancel them.
+        max_pending: calls that run at once; a call beyond this limit is answered with an error.
         delimiters: their texts.
-        reasoning: name of the marks of reasoning, in which delimiters are text; None: the model writes none.
+        reasoning: name of the marks of reasoning, inside which delimiters are plain text; None: the model writes no reasoning.
         shared_limit: limits the pending calls of several requests together; None: no such limit.
     """
 
@@ -87,18 +87,13 @@ class AsyncCalls:
 
 @final
 class ContextMarkup:
-    """The markup of one model's requests with the same tools.
-
-    Args:
-        tools: by name; their functions take a JSON object as text.
-        parameters: names of each tool's parameters, in order.
-    """
+    """The markup of requests to one model with the same tools."""
 
     def __init__(
         self,
         options: AsyncCalls,
-        tools: Mapping[str, Tool],
-        parameters: Mapping[str, Sequence[str]],
+        tools: Mapping[str, Tool],  # by name; their functions take a JSON object as text
+        parameters: Mapping[str, Sequence[str]],  # names of each tool's parameters, in order
         tokenizer: Tokenizer,
     ) -> None:
         self.on_end: OnEnd = options.on_end
@@ -109,15 +104,10 @@ class ContextMarkup:
 
     @cached_property
     def interrupt_token_id(self) -> int | None:
-        """The token that begins an interrupt, which the model may not write; None where it is text."""
+        """The token that begins an interrupt, which the model may not write; None: the delimiter is text."""
         return next((token_id for token_id, mark in self._marks.items() if mark == "interrupt"), None)
 
     def watch(self, prompt: str | None, prompt_token_ids: Sequence[int]) -> "ContextMarkupWatch":
-        """Finds the calls and traps of one request.
-
-        Args:
-            prompt: its text, which may open reasoning at its end; None: that of its tokens.
-        """
         if prompt is None:
             prompt = self.tokenizer.decode(prompt_token_ids[-TAIL_TOKENS:], skip_special_tokens=False)
         name = self._options.reasoning
@@ -129,21 +119,16 @@ class ContextMarkup:
         return (tool and tool.calls) or self._options.calls
 
     def kept(self, call: Call, result: Result) -> Result:
-        """The beginning of a result that an interrupt can hold, and one character more if the result is longer."""
         tool = self._tools.get(call.name)
         if tool is None:
             return result
+        # one character more than an interrupt holds shows that the result is longer
         ids = result.token_ids and result.token_ids[: tool.max_result_tokens + 1]
         return replace(result, text=result.text[: CHARS_PER_TOKEN * tool.max_result_tokens + 1], token_ids=ids)
 
     def interrupt(self, call: Call, result: Result, room: int) -> tuple[list[int], Result]:
-        """The tokens of an interrupt, and the result as it is in them.
-
-        Args:
-            call: the call, or one with an id only for markup that called nothing.
-            room: tokens that the sequence can still take; a longer result is cut.
-        """
         delimiters, tool = self._options.delimiters, self._tools.get(call.name)
+        # the call of markup that called nothing has only an id
         shown_id = escape(call.id, delimiters) or NO_ID
         head = self._encode(f"{delimiters.interrupt} {shown_id} {delimiters.head}")
         tail = self._encode(f" {delimiters.end}")
@@ -156,9 +141,9 @@ class ContextMarkup:
         return [*head, *body, *tail][:room], replace(result, status=used.status)
 
     def _encode(self, text: str) -> list[int]:
-        """The tokens of a text, its delimiters as tokens of their own where the vocabulary has them."""
         if not self._marks:
             return self.tokenizer.encode(text, plain=True)
+        # the vocabulary has the delimiters: each must become its own token
         ids = {getattr(self._options.delimiters, mark): token_id for token_id, mark in self._marks.items()}
         tokens: list[int] = []
         for part in re.split(f"({'|'.join(map(re.escape, ids))})", text):
@@ -167,7 +152,7 @@ class ContextMarkup:
 
 
 def special_marks(delimiters: Delimiters, tokenizer: Tokenizer) -> dict[int, Mark]:
-    """The delimiters by token id, if each of them is a token of its own; else none."""
+    """Map token ids to delimiters. Empty unless every delimiter is a token of its own."""
     ids = [tokenizer.added_token_id(text) for text in delimiters]
     fields: tuple[Mark, ...] = Delimiters._fields  # pyright: ignore[reportAssignmentType]
     return {} if None in ids else dict(zip(ids, fields, strict=True))  # pyright: ignore[reportReturnType]
@@ -175,14 +160,7 @@ def special_marks(delimiters: Delimiters, tokenizer: Tokenizer) -> dict[int, Mar
 
 @final
 class ContextMarkupWatch:
-    """Finds the calls and traps of one request in its generated tokens.
-
-    Args:
-        delimiters: as text.
-        marks: delimiters by token id; empty where they are text.
-        parameters: names of each tool's parameters, in order.
-        prompt: the prompt's text.
-    """
+    """Finds the calls and traps of one request in its generated tokens. `marks` is empty if delimiters are text."""
 
     def __init__(
         self,
@@ -200,11 +178,9 @@ class ContextMarkupWatch:
 
     @property
     def clean(self) -> bool:
-        """Whether an interrupt may follow the last token: outside every frame, reasoning and half-written mark."""
         return self._parser.clean
 
     def feed(self, index: int, token_id: int, text: str) -> tuple[Call | TrapFrame | BadFrame, ...]:
-        """The calls, traps and mistakes that are complete with the next generated token, in order; see `hooks.Watch`."""
         mark = self._marks.get(token_id)
         length = len(text) if mark is None else len(getattr(self._delimiters, mark))
         if not length:
@@ -214,11 +190,9 @@ class ContextMarkupWatch:
         return tuple(map(self._read_frame, frames))
 
     def end(self) -> tuple[BadFrame, ...]:
-        """The end of a text: an open call is a mistake."""
         return tuple(frame._replace(span=self._owners.span(*frame.span)) for frame in self._parser.end())
 
     def _read_frame(self, frame: Frame) -> Call | TrapFrame | BadFrame:
-        """A frame with its range in tokens; a call whose code calls no tool is a mistake."""
         frame = frame._replace(span=self._owners.span(*frame.span))
         if not isinstance(frame, CallFrame):
             return frame

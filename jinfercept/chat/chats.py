@@ -1,7 +1,7 @@
-"""`ChatPlan`: makes requests of conversations, each with a transcript that reads its turns.
+"""`ChatPlan`: makes requests from conversations, each with a transcript that reads its turns.
 
 A turn with calls is a pause: the request keeps its tokens, reads the results as its template writes them, and continues. The
-engine runs all of that; this file makes its requests. What they have in common is made first, and once for many bodies.
+engine runs all of that. What several bodies have in common is made once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,7 +51,7 @@ DEFAULT_PARAMS = SamplingParams(max_tokens=1024)
 
 
 def is_conversation(prompt: object) -> bool:
-    """Whether this is a list of messages."""
+    """Whether a prompt is a list of messages."""
     return (
         isinstance(prompt, list | tuple)
         and bool(prompt)
@@ -61,14 +61,7 @@ def is_conversation(prompt: object) -> bool:
 
 @final
 class ChatPlan:
-    """What the chats of a body have in common: its tools, its options, and its template. Many bodies may have the same.
-
-    Args:
-        tools: those that the model may call.
-        eos_token_ids: tokens that end a turn.
-
-    Attributes:
-        is_written: whether the tools stand in a system message, since the template knows none.
+    """The tools, options and template of a chat. Chats with equal ones share a plan.
 
     Raises:
         RequestError: tools or options are invalid, or the template does not take them.
@@ -77,11 +70,11 @@ class ChatPlan:
 
     def __init__(
         self,
-        tools: Sequence[ChatTool],
+        tools: Sequence[ChatTool],  # those that the model may call
         options: ChatOptions,
         tokenizer: Tokenizer | None,
         grammars: Grammars | None,
-        eos_token_ids: Sequence[int],
+        eos_token_ids: Sequence[int],  # tokens that end a turn
     ) -> None:
         if tokenizer is None:
             fix = "generate from prompt_token_ids"
@@ -96,6 +89,7 @@ class ChatPlan:
         offered = declared if choice.reads else []
         run = {tool.name: futures.tools[tool.name] if futures else tool.tool for tool in offered if tool.tool}
         source = options.get("chat_template") or tokenizer.chat_template(tools=bool(declared))
+        # the template cannot declare the tools, so a system message does
         self.is_written = bool(declared) and are_written(choice, options.get("tool_call_parser"), source)
         parser = FORMAT if self.is_written else options.get("tool_call_parser")
         form = tool_call_format(parser, source, declared) if choice.reads else text_format(parser, source)
@@ -148,16 +142,16 @@ class ChatPlan:
         salt: str = "",
         call_bias: float = 0.0,
     ) -> list[Request]:
-        """One request per conversation and output.
+        """Make one request per conversation and output.
 
         Args:
             ids: names for the requests, at least as many as conversations.
             conversations: one list of messages, or several.
-            memory: has the conversations that these may continue.
-            given: the tokens of the beginning of a single conversation, in place of those that are remembered.
+            memory: has the earlier conversations that these may continue.
+            given: the tokens of the beginning of a single conversation, in place of the remembered ones.
             salt: of their pages.
-            call_bias: added to the logit of the token that opens a call, where the model may answer or call, unless the
-                parameters have their own bias of it or leave no room.
+            call_bias: added to the logit of the token that opens a call, where the model may answer or call. It is ignored if
+                the parameters have their own bias for the token, or no room for another bias.
 
         Raises:
             RequestError: messages or parameters are invalid, or the template does not take the messages.
@@ -190,7 +184,6 @@ class ChatPlan:
         note: Note | None,
         call_bias: float,
     ) -> list[Request]:
-        """The requests of one conversation, one for each output."""
         turns = self._turns
         first = turns.reasoning.beginning(prompt.text) if turns.reasoning else turns.beginnings[1]
         turns = replace(turns, beginnings=(first, turns.beginnings[1]), used_ids=call_ids(messages))
@@ -211,11 +204,6 @@ class ChatPlan:
         return [replace(fork, grammar=self._grammar(params, own, turns)) for fork in forks(request)]
 
     def _grammar(self, params: SamplingParams, own: Grammar | None, turns: ChatTurns) -> PerTurnGrammar | None:
-        """The grammar of a request's turns, which counts them.
-
-        Args:
-            own: the one that the request asks for.
-        """
         if self._first is not None and params.ignore_eos:
             what = "ignore_eos cannot be combined with a tool_choice that demands a call"
             raise RequestError(what, got="ignore_eos", fix="leave it out")
@@ -233,7 +221,7 @@ def _turn_grammars(
     tokenizer: Tokenizer,
     grammars: Grammars | None,
 ) -> tuple[Grammar | None, Grammar | None]:
-    """The grammar of a first turn that has to call, and that of all turns, where tools are written as text."""
+    # the first grammar holds for a first turn that has to call, the second for all turns where tools are written as text
     if written and not choice.reads and grammars is not None:
         return None, compile_answer(grammars)
     if form is None or grammars is None:
@@ -245,7 +233,6 @@ def _turn_grammars(
 
 
 def _with_mode(tool: ChatTool, mode: CallMode) -> ChatTool:
-    """The tool, whose calls run in this mode if it does not say so itself."""
     if tool.tool is None or tool.tool.calls is not None:
         return tool
     return replace(tool, tool=replace(tool.tool, calls=mode))
@@ -267,7 +254,6 @@ def _conversations(messages: Any) -> list[Sequence[Message]]:
 def _later_beginning(
     template: ChatTemplate, reasoning: ReasoningFormat | None, executed: Mapping[str, Tool]
 ) -> Beginning:
-    """Returns where later turns begin. Raises `RequestError` if the template has no place for the results of tools."""
     if not executed:
         return "undecided"
     _, after = template.between([Call(next(iter(executed)), "{}", id="123456789")])
@@ -275,30 +261,25 @@ def _later_beginning(
 
 
 def _tokens_of(texts: Iterable[str], tokenizer: Tokenizer) -> list[int]:
-    """The special tokens among these texts."""
     encoded: list[list[int]] = [tokenizer.encode(text) for text in texts]
     return [ids[0] for ids in encoded if len(ids) == 1 and ids[0] in tokenizer.special_ids]
 
 
 @final
 class ToolMessages:
-    """A `Renderer`: writes the results of a turn's calls as the template's tool messages.
-
-    Args:
-        max_tokens: limit of each tool's results by its name; a longer result is cut within its message, with a note. It does
-            not hold for placeholders.
-    """
+    """A `Renderer` that writes the results of a turn's calls as the template's tool messages."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, max_tokens: Mapping[str, int]) -> None:
+        # limits by name of the tool: a longer result is cut within its message, with a note; placeholders are never cut
         self._template, self._tokenizer, self._max_tokens = template, tokenizer, max_tokens
 
     def render(
         self, calls: tuple[Call, ...], results: tuple[Result, ...], room: int
     ) -> tuple[list[int], tuple[Result, ...]]:
-        """See `hooks.Renderer`. Where there is too little room, all results are cut to the same length."""
         end, after = self._template.between(calls)
         tools = (None if result.status == "started" else call.name for call, result in zip(calls, results, strict=True))
         limits = [self._max_tokens.get(name, room) if name is not None else room for name in tools]
+        # where there is too little room, all results are cut to the same length
         share = max(limits)
         while True:
             cut = tuple(self._cut(result, min(limit, share)) for result, limit in zip(results, limits, strict=True))

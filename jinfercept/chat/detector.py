@@ -1,5 +1,4 @@
-"""Finds calls in a request's generated tokens: in a model family's format, by stop strings, by a regular expression, by single
-tokens, or by a script."""
+"""Finds calls in a request's generated tokens: by format, stop string, regular expression, token or script."""
 
 import re
 from bisect import bisect_right
@@ -18,41 +17,37 @@ from jinfercept.hooks import Watch
 
 @final
 class TokenOwners:
-    """The tokens of a text, by its characters."""
+    """Maps the characters of a text to its tokens."""
 
     def __init__(self) -> None:
         self._starts, self._tokens = list[int](), list[int]()
         self._num_chars = 0
 
     def add(self, token: int, num_chars: int) -> None:
-        """Add the next token, which has some characters."""
+        """Add the next token, which has `num_chars` characters."""
         self._starts.append(self._num_chars)
         self._tokens.append(token)
         self._num_chars += num_chars
 
     def span(self, first: int, end: int) -> tuple[int, int]:
-        """The range of the tokens of a range of characters."""
+        """Return the range of tokens that have a range of characters."""
         owners = [self._tokens[bisect_right(self._starts, char) - 1] for char in (first, end - 1)]
         return owners[0], owners[1] + 1
 
 
 @final
 class ParsedTurn:
-    """A turn's parser, its calls so far, and where in the turn's text each token begins.
-
-    Attributes:
-        calls: the complete calls, with spans in characters of the turn.
-    """
+    """A turn's parser, its calls so far, and where in the turn's text each token begins."""
 
     def __init__(self, parser: CallParser) -> None:
         self._parser = parser
-        self.calls: list[Call] = []
+        self.calls: list[Call] = []  # complete, with spans in characters of the turn
         self._owners = TokenOwners()
         self._early: list[Piece] = []
         self._num_early = 0
 
     def feed(self, index: int, num_chars: int, text: str) -> list[Piece]:
-        """The pieces that are certain with the next token.
+        """Read the next token, and return the pieces that it makes certain.
 
         Args:
             index: place of the token in the request's `token_ids`.
@@ -63,7 +58,7 @@ class ParsedTurn:
         return self._read(text)
 
     def finish(self, text: str = "", cut: bool = False) -> list[Piece]:
-        """The last pieces, at the end of the turn.
+        """End the turn, and return its last pieces.
 
         Args:
             text: the rest of the turn's text.
@@ -72,23 +67,21 @@ class ParsedTurn:
         return self._read(text) + self._noted(self._parser.finish(cut))
 
     def in_call(self, before: str, text: str) -> bool:
-        """Whether a text is part of a call, or white space beside one.
+        """Whether `text` is part of a call, or white space beside a call.
 
-        Args:
-            before: certain text in front of it, with which the next `feed` or `finish` begins; it is read now.
-            text: see above.
+        The certain text `before` it, with which the next `feed` or `finish` begins, is read now.
         """
         self._early += self._noted(self._parser.feed(before[self._num_early :]))
         self._num_early = max(self._num_early, len(before))
         return self._parser.in_call(text)
 
     def spanning_tokens(self) -> tuple[Call, ...]:
-        """The calls, with spans in tokens of the request."""
+        """Return the calls with spans in tokens of the request."""
         return tuple(replace(call, span=self._owners.span(*call.span)) for call in self.calls)
 
     def _read(self, text: str) -> list[Piece]:
-        """The pieces that are certain with a text, of which some may have been read."""
         early, self._early = self._early, []
+        # `in_call` has read this part already
         text, self._num_early = text[self._num_early :], 0
         return early + (self._noted(self._parser.feed(text)) if text else [])
 
@@ -105,8 +98,6 @@ type _Search = Generator[tuple[Call, ...], tuple[int, int, str], None]
 
 @final
 class _Watch:
-    """A `Watch` that is a search."""
-
     def __init__(self, search: _Search) -> None:
         self._search = search
         next(search)
@@ -117,19 +108,17 @@ class _Watch:
 
 @final
 class RegexDetector:
-    """A call is a match of a pattern, across token borders, complete at the first character at which the pattern matches.
+    r"""Finds calls as matches of a pattern, across token borders. A call is complete at the first character that makes a match.
 
-    So the pattern should end with the text that closes a call: `\\d+` alone is complete with its first digit. The group
-    `name` is the tool, the group `arguments` its arguments: the whole match where there is no such group. After a call the
-    search begins anew: `^` matches at the beginning of the text and behind a call. A match longer than `MAX_ARGUMENT_CHARS` is
-    not found. The pattern is tried at every character: one that backtracks a lot slows the engine down.
+    The pattern should therefore end with the text that closes a call: `\d+` alone is complete with its first digit. The group
+    `name` is the tool, and the group `arguments` its arguments; without this group the whole match is the arguments. After a
+    call the search begins anew: `^` matches at the beginning of the text and after a call. A match longer than
+    `MAX_ARGUMENT_CHARS` is not found. The pattern is tried at every character, so one that backtracks a lot slows the engine
+    down. Raises `RequestError` if the pattern is invalid, matches an empty text, or has neither a tool nor a group `name`.
 
     Args:
         pattern: as in Python's `re`, compiled or not.
         tool: the called tool, for a pattern without a group `name`.
-
-    Raises:
-        RequestError: the pattern is invalid, matches an empty text, or has neither a tool nor a group `name`.
     """
 
     def __init__(self, pattern: str | re.Pattern[str], tool: str | None = None) -> None:
@@ -175,15 +164,14 @@ class RegexDetector:
 
 @final
 class TokenDetector:
-    """A call is complete with a certain token; its arguments are the text since an opening token, without it.
+    """Finds calls by single tokens: one completes the call, and its arguments are the text since an opening token.
+
+    Raises `RequestError` if there are no calls, an id is no token id, or a name is no string.
 
     Args:
         calls: names of tools by the token that calls them.
-        opening: the token behind which arguments begin, the last one counts; where none came, or the text is longer than
-            `MAX_ARGUMENT_CHARS`, there are no arguments.
-
-    Raises:
-        RequestError: there are no calls, or an id is no token id, or a name is no string.
+        opening: arguments begin after the last token with this id. Without such a token, or if the text is longer than
+            `MAX_ARGUMENT_CHARS`, a call has no arguments.
     """
 
     def __init__(self, calls: Mapping[int, str], opening: int | None = None) -> None:
@@ -223,7 +211,7 @@ class TokenDetector:
 
 @final
 class FormatDetector:
-    """The calls of one turn are found together, at the end-of-text token that ends it: they run in parallel.
+    """Finds the calls of one turn together, at the end-of-text token that ends it. They run in parallel.
 
     A turn that is cut off by a length limit calls nothing. The results of calls begin a new turn.
     """
@@ -253,10 +241,11 @@ MAX_ARGUMENT_CHARS = 8192
 
 @final
 class StopStringDetector:
-    """A call opens with a tool's `start` text and is complete at its `stop` text, across token borders.
+    """Finds calls by text, across token borders: a tool's `start` opens a call, and its `stop` completes it.
 
     Args:
-        tools: those with a `start`; the earliest opening in the text wins, the longest if two open at the same place.
+        tools: tools without a `start` are ignored. The earliest opening in the text wins; of two at the same place, the
+            longest.
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -300,19 +289,19 @@ class StopStringDetector:
                     text, origins, mark = text[len(start) :], origins[len(start) :], None
 
     def _opening(self, text: str) -> tuple[int, tuple[str, str, str] | None]:
-        """Offset and mark of the call that begins earliest; no mark while one that begins no later may be on its way."""
         openings = [(at, -len(mark[0]), mark) for mark in self._marks if (at := text.find(mark[0])) >= 0]
         coming = self._starts.certain(text)
         at, _, mark = min(openings, default=(len(text), 0, None))
+        # while an opening that begins no later may be on its way, no mark is certain
         return (coming, None) if coming <= at else (at, mark)
 
 
 @final
 class ScriptedDetector:
-    """Calls at fixed places, independent of the tokens: for benchmarks and tests.
+    """Makes calls at fixed places, whatever the tokens are. For benchmarks and tests.
 
     Args:
-        script: calls by the number of tokens generated so far; results of tools do not count.
+        script: calls by the number of tokens generated so far, not counting results of tools.
     """
 
     def __init__(self, script: Mapping[int, Sequence[Call]]) -> None:

@@ -1,6 +1,6 @@
-"""Python functions as a chat's tools: their declarations, the check of their arguments, their return values as text.
+"""Python functions as a chat's tools: declarations, checked arguments, and return values as text.
 
-Declarations are OpenAI's. One without a function is a tool that the caller runs.
+Declarations are OpenAI's. The caller runs the tools that are declared without a function.
 """
 
 import inspect
@@ -24,26 +24,20 @@ _MOST_VALUES = 2**16
 
 @dataclass(frozen=True, slots=True)
 class ChatTool:
-    """A tool of a chat.
+    """A tool of a chat."""
 
-    Attributes:
-        declaration: `{"type": "function", "function": {"name": …, "description": …, "parameters": <JSON schema>}}`.
-        tool: runs it, from a JSON object as text; None if the caller does.
-        is_deferred: a message of the conversation declares the tool, and the template does not.
-    """
-
+    # `{"type": "function", "function": {"name": …, "description": …, "parameters": <JSON schema>}}`
     declaration: Mapping[str, Any]
-    tool: Tool | None
-    is_deferred: bool = False
+    tool: Tool | None  # runs the tool, from a JSON object as text; None: the caller runs it
+    is_deferred: bool = False  # a message of the conversation declares the tool, and the template does not
 
     @property
     def name(self) -> str:
-        """The name by which the model calls it."""
         return self.declaration["function"]["name"]
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The JSON schema of its arguments; {} if it declares none."""
+        """The JSON schema of the arguments; {} if none is declared."""
         schema = self.declaration["function"].get("parameters")
         return schema if isinstance(schema, Mapping) else {}
 
@@ -54,7 +48,7 @@ ChatToolLike = Callable[..., object] | Tool | Mapping[str, Any] | ChatTool
 
 
 def chat_tools(tools: Iterable[ChatToolLike] | None) -> list[ChatTool]:
-    """Tools as a chat takes them. Raises `RequestError` for invalid tools, and for two of one name."""
+    """Convert tools for a chat. Raises `RequestError` for invalid tools, and for two tools with the same name."""
     if tools is None:
         return []
     if isinstance(tools, str | Mapping | Tool) or not isinstance(tools, Iterable):
@@ -80,7 +74,7 @@ def _chat_tool(tool: object) -> ChatTool:
 
 
 def _declaration(declaration: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The declaration within its `{"type": "function"}`, which clients may leave out."""
+    # clients may leave out the `{"type": "function"}` around it
     function = declaration.get("function", declaration)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         raise RequestError(
@@ -99,7 +93,6 @@ def _declaration(declaration: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _from_function(function: Callable[..., object], tool: Tool) -> ChatTool:
-    """A tool that is a function: its declaration from signature and docstring, its arguments checked before every call."""
     if not _NAME.fullmatch(tool.name):
         raise RequestError(
             "a model cannot write the name of this tool", got=shown(tool.name), fix="give it one: Tool(…, name=…)"
@@ -120,7 +113,6 @@ def _from_function(function: Callable[..., object], tool: Tool) -> ChatTool:
 
 
 def _annotated(function: Callable[..., object]) -> Callable[..., object]:
-    """The function that has the annotations of what is called."""
     if isinstance(function, _Cached):
         return inspect.unwrap(function)
     if inspect.isroutine(function) or hasattr(function, "func"):
@@ -157,12 +149,12 @@ def _declare(function: Callable[..., object], name: str) -> Mapping[str, Any]:
 
 
 def _declare_others(function: Callable[..., object], parameters: dict[str, Any]) -> None:
-    """Declare what a function takes as `**others`: anything, values of one type, or the keys of `Unpack[SomeTypedDict]`."""
     arguments = inspect.signature(function).parameters.values()
     keywords = next((argument for argument in arguments if argument.kind is argument.VAR_KEYWORD), None)
     if keywords is None:
         return
     declared = parameters.setdefault("additionalProperties", True)
+    # `**others` are anything, values of one type, or the keys of `Unpack[SomeTypedDict]`
     if not isinstance(declared, dict) or get_origin(_hints(function).get(keywords.name)) is not Unpack:
         return
     if reference := declared.get("$ref"):
@@ -177,7 +169,6 @@ def _hints(function: Callable[..., object]) -> dict[str, Any]:
 
 
 def _checked(function: Callable[..., object], annotated: Callable[..., object], name: str) -> Callable[[str], object]:
-    """A function of the arguments as the model wrote them. Raises `RequestError`, for the model to read, if they do not fit."""
     from pydantic import TypeAdapter, ValidationError
     from pydantic_core import ArgsKwargs, SchemaValidator
 
@@ -196,6 +187,7 @@ def _checked(function: Callable[..., object], annotated: Callable[..., object], 
             args, more = fitted.validate_python(ArgsKwargs((), _object(arguments, name)))
         except ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+            # the model reads this message
             raise RequestError(f"the arguments of {name} do not fit", got=wrong, fix="call it again") from error
         if signature is not None:
             bound = signature.bind(*args, **more)
@@ -222,7 +214,6 @@ def _object(arguments: str, name: str) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    """A result as text: a string as it is, everything else as JSON."""
     from pydantic_core import to_json
 
     if value is None or isinstance(value, str):
@@ -243,7 +234,6 @@ def _check_number(num_values: int) -> None:
 
 
 async def _text_later(value: object) -> str:
-    """The text of what is awaited in the end; of an asynchronous generator, of all its values."""
     if inspect.isasyncgen(value):
         values: list[object] = []
         async for item in value:

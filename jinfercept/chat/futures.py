@@ -1,9 +1,9 @@
-"""Asynchronous calls for chat models that know no markup: a call returns a placeholder at once, its result comes later.
+"""Asynchronous calls for chat models that know no markup: a call returns a placeholder at once, and its result comes later.
 
 A turn that calls a tool with `calls="async"` is answered by `future_1`, and the model goes on with its next turn while the call
-runs. At the end of every turn the results that have come by then follow as tool messages; a turn that ends without a call waits
-for all of them, and the model goes on. The tool `await_future` waits for one. The pauses are ordinary interceptions: short ones
-for placeholders, and traps. The end of the request cancels the calls that run. (Futures as in AsyncFC, arXiv 2605.15077.)
+runs. At the end of every turn, finished results follow as tool messages. A turn that ends without a call waits for all results,
+and the model goes on. The tool `await_future` waits for one result. All pauses are ordinary interceptions: short ones for
+placeholders, and traps. The end of the request cancels running calls. (Futures as in AsyncFC, arXiv 2605.15077.)
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,14 +37,10 @@ _DECLARATION = {
 
 @final
 class Futures:
-    """The futures of one or several conversations with the same tools. Shared by their watches and tools.
-
-    Args:
-        tools: those with a function, by name.
-        options: how many calls may be pending, and what the end of the text does.
-    """
+    """The futures of conversations with the same tools. Their watches and tools share it."""
 
     def __init__(self, tools: Mapping[str, Tool], options: AsyncCalls) -> None:
+        # limit of pending calls, and the behaviour at the end of the text; the markup does not apply to chats
         self.options = options
         self._names = frozenset(name for name, tool in tools.items() if tool.calls == "async")
         self._by_call: dict[str, RunningCall | None] = {}  # by id of the call, of the one that waits too
@@ -55,13 +51,9 @@ class Futures:
 
     @classmethod
     def of(cls, tools: Iterable[ChatTool], options: AsyncCalls) -> "Futures | None":
-        """The futures of a chat's tools; None if no tool has `calls="async"`.
+        """Make the futures of a chat's tools; None if no tool has `calls="async"`.
 
-        Args:
-            options: of the chat; its markup is not used.
-
-        Raises:
-            RequestError: a tool has the name of the tool that waits.
+        Raises `RequestError` if a tool is called `await_future`.
         """
         with_functions = {tool.name: tool.tool for tool in tools if tool.tool is not None}
         if not any(tool.calls == "async" for tool in with_functions.values()):
@@ -72,18 +64,18 @@ class Futures:
 
     @property
     def waiting_tool(self) -> ChatTool:
-        """The tool that waits for a future, as it is declared to the model."""
+        """The tool `await_future`, as it is declared to the model."""
         return ChatTool(_DECLARATION, self.tools[AWAIT])
 
     def begin(self, call: Call, name: str) -> RunningCall | None:
-        """Note a call that returns a placeholder; None if its tool has results only."""
+        """Note a call that returns a placeholder; None if its tool returns only results."""
         if call.name not in self._names:
             return None
         running = self._by_call[call.id] = RunningCall(name, call)
         return running
 
     def wait_for(self, call: Call, running: RunningCall | None) -> None:
-        """Note for what a call of `await_future` waits."""
+        """Note which running call a call of `await_future` waits for; None: there is no such future."""
         self._by_call[call.id] = running
 
     def _wrapped(self, tool: Tool) -> Tool:
@@ -113,7 +105,7 @@ class Futures:
 
 @final
 class UnreadFutures:
-    """The futures of one request whose results it has not read. Mutable, owned by the watch of its turns."""
+    """The futures of one request whose results it has not read. Mutable; the watch of its turns owns it."""
 
     def __init__(self, futures: Futures) -> None:
         self._futures, self._options = futures, futures.options
@@ -121,10 +113,10 @@ class UnreadFutures:
         self._unread: dict[str, RunningCall] = {}
 
     def take(self, calls: tuple[Call, ...]) -> tuple[Call, ...]:
-        """The calls of a turn that has ended, and behind them the earlier calls whose results follow it.
+        """Return the calls of a turn that has ended, followed by the earlier calls whose results come after it.
 
         Args:
-            calls: of the turn; without any, it waits for all results, unless they are to be cancelled.
+            calls: of the turn. A turn without calls waits for all results, unless they are to be cancelled.
         """
         if not calls and self._options.on_end == "cancel":
             return ()
@@ -147,19 +139,19 @@ class UnreadFutures:
 
 
 def placeholder(name: str) -> str:
-    """What the call of a future returns at once."""
+    """Write the text that the call of a future returns at once."""
     return f"{name} (the call runs; its result follows as a tool message, {AWAIT} waits for it)"
 
 
 def future_of(call: Call, result: Result) -> str | None:
-    """The name of the future that a call has made, or for which it has waited; None for other calls."""
+    """Return the name of the future that a call has made or waited for; None for other calls."""
     if result.status == "started":
         return result.text.partition(" ")[0]
     return (_named(call.arguments) or None) if call.name == AWAIT else None
 
 
 def unread_calls(pauses: Iterable[Interception]) -> tuple[Call, ...]:
-    """The calls of a chat's pauses that went on, and whose results the model has not read."""
+    """Return the calls that went on beside a chat and whose results the model has not read."""
     unread: dict[str, Call] = {}
     for pause in pauses:
         for call, result in zip(pause.calls, pause.results, strict=False):
@@ -172,5 +164,4 @@ def unread_calls(pauses: Iterable[Interception]) -> tuple[Call, ...]:
 
 
 def _named(arguments: str) -> str:
-    """The name of a future in the arguments of `await_future`; "" if they are no such."""
     return str(json_object(arguments).get("future", ""))

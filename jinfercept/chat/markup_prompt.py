@@ -1,7 +1,7 @@
 """A few-shot prompt for asynchronous calls in context markup language, for models that were not trained on it.
 
 Four worked examples show independent calls, prose between a call and its result, a call that needs an earlier result, and an
-error. Whether a model follows it has to be tried.
+error. Try whether a model follows them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -73,14 +73,13 @@ _VALUES = {"string": '"..."', "integer": "0", "number": "0.0", "boolean": "True"
 
 
 def markup_prompt(tools: Iterable[ChatToolLike], request: str, delimiters: Delimiters = DELIMITERS) -> str:
-    """A prompt for `LLM.generate(…, tools=…, async_calls=…)`, at whose end the answer begins. Generate with `stop=STOP`.
+    """Write a prompt for `LLM.generate(…, tools=…, async_calls=…)`. The answer begins at its end; generate with `stop=STOP`.
+
+    Raises `RequestError` if a tool is invalid, two tools have the same name, or the request is no text.
 
     Args:
-        tools: those that the model may call, as a chat takes them.
-        request: of the user. Delimiters in it are escaped.
-
-    Raises:
-        RequestError: a tool is invalid, or two have one name, or the request is no text.
+        tools: the tools that the model may call, as a chat takes them.
+        request: the user's request. Delimiters in it are escaped.
     """
     if not isinstance(request, str) or not request.strip():
         raise RequestError("request must be a text that is not empty", got=shown(request), fix="say what is wanted")
@@ -90,7 +89,6 @@ def markup_prompt(tools: Iterable[ChatToolLike], request: str, delimiters: Delim
 
 
 def _line(tool: ChatTool) -> str:
-    """A tool as a line: a call of it, and what it does."""
     properties: Mapping[str, Any] = tool.parameters.get("properties", {})
     arguments = ", ".join(f"{name}={_VALUES.get(schema.get('type'), '...')}" for name, schema in properties.items())
     description = " ".join(str(tool.declaration["function"].get("description") or "").split())

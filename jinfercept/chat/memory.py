@@ -1,8 +1,8 @@
-"""What is remembered of earlier chats: a follow-up has the tokens that the model read and wrote, and only new text is encoded.
+"""Remembers earlier chats, so that a follow-up continues the tokens that the model read and wrote. Only new text is encoded.
 
-Many templates write a turn of the past in another way than the model wrote it: without its reasoning, with other spaces in
-arguments, with its text stripped. A prompt made of that misses the pages of the turn, and the model reads what it never wrote.
-A conversation is found by a chain of digests: of its owner and its template, and of each message behind the digest before it.
+Many templates write an earlier turn differently from the model: without its reasoning, with other spaces in arguments, or with
+its text stripped. A prompt made of that text misses the pages of the turn, and the model reads text that it never wrote.
+A conversation is found by a chain of digests: of its owner and template, then of each message and the digest before it.
 """
 
 import time
@@ -22,50 +22,36 @@ _CLOSINGS = tuple({form.closing for form in REASONING_FORMATS.values()})
 
 
 class Conversation(NamedTuple):
-    """A conversation up to one of its messages.
+    """A conversation up to one of its messages."""
 
-    Attributes:
-        token_ids: of the prompt, and of what the model wrote behind it.
-        text: of the prompt.
-        name: digest of its owner, its template and its messages.
-        thoughts: the reasoning of each turn of the assistant, "" for none.
-        segments: token ids of its texts, segment by segment.
-        before: name of the earlier part of it that was remembered, "" without one.
-        num_written: tokens of the model's last turn; 0: the last message is not the model's.
-    """
-
-    token_ids: "array[int]"
-    text: str
-    name: str
-    thoughts: tuple[str, ...]
-    segments: "Mapping[str, array[int]]"
-    before: str = ""
-    num_written: int = 0
+    token_ids: "array[int]"  # of the prompt, and of the answer after it
+    text: str  # of the prompt
+    name: str  # digest of its owner, its template and its messages
+    thoughts: tuple[str, ...]  # the reasoning of each turn of the assistant, "" for none
+    segments: "Mapping[str, array[int]]"  # token ids of its texts, by segment
+    before: str = ""  # name of the earlier part of it that was remembered, "" without one
+    num_written: int = 0  # tokens of the model's last turn; 0: the last message is not the model's
 
 
 @final
 class ChatMemory:
-    """The conversations of all tenants; each finds its own. Thread-safe. Space is shared fairly between tenants (`Quota`).
+    """The conversations of all tenants; each finds only its own.
 
-    Args:
-        max_tokens: of a prompt and what is written behind it; one that would have more is made of text, which may be shorter.
-        most, most_bytes: maximum entries and bytes; the tenant with the most loses its least recently used entry first.
-        max_age_s: seconds until an entry is forgotten, since its last use.
-        now: a monotonic clock.
-
-    Attributes:
-        entries: by name, conversations, and what else is made once for several chats.
+    Thread-safe. `Quota` shares the space fairly between tenants.
     """
 
     def __init__(
         self,
+        # of a prompt and its answer; a prompt that continues a longer conversation is made from text, which may be shorter
         max_tokens: int = 2**31,
+        # limits of entries and bytes; the tenant with the most loses its least recently used entry first
         most: int = 4096,
         most_bytes: int = 2**28,
-        max_age_s: float = 3600.0,
-        now: Callable[[], float] = time.monotonic,
+        max_age_s: float = 3600.0,  # after its last use, until an entry is forgotten
+        now: Callable[[], float] = time.monotonic,  # a monotonic clock
     ) -> None:
         self._max_tokens = max_tokens
+        # conversations by name, and other things that are made once for several chats
         self.entries = ExpiringEntries[Any](Quota(most, most_bytes), max_age_s, now)
 
     def __len__(self) -> int:
@@ -80,16 +66,17 @@ class ChatMemory:
         salt: str,
         num_new: int = 1,
     ) -> Conversation:
-        """The prompt of a conversation: the tokens of the turn that it continues, and the text behind them.
+        """Make the prompt of a conversation: the tokens of the earlier turn that it continues, and the text after them.
 
-        Behind a message of the user a turn's reasoning is no longer read, unless the template writes it there too: a
-        conversation with both is made of its text. So is one whose client has changed the reasoning, or any message.
+        After a message of the user, the model no longer reads a turn's reasoning, unless the template writes it there too. A
+        conversation that has both is therefore made from its text, and so is one whose client has changed the reasoning or a
+        message.
 
         Args:
-            messages: checked, with an answer of the model to come.
-            text: what the template writes of them.
-            salt: of its pages; conversations are found only with the same one.
-            num_new: tokens that may be written behind it.
+            messages: checked; the model's answer comes after them.
+            text: the messages as the template writes them.
+            salt: of the pages; a conversation is found only with the same salt.
+            num_new: tokens that may be generated after the prompt.
         """
         root, *until = digests([tenant, salt, *template.given], messages)
         earlier = [
@@ -121,12 +108,9 @@ class ChatMemory:
     def remember(
         self, prompt: Conversation, tenant: str, token_ids: Sequence[int], messages: Sequence[Message]
     ) -> None:
-        """Store a conversation whose last turn has ended; of its earlier parts only the last one stays.
+        """Store the conversation of a prompt and its answer, of which the last token ends a turn.
 
-        Args:
-            prompt: what `prompt` has returned.
-            token_ids: that follow the prompt; the last one ends a turn.
-            messages: that these tokens are.
+        Of the conversation's earlier parts only the last one stays.
         """
         *_, digest = digests(prompt.name, messages)
         self.entries.remove(prompt.name)
@@ -147,18 +131,14 @@ class ChatMemory:
 
 
 class GivenTokens(NamedTuple):
-    """The tokens of a conversation that its caller has, in place of those that are remembered.
+    """The tokens of a conversation that its caller has, in place of the remembered ones."""
 
-    Attributes:
-        token_ids: prompt and answers so far, as the model had and wrote them.
-        num_messages: leading messages of the conversation that these tokens are; the last one is a turn of the assistant.
-    """
-
-    token_ids: Sequence[int]
+    token_ids: Sequence[int]  # prompt and answers so far, as the model read and wrote them
+    # number of leading messages that these tokens are; the last of them is a turn of the assistant
     num_messages: int
 
     def prompt(self, template: ChatTemplate, messages: Sequence[Message]) -> Conversation:
-        """The given tokens and those of the messages behind them. Raises as `ChatTemplate.appended`."""
+        """Append the tokens of later messages to the given ones. Raises as `ChatTemplate.appended`."""
         end, behind = template.appended(messages[self.num_messages - 1 :])
         token_ids = array("i", self.token_ids)
         if end and token_ids[-1] not in template.end_token_ids:
@@ -168,7 +148,6 @@ class GivenTokens(NamedTuple):
 
 
 def _may_follow(template: ChatTemplate, messages: Sequence[Message], place: int, turn: Conversation) -> bool:
-    """Whether the messages behind a place can follow the tokens of the conversation up to there."""
     if not turn.num_written or place == len(messages) - 1:
         return False
     asks = any(message["role"] not in ("tool", "assistant") for message in messages[place + 1 :])
@@ -181,11 +160,6 @@ def _may_follow(template: ChatTemplate, messages: Sequence[Message], place: int,
 def _encoded(
     template: ChatTemplate, text: Rendered, ids_by_segment: "Mapping[str, array[int]]"
 ) -> "tuple[array[int], dict[str, array[int]]]":
-    """The token ids of a text, and those of each of its segments.
-
-    Args:
-        ids_by_segment: of segments that were encoded before.
-    """
     segments = template.tokenizer.segments(text)
     new = [segment for segment in dict.fromkeys(segments) if segment not in ids_by_segment]
     encoded = dict(zip(new, map(partial(array, "i"), template.tokenizer.encode_segments(new)), strict=True))
@@ -198,12 +172,11 @@ def _encoded(
 
 
 def _thoughts(messages: Sequence[Message]) -> tuple[str, ...]:
-    """The reasoning of each turn of the assistant, or the content that has it, "" for none: what clients leave out counts as
-    unchanged."""
     thoughts = list[str]()
     for message in messages:
         if message["role"] == "assistant":
             content: str = message["content"]
+            # the content may contain the reasoning; reasoning that a client leaves out ("") counts as unchanged
             thought = (message.get("reasoning_content") or "").strip()
             thoughts.append(thought or (content.strip() if any(tag in content for tag in _CLOSINGS) else ""))
     return tuple(thoughts)

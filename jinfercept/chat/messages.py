@@ -1,4 +1,4 @@
-"""Messages of a conversation: their check, their order, the forms that chat templates take, and what makes two the same."""
+"""Messages of a conversation: checks, order, the forms that chat templates take, and when two messages are equal."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def call_message(call: Call) -> dict[str, Any]:
-    """A call as it stands in an assistant's message."""
+    """Write a call as an entry of an assistant's message."""
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
@@ -42,10 +42,9 @@ ArgumentForm = Callable[[Any], Any]
 
 
 def checked_message(message: object) -> dict[str, Any]:
-    """A message as templates take it, text parts joined; its calls may stand in any of `ARGUMENT_FORMS`.
+    """Check a message and return it as templates take it, with text parts joined. Its calls may be in any of `ARGUMENT_FORMS`.
 
-    Raises:
-        RequestError: it is no message.
+    Raises `RequestError` if it is no message.
     """
     if not isinstance(message, dict | Mapping) or not isinstance(message.get("role"), str):
         raise RequestError("a message has a role", got=shown(message), fix='{"role": "user", "content": "…"}')
@@ -80,7 +79,7 @@ def _joined(parts: Sequence[Any]) -> object:
 
 
 def results_behind_calls[M](messages: Iterable[M], read: Callable[[Any], Message] = lambda message: message) -> list[M]:
-    """The messages with the results of each turn directly behind it, in the order of its calls; other messages follow them.
+    """Put the results of each turn directly after it, in the order of its calls; other messages follow them.
 
     Templates tie results to calls by their places: a result elsewhere is read as that of another call, or not at all.
 
@@ -94,7 +93,7 @@ def results_behind_calls[M](messages: Iterable[M], read: Callable[[Any], Message
 
 
 def one_call_a_turn(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with every call in an assistant's message of its own, before its result."""
+    """Give every call its own message of the assistant, before its result."""
     split: list[dict[str, Any]] = []
     for message, results in _with_results((message, message) for message in messages):
         if len(results) < 2:
@@ -106,12 +105,12 @@ def one_call_a_turn(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _with_results[M](messages: Iterable[tuple[M, Message]]) -> list[tuple[M, list[list[M]]]]:
-    """The messages, given with their fields; each with the results of its calls. A result without a call is one of its own.
+    """Pair each message with the results of its calls. A result without a call is a message by itself.
 
-    Clients number calls anew in each turn, and leave ids out: a result belongs to the last turn that has a call of its id, or
-    without an id a call of its name or any call, and there to the first one that has no result. A further result of a call
-    belongs to it until the next turn; behind that it stays in its place, where the model reads the late result of a future.
-    Messages of the assistant in a row are one turn.
+    Clients number calls anew in each turn, or leave ids out. So a result belongs to the last turn that has a call with its id;
+    without an id, a call with its name, or any call. In that turn it goes to the first call without a result. A further result
+    of a call belongs to it until the next turn. After that it stays in its place, where the model reads the late result of a
+    future. Consecutive messages of the assistant are one turn.
     """
     rows: list[tuple[M, list[list[M]]]] = []
     calls: dict[
@@ -146,7 +145,7 @@ def _id(fields: Mapping[str, Any], name: str) -> str:
 
 
 def with_arguments(messages: list[dict[str, Any]], form: ArgumentForm) -> list[dict[str, Any]]:
-    """The messages with the arguments of their calls in a form."""
+    """Convert the arguments of all calls to a form."""
 
     def formed(call: Mapping[str, Any]) -> dict[str, Any]:
         function = call["function"]
@@ -170,20 +169,19 @@ def _checked_calls(calls: Any) -> list[dict[str, Any]]:
 
 
 def _value(arguments: Any) -> Any:
-    """Arguments as a JSON value, half surrogate pairs replaced; a text that is no JSON stays one."""
     if not isinstance(arguments, str):
         return arguments
     with suppress(ValueError, RecursionError):
         value = json.loads(arguments or "{}")
         if "\\u" not in arguments:
             return value
+        # halves of surrogate pairs are replaced
         whole = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return json.loads(whole)
     return arguments
 
 
 def _object(arguments: Any) -> dict[str, Any]:
-    """Arguments as an object: what is none is the value of the name "arguments" in one."""
     value = _value(arguments)
     if isinstance(value, dict):
         return value
@@ -191,7 +189,6 @@ def _object(arguments: Any) -> dict[str, Any]:
 
 
 def _text(arguments: Any) -> str:
-    """Arguments as text, that of the model where it is known."""
     if isinstance(arguments, str):
         return arguments or "{}"
     return json.dumps({} if arguments is None else arguments, ensure_ascii=False)
@@ -214,11 +211,9 @@ _ENCODER = json.JSONEncoder(sort_keys=True, default=str)
 
 
 def digests(first: Any, messages: Sequence[Message]) -> list[str]:
-    """Digests of a conversation: of what stands before its messages, then up to each of them.
+    """Compute the digests of a conversation: first before its messages, then up to each of them.
 
-    Args:
-        first: the digest of what stands before them, or JSON values.
-        messages: checked.
+    `first` is the digest before them, or JSON values. The messages are checked.
     """
     chain = [first if isinstance(first, str) else hashlib.sha256(_encoded(first)).hexdigest()]
     for message in messages:
@@ -227,7 +222,7 @@ def digests(first: Any, messages: Sequence[Message]) -> list[str]:
 
 
 def _compared(message: Message) -> bytes:
-    """What two messages have in common that are the same: clients leave reasoning out, and write arguments anew."""
+    # equal messages have equal bytes although clients leave reasoning out and write arguments anew
     role, content, calls = message["role"], message["content"], message.get("tool_calls", ())
     if role == "assistant":
         content = content.strip()
@@ -246,8 +241,8 @@ def _of_role(role: str) -> bytes:
 
 
 def _encoded(value: Any) -> bytes:
-    """A value as bytes; of one that is nested too deeply, some that no other value has."""
     try:
         return _ENCODER.encode(value).encode()
     except RecursionError:
+        # nested too deeply: equal to no other value
         return secrets.token_bytes()

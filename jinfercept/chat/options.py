@@ -1,4 +1,4 @@
-"""Options of a chat, checked, and the formats that they name or that a chat template asks for."""
+"""Options of a chat, their checks, and the formats that they or a chat template name."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -24,26 +24,23 @@ class ChatOptions(TypedDict, total=False):
 
     Attributes:
         max_rounds: limit of turns whose calls are run; a later turn with calls ends the output (default: 8).
-        chat_template: a Jinja source instead of the model's.
-        chat_template_kwargs: further variables of the template, `{"enable_thinking": False}` for example.
+        chat_template: a Jinja source to use instead of the model's.
+        chat_template_kwargs: further variables of the template, such as `{"enable_thinking": False}`.
         add_generation_prompt: whether the prompt ends where the assistant's answer begins (default: True).
-        tool_call_parser: the format of the model's calls, a name of `parsers.formats.FORMATS`; by default the one that its
-            template asks for.
-        reasoning_parser: the format of the model's reasoning, a name of `parsers.reasoning.REASONING_FORMATS`; None: reasoning
-            is content; "auto": the one of its template (default). Reasoning is not content and calls nothing, and
-            `structured_outputs` constrain only the answer behind it.
-        tool_choice: "auto": the model may call; "required", or a mapping that names one tool: its first turn is calls and
-            nothing else, as the schemas of their parameters allow, and later turns are free, or as `structured_outputs` say;
-            "none": the prompt declares the tools, so that its pages stay the same, and no text is a call; where the
-            template knows no tools, none is written (default: "auto").
-            If the chat template has no tools, they are written into the system message (`written_tools`), and with "auto" a
-            grammar lets the model answer or call.
-        parallel_tool_calls: whether a turn may have several calls; otherwise all but its first call are dropped
-            (default: True).
+        tool_call_parser: format of the model's calls, a name in `parsers.formats.FORMATS` (default: as the template asks for).
+        reasoning_parser: format of the model's reasoning, a name in `parsers.reasoning.REASONING_FORMATS`; None: reasoning is
+            content; "auto": the template's (default). Reasoning is not content and calls nothing, and `structured_outputs`
+            constrain only the answer after it.
+        tool_choice: "auto": the model may call (default). "required", or a mapping that names a tool: the first turn consists
+            of calls that fit the tools' schemas; later turns are free, or as `structured_outputs` say. "none": no text is a
+            call; the prompt still declares the tools, so that its pages stay the same. If the template has no tools, the system
+            message declares them (`written_tools`), and a grammar lets the model answer or call with "auto", and only answer
+            with "none".
+        parallel_tool_calls: whether a turn may have several calls; otherwise only its first call counts (default: True).
         max_prompt_chars: limit of characters of a rendered conversation; None: no limit (default).
-        async_calls: when the calls of tools run that do not say so themselves, what the end of the text does while futures are
-            pending, and how many may be; a further call is waited for. Its markup is not for chats.
-        lora: name of the adapter; "": none, where chats with tools have one by default (`tool_lora`).
+        async_calls: when calls run whose tools do not say so, what the end of the text does while futures are pending, and how
+            many may be pending; a further call is waited for. Its markup does not apply to chats.
+        lora: name of the adapter; "": none, even where chats with tools have one by default (`tool_lora`).
         special_tokens_in_text: whether the name of a special token (`<|im_end|>`) in messages, tools and chat_template_kwargs
             becomes that token, so that a text can end its turn and begin another; otherwise it is text (default: False).
     """
@@ -63,7 +60,7 @@ class ChatOptions(TypedDict, total=False):
 
 
 class VllmArguments(TypedDict, total=False):
-    """Arguments of vLLM's methods for which nothing is done; values that ask for something are refused (`vllm_names`)."""
+    """Arguments of vLLM's methods that have no effect here. Values that ask for an effect are refused (`vllm_names`)."""
 
     use_tqdm: Any
     lora_request: None
@@ -75,14 +72,14 @@ class VllmArguments(TypedDict, total=False):
 
 
 class ChatArguments(ChatOptions, VllmArguments, total=False):
-    """Keyword arguments of a chat beside messages, parameters and tools."""
+    """Keyword arguments of a chat, in addition to messages, parameters and tools."""
 
 
 _SAMPLING = [field.name for field in fields(SamplingParams)]
 
 
 def check_generate(arguments: Mapping[str, Any]) -> None:
-    """Raise `RequestError` for a keyword argument that `generate` has not, unless it is vLLM's and asks for nothing."""
+    """Raise `RequestError` for an unknown keyword argument of `generate`, except for vLLM's that ask for nothing."""
     names = ("prompts", "sampling_params", "tools", "detector", "async_calls", "lora", "on_event")
     check_arguments("generate has no such argument", arguments, names, _SAMPLING)
 
@@ -99,10 +96,9 @@ _KINDS: dict[str, tuple[type, str, str]] = {
 
 
 def checked_options(options: ChatArguments | ChatOptions) -> ChatOptions:
-    """The options, with Python's numbers, without those that are None: a default, but for `reasoning_parser`.
+    """Check options and convert their numbers to Python's. Options that are None are left out, except for `reasoning_parser`.
 
-    Raises:
-        RequestError: an option is unknown, or has a wrong type.
+    Raises `RequestError` if an option is unknown, or has a wrong type.
     """
     check_arguments("a chat has no such option", options, ChatOptions.__annotations__, _SAMPLING)
     values = {name: plain(value) for name, value in options.items() if value is not None or name == "reasoning_parser"}
@@ -119,7 +115,7 @@ def checked_options(options: ChatArguments | ChatOptions) -> ChatOptions:
 
 
 def prompt_options(options: ChatArguments | ChatOptions) -> dict[str, Any]:
-    """The options of a prompt that is no conversation. Raises `RequestError` for those of a chat."""
+    """Return the options of a prompt that is no conversation. Raises `RequestError` for options of a chat."""
     own = {"async_calls", "lora"}
     if names := sorted(options.keys() & ChatOptions.__annotations__.keys() - own):
         raise RequestError("chat options need messages", got=", ".join(names), fix="leave them out")
@@ -127,14 +123,13 @@ def prompt_options(options: ChatArguments | ChatOptions) -> dict[str, Any]:
 
 
 def tool_call_format(name: str | None, template: str, tools: Sequence[ChatTool]) -> ToolCallFormat:
-    """The format of calls of these tools.
+    """Find the format of calls of these tools.
+
+    Raises `RequestError` if the name is unknown, or there is none and the template asks for no known format.
 
     Args:
         name: the option `tool_call_parser`; None: the format that the template asks for.
         template: the chat template's source.
-
-    Raises:
-        RequestError: the name is unknown, or there is none and the template asks for no known format.
     """
     if name is None:
         name = detect_format(template)
@@ -149,26 +144,20 @@ def tool_call_format(name: str | None, template: str, tools: Sequence[ChatTool])
 
 
 def text_format(name: str | None, template: str) -> ToolCallFormat | None:
-    """The format of text where no tool is offered; None if all text is content.
-
-    Args:
-        name: the option `tool_call_parser`; None: the format that the template asks for.
-        template: the chat template's source.
-    """
+    """Find the format of text where no tool is offered; None: all text is content. Arguments as of `tool_call_format`."""
     name = name or detect_format(template)
     form = FORMATS.get(ALIASES.get(name, name)) if name else None
     return replace(form, tools={}) if form is not None and form.frames_text else None
 
 
 def reasoning_format(name: str | None, template: str) -> ReasoningFormat | None:
-    """The format of reasoning; None if reasoning is content.
+    """Find the format of reasoning; None: reasoning is content.
+
+    Raises `RequestError` if the name is unknown.
 
     Args:
         name: the option `reasoning_parser`; "auto": the format of the template.
         template: the chat template's source.
-
-    Raises:
-        RequestError: the name is unknown.
     """
     if name == "auto":
         name = detect_reasoning_format(template)

@@ -1,4 +1,4 @@
-"""`RequestMaker`: prompts and conversations for one model become requests, which the engine has not seen."""
+"""`RequestMaker`: turns prompts and conversations for one model into requests."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,28 +39,18 @@ from jinfercept.values import plain
 
 @final
 class RequestMaker:
-    """Makes requests, from any thread.
-
-    Args:
-        tokenizer: of the model; None without one.
-        grammars: compiles structured outputs; None without a tokenizer.
-        end_token_ids: the tokens that end a turn.
-        max_model_len: limit of the tokens of a chat that a follow-up may continue.
-        sampling_defaults: fields of the `SamplingParams` of prompts that bring none.
-        check_process: raises in a forked child, where a tokenizer may hang.
-        adapters: that requests may name.
-        adapter_options: which adapter chats with tools have that name none, and the bias of their calls; by default none.
-    """
+    """Makes requests. Thread-safe."""
 
     def __init__(
         self,
-        tokenizer: Tokenizer | None,
-        grammars: Grammars | None,
+        tokenizer: Tokenizer | None,  # of the model; None without one
+        grammars: Grammars | None,  # None without a tokenizer
         end_token_ids: Sequence[int],
-        max_model_len: int,
-        sampling_defaults: Mapping[str, Any],
-        check_process: Callable[[], None],
+        max_model_len: int,  # of the tokens of a chat that a follow-up may continue
+        sampling_defaults: Mapping[str, Any],  # fields of `SamplingParams` for prompts without parameters
+        check_process: Callable[[], None],  # raises in a forked child, where a tokenizer may hang
         adapters: AdapterTable,
+        # the adapter for chats with tools that name none, and the bias of their calls
         adapter_options: AdapterOptions = AdapterOptions(),  # noqa: B008 # frozen
     ) -> None:
         self.tokenizer, self._grammars, self._end_token_ids = tokenizer, grammars, end_token_ids
@@ -73,7 +63,7 @@ class RequestMaker:
         self.forget_chats()
 
     def forget_chats(self) -> None:
-        """Forget earlier chats, their plans and their tokens: the pages of their contexts are gone."""
+        """Forget earlier chats, their plans and their tokens, because the pages of their contexts are gone."""
         self._memory = ChatMemory(self._max_model_len)
 
     def make_requests(
@@ -87,13 +77,13 @@ class RequestMaker:
         async_calls: AsyncCalls | None = None,
         lora: str | Iterable[str | None] | None = None,
     ) -> list[Request]:
-        """What `LLM.generate` serves; several of a prompt with `n` outputs.
+        """Make the requests of `LLM.generate`, several for a prompt with `n` outputs.
 
         Args:
-            ids: names for them, one for each prompt; made up by default.
+            ids: names, one for each prompt; None: generated.
             tools: a `ChatTool` is called in markup.
-            tenant: whose grammars they are.
-            async_calls: how tools without a start text are called, in markup; None: not, unless a tool asks for it.
+            tenant: owner of the compiled grammars.
+            async_calls: how tools without a start text are called, in markup; None: only if a tool asks for it.
             lora: names of adapters, one for all or one for each prompt.
         """
         self._check_process()
@@ -130,11 +120,11 @@ class RequestMaker:
         salt: str = "",
         tokens: GivenTokens | None = None,
     ) -> list[Request]:
-        """What `LLM.chat` serves; several of a conversation with `n` outputs.
+        """Make the requests of `LLM.chat`, several for a conversation with `n` outputs.
 
         Args:
             salt: of their pages.
-            tokens: of the leading messages of a single conversation; None: earlier chats of the same messages are looked for.
+            tokens: of the leading messages of a single conversation; None: earlier chats with these messages are continued.
         """
         self._check_process()
         params = self.default_params(is_chat=True) if params is None else params
@@ -152,9 +142,9 @@ class RequestMaker:
         return [self.with_adapter(request, name) for request in new_requests]
 
     def _plan(self, tools: list[ChatTool], options: ChatOptions, tenant: str) -> chats.ChatPlan:
-        """The plan of chats with these tools and options: that of the tenant's earlier ones, unless the server runs a tool."""
         grammars = self._grammars and self._grammars.of(tenant)
         make = partial(chats.ChatPlan, tokenizer=self.tokenizer, grammars=grammars, eos_token_ids=self._end_token_ids)
+        # a plan is shared by the tenant's chats with equal tools and options, unless the server runs a tool
         if any(tool.tool is not None for tool in tools):
             return make(tools, options)
         try:
@@ -171,15 +161,14 @@ class RequestMaker:
         return plan
 
     def next_id(self) -> str:
-        """A name for a request."""
         return next(self._ids)
 
     def default_params(self, *, is_chat: bool) -> SamplingParams:
-        """The parameters of a prompt or a conversation that brings none."""
+        """Return the parameters of a prompt or conversation that brings none."""
         return replace(chats.DEFAULT_PARAMS if is_chat else SamplingParams(), **self._sampling_defaults)
 
     def make_either(self, prompt: Any, params: Any, tools: Any, detector: Any, options: ChatArguments) -> list[Request]:
-        """What `LLM.stream` serves: a single prompt or a single conversation."""
+        """Make the requests of `LLM.stream`: for a single prompt or a single conversation."""
         if chats.is_conversation(prompt):
             if detector is not None:
                 raise RequestError("a chat takes no detector", got="a detector", fix="name a tool_call_parser")
@@ -190,5 +179,5 @@ class RequestMaker:
         return self.make_requests([prompt], params, tools, detector, **prompt_options(options))
 
     def with_adapter(self, request: Request, name: str | None) -> Request:
-        """The request with the adapter that has this name now. Raises `RequestError` if there is none."""
+        """Add the adapter that has this name now. Raises `RequestError` if there is none."""
         return replace(request, adapter=self._adapters.find(name)) if name else request

@@ -1,4 +1,4 @@
-"""Makes requests of the arguments of `LLM.generate`, all of them checked before any request starts."""
+"""Makes requests from the arguments of `LLM.generate`. All arguments are checked before any request starts."""
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +22,7 @@ from jinfercept.values import plain
 class IdArray(Protocol):
     """An array of NumPy, JAX or torch."""
 
-    def tolist(self) -> Any:
-        """Its numbers as lists."""
-        ...
+    def tolist(self) -> Any: ...
 
 
 Prompt = str | Mapping[str, Any] | Sequence[int] | IdArray
@@ -34,7 +32,7 @@ _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 
 
 def params_of_each(params: Any, number: int) -> list[SamplingParams]:
-    """The parameters of each prompt. Raises `RequestError` if they are none."""
+    """Return the parameters of each prompt. Raises `RequestError` for anything but `SamplingParams`."""
     all_params = one_each(params, SamplingParams, number, "sampling_params")
     for own in all_params:
         if not isinstance(own, SamplingParams):
@@ -45,7 +43,7 @@ def params_of_each(params: Any, number: int) -> list[SamplingParams]:
 def compiled_params(
     params: SamplingParams, tokenizer: Tokenizer | None, grammars: Grammars | None
 ) -> tuple[SamplingParams, Grammar | None]:
-    """Parameters with their bad words as token ids, and the grammar that they ask for."""
+    """Convert bad words to token ids, and compile the grammar that the parameters ask for."""
     if params.stop and tokenizer is None:
         raise RequestError("stop strings need a tokenizer", got=params.stop, fix="use stop_token_ids")
     structured = params.structured_outputs
@@ -56,10 +54,9 @@ def compiled_params(
 
 
 def check_chars(content: Any, most: int) -> None:
-    """Raise `PromptLengthError` for more than `most` characters of text, before it is tokenised. Its work is bounded by `most`.
+    """Raise `PromptLengthError` for more than `most` characters of text. Its work is bounded by `most`.
 
-    Args:
-        content: a text, or lists and dicts of texts and other values; any other value counts as one character.
+    `content` is a text, or lists and dicts of texts and other values. Any other value counts as one character.
     """
     count, stack = 0, [content]
     while stack and count <= most:
@@ -137,10 +134,10 @@ def request_of(
 
 
 def _with_bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-    """The parameters with their bad words as token ids, both without and with a space before them."""
     if tokenizer is None:
         raise RequestError("bad words need a tokenizer", got=params.bad_words, fix="use bad_words_token_ids")
     words = [word.strip() for word in params.bad_words or ()]
+    # a word has other tokens with a space before it
     encoded = [tuple(tokenizer.encode(text, plain=True)) for word in words for text in (word, f" {word}")]
     return replace(
         params, bad_words=(), bad_words_token_ids=tuple(dict.fromkeys([*(params.bad_words_token_ids or ()), *encoded]))
@@ -148,7 +145,6 @@ def _with_bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> Samp
 
 
 def _whole_numbers(token_ids: Any) -> Sequence[int]:
-    """Token ids of any integer type, NumPy's included; an array of a tokenizer's ids as it is."""
     if isinstance(token_ids, array) and token_ids.typecode == "i":
         return token_ids
     token_ids = plain(token_ids)
@@ -180,7 +176,7 @@ def checked_tools(tools: Any) -> list[Tool | ChatTool]:
 
 
 def one_each(value: Any, kind: type | None, number: int, name: str) -> list[Any]:
-    """One value for each prompt, from one for all or a list."""
+    """Expand one value for all prompts, or check a list with one value for each."""
     single = kind is not None and isinstance(value, kind | str | Mapping)
     if value is None or single or not isinstance(value, Iterable):
         return [value] * number
@@ -193,16 +189,11 @@ def one_each(value: Any, kind: type | None, number: int, name: str) -> list[Any]
 
 
 class MarkedTools(NamedTuple):
-    """The tools that a prompt's markup can call.
+    """The tools that a prompt's markup can call."""
 
-    Attributes:
-        tools: by name; their functions take a JSON object as text.
-        forbidden: the beginning of an interrupt, where that is text.
-    """
-
-    tools: Mapping[str, Tool]
+    tools: Mapping[str, Tool]  # by name; their functions take a JSON object as text
     markup: ContextMarkup
-    forbidden: ForbiddenText | None
+    forbidden: ForbiddenText | None  # the beginning of an interrupt; None: it is a token
 
     @classmethod
     def of(
@@ -212,13 +203,9 @@ class MarkedTools(NamedTuple):
         tokenizer: Tokenizer | None,
         grammars: Grammars | None,
     ) -> Self:
-        """The tools without a start text.
+        """Collect the tools without a start text.
 
-        Args:
-            grammars: of the model; None without a tokenizer.
-
-        Raises:
-            RequestError: there is no tokenizer, or a function cannot be called by the names of its arguments.
+        Raises `RequestError` without a tokenizer, or if a function cannot be called by the names of its arguments.
         """
         if not isinstance(options, AsyncCalls):
             raise RequestError("async_calls must be an AsyncCalls", got=shown(options), fix="AsyncCalls(on_end=…)")
@@ -235,7 +222,7 @@ class MarkedTools(NamedTuple):
         return cls(marked, markup, forbidden)
 
     def added_to(self, request: Request) -> Request:
-        """The request with the markup, in which the model cannot write an interrupt."""
+        """Add the markup to a request, and forbid its model to write an interrupt."""
         if self.forbidden is not None:
             return replace(request, markup=self.markup, grammar=WithoutText(self.forbidden, request.grammar))
         params, token_id = request.params, self.markup.interrupt_token_id

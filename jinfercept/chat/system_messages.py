@@ -1,6 +1,6 @@
 """Conversations for chat templates that take fewer system messages, or stricter turns, than clients send.
 
-Text of the system that has no message of its own stands in a turn of the user, between `<system>` and `</system>`.
+A system text without a message of its own stands in a turn of the user, between `<system>` and `</system>`.
 """
 
 import hashlib
@@ -31,14 +31,10 @@ def shows_probe(text: str) -> bool:
 
 
 def with_leading_system(messages: Messages, keeps_leading: bool = True) -> list[dict[str, Any]]:
-    """A conversation in which only the first message may be the system's.
+    """Rewrite a conversation so that only its first message may be the system's.
 
-    The leading ones are joined. A later one is text of the user's turn in which it stands, behind the results of calls that
-    it would part from their calls.
-
-    Args:
-        messages: with contents that are texts.
-        keeps_leading: otherwise the leading ones are text of the user's turn too.
+    Leading system messages are joined. A later one becomes text of the user's turn in which it stands, after results that it
+    would separate from their calls. Without `keeps_leading`, the leading ones become text of the user's turn too.
     """
     leading = list(takewhile(lambda message: message["role"] in SYSTEM_ROLES, messages)) if keeps_leading else []
     written = _Written()
@@ -63,9 +59,10 @@ def with_leading_system(messages: Messages, keeps_leading: bool = True) -> list[
 
 
 def simpler_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Forms of a conversation for a template that refuses it, the closest first: short ids; one call a turn; turns that
-    alternate; no text of the user behind a result, but in it; no system message; then all of these with plainer turns of the
-    assistant.
+    """Yield forms of a conversation for a template that refuses it, the closest first.
+
+    The forms have short ids; one call a turn; alternating turns; the user's text within a result instead of after it; no system
+    message; then all of these with plainer turns of the assistant.
     """
     for form in (messages, _with_plainer_turns(messages)):
         if form is not messages and form == messages:
@@ -78,7 +75,6 @@ def simpler_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any
 
 
 def _with_short_ids(messages: Messages) -> list[dict[str, Any]]:
-    """A conversation whose calls and results have ids of nine letters and digits, whatever server made them."""
     written: list[dict[str, Any]] = []
     for message in messages:
         short = dict(message)
@@ -98,13 +94,10 @@ def _short_id(call_id: Any) -> Any:
 
 
 def _with_plainer_turns(messages: Messages) -> list[dict[str, Any]]:
-    """A conversation in which no text stands beside both reasoning and calls, but in the reasoning, and no turn is empty.
-
-    A model's turn may have all of them, or be cut off in its reasoning: some templates refuse the turns that models wrote.
-    """
     written: list[dict[str, Any]] = []
     for message in messages:
         thought, calls = message.get("reasoning_content"), message.get("tool_calls")
+        # some templates refuse turns that models write: with reasoning, text and calls, or cut off in their reasoning
         if calls and thought and message["content"]:
             whole = _joined([thought, message["content"]])
             written.append({**message, "content": "", "reasoning_content": whole, "reasoning": whole})
@@ -129,14 +122,10 @@ def _stricter_forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, A
 
 
 def _alternating(messages: Messages, joined_to: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A conversation in which messages are joined to those before them, unless these call.
-
-    Args:
-        joined_to: the role of the message before, by the role of the message that is joined to it.
-    """
     written = _Written()
     for message in messages:
         last = written.last
+        # a message is joined to the one before, whose role `joined_to` has, unless that one calls
         if joined_to.get(message["role"]) == last["role"] and not last.get("tool_calls"):
             written.join(message)
         else:
@@ -146,15 +135,13 @@ def _alternating(messages: Messages, joined_to: Mapping[str, str]) -> list[dict[
 
 @final
 class _Written:
-    """Messages to which texts are added; each content is joined once, at the end."""
-
     def __init__(self) -> None:
         self._messages: list[dict[str, Any]] = []
+        # contents are joined once, at the end
         self._texts: list[list[str]] = []  # of the contents of the messages
 
     @property
     def last(self) -> Mapping[str, Any]:
-        """The last message, without the texts that were added to it."""
         return self._messages[-1] if self._messages else {"role": ""}
 
     def add(self, message: Mapping[str, Any]) -> None:
@@ -162,12 +149,10 @@ class _Written:
         self._texts.append([message.get("content") or ""])
 
     def join(self, message: Mapping[str, Any]) -> None:
-        """Add the text of a message, and the fields that the last message has not, to the last message."""
         self._messages[-1] = {**message, **self.last}
         self._texts[-1].append(message["content"])
 
     def add_to_user(self, texts: Sequence[str]) -> None:
-        """Add texts to the last message, or as a new one if that is not the user's."""
         for text in texts:
             if self.last["role"] == "user":
                 self._texts[-1].append(text)
@@ -175,7 +160,6 @@ class _Written:
                 self.add({"role": "user", "content": text})
 
     def whole(self) -> list[dict[str, Any]]:
-        """The messages with their whole contents."""
         return [
             message if len(texts) == 1 else {**message, "content": _joined(texts)}
             for message, texts in zip(self._messages, self._texts, strict=True)

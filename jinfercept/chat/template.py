@@ -1,9 +1,9 @@
-"""`ChatTemplate`: a conversation as text and tokens, written by a model's own chat template.
+"""`ChatTemplate`: writes a conversation as text and tokens with a model's own chat template.
 
-A request that called keeps its tokens; only the text that the template puts behind them is added: the rest of the turn, the
-tool messages, and the opening of the next turn. That text comes from a small stand-in conversation, so a template that would
-write the model's turn differently (without its reasoning, with other spaces in arguments) changes nothing of the computed
-tokens. For a follow-up request, marks in the conversation show what its template writes behind a turn.
+A request that called keeps its tokens. Only the text that the template puts after them is added: the rest of the turn, the tool
+messages, and the opening of the next turn. That text comes from a small stand-in conversation, so computed tokens stay although
+the template would write the model's turn differently (without its reasoning, with other spaces in arguments). For a follow-up
+request, marks in the conversation show what its template writes after a turn.
 """
 
 import json
@@ -53,19 +53,6 @@ _RESERVED = frozenset(
 class ChatTemplate:
     """A model's template, with the tools that are declared to it.
 
-    Args:
-        tokenizer: has the template, unless `source` is given.
-        tools: OpenAI-style declarations.
-        source: a Jinja source instead of the model's.
-        end_token_ids: the tokens that end a turn.
-        special_tokens_in_text: whether the names of special tokens in messages, tools and variables become these tokens;
-            else they are text.
-        written_tools: declarations that stand in a system message, since the template knows no tools.
-
-    Attributes:
-        given: all that two templates have in common that write the same text for the same messages.
-        end_token_ids: see above.
-
     Raises:
         ModelError: there is no template.
         RequestError: it fails on a simple question, does not take the tools, or the variables are no mapping of free names.
@@ -74,11 +61,12 @@ class ChatTemplate:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        tools: Sequence[Mapping[str, Any]],
-        source: str | None,
+        tools: Sequence[Mapping[str, Any]],  # OpenAI-style declarations
+        source: str | None,  # Jinja; None: the tokenizer's
         variables: Mapping[str, Any],
-        end_token_ids: Sequence[int],
-        special_tokens_in_text: bool = False,
+        end_token_ids: Sequence[int],  # those that end a turn
+        special_tokens_in_text: bool = False,  # names of special tokens in given texts become these tokens
+        # stand in a system message, because the template knows no tools
         written_tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         if not isinstance(variables, Mapping) or _RESERVED & variables.keys():
@@ -89,6 +77,7 @@ class ChatTemplate:
             )
         self.tokenizer = tokenizer
         self.source = tokenizer.chat_template(bool(tools)) if source is None else source
+        # templates with an equal `given` write the same text for the same messages
         self.given = (self.source, tools, variables, special_tokens_in_text, written_tools)
         self._names = tokenizer.special_token_names
         self._literal = (
@@ -102,7 +91,6 @@ class ChatTemplate:
         self._begun = rendered_with_tools(self._tools, partial(self._render_stand_in, is_given=source is not None))
 
     def _render_stand_in(self, tools: Sequence[Mapping[str, Any]], is_given: bool) -> str:
-        """The stand-in with a form of the tools, with marks, which the template has from now on."""
         self._tools = tools
         try:
             return self._apply([*_STAND_IN], add_generation_prompt=False)
@@ -116,13 +104,9 @@ class ChatTemplate:
             ) from error
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> "Rendered":
-        """The text of a conversation, in the first of its forms that the template takes (`system_messages`).
+        """Write a conversation in the first form that the template takes (`system_messages`).
 
-        Args:
-            messages: checked.
-
-        Raises:
-            RequestError: the template takes none of its forms.
+        Raises `RequestError` if it takes none.
         """
         checked: list[Any] = [*messages]
         if any(message["role"] in SYSTEM_ROLES for message in checked[1:]) and not self._takes_system_anywhere:
@@ -145,15 +129,15 @@ class ChatTemplate:
 
     @cached_property
     def _takes_system_anywhere(self) -> bool:
-        """Whether the template writes every system message where it stands; some raise, others move it or leave it out."""
         try:
+            # some templates refuse later system messages, others move them or leave them out
             return shows_probe(self._apply([*PROBE], add_generation_prompt=True))
         except RequestError:
             return False
 
     @cached_property
     def _num_calls_written(self) -> int:
-        """How many of two calls of a turn the template writes; two where it refuses them."""
+        """How many of two calls of a turn the template writes; two if it refuses them."""
         marks = ("7d3e", "9b1f")
         calls = [Call("call", json.dumps({"mark": f"@@{mark}"}), id=f"probe{mark}") for mark in marks]
         results = [{"role": "tool", "name": call.name, "tool_call_id": call.id, "content": "?"} for call in calls]
@@ -164,11 +148,8 @@ class ChatTemplate:
         return sum(f"@@{mark}" in written for mark in marks)
 
     def _apply(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-        """The text, with marks in the names of special tokens that are not the template's.
-
-        The arguments of calls have the first of `ARGUMENT_FORMS` that the template takes: a model may have written any text.
-        """
         try:
+            # the first form that the template takes counts: a model may have written any text as arguments
             return self._apply_form(with_arguments(messages, ARGUMENT_FORMS[0]), add_generation_prompt)
         except RequestError:
             if not any(message.get("tool_calls") for message in messages):
@@ -187,9 +168,9 @@ class ChatTemplate:
 
     @cached_property
     def _takes_system(self) -> bool:
-        """Whether the template takes a system message at the beginning; Gemma's raise."""
         system, *_, user = PROBE
         try:
+            # Gemma's templates refuse a system message
             self._apply_template([system, user], add_generation_prompt=True)
         except RequestError:
             return False
@@ -204,24 +185,17 @@ class ChatTemplate:
             raise RequestError(error.what, got=self._names.unmarked(str(error.got)), fix=error.fix) from error
 
     def _given(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A message with marks. An assistant's content keeps the tags of reasoning, for the template to find, and of calls."""
         if message["role"] != "assistant":
             return self._literal.marked(message)
+        # the template looks for tags of reasoning, and of calls, in an assistant's content: they get no marks
         marked = self._literal.marked({**message, "content": ""})
         marked["content"] = self._literal.but(_REASONING).marked(message["content"]) + message.get(WRITTEN_CALLS, "")
         return marked
 
     def between(self, calls: Sequence[Call]) -> tuple[str, str]:
-        """The text between a turn that ended in calls and the turn after it.
+        """Return the text that ends a turn with `calls`, and the text after it up to the next turn, for `encode_results`.
 
-        Args:
-            calls: with ids.
-
-        Returns:
-            The text that ends a turn, and the text behind it up to the next turn, for `encode_results`.
-
-        Raises:
-            RequestError: the template has no place for the results of tools.
+        The calls need ids. Raises `RequestError` if the template has no place for the results of tools.
         """
         results = [
             {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": f'{_MARK}-{index}"\n{_MARK}'}
@@ -247,7 +221,6 @@ class ChatTemplate:
         return end, after
 
     def _with_turn(self, calls: Sequence[Call], results: list[dict[str, Any]]) -> str:
-        """The stand-in with a turn that calls, its results, and the beginning of the next turn."""
         turn = {"role": "assistant", "content": "", "tool_calls": [call_message(call) for call in calls]}
         return self._apply([*_STAND_IN, turn, *results], add_generation_prompt=True)
 
@@ -261,13 +234,13 @@ class ChatTemplate:
             return False
 
     def behind_turn(self, messages: Sequence[Message], place: int, text: Rendered) -> Rendered | None:
-        """The end of a turn and the text behind it, as the template writes them; None if they cannot be told from the turn.
+        """Return the end of a turn and the text after it, as the template writes them; None if the template does not show them.
 
-        They are looked for in a conversation that begins with the turn, then in the whole one if the first end is another.
+        They are looked for in a conversation that begins with the turn, and then in the whole one if its end differs.
 
         Args:
             place: of the turn, a message of the assistant before the last message.
-            text: what `render` has returned for the messages.
+            text: the messages as `render` has written them.
         """
         for before in (_STAND_IN, messages[:place]):
             if (told := self._shown_behind(before, messages[place:])) is not None:
@@ -280,13 +253,10 @@ class ChatTemplate:
         return None
 
     def appended(self, messages: Sequence[Message]) -> tuple[str, Rendered]:
-        """The end of a turn, and the text that makes messages follow it, whatever the template would make of the turn itself.
+        """Return the end of a turn, and the text that makes messages follow it, however the template writes the turn itself.
 
-        Args:
-            messages: the turn, of which only what calls it has matters, and those that follow it.
-
-        Raises:
-            RequestError: the end of the turn cannot be told from what the template writes.
+        Of the turn, the first of `messages`, only its calls matter. Raises `RequestError` if the template does not show its
+        end.
         """
         if (behind := self._shown_behind(_STAND_IN, messages)) is None:
             raise RequestError(
@@ -297,15 +267,10 @@ class ChatTemplate:
         return behind[1:]
 
     def _shown_behind(self, before: Sequence[Message], messages: Sequence[Message]) -> tuple[str, str, Rendered] | None:
-        """What the template writes behind a turn, told by a mark as its last words and one before what the next message says.
+        """Find the text that the template writes after a turn, by marks at the end of the turn and before the next content.
 
-        Args:
-            before: what stands before the turn.
-            messages: the turn, and those that follow it.
-
-        Returns:
-            The text between the marks, the text that ends the turn ("" where no token does), and the text behind that end. None
-            if no form of the turn shows the marks.
+        Returns the text between the marks, the text that ends the turn ("" if no token does), and the text after that end. None
+        if no form of the turn shows the marks.
         """
         turn, following, *rest = messages
         without_end = None
@@ -326,19 +291,17 @@ class ChatTemplate:
         return without_end
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text that `render` returned, or of any text in which the names of special tokens stand for them."""
+        """Encode a text that `render` returned, or any text in which names of special tokens stand for these tokens."""
         return [token_id for ids in self.tokenizer.encode_segments(self.tokenizer.segments(text)) for token_id in ids]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, with the names of special ones."""
+        """Decode tokens, with special ones by name."""
         return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def encode_results(self, end: str, after: str, contents: Sequence[str]) -> list[int]:
-        """Tokens of the text that follows a turn with calls.
+        """Encode the text that follows a turn with calls.
 
-        Args:
-            end, after: see `between`.
-            contents: the results, in the order of the calls; names of special tokens in them stay text.
+        `end` and `after` are from `between`; special names in results stay text.
         """
         pieces = _PLACE.split(after)
         texts = [pieces[0]]
@@ -354,11 +317,11 @@ class ChatTemplate:
 
 
 def _marked_turns(turn: Message) -> list[dict[str, Any]]:
-    """A message of the assistant with a mark as its last words: in its last call, and in its content if calls are not shown."""
     *calls, last = turn.get("tool_calls") or [None]
     if last is None:
         return [{"role": "assistant", "content": _TURN}]
     marked = {**last, "function": {**last["function"], "arguments": json.dumps({_TURN: _TURN})}}
+    # a template that does not show calls may show the mark in the content
     return [
         {"role": "assistant", "content": "", "tool_calls": [*calls, marked]},
         {"role": "assistant", "content": _TURN, "tool_calls": [*calls, last]},
@@ -366,6 +329,5 @@ def _marked_turns(turn: Message) -> list[dict[str, Any]]:
 
 
 def _common(text: str, other: str) -> int:
-    """The length of the longest common beginning of two texts."""
     pairs = enumerate(zip(text, other, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(text), len(other)))

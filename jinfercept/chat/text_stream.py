@@ -1,6 +1,6 @@
-"""The text of one request while it grows: detokenization, stop strings, results of tools in between.
+"""The text of one request while it grows: detokenization, stop strings, and results of tools in between.
 
-It decides about text only: the engine decides whether the request is finished, and detectors find the calls.
+It decides only about text: the engine decides when the request is finished, and detectors find the calls.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,18 +14,11 @@ from jinfercept.request import Request
 
 @final
 class TextStream:
-    """A request's text, fed with tokens, cut at the first stop string that is complete.
+    """A request's text, fed with tokens and cut at the first complete stop string.
 
-    Text is held back while it could be the beginning of a stop string. The cut depends on the text alone, not on how
-    tokens divide it: the stop string that is complete first wins, the longest where several end at the same character. One
-    that begins within a call is part of the call.
-
-    Attributes:
-        stopped: the stop string that was found, if any; no token may follow.
-        last_raw: the text of the last generated token, neither held back nor cut, special tokens written out: the input
-            of detectors.
-        hidden: tokens that end the text and are left out of it.
-        num_taken: characters that the last generated token adds to the text, whether shown or held back.
+    Text is held back while it could begin a stop string. The cut depends only on the text, not on how tokens divide it: the
+    stop string that is complete first wins, and the longest of several that end at the same character. A stop string that
+    begins within a call is part of the call.
     """
 
     def __init__(
@@ -34,38 +27,30 @@ class TextStream:
         stop: tuple[str, ...],
         include_stop: bool,
         skip_special_tokens: bool,
+        # number of first tokens in which no stop string may end; one that begins in them counts if it ends later
         min_tokens: int = 0,
-        markup: frozenset[int] = frozenset(),
-        turn_ends: frozenset[int] = frozenset(),
+        markup: frozenset[int] = frozenset(),  # special tokens that are never left out
+        turn_ends: frozenset[int] = frozenset(),  # always left out; no text is held back after them
+        # whether a text, the second argument, is part of a call and must not be cut; the first argument is the certain new text
+        # before it, with which the next shown text begins; None: there are no calls
         in_call: Callable[[str, str], bool] | None = None,
     ) -> None:
-        """An empty text.
-
-        Args:
-            stop: non-empty strings that end the text.
-            include_stop: whether the stop string itself is shown.
-            skip_special_tokens: whether special tokens are left out of the text.
-            min_tokens: generated tokens within which no stop string may end; one that began in them counts if it ends later.
-            markup: special tokens that are never left out.
-            turn_ends: tokens that are always left out, and behind which no text is held back.
-            in_call: whether a text is part of a call, for which nothing is cut: gets the text in front of it that is new and
-                certain, as the next text to show begins, and the text itself. None: there are no calls.
-        """
+        """Begin an empty text."""
         self._tokenizer = tokenizer
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens, markup)
-        self._turn_ends, self.hidden = turn_ends, frozenset[int]()
+        self._turn_ends, self.hidden = turn_ends, frozenset[int]()  # hidden tokens end the text and are left out of it
         self._stops, self._marks = tuple(sorted(stop, key=len, reverse=True)), Marks(stop)
         self._include_stop, self._in_call = include_stop, in_call
         self._num_early = min_tokens
         self._incomplete = ""
         self._shown: list[str] = []
-        self.stopped: str | None = None
+        self.stopped: str | None = None  # the stop string that was found; no token may follow it
+        # text of the last generated token for detectors, neither held back nor cut, special tokens written out
         self.last_raw = ""
-        self.num_taken = 0
+        self.num_taken = 0  # characters that the last generated token adds to the text, shown or held back
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, request: Request) -> Self:
-        """The text of a request."""
         params = request.params
         stop = tuple(params.stop or ())
         return cls(tokenizer, stop, params.include_stop_str_in_output, params.skip_special_tokens, params.min_tokens)
@@ -78,11 +63,10 @@ class TextStream:
 
     @property
     def half_character(self) -> bool:
-        """Whether the text ends within a character."""
         return self._detokenizer.half_character
 
     def add(self, token_id: int) -> str:
-        """Add a generated token; returns the new text to show."""
+        """Add a generated token, and return the new text to show."""
         assert self.stopped is None, "a token after the stop string"
         if token_id in self._turn_ends or token_id in self.hidden:
             self._num_early -= 1
@@ -97,10 +81,10 @@ class TextStream:
         return shown
 
     def inject(self, token_ids: Iterable[int]) -> str:
-        """Add the tokens of a tool's result; returns the new text to show, which includes all of them.
+        """Add the tokens of a tool's result, and return the new text to show, which includes all of them.
 
-        Stop strings are not looked for in it, and none spans its borders: text held back before is released, and half a
-        character on either side becomes U+FFFD.
+        Stop strings are neither searched in it nor across its borders: held text is released, and half a character becomes
+        U+FFFD.
         """
         assert self.stopped is None, "an injection after the stop string"
         self.last_raw = ""
@@ -108,11 +92,10 @@ class TextStream:
         return self._show("".join(pieces))
 
     def finish(self) -> str:
-        """End the text; returns the text held back, half a character as U+FFFD. Nothing is left after a stop string."""
+        """End the text, and return the text held back, with half a character as U+FFFD. Nothing is left after a stop string."""
         return self._show(self._release())
 
     def token_text(self, token_id: int) -> str:
-        """A token alone, special tokens written out."""
         return self._tokenizer.token_text(token_id)
 
     def _take(self, text: str) -> str:
@@ -126,7 +109,6 @@ class TextStream:
         return self._show(pending[:num_certain])
 
     def _cut(self, text: str) -> str:
-        """The longest stop string with which a text ends that is no part of a call; "" if there is none."""
         certain = self._marks.certain(text)
         for stop in self._stops:
             before = text[: min(len(text) - len(stop), certain)]
@@ -135,7 +117,6 @@ class TextStream:
         return ""
 
     def _release(self) -> str:
-        """The text held back and an incomplete character; the search for stop strings begins anew."""
         if self.stopped is not None:
             return ""
         released, self._incomplete = self._incomplete + self._detokenizer.flush(), ""

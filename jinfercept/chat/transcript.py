@@ -1,6 +1,6 @@
 """The transcript of one chat while it is generated: its text, its pieces, its calls and its messages.
 
-Each token is decoded once and each character parsed once; what every client sees of the chat is made of these pieces.
+Each token is decoded once and each character parsed once. Every client's view of the chat is made of these pieces.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,41 +30,24 @@ Note = Callable[[str, Sequence[int], Sequence[Message]], None]
 @final
 @dataclass(frozen=True, slots=True)
 class ChatTurns:
-    """How one chat's turns are parsed.
-
-    Attributes:
-        form: the format of calls, or of text that stands in markup; None if there is neither.
-        reasoning: the format of reasoning; None if reasoning is content.
-        beginnings: where the first turn begins, and where later ones do.
-        ends: tokens that end a turn.
-        markup: special tokens that mark calls or reasoning; all others are neither content nor part of a call.
-        max_rounds: limit of turns whose calls are run.
-        must_call: whether the first turn has to call.
-        parallel: whether a turn may have several calls; otherwise all but its first call are dropped.
-        futures: of the tools with asynchronous calls; None if there are none.
-        used_ids: ids of the calls of the conversation so far.
-    """
+    """How one chat's turns are parsed."""
 
     tokenizer: Tokenizer
-    form: ToolCallFormat | None
-    reasoning: ReasoningFormat | None
-    beginnings: tuple[Beginning, Beginning]
-    ends: tuple[int, ...]
+    form: ToolCallFormat | None  # of calls, or of text in markup; None: there is neither
+    reasoning: ReasoningFormat | None  # None: reasoning is content
+    beginnings: tuple[Beginning, Beginning]  # of the first turn, and of later ones
+    ends: tuple[int, ...]  # tokens that end a turn
+    # special tokens that mark calls or reasoning; all other special tokens are neither content nor part of a call
     markup: frozenset[int]
     tools: Sequence[ChatTool]
-    max_rounds: int
-    must_call: bool = False
-    parallel: bool = True
-    futures: Futures | None = None
-    used_ids: frozenset[str] = frozenset()
+    max_rounds: int  # limit of turns whose calls are run
+    must_call: bool = False  # the first turn has to call
+    parallel: bool = True  # otherwise all calls of a turn but the first are dropped
+    futures: Futures | None = None  # None: no tool has asynchronous calls
+    used_ids: frozenset[str] = frozenset()  # ids of the conversation's calls so far
 
     def parser(self, beginning: Beginning, used_ids: set[str], only_calls: bool = False) -> CallParser:
-        """A parser for one turn.
-
-        Args:
-            beginning: where the turn begins.
-            used_ids: ids of earlier calls; those of the turn are added.
-        """
+        """Make a parser for one turn. The ids of its calls are added to `used_ids`, which has those of earlier calls."""
         answer, calls, form = PlainParser(), None, self.form
         if form is not None:
             parser = partial(form.parser, first_only=not self.parallel)
@@ -82,23 +65,15 @@ class ChatTurns:
 
 @final
 class ChatTranscript:
-    """A `Transcript`, see the module. Fed by the engine with one request's tokens; it may be used by one thread at a time.
-
-    Args:
-        turns: how the chat's turns are parsed.
-        note: called at the end, if a follow-up may continue the chat; None: it is not kept.
-
-    Attributes:
-        text: the request's text as the model writes it, markup included.
-        finds_calls: whether the chat has a format of calls.
-    """
+    """A `Transcript`, fed by the engine with one request's tokens. For one thread at a time."""
 
     def __init__(self, turns: ChatTurns, request: Request, note: Note | None = None) -> None:
         params = request.params
+        # a note is taken at the end, if a follow-up may continue the chat
         self._turns, self._request, self._note = turns, request, note
         self._ends = frozenset(turns.ends)
-        self.finds_calls = turns.form is not None
-        self.text = TextStream(
+        self.finds_calls = turns.form is not None  # the chat has a format of calls
+        self.text = TextStream(  # as the model writes it, markup included
             turns.tokenizer,
             tuple(params.stop or ()),
             params.include_stop_str_in_output,
@@ -118,15 +93,10 @@ class ChatTranscript:
         self._unread = UnreadFutures(turns.futures) if turns.futures is not None else None
 
     def read(self, index: int, token_id: int, text: str) -> tuple[list[Piece], tuple[Call, ...]]:
-        """Read the next generated token.
+        """Read the next generated token, for which `text.add` returned `text`. Returns the pieces that it completes, and calls.
 
-        Args:
-            index: place of the token in the request's `token_ids`.
-            text: the text that is certain with it: what `text.add` has returned.
-
-        Returns:
-            The pieces that are complete with it, and the calls for which the request pauses, or ends if one is `by_caller`:
-            those of a turn, at the token that ends it, and earlier ones whose results follow the turn.
+        The request pauses for these calls, or ends if one is `by_caller`. They are the calls of a turn, at the token that ends
+        it, and earlier ones whose results follow the turn. `index` is the token's place in the request's `token_ids`.
         """
         self._num_unread += 1
         if token_id not in self._ends:
@@ -139,7 +109,7 @@ class ChatTranscript:
         return pieces, calls
 
     def resumed(self, calls: Sequence[Call], results: Sequence[Result]) -> None:
-        """The next turn begins, behind the results of calls."""
+        """Begin the next turn, after the results of calls."""
         self._messages.append(self._message.closed(self._message.calls))
         self._pieces.append(self._message.joined())
         self._messages += [
@@ -150,16 +120,11 @@ class ChatTranscript:
         self._message = _TurnMessage()
 
     def end(self, text: str, cut: bool) -> list[Piece]:
-        """The last pieces.
-
-        Args:
-            text: the rest of the text.
-            cut: whether the request ends before its turn does.
-        """
+        """End the chat with the rest of its text, and return the last pieces. `cut`: the request ends before its turn does."""
         return self._noted(self._parsed.finish(text, cut))
 
     def completed(self, completion: CompletionOutput) -> CompletionOutput:
-        """The output of the finished request with its messages, and with the finish reason of a chat."""
+        """Return the output of the finished request with its messages, and with the finish reason of a chat."""
         calls, reason, stop = self._message.calls, completion.finish_reason, completion.stop_reason
         if reason == "stop" and calls:
             reason, stop = "tool_calls", None if self._turns.for_the_caller(calls) else "max_rounds"
@@ -179,7 +144,7 @@ class ChatTranscript:
         )
 
     def _can_continue(self, completion: CompletionOutput) -> bool:
-        """Whether a follow-up may continue the tokens: the turn has ended, and all of it is in the messages."""
+        # a follow-up continues the tokens only if the turn has ended and all of it is in the messages
         follow_up, params, turns = self._request.follow_up, self._request.params, self._turns
         if follow_up is None or follow_up.last or params.ignore_eos or not completion.token_ids:
             return False
@@ -187,7 +152,6 @@ class ChatTranscript:
         return whole and completion.finish_reason == "stop" and completion.token_ids[-1] in self._ends
 
     def _calls(self) -> tuple[Call, ...]:
-        """The calls of the turn that has ended, and earlier ones whose results follow it; none after `max_rounds` turns."""
         turns, calls = self._turns, self._parsed.spanning_tokens()
         if not self.finds_calls or self._rounds == turns.max_rounds or not (calls or self._unread):
             return ()
@@ -210,8 +174,6 @@ class ChatTranscript:
 
 @final
 class _TurnMessage:
-    """The pieces of one turn as a message."""
-
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self._texts_and_calls: list[Content | Reasoning | CallEnded] = []
@@ -231,7 +193,6 @@ class _TurnMessage:
             self._texts_and_calls.append(piece)
 
     def joined(self) -> tuple[Content | Reasoning | CallEnded, ...]:
-        """Reasoning, texts and calls in their order, each text in one piece."""
         pieces: list[Content | Reasoning | CallEnded] = []
         for kind, group in groupby(self._texts_and_calls, type):
             own: list[Any] = [*group]
@@ -242,13 +203,12 @@ class _TurnMessage:
 
     @property
     def all_calls(self) -> list[Call]:
-        """The complete calls, and the one within which the turn was cut off, with incomplete arguments."""
+        """The complete calls, and the call within which the turn was cut off, with incomplete arguments."""
         if self._begun is None:
             return self.calls
         return [*self.calls, Call(self._begun.name, "".join(self._arguments), id=self._begun.id)]
 
     def closed(self, calls: Sequence[Call]) -> Message:
-        """The message with these calls; reasoning is `reasoning_content`, which chat templates read."""
         content = "".join([piece.text for piece in self._texts_and_calls if isinstance(piece, Content)])
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if thought := "".join([piece.text for piece in self._texts_and_calls if isinstance(piece, Reasoning)]):

@@ -1,7 +1,7 @@
-"""What a chat's turns may be: the options `tool_choice` and `parallel_tool_calls`, and the grammars that enforce them.
+"""The options `tool_choice` and `parallel_tool_calls` of a chat, and the grammars that enforce them.
 
-Only the first turn has to call; later turns are free. A grammar begins behind the turn's reasoning. Within that, which is free,
-only the tokens that end a text are forbidden, so that the answer follows unless the output is cut off.
+Only the first turn has to call; later turns are free. A grammar begins after the turn's reasoning. Reasoning is free except for
+the tokens that end a text, which are forbidden so that an answer follows unless the output is cut off.
 """
 
 import logging
@@ -42,23 +42,16 @@ _UNSOUND = (ValueError, TypeError, LookupError, AttributeError, RecursionError) 
 @final
 @dataclass(frozen=True, slots=True)
 class TurnCalls:
-    """The tool choice of a chat, checked.
+    """A checked tool choice."""
 
-    Attributes:
-        reads: text in the format of a call is a call; otherwise no text is.
-        must_call: names of the tools of which the first turn has to call one or several; empty if it need not call.
-        parallel: a turn may have several calls.
-        once: the turn that has to call makes one call.
-    """
-
-    reads: bool
-    must_call: frozenset[str]
-    parallel: bool
-    once: bool = False
+    reads: bool  # text in the format of a call is a call
+    must_call: frozenset[str]  # tools of which the first turn has to call one or several; may be empty
+    parallel: bool  # a turn may have several calls
+    once: bool = False  # the turn that has to call makes one call
 
 
 def tool_choice(choice: ToolChoice | None, parallel: bool, tools: Sequence[ChatTool]) -> TurnCalls:
-    """The options, checked. Raises `RequestError` for values that are unknown, and for tools that are not declared."""
+    """Check the options. Raises `RequestError` for unknown values, and for tools that are not declared."""
     if type(parallel) is not bool:
         raise RequestError("parallel_tool_calls must be true or false", got=shown(parallel), fix="True or False")
     names = frozenset(tool.name for tool in tools)
@@ -87,14 +80,7 @@ def tool_choice(choice: ToolChoice | None, parallel: bool, tools: Sequence[ChatT
 def compile_calls(
     choice: TurnCalls, form: ToolCallFormat, template: str, tokenizer: Tokenizer, grammars: Grammars
 ) -> TokenGrammar | None:
-    """The grammar of a turn that has to call; None if it need not.
-
-    Args:
-        template: the chat template's source.
-
-    Raises:
-        RequestError: it cannot be enforced.
-    """
+    """Compile the grammar of a turn that has to call; None if it need not. Raises `RequestError` if it cannot be enforced."""
     required = {name: schema for name, schema in (form.tools or {}).items() if name in choice.must_call}
     if not required:
         return None
@@ -124,12 +110,9 @@ def compile_calls(
 def compile_answer_or_calls(
     form: ToolCallFormat, parallel: bool, tokenizer: Tokenizer, grammars: Grammars
 ) -> TokenGrammar | None:
-    """The grammar of a turn in the format of Hermes that answers or calls; None if no tool can be called.
+    """Compile the grammar of a turn in the format of Hermes that answers or calls; None if no tool can be called.
 
-    Of a tool whose schema cannot be enforced it asks for an object only: running the call reports what is wrong with it.
-
-    Args:
-        parallel: several calls may be made.
+    If a tool's schema cannot be enforced, its arguments are any object; running the call reports what is wrong with them.
     """
 
     def compiled(tools: Mapping[str, Mapping[str, Any]]) -> TokenGrammar | None:
@@ -152,13 +135,12 @@ def compile_answer_or_calls(
 
 
 def compile_answer(grammars: Grammars) -> TokenGrammar:
-    """The grammar of a turn without calls in the format of Hermes."""
+    """Compile the grammar of a turn without calls in the format of Hermes."""
     rules = Rules()
     return grammars.compile(rules.text(answer_only(rules)))
 
 
 def _loosened(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema that `_enforceable` gives, or that of any object if a constraint cannot be enforced."""
     try:
         return _enforceable(name, schema)
     except _UNSOUND:
@@ -166,11 +148,6 @@ def _loosened(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _enforceable(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of a tool's arguments without what no grammar holds, which is checked when the call is run.
-
-    Raises:
-        RequestError: a constraint cannot be enforced.
-    """
     reduction = SchemaReduction(checked_later=True)
     reduced = reduction.reduce(schema)
     if reduction.unenforced:
@@ -180,7 +157,6 @@ def _enforceable(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=256)
 def _log_unenforced(name: str, places: tuple[str, ...]) -> None:
-    """Log once what of a tool's schema no grammar holds."""
     log.info(
         "arguments of tool %.80r are checked when it is run, not while they are written: %.300s",
         name,
@@ -209,30 +185,23 @@ def _unenforceable(what: str, error: Exception) -> RequestError:
 
 @final
 class PerTurnGrammar:
-    """A `Grammar` for one request.
-
-    Args:
-        grammars: of its first turn, and of all others; None: the turn is free.
-        beginnings: where the first turn begins, and where all others do.
-        reasoning: the marks of reasoning, behind which a grammar begins; None: there is none.
-    """
+    """A `Grammar` for one request."""
 
     def __init__(
         self,
-        grammars: tuple[Grammar | None, Grammar | None],
-        beginnings: tuple[Beginning, Beginning],
-        reasoning: ReasoningFormat | None,
+        grammars: tuple[Grammar | None, Grammar | None],  # of its first turn, and of all others; None: the turn is free
+        beginnings: tuple[Beginning, Beginning],  # of the first turn, and of all others
+        reasoning: ReasoningFormat | None,  # a grammar begins after it
         tokenizer: Tokenizer,
     ) -> None:
         self._given = grammars, beginnings, reasoning, tokenizer
         self._turn = 0
 
     def anew(self) -> "PerTurnGrammar":
-        """The same for another request, whose first turn is still to come."""
+        """Copy the grammar for another request, whose first turn is still to come."""
         return PerTurnGrammar(*self._given)
 
     def constrain(self, end_token_ids: frozenset[int]) -> Constraint | None:
-        """The constraint of the next turn; see `hooks.Grammar`."""
         grammars, beginnings, reasoning, tokenizer = self._given
         grammar, beginning = grammars[self._turn], beginnings[self._turn]
         self._turn = 1
@@ -244,11 +213,7 @@ class PerTurnGrammar:
 
 
 class _ReasoningConstraint:
-    """The constraint of one turn. An undecided turn may begin with reasoning or with its answer.
-
-    Attributes:
-        ended: only the end can follow.
-    """
+    """An undecided turn may begin with reasoning or with its answer."""
 
     def __init__(
         self,
@@ -272,7 +237,6 @@ class _ReasoningConstraint:
         return answer
 
     def allowed(self) -> UInt32[np.ndarray, "words"]:
-        """The tokens that may come next; see `hooks.Constraint`."""
         words = self._answer.allowed()
         if self._at == "answering":
             self.ended = self._answer.ended
@@ -283,7 +247,6 @@ class _ReasoningConstraint:
         return words | opening if self._may_answer else opening
 
     def accept(self, token_id: int) -> None:
-        """The next generated token. Raises `RequestError` if it is not allowed."""
         if self._at == "thinking":
             self._think(token_id)
         elif self._at == "undecided" and token_id == self._opening[self._num_opened]:
@@ -293,10 +256,10 @@ class _ReasoningConstraint:
             self._accept(token_id)
 
     def _open(self, token_id: int) -> None:
-        """The next token of the opening mark, which an answer may begin with too."""
         self._num_opened += 1
         if self._num_opened == len(self._opening):
             self._at, self._answer = "thinking", self._begin()
+        # an answer may begin like the opening mark
         elif self._may_answer and self._answer.allowed()[token_id // 32] >> token_id % 32 & 1:
             self._answer.accept(token_id)
         else:

@@ -1,7 +1,7 @@
 """Tools for chat templates that know none, or read more of a declaration than clients have to give.
 
-For a template without tools, declarations, calls and results are text in the format of Hermes: a system message declares the
-tools and says how they are called; calls stand in the assistant's text, and results in a message of the user.
+For a template without tools, declarations, calls and results are text in the format of Hermes. A system message declares the
+tools and says how to call them; calls stand in the assistant's text, and results in a message of the user.
 """
 
 import json
@@ -44,12 +44,8 @@ _TOOLS = re.compile(rf"\btools\b|{re.escape(FUNCTIONS_MARK)}")
 def are_written(choice: TurnCalls, parser: str | None, template: str) -> bool:
     """Whether a chat's tools are written as text: the template has no variable for them, and shows no format of calls.
 
-    Where calls are required or forbidden the format does not matter: the model has to read how it calls these tools.
-
-    Args:
-        choice: of the tools that the model has to call, or may not.
-        parser: the option `tool_call_parser`, which names a format that the model knows without its template.
-        template: the chat template's source.
+    If calls are required or forbidden, the template's format does not matter: the model has to read how it calls these tools. A
+    `parser` names a format that the model knows without its template.
     """
     if parser is not None or _TOOLS.search(template):
         return False
@@ -57,7 +53,6 @@ def are_written(choice: TurnCalls, parser: str | None, template: str) -> bool:
 
 
 def log_written_tools() -> None:
-    """Log that a model's template knows no tools."""
     log.warning(
         "the model's chat template knows no tools: they stand in the system message, and a grammar lets the model answer or "
         "call; a model that was not trained to call may do so badly"
@@ -67,7 +62,7 @@ def log_written_tools() -> None:
 def with_written_tools(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """A conversation in which tools, calls and results are text.
+    """Rewrite a conversation so that tools, calls and results are text.
 
     Args:
         messages: checked, with the arguments of calls as objects where they are JSON.
@@ -99,12 +94,7 @@ def with_written_tools(
 
 
 def written_calls(message: Mapping[str, Any], template: str) -> str:
-    """A message's calls as the model writes them, for a template that shows their format and leaves them out; "" without any.
-
-    Args:
-        message: checked.
-        template: the chat template's source.
-    """
+    """Write a checked message's calls as the model does, for a template that shows their format but leaves them out."""
     form = FORMATS.get(detect_format(template) or "")
     if form is None or form.write is None or not message.get("tool_calls"):
         return ""
@@ -131,14 +121,11 @@ _SCHEMAS_BY_NAME = ("properties", "$defs", "definitions")
 
 
 def rendered_with_tools(tools: Declarations, render: Callable[[Declarations], str]) -> str:
-    """The text that a template writes with the first form of declarations that it takes.
+    """Render a template with the first form of declarations that it takes. Raises `RequestError` if it takes none.
 
     Args:
-        tools: the declarations as they are given, which is their first form.
+        tools: the declarations as given, which are tried first.
         render: writes the text, or raises `RequestError`.
-
-    Raises:
-        RequestError: it takes none of the forms.
     """
     try:
         return render(tools)
@@ -164,12 +151,9 @@ def _renders(render: Callable[[Declarations], str], tools: Declarations) -> bool
 
 
 def _fuller_forms(tools: Declarations) -> Iterator[list[dict[str, Any]]]:
-    """Forms of declarations for a template that refuses them, the closest first.
-
-    A description and parameters for each tool; then descriptions of all properties, and objects for schemas that are `true`;
-    then one type for each of these.
-    """
     last = list(tools)
+    # first a description and parameters for each tool; then descriptions of all properties, and objects for schemas that are
+    # `true`; then one type for each of these
     for nested, typed in ((False, False), (True, False), (True, True)):
         try:
             form = [_filled_tool(tool, nested, typed) for tool in tools]
@@ -181,11 +165,9 @@ def _fuller_forms(tools: Declarations) -> Iterator[list[dict[str, Any]]]:
 
 
 def usual_variables(template: str, tools: Declarations) -> dict[str, Any]:
-    """Variables that a template has to have, in the words of its model card; the date without the time of the day, so that the
-    next prompt begins as the last one did.
+    """Return the variables that a template requires, as its model card writes them.
 
-    Args:
-        template: the chat template's source.
+    The date has no time of the day, so that the next prompt begins as the last one did.
     """
     if FUNCTIONS_MARK not in template:
         return {}
@@ -193,12 +175,6 @@ def usual_variables(template: str, tools: Declarations) -> dict[str, Any]:
 
 
 def _filled_tool(tool: Mapping[str, Any], nested: bool, typed: bool) -> dict[str, Any]:
-    """A declaration with all fields that OpenAI leaves optional.
-
-    Args:
-        nested: whether its properties are filled too.
-        typed: whether each of them has one type.
-    """
     function = tool["function"]
     schema = function.get("parameters")
     parameters = {"type": "object", "properties": {}} | (_without_null(schema) if isinstance(schema, Mapping) else {})
@@ -213,7 +189,6 @@ def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _filled_schema(schema: Any, typed: bool) -> Any:
-    """A schema whose properties have descriptions, and all of whose schemas are objects; `false` stays."""
     if schema is True:
         schema = {}
     if not isinstance(schema, Mapping):
@@ -242,7 +217,6 @@ def _filled_property(schema: Any, typed: bool) -> Any:
 
 
 def _first_type(schema: Mapping[str, Any]) -> str:
-    """The first type of a schema that is not null; that of its first option or value, or a string's, where it names none."""
     if types := schema.get("type"):
         return next((kind for kind in types if kind != "null"), types[0])
     for key in _LISTS_OF_SCHEMAS:

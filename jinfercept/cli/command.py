@@ -19,26 +19,22 @@ class Command(Protocol):
     """A parsed command line."""
 
     def run(self) -> int:
-        """The exit status. Raises `JinferceptError` for a user's mistake."""
+        """Run the command and return the exit status. Raises `JinferceptError` for a user's mistake."""
         ...
 
 
 class Entry(NamedTuple):
-    """A command.
+    """A command."""
 
-    Attributes:
-        place: of its dataclass, as `package.module:Name`.
-        vllm_flags: flags of `vllm serve` that need nothing here are accepted; the dataclass has a field `notes` for them.
-        usual: place of a dataclass with the flags that `--help` shows; without it `--help` shows all, as `--help-all` does.
-    """
-
-    place: str
+    place: str  # of its dataclass, as `package.module:Name`
     help: str
+    # flags of `vllm serve` that have no effect here are accepted; then the dataclass has a field `notes`
     vllm_flags: bool = False
+    # place of a dataclass with the flags that `--help` shows; "": `--help` shows all, as `--help-all` does
     usual: str = ""
 
     def parse(self, prog: str, words: Sequence[str]) -> Command:
-        """The command with the flags in `words`. Raises `SystemExit` as `jinfercept.cli.options.parse`."""
+        """Parse the flags in `words`. Raises `SystemExit` as `jinfercept.cli.options.parse` does."""
         from jinfercept.cli.options import parse
 
         short = bool(self.usual) and not {*HELP}.isdisjoint(words)
@@ -56,14 +52,10 @@ class Entry(NamedTuple):
 
 
 def run_command_line(prog: str, description: str, commands: Mapping[str, Entry], words: Sequence[str]) -> int:
-    """Run the command that a command line names.
+    """Run the command that a command line names, and return the exit status of `run_command`.
 
     Args:
-        commands: by their names.
-        words: behind `prog`.
-
-    Returns:
-        The exit status, as `run_command`.
+        words: the command line after `prog`.
 
     Raises:
         SystemExit: 2 for a mistake in the command line, with one line on standard error; 0 for `--help` of a command.
@@ -86,7 +78,7 @@ def _run_words(prog: str, description: str, commands: Mapping[str, Entry], words
 
 
 def parse_command_line(prog: str, commands: Mapping[str, Entry], words: Sequence[str]) -> Command:
-    """The command that a command line names, with its flags. Raises `SystemExit` as `run_command_line`."""
+    """Parse a command line into a command with its flags. Raises `SystemExit` as `run_command_line` does."""
     name = words[0]
     if name in commands:
         return commands[name].parse(f"{prog} {name}", words[1:])
@@ -96,9 +88,10 @@ def parse_command_line(prog: str, commands: Mapping[str, Entry], words: Sequence
 
 
 def run_command(command: Command, prog: str = "jinfercept") -> int:
-    """Run a command of the program `prog`; returns the exit status.
+    """Run a command of the program `prog`, and return the exit status.
 
-    It is 2 for a user's mistake and 1 for an engine that failed, with one line on standard error.
+    The status is 2 for a user's mistake, 1 for an engine that failed, each with one line on standard error, and 130 after
+    Ctrl-C.
     """
     try:
         return command.run()
@@ -114,7 +107,7 @@ def run_command(command: Command, prog: str = "jinfercept") -> int:
 
 
 def refusal(prog: str, message: str) -> SystemExit:
-    """Exit status 2 for a mistake in the command line, which is printed to standard error as one line."""
+    """Print a mistake in the command line to standard error, as one line. Returns exit status 2, to be raised."""
     print(f"{prog}: {message}; see {prog} --help", file=sys.stderr)
     return SystemExit(2)
 
@@ -127,10 +120,9 @@ def _overview(prog: str, description: str, commands: Mapping[str, Entry]) -> str
 
 
 def take_unneeded(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """A command line without these flags, and for each of them a line for the log.
+    """Remove vLLM's flags that are not needed here. Returns the rest, and a line for the log for each removed flag.
 
-    Raises:
-        ConfigError: a flag asks for something that cannot be done, or has another name here.
+    Raises `ConfigError` if a flag asks for something that cannot be done, or has another name here.
     """
     rest, notes = list[str](), list[str]()
     queue = deque(words)
@@ -159,7 +151,7 @@ def take_unneeded(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _split(word: str) -> tuple[str, str | None]:
-    """A flag by its long name, and the value that is written with it, as in `--task=generate`, `-tp=1` and `-O3`."""
+    # the value may be written with the flag, as in `--task=generate`, `-tp=1` and `-O3`
     name, separator, value = word.partition("=")
     if word.startswith("-O") and name != "-O":
         name, separator, value = "-O", "=", word[2:]

@@ -1,4 +1,4 @@
-"""`jinfercept convert`: any model that can be loaded, written once so that it loads quickly afterwards."""
+"""`jinfercept convert`: writes a model once in a form that loads quickly."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,6 @@ from jinfercept.config import DTypeChoice
 
 @dataclass(frozen=True)
 class Convert:
-    """The command."""
-
     model: ModelName
     directory: conf.Positional[str]
     """to write to; give it wherever a model is asked for"""
@@ -23,7 +21,7 @@ class Convert:
         """Write weights, config and tokenizer into the directory; returns 0.
 
         Raises:
-            ModelError: the model cannot be loaded, or the directory holds one already.
+            ModelError: the model cannot be loaded, or the directory holds a model already.
             ConfigError: JAX does not start.
         """
         import jax

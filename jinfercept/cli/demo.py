@@ -1,7 +1,7 @@
 """`jinfercept demo`: SmolLM2 solves word problems with a calculator and a slow price list, under every policy.
 
 The examples in the prompt teach the model to write `<<48/2=`, which calls the calculator, and `<<price pencil=`, which asks a
-shop that takes its time. All problems run together in a KV pool too small for them, so that paused contexts are in the way.
+slow shop. All problems run together in a KV pool that is too small for them, so paused contexts compete for memory.
 """
 
 import ast
@@ -90,15 +90,13 @@ _OPERATORS: dict[type, Callable[[float, float], float]] = {
 
 
 class DemoRun(NamedTuple):
-    """All problems under one policy."""
-
     outputs: list[RequestOutput]
     counters: SchedulerCounters
     seconds: float
 
 
 def calculator(expression: str) -> str:
-    """The value of an arithmetic expression, as `48/2`."""
+    """Evaluate an arithmetic expression such as `48/2`."""
 
     def value(node: ast.expr) -> float:
         match node:
@@ -113,7 +111,7 @@ def calculator(expression: str) -> str:
 
 
 def shop(seconds: float) -> Callable[[str], str]:
-    """A price list that takes its time."""
+    """Make a price list that answers after some seconds."""
 
     def price(item: str) -> str:
         time.sleep(seconds)
@@ -123,14 +121,12 @@ def shop(seconds: float) -> Callable[[str], str]:
 
 
 def prompts(number: int) -> list[str]:
-    """Word problems behind the same examples; the first line differs, so that no context can share another's pages."""
+    """Put word problems after the same examples. The first line differs, so that no context can share another's pages."""
     return [f"Sheet {i + 1}\n\n{EXAMPLES}Q: {QUESTIONS[i % len(QUESTIONS)]}\nA:" for i in range(number)]
 
 
 @dataclass(frozen=True)
 class Demo:
-    """The command."""
-
     requests: int = 12
     """word problems"""
     slow_s: float = 1.5
@@ -171,7 +167,6 @@ class Demo:
 
 
 def _async_demo(model: str | None, slow_s: float) -> int:
-    """Run the demo of `examples/async_calls`. Raises `ConfigError` outside a clone."""
     for folder in (Path(), Path(__file__).parents[2]):
         if (file := folder / "examples" / "async_calls" / "demo.py").is_file():
             run_async_demo: Any = load_plugin("demo", f"{file}:run_async_demo")
@@ -181,7 +176,6 @@ def _async_demo(model: str | None, slow_s: float) -> int:
 
 
 def _run_all(num_requests: int, slow_s: float, console: Console) -> dict[str, DemoRun]:
-    """The runs by policy, on one model."""
     from jinfercept.llm import LLM
 
     fetch(console.print)  # says what it waits for, which loading would not
@@ -202,7 +196,6 @@ def _run_all(num_requests: int, slow_s: float, console: Console) -> dict[str, De
 
 
 def _run(llm: "LLM", policy: str, num_requests: int, slow_s: float, console: Console) -> DemoRun:
-    """All problems at once under one policy, with a live line of how many are solved."""
     llm.restart(policy=policy)
     tools = [
         Tool(calculator, start="<<", stop="=", result="{}>>"),

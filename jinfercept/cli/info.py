@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Info:
-    """The command."""
-
     model: ModelName
     tensor_parallel_size: Annotated[Maybe[int], conf.arg(aliases=("-tp",))] = None
     """devices among which the model is cut (default: 1)"""
@@ -92,14 +90,12 @@ class Info:
 
 
 def _windows(config: "ModelConfig") -> list[tuple[str, str]]:
-    """Which layers see only the last tokens."""
     windows = Counter(kind.window for kind in config.kinds if kind.window is not None)
     rows = (f"{count} of {config.num_layers} see {window:,} tokens" for window, count in windows.items())
     return [("windowed layers", row) for row in rows]
 
 
 def _other_sizes(served: "Model") -> list[tuple[str, str]]:
-    """The heads of layers with a window, if they have others, and which layers keep no keys and values of their own."""
     config, windowed = served.config, served.windowed_config
     own = f"{windowed.num_heads} × {windowed.head_dim}, {windowed.num_kv_heads} KV heads"
     rows = [("heads of windowed layers", own)] if windowed is not config else []
@@ -108,11 +104,6 @@ def _other_sizes(served: "Model") -> list[tuple[str, str]]:
 
 
 def _windowed(config: "ModelConfig", window_bytes: float) -> str:
-    """How much of a token's keys and values is kept for the last tokens only, by default and in the longest context.
-
-    Args:
-        window_bytes: of the layers that see a window.
-    """
     from jinfercept.start.side_pools import are_long
 
     windows = [kind.window for kind in config.kinds if kind.window is not None and kind.window < config.max_position]
@@ -122,7 +113,6 @@ def _windowed(config: "ModelConfig", window_bytes: float) -> str:
 
 
 def _recurrent(config: "ModelConfig") -> list[tuple[str, str]]:
-    """Which layers have states in place of keys and values, and what such a model is served without."""
     count = sum(kind.is_recurrent for kind in config.kinds)
     if not count:
         return []
@@ -130,11 +120,7 @@ def _recurrent(config: "ModelConfig") -> list[tuple[str, str]]:
 
 
 def _on_host(states: "StatePlan", token_bytes: float, num_devices: int) -> str:
-    """How many contexts' states, and tokens beside them, the host tier holds.
-
-    Args:
-        token_bytes: on each of the devices, as those of the states.
-    """
+    # `token_bytes` are on each device, as the bytes of the states are
     host_bytes, page_bytes = 100 << 30, 16 * int(token_bytes * num_devices)
     num_states = states.with_host(host_bytes, page_bytes, num_devices).num_host_states
     num_pages = (host_bytes - num_states * num_devices * states.slot_bytes) // page_bytes

@@ -29,7 +29,7 @@ COMMANDS: Mapping[str, Entry] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status, as `run_command_line`. Without `argv` a server ends the process itself."""
+    """Run a command and return the exit status of `run_command_line`. Without `argv`, a server ends the process itself."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     status = run_command_line(PROG, DESCRIPTION, COMMANDS, arguments)
     if argv is None and status == 0 and "serve" in arguments[:1]:

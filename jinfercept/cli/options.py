@@ -1,7 +1,7 @@
 """Command lines from types: a command is a frozen dataclass whose fields `tyro` turns into flags.
 
-The groups of `config.py` and `ServerOptions` become groups of flags whose values are absent unless they are given, so that the
-defaults stay where the options are declared.
+The groups of `config.py` and `ServerOptions` become groups of flags. A flag that is not given has no value, so the defaults
+stay where the options are declared.
 """
 
 import re
@@ -39,17 +39,17 @@ type ModelName = Annotated[
 
 
 def engine_flags(*without: str) -> Any:
-    """A marker for a field of type `EngineOptions`: flags for the options of the engine but those `without`."""
+    """Mark a field of type `EngineOptions`: flags for all options of the engine except `without`."""
     return _flags({name: _group(group, lambda option: option not in without) for name, group in GROUPS.items()})
 
 
 def option_flags(*names: str) -> Any:
-    """A marker for a field of type `EngineOptions`: flags for these options of the engine alone."""
+    """Mark a field of type `EngineOptions`: flags for only these options of the engine."""
     return _flags({name: _group(group, names.__contains__) for name, group in GROUPS.items()})
 
 
 def group_flags(name: str, group: type, *names: str) -> Any:
-    """A marker for a field of type `Mapping[str, Any]`: flags for the options of one dataclass, or for those `names` alone."""
+    """Mark a field of type `Mapping[str, Any]`: flags for the options of one dataclass, or for only `names`."""
     return _flags({name: _group(group, lambda option: not names or option in names)})
 
 
@@ -65,7 +65,6 @@ def _flags(groups: dict[str, type]) -> Any:
 
 
 def _group(group: type, includes: Callable[[str], bool]) -> type:
-    """A `TypedDict` of those options of a dataclass that are wanted, by their names."""
     hints = get_type_hints(group)
     entries = {f.name: _entry(f, without_none(hints[f.name])) for f in fields(group) if includes(f.name)}
     return TypedDict(group.__name__, entries, total=False)  # pyright: ignore[reportArgumentType, reportReturnType]
@@ -87,12 +86,11 @@ def _shown(default: Any) -> str:
 
 
 def parse[C](command: type[C], prog: str, description: str, words: Sequence[str]) -> C:
-    """The command that a command line describes.
+    """Parse a command line into a command.
 
     Args:
-        prog: what stands before `words`.
+        prog: the program and command name before `words`.
         description: shown by `--help`.
-        words: behind the command's name.
 
     Raises:
         SystemExit: 0 for `--help`, which is printed; 2 for a mistake, which is one line on standard error.
@@ -116,7 +114,6 @@ def parse[C](command: type[C], prog: str, description: str, words: Sequence[str]
 
 
 def _flags_of(command: type, prog: str) -> list[str]:
-    """Every flag that the help of a command shows."""
     shown = StringIO()
     try:
         with redirect_stdout(shown):
@@ -127,9 +124,9 @@ def _flags_of(command: type, prog: str) -> list[str]:
 
 
 def _one_line(drawn: str) -> str:
-    """The sentence in the first part of what `tyro` draws: a title, and parts with rules between them, in a box or without."""
     plain = re.sub(r"\x1b\[[\d;]*m", "", drawn)
     lines = [line.strip("│ ") for line in plain.splitlines()][1:]
+    # `tyro` draws a title, then parts with rules between them, in a box or without; the first part says what is wrong
     parts = [list[str]()]
     for line in lines:
         if line.startswith(("──", "--", "╰")) and not line.strip("─-╰╯"):

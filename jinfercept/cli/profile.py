@@ -1,4 +1,4 @@
-"""`jinfercept profile`: measure a model on this machine; tables, and a JSON file that engines read."""
+"""`jinfercept profile`: measures a model on this machine. Prints tables and writes a JSON file that engines read."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -18,8 +18,6 @@ WAYS = {"out": 1, "in": 1, "both": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureProfile:
-    """The command."""
-
     model: ModelName
     out: Maybe[str] = None
     """write the profile to this JSON file; engines on this machine find it without"""
@@ -77,7 +75,6 @@ def _link_table(profile: Profile, page_size: int) -> Table:
 
 
 def _summary(profile: Profile) -> str:
-    """The numbers of the profile, a line each."""
     decoding = [step for step in profile.tables["steps"] if step["depth"] is None]
     worst = {
         price: max(abs(step[price] / step["seconds"] - 1) for step in decoding) for price in ("profile_s", "line_s")
@@ -99,7 +96,6 @@ def _summary(profile: Profile) -> str:
 
 
 def _rows_of(step: dict[str, Any]) -> str:
-    """Describes the rows of a measured step."""
     if step["depth"] is None:
         return "decode"
     return f"a chunk behind {step['depth']:,}" if step["depth"] else "a chunk"

@@ -1,4 +1,4 @@
-"""`jinfercept run`: complete a prompt, or chat. Imports what it needs when it runs."""
+"""`jinfercept run`: completes a prompt, or chats. Its imports wait until it runs."""
 
 import sys
 from collections.abc import Mapping
@@ -59,8 +59,6 @@ class SamplingFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class RunModel:
-    """The command."""
-
     model: ModelName
     prompt: Maybe[str] = None
     """complete this text and end; without it: a chat"""
@@ -71,7 +69,7 @@ class RunModel:
     engine: Annotated[EngineOptions, engine_flags()]
 
     def run(self) -> int:
-        """Generate; returns 0. Raises `JinferceptError` for what cannot work, before the weights are loaded if possible."""
+        """Generate, and return 0. Raises `JinferceptError` for what cannot work, before the weights are loaded if possible."""
         from jinfercept.chat.parsers.formats import check_parsers
         from jinfercept.llm import LLM
         from jinfercept.start.progress import StartDisplay
@@ -107,7 +105,6 @@ class RunModel:
         return 0
 
     def _chat_options(self) -> dict[str, Any]:
-        """Arguments of `TerminalChat`. Raises `RequestError` for those of a chat beside a prompt, and for an empty prompt."""
         chat = _given(self.chat)
         if self.prompt is not None and chat:
             flags = ", ".join("--" + name.replace("_", "-") for name in chat)
@@ -125,7 +122,6 @@ class RunModel:
         return chat
 
     def _params(self, of_checkpoint: Mapping[str, Any] = MappingProxyType({})) -> "SamplingParams":
-        """The sampling parameters of the flags; others are the checkpoint's, or the command's defaults."""
         from jinfercept.sampling_params import SamplingParams
 
         defaults = {"temperature": 0.0, "max_tokens": 256 if self.prompt is not None else 1024}
@@ -134,13 +130,13 @@ class RunModel:
 
 
 def _check_tools(model: str, chat: Mapping[str, Any]) -> "Tokenizer | None":
-    """The model's tokenizer; raises what a chat with these tools would raise, before the weights are loaded."""
     from jinfercept.chat.chats import ChatPlan
     from jinfercept.chat.function_tools import chat_tools
     from jinfercept.chat.options import ChatOptions
     from jinfercept.chat.tokenizer.load import load_tokenizer
     from jinfercept.models.load import locate
 
+    # a chat that cannot work with these tools is refused before the weights are loaded
     tokenizer = load_tokenizer(locate(model))
     options = ChatOptions(**{name: value for name, value in chat.items() if name in ChatOptions.__annotations__})
     ChatPlan(chat_tools(chat["tools"]), options, tokenizer, None, ())

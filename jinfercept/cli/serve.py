@@ -1,4 +1,4 @@
-"""`jinfercept serve` and `jinfercept deploy`: servers for OpenAI's clients. They import what they need when they run."""
+"""`jinfercept serve` and `jinfercept deploy`: servers for OpenAI's clients. Their imports wait until they run."""
 
 import json
 import logging
@@ -62,14 +62,6 @@ class UsualFlags:
 
 @dataclass(frozen=True)
 class Serve:
-    """The command.
-
-    Attributes:
-        server: arguments of `ServerOptions` that were given.
-        engine: options of `LLM` that were given.
-        notes: lines for the log, about flags for which there is nothing to do.
-    """
-
     model: ModelName
     server: Annotated[Mapping[str, Any], group_flags("server", ServerOptions)]
     engine: Annotated[EngineOptions, engine_flags()]
@@ -80,11 +72,11 @@ class Serve:
     notes: conf.Suppress[tuple[str, ...]] = ()
 
     def options(self) -> ServerOptions:
-        """The server's options. Raises `ConfigError` if they make no sense."""
+        """Build the server's options. Raises `ConfigError` if they contradict each other."""
         return ServerOptions(**{name: _unpacked(value) for name, value in self.server.items()})
 
     def run(self) -> int:
-        """Serve until a signal ends it; returns 0."""
+        """Serve until a signal ends the server; returns 0."""
         options = self.options()
         try:
             from jinfercept.serve.app import create_app
@@ -128,7 +120,6 @@ class Serve:
         return 0
 
     def _run_fleet(self, options: ServerOptions) -> int:
-        """Serve with several replicas; returns 0."""
         from jinfercept.fleet.ray_deploy import serve_fleet
 
         serve_fleet(self.model, self.engine, options, 1 if self.replicas is None else self.replicas, self.ray_address)
@@ -136,10 +127,10 @@ class Serve:
 
 
 def _unpacked(value: Any) -> Any:
-    """A flag's value; JSON lists in the values of one that repeats are taken apart, since vLLM's users write those."""
     if not isinstance(value, tuple):
         return value
     try:
+        # vLLM's users write a JSON list as the value of a flag that repeats
         return tuple(str(item) for text in value for item in (json.loads(text) if text.startswith("[") else [text]))
     except ValueError as error:
         raise ConfigError("the list is not JSON", got=" ".join(value), fix="repeat the flag instead") from error
@@ -147,8 +138,6 @@ def _unpacked(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Deploy:
-    """The command."""
-
     file: Annotated[conf.Positional[str], conf.arg(metavar="FILE", help="YAML; see docs/fleet.md")]
     ray_address: Maybe[str] = None
     """a Ray cluster's HOST:PORT, or auto; the fleet outlives this command (default: Ray is started on this machine, and ends
@@ -157,7 +146,7 @@ class Deploy:
     """only check the file, and whether the database's URL and the files of tools can be read; nothing is started"""
 
     def run(self) -> int:
-        """Deploy, or update what is deployed under the same name; returns 0. Raises `ConfigError`."""
+        """Deploy, or update the deployment of the same name; returns 0. Raises `ConfigError` for a wrong file."""
         from jinfercept.fleet.app_config import FleetConfig
 
         config = FleetConfig.read(self.file)

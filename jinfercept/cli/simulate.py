@@ -1,6 +1,6 @@
 """`jinfercept simulate`: one run, or all combinations of rates, policies, orders and seeds side by side. Imports no JAX.
 
-Refuses wrong options before anything runs; ends with one table and, where asked for, JSON and the decisions of one run.
+Wrong options are refused before anything runs. A run ends with one table and, if requested, JSON and the decisions of one run.
 """
 
 import json
@@ -62,8 +62,6 @@ LOAD = conf.create_mutex_group(required=False, title="load")
 
 @dataclass(frozen=True, kw_only=True)
 class Simulate:
-    """The command."""
-
     trace: Annotated[Maybe[str], SOURCE] = None
     """scripts or sessions of agents to draw from (docs/studies.md), or one that is here: paper, the mixed trace of InferCept's
     authors, or agents, sessions of Claude Code"""
@@ -124,11 +122,10 @@ class Simulate:
     def run(self) -> int:
         """Simulate, and print a table.
 
-        Returns:
-            The exit status: 0, 1 if a run failed, 130 if Ctrl-C ended some.
+        Raises `ConfigError` if the options contradict each other, or a value is out of range.
 
-        Raises:
-            ConfigError: the options make no sense.
+        Returns:
+            The exit status: 0, 1 if a run failed, 130 if Ctrl-C ended a run.
         """
         self._check()
         simulations = [self._simulation(policy, order) for policy in self._policies for order in self._orders(policy)]
@@ -158,7 +155,6 @@ class Simulate:
         return exit_status(reports)
 
     def _search(self, simulations: Sequence[Simulation]) -> int:
-        """Print the agents within limits of each policy and order; returns as `run`."""
         assert self.trace is not None
         sessions, seeds, console = self._fitting(self.trace), self._seeds, Console(stderr=True)
 
@@ -198,7 +194,7 @@ class Simulate:
         return listed(self.policy or (_SERVED.policy,))
 
     def _orders(self, policy: str) -> list[str]:
-        """The orders of a policy. Without `--order` the policies beside the default one are what other engines do."""
+        # policies other than the default stand for other engines, which serve first come, first served
         served = self._plays_sessions and policy == _SERVED.policy
         return listed(self.order or (_SERVED.order if served else "fcfs",))
 
@@ -207,7 +203,6 @@ class Simulate:
         return self.workload if self.trace is None else Path(self.trace).name
 
     def _check(self) -> None:
-        """Raise `ConfigError` for options that make no sense, and for files that cannot be written."""
         for flag, value, least in (
             ("--kv-tokens", self._kv_tokens, self._page_size),
             ("--max-num-seqs", self.max_num_seqs, 1),
@@ -258,7 +253,6 @@ class Simulate:
         return numbers("--seed", self.seed or ("0",), int)
 
     def _fitting(self, trace: str) -> list[ScriptedSession]:
-        """The sessions of a trace whose contexts fit; prints how many do not."""
         sessions = load_sessions(trace)
         fit = fitting(sessions, self._longest)
         if len(fit) < len(sessions):
@@ -272,7 +266,6 @@ class Simulate:
 
     @property
     def _longest(self) -> int:
-        """Tokens of the longest request that can be played."""
         if self.max_model_len is not None:
             return self.max_model_len
         page_size = max(1, self._page_size)
@@ -285,7 +278,6 @@ class Simulate:
 
     @property
     def _kv_tokens(self) -> int:
-        """Tokens of the device pool."""
         if self.kv_tokens is not None:
             return self.kv_tokens
         return max(KV_TOKENS, (self.max_model_len or 0) + self._page_size)
@@ -324,7 +316,7 @@ def _write_decisions(path: str, stats: Sequence[EngineStats]) -> None:
 
 
 def check_policies(names: Sequence[str]) -> None:
-    """Raise `ConfigError` unless all of these can be simulated: a policy, by name or place, or a bound."""
+    """Check that every name is a policy, by name or place, or a bound. Raises `ConfigError` otherwise."""
     for name in names:
         if is_place(name):
             check_choice(name)
@@ -333,10 +325,10 @@ def check_policies(names: Sequence[str]) -> None:
 
 
 def drawer(trace: str | None, workload: str, max_model_len: int) -> Callable[[Random], Callable[[], Script]]:
-    """How requests are drawn from a trace or, without one, generated.
+    """Make a function that draws requests from a trace or, without a trace, generates them.
 
-    Raises:
-        ConfigError: no such trace or workload (`OwnWorkload`), or requests longer than `max_model_len`.
+    Raises `ConfigError` if there is no such trace or workload (`OwnWorkload`), or a request is longer than `max_model_len`
+    tokens.
     """
     if trace is None and is_place(workload):
         return OwnWorkload(workload, max_model_len).drawer
@@ -357,6 +349,6 @@ def load(
     duration: float,
     seed: int,
 ) -> SimulatedLoad[Sequence[Arrival]]:
-    """Arrivals from a source. Raises `ConfigError` if rate or duration are out of range."""
+    """Draw arrivals from a source. Raises `ConfigError` if rate or duration is out of range."""
     rng = Random(seed)
     return SimulatedLoad(workload, rate, seed, arrivals(source(rng), rate, duration, rng))

@@ -1,4 +1,4 @@
-"""Reports of simulations as tables and rankings, and the exit status that they come to. Imports no JAX."""
+"""Reports of simulations as tables and rankings, and the exit status of a command. Imports no JAX."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from jinfercept.sim.within_limits import KEPT_SHARE
 
 
 def exit_status(reports: Sequence[Report]) -> int:
-    """0 if all went well, 1 if a run failed, 130 if Ctrl-C ended some."""
+    """Return 0 if all went well, 1 if a run failed, 130 if Ctrl-C ended a run."""
     errors = [report["error"] for report in reports if "error" in report]
     return 130 if INTERRUPTED in errors else 1 if errors else 0
 
@@ -94,7 +94,7 @@ tried     numbers of live sessions, and the share of their turns within the limi
 
 
 def table(reports: Sequence[Report]) -> Table:
-    """A row for each load, policy and order: means over seeds, for the delay or latency with its range; or what went wrong."""
+    """Make a row for each load, policy and order: means over seeds, with the range of the delay or latency, or the error."""
     errors = ["error"] if any("error" in report for report in reports) else []
     of_sessions = any("session_delay_s" in report for report in reports)
     columns, main = (_SESSION_COLUMNS, "delay s") if of_sessions else (_COLUMNS, "ms/token")
@@ -109,8 +109,7 @@ def table(reports: Sequence[Report]) -> Table:
 
 
 def delay_rankings(reports: Sequence[Report]) -> list[str]:
-    """For each load that several policies or orders played in sessions: who has the least mean turn delay, and whether these
-    seeds can tell the others from it."""
+    """Rank the policies and orders of each load of sessions by mean turn delay, and say if the seeds can tell them apart."""
     measured = (report for report in reports if "session_delay_s" in report and report["requests"])
     lines = list[str]()
     for load, same in group(measured, lambda report: report["load"]).items():
@@ -121,11 +120,12 @@ def delay_rankings(reports: Sequence[Report]) -> list[str]:
 
 
 def capacity_table(answers: Sequence[Report]) -> Table:
-    """A row for each policy and order: agents within limits, mean, least and most over seeds, and the share of turns within
-    them by the number of sessions that was tried.
+    """Make a row for each policy and order: agents within limits, and the share of turns within them by number of sessions.
+
+    Agents within limits are given as mean, least and most over seeds.
 
     Args:
-        answers: of `within_limits.search_report`, with the labels of their runs.
+        answers: results of `within_limits.search_report`, with the labels of their runs.
     """
     shown = plain_table(("policy", "agents", "least", "most", "tried"), left=("policy", "tried"))
     for answer in answers:
@@ -139,7 +139,7 @@ def capacity_table(answers: Sequence[Report]) -> Table:
 
 
 def capacity_ranking(answers: Sequence[Report]) -> list[str]:
-    """Who has the most agents within limits, and whether these seeds can tell the others from it."""
+    """Rank policies and orders by agents within limits, and say whether the seeds can tell the others from the first."""
     agents = {
         scheduled_by(answer): {seed: search["agents"] for seed, search in answer["seeds"].items()} for answer in answers
     }
@@ -147,24 +147,21 @@ def capacity_ranking(answers: Sequence[Report]) -> list[str]:
 
 
 def _ranking_lines(title: str, lines: Sequence[str]) -> list[str]:
-    """A ranking under its title; nothing where there is nothing to rank."""
     how = "ratios to it seed by seed, with their 95 % interval"
     return [f"{title}; {how}:", *(f"  {line}" for line in lines)] if len(lines) > 1 else []
 
 
 def scheduled_by(report: Mapping[str, Any]) -> str:
-    """The policy, with the order of waiting requests unless they come first that came first."""
+    """Name the policy, and the order of waiting requests unless it is first come, first served."""
     order = report.get("order", "fcfs")
     return report["policy"] if order == "fcfs" else f"{report['policy']}, {order}"
 
 
 def turn_delay_s(report: Mapping[str, Any]) -> float:
-    """Mean turn delay of a run of sessions, in seconds."""
     return report["turn_delay_s"]["mean"]
 
 
 def _spread_text(reports: Sequence[Report], value: Callable[[Mapping[str, Any]], float | None]) -> str:
-    """The mean over seeds, with least and most where there are several; `-` if there is none."""
     spread = over_seeds(reports, value)
     if spread is None:
         return "-"

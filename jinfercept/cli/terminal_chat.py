@@ -1,6 +1,6 @@
-"""A chat at a terminal: answers as they are generated, calls while they run, context use of an answer, a few commands.
+"""A chat at a terminal: answers as they are generated, running calls, the context use of an answer, and a few commands.
 
-The answer goes to standard output, everything else to standard error, so that a pipe gets the answers alone.
+The answer goes to standard output and everything else to standard error, so a pipe gets only the answers.
 """
 
 import json
@@ -33,7 +33,7 @@ _HARMLESS = {
 
 
 def harmless(text: str) -> str:
-    """The text with every control character but new lines and tabs as its picture (`␛`), or as U+FFFD where there is none."""
+    """Replace control characters other than new lines and tabs by their pictures (`␛`), or by U+FFFD if they have none."""
     return text.translate(_HARMLESS)
 
 
@@ -51,18 +51,7 @@ _POLL_S = 0.02
 
 @final
 class TerminalChat:
-    """One conversation.
-
-    Args:
-        llm: the engine that answers.
-        params: sampling parameters of every answer.
-        system: the system message, or None.
-        tools, options: as `LLM.chat` takes them.
-        inbox: calls that arrive in it are asked at the terminal.
-
-    Raises:
-        RequestError, ModelError: the model cannot chat, or not with these tools.
-    """
+    """One conversation. Raises `RequestError` or `ModelError` if the model cannot chat, or not with these tools."""
 
     def __init__(
         self,
@@ -70,8 +59,8 @@ class TerminalChat:
         params: SamplingParams,
         *,
         system: str | None = None,
-        tools: Sequence[Any] = (),
-        inbox: Inbox | None = None,
+        tools: Sequence[Any] = (),  # and options, as `LLM.chat` takes them
+        inbox: Inbox | None = None,  # its calls are put to the person at the terminal
         **options: Any,
     ) -> None:
         self._inbox = inbox or Inbox()
@@ -86,7 +75,7 @@ class TerminalChat:
         llm.chat((), params, tools=tools, **options)  # says now what cannot work
 
     def run(self, ask: Callable[[], str | None]) -> None:
-        """Take lines until there are no more, or `/quit`."""
+        """Take lines until the input ends, or until `/quit`."""
         self._ask = ask
         while (line := ask()) is not None:
             line = line.strip()
@@ -98,9 +87,9 @@ class TerminalChat:
                 self.answer(line)
 
     def answer(self, text: str) -> None:
-        """Answer what a person says. An interrupt stops the answer; what was written stays in the conversation.
+        """Answer a person's message. An interrupt stops the answer; the text so far stays in the conversation.
 
-        Where the engine fails there is no answer; it is started anew, and the question can be asked again.
+        If the engine fails there is no answer. The engine is started anew, and the question can be asked again.
         """
         question = {"role": "user", "content": text}
         try:
@@ -144,7 +133,6 @@ class TerminalChat:
                 self._note(f"the commands are {', '.join(COMMANDS)}")
 
     def _follow(self, stream: Stream) -> RequestOutput:
-        """Show a stream to its end."""
         calls: tuple[Call, ...] = ()
         try:
             for event in stream:
@@ -176,7 +164,6 @@ class TerminalChat:
         return output
 
     def _wait(self, calls: Sequence[Call]) -> None:
-        """A live line with the calls that run."""
         self._end_line()
         self._status = self._console.status(escape(harmless(", ".join(map(_written, calls)))))
         self._status.start()
@@ -202,7 +189,7 @@ class TerminalChat:
 
 @contextmanager
 def lines() -> Iterator[Callable[[], str | None]]:
-    """Asks for the next line of standard input: at a terminal with a prompt, editing and a history that outlives the chat."""
+    """Read lines of standard input: at a terminal with a prompt, editing, and a history that outlives the chat."""
     if not sys.stdin.isatty():
         yield lambda: sys.stdin.readline() or None
         return
@@ -234,7 +221,6 @@ def _ask() -> str | None:
 
 
 def _written(call: Call) -> str:
-    """A call as people write one."""
     try:
         arguments = json.loads(call.arguments)
         inside = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
@@ -249,7 +235,6 @@ def _short(text: str) -> str:
 
 
 def _summary(output: RequestOutput) -> str:
-    """One line about an answer: how it ended, its speed, and the moves of its context."""
     completion, metrics = output.outputs[0], output.metrics
     parts = []
     if completion.finish_reason != "stop":
@@ -272,7 +257,7 @@ def _summary(output: RequestOutput) -> str:
 def answer_calls(
     inbox: Inbox, calls: Sequence[Call], ask: Callable[[], str | None], note: Callable[[str], None]
 ) -> None:
-    """Ask for the results of those calls of a turn that wait for a person; an empty line declines a call.
+    """Ask for the results of the calls of a turn that wait for a person. An empty line declines a call.
 
     Args:
         ask: reads a line; returns None at the end of the input.

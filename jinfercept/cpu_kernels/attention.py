@@ -1,12 +1,12 @@
 """Paged attention for CPUs, in plain XLA: online softmax over tiles of pages, with sums in float32.
 
-The executable depends on static shapes only; the work depends on the batch, through the trip counts of three loops:
-over tiles of decode rows, over tiles of one chunk's query tokens, and, inside both, over tiles of pages up to the
-longest context that the tile sees. A tile is a rectangle: a decode tile has one query per row, a chunk's has one row.
-Long chunks and long contexts take wide tiles, their remainders narrow ones.
+The executable depends on static shapes only. The work depends on the batch, through the trip counts of three loops: over tiles
+of decode rows, over tiles of one chunk's query tokens, and, inside both, over tiles of pages up to the longest context that the
+tile sees. A tile is a rectangle: a decode tile has one query per row, a chunk's has one row. Long chunks and long contexts take
+wide tiles, their remainders narrow ones.
 
-A tile of pages is gathered as it lies, all heads of a token in one row, and each KV head does its own two products on a
-slice of it. A chunk multiplies in the type of its queries (in bfloat16 twice as fast as in float32), a decode row in float32:
+A tile of pages is gathered as it lies, all heads of a token in one row, and each KV head does its own two products on a slice
+of it. A chunk multiplies in the type of its queries (in bfloat16 twice as fast as in float32), a decode row in float32:
 products of so few rows gain nothing, and lose time in bfloat16.
 """
 
@@ -33,8 +33,7 @@ HIDDEN, LOWEST = -2e30, -1e30  # a masked score lies so far under any maximum th
 
 
 class _Tiles(NamedTuple):
-    """Tiles of context for a tile of queries: pages of the narrow and of the wide ones, and the type of the products."""
-
+    # pages of a tile of context, and the type of its products
     narrow: int
     wide: int
     dtype: DTypeLike
@@ -43,23 +42,19 @@ class _Tiles(NamedTuple):
 def paged_attention_cpu(
     q: Float[Array, "T H D"], pages: KVPages, batch: Batch, scoring: Scoring = PLAIN
 ) -> Float[Array, "T H D"]:
-    """Causal attention of every query token over its row's pages, scaled by 1/√D; padding tokens give zeros.
-
-    Same arguments and result as `paged_attention_reference`. Sums are in float32; the result has the type of `q`.
-    """
+    """As `paged_attention_reference`. Sums are in float32; the result has the type of `q`."""
     if native.usable():
         return _with_kernel(q, pages, batch, scoring)
     return _tiled(q, pages, batch, scoring)
 
 
 def _with_kernel(q: Float[Array, "T H D"], pages: KVPages, batch: Batch, scoring: Scoring) -> Float[Array, "T H D"]:
-    """Decode rows by one kernel, chunks by another or in tiles; all tokens of a small step by the first."""
     from jinfercept.cpu_kernels import chunks, decode
 
     if not decode.supports(q, pages):
         return _tiled(q, pages, batch, scoring)
     num_used = batch.query_starts[-1]
-    if len(q) <= DECODE_ROWS:
+    if len(q) <= DECODE_ROWS:  # then also the tokens of chunks
         return decode.decode_attention(q, pages, batch, num_used, scoring)
     decoded = decode.decode_attention(q, pages, batch, batch.num_decode, scoring)
     if chunks.supports(q, pages):
@@ -79,7 +74,6 @@ def _tiled(
     scoring: Scoring = PLAIN,
     decoded: Float[Array, "T H D"] | None = None,
 ) -> Float[Array, "T H D"]:
-    """Attention in plain XLA, of chunks only where the decode rows are there already."""
     num_tokens = len(q)
     num_rows, pages_per_row = batch.page_tables.shape
     tile_rows = min(DECODE_ROWS, num_tokens, num_rows)
@@ -135,7 +129,6 @@ def _tiled(
 
 
 def _tiles(tokens: tuple[int, int], pages: KVPages, dtype: DTypeLike) -> _Tiles:
-    """Tiles of so many tokens; the wide one is a whole number of narrow ones."""
     narrow = max(1, tokens[0] // pages.shape[1])
     return _Tiles(narrow, narrow * (tokens[1] // tokens[0]), dtype)
 
@@ -219,16 +212,15 @@ def _attend(
 def _from_window(
     positions: Int[Array, "R Q"], tables: Int[Array, "R P"], size: int, page_size: int
 ) -> tuple[Int[Array, "R Q"], Int[Array, "R P"]]:
-    """Positions and pages counted from the first page on that a query of the tile sees."""
     sees = positions != NOTHING
+    # counted from the first page on that a query of the tile sees
     earliest = jnp.min(jnp.where(sees, positions, OUT_OF_RANGE))
     first = jnp.maximum(0, earliest - size + 1) // page_size
     return jnp.where(sees, positions - first * page_size, NOTHING), jnp.roll(tables, -first, axis=1)
 
 
 def _scaled(x: Float[Array, "R Q G t"], scale: Float[Array, "R t"] | None) -> Float[Array, "R Q G t"]:
-    """Scores or weights times the scales of the keys or values: the rows' numbers themselves stay exact."""
-    return x if scale is None else x * scale[:, None, None]
+    return x if scale is None else x * scale[:, None, None]  # the rows' numbers themselves stay exact
 
 
 def _product(spec: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -1,8 +1,8 @@
 """Paged attention of chunks on a CPU: an item is a tile of one row's queries, of the query heads that share a KV head.
 
 A tile is two vectors of queries, one in every lane, so that softmax needs no sums within a vector. It goes over the context in
-blocks (online softmax in float32): scores are products of the block's keys with the queries, which lie transposed in a buffer,
-and sums are products of the values with the weights. CPUs with bfloat16 dot products multiply pairs of numbers, and round the
+blocks (online softmax in float32). Scores are products of the block's keys with the queries, which lie transposed in a buffer;
+sums are products of the values with the weights. CPUs with bfloat16 dot products multiply pairs of numbers, and round the
 weights to bfloat16.
 """
 
@@ -27,7 +27,7 @@ BLOCK = 64
 def chunk_attention(
     q: Float[Array, "T H D"], pages: KVPages, batch: Batch, decoded: Float[Array, "T H D"], scoring: Scoring = PLAIN
 ) -> Float[Array, "T H D"]:
-    """`decoded`, with the attention of the chunks' tokens in their places; of what `supports`."""
+    """`decoded`, with the attention of the chunks' tokens in their places, for arguments that `supports` accepts."""
     kernel = _Chunks(
         num_heads=q.shape[1],
         head_dim=q.shape[2],
@@ -59,12 +59,10 @@ class _Chunks:
 
     @property
     def group(self) -> int:
-        """Query heads of a KV head."""
         return self.num_heads // self.num_kv_heads
 
     @property
     def width(self) -> int:
-        """Queries of a tile."""
         return 2 * self.lanes
 
     def num_items(self, code: Code) -> Value:
@@ -81,25 +79,20 @@ class _Chunks:
         _Tile(self, code, row.value, tile.value * self.width, index % self.num_kv_heads).attend()
 
     def first_row(self, code: Code) -> Value:
-        """The first row that is a chunk."""
         return code.arg(5, I32)[0].to(I64)
 
     def start(self, code: Code, row: Value) -> Value:
-        """A row's first token."""
         return code.arg(3, I32)[row].to(I64)
 
     def num_queries(self, code: Code, row: Value) -> Value:
-        """Queries of a row that share a KV head: those of its first token come first."""
+        # of a row, for one KV head: those of the row's first token come first
         return (self.start(code, row + 1) - self.start(code, row)) * self.group
 
     def num_tiles(self, code: Code, row: Value) -> Value:
-        """Tiles of a row with one KV head."""
         return self.num_queries(code, row).tiles(self.width)
 
 
 class _Tile:
-    """Emits attention of the queries from `first` on, of a row and a KV head."""
-
     def __init__(self, kernel: _Chunks, code: Code, row: Value, first: Value, kv_head: Value) -> None:
         width, depth = kernel.width, kernel.head_dim
         self.kernel, self.code, self.row, self.first, self.kv_head = kernel, code, row, first, kv_head
@@ -119,7 +112,6 @@ class _Tile:
         self.positions, self.tops, self.totals = (buffer(F32, width) for _ in range(3))
 
     def attend(self) -> None:
-        """The mean of the values, weighted by the softmax of the scores."""
         code, lanes = self.code, self.lanes
         self._transpose_queries()
         with code.loop(0, self.depth * self.width, lanes) as place:
@@ -181,7 +173,6 @@ class _Tile:
                 self.sums[place] = total.value
 
     def _score(self, block: Value, count: Value) -> None:
-        """Scores of a block's tokens, scaled; the lowest number where a query does not see a token."""
         code, lanes, scores = self.code, self.lanes, self.kernel.scores
         key = self.kv_head * self.depth
         with code.loop(0, count, self.at_once) as first:
@@ -202,18 +193,15 @@ class _Tile:
                 self.scores[token * self.width + half] = code.where(seen, score, LOWEST)
 
     def _words(self, buffer: Buffer, row: Value) -> list[Value]:
-        """Both halves of a row of a buffer that is as wide as the tile: numbers of float32, or pairs."""
         words = [buffer.of(I32).vector(row * self.width + half, self.lanes) for half in self.halves]
         return [word.bits(self.kind) for word in words]
 
     def _multiply(self, sums: list[Variable], words: list[tuple[Buffer, Value]], halves: list[Value]) -> None:
-        """Add the products of words, for all lanes the same, with both halves of a tile."""
         for index, (base, place) in enumerate(words):
             word = base[place].broadcast(self.lanes).bits(self.kind)
             add_products(sums[2 * index : 2 * index + 2], word, halves)
 
     def _transpose_queries(self) -> None:
-        """Give the buffers every lane's query, position and sink; lanes beyond the row's queries repeat the last one."""
         code = self.code
         with code.loop(0, self.width) as lane:
             token, head, _ = self._query(lane)
@@ -225,7 +213,6 @@ class _Tile:
                 self.queries[word * self.width + lane] = start[word]
 
     def _copy_values(self, count: Value) -> None:
-        """Give the buffer a block's values, in words as `_word`."""
         code = self.code
         value = (self.kv_head + self.kernel.num_kv_heads) * self.depth
         with code.loop(0, count, self.step) as token:
@@ -235,13 +222,12 @@ class _Tile:
                 self.values[token // self.step * self.depth + part] = self._word(numbers)
 
     def _word(self, vectors: list[Value]) -> Value:
-        """A vector of float32, or two as pairs of bfloat16."""
+        # a vector of float32, or two as pairs of bfloat16
         if len(vectors) == 1:
             return vectors[0]
         return self.code.interleaved(*(vector.to(BF16) for vector in vectors))
 
     def _answer(self) -> None:
-        """Store the means in the result."""
         code, lanes = self.code, self.lanes
         totals = [self.totals.vector(half, lanes) for half in self.halves]
         with code.loop(0, self.depth) as number:
@@ -258,14 +244,13 @@ class _Tile:
                     code.ret(0, self.kind).put(self._start(token, head) + part, [means.vector(part, lanes)])
 
     def _query(self, lane: Value) -> tuple[Value, Value, Value]:
-        """A lane's token and query head, and whether it has a query of its own."""
         code, kernel = self.code, self.kernel
         query, last = self.first + lane, kernel.num_queries(code, self.row) - 1
         is_there = query <= last
+        # lanes beyond the row's queries repeat the last one
         query = code.where(is_there, query, last)
         token = kernel.start(code, self.row) + query // kernel.group
         return token, self.kv_head * kernel.group + query % kernel.group, is_there
 
     def _start(self, token: Value, head: Value) -> Value:
-        """Where the numbers of a token's head begin, in queries and result."""
         return (token * self.kernel.num_heads + head) * self.depth

@@ -1,7 +1,7 @@
 """LLVM code of the CPU kernels, made with llvmlite: numbers and arrays with Python's operators, loops, and XLA's call frame.
 
-A kernel is a `Kernel`: independent items of work, each a call of `item`. `threads.handler` wraps it into a function of
-XLA's typed foreign function interface (`xla/ffi/api/c_api.h`, whose struct offsets stand here and there).
+A kernel is a `Kernel`: independent items of work, each a call of `item`. `threads.handler` wraps it into a function of XLA's
+typed foreign function interface (`xla/ffi/api/c_api.h`, whose struct offsets stand here and there).
 """
 
 import math
@@ -53,8 +53,6 @@ class Kernel(Protocol):
 
 
 def _operator(integer: str, real: str = "") -> Callable[["Value", Operand], "Value"]:
-    """The instruction of an operator for whole numbers, and that for others."""
-
     def emit(self: "Value", other: Operand) -> "Value":
         instruction = integer if isinstance(self.kind, ir.IntType) else real
         return self.code.emit(instruction, self, self.code.number(other, self.type))
@@ -88,12 +86,10 @@ class Value:
 
     @property
     def lanes(self) -> int:
-        """Numbers of a vector."""
         return self.type.count
 
     @property
     def kind(self) -> ir.Type:
-        """The type of one number."""
         return self.type.element if isinstance(self.type, ir.VectorType) else self.type
 
     __add__ = __radd__ = _operator("add", "fadd")
@@ -112,15 +108,14 @@ class Value:
         return self.code.number(other, self.type) / self
 
     def tiles(self, size: Operand) -> "Value":
-        """How many tiles of a size cover so much; the last one may be smaller."""
+        """How many tiles of a size cover this number; the last one may be smaller."""
         return (self + (size - 1)) // size
 
     def __getitem__(self, place: int) -> "Value":
-        """A number of a vector."""
         return self.code.emit("extract_element", self, I32(place))
 
     def to(self, kind: ir.Type) -> "Value":
-        """The same numbers in another type; bfloat16 is rounded to."""
+        """The same numbers in another type. Conversion to bfloat16 rounds."""
         if (own := self.kind) == kind:
             return self
         if kind == BF16:
@@ -171,7 +166,7 @@ class Value:
         return self.code.shuffle(lane, lane, [0] * lanes)
 
     def with_products(self, x: "Value", y: "Value") -> "Value":
-        """Sums with the products of two vectors' numbers added; or if `y` has pairs of bfloat16, with those of each pair."""
+        """Add the products of two vectors' numbers to these sums. If `y` has pairs of bfloat16, add those of each pair."""
         if y.kind == BF16:
             return self.code.call("llvm.x86.avx512bf16.dpbf16ps.512", self.type, self, y, x.bits(BF16))
         return self.code.math("fma", x, y, self)
@@ -188,7 +183,6 @@ class Variable:
 
     @property
     def value(self) -> Value:
-        """The number or the vector in it."""
         return Value(self._code, self._code.builder.load(self._place, typ=self._place.allocated_type))
 
     @value.setter
@@ -215,11 +209,10 @@ class Buffer:
         self.code, self.address, self.kind = code, address, kind
 
     def __getitem__(self, index: Operand) -> Value:
-        """One of the numbers."""
         return self._load(index, self.kind)
 
     def vector(self, index: Operand, lanes: int) -> Value:
-        """So many numbers from one on; the vector needs no alignment."""
+        """A vector of the numbers from `index` on, which needs no alignment."""
         return self._load(index, ir.VectorType(self.kind, lanes))
 
     def __setitem__(self, index: Operand, value: Value) -> None:
@@ -232,7 +225,7 @@ class Buffer:
             self[self.code.number(index) + place * vector.lanes] = vector.to(self.kind)
 
     def __add__(self, offset: Operand) -> "Buffer":
-        """What begins so many numbers later."""
+        """The numbers from `offset` on."""
         offsets = [self.code.number(offset).llvm]
         address = self.code.builder.gep(self.address.llvm, offsets, source_etype=self.kind)
         return Buffer(self.code, Value(self.code, address), self.kind)
@@ -244,7 +237,7 @@ class Buffer:
     def prefetch(self) -> None:
         """Ask for the cache line of the first number, which need not be one of an array.
 
-        It goes to the second-level cache: asked into the first, whose few open requests it would hold, it stops other loads.
+        It goes to the second-level cache. In the first it would hold one of few open requests, and stop other loads.
         """
         self.code.call("llvm.prefetch.p0", VOID, self.address, *(self.code.number(how, I32) for how in (0, 2, 1)))
 
@@ -273,15 +266,13 @@ class Code:
         return Value(self, kind([value] * kind.count if isinstance(kind, ir.VectorType) else value))
 
     def full(self, lanes: int, number: float, kind: ir.Type = F32) -> Value:
-        """A vector of equal numbers."""
         return self.vector([number] * lanes, kind)
 
     def vector(self, numbers: Sequence[float], kind: ir.Type = F32) -> Value:
-        """A vector of constants."""
         return Value(self, ir.VectorType(kind, len(numbers))(numbers))
 
     def variable(self, initial: Operand) -> Variable:
-        """A variable; of a number of Python an i64."""
+        """A variable; a number of Python makes an i64."""
         return Variable(self, self.number(initial))
 
     def sums(self, count: int, lanes: int) -> list[Variable]:
@@ -289,7 +280,7 @@ class Code:
         return [self.variable(self.full(lanes, 0.0)) for _ in range(count)]
 
     def buffer(self, kind: ir.Type, size: Operand, align: int | None = None) -> Buffer:
-        """Memory of the function for so many numbers; `align`: bytes of which its address is a multiple."""
+        """Memory of the function for `size` numbers; its address is a multiple of `align` bytes."""
         if isinstance(size, Value):
             place = self.builder.alloca(kind, size.llvm)
         else:
@@ -320,7 +311,6 @@ class Code:
         self.builder.position_at_end(end)
 
     def when(self, condition: Value, *, likely: bool | None = None) -> Any:
-        """A context whose body runs if the condition holds."""
         return self.builder.if_then(condition.llvm, likely=likely)
 
     def where(self, condition: Value, x: Operand, y: Operand) -> Value:
@@ -341,7 +331,7 @@ class Code:
         return Value(self, self.builder.call(declared or ir.Function(self.function.module, kind, name), operands))
 
     def math(self, name: str, *values: Value) -> Value:
-        """A mathematical function of float32 numbers or vectors, of LLVM."""
+        """A function of LLVM for float32 numbers or vectors."""
         kind = values[0].type
         lanes = f"v{kind.count}" if isinstance(kind, ir.VectorType) else ""
         return self.call(f"llvm.{name}.{lanes}f32", kind, *values)
@@ -362,13 +352,13 @@ class Code:
         ]
 
     def in_order(self, halves: list[Value]) -> list[Value]:
-        """The numbers of all columns, of those that belong to the vectors of `in_pairs`; of several of these."""
+        """The numbers of all columns in their order, from vectors that belong to those of `in_pairs`."""
         columns = [8 * lane + 4 * side + place for side in range(2) for lane in range(4) for place in range(4)]
         orders = [[columns.index(16 * half + place) for place in range(16)] for half in range(2)]
         return [self.shuffle(*two, order) for two in zip(halves[::2], halves[1::2], strict=True) for order in orders]
 
     def folded(self, vectors: list[Value], join: Callable[[Value, Value], Value]) -> Value:
-        """One number of all numbers of some vectors; `join` makes one of two, of vectors too."""
+        """Join all numbers of some vectors to one; `join` joins two numbers or two vectors."""
         whole = vectors[0]
         for vector in vectors[1:]:
             whole = join(whole, vector)
@@ -426,11 +416,9 @@ class Code:
         return self.math("copysign", whole.with_products(-whole, fade) / (fade + 1.0), x)
 
     def arg(self, index: int, kind: ir.Type) -> Buffer:
-        """An operand's numbers."""
         return self._buffer(_ARGS, index, _DATA).of(kind)
 
     def ret(self, index: int, kind: ir.Type) -> Buffer:
-        """A result's numbers."""
         return self._buffer(_RETS, index, _DATA).of(kind)
 
     def dim(self, index: int, axis: int) -> Value:
@@ -442,5 +430,5 @@ class Code:
         return self.pointer(buffer, field)
 
     def pointer(self, struct: Buffer, offset: int) -> Buffer:
-        """The memory to which a struct has a pointer, so many bytes from its start."""
+        """The memory to which a struct has a pointer at `offset` bytes."""
         return Buffer(self, (struct + offset).of(POINTER)[0], I8)

@@ -27,7 +27,8 @@ _LINE = 64  # bytes
 def decode_attention(
     q: Float[Array, "T H D"], pages: KVPages, batch: Batch, num_tokens: Int[Array, ""], scoring: Scoring = PLAIN
 ) -> Float[Array, "T H D"]:
-    """As `paged_attention_reference` for the first `num_tokens` tokens, zeros for the others; of what `supports`."""
+    """As `paged_attention_reference` for the first `num_tokens` tokens, zeros for others; for arguments that `supports`
+    accepts."""
     kernel = _Decode(
         num_heads=q.shape[1],
         head_dim=q.shape[2],
@@ -79,7 +80,7 @@ def sinks_of(scoring: Scoring) -> list[Float[Array, "H"]]:
 class _Decode:
     """Operands: queries, pages, positions, query starts, page tables, number of tokens, sinks if there are any.
 
-    `pairs` multiplies pairs of bfloat16, of a head's numbers with keys and of two tokens with values.
+    With `pairs`, pairs of bfloat16 are multiplied: of a head's numbers with keys, and of two tokens with values.
     """
 
     num_heads: int
@@ -109,7 +110,7 @@ class _Decode:
         return code.arg(5, I32)[0].to(I64)
 
     def _parts(self, code: Code) -> Value:
-        """The number of items of a token."""
+        # items of a token
         few = self._num_tokens(code) < 2 * native.num_threads()
         return code.where(few, code.number(self.num_kv_heads), 1)
 
@@ -119,10 +120,8 @@ class BlockPlaces:
 
     Args:
         table: the row's page table.
-        page_size: tokens, i64.
         numbers: of a token in a page.
-        tokens: of the context, i64.
-        begin: the first block's first token, i64.
+        begin: the first block's first token.
     """
 
     def __init__(self, code: Code, table: Buffer, page_size: Value, numbers: int, tokens: Value, begin: Value) -> None:
@@ -144,8 +143,6 @@ class BlockPlaces:
 
 
 class _Item:
-    """Emits attention of a token with the query heads of the KV heads from `first` to before `end`."""
-
     def __init__(self, kernel: _Decode, code: Code, token: Value, first: Value, end: Value) -> None:
         self.kernel, self.code, self.token, self.first, self.end = kernel, code, token, first, end
         self.lanes, self.head_dim = kernel.lanes, kernel.head_dim
@@ -160,12 +157,10 @@ class _Item:
         self.places, self.ahead = (code.buffer(I64, self.lanes) for _ in range(2))
 
     def clear(self) -> None:
-        """Zeros for a token that is padding."""
         with self._numbers() as place:
             self._answer(place, [self.code.full(self.lanes, 0.0)])
 
     def attend(self) -> None:
-        """The mean of the values, weighted by the softmax of the scores."""
         code, lanes, pairs = self.code, self.lanes, self.kernel.pairs
         with self._numbers() as place:
             self.sums[place] = code.full(lanes, 0.0)
@@ -187,7 +182,6 @@ class _Item:
                 self._answer(places[0], means)
 
     def _blocks(self) -> None:
-        """All blocks of the context that the token sees, the next one's places found while one is read."""
         code, lanes = self.code, self.lanes
         position = code.arg(2, I32)[self.token].to(I64)
         context, begin = position + 1, self.kernel.scores.begin(code, position)
@@ -207,7 +201,6 @@ class _Item:
                     self._block(kv_head, head, min(at_once, self.group - some), seen, fetch=some == 0)
 
     def _block(self, kv_head: Value, first: Value, count: int, seen: Value, *, fetch: bool) -> None:
-        """Add a block of tokens, those `seen`, for the `count` query heads from `first`, which share a KV head."""
         code, lanes = self.code, self.lanes
         heads = [first + number for number in range(count)]
         keys = kv_head * self.head_dim
@@ -247,7 +240,6 @@ class _Item:
                 self.sums[place] = total.value
 
     def _add(self, lane: Value, token: Value, sums: list[list[Variable]]) -> None:
-        """Add a token's values, times its weight for every head."""
         starts = range(0, self.head_dim, self.lanes)
         parts = [self.pages.vector(token + start, self.lanes).to(F32) for start in starts]
         for number, row in enumerate(sums):
@@ -270,7 +262,6 @@ class _Item:
             add_products(row, weights, parts)
 
     def _scores(self, keys: Value, queries: list[list[Value]], *, fetch: bool) -> list[Value]:
-        """For every query head, the unscaled scores of a block's tokens."""
         code, wholes = self.code, [list[Value]() for _ in queries]
         step = PAIRS if self.kernel.pairs else self.lanes
 
@@ -298,28 +289,24 @@ class _Item:
         return [code.sums_of_parts(whole) for whole in wholes]
 
     def _fetch(self, lane: Operand, head: Value) -> None:
-        """Fetch the lines of memory of a head's numbers, `head` numbers into a token of the next block."""
+        # the lines of the next block, `head` numbers into a token
         per_line = _LINE // (2 if self.pages_type == BF16 else 4)
         token = self.ahead[lane] + head
         for number in range(0, self.head_dim, per_line):
             (self.pages + (token + number)).prefetch()
 
     def _row(self) -> Value:
-        """The row of the batch that the token belongs to."""
         code, row = self.code, self.code.variable(0)
         with code.loop_while(lambda: code.arg(3, I32)[row.value + 1].to(I64) <= self.token):
             row.value = row.value + 1
         return row.value
 
     def _heads(self) -> AbstractContextManager[Value]:
-        """A loop over the item's query heads."""
         return self.code.loop(self.first * self.group, self.end * self.group)
 
     def _numbers(self) -> AbstractContextManager[Value]:
-        """A loop over the vectors of the item's query heads: where they begin in the token's numbers."""
         numbers = self.group * self.head_dim
         return self.code.loop(self.first * numbers, self.end * numbers, self.lanes)
 
     def _answer(self, place: Value, vectors: list[Value]) -> None:
-        """Store a part of the token's result."""
         self.code.ret(0, self.query_type).put(self.query + place, vectors)

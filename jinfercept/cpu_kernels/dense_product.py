@@ -25,12 +25,7 @@ MOST_ROWS = 32
 def product(
     x: Float[Array, "T K"], weight: Float[Array, "..."], *, transposed: bool, out: DTypeLike
 ) -> Float[Array, "T N"]:
-    """`x @ weight`, of what `supports`.
-
-    Args:
-        x, weight: bfloat16; the weight is `[K, N]`, or `[N, K]` if `transposed`.
-        out: type of the result.
-    """
+    """`x @ weight` in bfloat16, for arguments that `supports` accepts. The weight is `[K, N]`, or `[N, K]` if `transposed`."""
     lanes, pairs, kind = native.lanes(), has_pairs(), jnp.dtype(out).name
     if transposed:
         kernel = _ByRows(len(x), kind, lanes, pairs)
@@ -45,7 +40,7 @@ def product(
 
 
 def supports(x: tuple[int, ...], weight: tuple[int, ...], *dtypes: DTypeLike, transposed: bool) -> bool:
-    """Whether `product` computes this, of the shapes and types of its factors."""
+    """Whether `product` computes this, by the shapes and types of its factors."""
     return (
         (x[0] <= MOST_ROWS or (has_pairs() and not transposed))
         and (transposed or fits(x[1], pairs=has_pairs()) or _are_few(x[0], prod(weight) // x[1]))
@@ -55,24 +50,16 @@ def supports(x: tuple[int, ...], weight: tuple[int, ...], *dtypes: DTypeLike, tr
 
 
 def _are_few(rows: int, columns: int) -> bool:
-    """Whether one tile of the kernel of experts multiplies so many rows with whole blocks of so many columns."""
     return rows <= grouped_product.most_rows() and columns % (grouped_product.VECTORS * native.lanes()) == 0
 
 
 @dataclass(frozen=True)
 class _ByRows:
-    """`[T, K] @ [N, K]ᵀ`: an item is a block of the weight's rows.
+    """`[T, K] @ [N, K]ᵀ`: an item is a block of the weight's rows."""
 
-    Attributes:
-        rows: of `x`.
-        out: name of the result's type.
-        lanes: numbers of float32 in a vector.
-        pairs: whether the CPU multiplies pairs of bfloat16.
-    """
-
-    rows: int
+    rows: int  # of `x`
     out: str
-    lanes: int
+    lanes: int  # numbers of float32 in a vector
     pairs: bool
 
     def num_items(self, code: Code) -> Value:
@@ -102,7 +89,6 @@ class _ByRows:
             code.ret(0, TYPES[self.out]).put(columns * (first + row) + n, [four])
 
     def _factors(self, numbers: Buffer, place: Operand) -> Value:
-        """A vector of pairs of bfloat16, or one of widened numbers."""
         return numbers.vector(place, PAIRS) if self.pairs else numbers.vector(place, self.lanes).to(F32)
 
 

@@ -1,8 +1,8 @@
 """Products of rows with the weights of experts, each row with one weight of a stack, which is read where it lies.
 
-An item is a block of columns of one expert that has rows. Sums are in float32, and a row's are added up in one order whatever
-other rows there are: its product has the same bits. CPUs with bfloat16 dot products multiply pairs of bfloat16, those with
-matrix tiles (AMX) tiles of pairs where experts have several rows; others widen numbers to float32 first.
+An item is a block of columns of one expert that has rows. Sums are in float32. A row's are added up in one order whatever other
+rows there are, so its product has the same bits. CPUs with bfloat16 dot products multiply pairs of bfloat16. Those with matrix
+tiles (AMX) multiply tiles of pairs where experts have several rows. Others widen numbers to float32 first.
 """
 
 from dataclasses import dataclass
@@ -51,10 +51,10 @@ def product(
     places: Int[Array, "N"],
     out: DTypeLike | None = None,
 ) -> Float[Array, "N M"]:
-    """`y[places[i]] = x[sources[i]] @ stack[expert of i]`, of what `supports`.
+    """`y[places[i]] = x[sources[i]] @ stack[expert of i]`, for arguments that `supports` accepts.
 
     Args:
-        sizes: the first so many of the numbers `i` are of the first expert, and so on.
+        sizes: of each expert, how many of the numbers `i` it has, one expert after the other.
         sources: a row of `x` for each `i`.
         places: a permutation.
         out: type of the result; None: that of the rows.
@@ -70,7 +70,7 @@ def product(
 
 
 def supports(stack: tuple[int, ...], *dtypes: DTypeLike) -> bool:
-    """Whether `product` computes this, of the shape of the stack and the types of rows and stack."""
+    """Whether `product` computes this, by the shape of the stack and the types of rows and stack."""
     return (
         stack[1] % UNROLLED == 0
         and stack[2] % (VECTORS * native.lanes()) == 0
@@ -90,20 +90,13 @@ class _GroupedProduct:
 
     In matrix tiles, rows are multiplied with a copy of the block that has pairs. Tiles 0 to 3 have the sums of 16 columns each,
     tile 4 has numbers of the rows, and tiles 5 to 7 of the block.
-
-    Attributes:
-        dtype: name of the type of rows and weights.
-        out: name of the result's type.
-        lanes: numbers of float32 in a vector.
-        pairs: whether the CPU multiplies pairs of bfloat16.
-        tiled: whether it does in matrix tiles.
     """
 
     dtype: str
     out: str
-    lanes: int
-    pairs: bool
-    tiled: bool
+    lanes: int  # numbers of float32 in a vector
+    pairs: bool  # whether the CPU multiplies pairs of bfloat16
+    tiled: bool  # whether it does in matrix tiles
 
     def num_items(self, code: Code) -> Value:
         used = code.variable(0)
@@ -134,26 +127,23 @@ class _GroupedProduct:
         return self._whole(code, 2, expert)
 
     def _is_used(self, code: Code, expert: Value) -> Value:
-        """1 or 0."""
         return (self._size(code, expert) > 0).unsigned(I64)
 
     def _row(self, code: Code, number: Value) -> Buffer:
-        """A row's numbers."""
         return code.arg(0, self._number) + self._whole(code, 3, number) * code.dim(1, 1)
 
     def _start(self, code: Code, number: Value, column: Value) -> Value:
-        """Where in the result a row's products with a block begin."""
         return self._whole(code, 4, number) * code.dim(1, 2) + column
 
     def _whole(self, code: Code, operand: int, index: Value) -> Value:
         return code.arg(operand, I32)[index].to(I64)
 
     def _weights(self, code: Code, weight: Buffer, k: Value, vectors: int) -> list[Value]:
-        """So many vectors of a row's numbers; of two rows as pairs, in another order."""
         columns = code.dim(1, 2)
         place = k * columns
         if not self.pairs:
             return [weight.vector(place + vector * self.lanes, self.lanes).to(F32) for vector in range(vectors)]
+        # of two rows as pairs, in the order that `in_order` undoes
         result = list[Value]()
         for start in range(0, vectors * self.lanes, PAIRS):
             upper, lower = (weight.vector(row + start, PAIRS) for row in (place, place + columns))
@@ -161,7 +151,6 @@ class _GroupedProduct:
         return result
 
     def _fetch(self, code: Code, weight: Buffer, k: Value, vectors: int) -> None:
-        """Ask for the rows of a step that come later, or for those of the next columns."""
         depth, columns = code.dim(1, 1), code.dim(1, 2)
         per_line = 16 if self._number == F32 else 32
         later = k + AHEAD
@@ -182,10 +171,10 @@ class _GroupedProduct:
                 self._tile(code, start + first, count, weight, column)
 
     def _tile(self, code: Code, first: Value, count: int, weight: Buffer, column: Value) -> None:
-        """Multiply rows with a block, or many with one half of it after the other."""
         depth, rows = code.dim(1, 1), [first + row for row in range(count)]
         xs = [self._row(code, row) for row in rows]
         starts = [self._start(code, row, column) for row in rows]
+        # many rows are multiplied with one half of the block after the other
         vectors = VECTORS if count <= most_rows() // 2 else VECTORS // 2
         with code.loop(0, VECTORS * self.lanes, vectors * self.lanes) as part:
             sums = [code.sums(vectors, self.lanes) for _ in xs]
@@ -198,7 +187,6 @@ class _GroupedProduct:
                 code.ret(0, TYPES[self.out]).put(start + part, code.in_order(products) if self.pairs else products)
 
     def _add(self, code: Code, sums: list[list[Variable]], xs: list[Buffer], k: Value, weight: Buffer) -> None:
-        """Add the products with a row of the weight, or with two, to the sums."""
         weights = self._weights(code, weight, k, len(sums[0]))
         for totals, numbers in zip(sums, xs, strict=True):
             x = (numbers + k).of(I32)[0] if self.pairs else numbers[k].to(F32)
@@ -248,9 +236,9 @@ class _GroupedProduct:
             tile("tilestored64", number, (sums + number * _TILE_BYTES).address, line)
 
     def _configure(self, code: Code, config: Buffer, rows: Value) -> None:
-        """Tell the CPU the sizes of the tiles: those of sums and of the rows have so many rows."""
         config[0] = code.vector([1] + [0] * 63, I8)
         for tile in range(8):
             config.of(I16)[8 + tile] = code.number(_TILE_BYTES, I16)
+            # tiles of sums and of rows have `rows` rows
             config[48 + tile] = rows.to(I8) if tile < 5 else code.number(_TILE_ROWS, I8)
         code.call("llvm.x86.ldtilecfg", VOID, config.address)

@@ -1,8 +1,8 @@
 """Products of rows that are rounded to int8 with weights of 4 or 8 bits, by instructions that multiply bytes.
 
 Neighbouring numbers of a row, a group, have one scale, by which the largest of them is 127. A first kernel rounds the rows, and
-computes them too if a norm or a gate is before them. Products of a group are summed as whole numbers; groups in float32, and
-always in the same order: the product of a row has the same bits whatever other rows are beside it.
+computes them too if a norm or a gate is before them. Products of a group are summed as whole numbers, groups in float32, always
+in the same order. So the product of a row has the same bits whatever other rows are beside it.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def usable() -> bool:
 
 
 def product(rows: Rows, packed: Packed, out: DTypeLike) -> Float[Array, "T N"]:
-    """`rounded(dense(rows)) @ unpack(packed)`, of what `quantized_product.supports`."""
+    """`rounded(dense(rows)) @ unpack(packed)`, for arguments that `quantized_product.supports` accepts."""
     values, scales, offsets, zero = packed
     lanes, x = native.lanes(), jax.eval_shape(dense, rows)
     num_rows, depth = x.shape
@@ -67,9 +67,7 @@ class _Rounding:
     """Rounds rows: for each group its bytes, and the factors behind them. Operands: what the rows are computed from.
 
     Attributes:
-        dtype: name of the type of the operands.
         group: neighbouring numbers with one scale.
-        lanes: numbers of float32 in a vector.
         in_words: whether the bytes have the order in which words of eight 4-bit numbers are taken apart.
         gated: whether they are `Gated`: each row has its gates in front.
         eps: of rows that are `Normed`, for which there is a second operand; None: they are not.
@@ -105,12 +103,10 @@ class _Rounding:
                 self._round(code, parts, code.ret(0, I8) + (row * groups + nth) * (self.group + FACTOR_BYTES))
 
     def _parts(self, code: Code, operand: int, place: Value) -> list[Value]:
-        """The vectors of a group of an operand."""
         x = code.arg(operand, TYPES[self.dtype]) + place
         return [x.vector(start, self.lanes).to(F32) for start in range(0, self.group, self.lanes)]
 
     def _norm(self, code: Code, eps: float, start: Value, groups: Value) -> Value:
-        """The factor of the numbers of a row, which begins at `start`, as a vector of equal numbers."""
         sums = code.sums(self.group // self.lanes, self.lanes)
         with code.loop(0, groups) as nth:
             for total, x in zip(sums, self._parts(code, 0, start + nth * self.group), strict=True):
@@ -137,7 +133,6 @@ class _Rounding:
 
 
 def _silu(code: Code, x: Value) -> Value:
-    """x times its logistic function, of a vector's numbers."""
     power = code.exp(-code.math("fabs", x))
     return x * code.where(x >= 0.0, 1.0, power) / (power + 1.0)
 
@@ -149,10 +144,8 @@ class _Int8Product:
     Attributes:
         tile: rows whose sums of a group are in registers; there are as many at least.
         is_all: whether there are no more.
-        out: name of the result's type.
         group: numbers of a row with one scale.
         ratio: groups of a row in one of the weight.
-        stored: how the weight is.
     """
 
     tile: int
@@ -176,11 +169,9 @@ class _Int8Product:
 
     @property
     def _parts(self) -> int:
-        """Vectors of a block's columns."""
         return WIDTH // self.stored.lanes
 
     def _tile(self, code: Code, block: Value, row: Value) -> None:
-        """Multiply the rows of a tile, from `row` on."""
         groups, line = code.dim(2, 1), code.dim(0, 1)
         xs = [code.arg(0, I8) + (row + more) * line for more in range(self.tile)]
         group_bytes = self.group * WIDTH * self.stored.bits // 8
@@ -197,7 +188,6 @@ class _Int8Product:
             code.ret(0, TYPES[self.out]).put(place, results(vectors))
 
     def _sums(self, code: Code, xs: list[Buffer], values: Buffer) -> list[list[Value]]:
-        """For every row and vector of columns, the sum over a group."""
         lanes, words = self.stored.lanes, ir.VectorType(I32, self.stored.lanes)
         bias = self.stored.zero + (_SIGN if self.stored.bits == 8 else 0)
 
@@ -239,7 +229,6 @@ class _Int8Product:
     def _add(
         self, code: Code, totals: list[list[Variable]], sums: list[list[Value]], xs: list[Buffer], place: Value
     ) -> None:
-        """Add the sums of a group, times the scales of weight and row, and the offsets times the sum of the row."""
         lanes = self.stored.lanes
         scales = self.stored.factors(code, 2, place, self._parts)
         offsets = self.stored.factors(code, 3, place, self._parts) if self.stored.has_offsets else None

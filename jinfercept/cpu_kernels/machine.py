@@ -1,4 +1,4 @@
-"""What this process may use of its machine: memory and processors, as far as its cgroups and their parents allow.
+"""The memory and the processors that this process may use, as far as its cgroups and their parents allow.
 
 A container's limits are those of cgroups, of version 2 or 1, which `/proc/self/cgroup` names and `/proc/self/mountinfo` places.
 Where a namespace hides the cgroup's path, its files lie where the controller is mounted.
@@ -17,18 +17,15 @@ ROOT = Path("/")
 
 
 class Memory(NamedTuple):
-    """Bytes of memory: all, and those that can still be taken; the file cache that the system gives back counts as free."""
+    """Bytes of memory: all, and those that can still be taken. File cache that the system gives back counts as free."""
 
     total: int
     available: int
 
 
 def memory(root: Path = ROOT) -> Memory:
-    """The memory of this process: the machine's, or less in a cgroup with a limit.
-
-    Args:
-        root: of the file system with `/proc` and the cgroups.
-    """
+    """The memory of this process: the machine's, or less in a cgroup with a limit. `root` is the file system with `/proc` and
+    the cgroups."""
     machine = psutil.virtual_memory()
     total, available = machine.total, machine.available
     for group in _groups(root, "memory"):
@@ -60,7 +57,6 @@ def return_freed_memory() -> None:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The directories of the process's cgroup with a controller and of its parents, of both versions."""
     paths = [line.split(":", 2) for line in _lines(root / "proc/self/cgroup")]
     for line in _lines(root / "proc/self/mountinfo"):
         place, _, kind = line.partition(" - ")
@@ -85,7 +81,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _numbers(file: Path) -> list[int]:
-    """The numbers of a file, without the words and the numbers below 0 that stand for no limit."""
+    # without words and numbers below 0, which stand for no limit
     return [int(word) for line in _lines(file) for word in line.split() if word.isdecimal()]
 
 

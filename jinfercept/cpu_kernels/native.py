@@ -1,8 +1,8 @@
 """Kernels of a CPU beside XLA's own code: compiled for this machine by llvmlite, called through XLA's foreign functions.
 
-They need the optional package llvmlite (`jinfercept[cpu]`) and Linux on an x86 CPU with AVX2; without, XLA computes everything.
-A kernel is compiled, or read from the disk, when the first function that calls it is traced, and stays until the process ends.
-Its machine code is kept on disk, beside the executables that JAX keeps there: to compile it takes LLVM seconds.
+They need the optional package llvmlite (`jinfercept[cpu]`) and Linux on an x86 CPU with AVX2. A kernel is compiled, or read
+from the disk, when the first function that calls it is traced, and stays until the process ends. Its machine code is kept on
+disk, beside the executables that JAX keeps there, since compiling it takes LLVM seconds.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _COMPILED: dict[str, Any] = {}  # engines of LLVM by target, which own the machi
 
 @cache
 def features() -> frozenset[str]:
-    """LLVM's names of what this CPU can do, if kernels can be compiled for it; otherwise nothing."""
+    """LLVM's names of this CPU's features; empty if kernels cannot be compiled for it."""
     if platform.machine() != "x86_64" or sys.platform != "linux":
         return frozenset()
     try:
@@ -78,11 +78,8 @@ def target(kernel: "Kernel") -> str:
 
 
 def call(kernel: "Kernel", result: jax.ShapeDtypeStruct, *operands: jax.Array, into: int | None = None) -> jax.Array:
-    """The kernel's result, row-major as its operands are; under `jax.vmap` one call after the other.
-
-    Args:
-        into: number of the operand that becomes the result where the kernel writes nothing.
-    """
+    """The kernel's result, row-major as its operands are; under `jax.vmap` one call after the other. Where the kernel writes
+    nothing, the result has the operand with number `into`."""
     aliases = None if into is None else {into: 0}
     compute = jax.ffi.ffi_call(target(kernel), result, vmap_method="sequential", input_output_aliases=aliases)
     return compute(*operands)  # pyright: ignore[reportReturnType]
@@ -90,7 +87,6 @@ def call(kernel: "Kernel", result: jax.ShapeDtypeStruct, *operands: jax.Array, i
 
 @cache
 def _pool() -> int:
-    """Address of the pool of the kernels' threads, which are started."""
     from jinfercept.cpu_kernels.threads import SERVE, serving, start
 
     engine = _COMPILED[SERVE] = _compile(SERVE, serving)
@@ -98,7 +94,6 @@ def _pool() -> int:
 
 
 def _compile(name: str, module: Callable[[], Any]) -> Any:
-    """The engine that owns the machine code of a module."""
     import llvmlite
     import llvmlite.binding as llvm
 
@@ -116,7 +111,6 @@ def _compile(name: str, module: Callable[[], Any]) -> Any:
 
 
 def _emit(module: Any, machine: Any) -> bytes:
-    """The module's object file."""
     import llvmlite.binding as llvm
 
     optimised = llvm.parse_assembly(str(module))
@@ -138,14 +132,10 @@ _DIGEST_BYTES = 32
 
 
 def cached(name: str, depends_on: Iterable[str], emit: Callable[[], bytes]) -> bytes:
-    """The kernel's object file: from the disk, or emitted and written there.
+    """The kernel's object file, from the disk, or emitted and written there. A damaged entry is replaced.
 
     Without a compilation cache of JAX in a local directory that can be written, it is emitted every time. Several processes may
-    ask at once. A damaged entry is replaced.
-
-    Args:
-        depends_on: what tells one object file of the kernel from another, beside the source code of the kernels.
-        emit: makes the object file.
+    ask at once. `depends_on` tells one object file of the kernel from another, beside the source code of the kernels.
     """
     folder = _folder()
     if folder is None:
@@ -166,7 +156,6 @@ def _folder() -> Path | None:
 
 @cache
 def _sources() -> str:
-    """A digest of the modules from which kernels are emitted, and of those of the layouts that they read."""
     package = Path(__file__).parents[1]
     files = sorted(file for room in ("cpu_kernels", "pallas/layouts") for file in (package / room).glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
@@ -185,13 +174,13 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, code: bytes) -> None:
-    """Under its name at once, so that no process reads a part of it. A directory that cannot be written is no error."""
+    # a directory that cannot be written is no error
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(hashlib.sha256(code).digest() + code)
-            Path(name).replace(path)
+            Path(name).replace(path)  # at once, so that no process reads a part of it
         except OSError:
             Path(name).unlink(missing_ok=True)

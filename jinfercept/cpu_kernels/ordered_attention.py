@@ -1,9 +1,9 @@
 """Attention whose bits do not depend on the batch: `whole_attention` of up to 64 queries of one row over its whole context.
 
-XLA's products on a CPU sum in an order of their own where a factor has few rows, and in one order (a chain of fused additions
-in blocks of 512 terms, from the first on) where it has `FEWEST_ROWS` or more; the sums of softmax are in one order over
-multiples of `KEYS`. Hidden keys have the weight 0 and change no sum. So a query has the same bits in a tile, in a whole
-forward pass, and whatever stands beside it.
+XLA's products on a CPU sum in an order of their own where a factor has few rows. Where it has `FEWEST_ROWS` or more they sum in
+one order: a chain of fused additions in blocks of 512 terms, from the first on. The sums of softmax are in one order over
+multiples of `KEYS`. Hidden keys have the weight 0 and change no sum. So a query has the same bits in a tile, in a whole forward
+pass, and whatever stands beside it.
 """
 
 from functools import partial
@@ -28,7 +28,7 @@ KEYS = 256
 def ordered_attention(
     q: Float[Array, "T H D"], pages: KVPages, batch: Batch, scoring: Scoring = PLAIN
 ) -> Float[Array, "T H D"]:
-    """Same arguments and result as `paged_attention_reference`, for pages that are not quantised."""
+    """As `paged_attention_reference`, for pages that are not quantised."""
     num_tokens, page_size = len(q), pages.shape[1]
     longest = batch.page_tables.shape[1] * page_size
     sizes = [KEYS]
@@ -88,7 +88,7 @@ def whole_attention(
     sees: Bool[Array, "T S"],
     scoring: Scoring = PLAIN,
 ) -> Float[Array, "T H D"]:
-    """Attention as models are written for training: all scores, their softmax, the mean of the values."""
+    """Attention as models are written for training: all scores, their softmax, the mean of values. Sinks raise `ValueError`."""
     num_tokens, num_heads, head_dim = q.shape
     if scoring.sinks is not None:
         raise ValueError("attention with batch_invariant has no sinks")

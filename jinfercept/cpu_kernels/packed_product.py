@@ -1,7 +1,8 @@
-"""Products with weights of 4 or 8 bits, as `quantized_product.py` stores them.
+"""Products with weights of 4 or 8 bits, as `packed_weights.py` stores them.
 
-An item is a block of columns. Numbers are widened in registers for few rows: sums of a group are in float32 and have its scale
-afterwards; its offset has the sum of the part of a row. For many rows a block is dequantised into a buffer (`ManyRows`).
+An item is a block of columns. For few rows, numbers are widened in registers: sums of a group are in float32 and are scaled
+afterwards, and the group's offset is multiplied by the sum of the part of a row. For many rows a block is dequantised into a
+buffer (`ManyRows`).
 """
 
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ def product(
     scales: Shaped[Array, "B G W"],
     offsets: Float[Array, "B G W"] | None,
 ) -> Float[Array, "T N"]:
-    """`x @ unpack(Packed(values, scales, offsets, zero))`, of what `supports` and `quantized_product.supports`.
+    """`x @ unpack(Packed(values, scales, offsets, zero))`, if `supports` and `quantized_product.supports` accept it.
 
     Where a CPU multiplies more bfloat16 rows than `most_few` as pairs, the weight's numbers are rounded to bfloat16.
     """
@@ -79,9 +80,7 @@ class PackedNumbers:
     Attributes:
         bits: of a number.
         scales: name of the type of scales and offsets.
-        has_offsets: whether there are any.
         zero: subtracted from the numbers.
-        lanes: numbers of a vector.
     """
 
     bits: int
@@ -91,7 +90,7 @@ class PackedNumbers:
     lanes: int
 
     def rows(self, code: Code, values: Buffer, k: Value, count: int) -> list[list[Value]]:
-        """So many vectors of each of the `STEP` rows of a block from row `k` on; `values`: the block's bytes."""
+        """`count` vectors of each of the `STEP` rows of a block from row `k` on. `values` are the block's bytes."""
         if self.bits == 4:
             words = self.words(values, k, count)
             numbers = [[word >> 4 * ORDER.index(row) & 15 for word in words] for row in range(STEP)]
@@ -109,13 +108,12 @@ class PackedNumbers:
         return self.scales == "uint8"
 
     def _doubled(self, code: Code, bits: Value) -> Value:
-        """A vector of whole numbers, twice those of 4 bits that are e2m1."""
         table = code.full(self.lanes, int(DOUBLED_E2M1), I32)
         size = table >> ((bits & 7) << 2) & 15
         return code.where(bits > 7, -size, size)
 
     def pairs(self, code: Code, values: Buffer, k: Value, count: int) -> Iterator[list[Value]]:
-        """As `rows`, of 4-bit numbers and looked up: so many vectors of bfloat16 pairs of each two rows."""
+        """As `rows`, for 4-bit numbers: `count` vectors of bfloat16 pairs of each two rows, by look-up."""
         if self.is_e2m1:
             numbers = [2 * number for number in (*E2M1, *(-number for number in E2M1))]
         else:
@@ -127,19 +125,19 @@ class PackedNumbers:
             yield [code.call("llvm.x86.avx512.permvar.hi.512", table.type, table, place).bits(BF16) for place in places]
 
     def words(self, values: Buffer, k: Operand, count: int) -> list[Value]:
-        """So many vectors of words of 4-bit numbers, of row `k` and those after it."""
+        """`count` vectors of words of 4-bit numbers, of row `k` and those after it."""
         place = k // STEP * WIDTH
         return [values.of(I32).vector(place + part * self.lanes, self.lanes) for part in range(count)]
 
     def factors(self, code: Code, operand: int, place: Value, count: int) -> list[Value]:
-        """So many vectors of scales or offsets, from a place on."""
+        """`count` vectors of scales or offsets, from a place on."""
         places = [place + part * self.lanes for part in range(count)]
         if self.is_e2m1:
             return [self._powers(code, code.arg(operand, I8).vector(place, self.lanes)) for place in places]
         return [code.arg(operand, TYPES[self.scales]).vector(place, self.lanes).to(F32) for place in places]
 
     def _powers(self, code: Code, stored: Value) -> Value:
-        """A vector of the scales of `packed_weights.wide_scales`."""
+        # as `packed_weights.wide_scales`
         exponents = stored.unsigned(I32) - 1
         return (code.where(exponents < 0, 0, exponents) << 23).bits(F32)
 
@@ -178,7 +176,6 @@ class _QuantizedManyRows(ManyRows):
     def _wide_pairs(
         self, code: Code, values: Buffer, k: Value, scales: list[Value], offsets: list[Value] | None
     ) -> list[list[Value]]:
-        """Two vectors of pairs of each two rows, from row `k` on."""
         result = list[list[Value]]()
         for pairs in self.stored.pairs(code, values, k, 2):
             words = [pair.bits(I32) for pair in pairs]
@@ -200,29 +197,20 @@ class _QuantizedManyRows(ManyRows):
         return [offset.with_products(number, scale) for number, scale, offset in zip(row, scales, offsets, strict=True)]
 
     def _first(self, block: Value) -> tuple[Value, Value]:
-        """The stored block in which a block lies, and its first column there."""
+        # the stored block, and the first column there
         share = WIDTH // (2 * self.lanes)
         return block // share, block % share * (2 * self.lanes)
 
 
 @dataclass(frozen=True)
 class _Quantized:
-    """Operands: few rows, values, scales, and offsets if there are any.
-
-    Attributes:
-        rows: their number.
-        out: name of the result's type.
-        lanes: numbers of float32 in a vector.
-        pairs: whether the CPU multiplies pairs of bfloat16.
-        dtype: name of the type of the rows.
-        stored: how the weight is.
-    """
+    """Operands: few rows, values, scales, and offsets if there are any."""
 
     rows: int
     out: str
     lanes: int
     pairs: bool
-    dtype: str
+    dtype: str  # of the rows
     stored: PackedNumbers
 
     def num_items(self, code: Code) -> Value:
@@ -248,11 +236,9 @@ class _Quantized:
 
     @property
     def _parts(self) -> int:
-        """Vectors of a block's columns."""
         return WIDTH // self.lanes
 
     def _sums(self, code: Code, values: Buffer, xs: list[Buffer], start: Value, end: Value) -> list[list[Value]]:
-        """For every row and vector of columns, the sum over a group."""
         chains = max(1, min(4, 8 // (self._parts * len(xs))))
         sums = [[code.sums(self._parts, self.lanes) for _ in xs] for _ in range(chains)]
         with code.loop(start, end, STEP) as k:
@@ -272,7 +258,6 @@ class _Quantized:
         return result
 
     def _weights(self, code: Code, values: Buffer, k: Value) -> Iterator[tuple[int, list[Value]]]:
-        """Inputs of a step, with their numbers of all columns."""
         stored = self.stored
         if self.pairs and stored.bits == 4:
             for i, pairs in enumerate(stored.pairs(code, values, k, self._parts)):
@@ -287,7 +272,6 @@ class _Quantized:
             yield from enumerate(rows)
 
     def _row_sums(self, code: Code, xs: list[Buffer], start: Value, end: Value) -> list[list[Value]]:
-        """For every row, its sum over a group, once for each vector of columns."""
         result = list[list[Value]]()
         for first in range(0, len(xs), 4):
             rows = xs[first : first + 4]
@@ -297,13 +281,12 @@ class _Quantized:
                     total.value = total.value + numbers.vector(k, self.lanes).to(F32)
             four = code.sums_of_four([sums[min(row, len(rows) - 1)].value for row in range(4)])
             for row in range(len(rows)):
-                result.append([four[row].broadcast(self.lanes)] * self._parts)
+                result.append([four[row].broadcast(self.lanes)] * self._parts)  # once for each vector of columns
         return result
 
     def _scale(
         self, code: Code, totals: list[list[Variable]], sums: list[list[Value]], operand: int, place: Value
     ) -> None:
-        """Add sums times the scales, or times the offsets, of a group."""
         scales = self.stored.factors(code, operand, place, self._parts)
         for row, vectors in zip(totals, sums, strict=True):
             for total, vector, scale in zip(row, vectors, scales, strict=True):

@@ -1,6 +1,6 @@
 """Handlers of the CPU kernels, which XLA calls: the items are computed by the caller and by helpers, threads for all kernels.
 
-XLA has a pool of as many threads as the process has cores, and the caller is one more: with kernels in that pool, two threads
+XLA has a pool of as many threads as the process has cores, and the caller is one more. With kernels in that pool, two threads
 would often share a core while another waits for what they do. So there is one helper less than cores. A helper looks for the
 next call for a moment, as the kernels of a step follow each other closely, and then sleeps. A call that comes while another has
 the helpers is computed by its caller alone. A caller waits for items that a helper has begun, never for a free helper.
@@ -79,10 +79,7 @@ def serving() -> ir.Module:
 def start(num_threads: int, serve: int) -> int:
     """Start the helpers of so many threads. Returns the address of their pool; 0 if there is none.
 
-    They end with the process. A process that is forked off has none: its callers are alone.
-
-    Args:
-        serve: address of the function `SERVE`.
+    They end with the process. A forked process has none: its callers are alone. `serve` is the address of the function `SERVE`.
     """
     pool = ctypes.create_string_buffer(_NEXT + _LINE * num_threads)
     address = ctypes.addressof(pool)
@@ -90,7 +87,6 @@ def start(num_threads: int, serve: int) -> int:
     ctypes.c_int64.from_address(address + _MOST).value = num_threads
 
     def clear() -> None:
-        """Empty the pool in a process that was forked off."""
         ctypes.memset(address, 0, len(pool))
         ctypes.c_int64.from_address(address + _MOST).value = num_threads
 
@@ -111,7 +107,6 @@ def start(num_threads: int, serve: int) -> int:
 
 
 def _share(code: Code, total: Value, item: ir.Function) -> None:
-    """Emit that a call's items, `total` of them, are computed by all threads: `item(frame, index)` for every index."""
     b, module = code.builder, code.function.module
     variable = ir.GlobalVariable(module, POINTER, POOL)
     variable.initializer = POINTER(None)  # pyright: ignore[reportAttributeAccessIssue]
@@ -145,11 +140,11 @@ def _share(code: Code, total: Value, item: ir.Function) -> None:
 
 
 def _work(module: ir.Module, item: ir.Function) -> ir.Function:
-    """A function of the pool's address: computes items of one run, and then of the next ones, until none is left."""
     code = Code(ir.Function(module, _WORK_TYPE, "work"))
     pool = code.frame
     runs, frame = _number(pool, _RUNS), code.pointer(pool, _FRAME).address.llvm
     first = _add(pool, _TAKEN, 1)
+    # the items of one run, and then of the next ones, until none is left
     with code.loop(first, first + runs) as turn:
         run = turn % runs
         end, counter = _start(pool, run + 1), _counter(run)
@@ -162,12 +157,12 @@ def _work(module: ir.Module, item: ir.Function) -> ir.Function:
 
 
 def _await_call(code: Code, pool: Buffer, seen: Value) -> None:
-    """Return when there was another call than those seen: at first without sleeping, but giving way to other threads."""
     began = code.call("llvm.readcyclecounter", I64)
 
     def waits() -> Value:
         return _get(pool, _CALLS).equals(seen)
 
+    # at first without sleeping, but giving way to other threads
     with code.loop_while(lambda: waits() & (code.call("llvm.readcyclecounter", I64) - began < AWAKE_CYCLES)):
         for _ in range(16):
             code.call("llvm.x86.sse2.pause", VOID)
@@ -186,12 +181,10 @@ def _futex(pool: Buffer, operation: int, value: Operand) -> None:
 
 
 def _start(pool: Buffer, run: Value) -> Value:
-    """The first item of a run."""
     return _number(pool, _TOTAL) * run // _number(pool, _RUNS)
 
 
 def _counter(run: Value) -> Value:
-    """Where in the pool a run has the number of its next item."""
     return run * _LINE + _NEXT
 
 
@@ -209,6 +202,6 @@ def _set(pool: Buffer, place: int, value: int) -> None:
 
 
 def _add(pool: Buffer, place: Operand, number: int) -> Value:
-    """The number before."""
+    # returns the number before
     add = pool.code.builder.atomic_rmw
     return Value(pool.code, add("add", (pool + place).address.llvm, I64(number), "seq_cst"))

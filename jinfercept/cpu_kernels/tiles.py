@@ -31,7 +31,7 @@ def tile_rows(num_rows: int) -> int:
 
 
 def fits(depth: int, *, pairs: bool) -> bool:
-    """Whether `ManyRows` can multiply rows of so many numbers."""
+    """Whether the widened block of rows of `depth` numbers fits the buffer of `ManyRows`."""
     return depth * 2 * native.lanes() * (2 if pairs else 4) <= BUFFER_BYTES
 
 
@@ -43,7 +43,6 @@ class ManyRows(ABC):
 
     Attributes:
         tile: rows of a tile; `x` has as many at least.
-        out: name of the result's type.
         lanes: numbers of float32 in a vector; a block has two vectors of columns.
         pairs: whether the CPU multiplies pairs of bfloat16.
     """
@@ -66,13 +65,8 @@ class ManyRows(ABC):
         """Give the buffer all rows of a block, with `put`."""
 
     def put(self, code: Code, buffer: Buffer, first: Value, rows: list[list[Value]]) -> None:
-        """Write neighbouring rows into the buffer, an even number of them.
-
-        Args:
-            buffer: the widened block.
-            first: number of the first row, i64.
-            rows: two vectors of each, of bfloat16 or float32.
-        """
+        """Write an even number of neighbouring rows, from row `first` on, into the buffer of the widened block. Each row is two
+        vectors of bfloat16 or float32."""
         rows = [[vector.to(BF16 if self.pairs else F32) for vector in row] for row in rows]
         if self.pairs:
             pairs = zip(rows[::2], rows[1::2], strict=True)
@@ -80,7 +74,7 @@ class ManyRows(ABC):
         self.put_pairs(buffer, first, rows)
 
     def put_pairs(self, buffer: Buffer, first: Value, rows: list[list[Value]]) -> None:
-        """As `put`, what the buffer has: vectors of float32 rows, or of the pairs of two rows of bfloat16."""
+        """As `put`, given what the buffer has: vectors of float32 rows, or of the pairs of two rows of bfloat16."""
         place = first * (2 * self.lanes // self._step)
         for index, vector in enumerate(vector for row in rows for vector in row):
             buffer[place + index * self.lanes] = vector
@@ -102,7 +96,6 @@ class ManyRows(ABC):
             self._tile(code, buffer, first, block * (2 * self.lanes), ahead, code.where(is_left, code.number(line), 0))
 
     def _tile(self, code: Code, buffer: Buffer, start: Value, column: Value, ahead: Buffer, line: Value) -> None:
-        """Multiply the rows of a tile, from `start` on; in every step, fetch the next line from `ahead` on."""
         depth, lanes, number = code.dim(0, 1), self.lanes, BF16 if self.pairs else F32
         x = code.arg(0, number)
         xs = [(x + (start + row) * depth).of(I32 if self.pairs else F32) for row in range(self.tile)]
@@ -120,7 +113,6 @@ class ManyRows(ABC):
 
     @property
     def _step(self) -> int:
-        """Rows of the weight that are multiplied at once."""
         return 2 if self.pairs else 1
 
     def _blocks(self, code: Code) -> Value:
@@ -134,7 +126,7 @@ def row_parts(code: Code) -> Value:
 
 @contextmanager
 def row_tiles(code: Code, part: Value, size: int) -> Iterator[tuple[Value, Value]]:
-    """The body runs for every tile of a part of the rows: its number, and its first row. The last tile begins early."""
+    """Run the body for every tile of a part of the rows, with its number and its first row. The last tile begins early."""
     num_rows = code.dim(0, 0)
     first, end = (num_rows.tiles(size) * number // row_parts(code) for number in (part, part + 1))
     with code.loop(first, end) as tile:

@@ -1,8 +1,7 @@
 """`AdapterTable`: which adapters requests may name, and which requests hold them. Knows no weights.
 
 A request is served by the adapter that had its name when the request was made. An adapter that is unloaded or replaced keeps
-its slot until the last of its requests has ended, paused ones included; a new one of the same name is another adapter, in
-another slot.
+its slot until its last request has ended, paused ones included. A new adapter of the same name gets another slot.
 """
 
 import threading
@@ -16,11 +15,7 @@ from jinfercept.request import Adapter
 
 @final
 class AdapterTable:
-    """The adapters of a model. All methods may be called from any thread.
-
-    Args:
-        num_slots: adapters that the weights have room for.
-    """
+    """The adapters of a model, whose weights have room for `num_slots`. All methods may be called from any thread."""
 
     def __init__(self, num_slots: int = 0) -> None:
         self.num_slots = num_slots
@@ -32,12 +27,12 @@ class AdapterTable:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the adapters, in the order in which they were loaded."""
+        """Names in the order in which the adapters were loaded."""
         return tuple(self._named)
 
     @property
     def directories(self) -> dict[str, str]:
-        """The directories that they were read from, by name."""
+        """The directories that the adapters were read from, by name."""
         return {name: adapter.source for name, adapter in tuple(self._named.items())}
 
     def get(self, name: str) -> Adapter | None:
@@ -55,7 +50,7 @@ class AdapterTable:
 
     @contextmanager
     def new_slot(self, name: str, *, replace: bool = False) -> Iterator[int]:
-        """A free slot, from 1 on, while an adapter is written into it; `put` ends that.
+        """Reserve a free slot, from 1 on, while an adapter is written into it.
 
         Args:
             replace: whether another adapter may have the name.
@@ -87,7 +82,7 @@ class AdapterTable:
                 self._reserved.pop(slot, None)
 
     def put(self, adapter: Adapter) -> Adapter:
-        """Serve an adapter by its name to later requests, the earlier ones keep theirs; returns it with its version."""
+        """Serve an adapter by its name to later requests; return it with its version. Earlier requests keep theirs."""
         with self._lock:
             version = self._versions[adapter.name] = self._versions.get(adapter.name, -1) + 1
             self._named[adapter.name] = adapter = adapter._replace(version=version)
@@ -101,7 +96,7 @@ class AdapterTable:
         return adapter
 
     def hold(self, request_id: str, adapter: Adapter) -> None:
-        """Keep a request's adapter until `release`. Raises `RequestError` if it is not there any more."""
+        """Keep a request's adapter until `release`. Raises `RequestError` if it was unloaded or replaced."""
         with self._lock:
             if self._named.get(adapter.name) != adapter:
                 raise RequestError(
@@ -110,6 +105,6 @@ class AdapterTable:
             self._held[request_id] = adapter
 
     def release(self, request_id: str) -> None:
-        """The request has ended; one that holds none is ignored."""
+        """End what `hold` began. Requests that hold no adapter are ignored."""
         with self._lock:
             self._held.pop(request_id, None)

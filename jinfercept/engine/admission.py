@@ -8,13 +8,7 @@ from jinfercept.sampling_params import check_vocabulary
 
 
 def check_request(request: Request, vocab_size: int, max_model_len: int, *, returns_experts: bool = True) -> None:
-    """Raises `RequestError` if the request can never be served.
-
-    Args:
-        vocab_size: token ids are below it.
-        max_model_len: tokens that a sequence may have.
-        returns_experts: whether the runner returns the experts of tokens.
-    """
+    """Raise `RequestError` if the request can never be served."""
     prompt, limit = request.prompt_token_ids, max_model_len
     if not prompt:
         raise RequestError("a prompt needs at least one token", got="none", fix="give a text or token ids")

@@ -1,10 +1,6 @@
 """Asynchronous calls of requests: started while their request goes on, answered by interrupts.
 
-Where an interrupt stands in a request's tokens depends only on which of them were generated or in flight when its result was
-polled: it follows the last of these, or the first token after it behind which the markup is clean (outside frames, reasoning,
-half-written marks and half characters). A sample in flight that would follow the interrupt is void. So neither the pipeline's
-depth, the policy nor the batch changes a token. Results are queued first in, first out, and all that are queued are appended
-together. A request with pending calls runs; only its trap, or an end of text that waits for them, is an interception.
+A request with pending calls runs. Only its trap, or an end of text that waits for them, is an interception.
 """
 
 from collections.abc import Iterable, Set
@@ -24,11 +20,7 @@ type Frame = Call | TrapFrame | BadFrame
 
 
 class PendingAsyncCall(NamedTuple):
-    """An asynchronous call that runs.
-
-    Attributes:
-        began_s: when it was started, in seconds of the engine's clock.
-    """
+    """An asynchronous call that runs since `began_s`, in seconds of the engine's clock."""
 
     call: Call
     pending: PendingCall
@@ -57,7 +49,7 @@ class AsyncCallQueue:
             self._take(frame, now)
 
     def read_again(self, index: int, token: int) -> list[Call | BadFrame]:
-        """What is complete with a token that was generated before; see `Session.read_again`."""
+        """Read a token of an aborted request again (`Session.read_again`); return the calls and mistakes that it completes."""
         self._wanted = set() if self._watch.clean else self._wanted  # a trap that waited for nothing
         frames = list[Call | BadFrame]()
         for frame in self._watch.feed(index, token, self._session.last_raw):
@@ -68,12 +60,12 @@ class AsyncCallQueue:
         return frames
 
     def end_text(self) -> None:
-        """Results follow what was read again; calls that are not complete are forgotten."""
+        """Note that results follow the tokens that were read again. Calls that are not complete are forgotten."""
         self._watch.end()
         self._wanted = set()
 
     def begin_again(self, frames: Iterable[Frame], awaited: Set[str], now: float) -> None:
-        """Make calls of a request that was aborted again, and wait for those that it waited for then, by id."""
+        """Make calls of an aborted request again, and wait for those whose ids it waited for."""
         for frame in frames:
             self._take(frame, now)
         for call in [call for call in self._postponed if call.id in awaited]:
@@ -83,7 +75,7 @@ class AsyncCallQueue:
             self._wait(awaited, now)
 
     def go_on(self, now: float) -> None:
-        """Append what is queued, or begin the trap that was found, if the markup is clean behind the newest token."""
+        """Append queued results, or begin a trap, if the markup is clean behind the newest token."""
         if (not self._queue and self._wanted == set()) or not self._is_clean:
             return
         self._inject()
@@ -93,7 +85,7 @@ class AsyncCallQueue:
             self._wait(self._wanted, now)
 
     def wait_at_end(self, now: float) -> bool:
-        """The text has ended: wait for what is pending, if there is any and the request says so; False if it ends."""
+        """At the end of the text, wait for pending calls if the request's markup says so. Returns False if the request ends."""
         sequence = self._session.sequence
         if self._markup.on_end == "cancel" or not (self._pending or self._postponed or self._queue):
             return False
@@ -117,7 +109,7 @@ class AsyncCallQueue:
             self._awaited[call.id] = result
 
     def deliver(self) -> None:
-        """Append what is queued, if the last token is known and the request waits for no other call."""
+        """Append queued results, if the last token is known and the request waits for no other call."""
         sequence = self._session.sequence
         if sequence.state is State.INTERCEPTED:
             if self._awaited and all(result is not None for result in self._awaited.values()):
@@ -126,7 +118,7 @@ class AsyncCallQueue:
             self._inject()
 
     def cancel(self, now: float) -> None:
-        """The request has ended: what it has not read it never reads."""
+        """Note that the request has ended. It never reads the results of calls that are pending or queued."""
         session = self._session
         for pending in self._pending.values():
             end = CallDuration(now - pending.began_s, clean=False)
@@ -147,7 +139,6 @@ class AsyncCallQueue:
             self._call(frame, now)
 
     def _call(self, call: Call, now: float) -> None:
-        """A call is complete: start it, unless it starts at the next trap."""
         self._events.append(Called(self._session.request.id, call))
         mode = self._markup.mode(call)
         if mode == "parallel":
@@ -165,14 +156,12 @@ class AsyncCallQueue:
         self._requests.dispatcher.start(request.id, call, request.tools, request.tenant)
 
     def _trap(self, now: float) -> None:
-        """Start the calls that wait for a trap, and wait for every pending call."""
         for call in self._postponed:
             self._start(call, now)
         self._postponed.clear()
         self._wait(self._pending.keys(), now)
 
     def _wait(self, ids: Set[str], now: float) -> None:
-        """Pause the request until those of these calls that are pending have returned; nothing happens if there are none."""
         awaited = [pending for call_id, pending in self._pending.items() if call_id in ids]
         self._wanted = set()
         if not awaited:
@@ -183,7 +172,6 @@ class AsyncCallQueue:
         self._requests.pause(self._session, calls, pending_calls, now, begun=True)
 
     def _resume(self) -> None:
-        """Every call of the trap has returned: append all results, and queue the request again."""
         session, number = self._session, len(self._session.interrupts)
         results = tuple(result for result in self._awaited.values() if result is not None)
         self._awaited = {}
@@ -194,7 +182,10 @@ class AsyncCallQueue:
         self._requests.go_on(session, results, tokens, shown, max(0.0, lasted_s), interrupts=interrupts)
 
     def _inject(self) -> None:
-        """Append all queued results to a request that goes on."""
+        # The place of an interrupt depends only on which tokens were generated or in flight when its result was polled. It
+        # follows the last of these, or the first later token behind which the markup is clean. A sample in flight that would
+        # follow the interrupt is void. So neither the pipeline's depth, the policy nor the batch changes a token. All queued
+        # results are appended together, first in, first out.
         if self._queue:
             session, number = self._session, len(self._session.interrupts)
             tokens, shown = self._read_queue()
@@ -203,7 +194,7 @@ class AsyncCallQueue:
             self._events.append(Interrupted(session.request.id, interrupts, tuple(tokens), shown))
 
     def _read_queue(self) -> tuple[list[int], str]:
-        """The queued results as tokens, cut to the model's length, and their text: for the sequence, which follows."""
+        # The caller appends these tokens to the sequence.
         session, tokens = self._session, list[int]()
         room = self._scheduler.max_model_len - len(session.sequence.tokens) - 1
         for call, result in self._queue:
@@ -215,7 +206,7 @@ class AsyncCallQueue:
         return tokens, session.read_external(tokens)
 
     def _reached_limit(self) -> str:
-        """Why one more call may not begin; "" if it may, and then it is counted."""
+        # Without a problem, the call is counted.
         most, shared = self._markup.max_pending, self._markup.shared_limit
         if len(self._pending) + len(self._postponed) >= most:
             return f"{most} calls are pending, wait for them first"
@@ -224,15 +215,14 @@ class AsyncCallQueue:
         return "too many calls of other requests are pending, call again later"
 
     def _release(self, number: int) -> None:
-        """Uncount calls that are pending no more."""
         if self._markup.shared_limit is not None:
             self._markup.shared_limit.release(number)
 
     def _refuse(self, call: Call, problem: str) -> None:
-        """Answer markup that calls nothing."""
         self._queue.append((call, Result(f"error: {problem}", "error")))
 
     @property
     def _is_clean(self) -> bool:
+        # clean: outside frames, reasoning, half-written marks and half characters
         text = self._session.text
         return self._watch.clean and not (text is not None and text.half_character)

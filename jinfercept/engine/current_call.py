@@ -15,21 +15,15 @@ ToolFunction = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True)
 class CurrentCall:
-    """A call while its function runs.
-
-    Attributes:
-        tool: name of the tool; "" outside of tools.
-        request_id: of the request that calls; "" outside of calls.
-        trace: W3C trace context: headers by name; empty without a trace.
-        outlast: starts another function, which may go on behind the result of this call, and calls its last argument at the
-            end of the request; if the call is over, it only does the latter. None outside of calls.
-    """
+    """A call while its function runs. Outside of tools it has no tool's name, outside of calls no ids and no `outlast`."""
 
     tool: str = ""
     id: str = ""
     request_id: str = ""
     tenant: str = ""
-    trace: Mapping[str, str] = field(default_factory=dict[str, str])
+    trace: Mapping[str, str] = field(default_factory=dict[str, str])  # headers of the W3C trace context, by name
+    # Starts another function, which may go on after the result of this call, and calls its last argument at the end of
+    # the request. If the call is over, it only does the latter.
     outlast: Callable[[ToolFunction, str, Callable[[], None]], ToolRun[ToolValue]] | None = None
 
 
@@ -40,7 +34,7 @@ CURRENT_CALL = ContextVar("jinfercept_current_call", default=OUTSIDE)
 
 
 CALL_KEY = "jinfercept/call"
-"""Key under which the metadata of a call in the process of Python tools have `fields_of` it."""
+"""Key of `fields_of` a call in the metadata that the process of Python tools receives with it."""
 
 
 def fields_of(call: CurrentCall) -> dict[str, Any]:
@@ -52,7 +46,7 @@ def fields_of(call: CurrentCall) -> dict[str, Any]:
 @final
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """A function of a tool that never blocks: what it returns goes on elsewhere. The caller's own thread calls it."""
+    """A function of a tool that never blocks, so the caller's own thread calls it: its work goes on elsewhere."""
 
     function: ToolFunction
 
@@ -61,35 +55,25 @@ class AtOnce:
 
 
 def around(function: ToolFunction, wrapper: ToolFunction) -> ToolFunction:
-    """A wrapper of a function, which blocks if the function does."""
+    """Mark a wrapper as `AtOnce` if the wrapped function is."""
     return AtOnce(wrapper) if isinstance(function, AtOnce) else wrapper
 
 
 @final
 class RunningCall:
-    """One call of a function.
-
-    Attributes:
-        has_started: whether the function is called.
-        is_read: whether the request has its result without a future, so that none follows.
-    """
+    """One call of a function."""
 
     def __init__(self, name: str, call: Call) -> None:
         self.name, self.call = name, call
-        self.has_started = self.is_read = False
+        self.has_started = self.is_read = False  # is_read: the request has the result at once, so no future follows
         self._run = ToolRun[ToolValue]()
 
     @property
     def has_returned(self) -> bool:
-        """Whether the result is there."""
         return self._run.result.done()
 
     def start(self, function: ToolFunction, arguments: str, ended: Callable[[], None]) -> None:
-        """Call the function, in a call of its tool, until the request ends.
-
-        Args:
-            ended: called once when the call has ended, or was cancelled.
-        """
+        """Call the function within the current call of its tool, until the request ends. `ended` is called once, at its end."""
         self.has_started = True
         self._run.result.add_done_callback(lambda result: ended())
         outlast = CURRENT_CALL.get().outlast
@@ -99,17 +83,17 @@ class RunningCall:
         self._run.follow(run.result)
 
     def skip(self) -> None:
-        """The function is called elsewhere, and its caller waits for it."""
+        """Mark the call as run elsewhere, by a caller that waits for its result."""
         self.is_read = True
         self._run.end("its result was given at once")
 
     def wait(self) -> ToolRun[ToolValue]:
-        """The result of the function. Raises what it raises; a waiter that is cancelled does not cancel the call."""
+        """Wait for the function's result or exception. A waiter that is cancelled does not cancel the call."""
         waiting = ToolRun[ToolValue]()
         waiting.follow(self._run.result)
         return waiting
 
     def cancel(self) -> None:
-        """Cancel the call, if its function is async; a sync one runs to its end, and its result is dropped."""
+        """Cancel the call. Only an async function stops; a sync one runs to its end, and its result is dropped."""
         self._run.cancel()
         self._run.fail(CancelledError())

@@ -1,7 +1,7 @@
-"""Contexts on disk: what waiting sequences lack is read before they start, and paused contexts are written behind.
+"""Contexts on disk: pages that waiting sequences lack are read before they start, and paused contexts are written behind.
 
-Pages are read into the host's memory where that takes less time than to recompute them, and are then as any pages on the host.
-Full pages of paused contexts are written as soon as the host has copies of them: a disk never takes a device's link or a step.
+Pages are read into the host's memory where that takes less time than to recompute them. Full pages of paused contexts are
+written as soon as the host has copies of them, so a disk never takes time of the device's link or of a step.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ _MOST_WRITES = 2
 _WRITTEN_PIECES = 4
 """Pieces of one write."""
 MOST_READ_AHEAD = 2
-"""Of a tenant's waiting sequences that lack pages of the disk, the first ones: these are being read, or wait to start."""
+"""Most waiting sequences of a tenant whose pages are being read, or have been read and wait for their sequence to start."""
 CLOSE_S = 20.0
 """Seconds that the end of an engine waits for what is still to be written."""
 
@@ -63,16 +63,10 @@ class PageDisk(Protocol):
 
 
 class _Read(NamedTuple):
-    """Pages of a waiting sequence that are read: those that are on disk and in no memory.
-
-    Attributes:
-        context: shares the pages of the sequence that are in a memory, up to those that are read, and what has arrived.
-        end: index behind the last page that is read.
-    """
-
     sequence: RequestSequence
+    # Shares the sequence's pages that are in a memory, up to the first that is read, and those that have arrived.
     context: Context
-    end: int
+    end: int  # index behind the last page that is read
 
 
 @final
@@ -80,12 +74,8 @@ class DiskContexts:
     """The contexts of one scheduler that are on disk. Used by the engine's thread.
 
     Args:
-        scheduler: has the waiting sequences and the paused contexts.
-        price: seconds of the three ways to have pages again.
-        chunk_tokens: of a step that recomputes.
-
-    Attributes:
-        read_tokens: that were read instead of recomputed.
+        price: seconds of recomputing, reading and fetching pages.
+        chunk_tokens: query tokens of a step that recomputes.
     """
 
     def __init__(self, scheduler: Scheduler, disk: PageDisk, price: Profile, chunk_tokens: int) -> None:
@@ -103,17 +93,16 @@ class DiskContexts:
         self._tried: dict[Context, tuple[int, int]] = {}
         self._round: list[RequestSequence] = []
         self._num_idle = 0  # contexts since the last one of which something was written
-        self.read_tokens = 0
+        self.read_tokens = 0  # instead of recomputed
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Waiting sequences whose pages are being read."""
+        """Number of waiting sequences whose pages are being read."""
         return len(self._reads)
 
     def read_ahead(self, now: float) -> None:
-        """Give the host the pages that were read, and begin to read what the first waiting sequences lack. Other sequences that
-        lack pages of the disk wait for their turn; sequences that lack none start before them."""
+        """Give the host the pages that were read, and begin to read pages that the first waiting sequences lack."""
         for key, read in list(self._reads.items()):
             if read.sequence.state is not State.WAITING:
                 self._end(key)
@@ -132,7 +121,7 @@ class DiskContexts:
         self._begin_first(waiting, now)
 
     def _begin_first(self, waiting: Sequence[RequestSequence], now: float) -> None:
-        """Begin to read what the first sequences lack, and let go of what was read of others."""
+        # others that lack pages of the disk wait for their turn; sequences that lack none start before them
         reading, first = {read.sequence for read in self._reads.values()}, Counter[str]()
         readers = set[RequestSequence]()
         for sequence in waiting:
@@ -151,7 +140,7 @@ class DiskContexts:
             self._kv.close(self._ready.pop(sequence))
 
     def next_s(self) -> float | None:
-        """When the disk has read or written next, in seconds of the engine's clock; None if it wakes the engine."""
+        """Time of the disk's next completion, in seconds of the engine's clock; None if the disk wakes the engine."""
         return self._disk.next_s()
 
     def end_reads(self) -> None:
@@ -166,11 +155,11 @@ class DiskContexts:
 
     @property
     def contexts(self) -> list[Context]:
-        """Those that share the pages that have been read."""
+        """Contexts that share the pages that have been read."""
         return [*(read.context for read in self._reads.values()), *self._ready.values()]
 
     def _lacks(self, sequence: RequestSequence) -> range | None:
-        """The first pages that a sequence lacks and the disk has, where reading is worth it; None if there are none."""
+        # The first pages that are missing, on disk, and faster to read than to recompute.
         if sequence.wants_computation:
             return None
         tokens, kv = sequence.tokens, self._kv
@@ -187,7 +176,6 @@ class DiskContexts:
         return next((gap for gap in gaps if gap and self._is_worth(gap)), None)
 
     def _read(self, sequence: RequestSequence, context: Context, gap: range) -> None:
-        """Begin to read pages; `context` as of `_Read`."""
         self._next_key += 1
         self._reads[self._next_key] = _Read(sequence, context, gap.stop)
         self._kv.refresh(context, sequence.tokens)
@@ -216,7 +204,6 @@ class DiskContexts:
             self._end(piece.key)
 
     def _end(self, key: int) -> None:
-        """Let a sequence start with the pages that have been read."""
         self._disk.cancel(key)
         sequence, context, _ = self._reads.pop(key)
         sequence.reads_disk = False
@@ -227,7 +214,6 @@ class DiskContexts:
         self._ready[sequence] = context
 
     def _is_worth(self, gap: range) -> bool:
-        """Whether to read pages takes less time than to recompute them."""
         price, chunk, size = self._price, self._chunk_tokens, self._kv.page_size
         recompute_s = price.recompute_s(gap.stop * size, chunk) - price.recompute_s(gap.start * size, chunk)
         num_tokens = len(gap) * size
@@ -239,16 +225,12 @@ class DiskContexts:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no request waits, and nothing of paused contexts is to be written."""
+        """Whether no pages are being read or written, and no paused context has pages to write."""
         num_paused = len(self._scheduler.intercepted) + len(self._scheduler.waiting)
         return not self._reads and not self._disk.num_writes and self._num_idle >= num_paused
 
     def write_behind(self, *, has_moved: bool) -> None:
-        """Begin to write pages of paused contexts, the next ones in turn.
-
-        Args:
-            has_moved: the host gets copies that it did not have.
-        """
+        """Begin to write pages of paused contexts, the next ones in turn. `has_moved`: the host gets new copies."""
         if has_moved:
             self._num_idle = 0
         for context, num_stored in self._disk.poll_stored():
@@ -270,7 +252,7 @@ class DiskContexts:
                 self._write(sequence)
 
     def close(self) -> None:
-        """Wait for what is being written, and end."""
+        """Wait for writes, `CLOSE_S` at most, and close the disk."""
         self._disk.close(CLOSE_S)
 
     def _write(self, sequence: RequestSequence) -> None:

@@ -1,8 +1,7 @@
-"""Runs the calls of tools off the engine's thread and hands back one `Result` per call, also if the tool fails.
+"""Runs the calls of tools off the engine's thread and returns one `Result` per call, also if the tool fails.
 
-A `ToolExecutor` runs the functions. Polling enforces timeouts, so that no function can hold a request back; results after a
-timeout are dropped, and calls whose result is no longer needed are cancelled. The engine polls it, and it calls
-`on_result` for news.
+Polling enforces timeouts, so no function can hold a request back. Results after a timeout are dropped, and calls whose result
+is no longer needed are cancelled.
 """
 
 import heapq
@@ -34,10 +33,8 @@ def lasted_s(calls: tuple[Call, ...], results: tuple[Result, ...], tools: Mappin
 
 @dataclass(eq=False)
 class _Pause:
-    """The calls of one interception, or one asynchronous call, and their results as they come."""
-
     request_id: str
-    calls: tuple[Call, ...]
+    calls: tuple[Call, ...]  # of one interception, or one asynchronous call
     tools: Mapping[str, Tool]
     tenant: str
     asynchronous: bool
@@ -51,10 +48,10 @@ class _Pause:
 
 @final
 class Dispatcher:
-    """The calls of one engine's requests.
+    """Answers the calls of one engine's requests.
 
     Args:
-        on_result: called, from any thread, when `poll` has a new result (an engine passes its event's `set`).
+        on_result: called, from any thread, when `poll` has a new result.
         now: the clock of deadlines, in seconds.
     """
 
@@ -71,11 +68,10 @@ class Dispatcher:
         self._lock = threading.Lock()
 
     def call(self, request_id: str, calls: tuple[Call, ...], tools: Mapping[str, Tool], tenant: str = "") -> None:
-        """Start the calls of one interception. They run in parallel, but those behind a sync tool's wait for its result."""
+        """Start the calls of one interception. They run in parallel, but calls behind a sync tool's wait for its result."""
         self._begin(_Pause(request_id, calls, tools, tenant, asynchronous=False))
 
     def start(self, request_id: str, call: Call, tools: Mapping[str, Tool], tenant: str = "") -> None:
-        """Start an asynchronous call, whose result `poll_started` has."""
         self._begin(_Pause(request_id, (call,), tools, tenant, asynchronous=True))
 
     def _begin(self, pause: _Pause) -> None:
@@ -83,7 +79,6 @@ class Dispatcher:
         self._start_next(pause)
 
     def _start_next(self, pause: _Pause) -> None:
-        """Start the calls that have not begun, up to the first of a sync tool."""
         for index in range(len(pause.started), len(pause.calls)):
             call, began_s = pause.calls[index], self._now()
             pause.started.append(began_s)
@@ -100,7 +95,6 @@ class Dispatcher:
                 return
 
     def poll(self) -> list[tuple[str, tuple[Result, ...]]]:
-        """The interceptions whose calls have all returned or timed out since the last poll."""
         answers: list[tuple[str, tuple[Result, ...]]] = []
         while self._arrived:
             self._settle(*self._arrived.popleft(), answers)
@@ -113,12 +107,10 @@ class Dispatcher:
         return answers
 
     def poll_started(self) -> list[tuple[str, Call, Result]]:
-        """The asynchronous calls that had returned or timed out at the last `poll`, in the order of their returns."""
         returned, self._returned = self._returned, []
         return returned
 
     def next_s(self) -> float | None:
-        """The next deadline, in seconds of the clock; None if no call is pending."""
         while self._deadlines:
             deadline, _, pause, index = self._deadlines[0]
             if not pause.cancelled and index not in pause.results:
@@ -127,7 +119,6 @@ class Dispatcher:
         return None
 
     def cancel(self, request_id: str) -> None:
-        """Cancel the calls of a request, those that outlast their pause too, and drop their results."""
         with self._lock:
             pauses = self._open.pop(request_id, ())
             for pause in pauses:
@@ -150,7 +141,7 @@ class Dispatcher:
         self._executor.close(timeout_s=0.0)
 
     def _settle(self, pause: _Pause, index: int, result: Result, answers: list[tuple[str, tuple[Result, ...]]]) -> None:
-        """Note a result; only the first one of a call counts, and none after `cancel`."""
+        # only the first result of a call counts, and none after `cancel`
         if pause.cancelled or index in pause.results:
             return
         pause.results[index] = result
@@ -199,7 +190,7 @@ class Dispatcher:
         arguments: str,
         at_end: Callable[[], None],
     ) -> ToolRun[ToolValue]:
-        """Start a function behind a call that is not over, see `CurrentCall.outlast`. From any thread."""
+        # See `CurrentCall.outlast`. Called from any thread.
         with self._lock:
             is_over = pause.cancelled or index in pause.results
             if not is_over:

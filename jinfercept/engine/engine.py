@@ -1,13 +1,7 @@
 """The loop: poll, plan, forward, sample, collect. Knows plans in flight; no JAX, no asyncio, no policy.
 
-At depth 0 a plan is collected before the next one is made; at depth 1 it is collected after the next one was dispatched, so
-that the device never waits for the host. A call or an end that is detected late costs one sample, which is void; the token
-that was its input keeps its KV.
-
-A step dispatches the forward pass of its plan, then its sampling. A constrained request's mask depends on its last token. So a
-plan that samples for such a request has the plans before it collected in between, while the device runs its forward pass.
-A plan with drafts (`sched.speculation`) is collected before the next one is made, and the plans before it too: drafts continue
-tokens that the host knows.
+At depth 0 a plan is collected before the next one is made. At depth 1 it is collected after the next one was dispatched, so the
+device never waits for the host. A call or an end that is then detected late costs one void sample.
 """
 
 import logging
@@ -37,17 +31,10 @@ class Engine:
     """Serves requests on one runner. One thread calls `step`; `submit` and `abort` may be called from any.
 
     Args:
-        requests: the requests, which brings its scheduler, its dispatcher and its clock.
-        runner: executes the scheduler's plans.
         wake: event that the dispatcher sets when a result arrives, which ends an idle wait.
         depth: plans in flight while the next one is made, 0 or 1.
         check: assert the conservation of pages after every step.
-        disk: contexts on disk; None: there is no such tier.
-
-    Attributes:
-        requests, scheduler, wake, disk: as given.
-        failure: exception of a failed step from which the engine could not recover; None while it can serve.
-        is_resting: no step is planned: calls that return and requests that arrive are taken in, and wait.
+        disk: None: no contexts on disk.
     """
 
     def __init__(
@@ -60,7 +47,8 @@ class Engine:
         check: bool = False,
         disk: DiskContexts | None = None,
     ) -> None:
-        self.failure: BaseException | None = None
+        self.failure: BaseException | None = None  # of a failed step from which the engine could not recover
+        # While it rests, no step is planned. Arrivals and results of calls are taken in, and wait.
         self.is_resting = self._has_warned = False
         self.scheduler, self.wake, self.disk = requests.scheduler, wake, disk
         self._log: RequestLog | None = None
@@ -79,7 +67,7 @@ class Engine:
         self.wake.set()
 
     def abort(self, request_id: str) -> None:
-        """End a request in whatever state it is; an id that is not there is ignored."""
+        """End a request in any state. Unknown ids are ignored."""
         put = self._arrivals.appendleft if request_id in self.requests else self._arrivals.append
         put(request_id)  # its pages do not wait for many arrivals
         self.wake.set()
@@ -90,23 +78,23 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the waiting queue and at the door, and arrivals that the next step takes in."""
+        """Number of sequences in the waiting queue and at the door, and of arrivals that the next step takes in."""
         return len(self._arrivals) + len(self.scheduler.waiting) + len(self.scheduler.door.sequences)
 
     def num_waiting_by_tenant(self, tenants: Iterable[str]) -> dict[str, int]:
-        """Waiting requests of each of these tenants; 0 for a tenant that has none."""
+        """Number of waiting requests of each of these tenants, 0 included."""
         waiting = Counter(item.tenant for item in tuple(self._arrivals) if isinstance(item, Request))
         return {tenant: waiting[tenant] + self.scheduler.num_waiting_of(tenant) for tenant in tenants}
 
     # -- from the engine's thread ----------------------------------------------------------------------------------
 
     def observe(self, log: RequestLog) -> None:
-        """Tell a log what happens to the requests from now on, every plan's result and every step's events."""
+        """Pass a log all changes of requests, plans' results and steps' events from now on."""
         self._log = log
         self.scheduler.observe(log)
 
     def release(self, request_id: str) -> None:
-        """Drop the retained context of a finished request; an id that has none is ignored."""
+        """Drop the retained context of a finished request. Unknown ids are ignored."""
         self.requests.retained.drop(request_id, self._clock.now())
 
     def reset_prefix_cache(self) -> bool:
@@ -116,7 +104,7 @@ class Engine:
         return not self.has_work
 
     def place_at_door(self, requests: Sequence[Request]) -> int:
-        """The last place at the door of submitted requests of one tenant, among the tenant's, from 1; 0 if none waits there."""
+        """Place from 1, among their tenant's requests at the door, of the last of these requests; 0 if none is there."""
         while self._arrivals:
             self._take_in()
         at_door = [it.id for it in self.scheduler.door.sequences if it.tenant == requests[0].tenant]
@@ -133,7 +121,7 @@ class Engine:
         return self._quiescent_at == self.requests.num_finished and self._disk_is_settled
 
     def step(self) -> list[Event]:
-        """One iteration. Returns its events in order; waits only if there is nothing to do before a call returns."""
+        """Run one iteration, and return its events in order. Waits only if there is nothing to do before a call returns."""
         try:
             if self._in_flight and self.scheduler.waits:
                 self._collect_all()
@@ -159,12 +147,12 @@ class Engine:
     def between_steps(
         self, change: Callable[[], None], *, first_end: tuple[FinishReason, BaseException | None] | None = None
     ) -> None:
-        """Change something that plans in flight depend on, after they are collected; the next step has their events.
+        """Change something that plans in flight depend on, after they are collected. The next step returns their events.
 
-        What `change` raises is raised, and all requests end with it.
+        An exception of `change` ends all requests, and is raised.
 
         Args:
-            first_end: end every request before, with what it has: the reason, and the failure that lost it, if one did.
+            first_end: ends every request before the change, with the reason, and the failure that lost it or None.
         """
         try:
             self._collect_all()
@@ -178,7 +166,7 @@ class Engine:
             raise
 
     def take_weights(self, version: int, *, recompute: bool) -> None:
-        """The weights are others now, in `between_steps`. Retained contexts stay for requests that name them, if any do.
+        """Use new weights, in `between_steps`.
 
         Args:
             recompute: no page that older weights computed stays, see `Upheaval.change_weights`.
@@ -186,6 +174,7 @@ class Engine:
         if recompute:
             self.requests.retained.clear(self._clock.now())
         else:
+            # retained contexts stay for requests that name them
             self.requests.retained.keep_named()
         self.scheduler.change_weights(recompute=recompute)
         self.requests.weights_version = version
@@ -212,7 +201,6 @@ class Engine:
     # -- the parts of a step ---------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Plan and dispatch the next iteration, and collect one."""
         now = self._clock.now()
         if self.requests.retained.groups:
             self.requests.retained.expire(now)
@@ -232,6 +220,7 @@ class Engine:
             self._in_flight.append((planned, self._runner.sample(forward, masks)))
         if self.disk is not None:
             self.disk.write_behind(has_moved=bool(planned.plan.offload))
+        # drafts continue tokens that the host knows, so no plan may be in flight when the next one is made
         if planned.has_drafts:
             self._collect_all()
         elif self._in_flight and (len(self._in_flight) > self._depth or not has_work):
@@ -244,7 +233,6 @@ class Engine:
             self._wait()
 
     def _poll(self) -> None:
-        """Take in the next arrivals, and the results of calls."""
         self._take_in()
         self.requests.poll()
 
@@ -264,7 +252,6 @@ class Engine:
             self.wake.set()  # the rest is for the next step
 
     def _collect(self) -> None:
-        """Wait for the oldest plan in flight, and apply its result."""
         planned, ticket = self._in_flight.popleft()
         result = self._runner.collect(ticket)
         if self._log is not None:
@@ -278,7 +265,6 @@ class Engine:
             self._collect()
 
     def _recover(self, error: BaseException) -> None:
-        """Recover from a failed step: end every request with the error, and forget all KV."""
         self.failure = error  # if what follows raises, the engine is not usable any more
         self._in_flight.clear()
         if self.disk is not None:
@@ -297,7 +283,6 @@ class Engine:
         return self.disk is None or self.disk.is_settled
 
     def _save(self, disk: DiskContexts) -> None:
-        """Copy retained contexts to the host and to the disk, as far as the policy and time allow."""
         deadline_s = self._clock.now() + CLOSE_S
         disk.end_reads()
         while self.failure is None and (now := self._clock.now()) < deadline_s:
@@ -312,7 +297,6 @@ class Engine:
         disk.close()
 
     def _wait(self) -> None:
-        """Wait until a call returns or times out, a request arrives, or the disk has read or written; `MAX_IDLE_S` at most."""
         times = self.requests.dispatcher.next_s(), None if self.disk is None else self.disk.next_s()
         seconds = [at_s - self._clock.now() for at_s in times if at_s is not None]
         self._clock.wait(self.wake, max(0.0, min([MAX_IDLE_S, *seconds])))

@@ -1,7 +1,6 @@
 """Takes every request through its states: open, sampled token by token, intercepted, resumed, finished.
 
-Knows requests, tokens and results of calls; no order of plans and no runner. Every change appends its events, in order, to
-`RequestLifecycle.events`.
+Knows requests, tokens and results of calls; no order of plans and no runner.
 """
 
 import logging
@@ -35,28 +34,17 @@ log = logging.getLogger(__name__)
 
 @final
 class RequestLifecycle:
-    """The unfinished requests of one engine, and the retained contexts of finished ones. Used by the engine's thread, except
-    `reserve`.
+    """The unfinished requests of one engine, and the retained contexts of finished ones.
 
-    What a user's detector, grammar or renderer raises, and a failed draw, end their request with the reason "error", no other.
+    Only the engine's thread uses it, except for `reserve`. An exception of a user's detector, grammar or renderer, or a failed
+    draw, ends only the request that it belongs to, with the reason "error".
 
     Args:
-        scheduler: receives the requests' sequences.
         clock: monotonic seconds; a simulator's is virtual.
-        vocab_size: token ids are below it.
-        eos_token_ids: end-of-text tokens.
-        open_text: makes a request's text; None for a model without a tokenizer.
-        encode: text of a result to token ids; None without a tokenizer.
-        seed: of requests that have none, each of which draws apart.
-        retained: contexts of finished requests; with the default limits if not given.
-        adapters: that requests may have, and hold while they are not finished; None: there are none.
-        returns_experts: whether the runner returns the experts of tokens.
-
-    Attributes:
-        scheduler, dispatcher, clock, retained: as given.
-        events: what has happened since they were last taken; the list stays the same.
-        num_finished: requests that have finished, since the engine was made.
-        weights_version: of the weights that generate tokens now; changed where no plan is in flight.
+        open_text, encode: None for a model without a tokenizer.
+        seed: for requests without a seed, each of which draws independently.
+        retained: None: none yet, with the default limits.
+        adapters: None: there are none.
     """
 
     def __init__(
@@ -81,8 +69,9 @@ class RequestLifecycle:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._open_text, self._encode = open_text, encode
         self._seed, self._numbers = seed, count()
+        # `weights_version` changes only while no plan is in flight
         self.num_finished = self.weights_version = 0
-        self.events: list[Event] = []
+        self.events: list[Event] = []  # not taken yet; the list stays the same
         self._ids: dict[str, object] = {}  # of requests that are reserved or open
         self._sessions: dict[str, Session] = {}
         self._with_grammar: dict[str, Session] = {}  # those of them whose tokens a grammar allows
@@ -94,10 +83,10 @@ class RequestLifecycle:
         return request_id in self._sessions
 
     def reserve(self, request: Request) -> None:
-        """Take a request's id and its adapter until it finishes. From any thread.
+        """Take a request's id and its adapter until it finishes. May be called from any thread.
 
         Raises:
-            RequestError: it can never be served, the id is taken, or the adapter is not there any more.
+            RequestError: it can never be served, its id is taken, or its adapter is not there any more.
         """
         check_request(request, self._vocab_size, self.scheduler.max_model_len, returns_experts=self._returns_experts)
         mark = object()
@@ -116,7 +105,7 @@ class RequestLifecycle:
         self._ids.pop(request.id, None)
 
     def open(self, request: Request) -> None:
-        """Queue a request, on a retained context if it follows one; it ends if it cannot be queued."""
+        """Queue a request, on a retained context if it follows one. It ends at once if it cannot be queued."""
         leader = self._sessions.get(request.leader) if request.leader else None
         try:
             key, now = request_key(request, self._seed, next(self._numbers)), self.clock.now()
@@ -141,7 +130,6 @@ class RequestLifecycle:
             self._fail_by_own_code(session, error)
 
     def _lose(self, request: Request, error: BaseException) -> None:
-        """End a request for which no session could be made."""
         self._release(request)
         if is_users_interrupt(error):
             raise error
@@ -157,7 +145,7 @@ class RequestLifecycle:
             self._intercept(session, calls, self.clock.now())
 
     def abort(self, request_id: str) -> None:
-        """End a request in whatever state it is; an id that is not open is ignored."""
+        """End a request in any state. Unknown ids are ignored."""
         session = self._sessions.get(request_id)
         if session is not None:
             self._finish(session, "abort", None)
@@ -184,7 +172,7 @@ class RequestLifecycle:
     def masks(self, planned: PlannedStep) -> Masks:
         """The masks of the plan's constrained rows. Every token sampled before must have been applied.
 
-        A request whose constraint raises or allows nothing more finishes here; its row is not masked, and its sample is void.
+        A request whose constraint raises or allows nothing more finishes here. Its row is not masked, and its sample is void.
         """
         masks = {}
         for row in planned.sampled:
@@ -198,7 +186,7 @@ class RequestLifecycle:
         return masks
 
     def apply(self, planned: PlannedStep, result: StepResult) -> None:
-        """Hand every sampled token to its request, unless the request was intercepted or finished since the plan was made."""
+        """Pass every sampled token to its request, unless the request was intercepted or finished since the plan was made."""
         now = self.clock.now()
         if planned.scored or planned.noted:
             self._note(planned, result)
@@ -217,7 +205,6 @@ class RequestLifecycle:
                 self.scheduler.speculation.propose(sequence, following)
 
     def _note(self, planned: PlannedStep, result: StepResult) -> None:
-        """Hand scores of prompts, and experts, to the requests that want them."""
         for row, scores in zip(planned.scored, result.scores, strict=False):
             if row.sequence.epoch == row.epoch and (failure := self._sessions[row.sequence.id].note_scores(scores)):
                 self._fail(self._sessions[row.sequence.id], failure)
@@ -235,10 +222,8 @@ class RequestLifecycle:
         reports: tuple[TokenLogprobs | None, ...],
         now: float,
     ) -> None:
-        """Hand the drawn tokens of a chunk with drafts to their request, one by one, as far as they count (`kept`).
-
-        A token after which the request pauses, ends or reads a result is the last one.
-        """
+        # Only tokens that `kept` counts are passed on. A token after which the request pauses, ends or reads a result is the
+        # last one.
         sequence, accepted = session.sequence, 0
         epoch = sequence.epoch
         for index in range(kept(drafts, drawn)):
@@ -253,19 +238,17 @@ class RequestLifecycle:
         self.scheduler.speculation.settle(sequence, len(drafts), accepted)
 
     def _fail(self, session: Session, failure: str) -> None:
-        """End a request whose logits are not finite. No other request gets its pages."""
         log.warning("request %s fails: %s", session.request.id, failure)
+        # no other request gets its pages
         self.scheduler.kv.forget(session.sequence.context)
         self._finish(session, "error", failure)
 
     def _fail_by_own_code(self, session: Session, error: BaseException) -> None:
-        """End a request whose detector, grammar or renderer raised: whatever it was, it concerns no other request."""
         if is_users_interrupt(error):
             raise error
         self._finish(session, "error", describe_failure(error))
 
     def _allowed(self, session: Session) -> Any | None:
-        """The words of a constrained request's mask; None if the request finished."""
         assert session.constraint is not None
         try:
             words = session.constraint.allowed()
@@ -333,7 +316,6 @@ class RequestLifecycle:
             self._try(session, lambda: async_calls.go_on(now))
 
     def _end_text(self, session: Session) -> None:
-        """The text has ended by itself: the request ends, unless it waits for asynchronous calls and reads their results."""
         async_calls = session.async_calls
         try:
             waits = async_calls is not None and async_calls.wait_at_end(self.clock.now())
@@ -381,8 +363,8 @@ class RequestLifecycle:
         """Append the results of a paused request's calls, and queue the request again.
 
         Args:
-            tokens, shown: of the results, and their text.
-            lasted_s: from the beginning of the pause to the last result: the engine notices that later.
+            tokens, shown: the results as tokens and as text.
+            lasted_s: seconds from the beginning of the pause to the last result, which the engine notices later.
             ended, interrupts: see `Scheduler.resume` and `Resumed`.
         """
         sequence, pause, start = session.sequence, session.interceptions[-1], session.num_written
@@ -394,7 +376,7 @@ class RequestLifecycle:
         self.events.append(Resumed(session.request.id, results, tuple(tokens), shown, interrupts))
 
     def poll(self) -> None:
-        """Take the results of calls that have returned, and end what has waited too long at the door."""
+        """Take the results of calls that have returned, and end requests that have waited too long at the door."""
         for request_id, results in self.dispatcher.poll():
             self._resume(request_id, results)
         if returned := self.dispatcher.poll_started():
@@ -404,7 +386,6 @@ class RequestLifecycle:
                 self.abort(sequence.id)
 
     def _resume(self, request_id: str, results: tuple[Result, ...]) -> None:
-        """Append the results of an intercepted request's calls, cut to the model's length, and queue the request again."""
         session = self._sessions[request_id]
         pause = session.interceptions[-1]
         room = self.scheduler.max_model_len - len(session.sequence.tokens) - 1
@@ -427,17 +408,16 @@ class RequestLifecycle:
         self.go_on(session, rendered, tokens, shown, lasted_s(pause.calls, results, tools) or inf, ended)
 
     def _receive(self, returned: list[tuple[str, Call, Result]]) -> None:
-        """Take the results of asynchronous calls; those of one request are appended together."""
         sessions = {request_id: self._sessions[request_id] for request_id, _, _ in returned}
         for request_id, call, result in returned:
             if (async_calls := sessions[request_id].async_calls) is not None:
                 async_calls.receive(call, result)
+        # after the loop above, so that a request's results are appended together
         for session in sessions.values():
             if (async_calls := session.async_calls) is not None:
                 self._try(session, lambda async_calls=async_calls: async_calls.deliver())
 
     def _try(self, session: Session, change: Callable[[], None]) -> None:
-        """Change a request by code of its own, which ends it if it raises."""
         try:
             change()
         except BaseException as error:

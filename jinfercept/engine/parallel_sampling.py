@@ -1,6 +1,6 @@
-"""Parallel sampling: a request with `SamplingParams(n=…)` as n requests of one output each, and their outputs as one again.
+"""Parallel sampling: splits a request with `SamplingParams(n=…)` into n requests of one output, and joins their outputs.
 
-The first request computes the prompt; the others start afterwards, share its full pages, and pause each for its own calls.
+The first request computes the prompt. The others start afterwards, share its full pages, and pause each for its own calls.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,15 +31,9 @@ def forks(request: Request) -> list[Request]:
 
 
 def joined(requests: Iterable[Request], outputs: Mapping[str, RequestOutput]) -> list[RequestOutput]:
-    """One output for each prompt, from the outputs of its forks.
+    """One output for each prompt: the first fork's, with the completions of all.
 
-    Args:
-        requests: in the order of `forks`, for each prompt.
-        outputs: of all requests, by id.
-
-    Returns:
-        Each prompt's output of the first fork, with the completions of all forks, and with metrics of all: from the first
-        event to the last, counts added up.
+    Its metrics are from the first event to the last, and its counts are sums. The requests are in the order of `forks`.
     """
     return [output for output in complete(requests, outputs) if output is not None]
 
@@ -67,7 +61,7 @@ def _together(group: list[RequestOutput]) -> RequestOutput:
 
 
 def with_prompt_experts(requests: Iterable[Request], outputs: Mapping[str, RequestOutput]) -> dict[str, RequestOutput]:
-    """The outputs of all forks of some prompts, by id, with the experts of the prompts' tokens, which one fork has computed."""
+    """The outputs of forks, by id, with the experts of the prompts' tokens, which only one fork of each prompt has computed."""
     groups: dict[str, list[RequestOutput]] = {}
     for request in requests:
         groups.setdefault(request.leader or request.id, []).append(outputs[request.id])

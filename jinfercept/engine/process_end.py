@@ -1,8 +1,7 @@
-"""The end of the interpreter, and Ctrl-C: threads stop before the interpreter goes, since one that is in JAX by then aborts the
-process.
+"""The end of the interpreter, and Ctrl-C: threads stop before, since one that is still inside JAX then aborts the process.
 
-`atexit` calls the last function registered first, and JAX registers its clean-up when it is imported. So what is registered
-here later is called before JAX frees its devices. By then threads that are no daemons, and those of executors, have ended.
+`atexit` calls the last function registered first, and JAX registers its clean-up when it is imported. So functions that are
+registered here later run before JAX frees its devices, and after other threads than daemons have ended.
 """
 
 import atexit
@@ -23,11 +22,7 @@ _UNWINDING_S: Final = 3.0
 
 
 def call_at_exit(method: MethodType) -> Callable[[], None]:
-    """Have a bound method called when the interpreter ends, if its object still exists then.
-
-    Returns:
-        A function that cancels this.
-    """
+    """Call a bound method when the interpreter ends, if its object still exists then. Returns a function that cancels this."""
     reference = WeakMethod(method)
 
     def call() -> None:
@@ -42,10 +37,7 @@ def call_at_exit(method: MethodType) -> Callable[[], None]:
 
 @contextmanager
 def ending_at_exit() -> Iterator[None]:
-    """If the interpreter ends while a daemon thread is in the body, end that thread with `SystemExit`, and wait for it.
-
-    The exception is raised between two steps of Python code.
-    """
+    """If the interpreter ends while a daemon thread is in the body, raise `SystemExit` in that thread, and wait for it."""
     thread, thread_id = threading.current_thread(), threading.get_ident()
     process_id, ended = os.getpid(), threading.Event()
     if thread is threading.main_thread():
@@ -54,6 +46,7 @@ def ending_at_exit() -> Iterator[None]:
 
     def end() -> None:
         if os.getpid() == process_id:  # a forked child does not have this thread
+            # arrives between two steps of Python code
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(SystemExit))
             ended.wait(LONGEST_END_S)
             with suppress(AssertionError):  # a thread that Python did not start

@@ -18,7 +18,7 @@ def render_each(
     vocab_size: int,
     encode: Callable[[str], list[int]] | None,
 ) -> tuple[list[int], tuple[Result, ...]]:
-    """The tokens of the results of one pause, each in its tool's template, joined; arguments as in `render`."""
+    """Render the results of one pause as `render` does, each in its tool's template, and join their tokens."""
     tokens: list[int] = []
     cut_results: list[Result] = []
     for call, result in zip(calls, results, strict=True):
@@ -31,16 +31,16 @@ def render_each(
 def render(
     result: Result, tool: Tool | None, room: int, vocab_size: int, encode: Callable[[str], list[int]] | None
 ) -> tuple[list[int], Result]:
-    """A result as tokens, and the result as it was used.
+    """Render a result as tokens; return them, and the result as it was used.
 
     Args:
-        tool: the called tool; None if there is no such tool.
+        tool: None if no tool has the called name.
         room: tokens that the sequence can still take.
-        vocab_size: token ids are below it.
-        encode: text to token ids; None without a tokenizer, when only token ids can be read.
+        encode: None without a tokenizer; only results that are token ids can be read then.
 
     Returns:
-        At most `room` tokens and as many as the tool allows; a cut one has a note and its closing text, if there is room.
+        At most `room` tokens, and at most as many as the tool allows. A result that was cut ends with a note and the template's
+        closing text, if there is room.
     """
     limit = min(room, tool.max_result_tokens if tool else room)
     if encode is not None and result.token_ids is not None:
@@ -68,7 +68,7 @@ def _cut(
 
 
 def with_known_ids(result: Result, vocab_size: int) -> Result:
-    """The result; if it has token ids outside the vocabulary, an error for the model to read."""
+    """Replace a result that has token ids outside the vocabulary by an error for the model to read."""
     wrong = next((token for token in result.token_ids or () if not 0 <= token < vocab_size), None)
     if wrong is None:
         return result
@@ -77,7 +77,7 @@ def with_known_ids(result: Result, vocab_size: int) -> Result:
 
 
 def _token_ids(result: Result, token_ids: tuple[int, ...], limit: int, vocab_size: int) -> tuple[list[int], Result]:
-    """Token ids as they are; without a tokenizer, unknown ids are dropped, and make the result an error."""
+    # Without a tokenizer no error can be written: ids outside the vocabulary are dropped, and only the status tells.
     valid = [token for token in token_ids if 0 <= token < vocab_size]
     if len(valid) == len(token_ids) <= limit:
         return valid, result

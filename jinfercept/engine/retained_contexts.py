@@ -1,10 +1,7 @@
 """Conversations and their contexts, which stay for a follow-up request: keeps, finds, extends and drops them. Plans nothing.
 
-To the scheduler a retained context is an intercepted sequence, which waits for a tool that the client runs or for the reader
-of the answer. So one order of eviction covers all paused contexts, and a retained one loses its pages one by one. A
-conversation that has lost all of them, or whose last request was aborted, stays without a context: its next request does not
-wait at the door, and a client that gives up and asks again goes on waiting where it was. The number of conversations is shared
-fairly between tenants (`Quota`), and no tenant finds or drops one of another tenant.
+A conversation that has lost all pages, or whose last request was aborted, stays without a context. Its next request does not
+wait at the door, and a client that repeats an aborted request keeps its place.
 """
 
 from array import array
@@ -24,39 +21,26 @@ MAX_AGE_S = 3600.0
 """Seconds after which a conversation is forgotten."""
 
 AGAIN_S = 300.0
-"""Seconds for which an aborted request keeps its place for one that repeats it; of one that had a token, since it arrived."""
+"""Seconds for which an aborted request keeps its place for one that repeats it.
+
+They count from the abort; if the request had generated a token, from the time when it began to wait for its next one."""
 
 
 class _Retained(NamedTuple):
-    """A conversation.
-
-    Attributes:
-        sequence: of its last request, intercepted; or finished, if it has no context.
-        prompt_tokens: tokens on the full pages of its prompt; 0: requests with this prompt do not follow it.
-        session: name of the session; "" if it has none.
-        holder: what it counts to in the quota.
-        keeps_place: whether the follow-up waits by the arrival of the last request, which ended in calls or was aborted.
-    """
-
-    sequence: Sequence
-    prompt_tokens: int
-    session: str
-    holder: str
-    keeps_place: bool
+    sequence: Sequence  # of the last request: intercepted, or finished if there is no context
+    prompt_tokens: int  # on full pages of the prompt; 0: requests that begin with this prompt do not follow it
+    session: str  # "" if it has no name
+    holder: str  # in the quota
+    keeps_place: bool  # the follow-up waits by the arrival of the last request, which ended in calls or was aborted
 
 
 @final
 class RetainedContexts:
-    """The conversations of one scheduler.
+    """The conversations of one scheduler, whose number tenants share fairly. No tenant finds or drops one of another tenant.
 
     Args:
-        scheduler: holds their sequences.
-        max_age_s: seconds after which one is forgotten.
+        max_age_s: seconds after which a conversation is forgotten.
         max_per_tenant: conversations of one tenant; None: only `max_contexts` limits them.
-
-    Attributes:
-        sequences: of the finished requests that have a context, by id, intercepted.
-        groups: all conversations by the tenant and the name of the tree of their pages: no two tenants or salts share any.
     """
 
     def __init__(
@@ -70,18 +54,17 @@ class RetainedContexts:
         self._scheduler = scheduler
         self._max_age_s = max_age_s
         self._quota = Quota[str](max_contexts, most_of_tenant=max_per_tenant)
-        self.sequences: dict[str, Sequence] = {}
+        self.sequences: dict[str, Sequence] = {}  # of finished requests that have a context, by id, intercepted
         self._without: dict[str, Sequence] = {}  # of conversations that have no context
+        # By the tenant and the root of their pages: no two tenants or salts share any.
         self.groups: dict[tuple[str, bytes], dict[str, _Retained]] = {}
         self._unchecked: list[str] = []  # request ids that this round of `expire` has not come to
 
     def keep(self, session: Session, now: float) -> bool:
-        """Retain the context of a finished request that expects a follow-up; False if the context is not retained.
-
-        Under a policy that takes no page of a paused context while a sequence runs, nothing is retained.
-        """
+        """Retain the context of a finished request that expects a follow-up; False if the context is not retained."""
         follow_up, sequence = session.request.follow_up, session.sequence
         assert follow_up is not None
+        # a policy that takes no page of a paused context while a sequence runs retains nothing
         if follow_up.last or self._scheduler.protects_paused:
             return False
         pending = tuple(
@@ -90,17 +73,17 @@ class RetainedContexts:
         ) or (
             PendingCall(follow_up.reader, (sequence.id, "returns", 0), follow_up.expected_s, sequence.tenant, "reader"),
         )
+        # To the scheduler, a retained context waits for a tool that the client runs or for the reader of the answer. So one
+        # order of eviction covers all paused contexts, and a retained one loses its pages one by one.
         self._scheduler.intercept(sequence, now, pending)
         self.sequences[sequence.id] = sequence
         self._add(session, sequence.tenant, bool(session.client_calls), now)
         return True
 
     def remember(self, session: Session, now: float) -> None:
-        """Remember the conversation of an aborted request, and its place.
-
-        Else the prompts of impatient clients, half computed for each, would evict each other for ever. It counts apart from the
-        tenant's others: clients that ask and leave make no conversation be forgotten whose requests finished.
-        """
+        """Remember the conversation of an aborted request, and its place."""
+        # If their place were lost, the half-computed prompts of impatient clients would evict each other for ever. Aborted
+        # conversations have a quota of their own, so that they never push out conversations whose requests finished.
         session.sequence.paused_s = now
         self._without[session.sequence.id] = session.sequence
         self._add(session, f"{session.sequence.tenant} aborted", True, now)
@@ -118,11 +101,11 @@ class RetainedContexts:
             self.drop(victim, now)
 
     def extend(self, request: Request, sequence: Sequence, now: float) -> bool:
-        """Queue the sequence of a request that goes on with a known conversation, on its retained context if it has one; False
-        if it begins one.
+        """Queue a request that goes on with a known conversation, on its retained context if there is one. False: it begins
+        one.
 
-        A retained context that the request or its session names, and that shares no full page with the request, is dropped;
-        so is that of a finished request with the same id.
+        A retained context that the request or its session names is dropped if it shares no full page with the request. So is
+        the context of a finished request with the same id.
 
         Args:
             sequence: of the request, not added to the scheduler yet.
@@ -147,8 +130,7 @@ class RetainedContexts:
         return True
 
     def drop(self, request_id: str, now: float) -> bool:
-        """Forget a request's conversation: the private pages of its context are free, its shareable ones cached. False if it is
-        not known."""
+        """Forget a request's conversation. Its private pages are free, its shareable ones cached. False if there is none."""
         sequence = self.sequences.get(request_id) or self._without.get(request_id)
         if sequence is None:
             return False
@@ -157,8 +139,7 @@ class RetainedContexts:
         return True
 
     def expire(self, now: float) -> None:
-        """Check one conversation with a context, the next in turn, and the first of those without: forget what is too old, and
-        a context that has no page left."""
+        """Check the next conversation with a context, and the oldest without: forget what is too old or has lost all pages."""
         oldest = next(iter(self._without.values()), None)
         if oldest is not None and now - oldest.paused_s > self._max_age_s:
             self.drop(oldest.id, now)
@@ -181,13 +162,13 @@ class RetainedContexts:
             self.drop(request_id, now)
 
     def keep_named(self) -> None:
-        """From now on, only requests that name them follow the present contexts, by the finished request or by the session."""
+        """Let only requests that name a present context, by its finished request or by its session, follow it from now on."""
         for group in self.groups.values():
             group.update({name: retained._replace(prompt_tokens=0) for name, retained in group.items()})
 
     def _followed(self, request: Request, sequence: Sequence) -> _Retained | None:
-        """The conversation that a request names, or its session; else the one whose prompt the request goes on from, the
-        longest of these prompts, and where several have it the one that shares most tokens."""
+        # A conversation that the request names comes first, then that of its session. Of the others, the request follows the
+        # one with the longest prompt that it begins with; among equal prompts, the one that shares most tokens.
         group, tokens, size = self.groups.get(_group_of(sequence), {}), sequence.tokens, self._scheduler.kv.page_size
         if request.follows is not None and (named := group.get(request.follows)) is not None:
             return named
@@ -220,5 +201,5 @@ def _of_session(group: dict[str, _Retained], name: str) -> _Retained | None:
 
 
 def _shared(retained: Sequence, tokens: array[int]) -> int:
-    """Leading tokens that a retained sequence and a new one share, without the new one's last, which must be computed."""
+    # without the new sequence's last token, which must be computed
     return common_pages(token_bytes(retained.tokens), token_bytes(tokens[:-1]), 0, TOKEN_BYTES)

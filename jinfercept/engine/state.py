@@ -13,48 +13,30 @@ from jinfercept.sched.plan_builder import SchedulerCounters
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """An engine between two steps. The counts are copies: the engine does not change them.
+    """An engine between two steps. The counts are copies: the engine does not change them."""
 
-    Attributes:
-        counts: what was counted since the engine was first asked for its state.
-        counters: what the scheduler did since then.
-        pages: pages by residency.
-        num_device_pages: pages of the device's pool.
-        num_host_pages: pages of the host's pool.
-        num_running: requests that are computed.
-        num_waiting: requests that wait for their turn, those at the door too.
-        num_at_door: those that wait at the door.
-        num_intercepted: requests that are paused.
-        num_retained: retained contexts of finished requests.
-        has_work: whether any request is not finished.
-        quiescent: whether a step without requests would move no page.
-        window_pages: device slots of the pool of layers with windows; None where these have none of their own.
-        state_slots: device slots for states of recurrent layers; None where the model has none.
-    """
-
-    counts: EngineCounts
-    counters: SchedulerCounters
+    counts: EngineCounts  # since the engine was first asked for its state
+    counters: SchedulerCounters  # likewise
     pages: Pages
     num_device_pages: int
     num_host_pages: int
     num_running: int
-    num_waiting: int
+    num_waiting: int  # includes the requests at the door
     num_at_door: int
-    num_intercepted: int
+    num_intercepted: int  # without retained contexts of finished requests
     num_retained: int
     has_work: bool
-    quiescent: bool
-    window_pages: SlotOccupancy | None = None
-    state_slots: SlotOccupancy | None = None
+    quiescent: bool  # a step without new requests would move no page
+    window_pages: SlotOccupancy | None = None  # of layers with windows; None if these have no pool of their own
+    state_slots: SlotOccupancy | None = None  # for states of recurrent layers; None if the model has none
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that run, wait or are paused."""
         return self.num_running + self.num_waiting + self.num_intercepted
 
     @classmethod
     def of(cls, engine: Engine, stats: EngineStats) -> Self:
-        """The state now. To be asked between two steps."""
+        """The state now; call it between two steps."""
         kv = engine.scheduler.kv
         occupancy, side = kv.occupancy(), kv.side_pool
         slots = None if side is None else side.occupancy()

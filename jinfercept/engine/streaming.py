@@ -1,8 +1,7 @@
 """Streams of events for requests that the engine's thread serves, for threads and for event loops.
 
-A stream submits its requests when it is made, and aborts the unfinished ones when it is closed or garbage-collected. It knows
-no event but `Finished`. If a step of the engine fails, each lost request still has its
-`Finished`, with finish reason "error", and the iteration ends with `EngineError`.
+A stream submits its requests when it is made. It aborts unfinished ones when it is closed or garbage-collected. If a step of
+the engine fails, every lost request has its `Finished` with the reason "error", and the iteration ends with `EngineError`.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ def serve(
     """Serve requests to the end. An interrupt aborts them, and their pages are free when it is raised.
 
     Args:
-        on_event: called on this thread with every `Event`.
+        on_event: called on this thread.
 
     Raises:
         EngineError: a step of the engine failed; the error carries the complete outputs.
@@ -49,16 +48,11 @@ async def aserve(thread: EngineThread, requests: Sequence[Request]) -> list[Requ
 
 
 class ReceivedEvents:
-    """What a stream has received.
+    """Submits requests, and stores their events until they are read.
 
     Args:
-        thread: serves the requests.
-        requests: submitted at once.
-        sink: called on the engine's thread with their events.
+        sink: called on the engine's thread with the events.
         ends_only: yield `Finished` events only.
-
-    Attributes:
-        outputs: of the finished requests, by id; complete even if an interrupt kept a `Finished` from being yielded.
 
     Raises:
         RequestError: a request can never be served; none is started then.
@@ -66,6 +60,7 @@ class ReceivedEvents:
 
     def __init__(self, thread: EngineThread, requests: Sequence[Request], sink: Sink, *, ends_only: bool) -> None:
         self._thread, self._requests = thread, requests
+        # Of finished requests, by id; complete even if an interrupt kept a `Finished` from being yielded.
         self.outputs: dict[str, RequestOutput] = {}
         self._lost: set[str] = set()
         self._failure: BaseException | None = None
@@ -78,7 +73,7 @@ class ReceivedEvents:
             raise
 
     def abort(self) -> None:
-        """End the unfinished requests; their remaining events can still be read, `Finished` last."""
+        """End the unfinished requests. Their remaining events can still be read, `Finished` last."""
         self._thread.abort(self._open)
 
     def __del__(self) -> None:
@@ -86,7 +81,6 @@ class ReceivedEvents:
             self._thread.discard(self._open)
 
     def _take(self, news: Sequence[Event] | BaseException) -> None:
-        """Take events, or an error, which ends all open requests; a `KeyboardInterrupt` is raised at once."""
         if isinstance(news, BaseException):
             self._lost |= self._open
             self._open.clear()
@@ -104,7 +98,6 @@ class ReceivedEvents:
                 self._open.discard(event.request_id)
 
     def _raise_loss(self, cause: BaseException) -> NoReturn:
-        """Raise the `EngineError` of requests that the engine has lost, for this reason."""
         outputs = {name: output for name, output in self.outputs.items() if name not in self._lost}
         failure, fix = describe_failure(cause), "send the lost requests again; `restart()` begins with a new engine"
         if isinstance(cause, EngineError):
@@ -114,12 +107,10 @@ class ReceivedEvents:
 
 @final
 class Stream(ReceivedEvents, AbstractContextManager["Stream"]):
-    """Iterates over the events of requests, in order, until all are finished. Not for two threads at once.
-
-    Args and what is raised are those of `ReceivedEvents`, and at the end of the iteration:
+    """Iterates over the events of requests, in order, until all are finished. Two threads must not iterate at once.
 
     Raises:
-        EngineError: a step of the engine failed.
+        EngineError: when the iteration ends, if a step of the engine failed.
     """
 
     def __init__(self, thread: EngineThread, requests: Sequence[Request], *, ends_only: bool = False) -> None:
@@ -146,10 +137,10 @@ class Stream(ReceivedEvents, AbstractContextManager["Stream"]):
         return self._ready.popleft()
 
     def _take_next(self) -> None:
-        """Wait for an event and take it. An interrupt at any point of this loses no event."""
         while not self._events:
             self._thread.check_process()
             self._arrived.get()
+        # an event leaves the queue after it was taken, so an interrupt loses none
         first = self._events[0]
         self._take(first if isinstance(first, BaseException) else (first,))
         self._events.popleft()
@@ -172,11 +163,10 @@ class AsyncStream(ReceivedEvents, AbstractAsyncContextManager["AsyncStream"]):
     """As `Stream`, in an event loop. Cancelling the task that iterates aborts the requests.
 
     Args:
-        post: called on the engine's thread with a function and what to call it with on the loop; `call_soon_threadsafe` by
-            default.
+        post: has a function called on the loop, from the engine's thread; None: `call_soon_threadsafe`.
 
     Raises:
-        RequestError: as `Stream`, or if no event loop runs.
+        RequestError: no event loop runs.
     """
 
     def __init__(
@@ -227,7 +217,6 @@ class AsyncStream(ReceivedEvents, AbstractAsyncContextManager["AsyncStream"]):
         await self.aclose()
 
     def _watch(self, task: "asyncio.Task[object] | None") -> None:
-        """Abort the requests if the iterating task is cancelled, even while it does not wait for this stream."""
         self._listener = task
         if task is None:
             return
@@ -237,12 +226,11 @@ class AsyncStream(ReceivedEvents, AbstractAsyncContextManager["AsyncStream"]):
             if task.cancelled() and is_open:
                 thread.abort(is_open)
 
+        # the task may be cancelled while it waits for something else
         task.add_done_callback(ended)
 
 
 def _ends_only(sink: Sink) -> Sink:
-    """A sink that passes on `Finished` events and errors only."""
-
     def filtered(news: list[Event] | BaseException) -> None:
         if isinstance(news, BaseException):
             sink(news)

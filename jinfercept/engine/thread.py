@@ -1,9 +1,7 @@
-"""One thread that steps an engine while there is work and passes every event to the sink of its request.
+"""One thread that steps an engine while there is work, and passes every event to the sink of its request.
 
-Requests that are submitted from any thread or event loop are batched together. It knows neither prompts nor texts: requests go
-in, events come out. The thread lives while there is work and a second longer, so that an engine without references can be
-garbage-collected. The engine recovers from a failed step by itself if it can; if it cannot, the thread ends, and every later
-request is refused with the error.
+The thread ends a second after its last work, so that an engine without references can be garbage-collected. If the engine
+cannot recover from a failed step, the thread ends, and every later request is refused with the error.
 """
 
 import logging
@@ -35,7 +33,7 @@ class EngineThread:
 
     Args:
         engine: stepped here and nowhere else while a request is open.
-        settings: makes a context in which the thread steps the engine, and in which the engine is closed.
+        settings: makes the context in which the engine is stepped and closed.
     """
 
     def __init__(self, engine: Engine, settings: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
@@ -68,11 +66,10 @@ class EngineThread:
             return any(sink is not _ignore for sink in self._sinks.values())
 
     def submit(self, requests: Sequence[Request], sink: Sink) -> None:
-        """Serve requests: an idle engine sees the first of them in one step, as many as a step takes in.
+        """Serve requests. An idle engine takes them in with one step, up to the limit of a step.
 
         Args:
-            requests: with unique ids.
-            sink: receives their events; a request's last one is `Finished`, or an error, which ends all of them.
+            sink: receives their events. A request's last event is `Finished`; an error ends all requests.
 
         Raises:
             RequestError: one of them can never be served (none is, then), the engine is closed, or this is its own thread.
@@ -99,11 +96,11 @@ class EngineThread:
                 self._changed.notify()
 
     def _start(self, request_ids: Iterable[str]) -> None:
-        """Start the thread. Raises `EngineError`, and ends these requests, if the process has no more threads."""
         thread = threading.Thread(target=self._run, name="jinfercept-engine", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
+            # the process has no more threads
             self._abort(request_ids, silent=True)
             raise EngineError(
                 describe_failure(error), fix="end other threads of this process, and try again"
@@ -111,20 +108,20 @@ class EngineThread:
         self._thread = thread
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests; their sinks receive `Finished`. Finished ones are ignored."""
+        """End requests; their sinks receive `Finished`. Finished requests are ignored."""
         self.check_process()
         with self._lock:
             self._abort(list(request_ids), silent=False)
 
     def discard(self, request_ids: Iterable[str]) -> None:
-        """End requests without telling their sinks: their pages are free after the step."""
+        """End requests without calling their sinks. Their pages are free after the step."""
         if self._closed or self.is_elsewhere:
             return
         with self._lock:
             self._abort(list(request_ids), silent=True)
 
     def ask[T](self, question: Callable[[], T]) -> Future[T]:
-        """Call a function between two steps of the engine, on its thread; returns its result. It must not take long."""
+        """Call a function on the engine's thread between two steps; it must not take long. The future has its result."""
         self.check_process()
         answer = Future[T]()
         with self._lock:
@@ -137,11 +134,7 @@ class EngineThread:
         return answer
 
     def close(self, longest_s: float | None = None) -> None:
-        """End the thread, and every request that has not finished with it: as lost, its sink receives `Finished`.
-
-        Args:
-            longest_s: seconds to wait for the thread, at most.
-        """
+        """End the thread, and all unfinished requests as lost: their sinks receive `Finished`. Wait `longest_s` at most."""
         self.check_caller("close()")
         self._forget_exit()
         closed = EngineError("the LLM was closed", fix="make a new LLM, and send the lost requests again")
@@ -163,7 +156,6 @@ class EngineThread:
             self.close(LONGEST_END_S)
 
     def _close_engine(self) -> BaseException | None:
-        """Close the engine; returns the error if it cannot be closed."""
         try:
             with self._settings():
                 self._engine.close()
@@ -204,7 +196,7 @@ class EngineThread:
             self._end(error)
 
     def _end(self, error: BaseException) -> None:
-        """The thread cannot go on: fail what waits for it. It calls nothing that is not the engine's own before it has."""
+        # Nothing that is not the engine's own is called before its state is settled.
         sinks = self._lose_all(error)
         with self._lock:
             self._thread = None
@@ -254,7 +246,7 @@ class EngineThread:
             self._call_sink(sink, batch)
 
     def _fail(self, error: BaseException) -> None:
-        """A step raised: all requests are lost. The thread goes on only if the engine has recovered from an interrupt."""
+        # The thread goes on only if the engine has recovered from an interrupt.
         worse = self._close_engine()
         cause = self._engine.failure or (worse if isinstance(error, KeyboardInterrupt) else error)
         for sink in self._lose_all(cause):
@@ -262,21 +254,17 @@ class EngineThread:
         log.error("the engine failed; its requests are lost", exc_info=error)
 
     def _lose_all(self, failure: BaseException | None) -> Iterable[Sink]:
-        """All requests are lost; returns their sinks, each once.
-
-        Args:
-            failure: from which the engine cannot recover; None: it has recovered.
-        """
         with self._lock:
+            # None: the engine has recovered
             self._failure = failure
             lost, self._sinks = self._sinks, {}
         return {id(sink): sink for sink in lost.values()}.values()
 
     def _call_sink(self, sink: Sink, news: list[Event] | BaseException) -> None:
-        """Pass events to a sink; if the sink raises, as one of a closed event loop does, its requests are aborted."""
         try:
             sink(news)
         except Exception as error:
+            # a sink of a closed event loop raises
             with self._lock:
                 self._abort([name for name, other in self._sinks.items() if other is sink], silent=True)
             with suppress(Exception):  # of a handler of logs

@@ -34,18 +34,16 @@ class ToolExecutor:
         self.is_closed = False
 
     def submit[T](self, work: Callable[[], Coroutine[Any, Any, T]], tool: str = "") -> ToolRun[T]:
-        """Start a coroutine of jinfercept's own, which does not block, with a copy of this context."""
+        """Start a coroutine of jinfercept's own, which does not block, in a copy of the present context."""
         run = ToolRun[T]()
         self._begin(work, _context(tool), run, run.end, run.fail)
         return run
 
     def call[*A](self, tool: str, function: Callable[[*A], object], *args: *A) -> ToolRun[Any]:
-        """Call a function of a tool with a copy of this context, in which `CURRENT_CALL` has the tool's name.
+        """Call a function of a tool in a copy of the present context, in which `CURRENT_CALL` has the tool's name.
 
-        The run never raises anything but `ToolFailed`, unless the function is an `AtOnce` one, whose run is returned.
-
-        Args:
-            function: may return an awaitable, which is awaited on the event loop, or a `ToolRun`.
+        The function may return an awaitable, which is awaited on the event loop, or a `ToolRun`. The run of the call raises
+        only `ToolFailed`, unless the function is an `AtOnce` one, whose own run is returned.
         """
         run, context, work = ToolRun[ToolValue](), _context(tool), partial(function, *args)
         if self.is_closed:
@@ -76,7 +74,7 @@ class ToolExecutor:
     # -- threads ---------------------------------------------------------------------------------------------------
 
     def _call_now(self, function: Callable[[], object], run: ToolRun[ToolValue]) -> ToolRun[Any]:
-        """Call a function on this thread; returns the run that its call ends with."""
+        # Returns the run that the call ends with: `run`, or one that the function returned.
         try:
             value = function()
             if isinstance(value, ToolRun):
@@ -98,8 +96,6 @@ class ToolExecutor:
     # -- the event loop --------------------------------------------------------------------------------------------
 
     def _await(self, work: Callable[[], object], context: Context, run: ToolRun[ToolValue]) -> None:
-        """Run code of a tool on the loop."""
-
         def end(value: object) -> None:
             run.end(plain_value(value))
 
@@ -138,7 +134,6 @@ class ToolExecutor:
             fail(error)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop, a new one if there is none. Raises `RuntimeError` or `OSError` if there are no more threads or files."""
         with self._lock:
             if self.is_closed:
                 raise ToolFailed(_CLOSED)
@@ -166,14 +161,12 @@ class ToolExecutor:
 
 @final
 class _DaemonThreads(ThreadPoolExecutor):
-    """The default executor of the loop. Each job of `asyncio.to_thread`, and each name look-up, has a thread that the
-    interpreter does not wait for at its end."""
+    """Executor of the loop's jobs, such as `asyncio.to_thread`, whose threads the interpreter does not wait for at its end."""
 
     def __init__(self) -> None:
         super().__init__(max_workers=1)  # of which no thread is ever started
 
     def submit[**P, T](self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run a function. Raises `RuntimeError` if the process has no more threads."""
         future = Future[T]()
 
         def job() -> None:
@@ -193,7 +186,6 @@ class _DaemonThreads(ThreadPoolExecutor):
 
 
 def _context(tool: str) -> Context:
-    """A copy of this context for code of a tool."""
     context = copy_context()
     context.run(CURRENT_CALL.set, replace(CURRENT_CALL.get(), tool=tool))
     return context

@@ -1,7 +1,7 @@
 """A call of a tool that runs on another thread or event loop: its cancellation, and its result as a plain value.
 
-A value of a user's class can block or raise whenever it is printed, so that it never leaves the tool's thread or event loop:
-plain values run no code of the tool, are made where it runs, and can be read anywhere.
+A value of a user's class can block or raise, even when it is printed. So values become plain where the tool runs, and only
+plain values leave it: they run no code of the tool.
 """
 
 import asyncio
@@ -39,8 +39,10 @@ class ToolTimeout(ToolFailed, TimeoutError):
 
 
 def plain_value(value: object) -> ToolValue:
-    """A return value as a text or token ids. Raises whatever the value's own methods raise, and `ToolFailed` for an array of
-    numbers that are no token ids."""
+    """Convert a tool's return value to a text or to token ids.
+
+    Raises whatever the value's own methods raise, and `ToolFailed` for an array of numbers that are not token ids.
+    """
     if isinstance(value, str):
         return value if isinstance(value, Placeholder) else _plain_text(str(value))
     return _plain_other(value)
@@ -59,7 +61,7 @@ def _plain_other(given: object) -> ToolValue:
 
 
 def plain_failure(error: BaseException) -> ToolFailed:
-    """Anything that was raised, as an exception that is safe to raise anywhere."""
+    """Convert any exception to one that is safe to raise anywhere."""
     kind = type(error)  # not by `isinstance`, which may ask the exception itself
     if issubclass(kind, ToolFailed):
         return cast(ToolFailed, error)
@@ -68,11 +70,8 @@ def plain_failure(error: BaseException) -> ToolFailed:
 
 
 def value_result(value: ToolValue, duration_s: float, most_tokens: int) -> Result:
-    """The result of a call that returned.
-
-    Args:
-        most_tokens: token ids that the model may read; of more ids one more is kept, which makes the result too large.
-    """
+    """The result of a call that returned."""
+    # one id more than the model may read is kept, which makes the result too large
     if isinstance(value, tuple):
         return (
             Result("", "ok", value[: most_tokens + 1], duration_s) if value else Result("", "empty", None, duration_s)
@@ -91,28 +90,23 @@ def failure_result(error: BaseException, duration_s: float) -> Result:
 
 
 def _plain_text(text: str) -> str:
-    """A `str` and no subclass, of bounded size, without half surrogate pairs."""
+    # a `str` and no subclass, of bounded size, without half surrogate pairs
     return str.encode(str.__getitem__(text, slice(MOST_CHARS)), errors="replace").decode()
 
 
 @final
 class ToolRun[T]:
-    """One piece of work while it runs. It can be awaited in any event loop; a waiter that is cancelled cancels the work.
-
-    Attributes:
-        result: what the work returned or raised. It is there when the work has ended, however it was cancelled before.
-        is_cancelled: whether `cancel` was called.
-    """
+    """Work that runs elsewhere. It can be awaited in any event loop; a waiter that is cancelled cancels the work."""
 
     def __init__(self) -> None:
-        self.result = Future[T]()
+        self.result = Future[T]()  # set when the work has ended, not when it is cancelled
         self.result.set_running_or_notify_cancel()
         self.is_cancelled = False
         self._cancel: Callable[[], object] | None = None
         self._lock = threading.Lock()
 
     def on_cancel(self, cancel: Callable[[], object]) -> None:
-        """Replace the function that cancels the work; it is called now if `cancel` was."""
+        """Replace the function that cancels the work. It is called at once if `cancel` was called before."""
         with self._lock:
             self._cancel = cancel
             is_late = self.is_cancelled
@@ -128,17 +122,17 @@ class ToolRun[T]:
             cancel()
 
     def end(self, value: T) -> None:
-        """Note what the work returned. Only the first of `end` and `fail` counts."""
+        """Set the value of the work. Only the first of `end` and `fail` counts."""
         with suppress(InvalidStateError):
             self.result.set_result(value)
 
     def fail(self, error: BaseException) -> None:
-        """Note what the work raised."""
+        """Set the exception of the work."""
         with suppress(InvalidStateError):
             self.result.set_exception(error)
 
     def follow(self, result: Future[T]) -> None:
-        """End as another future does."""
+        """End with the value or the exception of another future."""
 
         def copy(result: Future[T]) -> None:
             error = asyncio.CancelledError() if result.cancelled() else result.exception()

@@ -1,7 +1,7 @@
 """Extents: runs of consecutive pages that are alike, in a tree by their tokens.
 
-A path from the root names a context's full pages, so that contexts with a common beginning have the same extents. Cutting an
-extent makes a new parent with the first pages: contexts and children that point at the old extent, now the rest, stay right.
+A path from the root names a context's full pages, so contexts with a common beginning have the same extents. Cutting an extent
+makes a new parent with the first pages: contexts and children that point at the old extent, now the rest, stay right.
 """
 
 from array import array
@@ -30,11 +30,7 @@ def token_bytes(tokens: Iterable[int]) -> bytes:
 
 
 def common_pages(tokens: bytes | bytearray, other_bytes: bytes, offset: int, page_bytes: int) -> int:
-    """Leading pages that tokens have in common with others.
-
-    Args:
-        offset: where the other tokens begin.
-    """
+    """Number of leading pages that tokens have in common with others, which begin at byte `offset`."""
     alike, differ = 0, min(len(tokens), len(other_bytes) - offset) // page_bytes + 1
     end = differ - 1
     with memoryview(tokens) as view:
@@ -52,18 +48,13 @@ def common_pages(tokens: bytes | bytearray, other_bytes: bytes, offset: int, pag
 
 
 class ContextCheckpoint:
-    """A place from which contexts with the same tokens can go on that have more than pages (`SidePool`).
-
-    Attributes:
-        first: index of the first page of the window before it, or of the page before the state.
-        slots: device slots of that window or state; none if it is not on the device.
-        host_slots: of its copy on the host, if there is one. A checkpoint without either is lost.
-        offloading: the plan being built copies it to the host.
-    """
+    """A place from which contexts with the same tokens can go on that have more than pages (`SidePool`)."""
 
     __slots__ = ("first", "host_slots", "offloading", "slots")
 
     def __init__(self, first: int) -> None:
+        # `first` is the index of the first page of the window before the place, or of the page before the state. The slots are
+        # those of this window or state on the device, and of its copy on the host. A checkpoint without either is lost.
         self.first, self.slots, self.host_slots, self.offloading = first, array("i"), array("i"), False
 
 
@@ -73,58 +64,37 @@ class PageExtent:
 
     An extent in the tree has full pages of accepted tokens. One without tokens is the root of a tree, or the private tail of a
     context: its last pages, which no other context has.
-
-    Attributes:
-        parent: the extent before it; None for a root, a tail, and an extent that is gone.
-        children: those behind it, by the tokens of their first page.
-        number: counts extents in the order in which they are made.
-        start: index of the first page in a context.
-        num_pages: how many there are.
-        tokens: of the pages; of a tail, those of its leading pages that are full, computed and accepted.
-        device, host: the slots of all pages; None where they have none.
-        filled, host_filled: tokens whose KV is valid on the device, and on the host; the first ones.
-        refs: contexts of running sequences that have the pages; they may not be evicted.
-        evictable_refs: contexts of waiting and intercepted sequences that have them; they may be evicted.
-        fetching: the plan being built fetches the pages; they are readable from the next plan on.
-        offloading: the plan being built copies them to the host; they can be fetched from the next plan on.
-        fresh: index of the first page that the plan being built fills; it can be offloaded from the next plan on.
-        last_use: grows from use to use.
-        contexts: those that have the pages, which keep their runs until the extent changes (`changed`).
-        marks: what `mark` has made of it since then; None: nothing.
-        checkpoints: where contexts can go on that have more than pages, by the index behind a page (`SidePool`).
-        shareable: contexts that come find the extent; false under a root that was forgotten.
     """
 
-    parent: "PageExtent | None" = None
-    start: int = 0
+    parent: "PageExtent | None" = None  # None for a root, a tail, and an extent that is gone
+    start: int = 0  # index of the first page in a context
     _: KW_ONLY
-    shareable: bool = True
-    number: int = field(init=False, default_factory=count().__next__)
-    children: "dict[bytes, PageExtent]" = field(default_factory=dict)
+    shareable: bool = True  # new contexts find the extent; false under a root that was forgotten
+    number: int = field(init=False, default_factory=count().__next__)  # in the order in which extents are made
+    children: "dict[bytes, PageExtent]" = field(default_factory=dict)  # by the tokens of their first page
     num_pages: int = 0
+    # Of the pages; of a tail, those of its leading pages that are full, computed and accepted.
     tokens: bytearray = field(default_factory=bytearray)
-    device: Slots | None = None
-    host: Slots | None = None
-    filled: int = 0
-    host_filled: int = 0
-    refs: int = 0
-    evictable_refs: int = 0
-    fetching: bool = False
-    offloading: bool = False
-    fresh: int = NEVER
-    last_use: int = 0
-    contexts: "set[Context]" = field(default_factory=set)
-    marks: ExtentMarks | None = None
-    checkpoints: dict[int, ContextCheckpoint] = field(default_factory=dict)
+    device: Slots | None = None  # of all pages, or none
+    host: Slots | None = None  # likewise
+    filled: int = 0  # leading tokens whose KV is valid on the device
+    host_filled: int = 0  # likewise, on the host
+    refs: int = 0  # contexts of running sequences that have the pages; they may not be evicted
+    evictable_refs: int = 0  # contexts of waiting and intercepted sequences that have them; they may be evicted
+    fetching: bool = False  # by the plan being built; readable from the next plan on
+    offloading: bool = False  # by the plan being built; can be fetched from the next plan on
+    fresh: int = NEVER  # first page that the plan being built fills; it can be offloaded from the next plan on
+    last_use: int = 0  # grows from use to use
+    contexts: "set[Context]" = field(default_factory=set)  # they keep their runs until the extent changes (`changed`)
+    marks: ExtentMarks | None = None  # the result of `mark`, until the extent changes
+    checkpoints: dict[int, ContextCheckpoint] = field(default_factory=dict)  # by the index behind a page
 
     @property
     def end(self) -> int:
-        """Index behind the last page."""
         return self.start + self.num_pages
 
     @property
     def residency(self) -> Residency:
-        """Where the KV is; all else about it follows from this and the marks of the plan being built."""
         if self.device is None:
             return Residency.MISSING if self.host is None else Residency.HOST
         return Residency.DIRTY if self.host is None else Residency.CLEAN
@@ -150,23 +120,23 @@ class PageExtent:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens whose KV the pages hold, on the device if they are there, else on the host."""
+        """Number of tokens whose KV the pages hold, on the device if they are there, else on the host."""
         return self.host_filled if self.device is None else self.filled
 
     def mark(self) -> ExtentMarks:
-        """What all pages have in common."""
+        """Find and store what all pages have in common."""
         is_in_flight = self.fetching or self.offloading
         self.marks = marks = (self.residency, self.num_contexts > 1, self.is_evictable, is_in_flight)
         return marks
 
     def changed(self) -> None:
-        """The contexts that have the pages find their runs anew."""
+        """Let the contexts that have the pages find their runs anew."""
         self.marks = None
         for context in self.contexts:
             context.forget_runs()
 
     def reshaped(self) -> None:
-        """The contexts that have the pages find their extents anew."""
+        """Let the contexts that have the pages find their extents anew."""
         for context in self.contexts:
             context.forget_extents()
 
@@ -176,7 +146,7 @@ class PageExtent:
         self.children[bytes(child.tokens[:page_bytes])] = child
 
     def matches(self, tokens: bytes, page_bytes: int) -> "Iterator[tuple[PageExtent, int]]":
-        """The extents behind this one that have these tokens, one behind the other, with the number of their pages that do."""
+        """The extents that continue this one with these tokens, one behind the other, each with how many of its pages match."""
         extent, offset = self, 0
         while (child := extent.children.get(tokens[offset : offset + page_bytes])) is not None:
             num_pages = common_pages(child.tokens, tokens, offset, page_bytes)
@@ -186,11 +156,10 @@ class PageExtent:
             extent, offset = child, offset + num_pages * page_bytes
 
     def key(self, page_bytes: int) -> bytes:
-        """The tokens of the first page."""
         return bytes(self.tokens[:page_bytes])
 
     def split(self, num_pages: int, page_size: int) -> "PageExtent":
-        """Leave the first pages to a new extent without contexts, which is returned; this extent has the others."""
+        """Move the first pages to a new extent without contexts, which is returned."""
         head, size = PageExtent(start=self.start, shareable=self.shareable), num_pages * page_size
         head.num_pages, head.fresh = num_pages, self.fresh if self.fresh < self.start + num_pages else NEVER
         head.tokens, self.tokens = _cut_bytes(self.tokens, size * TOKEN_BYTES)
@@ -207,7 +176,7 @@ class PageExtent:
         return head
 
     def cut(self, num_pages: int, page_size: int) -> "PageExtent":
-        """Leave the first pages to a new parent, which is returned; this extent has the others."""
+        """Move the first pages to a new parent, which is returned."""
         assert 0 < num_pages < self.num_pages
         before, page_bytes = self.parent, page_size * TOKEN_BYTES
         assert before is not None
@@ -222,7 +191,7 @@ class PageExtent:
         return head
 
     def joinable(self, page_size: int) -> "PageExtent | None":
-        """The only child, if this extent's pages and that one's are alike in everything."""
+        """The only child, if its pages are alike in everything with this extent's."""
         if len(self.children) != 1 or not self.num_pages or self.in_flight:
             return None
         child = next(iter(self.children.values()))
@@ -238,7 +207,7 @@ class PageExtent:
         return child if alike else None
 
     def join(self, child: "PageExtent", page_bytes: int) -> None:
-        """Hand all pages to the only child, which is alike; this extent is gone."""
+        """Move all pages to the only child, which is alike. This extent is gone afterwards."""
         before = self.parent
         assert before is not None
         self.tokens += child.tokens
@@ -260,7 +229,7 @@ class PageExtent:
         child.reshaped()
 
     def hand_over(self, child: "PageExtent", num_kept: int, page_size: int, pool: SlotPool) -> None:
-        """Give all but the first pages to the only child, which is not on the device, and their device slots back."""
+        """Move all but the first pages to the only child, which is not on the device, and free their device slots."""
         assert self.device is not None
         num_pages, size = self.num_pages - num_kept, num_kept * page_size
         pool.give(self.device[num_kept:])
@@ -309,7 +278,7 @@ class PageExtent:
 
 
 def _cut_bytes(tokens: bytearray, end: int) -> tuple[bytearray, bytearray]:
-    """Both parts of a buffer, of which the larger one is not copied."""
+    # The larger part is not copied.
     if end < len(tokens) // 2:
         head = tokens[:end]
         del tokens[:end]
@@ -322,7 +291,6 @@ def _cut_bytes(tokens: bytearray, end: int) -> tuple[bytearray, bytearray]:
 def _cut_checkpoints(
     checkpoints: dict[int, ContextCheckpoint], end: int
 ) -> tuple[dict[int, ContextCheckpoint], dict[int, ContextCheckpoint]]:
-    """Those up to an index, and those behind it."""
     if not checkpoints:
         return {}, checkpoints
     return {index: checkpoints[index] for index in checkpoints if index <= end}, {

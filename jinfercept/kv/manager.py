@@ -1,8 +1,7 @@
 """The only way to pages: contexts and their references, device slots, copies between the memories.
 
-A caller asks in contexts and counts of pages. A running context holds references on its pages, a paused one evictable
-references. A policy's move names pages by a range of their indexes in the context. What is done costs as much as the extents
-that it changes, and the pages that it moves, but not as much as a context has pages.
+A running context holds references on its pages, a paused one evictable references. An operation costs time in proportion to the
+extents that it changes and the pages that it moves, not to the pages of a context.
 """
 
 from collections import Counter
@@ -27,16 +26,11 @@ class KVManager:
     Args:
         num_device_pages: usable device slots, numbered from 1 (0 is scratch).
         num_host_pages: host slots; 0 turns the host tier off.
-        page_size: tokens per page.
         identity: of the model and the dtype, which KV depends on besides the tokens; different identities share no pages.
         prefix_caching: keep full pages of finished requests until their slots are needed.
         most_moved_pages: pages that one plan may move over the host link, both ways together; None: any number.
-        sides: states of recurrent layers, or pages of layers with windows that have pages of their own.
+        sides: sizes of the pool for states of recurrent layers, or for pages of layers with windows.
         turn_ends: tokens that end a turn of a conversation: clients cut their prompts behind these.
-
-    Attributes:
-        side_pool: what contexts have beside their pages: pages of layers with windows, or states of recurrent layers; None
-            where the model has neither.
     """
 
     def __init__(
@@ -53,7 +47,7 @@ class KVManager:
     ) -> None:
         self.page_size = page_size
         self.most_moved_pages = most_moved_pages
-        self.side_pool: SidePool[Any] | None = None
+        self.side_pool: SidePool[Any] | None = None  # None if the model has neither windows nor states
         if sides.num_slots:
             pool = WindowPool if sides.window else StatePool
             self.side_pool = pool(sides, page_size, prefix_caching, turn_ends)
@@ -79,14 +73,12 @@ class KVManager:
         return self._trees.get(root) or self._trees.setdefault(root, PageExtent())
 
     def refresh(self, context: Context, tokens: Sequence[int]) -> None:
-        """Share the pages of other contexts and of finished requests that have the same tokens, missing ones between them too.
-
-        The page that ends with the last token is left out: the logits of that token have to be computed.
-        """
+        """Share pages that other contexts or finished requests have for the same tokens, missing ones between them too."""
         assert not context.in_use
         context.publish()
         if self.side_pool:
             self.side_pool.settle(context)
+        # without the page that ends with the last token: the logits of that token have to be computed
         alike, present = context.following(tokens)
         if self.side_pool:
             present = self.side_pool.share(context, alike, tokens)
@@ -99,7 +91,7 @@ class KVManager:
                 self.side_pool.go_on(context, context.last, context.last.end)
 
     def hold(self, context: Context) -> None:
-        """The sequence starts to run: turn its evictable references into references."""
+        """Turn a context's evictable references into references: its sequence starts to run."""
         assert not context.in_use
         context.publish()
         if context.tail.num_pages and context.tail.residency is Residency.MISSING:
@@ -111,7 +103,7 @@ class KVManager:
         self.advance(context)
 
     def release(self, context: Context) -> None:
-        """The sequence pauses: turn its references into evictable references. Pages for tokens that did not come are free."""
+        """Turn references into evictable references: the sequence pauses. Pages for tokens that did not come are free."""
         self.trim(context)
         context.give_unfilled_back()
         self._pin(context, in_use=False)
@@ -122,7 +114,6 @@ class KVManager:
             self.side_pool.pause(context)
 
     def _pin(self, context: Context, *, in_use: bool) -> None:
-        """Turn a context's evictable references into references, or these into evictable ones."""
         tail, use, change = context.tail, self._store.next_use(), 1 if in_use else -1
         context.in_use, tail.refs, tail.evictable_refs = in_use, int(in_use), int(not in_use)
         tail.changed()
@@ -131,7 +122,7 @@ class KVManager:
             self._store.count(extent, *((0, 0) if extent is tail else (change, -change)))
 
     def close(self, context: Context) -> None:
-        """The sequence is finished: give its references back, children before parents."""
+        """Give the references of a finished sequence back, children before parents."""
         if context.in_use:
             self.trim(context)
             context.give_unfilled_back()
@@ -151,13 +142,13 @@ class KVManager:
         context.uncommitted = 0
 
     def forget(self, context: Context) -> None:
-        """No other context gets the pages from now on; those that have some of them keep them."""
+        """Let no other context get the pages from now on. Contexts that have some of them keep them."""
         for extent in context.extents[:1]:
             if extent is not context.tail:
                 self._store.forget(extent)
 
     def isolate(self, context: Context) -> None:
-        """Forget the pages and give them back: the context is empty, and shares no page from now on."""
+        """Forget the pages and give them back. The context is empty, and shares no page from now on."""
         self.forget(context)
         context.root = random_bytes()
         self.renew(context, PageExtent(shareable=False))
@@ -169,7 +160,7 @@ class KVManager:
         context.begin(tree or self._tree(context.root))
 
     def cut(self, context: Context, num_tokens: int) -> None:
-        """Shorten a context to the pages whose tokens are all among the first `num_tokens`, and give the others back."""
+        """Shorten a context to the pages whose tokens are all among the first `num_tokens`."""
         assert not context.in_use
         context.publish()
         tail = context.tail
@@ -180,11 +171,7 @@ class KVManager:
             self.side_pool.settle(context)
 
     def commit(self, context: Context, tokens: Sequence[int]) -> None:
-        """Let other contexts share the pages that are full, computed and accepted.
-
-        Args:
-            tokens: every accepted token of the sequence.
-        """
+        """Let other contexts share the pages that are full and computed, and whose tokens are among the accepted `tokens`."""
         tail, size = context.tail, self.page_size
         first = tail.start + len(tail.tokens) // self._store.page_bytes
         num_full = min(len(tokens) // size, tail.start + max(tail.filled, tail.host_filled) // size)
@@ -208,15 +195,11 @@ class KVManager:
         context.ready = ready if self.is_there(context) else 0
 
     def is_there(self, context: Context) -> bool:
-        """Whether what a context has beside its pages can be read now."""
+        """Whether a context's window or state can be read now; true without these."""
         return not self.side_pool or self.side_pool.is_there(context)
 
     def gap_end(self, context: Context, limit: int) -> int:
-        """End of the tokens to compute from `ready` on: the next page on the device or the host, or `limit`.
-
-        Args:
-            limit: tokens of the sequence.
-        """
+        """End of the tokens to compute from `ready` on: the next page on the device or the host, or `limit`."""
         size, index = self.page_size, context.ready // self.page_size
         if not self.is_there(context):
             return context.ready
@@ -230,53 +213,46 @@ class KVManager:
         return limit
 
     def step_back(self, context: Context, length: int) -> None:
-        """Shorten a context that does not run where it cannot compute the last of so many tokens again, as a state cannot."""
+        """Shorten a context that does not run if it has a state, which cannot compute the last of `length` tokens again."""
         if self.has_seen(context, length):
             self.cut(context, length - 1)
 
     def has_seen(self, context: Context, length: int) -> bool:
-        """Whether a context cannot compute the last of so many tokens again."""
+        """Whether a context cannot compute the last of `length` tokens again."""
         return self.side_pool is not None and self.side_pool.has_seen(context, length)
 
     def takes_drafts(self, context: Context, position: int) -> bool:
-        """Whether the plan being built may compute drafts behind a chunk, which begins at a position. Where it fetches the page
-        there, what arrives is written behind the compute, over the drafts. Where the state behind the chunk has become a
-        checkpoint, the runner would get another slot for it.
-        """
+        """Whether the plan being built may compute drafts behind a chunk, which begins at a position."""
         index, side = position // self.page_size, context.side
+        # the state behind the chunk is a checkpoint now: the runner would get another slot for the drafts
         if isinstance(side, ContextState) and not side.slot:
             return False
+        # a page that is fetched is written behind the compute, over the drafts
         return not any(extent.fetching for extent, _, _ in context.parts(index, index + 1))
 
     def slots_needed(self, context: Context, num_tokens: int) -> int:
-        """Device slots that the context lacks for so many tokens."""
+        """Number of device slots that the context lacks for `num_tokens` tokens."""
         num_pages = (num_tokens - 1) // self.page_size + 1
         lacking = sum([extent.num_pages for extent in context.extents if extent.device is None])
         return lacking + max(0, num_pages - context.num_pages)
 
     def pages_between(self, start: int, end: int) -> int:
-        """Pages of the tokens `start … end - 1`."""
+        """Number of pages of the tokens `start … end - 1`."""
         return (end - 1) // self.page_size - start // self.page_size + 1
 
     def free_slot(self, context: Context, position: int) -> bool:
-        """Whether a device slot is free for a context, and slots for its window if it lacks some; if none is, the least
-        recently used page of finished prefixes gives up its own.
+        """Whether device slots are free for the page at `position`, the first token without one, and for the context's side.
 
-        Args:
-            position: of the first token that is to be computed and has no page.
+        If no page's slot is free, the least recently used page of finished prefixes loses its own.
         """
         if self._store.device.num_free <= 0 and self._store.evict(self._store.cached, 1) <= 0:
             return False
         return not self.side_pool or self.side_pool.find_for(context, position)
 
     def place(self, context: Context, start: int, end: int, *, drafts: bool = False) -> int:
-        """Give the pages of the tokens `start … end - 1` of a held context device slots that are free or of finished prefixes.
+        """Give pages of the tokens `start … end - 1` of a held context device slots that are free or of finished prefixes.
 
-        Args:
-            drafts: the tokens are drafts, which a state does not see.
-
-        Returns:
-            `end`, or the first of the tokens whose page has no slot.
+        Returns `end`, or the first token whose page has no slot. A state does not see tokens that are `drafts`.
         """
         assert context.in_use
         if start >= end:
@@ -309,10 +285,9 @@ class KVManager:
         return max(start, min(end, context.num_pages * size))
 
     def append(self, context: Context, num_placed: int) -> bool:
-        """Note that the plan computes the token at `ready`; False if that takes more than a count: `computed` does it.
+        """Note that the plan computes the token at `ready`. False if that takes more than a count: then `computed` does it.
 
-        Args:
-            num_placed: leading pages whose slots the runner knows.
+        The runner knows the slots of the first `num_placed` pages.
         """
         tail, size = context.tail, self.page_size
         filled = tail.filled
@@ -354,7 +329,7 @@ class KVManager:
         self.advance(context)
 
     def trim(self, context: Context) -> int:
-        """Give back the last pages of a held context that have a device slot and no token; returns how many pages are left."""
+        """Give back the last pages of a held context that have a device slot and no token; returns the number of pages left."""
         assert context.in_use
         tail = context.tail
         num_filled = -(-tail.filled // self.page_size)
@@ -368,7 +343,7 @@ class KVManager:
     # Pages are named by a range of their indexes in the context, whose order is that of the copies.
 
     def num_fetchable(self, context: Context) -> int:
-        """Pages of the context that can be fetched from the host now; its window counts as one."""
+        """Number of pages of the context that can be fetched from the host now. Its window counts as one."""
         pages = sum([extent.num_pages for extent in context.extents if extent.is_fetchable])
         if self.side_pool:
             pages += self.side_pool.is_fetchable(context)
@@ -377,13 +352,8 @@ class KVManager:
     def fetch(self, context: Context, most: int, pages: range | None = None) -> tuple[PageCopies, int]:
         """Fetch up to `most` pages of a context to slots that are free or of finished prefixes.
 
-        They are readable from the next plan on.
-
-        Args:
-            pages: indexes of some of them, in the order in which they are fetched; None: all, first token first.
-
-        Returns:
-            The copies to make, and the tokens whose KV they move.
+        `pages` are consecutive indexes, in the order of the copies; None: all, first token first. The pages are readable from
+        the next plan on. Returns the copies, and the tokens whose KV they move.
         """
         copies, num_tokens = PageCopies(), 0
         if pages is None:
@@ -405,10 +375,8 @@ class KVManager:
     def copy_out(self, context: Context, pages: range, most: int) -> tuple[PageCopies, int]:
         """Copy pages to the host in this order, until one cannot be copied or `most` are.
 
-        A page can be copied if it is dirty, no plan in flight changes it, and `num_host_free` is not 0.
-
-        Returns:
-            The copies to make, and the tokens whose KV they move.
+        A page can be copied if it is dirty, no plan in flight changes it, and `num_host_free` is not 0. Returns the copies, and
+        the tokens whose KV they move.
         """
         store, copies, num_tokens = self._store, PageCopies(), 0
         for extent, start, end in _within(context, pages):
@@ -431,10 +399,10 @@ class KVManager:
         return copies, num_tokens
 
     def drop(self, context: Context, pages: range, *, device: bool, host: bool) -> int:
-        """Drop pages from the device, from the host, or from both; returns how many device slots are free now.
+        """Drop pages from the device, from the host, or from both; returns the number of device slots that are free now.
 
-        A page in use stays. So does one of several contexts that would be missing then: `evict_paused` takes such pages last.
-        A context with a window or a state loses all that it alone has.
+        A page in use stays. So does one of several contexts that would be missing then: `evict_paused` takes such pages last. A
+        context with a window or a state loses all that it alone has.
         """
         if self.side_pool and not context.in_use:
             if self._loses(context, pages, device=device, host=host):
@@ -459,7 +427,6 @@ class KVManager:
 
     @staticmethod
     def _loses(context: Context, pages: range, *, device: bool, host: bool) -> bool:
-        """Whether a page that is dropped would be missing."""
         for extent, _, _ in context.parts(*bounds(pages)):
             if extent.num_contexts > 1 or extent.residency is Residency.MISSING:
                 continue
@@ -469,16 +436,16 @@ class KVManager:
         return False
 
     def leave_device(self) -> None:
-        """Free all device slots, with no context that runs and no copy in flight; what has no host copy is missing."""
+        # No context runs, and no copy is in flight; pages without a host copy are missing afterwards.
         for extent in [*self._store.paused, *self._store.cached]:
             if extent.num_pages:
                 self._store.drop_device(extent)
 
     def evict_paused(self, most: int = 1) -> int:
-        """Free up to `most` device slots of the pages that were paused first, those of whole contexts if they have states or
-        windows; returns how many."""
+        """Free up to `most` device slots of the pages that were paused first; returns their number."""
         if not self.side_pool:
             return self._store.evict(self._store.paused, most)
+        # a context with a window or a state goes as a whole
         freed, paused = 0, self._store.paused
         while freed < most and (extent := next((first for first in paused if not first.fetching), None)) is not None:
             if extent.residency is Residency.CLEAN:
@@ -489,24 +456,20 @@ class KVManager:
         return freed
 
     def evict_side(self, running: Context | None, position: int) -> int:
-        """Lose a paused context if a running one lacks slots for its side at a position (see `SidePool.find_for`); returns
-        the device slots of pages that are free now, and 1 at least if there was a paused context."""
+        """Lose a paused context if a running one lacks slots for its window or state at a position (see `SidePool.find_for`).
+
+        Returns the device slots of pages that are free now, and at least 1 if there was a paused context.
+        """
         pool = self.side_pool
         if pool is None or running is None or pool.find_for(running, position) or (paused := pool.first_paused) is None:
             return 0
         return max(1, pool.lose(paused))
 
     def adopt(self, context: Context, tokens: Sequence[int], num_pages: int) -> list[int | None]:
-        """Lengthen a context that does not run by full pages that come to the host from elsewhere.
+        """Lengthen a context that does not run by `num_pages` full pages that come to the host from elsewhere. It has no tail.
 
-        Args:
-            context: without a tail. Pages of other contexts that it lacks are shared instead.
-            tokens: of the context and the new pages, at least.
-            num_pages: new pages.
-
-        Returns:
-            The host slot of every new page; None for a shared one. They are fewer where the host has no more room. The runner
-            forgets the slots of `take_dropped` before it gets the copies.
+        Returns the host slot of each new page, or None for a page that another context has and that is shared instead. The list
+        is shorter if the host has no more room. The runner forgets the slots of `take_dropped` before it gets the copies.
         """
         assert not context.in_use
         assert not context.tail.num_pages
@@ -567,46 +530,44 @@ class KVManager:
         return self._store.host.take_dropped()
 
     def take_dropped_sides(self) -> tuple[int, ...]:
-        """The same of host slots for sides."""
+        """As `take_dropped`, for windows and states."""
         return self.side_pool.take_dropped() if self.side_pool else ()
 
     @property
     def num_available(self) -> int:
-        """Device slots that are free or hold a finished prefix."""
+        """Number of device slots that are free or hold a finished prefix."""
         return self._store.device.num_free + self._store.cached.num_pages
 
     @property
     def num_paused(self) -> int:
-        """Device slots of paused contexts, which the policy evicts."""
+        """Number of device slots of paused contexts, which the policy evicts."""
         return self._store.paused.num_pages
 
     @property
     def num_paused_clean(self) -> int:
-        """Those of `num_paused` that have a host copy."""
-        return sum([extent.num_pages for extent in self._store.paused if extent.host is not None])
+        return sum([extent.num_pages for extent in self._store.paused if extent.host is not None])  # with a host copy
 
     @property
     def num_host_free(self) -> int:
-        """Host slots that are free or hold a copy on which no paused context depends."""
+        """Number of host slots that are free or hold a copy on which no paused context depends."""
         return self._store.num_host_free
 
     @property
     def has_states(self) -> bool:
-        """Whether contexts have states of recurrent layers."""
         return self.side_pool is not None and self.side_pool.has_states
 
     @property
     def has_host(self) -> bool:
-        """Whether there are host slots at all."""
         return self._store.host.size > 0
 
     def occupancy(self) -> Occupancy:
-        """Both pools by kind."""
         return self._store.occupancy()
 
     def drop_prefixes(self, *, apart: bool = False) -> None:
-        """Drop every finished prefix, on the device and on the host, since the weights changed or the arrays were lost.
-        `apart`: contexts that are opened or renewed from now on share no page of those that are not."""
+        """Drop every finished prefix, since the weights changed or the arrays were lost.
+
+        `apart`: contexts that are opened or renewed from now on share no page with older ones.
+        """
         self.begin_plan()  # copies to the host arrive, so that no page is left out
         if apart:
             self._trees.clear()
@@ -632,7 +593,6 @@ class KVManager:
 
 
 def _within(context: Context, pages: range) -> Iterator[tuple[PageExtent, int, int]]:
-    """The extents of pages in their order, with the first and the last but one index of those pages that are theirs."""
     first, last = bounds(pages)
     parts = context.parts(first, last)
     for extent, _, _ in parts if pages.step > 0 else reversed(parts):

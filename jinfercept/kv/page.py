@@ -1,12 +1,4 @@
-"""The KV unit: a run of `page_size` tokens over all layers, with up to two places.
-
-=============  ====================  ============
-.              host copy up to date  no host copy
-=============  ====================  ============
-on the device  CLEAN                 DIRTY
-not there      HOST                  MISSING
-=============  ====================  ============
-"""
+"""The KV unit: a run of `page_size` tokens over all layers, with up to two places, a device slot and a host slot."""
 
 import hashlib
 from array import array
@@ -18,53 +10,41 @@ from typing import NamedTuple, Self, final, overload
 class Residency(Enum):
     """Where a page's KV is."""
 
-    DIRTY = "dirty"
-    CLEAN = "clean"
-    HOST = "host"
+    DIRTY = "dirty"  # on the device only
+    CLEAN = "clean"  # on the device, with an up-to-date copy on the host
+    HOST = "host"  # on the host only
     MISSING = "missing"
 
     @property
     def on_device(self) -> bool:
-        """Whether the KV is on the device."""
         return self is Residency.DIRTY or self is Residency.CLEAN
 
     @property
     def on_host(self) -> bool:
-        """Whether the host has an up-to-date copy."""
         return self is Residency.HOST or self is Residency.CLEAN
 
 
 class PageCopy(NamedTuple):
-    """One page to copy between the memories, in either direction.
-
-    Attributes:
-        context: on the way to the host, the number of the page's context among those of the plan: pages of one context are
-            likely to be fetched together.
-    """
+    """One page to copy between the memories, in either direction."""
 
     device_slot: int
     host_slot: int
+    # On the way to the host, the page's context, as its number in the plan: its pages are likely to be fetched together.
     context: int = 0
 
 
 @final
 class SlotOccupancy(NamedTuple):
-    """Device slots by kind: without a page or state, of running contexts, of paused ones only, of checkpoints only."""
+    """Device slots of windows or states, by kind."""
 
     free: int
-    used: int
-    paused: int
-    cached: int
+    used: int  # of running contexts
+    paused: int  # of paused contexts only
+    cached: int  # of checkpoints only
 
 
 class PageCopies(Sequence[PageCopy]):
-    """Pages to copy between the memories, all in one direction, in order: a sequence of `PageCopy` that has three columns.
-
-    It grows while a plan is made, and a finished plan's is not changed.
-
-    Attributes:
-        device, host, contexts: of each copy, an `array("i")`.
-    """
+    """A sequence of `PageCopy` in three columns, all in one direction. It grows only while its plan is made."""
 
     __slots__ = ("contexts", "device", "host")
 
@@ -77,7 +57,6 @@ class PageCopies(Sequence[PageCopy]):
 
     @classmethod
     def of(cls, copies: Sequence[PageCopy]) -> Self:
-        """The same copies in columns."""
         return copies if isinstance(copies, cls) else cls(copies)
 
     @classmethod
@@ -119,24 +98,14 @@ class PageCopies(Sequence[PageCopy]):
 
 
 class Occupancy(NamedTuple):
-    """Pages of both pools by kind. Those of the device add up to `total`.
-
-    Attributes:
-        free: device slots without a page.
-        used: pages of running contexts.
-        paused: pages of paused contexts only.
-        cached: pages of finished prefixes.
-        total: device slots.
-        host: host slots that hold a copy.
-        host_total: host slots.
-    """
+    """Pages of both pools by kind. Those of the device add up to `total`."""
 
     free: int
-    used: int
-    paused: int
-    cached: int
+    used: int  # of running contexts
+    paused: int  # of paused contexts only
+    cached: int  # of finished prefixes
     total: int
-    host: int = 0
+    host: int = 0  # slots that hold a copy
     host_total: int = 0
 
 
@@ -145,16 +114,11 @@ type Slots = array[int]
 
 
 class SlotPool:
-    """The free slots `first … first + size - 1` of one memory, by number. Slots that were never taken are only counted, so that
-    a large pool costs nothing.
+    """The free slots of one memory, by number. Slots that were never taken are only counted, so a large pool costs nothing.
 
     Args:
-        size: number of slots; may be 0.
         first: number of the first slot (1 on the device, where slot 0 is scratch).
-        notes_drops: note in `dropped` which slots are freed.
-
-    Attributes:
-        dropped: slots freed since the list was last taken, whose arrays the runner still has.
+        notes_drops: note freed slots in `dropped`.
     """
 
     def __init__(self, size: int, first: int = 0, *, notes_drops: bool = False) -> None:
@@ -163,7 +127,7 @@ class SlotPool:
         self._untouched = first  # this slot and all above were never taken
         self._returned: Slots = array("i")
         self._late: Slots = array("i")
-        self.dropped: Slots = array("i")
+        self.dropped: Slots = array("i")  # freed since it was last taken; the runner still has their arrays
 
     @property
     def num_free(self) -> int:
@@ -175,13 +139,13 @@ class SlotPool:
         return len(self._late)
 
     def begin(self) -> None:
-        """Start a plan: what was given back late is free."""
+        """Start a plan: slots that were given back late are free."""
         if self._late:
             late, self._late = self._late, array("i")
             SlotPool.give(self, late)  # `SharedSlots` counted its owners when it was given back
 
     def take(self, most: int) -> Slots:
-        """Take up to so many free slots."""
+        """Take up to `most` free slots."""
         from_returned = max(0, len(self._returned) - most)
         slots = self._returned[from_returned:]
         del self._returned[from_returned:]
@@ -192,11 +156,7 @@ class SlotPool:
         return slots
 
     def give(self, slots: Slots, *, late: bool = False) -> None:
-        """Free slots.
-
-        Args:
-            late: the plan being built still fills or writes them: they are free from the next plan on.
-        """
+        """Free slots; `late` ones, which the plan being built still fills or writes, are free from the next plan on."""
         if late:
             self._late.extend(slots)
             return
@@ -211,7 +171,7 @@ class SlotPool:
         return dropped
 
     def check(self, used: Iterable[int]) -> None:
-        """Every slot is free, used or given back late, once. Raises AssertionError otherwise."""
+        """Assert that every slot is free, used or given back late, once."""
         slots = sorted([*self._returned, *self._late, *used])
         assert slots == list(range(self._first, self._untouched)), "a slot is lost or owned twice"
 

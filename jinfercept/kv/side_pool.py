@@ -1,10 +1,8 @@
-"""What a context has beside its pages: its *side*, the pages of layers with windows (`windows.py`) or a state of recurrent
-layers (`states.py`). A model has one of the two at most.
+"""What a context has beside its pages, its *side*: pages of layers with windows (`windows.py`) or a state of recurrent layers
+(`states.py`). A model has one of the two at most.
 
-What such layers keep of a context lets it go on at one place only: behind all of its tokens. So the context is kept *whole*,
-its pages and its side on the device or on the host, or not at all: what takes the only copy of one page takes all
-that are its own. Other contexts share its pages up to a *checkpoint*: a place between two pages with what the next token needs,
-which is kept until its slots are wanted. Contexts and checkpoints share device slots by counting references.
+With its side, a context can go on at one place only: behind all of its tokens. So a context is kept *whole*, pages and side, or
+not at all. Others share its pages up to a *checkpoint*: a place between two pages that has what the next token needs.
 """
 
 from abc import ABC, abstractmethod
@@ -20,12 +18,7 @@ from jinfercept.kv.page import PageCopies, Residency, SlotOccupancy, SlotPool, S
 
 @final
 class SharedSlots(SlotPool):
-    """Slots of one memory that several owners may have, by counting references.
-
-    Args:
-        size: number of slots.
-        first, notes_drops: see `SlotPool`.
-    """
+    """Slots of one memory that contexts and checkpoints share by counting references."""
 
     def __init__(self, size: int, first: int = 0, *, notes_drops: bool = False) -> None:
         super().__init__(size, first, notes_drops=notes_drops)
@@ -36,18 +29,16 @@ class SharedSlots(SlotPool):
         return self.share(super().take(most))
 
     def share(self, slots: Slots) -> Slots:
-        """Let one more owner have slots; returns them."""
+        """Add an owner to slots; returns the slots."""
         for slot in slots:
             self._refs[slot] += 1
         return slots
 
     def num_owners(self, slot: int) -> int:
-        """Owners of a slot."""
         return self._refs[slot]
 
     @override
     def give(self, slots: Slots, *, late: bool = False) -> None:
-        """Give slots back that one owner has."""
         refs, free = self._refs, array("i")
         for slot in slots:
             refs[slot] -= 1
@@ -66,21 +57,13 @@ class SharedSlots(SlotPool):
 
 
 class SideSizes(NamedTuple):
-    """The sizes of a pool.
+    """The sizes of a pool for states, or for pages of layers with windows."""
 
-    Attributes:
-        num_slots: device slots, numbered from 1 (0 is no context's): pages of layers with windows, or states.
-        num_host_slots: host slots.
-        slot_cost: memory of a slot, in tokens of KV of the other layers.
-        window: tokens that the widest window sees, the query's own among them; 0: the slots are states.
-        slack: tokens behind the window that are kept: drafts that are not accepted shorten a context.
-    """
-
-    num_slots: int
+    num_slots: int  # of the device, numbered from 1 (0 is no context's)
     num_host_slots: int = 0
-    slot_cost: float = 0.0
-    window: int = 0
-    slack: int = 0
+    slot_cost: float = 0.0  # memory of a slot, in tokens of KV of the other layers
+    window: int = 0  # tokens that the widest window sees, the query's own among them; 0: the slots are states
+    slack: int = 0  # tokens behind the window that are kept: drafts that are not accepted shorten a context
 
 
 NO_SIDES = SideSizes(0)
@@ -90,7 +73,6 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
     """The slots of the sides of all contexts and checkpoints of one model.
 
     Args:
-        page_size: tokens per page.
         prefix_caching: contexts leave checkpoints for others.
         turn_ends: tokens that end a turn of a conversation: clients cut their prompts behind these.
     """
@@ -114,11 +96,9 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
 
     @property
     def num_free(self) -> int:
-        """Free device slots."""
         return self._slots.num_free
 
     def occupancy(self) -> SlotOccupancy:
-        """The device slots by kind."""
         used, paused = set[int](), set[int]()
         for context in self._contexts:
             (used if context.in_use else paused).update(self._of(context).slots)
@@ -130,7 +110,7 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
         return round(num_slots * self.slot_cost)
 
     def begin(self) -> None:
-        """Start a plan: the slots that the last plan moved have arrived, and those that it wrote can be read."""
+        """Start a plan: slots that the last plan moved have arrived, and slots that it wrote can be read."""
         for side in self._moving:
             side.fetching = side.offloading = False
         for checkpoint in self._offloading:
@@ -148,12 +128,11 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
 
     @property
     def first_paused(self) -> Context | None:
-        """The paused context that has had device slots for longest."""
+        """The paused context that has had device slots for the longest time."""
         return next((context for context in self._contexts if not context.in_use), None)
 
     def find(self, num_slots: int) -> bool:
-        """Make sure that so many device slots are free: checkpoints lose theirs first, then contexts those that they can do
-        without. False if fewer are free then."""
+        """Try to free `num_slots` device slots. Checkpoints lose theirs first, then contexts those that they can do without."""
         while self.num_free < num_slots and self._lose_checkpoint():
             pass
         if self.num_free < num_slots:
@@ -164,7 +143,7 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
         return self.num_free >= num_slots
 
     def _spare(self, context: Context) -> None:
-        """Give back the device slots that a context can do without: all of a paused one whose side the host has."""
+        # A paused context can do without its side if the host has all of it.
         if not context.in_use:
             self.drop_device(context)
 
@@ -181,49 +160,38 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
 
     @abstractmethod
     def reaches(self, context: Context, num_tokens: int) -> bool:
-        """Whether a context that has so many tokens can go on behind them, at once or when its side is fetched."""
+        """Whether a context of `num_tokens` tokens can go on behind them, at once or when its side is fetched."""
 
     def is_there(self, context: Context) -> bool:
-        """Whether a context's side is on the device and can be read now, or the context has no page."""
+        """Whether a context's side can be read on the device now, or the context has no page."""
         side = self._of(context)
         return (bool(side.slots) and not side.fetching) or not context.num_pages
 
     @abstractmethod
     def is_copied(self, context: Context, num_tokens: int) -> bool:
-        """Whether the host has a copy of the side with which a context of so many tokens goes on."""
+        """Whether the host has the side with which a context of `num_tokens` tokens goes on."""
 
     def has_seen(self, context: Context, num_tokens: int) -> bool:
-        """Whether a context cannot compute the last of so many tokens again."""
+        """Whether a context cannot compute the last of `num_tokens` tokens again."""
         return False
 
     # -- computing -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def find_for(self, context: Context, position: int) -> bool:
-        """Make sure that the device slots are free without which a context that runs cannot go on; see `find`.
-
-        Args:
-            position: of the first token that is to be computed and has no page.
-        """
+        """Try to free the device slots that a running context needs to go on at `position`, its first token without a page."""
 
     def chunk_end(self, context: Context, start: int, end: int, length: int) -> int:
-        """Where a chunk ends that may reach up to a token.
-
-        Args:
-            start: its first token.
-            end: the end that it may have.
-            length: tokens of the sequence.
-        """
+        """Where a chunk ends that begins at `start` and may reach `end`, in a sequence of `length` tokens."""
         return end
 
     @abstractmethod
     def extend(self, context: Context, end: int) -> int:
-        """Give a running context the slots of its side that the pages up to one need, as far as slots are free; returns the
-        index behind the last page that can be computed."""
+        """Give a running context free slots for the side of its pages up to `end`. Returns the end of the computable pages."""
 
     @abstractmethod
     def computed(self, context: Context, start: int, end: int) -> None:
-        """The plan being built computes these tokens of a context: the copies of slots that this changes are out of date."""
+        """Note that the plan being built computes these tokens: host copies of slots that it writes are out of date."""
 
     @abstractmethod
     def cut(self, context: Context, num_pages: int) -> None:
@@ -232,10 +200,7 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
     # -- moving ----------------------------------------------------------------------------------------------------
 
     def copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
-        """Copy the side of a paused context with so many tokens to the host, as far as the host lacks it; None: not now.
-
-        The checkpoints at which other contexts are likely to part from it are copied with it.
-        """
+        """Copy the side of a paused context, and its likely checkpoints, as far as the host lacks them; None: not now."""
         copies = self._copy_out(context, num_tokens)
         if copies:
             copied = dict(zip(copies.device, copies.host, strict=True))
@@ -258,10 +223,10 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
 
     @abstractmethod
     def _copy_out(self, context: Context, num_tokens: int) -> PageCopies | None:
-        """Copy what a context alone has; see `copy_out`."""
+        """As `copy_out`, without checkpoints."""
 
     def _take_host(self, number: int) -> Slots:
-        """Take so many host slots, or none: checkpoints give theirs up for it."""
+        # All of the slots or none; checkpoints give theirs up for it.
         pool = self._host
         while pool.num_free + pool.num_late < number and self._copied:
             self._lose_copy(next(iter(self._copied)))
@@ -273,11 +238,11 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
         checkpoint.host_slots = array("i")
 
     def fetch(self, context: Context) -> PageCopies | None:
-        """Copy a context's side back to the device; None: no slot is free, copies are still on their way out, or the plan
-        fetches these host slots for another context."""
+        """Copy a context's side back to the device; None: not now."""
         side, copies = self._of(context), PageCopies()
         if side.slots:
             return copies
+        # the copies are on their way out, the plan fetches the slots for another context, or no device slot is free
         if side.offloading or not self._fetched.isdisjoint(side.host_slots) or not self.find(len(side.host_slots)):
             return None
         self._fetched.update(side.host_slots)
@@ -287,7 +252,6 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
         return copies
 
     def _take(self, context: Context, most: int) -> Slots:
-        """Give a context's side up to so many free device slots, which are returned."""
         slots = self._slots.take(most)
         if slots:
             self._of(context).add(slots)
@@ -300,14 +264,14 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
         return not side.slots and bool(side.host_slots) and not side.offloading
 
     def drop_device(self, context: Context) -> None:
-        """Give the device slots of a paused context's side back if the host has a copy of all of it."""
+        """Free the device slots of a paused context's side if the host has a copy of all of it."""
         side = self._of(context)
         if side.slots and not side.fetching and self.is_copied(context, context.num_tokens):
             self._give(context)
 
     @abstractmethod
     def _give(self, context: Context) -> None:
-        """Give the device slots of a context's side back."""
+        """Free the device slots of a context's side."""
 
     @abstractmethod
     def free(self, context: Context) -> None:
@@ -325,8 +289,7 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
     # -- whole contexts ----------------------------------------------------------------------------------------------
 
     def settle(self, context: Context) -> None:
-        """Shorten a context that does not run to what it can go on from: all that it has, or what is before its last
-        checkpoint."""
+        """Shorten a context that does not run to what it can go on from: all of it, or its last checkpoint."""
         if self.can_go_on(context):
             return
         last, index = self._last_checkpoint(context.extents)
@@ -336,7 +299,7 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
             self.go_on(context, context.last, index)
 
     def pause(self, context: Context) -> None:
-        """A context pauses: it keeps the window or state that its next token needs, or loses all pages that it alone has."""
+        """Pause a context: it keeps the window or state that its next token needs, or loses all pages that it alone has."""
         self._pause(context)
         self._drop_last_copy(context)
         if (checkpoint := self._mark_at(context, self._border(context), likely=True)) is not None:
@@ -346,16 +309,15 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
 
     @abstractmethod
     def _pause(self, context: Context) -> None:
-        """Give back the slots of a context's side that its next token does not need."""
+        """Free the slots of a context's side that its next token does not need."""
 
     def end(self, context: Context) -> None:
-        """A context ends: it leaves a checkpoint behind its last full page, and gives its window or state back."""
+        """End a context: it leaves a checkpoint behind its last full page, and gives its window or state back."""
         self._mark_at(context, self._border(context), likely=True)
         self.free(context)
 
     def lose(self, context: Context) -> int:
-        """Drop the side of a context that does not run, and all pages that no other context has; returns the device slots of
-        pages that are free now."""
+        """Drop a context's side and all pages that no other context has; returns how many device slots of pages this freed."""
         self.free(context)
         freed = 0
         for extent in list(context.extents):
@@ -378,15 +340,13 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
         return context.is_whole and self.reaches(context, context.num_tokens)
 
     def _mark_at(self, context: Context, index: int, *, likely: bool) -> ContextCheckpoint | None:
-        """Make a checkpoint behind a page that other contexts can find, unless there is one; returns it."""
         if (extent := self._extent_at(context, index)) is None:
             return None
         self._mark(context, extent, index, likely=likely)
         return extent.checkpoints.get(index)
 
     def _extent_at(self, context: Context, index: int) -> PageExtent | None:
-        """The extent of the tree that has the page before this index with the context's tokens, perhaps another context's; None
-        if no other context finds it."""
+        # The extent may be another context's with the same tokens. None: no other context would find it.
         if not (self._prefix_caching and index and context.last.shareable):
             return None
         if index <= context.last.end:
@@ -395,7 +355,7 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
         return next((extent for extent, num_pages in matches if extent.start + num_pages >= index), None)
 
     def _drop_last_copy(self, context: Context) -> None:
-        """The last page of a paused context counts as copied only with its window or state, which is copied with it."""
+        # The last page of a paused context counts as copied only with its window or state, which is copied with it.
         last = context.extents[-1] if context.extents else None
         if last is None or last.host is None or last.device is None or last.num_contexts > 1:
             return
@@ -405,18 +365,16 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
     def share(self, context: Context, alike: list[tuple[PageExtent, int]], tokens: Sequence[int]) -> int:
         """Let a context go on behind pages that it is about to share, from their last checkpoint.
 
-        Notes where other contexts are likely to part from it, so that these go on from there: where others go on with the same
-        pages and have no checkpoint, where the system prompt of a new conversation ends, behind the last message, before
-        the last token, and behind it.
-
         Args:
             alike: the extents that follow its last one, with the number of their pages that are alike. Those behind the
                 checkpoint are taken away.
-            tokens: of the context.
 
         Returns:
-            How many of them it shares.
+            How many of these extents it shares.
         """
+        # Cuts are places where other contexts are likely to part from this one, and that get checkpoints. They are where others
+        # go on with the same pages and have none, where the system prompt of a new conversation ends, behind the last message,
+        # before the last token, and behind it.
         count, start = 0, context.num_tokens // self._page_size
         cuts = {(len(tokens) - 1) // self._page_size, len(tokens) // self._page_size}
         if alike:
@@ -438,8 +396,10 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
     # -- a disk ----------------------------------------------------------------------------------------------------
 
     def copied(self, context: Context, first: int, end: int) -> tuple[int, Slots]:
-        """The first checkpoint with a copy on the host: the index behind its page, from `first + 1` to `end`, and the host
-        slots; (0, none) if there is none."""
+        """The first checkpoint behind one of the pages `first … end - 1` that has a copy on the host.
+
+        Returns the index behind that page, and the host slots; 0 and none if there is no such checkpoint.
+        """
         for extent in context.extents:
             for index, checkpoint in sorted(extent.checkpoints.items()):
                 if first < index <= end and checkpoint.host_slots and not checkpoint.offloading:
@@ -447,12 +407,14 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
         return 0, array("i")
 
     def num_slots(self, index: int) -> int:
-        """Slots of a checkpoint behind a page."""
+        """Number of slots of a checkpoint behind a page."""
         return index - self._first(index)
 
     def adopt(self, context: Context) -> Slots:
-        """Let a context that does not run go on behind its last page, all of which are there, from a checkpoint that comes to
-        the host from elsewhere; returns the host slots. None are returned if there is a checkpoint, or no room."""
+        """Let a context that does not run go on behind its last page, from a checkpoint that comes to the host from elsewhere.
+
+        Returns the host slots; none if there is a checkpoint, or no room.
+        """
         extent, index, slots = context.last, context.last.end, array("i")
         checkpoint = extent.checkpoints.setdefault(index, ContextCheckpoint(self._first(index)))
         if not (checkpoint.slots or checkpoint.host_slots):
@@ -475,24 +437,15 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
 
     @abstractmethod
     def _mark(self, context: Context, extent: PageExtent, index: int, *, likely: bool) -> ContextCheckpoint | None:
-        """Make a checkpoint of a context before a page, if its side is that of this place; None if there is one.
-
-        Args:
-            extent: that has the page before it.
-            likely: contexts will go on from there; else it is the first to go.
-        """
+        """Make a checkpoint behind page `index - 1`, if the context's side is of this place. A `likely` one is lost later."""
 
     @abstractmethod
     def go_on(self, context: Context, extent: PageExtent, index: int) -> None:
         """Give a context that does not run the side of a checkpoint."""
 
     def _last_checkpoint(self, extents: Sequence[PageExtent], num_pages: int = NEVER) -> tuple[PageExtent | None, int]:
-        """The last place in consecutive extents where a context can go on, by the extent that has the page before it and the
-        index behind that page; (None, 0) if there is none.
-
-        Args:
-            num_pages: of the extents that count, the first ones.
-        """
+        # The last place in the first `num_pages` pages where a context can go on: the extent with the page before it, and the
+        # index behind that page.
         last, place = None, 0
         end = extents[0].start + num_pages if extents else 0
         for extent in extents:
@@ -508,12 +461,7 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
     def _add_checkpoint(
         self, extent: PageExtent, index: int, slots: Slots, *, likely: bool
     ) -> ContextCheckpoint | None:
-        """Make a checkpoint; None if there is one.
-
-        Args:
-            index: behind the page before it.
-            likely: see `_mark`.
-        """
+        # None: there is one.
         checkpoint, made = extent.checkpoints.get(index), None
         if checkpoint is None:
             checkpoint = extent.checkpoints[index] = ContextCheckpoint(self._first(index))
@@ -529,7 +477,7 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
         return made
 
     def _use_checkpoint(self, checkpoint: ContextCheckpoint) -> tuple[Slots, Slots]:
-        """Share a checkpoint's window or state: its device slots; or its host slots, if it is not on the device."""
+        # Host slots are shared only if it is not on the device.
         for checkpoints in (self._checkpoints, self._copied):
             if checkpoint in checkpoints:
                 checkpoints.move_to_end(checkpoint)
@@ -538,12 +486,10 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
         return array("i"), self._host.share(checkpoint.host_slots[:])
 
     def _first_alone(self) -> ContextCheckpoint | None:
-        """The first checkpoint of which a slot has no other owner."""
         owners = self._slots.num_owners
         return next((at for at in self._checkpoints if any(owners(slot) == 1 for slot in at.slots)), None)
 
     def _lose_checkpoint(self) -> bool:
-        """Lose the first checkpoint of which a slot has no other owner, or else the first; False if there is none to lose."""
         checkpoint = self._first_alone() or next(iter(self._checkpoints), None)
         if checkpoint is not None:
             self._leave_device(checkpoint)
@@ -573,7 +519,6 @@ class SidePool[Side: ContextWindow | ContextState](ABC):
 
 
 def _behind_first(token: bytes, tokens: bytes) -> int:
-    """How many tokens end with the first one of a kind; 0: there is none."""
     at = tokens.find(token)
     while at > 0 and at % TOKEN_BYTES:  # within two other tokens
         at = tokens.find(token, at + 1)
@@ -581,7 +526,6 @@ def _behind_first(token: bytes, tokens: bytes) -> int:
 
 
 def _behind_last(token: bytes, tokens: bytes) -> int:
-    """How many tokens end with the last one of a kind; 0: there is none."""
     at = tokens.rfind(token)
     while at > 0 and at % TOKEN_BYTES:
         at = tokens.rfind(token, 0, at + TOKEN_BYTES - 1)

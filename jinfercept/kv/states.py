@@ -1,8 +1,7 @@
 """The states of recurrent layers: a pool of slots in which a context has one state, whatever its length (see `side_pool.py`).
 
-A state is of all tokens of a context up to one, and of no fewer: it cannot be shortened. A chunk may read another slot than it
-writes, so that a checkpoint costs a slot and no copy: the context that made it, and every other one that begins there, goes on
-in a slot of its own.
+A state is of all tokens of a context up to one; it cannot be shortened. A chunk may read another slot than it writes, so a
+checkpoint costs a slot and no copy: every context that begins there goes on in a slot of its own.
 """
 
 from array import array
@@ -84,8 +83,8 @@ class StatePool(SidePool[ContextState]):
         return end if state.slot else 0
 
     def _mark_page(self, context: Context) -> None:
-        """Make a checkpoint of a context that has filled a page, in place of the one that it made behind the page before: so a
-        context that ends has one behind its last page, and no more slots than one for that."""
+        # A context that has filled a page gets a checkpoint in place of the one behind the page before. So a context that ends
+        # has one behind its last page, and only one slot is used for that.
         state, index = self._of(context), self._border(context)
         if (extent := self._extent_at(context, index)) is not None:
             if state.last_page is not None and state.last_page.slots:
@@ -94,7 +93,7 @@ class StatePool(SidePool[ContextState]):
                 state.last_page = self._mark(context, extent, index, likely=True)
 
     def _is_own(self, source: int) -> bool:
-        """Whether a context can write its source: no checkpoint, no other context and no row of the plan being built has it."""
+        # Only then may the context write it: no checkpoint, no other context and no row of the plan being built has the slot.
         return source > 0 and self._slots.num_owners(source) == 1
 
     @override

@@ -1,18 +1,7 @@
 """The slots of every extent, the queues of extents that may be evicted, and the copies in flight.
 
-    ======  ================================  ========================
-    kind    references to pages on slots      eviction
-    ======  ================================  ========================
-    used    of running contexts               never
-    paused  evictable ones only               by the policy
-    cached  none: a finished prefix           least recently used first
-    ======  ================================  ========================
-
-A device slot that holds no page is free. A host slot is free or holds a copy, which is reclaimable while no paused context
-depends on it.
-
-All changes are made while a plan is built, between `begin` and the end of the plan; the runner executes a plan as
-fetch, drop, offload, compute, scatter, which is what allows a device slot to be reused inside the plan that offloads it.
+All changes are made while a plan is built, between `begin` and the end of the plan. The runner executes a plan as fetch, drop,
+offload, compute, scatter, so a device slot can be reused inside the plan that offloads it.
 """
 
 from bisect import bisect_left, insort
@@ -24,22 +13,15 @@ from jinfercept.kv.page import Occupancy, Residency, SlotPool, Slots
 
 
 class _ExtentPlace(NamedTuple):
-    """Sorts extents by their last use, those of one use from the last page on, and equal ones by age."""
-
     last_use: int
-    minus_start: int
-    number: int
+    minus_start: int  # of one use, the last pages come first
+    number: int  # equal ones by age
     num_pages: int
 
 
 @final
 class ExtentQueue:
-    """A set of extents, least recently used first, of one use children before parents.
-
-    Attributes:
-        num_pages: of all members.
-        places: of the members.
-    """
+    """A set of extents, least recently used first, of one use children before parents."""
 
     def __init__(self) -> None:
         self.num_pages = 0
@@ -75,15 +57,8 @@ class ExtentStore:
     Args:
         num_device_pages: usable device slots, numbered from 1 (0 is scratch).
         num_host_pages: host slots; 0 turns the host tier off.
-        page_size: tokens per page.
         prefix_caching: keep full pages without references until their slots are needed.
         forget_checkpoints: called with the checkpoints of pages that are gone; None: there are none.
-
-    Attributes:
-        device, host: the slots of both memories.
-        paused: extents on the device, of paused contexts only.
-        cached: extents on the device, of no context.
-        reclaimable: extents with a host copy on which no paused context depends.
     """
 
     def __init__(
@@ -98,6 +73,9 @@ class ExtentStore:
         self._prefix_caching, self._forget_checkpoints = prefix_caching, forget_checkpoints
         self.device = SlotPool(num_device_pages, first=1)
         self.host = SlotPool(num_host_pages, notes_drops=True)
+        # paused: on the device, of paused contexts only: the policy evicts them.
+        # cached: on the device, of no context, as finished prefixes: evicted least recently used first.
+        # reclaimable: with a host copy on which no paused context depends.
         self.paused, self.cached, self.reclaimable = ExtentQueue(), ExtentQueue(), ExtentQueue()
         self._queues = self.paused, self.cached, self.reclaimable
         self._moving: list[PageExtent] = []  # in flight
@@ -106,11 +84,10 @@ class ExtentStore:
 
     @property
     def num_host_free(self) -> int:
-        """Host slots that are free or hold a reclaimable copy."""
+        """Number of host slots that are free or hold a reclaimable copy."""
         return self.host.num_free + self.reclaimable.num_pages
 
     def occupancy(self) -> Occupancy:
-        """Both pools by kind."""
         free, paused, cached = self.device.num_free, self.paused.num_pages, self.cached.num_pages
         total, host = self.device.size, self.host.size - self.host.num_free
         return Occupancy(free, total - free - paused - cached, paused, cached, total, host, self.host.size)
@@ -134,7 +111,6 @@ class ExtentStore:
         self.device.begin()
 
     def _join(self, extent: PageExtent) -> None:
-        """Join an extent with its neighbours in the tree, as far as they are alike."""
         if extent.parent is None or not extent.num_pages:
             return
         while (child := extent.joinable(self.page_size)) is not None:
@@ -157,7 +133,7 @@ class ExtentStore:
         return self._uses
 
     def part(self, extent: PageExtent, start: int, end: int) -> PageExtent:
-        """The extent of the pages `start … end - 1` of one, which is cut as needed."""
+        """The extent of the pages `start … end - 1` of an extent, which is cut as needed."""
         part = extent
         if end < extent.end:
             part = self._cut(extent, end)
@@ -184,24 +160,24 @@ class ExtentStore:
         self._sort(extent)
 
     def changed(self, extent: PageExtent) -> None:
-        """An extent may be alike with a neighbour now: the next plan joins them."""
+        """Note that an extent may be alike with a neighbour now. The next plan joins them."""
         self._changed.append(extent)
 
     def freshen(self, extent: PageExtent, index: int) -> None:
-        """Note that this plan's compute fills pages from `index` on: they can be offloaded from the next plan on."""
+        """Note that this plan's compute fills pages from `index` on. They can be offloaded from the next plan on."""
         extent.fresh = min(extent.fresh, index)
         self._moving.append(extent)
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
     def take(self, most: int) -> Slots:
-        """Take up to so many device slots; those of finished prefixes go where too few are free."""
+        """Take up to `most` device slots. If too few are free, finished prefixes lose theirs."""
         if self.device.num_free < most:
             self.evict(self.cached, most - self.device.num_free)
         return self.device.take(most)
 
     def place(self, extent: PageExtent, slots: Slots) -> None:
-        """Give an extent that is not on the device these slots, which hold nothing yet."""
+        """Give these device slots, which hold nothing yet, to an extent that is not on the device."""
         assert extent.device is None
         assert len(slots) == extent.num_pages
         extent.device, extent.filled = slots, 0
@@ -216,7 +192,7 @@ class ExtentStore:
         self._moving.append(extent)
 
     def offloadable(self, extent: PageExtent) -> int:
-        """The index behind the leading pages that can be copied to the host: dirty ones, which no plan in flight changes."""
+        """Index behind the leading pages that can be copied to the host: dirty ones, which no plan in flight changes."""
         is_tail = extent.parent is None
         if (
             extent.residency is not Residency.DIRTY
@@ -227,7 +203,7 @@ class ExtentStore:
         return min(extent.end, max(extent.start, extent.fresh)) if extent.refs else extent.end
 
     def offload(self, extent: PageExtent) -> None:
-        """Copy pages to the host that can be copied; as many host slots are free or reclaimable."""
+        """Copy an extent to the host. Its pages can be copied, and as many host slots are free or reclaimable."""
         assert extent.device is not None
         assert self.offloadable(extent) == extent.end
         slots = self.take_host(extent.num_pages)
@@ -236,19 +212,19 @@ class ExtentStore:
         self.update(extent)
 
     def take_host(self, most: int) -> Slots:
-        """Take up to so many host slots; those of reclaimable copies go where too few are free."""
+        """Take up to `most` host slots. If too few are free, reclaimable copies lose theirs."""
         while (lacking := most - self.host.num_free) > 0 and (spare := next(iter(self.reclaimable), None)) is not None:
             self.drop_host(self.part(spare, max(spare.start, spare.end - lacking), spare.end))
         return self.host.take(most)
 
     def adopt(self, extent: PageExtent, slots: Slots) -> None:
-        """Give an extent that is nowhere host copies that come from elsewhere."""
+        """Give host copies that come from elsewhere to an extent that is missing."""
         assert extent.residency is Residency.MISSING
         extent.host, extent.host_filled = slots, extent.num_pages * self.page_size
         self.update(extent, is_alike=True)
 
     def drop_device(self, extent: PageExtent) -> int:
-        """Free the device slots of an extent; none if it is used, being fetched, or not on the device."""
+        """Free the device slots of an extent; returns their number. An extent that is used or being fetched keeps them."""
         if not extent.is_evictable:
             return 0
         assert extent.device is not None
@@ -258,10 +234,8 @@ class ExtentStore:
         return extent.num_pages
 
     def recede(self, extent: PageExtent, index: int) -> bool:
-        """Free the device slots of the pages from `index` on, which go to the extent behind, if that is alike without them.
-
-        This is what a context that is evicted from its end does most; it saves cutting and joining.
-        """
+        """Move the pages from `index` on to the extent behind, if that is alike without their device slots, which are freed."""
+        # a context that is evicted from its end does mostly this; it saves cutting and joining
         if len(extent.children) != 1 or not extent.is_evictable or extent.in_flight:
             return False
         behind = next(iter(extent.children.values()))
@@ -278,12 +252,11 @@ class ExtentStore:
         return True
 
     def drop_host(self, extent: PageExtent) -> None:
-        """Free the host copies of an extent."""
         self._free_host(extent)
         self.update(extent, is_alike=True)
 
     def evict(self, queue: ExtentQueue, most: int) -> int:
-        """Free up to `most` device slots of the first extents of a queue, last pages first; returns how many."""
+        """Free up to `most` device slots of the first extents of a queue, last pages first; returns their number."""
         freed = 0
         while freed < most and (extent := next((first for first in queue if not first.fetching), None)) is not None:
             num_pages = min(extent.num_pages, most - freed)
@@ -294,7 +267,7 @@ class ExtentStore:
     # -- bookkeeping -----------------------------------------------------------------------------------------------
 
     def forget(self, top: PageExtent) -> None:
-        """Take an extent and all behind it out of the tree: only the contexts that have them have them from now on."""
+        """Take an extent and all behind it out of the tree: only the contexts that have them now have them later."""
         root = top.parent
         assert root is not None
         del root.children[top.key(self.page_bytes)]
@@ -315,18 +288,13 @@ class ExtentStore:
                     self.drop_host(extent)
 
     def update(self, extent: PageExtent, *, is_alike: bool = False) -> None:
-        """Update what depends on an extent that has changed.
-
-        Args:
-            is_alike: it may be alike with a neighbour now, see `changed`.
-        """
+        """Update what depends on a changed extent. If it may be alike with a neighbour now, the next plan joins them."""
         if is_alike:
             self._changed.append(extent)
         extent.changed()
         self._sort(extent)
 
     def _sort(self, extent: PageExtent) -> None:
-        """Update the queues after a change of the extent, and free it if it has no reference and is not worth caching."""
         if not extent.refs and not extent.evictable_refs and not self._is_cacheable(extent):
             self._free(extent)
         for queue, is_member in zip(self._queues, _memberships(extent), strict=True):
@@ -350,8 +318,7 @@ class ExtentStore:
         self._remove(extent)
 
     def _remove(self, extent: PageExtent) -> None:
-        """Take an extent without references and KV out of the tree, and its parents that are like it; not while others are
-        behind it, which are found through it."""
+        # An extent that others are behind stays, since these are found through it.
         while extent.parent is not None and extent.num_pages and not extent.children:
             parent = extent.parent
             del parent.children[extent.key(self.page_bytes)]
@@ -395,7 +362,6 @@ class ExtentStore:
 
 
 def _memberships(extent: PageExtent) -> tuple[bool, bool, bool]:
-    """Whether an extent is paused, cached, and reclaimable; see `ExtentStore`."""
     on_device = extent.device is not None and not extent.refs and extent.num_pages > 0
     is_paused = on_device and extent.evictable_refs > 0
     is_reclaimable = (
@@ -403,7 +369,7 @@ def _memberships(extent: PageExtent) -> tuple[bool, bool, bool]:
         and not extent.offloading
         and (extent.device is not None if extent.refs else not extent.evictable_refs)
     )
-    return is_paused, on_device and not is_paused, is_reclaimable
+    return is_paused, on_device and not is_paused, is_reclaimable  # see `ExtentStore`
 
 
 def _root(extent: PageExtent) -> PageExtent:

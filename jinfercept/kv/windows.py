@@ -1,9 +1,8 @@
 """The pages of layers with a sliding window: a pool in which a context has its last pages only (see `side_pool.py`).
 
-Such a layer reads the last `window` tokens of a context, so that pages behind these are given back as the context grows, and a
-paused context keeps no more than its window. What was given back cannot be computed from the middle: each of its tokens
-depends on a window before it, and so on down to the first. Full pages are not written again: contexts and checkpoints share
-slots.
+Such a layer reads the last `window` tokens of a context, so pages behind these are given back as the context grows. A page that
+was given back cannot be computed from the middle: its tokens depend on a window before them, and so on down to the first token.
+Full pages are not written again, so contexts and checkpoints share slots.
 """
 
 from array import array
@@ -44,7 +43,6 @@ class WindowPool(SidePool[ContextWindow]):
 
     @override
     def _spare(self, context: Context) -> None:
-        """Of a running context also what lies behind its window."""
         if context.in_use and context.ready:
             self._trim(context, context.ready)
         super()._spare(context)
@@ -52,7 +50,7 @@ class WindowPool(SidePool[ContextWindow]):
     # -- what a context has ----------------------------------------------------------------------------------------
 
     def _start(self, num_tokens: int) -> int:
-        """Index of the first page that the token behind so many sees."""
+        # index of the first page that the token behind `num_tokens` sees
         return max(0, num_tokens - self._sizes.window + 1) // self._page_size
 
     @override
@@ -68,7 +66,7 @@ class WindowPool(SidePool[ContextWindow]):
         return _is_copied(self._of(context), *self._needed(num_tokens))
 
     def _needed(self, num_tokens: int) -> tuple[int, int]:
-        """The first page that the last of so many tokens sees, which may be computed again, and the index behind its own."""
+        # from the first page that the last token sees, which may be computed again, to the index behind its own page
         return self._start(num_tokens - 1), (num_tokens - 1) // self._page_size + 1
 
     # -- computing -------------------------------------------------------------------------------------------------
@@ -93,7 +91,6 @@ class WindowPool(SidePool[ContextWindow]):
         return window.end
 
     def _trim(self, context: Context, num_tokens: int) -> None:
-        """Give back the pages behind the window of a context that has so many tokens."""
         window = self._of(context)
         first = self._start(min(num_tokens, window.read_from) - self._sizes.slack)
         if (behind := min(first, window.end) - window.first) > 0 and not window.fetching:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from jinfercept.errors import ModelError, shown
 from jinfercept.pallas.layouts.rows import Activation
 
-Family = Literal["llama", "gptj", "gemma", "gemma4", "qwen3_next"]
+Family = Literal["llama", "gptj", "gemma", "gemma4", "qwen3_next", "nemotron_h"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn", "factors", "proportional"]
 
 
@@ -40,6 +40,8 @@ _NORMED_OUTPUTS = {"pre_norms": False, "post_norms": True, "qk_row_norm": True}
 _EXPERTS = frozenset(("num_experts", "num_local_experts", "num_experts_per_tok"))
 _EXPERTS |= {"router_jitter_noise", "router_aux_loss_coef"}  # of training
 _SHARED_EXPERT = _EXPERTS | {"moe_intermediate_size", "shared_expert_intermediate_size"}
+_ROUTED_EXPERTS = _EXPERTS | {"n_routed_experts", "n_shared_experts", "n_group", "topk_group", "norm_topk_prob"}
+_ROUTED_EXPERTS |= {"routed_scaling_factor", "moe_intermediate_size", "num_nextn_predict_layers"}
 ARCHITECTURES = {
     "llama": Architecture("llama", biases=_ALL_BIASES),
     "mistral": Architecture("llama", always_windowed=True),
@@ -69,9 +71,7 @@ ARCHITECTURES = {
         {"o_bias": False},
         _ATTENTION_BIAS,
         turns_partly=True,
-        keys=_EXPERTS
-        | {"n_routed_experts", "n_shared_experts", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor"}
-        | {"moe_intermediate_size", "first_k_dense_replace", "use_qk_norm", "num_nextn_predict_layers"},
+        keys=_ROUTED_EXPERTS | {"first_k_dense_replace", "use_qk_norm"},
     ),
     "qwen3_next": Architecture(
         "qwen3_next",
@@ -82,6 +82,10 @@ ARCHITECTURES = {
     ),
     "qwen3_5_text": Architecture("qwen3_next", _GATED, _ATTENTION_BIAS, turns_partly=True),
     "qwen3_5_moe_text": Architecture("qwen3_next", _GATED, _ATTENTION_BIAS, turns_partly=True, keys=_SHARED_EXPERT),
+    "nemotron_h": Architecture(
+        "nemotron_h",
+        keys=_ROUTED_EXPERTS | {"moe_shared_expert_intermediate_size", "moe_latent_size", "moe_shared_expert_overlap"},
+    ),
     "gemma2": Architecture("gemma", {"post_norms": True}, _ATTENTION_BIAS),
     "gemma3_text": Architecture("gemma", {"qk_norm": True, "post_norms": True}, _ATTENTION_BIAS),
     "gemma4_text": Architecture(
@@ -100,6 +104,7 @@ _BELOW = {
     "max_position": 1 << 31,
     "ffn_size": 1 << 24,
     "shared_ffn_size": 1 << 24,
+    "latent_size": 1 << 20,
     **dict.fromkeys(("num_experts", "per_token", "parts"), 1 << 12),
     **dict.fromkeys(("num_key_heads", "num_value_heads", "key_dim", "value_dim"), 1 << 16),
     "num_taps": 1 << 10,
@@ -110,6 +115,7 @@ _LEAST = {
     **dict.fromkeys(
         (
             "shared_ffn_size",
+            "latent_size",
             "per_layer_size",
             "original_max_position",
             "turning_pairs",
@@ -174,6 +180,7 @@ class LayerKind(NamedTuple):
         kv_from: an earlier layer of the same sizes whose keys and values it reads; None: it has its own. Of an assistant, a
             layer of the model for which it drafts, see `assistant.fitted`.
         drafts: it comes behind the last layer and drafts tokens, see `ModelConfig.with_draft_layer`.
+        has_ffn: it has a feed-forward network, or experts; some of Nemotron-H's have none.
     """
 
     window: int | None = None
@@ -186,6 +193,7 @@ class LayerKind(NamedTuple):
     keys_are_values: bool = False
     kv_from: int | None = None
     drafts: bool = False
+    has_ffn: bool = True
 
 
 PLAIN_KIND = LayerKind()
@@ -207,7 +215,8 @@ class ExpertsConfig:
         shared_ffn_size: columns of a further expert that computes every token, times a gate (Qwen3-Next); 0: there is none.
         scale: of the factors, where scores are sigmoids, a correction is added to them to choose, and the further expert has no
             gate (GLM 4.5); None: scores are probabilities.
-        activation: of the gates.
+        activation: of the gates, or of experts without gates, see `Activation`.
+        latent_size: width of what experts read and write, between two projections (Nemotron 3 Super); 0: that of the stream.
     """
 
     num_experts: int
@@ -220,6 +229,7 @@ class ExpertsConfig:
     shared_ffn_size: int = 0
     scale: float | None = None
     activation: Activation = "silu"
+    latent_size: int = 0
 
     def __post_init__(self) -> None:
         _check_fields(self)
@@ -235,12 +245,12 @@ class ExpertsConfig:
 
 @dataclass(frozen=True)
 class DeltaNetConfig:
-    """Recurrent layers with a gated delta rule (`delta_net.py`).
+    """Recurrent layers with a gated delta rule (`qwen3_next.py`), or with Mamba-2's recurrence (`nemotron_h.py`).
 
     Attributes:
-        num_key_heads: heads of queries and keys.
-        num_value_heads: heads of values, as many for each key head.
-        key_dim, value_dim: dimensions of a head.
+        num_key_heads: heads of queries and keys; Mamba-2's groups.
+        num_value_heads: heads of values, as many for each key head; Mamba-2's heads.
+        key_dim, value_dim: dimensions of a head; the size of Mamba-2's state, and of its heads.
         num_taps: tokens that the convolution before the rule sees.
     """
 
@@ -311,7 +321,7 @@ class ModelConfig:
         sinks: attention has a sink for each query head, see `Scoring` (gpt-oss).
         experts: of the feed-forward network (Mixtral, Qwen3-MoE, gpt-oss); None: it has none.
         attention_gate: what attention gives is multiplied by gates, which are projected beside the queries (Qwen3-Next).
-        delta_net: of the recurrent layers (Qwen3-Next); None: there are none.
+        delta_net: of the recurrent layers (Qwen3-Next, Nemotron-H); None: there are none.
         per_layer_size: numbers of a token that each layer has for itself (Gemma 4 E2B and E4B); 0: there are none.
         assistant: of a model that drafts for another one and serves nothing alone (Gemma 4); None: it is none.
     """
@@ -414,10 +424,12 @@ class ModelConfig:
                 _check_number("a window", kind.window, whole=True)
             if kind.rope is not None:
                 self.of_kind(kind)._check_rope(kind.rope)
-        if any(kind.is_recurrent for kind in self.kinds) != (self.delta_net is not None):
+        if {kind.is_recurrent for kind in self.kinds or (PLAIN_KIND,)} != (
+            {False} if self.delta_net is None else {False, True}
+        ):
             raise ModelError(
-                "recurrent layers and their sizes must be given together",
-                got=shown(self.delta_net),
+                "a model with sizes of recurrent layers has layers with attention and recurrent ones",
+                got=shown(self.kinds),
                 fix="correct layer_types of the config",
             )
 

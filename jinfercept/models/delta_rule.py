@@ -1,4 +1,5 @@
-"""The gated delta rule (arXiv 2412.06464), a recurrence over the tokens of a sequence, for the rows of a step.
+"""The gated delta rule (arXiv 2412.06464), a recurrence over the tokens of a sequence, for the rows of a step; and Mamba-2's
+(arXiv 2405.21060), which is the same without what the state has.
 
 A head has a state `S [key_dim, value_dim]`. A token multiplies it by a decay, reads at its key what the state has, writes the
 difference to its own value there, times β, and reads at its query:
@@ -9,6 +10,9 @@ Rows of few tokens, as decode rows with drafts are, compute that token by token,
 `SHORT_TOKENS` compute blocks of `BLOCK_TOKENS`, each as a few matrix products with the inverse of a triangular matrix (the
 chunked form of the paper), one block after the other. All is float32. Padding within a block has β = 0 and g = 0, which leaves
 the state as it is.
+
+Mamba-2 writes a token's own value, `S ← S + k ⊗ β v`, so its blocks have no triangular matrix. Its queries, keys and values are
+the papers' C, B and x, and β its step.
 """
 
 from functools import partial
@@ -46,20 +50,32 @@ class DeltaInputs(NamedTuple):
         return DeltaInputs(*(jax.lax.dynamic_slice_in_dim(x, start, size) for x in self))
 
 
-def gated_delta_rule(inputs: DeltaInputs, states: States, rows: StateRows) -> tuple[Float32[Array, "T K G W"], States]:
-    """What the tokens read, and the states behind the rows. Padding tokens read anything."""
+def gated_delta_rule(
+    inputs: DeltaInputs, states: States, rows: StateRows, *, corrects: bool = True
+) -> tuple[Float32[Array, "T K G W"], States]:
+    """What the tokens read, and the states behind the rows. Padding tokens read anything.
+
+    Args:
+        corrects: whether a token writes the difference to what the state has at its key; false: its value, as Mamba-2's do.
+    """
     num_tokens, outputs = len(inputs.q), jnp.zeros_like(inputs.v)
     if num_tokens > SHORT_TOKENS:  # first, since a row's last block writes over what follows
         padded = [jnp.pad(x, ((0, BLOCK_TOKENS), *((0, 0),) * (x.ndim - 1))) for x in (*inputs, outputs)]
-        outputs, states = _longer_rows(DeltaInputs(*padded[:-1]), padded[-1], states, rows)
+        outputs, states = _longer_rows(DeltaInputs(*padded[:-1]), padded[-1], states, rows, corrects)
         outputs = outputs[:num_tokens]
     if num_tokens > 1:
-        outputs, states = _short_rows(inputs, outputs, states, rows, 2, SHORT_TOKENS)
-    return _short_rows(inputs, outputs, states, rows, 1, 1)
+        outputs, states = _short_rows(inputs, outputs, states, rows, corrects, 2, SHORT_TOKENS)
+    return _short_rows(inputs, outputs, states, rows, corrects, 1, 1)
 
 
 def _short_rows(
-    inputs: DeltaInputs, outputs: Float32[Array, "T K G W"], states: States, rows: StateRows, fewest: int, most: int
+    inputs: DeltaInputs,
+    outputs: Float32[Array, "T K G W"],
+    states: States,
+    rows: StateRows,
+    corrects: bool,
+    fewest: int,
+    most: int,
 ) -> tuple[Float32[Array, "T K G W"], States]:
     """The rows of `fewest` to `most` tokens."""
     size = min(SHORT_ROWS, len(rows.slots))
@@ -80,7 +96,7 @@ def _short_rows(
         def step(place: Int[Array, ""], carried: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             outputs, state, behind = carried
             token = DeltaInputs(*(x.at[starts + place].get(mode="clip") for x in inputs))
-            output, state = _token(token, state)
+            output, state = _token(token, state, corrects)
             at = jnp.where(place < lengths, starts + place, len(outputs))
             behind = jnp.where((place < seen)[:, None, None, None, None], state, behind)
             return outputs.at[at].set(output, mode="drop"), state, behind
@@ -94,17 +110,17 @@ def _short_rows(
 
 
 def _token(
-    token: DeltaInputs, before: Float32[Array, "S K G D W"]
+    token: DeltaInputs, before: Float32[Array, "S K G D W"], corrects: bool
 ) -> tuple[Float32[Array, "S K G W"], Float32[Array, "S K G D W"]]:
     """One token of every row."""
     state = before * jnp.exp(token.decay)[..., None, None]
-    wrong = token.v - _einsum("skd,skgdw->skgw", token.k, state)
-    state = state + _einsum("skd,skgw->skgdw", token.k, wrong * token.beta[..., None])
+    new = token.v - _einsum("skd,skgdw->skgw", token.k, state) if corrects else token.v
+    state = state + _einsum("skd,skgw->skgdw", token.k, new * token.beta[..., None])
     return _einsum("skd,skgdw->skgw", token.q, state), state
 
 
 def _longer_rows(
-    inputs: DeltaInputs, outputs: Float32[Array, "P K G W"], states: States, rows: StateRows
+    inputs: DeltaInputs, outputs: Float32[Array, "P K G W"], states: States, rows: StateRows, corrects: bool
 ) -> tuple[Float32[Array, "P K G W"], States]:
     """The rows of more tokens, block by block. A row's last block reaches into the next row, whose own blocks come later."""
     num_blocks = jnp.where(rows.lengths > SHORT_TOKENS, -(-rows.lengths // BLOCK_TOKENS), 0)
@@ -124,7 +140,7 @@ def _longer_rows(
         source = jnp.where(place == 0, rows.sources[row], slot)
         before = jax.lax.dynamic_index_in_dim(states, source, keepdims=False)
         before = jnp.where(rows.begin[row] & (place == 0), 0.0, before)
-        output, behind = _block(part, before, jnp.clip(rows.seen[row] - place, 0, BLOCK_TOKENS))
+        output, behind = _block(part, before, jnp.clip(rows.seen[row] - place, 0, BLOCK_TOKENS), corrects)
         states = jax.lax.dynamic_update_index_in_dim(states, behind, slot, 0)
         return jax.lax.dynamic_update_slice_in_dim(outputs, output, start, 0), states
 
@@ -132,22 +148,30 @@ def _longer_rows(
 
 
 def _block(
-    block: DeltaInputs, before: Float32[Array, "K G D W"], num_seen: Int[Array, ""]
+    block: DeltaInputs, before: Float32[Array, "K G D W"], num_seen: Int[Array, ""], corrects: bool
 ) -> tuple[Float32[Array, "C K G W"], Float32[Array, "K G D W"]]:
     """Consecutive tokens of one row. The state behind them has seen the first `num_seen`."""
-    q, k, v, beta = block.q, block.k, block.v, block.beta
+    q, k = block.q, block.k
     decay = jnp.cumsum(block.decay, axis=0)  # [C, K, G], from the block's start
     by_head = jnp.moveaxis(decay, 0, -1)
     causal = jnp.tril(jnp.ones((len(q), len(q)), bool))[None, None]
     between = jnp.exp(jnp.where(causal, by_head[..., :, None] - by_head[..., None, :], -jnp.inf))  # [K, G, C, C]
-    earlier = _einsum("ikd,jkd->kij", k, k)[:, None] * between * jnp.moveaxis(beta, 0, -1)[..., None]
     grown = jnp.exp(decay)[..., None]
-    targets = jnp.concatenate([v, grown * k[:, :, None]], axis=-1) * beta[..., None]  # [C, K, G, W + D]
-    solved = jax.lax.linalg.triangular_solve(
-        earlier, jnp.moveaxis(targets, 0, 2), left_side=True, lower=True, unit_diagonal=True
-    )
-    values, keys = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
-    written = values - _einsum("kgcd,kgdw->kgcw", keys, before)
+    written = block.v * block.beta[..., None]
+    if corrects:  # by what those before in the block write
+        earlier = _einsum("ikd,jkd->kij", k, k)[:, None] * between * jnp.moveaxis(block.beta, 0, -1)[..., None]
+        keys = grown * k[:, :, None] * block.beta[..., None]
+        solved = jax.lax.linalg.triangular_solve(
+            earlier,
+            jnp.moveaxis(jnp.concatenate([written, keys], axis=-1), 0, 2),  # [K, G, C, W + D]
+            left_side=True,
+            lower=True,
+            unit_diagonal=True,
+        )
+        values, keys = jnp.split(solved, [written.shape[-1]], axis=-1)
+        written = values - _einsum("kgcd,kgdw->kgcw", keys, before)
+    else:
+        written = jnp.moveaxis(written, 0, 2)
     seen = _einsum("ikd,jkd->kij", q, k)[:, None] * between
     output = _einsum("ckgd,kgdw->ckgw", grown * q[:, :, None], before) + _einsum("kgij,kgjw->ikgw", seen, written)
     is_seen = (jnp.arange(len(q)) < num_seen)[:, None, None]

@@ -40,7 +40,7 @@ class Choices(NamedTuple):
 class ExpertWeights(NamedTuple):
     """Stacked weights of a device's experts or parts of experts, and biases in models that have some."""
 
-    gate_up: Any  # [X, E, 2, F], an array, quantised, or sides apart
+    gate_up: Any  # [X, E, 2, F], or [X, E, F] of experts without gates: an array, quantised, or sides apart
     down: Any  # [X, F, E], as well
     gate_up_bias: Any = None  # [X, 2, F]
     down_bias: Any = None  # [X, E]
@@ -208,7 +208,7 @@ def _by_blocks(
     last_blocks = jnp.cumsum(num_blocks)
     padded = jnp.pad(rows, ((0, block_rows), (0, 0)))
     gate_up_bias = None if weights.gate_up_bias is None else _joined(weights.gate_up_bias)
-    gate_up = weights.gate_up if is_quantized(weights.gate_up) else _joined(weights.gate_up)
+    gate_up = weights.gate_up if is_quantized(weights.gate_up) else _matrices(weights.gate_up)
     stacks = ExpertWeights(gate_up, weights.down, gate_up_bias, weights.down_bias)
 
     def multiply(block: Int[Array, ""], y: Float[Array, "M E"]) -> Float[Array, "M E"]:
@@ -245,10 +245,11 @@ def _joined(sides: Float[Array, "*axes 2 F"]) -> Float[Array, "*axes F2"]:
 
 
 def _gated(rows: Float[Array, "N F2"], config: ExpertsConfig) -> Float[Array, "N F"]:
-    """Gated rows, of those that have the gates in their first half."""
-    gate, up = jnp.split(rows, 2, axis=1)
+    """Gated rows, of those that have the gates in their first half, or activated ones, of experts without gates."""
+    sides = jnp.split(rows, 1 if config.activation == "relu2" else 2, axis=1)
     if config.swiglu is None:
-        return gated(gate, up, config.activation)
+        return gated(*sides, activation=config.activation)
+    gate, up = sides
     limit, factor = config.swiglu
     gate, up = jnp.minimum(gate.astype(jnp.float32), limit), jnp.clip(up.astype(jnp.float32), -limit, limit)
     return ((up + 1) * gate * jax.nn.sigmoid(factor * gate)).astype(rows.dtype)

@@ -35,6 +35,7 @@ from jinfercept.models.hf_keys import (
     text_config,
 )
 from jinfercept.models.hf_rope import check_rope_objects, ropes_from_hf
+from jinfercept.pallas.layouts.rows import Activation
 
 _GPTJ_ALIASES = {
     "hidden_size": "n_embd",
@@ -44,20 +45,29 @@ _GPTJ_ALIASES = {
 }
 _SAME = {**_GPTJ_ALIASES, "num_local_experts": "num_experts"}
 _DELTA_KEYS = {
-    "linear_num_key_heads": "num_key_heads",
-    "linear_num_value_heads": "num_value_heads",
-    "linear_key_head_dim": "key_dim",
-    "linear_value_head_dim": "value_dim",
-    "linear_conv_kernel_dim": "num_taps",
+    "qwen3_next": (
+        *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+        "linear_conv_kernel_dim",
+    ),
+    "nemotron_h": ("n_groups", "mamba_num_heads", "ssm_state_size", "mamba_head_dim", "conv_kernel"),
 }
+"""By family, the names of the fields of `DeltaNetConfig`."""
 _GEMMA4_SIZES = ("hidden_size_per_layer_input", "num_kv_shared_layers", "global_head_dim")
 _GEMMA4_SIZES += ("num_global_key_value_heads", "top_k_experts", "vocab_size_per_layer_input")
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rms_norm_eps")
 _SIZES += ("max_position_embeddings", "n_embd", "n_layer", "n_head", "n_positions", "rotary_dim", "layer_norm_epsilon")
 _SIZES += ("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts", "num_experts_per_tok")
-_SIZES += ("n_routed_experts", "n_shared_experts")
-_SIZES += ("full_attention_interval", "no_rope_layer_interval", *_DELTA_KEYS)
-_OR_0 = ("num_key_value_heads", "head_dim", "sliding_window", "max_window_layers", "n_inner", *_GEMMA4_SIZES)
+_SIZES += ("n_routed_experts", "n_shared_experts", "moe_shared_expert_intermediate_size")
+_SIZES += ("full_attention_interval", "no_rope_layer_interval", *sum(_DELTA_KEYS.values(), ()))
+_OR_0 = (
+    "moe_latent_size",
+    "num_key_value_heads",
+    "head_dim",
+    "sliding_window",
+    "max_window_layers",
+    "n_inner",
+    *_GEMMA4_SIZES,
+)
 _OR_0 += ("sliding_window_pattern", "_sliding_window_pattern", "first_k_dense_replace", "num_nextn_predict_layers")
 """Sizes for which 0 stands for none."""
 _COMMON_KEYS = frozenset(("architectures", "model_type", "vocab_size", "tie_word_embeddings", "quantization_config"))
@@ -74,6 +84,28 @@ _LAYER_KEYS = (
     | {"rms_norm_eps", "max_position_embeddings", "hidden_act", "attention_bias", "sliding_window", "layer_types"}
     | {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
 )
+_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
+_ACTIVATIONS: dict[str, Mapping[str, tuple[object, ...]]] = {
+    "gemma": {"hidden_act": (*_TANH, "gelu"), "hidden_activation": (*_TANH, None)},
+    "gemma2": {"hidden_activation": _TANH},
+    "gemma3_text": {"hidden_activation": _TANH},
+    "gemma4_text": {
+        "hidden_activation": _TANH,
+        "use_bidirectional_attention": (None, "vision"),
+        "attention_bias": (False,),
+    },
+    "nemotron_h": {
+        **dict.fromkeys(("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"), (False,)),
+        **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), (1,)),
+        "use_conv_bias": (True,),
+        "mlp_hidden_act": ("relu2",),
+        "mamba_hidden_act": ("silu",),
+    },
+    "gptj": {"activation_function": _TANH},
+}
+"""Keys of activations, and of what is served in one way only, and what they may be; of architectures that differ from Llama."""
+_PARTS = {"linear_attention": "M", "full_attention": "*", "moe": "E", "mlp": "-"}
+"""Nemotron-H's types of layers, and their letters in `hybrid_override_pattern`."""
 _UNDERSTOOD: dict[Family, frozenset[str]] = {
     "llama": _LAYER_KEYS | {"mlp_bias", "use_sliding_window", "max_window_layers"},
     "gemma": _LAYER_KEYS
@@ -83,27 +115,33 @@ _UNDERSTOOD: dict[Family, frozenset[str]] = {
     | {*_GEMMA4_SIZES, "hidden_activation", "final_logit_softcapping", "attention_k_eq_v", "use_double_wide_mlp"}
     | {"enable_moe_block", "use_bidirectional_attention", "per_layer_config", *ASSISTANT_KEYS},
     "qwen3_next": _LAYER_KEYS
-    | {*_DELTA_KEYS, "full_attention_interval", "attn_output_gate", "mamba_ssm_dtype"}  # states are float32
+    | {
+        *_DELTA_KEYS["qwen3_next"],
+        "full_attention_interval",
+        "attn_output_gate",
+        "mamba_ssm_dtype",
+    }  # states are float32
     | {"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"},  # of the layer that drafts
+    "nemotron_h": _LAYER_KEYS
+    | {
+        *_DELTA_KEYS["nemotron_h"],
+        *_ACTIVATIONS["nemotron_h"],
+        "hybrid_override_pattern",
+        "layers_block_type",
+        "layer_norm_epsilon",
+        "norm_eps",
+    }
+    | {"mtp_hybrid_override_pattern", "mtp_layers_block_type"}  # of layers that draft, which are not read
+    | {"expand", "chunk_size", "rescale_prenorm_residual", "use_mamba_kernels", "mamba_ssm_cache_dtype"}
+    | {"num_logits_to_keep"},
     "gptj": _COMMON_KEYS
     | {*_GPTJ_ALIASES, *_GPTJ_ALIASES.values(), "rotary_dim", "layer_norm_epsilon", "n_inner", "activation_function"},
 }
 _WINDOWED_BY_LAYER = ("qwen2", "qwen3", "smollm3", "gpt_oss", "olmo3", "gemma2", "gemma3_text", "gemma4_text")
 """Architectures of whose layers some have windows, if a size is stated."""
 _GRANITE_FACTORS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
-_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
-_ACTIVATIONS: dict[str, dict[str, tuple[str | bool | None, ...]]] = {
-    "gemma": {"hidden_act": (*_TANH, "gelu"), "hidden_activation": (*_TANH, None)},
-    "gemma2": {"hidden_activation": _TANH},
-    "gemma3_text": {"hidden_activation": _TANH},
-    "gemma4_text": {
-        "hidden_activation": _TANH,
-        "use_bidirectional_attention": (None, "vision"),
-        "attention_bias": (False,),
-    },
-    "gptj": {"activation_function": _TANH},
-}
-"""Keys of activations and what they may be, of architectures that have others than Llama's."""
+_BY_FAMILY: dict[Family, Activation] = {"gemma": "gelu_new", "gemma4": "gelu_new", "nemotron_h": "relu2"}
+"""Activations of feed-forward networks that are not SiLU."""
 
 
 def config_from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -154,6 +192,8 @@ def _check_sizes(config: Mapping[str, Any], name: str, understood: Set[str]) -> 
             got = f"{key} {config[key]} and {other} {config[other]}"
             raise ModelError("config.json says a size twice, in two ways", got=got[:200], fix="correct the file")
     sizes = ["hidden_size", "num_hidden_layers", *(["num_attention_heads"] if name != "gemma3_text" else [])]
+    if name == "nemotron_h":  # whose list of layers counts
+        config = {"num_hidden_layers": 1, **config}
     if name == "gptj":
         sizes = [key if key in config else _GPTJ_ALIASES[key] for key in sizes]
     require(config, sizes, where="config.json")
@@ -210,6 +250,8 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The fields of a `ModelConfig` with layers like Llama's."""
     architecture, num_heads = ARCHITECTURES[name], config["num_attention_heads"]
     windowed = dict[str, int]()
+    if architecture.family == "nemotron_h":
+        config = _in_blocks(config)
     if architecture.family == "gemma4":
         sizes = _sizes_by_type(config)
         windowed, config = sizes.get("sliding_attention", {}), {**config, **sizes["full_attention"]}
@@ -218,6 +260,7 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     qkv_bias, mlp_bias = (
         key in architecture.biases and flag(config, key, default=False) for key in ("attention_bias", "mlp_bias")
     )
+    activation, of_states = _BY_FAMILY.get(architecture.family, "silu"), _DELTA_KEYS.get(architecture.family)
     fields = {
         "vocab_size": config["vocab_size"],
         "hidden_size": config["hidden_size"],
@@ -230,22 +273,22 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "rope": rope.config,
         "tie_embeddings": config.get("tie_word_embeddings", False),
         "max_position": rope.max_position,
-        "activation": "gelu_new" if architecture.family in ("gemma", "gemma4") else "silu",
+        "activation": activation,
         "qkv_bias": qkv_bias,
         "o_bias": qkv_bias,
         "mlp_bias": mlp_bias,
         "kinds": _kinds(config, name, near),
-        "experts": _experts(config, name)
+        "experts": _experts(config, name, activation)
         if "num_experts" in architecture.keys and config.get("enable_moe_block", True)
         else None,
+        "delta_net": DeltaNetConfig(*(config[key] for key in of_states)) if of_states else None,
         **architecture.parts,
     }
     match architecture.family, name:
         case "llama", "granite":
             check_numbers(config, _GRANITE_FACTORS, whole=False)
             fields["rope"] = rope.config.scoring(config["attention_multiplier"])
-            fields["embedding_multiplier"] = config["embedding_multiplier"]
-            fields["residual_multiplier"] = config["residual_multiplier"]
+            fields |= {key: config[key] for key in ("embedding_multiplier", "residual_multiplier")}
             fields["logits_divisor"] = config["logits_scaling"]
         case "llama", "smollm3":
             fields["kinds"] = _with_still_layers(config, fields["kinds"], rope.config)
@@ -265,12 +308,37 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
             if ASSISTANT_KEYS[0] in config:
                 fields["assistant"], fields["logit_cap"] = _assistant(config), None  # its class does not cap
         case "qwen3_next", _:
-            if not flag(config, "attn_output_gate", default=True):
-                raise ModelError(
-                    "attention of this family has gates", got="attn_output_gate false", fix="use another model"
-                )
-            fields["delta_net"] = DeltaNetConfig(**{ours: config[theirs] for theirs, ours in _DELTA_KEYS.items()})
+            refuse_unless(config, attn_output_gate=(True,))
+        case "nemotron_h", _:
+            fields["rope"] = replace(rope.config, scaling="proportional", turning_pairs=0)
+            fields["kinds"] = config["kinds"]
     return fields
+
+
+def _in_blocks(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Nemotron-H's config with Llama's names, and the `kinds` of layers that are Mamba-2 or attention with the feed-forward
+    part behind it, if there is one. In the file every part is a layer."""
+    types = config["layers_block_type"]
+    refuse_unless(config, num_hidden_layers=(len(types),))
+    letters = "".join(_PARTS[part] for part in types)
+    blocks = re.findall("[M*][-E]?", letters)
+    if "".join(blocks) != letters:
+        raise ModelError(
+            "a layer with experts (E) or a feed-forward network (-) comes behind one with Mamba-2 (M) or attention (*)",
+            got=shown(letters),
+            fix="use another model",
+        )
+    kinds = tuple(
+        LayerKind(is_dense="-" in block and "E" in letters, is_recurrent="M" in block, has_ffn=len(block) > 1)
+        for block in blocks
+    )
+    return {
+        **config,
+        "kinds": kinds,
+        "num_hidden_layers": len(kinds),
+        "rms_norm_eps": config["layer_norm_epsilon"],
+        "enable_moe_block": "E" in letters,
+    }
 
 
 def _kinds(config: Mapping[str, Any], name: str, near: RopeConfig | None) -> tuple[LayerKind, ...]:
@@ -292,12 +360,6 @@ def _kinds(config: Mapping[str, Any], name: str, near: RopeConfig | None) -> tup
             got=shown(types),
             fix="use another model, or set sliding_window and use_sliding_window",
         )
-    if "linear_attention" in served and len(set(types)) < 2:
-        raise ModelError(
-            "a model of this family has layers with attention and recurrent ones",
-            got=shown(types),
-            fix="use another model",
-        )
     dense = (
         _are_dense(config) if architecture.keys & {"decoder_sparse_step", "first_k_dense_replace"} else (False,) * count
     )
@@ -318,8 +380,8 @@ def _sizes_by_type(config: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     usual = {key: config[key] for key in ("head_dim", "num_key_value_heads")}
     own = {int(index): sizes for index, sizes in config["per_layer_config"].items()}  # written as "05" beside "11"
     by_layer = [usual | own.get(index, {}) for index in range(len(config["layer_types"]))]
-    by_type = dict(zip(config["layer_types"], by_layer, strict=True))
-    types = zip(config["layer_types"], by_layer, strict=True)
+    types = [*zip(config["layer_types"], by_layer, strict=True)]
+    by_type = dict(types)
     if any(sizes != by_type[of] or sizes.keys() != usual.keys() for of, sizes in types):
         raise ModelError(
             "layers of one type have one head dim and one number of KV heads, and nothing else of their own",
@@ -392,30 +454,28 @@ def _with_still_layers(
     return tuple(kind._replace(rope=None if turn else still) for kind, turn in zip(kinds, turns, strict=False))
 
 
-def _experts(config: Mapping[str, Any], name: str) -> ExpertsConfig:
+def _experts(config: Mapping[str, Any], name: str, activation: Activation) -> ExpertsConfig:
     """The experts of the layers that have some."""
     if name == "gemma4_text":
         require(config, ("num_experts", "top_k_experts", "moe_intermediate_size"), where="config.json")
-    if name == "glm4_moe":
-        check_numbers(config, ("routed_scaling_factor",), whole=False)
-        return ExpertsConfig(
-            config["n_routed_experts"],
-            config["num_experts_per_tok"],
-            config["moe_intermediate_size"],
-            normalised=flag(config, "norm_topk_prob"),
-            shared_ffn_size=config["moe_intermediate_size"] * config["n_shared_experts"],
-            scale=float(config["routed_scaling_factor"]),
-        )
-    count = next(config[key] for key in ("num_local_experts", "num_experts") if config.get(key) is not None)
+    counts = ("n_routed_experts", "num_local_experts", "num_experts")
     ffn_size = config["moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"]
     experts = ExpertsConfig(
-        count,
+        next(config[key] for key in counts if config.get(key) is not None),
         config["top_k_experts" if name == "gemma4_text" else "num_experts_per_tok"],
         ffn_size,
-        normalised=flag(config, "norm_topk_prob") if name in ("qwen3_moe", "qwen3_next") else True,
+        normalised="norm_topk_prob" not in ARCHITECTURES[name].keys or flag(config, "norm_topk_prob"),
         shared_ffn_size=config.get("shared_expert_intermediate_size", 0),
-        activation="gelu_new" if name == "gemma4_text" else "silu",
+        activation=activation,
     )
+    if name in ("glm4_moe", "nemotron_h"):
+        check_numbers(config, ("routed_scaling_factor",), whole=False)
+        return replace(
+            experts,
+            shared_ffn_size=config.get("moe_shared_expert_intermediate_size", ffn_size) * config["n_shared_experts"],
+            scale=float(config["routed_scaling_factor"]),
+            latent_size=config.get("moe_latent_size") or 0,
+        )
     if name != "gpt_oss":
         return experts
     check_numbers(config, ("swiglu_limit", "swiglu_alpha"), whole=False)

@@ -28,7 +28,7 @@ from jinfercept.models.weight_files import Placed, placed_tensors, text_tensors
 log = logging.getLogger("jinfercept")
 
 BASES: dict[Family, str] = {"llama": "model.", "gemma": "model.", "gemma4": "model."}
-BASES |= {"qwen3_next": "model.", "gptj": "transformer."}
+BASES |= {"qwen3_next": "model.", "nemotron_h": "model.", "gptj": "transformer."}
 """How the names of tensors begin."""
 _COMPARED_ROWS = 4096
 
@@ -55,6 +55,7 @@ _LLAMA = TensorNames.of(
         "experts_gate_up": StoredExperts(
             ("model.layers.{i}.mlp.experts.{x}.gate_proj.weight", "model.layers.{i}.mlp.experts.{x}.up_proj.weight")
         ),
+        "experts_up": StoredExperts(("model.layers.{i}.mlp.experts.{x}.up_proj.weight",)),
         "experts_down": StoredExperts(("model.layers.{i}.mlp.experts.{x}.down_proj.weight",)),
         "o_bias": "model.layers.{i}.self_attn.o_proj.bias",
         "gate_bias": "model.layers.{i}.mlp.gate_proj.bias",
@@ -82,6 +83,15 @@ _QWEN3_NEXT_NAMES = {
     "draft_norm": "model.layers.{i}.mtp.norm.weight",
 }
 """Where Qwen3-Next's weights are that others do not have; those of the layer that drafts as `text_tensors` names them."""
+_NEMOTRON_H_NAMES = {
+    "mamba_in": "model.layers.{i}.linear_attn.in_proj.weight",
+    "mamba_taps_bias": "model.layers.{i}.linear_attn.conv1d.bias",
+    "mamba_skip": "model.layers.{i}.linear_attn.D",
+    "mamba_norm": "model.layers.{i}.linear_attn.norm.weight",
+    "latent_in": "model.layers.{i}.mlp.fc1_latent_proj.weight",
+    "latent_out": "model.layers.{i}.mlp.fc2_latent_proj.weight",
+}
+"""Where Nemotron-H's weights are that Qwen3-Next does not have, as `text_name` names them."""
 _GEMMA4 = _LLAMA.with_layer(
     {
         "router": "model.layers.{i}.router.proj.weight",
@@ -117,6 +127,7 @@ _NAMES: dict[Family, TensorNames] = {
     "gemma": _LLAMA,
     "gemma4": _GEMMA4,
     "qwen3_next": _LLAMA.with_layer(_QWEN3_NEXT_NAMES),
+    "nemotron_h": _LLAMA.with_layer(_QWEN3_NEXT_NAMES | _NEMOTRON_H_NAMES),
     "gptj": TensorNames.of(
         "transformer.wte.weight",
         layer={
@@ -158,6 +169,7 @@ _MIXTRAL_NAMES = {
     "experts_down": StoredExperts(("model.layers.{i}.block_sparse_moe.experts.{x}.w2.weight",)),
 }
 _STACKED_NAMES = {
+    "experts_up": StoredExperts(("model.layers.{i}.mlp.experts.up_proj",)),
     "experts_gate_up": StoredExperts(("model.layers.{i}.mlp.experts.gate_up_proj",)),
     "experts_down": StoredExperts(("model.layers.{i}.mlp.experts.down_proj",)),
 }

@@ -14,6 +14,8 @@ layers are windowed. Qwen3-Next has the same norms, and gates for the results of
 Weights lie `[in, out]`, those of the same rows joined (`joined_weights.py`).
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -46,7 +48,8 @@ class LlamaLayer(Block):
         self.config, self.joined = config, joined
         self.rope, self.scoring = kind.rope or config.rope, Scoring(kind.window, config.soft_cap)
         self.experts = None if kind.is_dense else config.experts
-        norms = ("attn_norm", "ffn_norm") if config.pre_norms else ()
+        self.has_ffn = kind.has_ffn
+        norms = ("attn_norm", *["ffn_norm"] * kind.has_ffn) if config.pre_norms else ()
         post_norms = ("attn_post_norm", "ffn_post_norm") if config.post_norms else ()
         self.make_weights((*norms, *post_norms, *self._attention_weights(), *self._ffn_weights()), config, dtype)
 
@@ -61,14 +64,19 @@ class LlamaLayer(Block):
         return [*names, *["sinks"] * config.sinks, "o", *["o_bias"] * config.o_bias]
 
     def _ffn_weights(self) -> list[str]:
+        if not self.has_ffn:
+            return []
+        sides = ["up"] if self.config.activation == "relu2" else ["gate", "up"]
+        joined = "_".join(sides)
         if (experts := self.experts) is not None:
-            names, biased = ["router", "experts_gate_up", "experts_down"], experts.biased
+            names, biased = ["router", f"experts_{joined}", "experts_down"], experts.biased
+            names += ["latent_in", "latent_out"] if experts.latent_size else []
             if experts.shared_ffn_size:
-                names += ["shared_gate", "shared_up", "shared_down"]
+                names += [f"shared_{name}" for name in (*sides, "down")]
                 names += ["shared_factor"] if experts.scale is None else []
             names += ["router_correction"] if experts.scale is not None else []
         else:
-            names, biased = ["gate_up", "down"] if self.joined else ["gate", "up", "down"], self.config.mlp_bias
+            names, biased = [*([joined] if self.joined else sides), "down"], self.config.mlp_bias
         return [*names, *(f"{name}_bias" for name in names if biased)]
 
     def __call__[KV](
@@ -76,6 +84,8 @@ class LlamaLayer(Block):
     ) -> tuple[Float[Array, "T E"], KV]:
         attended, kv = self._attended(self._rows(x, self.attn_norm), positions, kv, attend)
         x = self._added(x, self._summed(attended), self.attn_post_norm)
+        if not self.has_ffn:
+            return x, kv
         return self._added(x, self._fed(self._rows(x, self.ffn_norm), attend), self.ffn_post_norm), kv
 
     def _summed(self, attended: Float[Array, "T H D"]) -> Float[Array, "T E"]:
@@ -91,7 +101,9 @@ class LlamaLayer(Block):
         choices = choose(
             project("te,ex->tx", rows, self.router, self.router_bias, out=jnp.float32), experts, correction
         )
-        fed = self._of_experts(rows, choices, experts, attend)
+        latent = rows if self.latent_in is None else project("te,el->tl", rows, self.latent_in)
+        fed = self._of_experts(latent, choices, experts, attend)
+        fed = fed if self.latent_out is None else project("tl,le->te", fed, self.latent_out)
         return fed + self._shared(rows) if experts.shared_ffn_size else fed
 
     def _of_experts(
@@ -99,26 +111,32 @@ class LlamaLayer(Block):
     ) -> Float[Array, "T E"]:
         if isinstance(attend, NotesExperts):
             attend.note_experts(choices.experts)
-        params = (self.experts_gate_up, self.experts_down, self.experts_gate_up_bias, self.experts_down_bias)
+        gate_up = self.experts_up if self.experts_gate_up is None else self.experts_gate_up
+        params = (gate_up, self.experts_down, self.experts_gate_up_bias, self.experts_down_bias)
         weights = ExpertWeights(*(None if param is None else param.get_value() for param in params))
         return combined(rows, choices, weights, experts)
 
     def _of_network(self, y: Rows) -> Float[Array, "T E"]:
         activation = self.config.activation
-        if self.joined:
+        if self.gate_up is not None:
             fed = project_gated(y, self.gate_up, self.down, self.gate_up_bias, activation=activation)
         else:
-            gate, up = (
-                project("te,ef->tf", y, self.gate, self.gate_bias),
-                project("te,ef->tf", y, self.up, self.up_bias),
-            )
-            fed = project("tf,fe->te", gated(gate, up, activation), self.down)
+            inner = self._inner(y, (self.gate, self.gate_bias), (self.up, self.up_bias))
+            fed = project("tf,fe->te", inner, self.down)
         return biased_once(fed, self.down_bias)
+
+    def _inner(self, y: Rows, gate: tuple[Any, ...], up: tuple[Any, ...]) -> Float[Array, "T F"]:
+        """What the last product of a feed-forward network reads.
+
+        Args:
+            gate, up: the weights, maybe with biases; the gate's is None in networks that have none.
+        """
+        sides = [project("te,ef->tf", y, *side) for side in (gate, up) if side[0] is not None]
+        return gated(*sides, activation=self.config.activation)
 
     def _shared(self, y: Float[Array, "T E"]) -> Float[Array, "T E"]:
         """The partial sum of the expert that computes every token, times its gate if it has one."""
-        gate, up = project("te,ef->tf", y, self.shared_gate), project("te,ef->tf", y, self.shared_up)
-        fed = project("tf,fe->te", gated(gate, up, self.config.activation), self.shared_down)
+        fed = project("tf,fe->te", self._inner(y, (self.shared_gate,), (self.shared_up,)), self.shared_down)
         return fed if self.shared_factor is None else jax.nn.sigmoid(project("te,ef->tf", y, self.shared_factor)) * fed
 
     def _attended[KV](

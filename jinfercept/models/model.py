@@ -22,8 +22,9 @@ from jinfercept.models.config import PLAIN_KIND, LayerKind, ModelConfig
 from jinfercept.models.gemma4 import Gemma4Embed, Gemma4Head, Gemma4Layer
 from jinfercept.models.gptj import GPTJHead, GPTJLayer
 from jinfercept.models.llama import LlamaHead, LlamaLayer, normed
+from jinfercept.models.nemotron_h import Mamba2Layer
 from jinfercept.models.protocol import Params, Weights
-from jinfercept.models.qwen3_next import qwen3_next_layer, state_arrays
+from jinfercept.models.qwen3_next import DeltaNetLayer, DraftLayer, state_arrays
 from jinfercept.models.sharding import cut_axis, padded_vocabulary, serving_config
 from jinfercept.pallas.layouts.expert_sides import ExpertSides
 from jinfercept.pallas.layouts.kv_rows import row_width
@@ -36,7 +37,8 @@ _BLOCKS = {
     "gptj": (Embed, GPTJLayer, GPTJHead),
     "gemma": (Embed, LlamaLayer, LlamaHead),
     "gemma4": (Gemma4Embed, Gemma4Layer, Gemma4Head),
-    "qwen3_next": (Embed, qwen3_next_layer, LlamaHead),
+    "qwen3_next": (Embed, LlamaLayer, LlamaHead),
+    "nemotron_h": (Embed, LlamaLayer, LlamaHead),
 }
 
 
@@ -207,8 +209,13 @@ def _abstract_blocks(config: ModelConfig, dtype: str, joined: bool) -> _Abstract
         return _AbstractBlock(static, cast(Weights, nnx.to_pure_dict(state)))
 
     embed, layer, head = _BLOCKS[config.family]
-    kinds = {PLAIN_KIND, *config.kinds}
-    layers = {kind: abstract(partial(layer, kind=kind, joined=joined)) for kind in kinds}
+    recurrent = Mamba2Layer if config.family == "nemotron_h" else DeltaNetLayer
+    layers = {
+        kind: abstract(
+            partial(recurrent if kind.is_recurrent else DraftLayer if kind.drafts else layer, kind=kind, joined=joined)
+        )
+        for kind in {PLAIN_KIND, *config.kinds}
+    }
     return _AbstractBlocks(abstract(embed), layers, abstract(head))
 
 

@@ -83,7 +83,7 @@ def adapter_of(
     expected = abstract_params(config, jnp.float32, joined=False).layers
     digest, largest = hashlib.sha256(), 0
     for whole, sides in sorted(_modules(matrices).items()):
-        module = text_name(whole)
+        module = text_name(whole, config)
         place = _place(module, places, expected)
         shapes = {name: expected[place.layer][name].shape for name in place.weights}
         if isinstance(stated, PeftConfig):

@@ -4,9 +4,9 @@
   words of 4- or 8-bit numbers, in place of `name.weight`; groups of inputs share a scale and a zero. GPTQ joins neighbouring
   inputs of a column in a word, AWQ neighbouring columns in an order of its own. Layouts as AutoGPTQ's `qlinear_cuda.py` and
   AutoAWQ's `gemm.py` write them.
-* Float8 (e4m3): a layer has its `weight` in float8, and `weight_scale` (compressed-tensors, vLLM's fp8), which multiplies all
-  of it or each output, or `weight_scale_inv` for blocks of `weight_block_size`, which multiplies too. Scales of inputs and of
-  KV are not used: products are of 16-bit numbers.
+* Float8 (e4m3): a layer has its `weight` in float8, and `weight_scale` (compressed-tensors, vLLM's fp8, NVIDIA's modelopt),
+  which multiplies all of it or each output, or `weight_scale_inv` for blocks of `weight_block_size`, which multiplies too.
+  Scales of inputs and of KV are not used: products are of 16-bit numbers.
 * MXFP4 (gpt-oss): a stack of matrices `name` has `name_blocks [X, out, in / 32, 16]`, two numbers of e2m1 in a byte, and
   `name_scales [X, out, in / 32]`, exponents of powers of two with 127 added, both uint8, in place of `name [X, in, out]`.
 """
@@ -248,11 +248,11 @@ class Float8Format:
 
     @classmethod
     def from_config(cls, stated: Mapping[str, Any]) -> Self:
-        """Of `quantization_config` in `config.json`. Raises `ModelError` for another quantisation of compressed-tensors."""
-        if stated.get("quant_method") == "compressed-tensors" and stated.get("format") != "float-quantized":
-            raise ModelError(
-                "compressed tensors are in float8", got=shown(stated.get("format")), fix="use a checkpoint in FP8"
-            )
+        """Of `quantization_config` in `config.json`. Raises `ModelError` for another quantisation of compressed-tensors or
+        modelopt."""
+        numbers = stated.get("format", stated.get("quant_algo"))
+        if stated.get("quant_method") != "fp8" and numbers not in ("float-quantized", "FP8"):
+            raise ModelError("compressed tensors are in float8", got=shown(numbers), fix="use a checkpoint in FP8")
         if stated.get("transform_config"):
             got = repr(stated["transform_config"])[:80]
             raise ModelError(
@@ -394,7 +394,7 @@ def format_of(stated: Any) -> QuantizedFormat | None:
     match stated.get("quant_method"):
         case "gptq" | "awq":
             return WordFormat.from_config(stated)
-        case "fp8" | "compressed-tensors":
+        case "fp8" | "compressed-tensors" | "modelopt":
             return Float8Format.from_config(stated)
         case "mxfp4":
             return MXFP4Format()

@@ -19,6 +19,7 @@ from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.models.quantized_formats import E4M3
 from jinfercept.models.sharding import cut_axis, partition_spec
 from jinfercept.models.stored_weights import StoredWeight, rows_of
+from jinfercept.models.weight_axes import WEIGHT_AXES
 from jinfercept.pallas.layouts.packed_weights import WIDTH
 
 
@@ -61,7 +62,7 @@ def _kept(
 ) -> Any:
     """A weight's shape, quantised if it stays so."""
     if isinstance(place, StoredExperts):
-        return _kept_experts(checkpoint, place, shape, layers)
+        return _kept_experts(checkpoint, place, shape, layers, by_inputs=WEIGHT_AXES[name][-1] != "expert_ffn")
     if len(shape.shape) < 2 or place.flat:
         return shape
     num_outputs, num_inputs = place.shape(shape.shape)
@@ -76,17 +77,23 @@ def _kept(
     return tensor
 
 
-def _kept_experts(checkpoint: Checkpoint, place: StoredExperts, shape: Any, layers: Iterable[int]) -> Any:
-    """The shape of the stacked weights of experts, or of their parts, quantised if they stay so."""
+def _kept_experts(
+    checkpoint: Checkpoint, place: StoredExperts, shape: Any, layers: Iterable[int], *, by_inputs: bool
+) -> Any:
+    """The shape of the stacked weights of experts, or of their parts, quantised if they stay so.
+
+    Args:
+        by_inputs: whether parts have some of an expert's inputs; else some of its outputs.
+    """
     experts = checkpoint.config.experts
     assert experts is not None
     if len(shape.shape) < 3:
         return shape
     num_stacked, num_inputs, *outputs = shape.shape
     num_parts, num_outputs = num_stacked // experts.num_experts, math.prod(outputs)
-    whole_inputs = num_inputs if len(outputs) > 1 else num_inputs * num_parts
+    whole_inputs = num_inputs * (num_parts if by_inputs else 1)
     names = [name for i in layers for name in place.tensors((experts.num_experts, *shape.shape[1:]), i)]
-    packing = _common_packing(checkpoint, names, num_outputs * (num_parts if len(outputs) > 1 else 1), whole_inputs)
+    packing = _common_packing(checkpoint, names, num_outputs * (1 if by_inputs else num_parts), whole_inputs)
     if packing is None:
         return shape
     if num_outputs % WIDTH or num_inputs % packing.group:

@@ -9,12 +9,10 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jinfercept.models.blocks import Attend, project
-from jinfercept.models.config import DeltaNetConfig, LayerKind, ModelConfig
+from jinfercept.models.config import DeltaNetConfig
 from jinfercept.models.delta_rule import DeltaInputs, gated_delta_rule
 from jinfercept.models.llama import LlamaLayer, normed
 from jinfercept.pallas.layouts.rows import Rows, dense
@@ -91,12 +89,6 @@ class DraftLayer(LlamaLayer):
             normed(hidden, self.draft_hidden_norm, self.config),
         )
         return project("tse,sef->tf", jnp.stack(sides, axis=1), self.draft_fc)
-
-
-def qwen3_next_layer(config: ModelConfig, dtype: DTypeLike, *, kind: LayerKind, joined: bool) -> nnx.Module:
-    """A layer of a kind."""
-    layer = DeltaNetLayer if kind.is_recurrent else DraftLayer if kind.drafts else LlamaLayer
-    return layer(config, dtype, kind=kind, joined=joined)
 
 
 def state_arrays(sizes: DeltaNetConfig) -> tuple[StateArray, ...]:

@@ -1,5 +1,6 @@
 """Reads the stacked weights of a layer's experts onto the devices: each device gets its experts, or its parts of experts."""
 
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -50,7 +51,7 @@ def read_experts(
 
     def packed_parts(expert: int) -> list[PackedRows]:
         tensors = [read_stored(checkpoint, tensor, rows, target.packing) for tensor, rows in places(expert)]
-        return _packed_parts(tensors, num_parts, 2 if target.outputs else 1, place)
+        return _packed_parts(tensors, num_parts, WEIGHT_AXES[name], place)
 
     is_packed = isinstance(target, QuantizedTensor)
     parts = lru_cache(1)(packed_parts if is_packed else dense_parts)
@@ -75,14 +76,15 @@ def read_experts(
     return placed(target, mesh.sharding(partition_spec(name, target)), of_device)
 
 
-def _packed_parts(tensors: list[PackedRows], count: int, num_sides: int, place: StoredExperts) -> list[PackedRows]:
-    """The parts of an expert's matrix: some columns of both its sides, or, of a matrix without sides, some inputs."""
+def _packed_parts(tensors: list[PackedRows], count: int, axes: Sequence[str], place: StoredExperts) -> list[PackedRows]:
+    """The parts of an expert's matrix: some columns of each of its sides, or some inputs."""
+    num_sides = 2 if "side" in axes else 1
 
     def part(number: int, *arrays: Shaped[np.ndarray, "R _"]) -> Shaped[np.ndarray, "S _"]:
         array, width = np.concatenate(arrays), arrays[0].shape[1]
         if place.order == "interleaved":
             array = array.reshape(-1, num_sides, width).swapaxes(0, 1).reshape(-1, width)
-        if num_sides == 1:
+        if axes[-1] != "expert_ffn":
             return np.split(array, count, axis=1)[number]
         return array.reshape(num_sides, count, -1, width)[:, number].reshape(-1, width)
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int64, Shaped
 
 from jinfercept.errors import ModelError
-from jinfercept.models.config import DeltaNetConfig, ModelConfig
+from jinfercept.models.config import ModelConfig
 from jinfercept.models.packed_rows import PackedRows, Packing, common, joined
 
 
@@ -107,7 +107,7 @@ def rows_in(
         fused: names that end with the name of a projection, as our weights' names say: those of three parts are queries, keys
             and values, those of two a gate and its up.
     """
-    return _of_fused(shapes, config, fused) | _by_heads(shapes, config.delta_net, recurrent)
+    return _of_fused(shapes, config, fused) | _by_heads(shapes, config, recurrent)
 
 
 def shapes_with(shapes: Mapping[str, tuple[int, ...]], rows: Mapping[str, StoredRows]) -> dict[str, tuple[int, ...]]:
@@ -134,10 +134,10 @@ def _of_fused(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, fused:
 
 
 def _by_heads(
-    shapes: Mapping[str, tuple[int, ...]], sizes: DeltaNetConfig | None, names: RecurrentNames
+    shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, names: RecurrentNames
 ) -> dict[str, StoredRows]:
     """The weights of recurrent layers, which are stored head by head with us and part by part in a checkpoint."""
-    if sizes is None:
+    if (sizes := config.delta_net) is None:
         return {}
     keys, values, each = _Part(sizes.key_dim), _Part(sizes.value_dim, sizes.group), _Part(1, sizes.group)
     weights = {
@@ -146,6 +146,10 @@ def _by_heads(
         names.taps: ((names.taps,), (keys, keys, values)),
         **{name: ((name,), (each,)) for name in names.by_value_head},
     }
+    if config.family == "nemotron_h":
+        mixed = (values, keys, keys)
+        of_mamba2 = {".linear_attn.in_proj.weight": (values, *mixed, each), ".linear_attn.conv1d.bias": mixed}
+        weights = {name: ((name,), parts) for name, parts in {**of_mamba2, names.taps: mixed}.items()}
     by_name = dict[str, StoredRows]()
     for end, (tensors, parts) in weights.items():
         order = _by_head(parts, sizes.num_key_heads, tiled=names.tiled)

@@ -39,8 +39,11 @@ _WEIGHTS = {
     "router": "embed -> choices",
     "router_bias": "choices",
     "router_correction": "choices",
-    "experts_gate_up": "experts embed side expert_ffn",
-    "experts_down": "experts expert_ffn embed",
+    "experts_gate_up": "experts expert_embed side expert_ffn",
+    "experts_up": "experts expert_embed expert_ffn",
+    "experts_down": "experts expert_ffn expert_embed",
+    "latent_in": "embed -> expert_embed",
+    "latent_out": "expert_embed -> embed",
     "experts_gate_up_bias": "experts side expert_ffn",
     "experts_down_bias": "experts embed",
     "shared_gate": "embed -> shared_ffn",
@@ -63,6 +66,10 @@ _WEIGHTS = {
     "delta_step_bias": "key_heads value_group",
     "delta_norm": "value_dim",
     "delta_o": "key_heads values -> embed",
+    "mamba_in": "embed -> key_heads mamba_inputs",
+    "mamba_taps_bias": "key_heads channels",
+    "mamba_skip": "key_heads value_group",
+    "mamba_norm": "key_heads values",
     "draft_embedding_norm": "embed",
     "draft_hidden_norm": "embed",
     "draft_fc": "side embed -> stream",
@@ -76,7 +83,8 @@ _WEIGHTS = {
     "unembed": "vocab embed",
     "unembed_bias": "vocab",
 }
-"""The axes before an arrow are those over which a product sums."""
+"""The axes before an arrow are those over which a product sums. Recurrent layers of Mamba-2 have `delta_taps`, `delta_decay`,
+`delta_step_bias` and `delta_o`, too."""
 WHOLE_NUMBERS = ("token_order",)
 """Weights that are stored as whole numbers."""
 IN_FLOAT32 = ("router_correction", *WHOLE_NUMBERS)
@@ -115,6 +123,7 @@ def _sizes(config: ModelConfig) -> dict[str, int]:
         sizes |= {
             "choices": experts.num_experts,
             "experts": experts.num_experts * experts.parts,
+            "expert_embed": experts.latent_size or config.hidden_size,
             "expert_ffn": experts.ffn_size // experts.parts,
             "shared_ffn": experts.shared_ffn_size,
         }
@@ -128,6 +137,7 @@ def _sizes(config: ModelConfig) -> dict[str, int]:
             "channels": delta.channels,
             "channels_gates": delta.channels + values,
             "betas_steps": 2 * delta.group,
+            "mamba_inputs": delta.channels + values + delta.group,
             "taps": delta.num_taps,
             "value_group": delta.group,
             "value_dim": delta.value_dim,

@@ -7,12 +7,15 @@ beside the converted ones, never do. No name may be in two files that count, nor
 `model.safetensors`: which of the two is meant cannot be known.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 from jinfercept.errors import ModelError, shown
-from jinfercept.models.config import ModelConfig
+from jinfercept.models.config import LayerKind, ModelConfig
 from jinfercept.models.model_directory import read_json
 from jinfercept.models.safetensors_weights import SafetensorsFile
 from jinfercept.models.torch_weights import TorchFile
@@ -31,8 +34,11 @@ _TEXT = {
     "model.language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
     "language_model.model.": "model.",  # as transformers 4 has it in memory
+    "model.backbone.": "model.",  # of Nemotron-H, behind `plain_names`
+    "backbone.": "model.",
 }
 """Beginnings of names of the part that reads text, and what they are in a model of text alone."""
+_BLOCK = re.compile(r"^model(?:\.layers\.\d+)?\.\w+")
 
 
 class Placed(NamedTuple):
@@ -82,17 +88,31 @@ def plain_names(stored: Iterable[str], base: str) -> dict[str, str]:
 def text_tensors[T](tensors: Mapping[str, T], config: ModelConfig) -> dict[str, T]:
     """The tensors of a model's part that reads text, under the names that they have in a model of text alone. Those of the
     layer that drafts are named as the last layer's if the config has it, and left out if not."""
-    plain = {text_name(name): tensor for name, tensor in tensors.items()}
+    plain = {text_name(name, config): tensor for name, tensor in tensors.items()}
     if config.num_draft_layers:
         layer = f"model.layers.{config.num_layers - 1}."
         plain = {_draft_name(name, layer): tensor for name, tensor in plain.items()}
     return {name: tensor for name, tensor in plain.items() if not name.startswith(_UNUSED)}
 
 
-def text_name(name: str) -> str:
-    """The name in a model of text alone of what belongs to a model's part that reads text; other names as they are."""
+def text_name(name: str, config: ModelConfig) -> str:
+    """The name in a model of text alone of what belongs to a model's part that reads text, and in Llama's layers of what
+    belongs to Nemotron-H's, which have one part each; other names as they are."""
     inner = next((inner for inner in _TEXT if name.startswith(inner)), "")
-    return _TEXT.get(inner, "") + name.removeprefix(inner)
+    plain = _TEXT.get(inner, "") + name.removeprefix(inner)
+    return _BLOCK.sub(lambda block: _part_names(config.kinds).get(block[0], block[0]), plain)
+
+
+@cache
+def _part_names(kinds: tuple[LayerKind, ...]) -> dict[str, str]:
+    """How names of Nemotron-H begin, and those of the same weights in Llama's layers: its own have one part each."""
+    names, number = {"model.embeddings": "model.embed_tokens", "model.norm_f": "model.norm"}, count()
+    for layer, kind in enumerate(kinds):
+        mixer = "linear_attn" if kind.is_recurrent else "self_attn"
+        for norm, part in (("input_layernorm", mixer), ("post_attention_layernorm", "mlp"))[: 1 + kind.has_ffn]:
+            theirs, ours = f"model.layers.{next(number)}.", f"model.layers.{layer}."
+            names |= {f"{theirs}norm": ours + norm, f"{theirs}mixer": ours + part}
+    return names
 
 
 def _draft_name(name: str, layer: str) -> str:

@@ -32,13 +32,13 @@ class Heads(NamedTuple):
 
 
 def tiles_for(heads: Heads, capability: int) -> Tiles:
-    """The tiles for a model on the GPU that the code is lowered for, of this compute capability."""
+    """The tiles for a model on the GPU that code is lowered for, of this compute capability."""
     sizes = heads.head_dim, heads.group, heads.itemsize
     return choose_tiles(*sizes, capability, num_multiprocessors(), quantised=heads.quantised)
 
 
 def work_cut(heads: Heads, tiles: Tiles | None = None) -> WorkCut:
-    """How the kernels cut a batch, by these tiles or by those for the GPU that the code is lowered for."""
+    """How the kernels cut a batch, by these tiles; None: those for the GPU that code is lowered for."""
     tiles = tiles or tiles_for(heads, compute_capability())
     return WorkCut(heads.num_kv_heads, tiles.programs, tiles.decode.tokens, tiles.chunk.rows // heads.group)
 
@@ -51,25 +51,20 @@ def is_supported(q: DTypeLike, pages: DTypeLike, head_dim: int) -> bool:
 
 
 def compute_capability() -> int:
-    """The compute capability of the GPU that the code is lowered for: 80 for A100, 90 for H100.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The compute capability of the GPU that code is lowered for, such as 90 for H100. Raises `ValueError` if it is no GPU."""
     from jax.experimental.pallas.triton import get_gpu_info  # with a compiler: a fifth of a second to import
 
     return get_gpu_info().compute_capability
 
 
 def is_lowered_for_gpu() -> bool:
-    """Whether code is lowered for a GPU."""
     from jax.experimental.pallas.triton import is_gpu_device
 
     return is_gpu_device()
 
 
 def num_multiprocessors() -> int:
-    """The multiprocessors of the GPU that the code is lowered for; of an A100 where that is none, in interpret mode."""
+    """The multiprocessors of the GPU that code is lowered for; those of an A100 if it is no GPU, in interpret mode."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     cores = getattr(jax.local_devices()[0], "core_count", None) if device is None else device.num_cores
     return cores or AMPERE_MULTIPROCESSORS

@@ -1,7 +1,7 @@
 """Which compiler each kernel for NVIDIA GPUs comes from: Pallas' Triton or its Mosaic backend. No other file knows.
 
 JAX announces that it will remove the Triton backend; `docs/gpu_kernels.md` says what replaces each kernel, on which GPU. A
-kernel that moves changes its function here. Kernels are imported on demand: their compilers take up to half a second.
+kernel that moves changes its function here. Kernels are imported on demand, since their compilers take up to half a second.
 """
 
 from collections.abc import Callable, Collection
@@ -30,7 +30,6 @@ from jinfercept.pallas.work_schedule import WorkCut
 def paged_attention_triton(
     q: Float[Array, "T H D"], pages: KVPages, batch: Batch, **options: Any
 ) -> Float[Array, "T H D"]:
-    """Attention from Ampere on, see `triton_attention.paged_attention_triton`."""
     from jinfercept.pallas import triton_attention
 
     return triton_attention.paged_attention_triton(q, pages, batch, **options)
@@ -45,18 +44,11 @@ def paged_attention_mosaic(
     decode_only: bool = False,
     interpret: bool = False,
 ) -> Float[Array, "T H D"]:
-    """Attention on Hopper: chunks of plain layers by Mosaic's kernel, all else by Triton's. Zeros for padding tokens.
+    """Attention on Hopper: chunks of plain layers by Mosaic's kernel, all else by Triton's.
 
-    Same arguments and result as `paged_attention_reference`; the result has the type of `q`.
-
-    Args:
-        q, pages, batch: see there; q and pages have the same type. The batch has its `work`.
-        scoring: of the layer.
-        decode_only: the batch has no chunks: their kernel is left out.
-        interpret: run without a GPU, slowly. Chunks need `tests/support/wgmma_interpreter.py`.
-
-    Raises:
-        ValueError: the type, the head dim, the page size or the GPU has no kernel.
+    Same arguments and result as `triton_attention.paged_attention_triton`, but for `tiles`; pages are not quantised. In
+    interpret mode chunks need `tests/support/wgmma_interpreter.py`. Raises `ValueError` if the type, the head dim, the page
+    size or the GPU has no kernel.
     """
     from jinfercept.pallas import mosaic_attention, triton_attention, triton_decode
 
@@ -91,18 +83,13 @@ CUTS: dict[str, Callable[[Heads], WorkCut]] = {"triton": work_cut, "mosaic": mos
 def joined_attention(
     qkv: Float[Array, "T K G2 D"], rotation: Rotation, pages: KVPages, batch: Batch, counts: Int[Array, "SK"] | None
 ) -> tuple[Float[Array, "T H D"], KVPages, Int[Array, "SK"]]:
-    """Attention of decode rows that rotates and writes too, see `triton_attention.joined_attention_triton`."""
     from jinfercept.pallas import triton_attention
 
     return triton_attention.joined_attention_triton(qkv, rotation, pages, batch, counts)
 
 
 def quantized_product(num_rows: int, dtype: DTypeLike, values: DTypeLike) -> Callable[..., Float[Array, "T N"]] | None:
-    """The product with quantised weights, see `triton_quantized.product`, if code is lowered for a GPU that has it.
-
-    Args:
-        values: type of the weight's stored numbers.
-    """
+    """`triton_quantized.product` if code is lowered for a GPU that has it, else None. `values` is the stored type."""
     if not is_lowered_for_gpu() or jnp.dtype(dtype).itemsize != 2:
         return None
     from jinfercept.pallas import triton_quantized
@@ -116,13 +103,8 @@ def quantized_product(num_rows: int, dtype: DTypeLike, values: DTypeLike) -> Cal
 def grouped_product(
     num_rows: int, sizes: Int[Array, "X"], dtype: DTypeLike, values: Collection[DTypeLike]
 ) -> Callable[..., Float[Array, "N C"]] | None:
-    """The product of rows that are sorted by expert with stacks of weights, see `triton_grouped.product`, if code is lowered
-    for a GPU that has it.
-
-    Args:
-        sizes: rows of each expert.
-        values: types of the stacks' stored numbers.
-    """
+    """`triton_grouped.product` if code is lowered for a GPU that has it, else None. `sizes` are the rows of each expert,
+    `values` the types of the stacks' stored numbers."""
     if not is_lowered_for_gpu() or jnp.dtype(dtype).itemsize != 2:
         return None
     from jinfercept.pallas import triton_grouped, triton_quantized
@@ -138,12 +120,12 @@ def grouped_product(
 def available_attention(q: DTypeLike, pages: DTypeLike, heads: Heads, page_size: int) -> list[str]:
     """The implementations for these shapes on the GPU that code is lowered for.
 
-    The best one is the first for a model with a plain layer, see `Scoring`, and the last for one without: Triton's kernel for
-    chunks has better tiles where it need not share a step's schedules with Mosaic's. That is for Hopper alone, since neither
-    what came before it nor what follows it has wgmma.
+    The first is the best for a model with a plain layer (`Scoring`), the last for one without: Triton's kernel for chunks has
+    better tiles where it does not share a step's schedules with Mosaic's.
     """
     if not is_supported(q, pages, heads.head_dim) or compute_capability() < AMPERE:
         return []
+    # no GPU before Hopper or after it has wgmma
     if compute_capability() == HOPPER:
         from jinfercept.pallas import mosaic_attention
 
@@ -153,8 +135,8 @@ def available_attention(q: DTypeLike, pages: DTypeLike, heads: Heads, page_size:
 
 
 def _mosaic_tiles(heads: Heads, interpret: bool) -> Tiles:
-    """Triton's tiles, with chunks of as many rows as Mosaic's: layers of both share a step's schedules."""
     from jinfercept.pallas.mosaic_kernel import ROWS
 
     tiles = tiles_for(heads, HOPPER if interpret else compute_capability())
+    # chunks of as many rows as Mosaic's, since layers of both share a step's schedules
     return tiles._replace(chunk=tiles.chunk._replace(rows=ROWS, num_warps=ROWS // WARPGROUP_ROWS * 4))

@@ -1,8 +1,8 @@
 """Paged attention of chunks for Hopper, in Pallas' Mosaic GPU backend.
 
 One block serves one KV head of one tile of queries, the heads of the group side by side. TMA copies queries and results from
-and to their places in the batch. Sums are in float32. Its values are tested in interpret mode, and it compiles for H100 without
-spills. Its predecessor, whose tiles XLA gathered, was right and faster than Triton's kernel on an H100 and an H200
+and to their places in the batch. Sums are in float32. The kernel's values are tested in interpret mode, and it compiles for
+H100 without spills. Its predecessor, whose tiles XLA gathered, was right and faster than Triton's kernel on an H100 and an H200
 (`docs/gpu_kernels.md`).
 """
 
@@ -26,7 +26,7 @@ LEAST_PAGE = 8  # a page has a multiple of so many tokens: the rows of a swizzle
 
 
 def check(q: Float[Array, "T H D"], pages: KVPages) -> None:
-    """Raises `ValueError` if the type, the head dim or the page size has no kernel."""
+    """Raise `ValueError` if the type, the head dim, the number of query heads or the page size has no kernel."""
     heads, page_size = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize), pages.shape[1]
     if not is_supported(q.dtype, pages.dtype, heads, page_size):
         got = f"queries in {q.dtype}, pages of {page_size} tokens in {pages.dtype}, head dim {heads.head_dim}"
@@ -46,21 +46,17 @@ def is_supported(q: DTypeLike, pages: DTypeLike, heads: Heads, page_size: int) -
 def attend_chunks(
     q: Float[Array, "T H D"], pages: KVPages, batch: Batch, *, interpret: bool = False
 ) -> Float[Array, "T H D"]:
-    """The results of all chunks; all other tokens are left unwritten.
-
-    Args:
-        q, pages, batch: as for `paged_attention_reference`; what `check` lets pass. The batch has its `work`.
-        interpret: run without a GPU, slowly, by an interpreter that knows asynchronous wgmma.
-    """
+    """The results of all chunks, for arguments that pass `check` and a batch with its `work`. All other tokens are left
+    unwritten. `interpret` runs slowly without a GPU, by an interpreter that knows asynchronous wgmma."""
     work = WorkSchedule(*map(as_array, batch.work.chunks))
     return _attend(q, pages, batch._replace(work=None, states=None, window=None), work, interpret)
 
 
+# jitted with the schedule as arrays, so that all layers of an executable share one kernel, which is lowered once
 @partial(jax.jit, static_argnames="interpret")
 def _attend(
     q: Float[Array, "T H D"], pages: KVPages, batch: Batch, work: WorkSchedule, interpret: bool
 ) -> Float[Array, "T H D"]:
-    """As `attend_chunks`, with the schedule as arrays: all layers of an executable share one kernel, which is lowered once."""
     heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
     num_pages, page_size = pages.shape[:2]
     num_units, most = work.unit_rows.shape[0], COMPUTING * warpgroup_queries(heads.group)

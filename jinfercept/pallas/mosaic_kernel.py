@@ -1,12 +1,11 @@
 """The body of the Mosaic kernel: the shared memory of a block, and the work of its warpgroups.
 
-One warpgroup moves everything by TMA: the queries; the pages, as far ahead as there are buffers; and the results, in pieces of
-1, 2, 4, … tokens, since a chunk may end within a tile. Two multiply, each one half of the tile of queries, in turns
-(FlashAttention-3's schedule): while the tensor cores work on one warpgroup's products, the other computes its softmax. A
-turn issues two products, a step's scores and the weighted values of the step before; the softmax starts when the first is
-done, beside the second. Weights are wgmma's operand in registers, and their sums stay in one accumulator for all steps.
+One warpgroup moves everything by TMA: the queries; the pages, as far ahead as there are buffers; and the results. Two multiply,
+each one half of the tile of queries, in turns (FlashAttention-3's schedule): while the tensor cores work on one warpgroup's
+products, the other computes its softmax. Weights are wgmma's operand in registers, and their sums stay in one accumulator for
+all steps.
 
-JAX's interpreter (0.11.2) knows neither of the two, no asynchronous wgmma and no folded axes.
+JAX's interpreter (0.11.2) knows no such operand, no such accumulator, no asynchronous wgmma and no folded axes.
 `tests/support/wgmma_interpreter.py` teaches it all four, so that the code that is interpreted is the code that is compiled.
 """
 
@@ -134,6 +133,7 @@ def chunk_kernel(
             plgpu.barrier_wait(shared.results_there.at[half])
             token = first_tokens_ref[unit] + half * own
             count = jnp.clip(end_tokens_ref[unit] - token, 0, own)
+            # pieces of 1, 2, 4, … tokens, since a chunk may end within a tile
             for size in (
                 1 << bit for bit in range(own.bit_length())
             ):  # one copy would write over the next row's results
@@ -165,7 +165,6 @@ def chunk_kernel(
 
 
 def _attend(shared: Shared, warpgroup, visible: Visible, limit, steps, head_dim: int, weighted):
-    """The attention of a warpgroup's queries, from the accumulator of weighted values [HALF, D]."""
     soften = partial(_soften, visible, head_dim)
     by_row, dtype = plgpu.Layout.WGMMA.reduce(1), shared.queries.dtype
     top, total = (plgpu.layout_cast(jnp.full(HALF, number), by_row) for number in (LOWEST, 0.0))
@@ -182,6 +181,8 @@ def _attend(shared: Shared, warpgroup, visible: Visible, limit, steps, head_dim:
         slot, slot_before = _slot(shared, step), _slot(shared, step - 1)
 
         def multiply(scores):
+            # a turn issues two products, a step's scores and the weighted values of the step before; the softmax starts when
+            # the first is done
             plgpu.barrier_wait(shared.keys_there.at[slot])
             plgpu.barrier_wait(shared.turns.at[warpgroup])
             _multiply_keys(shared, warpgroup, slot, scores)
@@ -215,7 +216,6 @@ def _attend(shared: Shared, warpgroup, visible: Visible, limit, steps, head_dim:
 
 
 def _slot(shared: Shared, step):
-    """The place of a step's keys and values."""
     return lax.rem(step, shared.keys.shape[0])
 
 
@@ -224,14 +224,12 @@ def _multiply_keys(shared: Shared, warpgroup, slot, scores) -> None:
 
 
 def _scores(shared: Shared, slot, scores, *, pending: int):
-    """The scores of a step's keys, not scaled, once no more than `pending` products are under way."""
     finished = plgpu.wgmma_accumulator_load(scores, wait_n=pending)
     plgpu.barrier_arrive(shared.keys_free.at[slot])
     return finished
 
 
 def _soften(visible: Visible, head_dim: int, step, scores, top, total):
-    """The softmax after a step's scores, and what earlier steps' weighted values fade by."""
     scale, start = head_dim**-0.5 * log2(e), step * TOKENS
 
     def masked(scores):

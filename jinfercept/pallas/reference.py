@@ -1,7 +1,7 @@
 """The oracle that every implementation of paged attention is tested against: gather, mask, softmax in float32.
 
-One token at a time and nothing shared between tokens, so that there is little to get wrong. It also serves backends
-that have no implementation of their own, slowly. Decode rows and chunks are computed alike.
+It computes one token at a time and shares nothing between tokens, so that there is little to get wrong. It also serves backends
+without an implementation of their own, slowly.
 """
 
 import jax
@@ -22,10 +22,9 @@ def paged_attention_reference(
     """Causal attention of every query token over its row's pages, scaled by 1/√D; padding tokens give zeros.
 
     Args:
-        q: the step's queries; query head `h` reads KV head `h // (H / K)`.
-        pages: one layer's pages, the step's own keys and values already written.
-        batch: whose tokens these are. A token at position `p` sees positions `0..p` of its row.
-        scoring: of the layer.
+        q: query head `h` reads KV head `h // (H / K)`.
+        pages: one layer's pages, with the step's own keys and values.
+        batch: a token at position `p` sees positions `0..p` of its row.
     """
     num_tokens, num_heads, head_dim = q.shape
     group = num_heads // (pages.shape[2] // 2 if is_interleaved(pages) else pages.shape[3])

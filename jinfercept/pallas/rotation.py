@@ -1,4 +1,4 @@
-"""What becomes of queries and keys between their product and attention, for kernels that do it themselves."""
+"""Norm and rotation of queries and keys before attention, for kernels that compute them."""
 
 from typing import NamedTuple
 
@@ -6,19 +6,11 @@ from jaxtyping import Array, Float
 
 
 class Rotation(NamedTuple):
-    """The rotary embedding of a step's queries and keys, behind a root-mean-square norm in models that have one.
+    """The rotary embedding of a step's queries and keys, behind a root-mean-square norm in models that have one."""
 
-    Attributes:
-        cos, sin: of every token's angles, float32, one for each pair of turning dimensions.
-        interleaved: a pair is two neighbours; otherwise it is a dimension of the first half of those that turn, and one of
-            the second half.
-        q_norm, k_norm: the norms' scales; both None without norms.
-        eps: of the norms.
-    """
-
-    cos: Float[Array, "T half"]
+    cos: Float[Array, "T half"]  # these are of every token's angles, float32, one for each pair of turning dimensions
     sin: Float[Array, "T half"]
-    interleaved: bool
-    q_norm: Float[Array, "D"] | None = None
+    interleaved: bool  # a pair is two neighbours; otherwise it has a dimension of each half of those that turn
+    q_norm: Float[Array, "D"] | None = None  # the norms' scales; both None without norms
     k_norm: Float[Array, "D"] | None = None
-    eps: float = 0.0
+    eps: float = 0.0  # of the norms

@@ -1,11 +1,7 @@
 """The tile sizes of the Triton kernels, a pure function of the shapes and the GPU's generation.
 
-The sizes are powers of two that leave room for several blocks on a multiprocessor and spill no registers, by compiling
-them for A100 and H100. None was measured on a GPU yet: `num_stages`, `tokens` and the rows of chunks are the first to try.
-
-Chunks on H100, in bfloat16 with head dim 128, by `ptxas` (rows x context tokens, registers of a thread, shared memory, blocks
-per multiprocessor): 128 x 64 has 170, 96 KiB and one; 64 x 64 has 188, 81 KiB and two; 64 x 32 has 156, 48 KiB and three. A
-block waits for each of its products, so two of them, where one computes the softmax while the other multiplies.
+The sizes are powers of two that leave room for several blocks on a multiprocessor and spill no registers, by compiling them for
+A100 and H100. None was measured on a GPU yet: `num_stages`, `tokens` and the rows of chunks are the first to try.
 """
 
 from typing import NamedTuple
@@ -32,29 +28,16 @@ BLOCK_BYTES = 3584  # of shared memory that a block has beside queries, keys and
 
 
 class Tile(NamedTuple):
-    """One kernel's tile, and Triton's compiler parameters.
+    """One kernel's tile, and Triton's compiler parameters."""
 
-    Attributes:
-        rows: (query, head) pairs; the query heads of one KV head lie side by side.
-        tokens: context tokens per turn of the loop.
-        num_warps: of `WARP` threads each.
-        num_stages: of the loop's pipeline.
-    """
-
-    rows: int
-    tokens: int
+    rows: int  # (query, head) pairs; the query heads of one KV head lie side by side
+    tokens: int  # context tokens per turn of the loop
     num_warps: int
-    num_stages: int
+    num_stages: int  # of the loop's pipeline
 
 
 class Tiles(NamedTuple):
-    """Both kernels' tiles.
-
-    Attributes:
-        decode: tile of rows with one query.
-        chunk: tile of rows with several queries.
-        programs: of the decode kernel that run at once, one wave.
-    """
+    """The tiles of rows with one query and of chunks; and the programs of the decode kernel that run at once, one wave."""
 
     decode: Tile
     chunk: Tile
@@ -73,12 +56,11 @@ def choose_tiles(
     """The tiles for a model on a GPU.
 
     Args:
-        head_dim: D.
         group: query heads per KV head.
         itemsize: bytes of a query's number.
         compute_capability: 80 for A100, 90 for H100.
         num_multiprocessors: 108 on A100, 132 on H100.
-        quantised: whether pages are. Widening takes registers, which the chunk tiles for Hopper have not: they get smaller.
+        quantised: whether pages are. Widening takes registers, so the chunk tiles for Hopper get smaller.
     """
     width, rows = power_of_two(head_dim), max(LEAST_ROWS, power_of_two(group))
     if itemsize == 4:  # multiplied without tensor cores, from registers
@@ -92,6 +74,10 @@ def choose_tiles(
     hopper = compute_capability >= HOPPER
     if width == 256 and group in (2, 4):  # of 32 tokens they spill, where other groups do not
         decode_tokens = LEAST_TOKENS
+    # Chunks on H100, in bfloat16 with head dim 128, by `ptxas` (rows x context tokens, registers of a thread, shared memory,
+    # blocks per multiprocessor): 128 x 64 has 170, 96 KiB and one; 64 x 64 has 188, 81 KiB and two; 64 x 32 has 156, 48 KiB and
+    # three. A block waits for each of its products, so there are two blocks: one computes the softmax while the other
+    # multiplies.
     chunk_rows = max(rows, 128 if width <= 128 and not hopper else WARPGROUP_ROWS)
     chunk_tokens = _tokens(chunk_rows, width * itemsize, 2 if hopper else 1, shared_bytes // 2)
     if width > 256:  # the sums of more rows spill
@@ -118,10 +104,7 @@ def power_of_two(number: int) -> int:
 
 
 def _tokens(rows: int, row_bytes: int, buffers: int, shared_bytes: int) -> int:
-    """The most context tokens per turn that fit into shared memory, at least 16.
-
-    In three stages a tile of keys and values has one buffer, or two where tensor cores read it from shared memory (Hopper):
-    the loads of the page numbers, which it waits for, take the other stages.
-    """
+    # In three stages a tile of keys and values has one buffer, or two where tensor cores read it from shared memory (Hopper):
+    # the loads of the page numbers, which it waits for, take the other stages.
     fitting = (tokens for tokens in (64, 32) if (rows + 2 * buffers * tokens) * row_bytes <= shared_bytes)
     return next(fitting, LEAST_TOKENS)

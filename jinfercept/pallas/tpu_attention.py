@@ -1,8 +1,8 @@
 """Attention on TPUs: jax's own kernel for ragged rows over pages (`jax.experimental.pallas.ops.tpu.ragged_paged_attention`).
 
-It takes decode rows and chunks alike, with windows and soft caps, over pages as `layouts/interleaved.py` has them. It knows
-no sinks, nor several KV heads on a device that are wider than 128: such layers have the reference, with a line in the log. It
-reads the pages before a window too. Tests compile it for TPUs ahead of time and interpret it on a CPU; no TPU has run it.
+It takes decode rows and chunks alike, with windows and soft caps, over pages as in `layouts/interleaved.py`. It reads the pages
+before a window too. It knows no sinks, nor several KV heads on a device that are wider than 128: such layers have the
+reference, with a line in the log. Tests compile it for TPUs ahead of time and interpret it on a CPU; no TPU has run it.
 """
 
 import logging
@@ -32,7 +32,7 @@ FEWEST_QUERIES = 8
 
 
 class Operands(NamedTuple):
-    """What jax's kernel and its reference take."""
+    """Operands of jax's kernel and of its reference."""
 
     q: Float[Array, "T H D2"]
     pages: KVPages
@@ -57,11 +57,7 @@ def is_supported(q: DTypeLike, pages: DTypeLike) -> bool:
 def paged_attention_tpu(
     q: Float[Array, "T H D"], pages: KVPages, batch: Batch, scoring: Scoring = PLAIN
 ) -> Float[Array, "T H D"]:
-    """Same arguments and result as `paged_attention_reference`, pages interleaved.
-
-    Raises:
-        ValueError: the kernel does not take these types.
-    """
+    """As `paged_attention_reference`, over interleaved pages. Raises `ValueError` if the kernel does not take these types."""
     if not is_supported(q.dtype, pages.dtype):
         got, fix = f"{q.dtype.name} and {pages.dtype.name}", "use attention reference, or kv_cache_dtype auto or fp8"
         raise ValueError(
@@ -84,7 +80,6 @@ def paged_attention_tpu(
 
 
 def _refused(pages: KVPages, scoring: Scoring) -> str | None:
-    """What the kernel does not have; None: it has all of it."""
     if scoring.sinks is not None:
         return "sinks"
     words = pages.shape[2] * pages.dtype.itemsize // 4  # of a token's column
@@ -95,9 +90,8 @@ def _refused(pages: KVPages, scoring: Scoring) -> str | None:
     return None
 
 
-@cache
+@cache  # once for each reason
 def _note(reason: str) -> None:
-    """Say once that layers have slow attention."""
     log.warning("attention is the slow reference, since a TPU's kernel does not have %s", reason)
 
 
@@ -107,21 +101,21 @@ def tables_fit(num_rows: int, pages_per_row: int) -> bool:
 
 
 def operands_of(q: Float[Array, "T H D"], pages: KVPages, batch: Batch) -> Operands:
-    """The operands of the kernel: queries as wide as the pages, and the rows that have tokens."""
+    """The operands of the kernel: queries as wide as the pages, and the number of rows that have tokens."""
     padded = jnp.pad(q, ((0, 0), (0, 0), (0, pages.shape[3] - q.shape[2])))
     num_rows = jnp.sum(batch.context_lens > 0, dtype=jnp.int32)[None]
     return Operands(padded, pages, batch.context_lens, batch.page_tables, batch.query_starts, num_rows)
 
 
 def options_of(q: Float[Array, "T H D"], pages: KVPages, scoring: Scoring) -> dict[str, Any]:
-    """How the kernel turns scores into weights. With a scale it widens pages, too."""
+    """The kernel's options for scores. A scale, which fp8 has, makes it widen pages too."""
     scale = 1.0 if pages.dtype == FP8 else None
     own = {"sm_scale": q.shape[2] ** -0.5, "sliding_window": scoring.window, "soft_cap": scoring.soft_cap}
     return own | {"k_scale": scale, "v_scale": scale}
 
 
 def blocks_for(q: Array | jax.ShapeDtypeStruct, pages: PagesLike, pages_per_row: int) -> Blocks:
-    """Blocks that fit into `VMEM_BYTES`, the one of queries halved first."""
+    """Blocks that fit into `VMEM_BYTES`; the block of queries is halved first."""
     num_tokens, num_heads, _ = q.shape
     _, page_size, rows, width = pages.shape
     itemsize = pages.dtype.itemsize

@@ -1,6 +1,6 @@
 """Products of rows that are sorted by expert with stacks of weights, on TPUs: jax's own kernel (megablox `gmm`).
 
-It is compiled for TPUs ahead of time in tests; no TPU has run it.
+Tests compile it for TPUs ahead of time; no TPU has run it.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,6 @@ LEAST_ROWS = 16
 
 
 def is_lowered_for_tpu() -> bool:
-    """Whether code is lowered for a TPU."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return (jax.default_backend() if device is None else device.platform) == "tpu"
 
@@ -26,12 +25,9 @@ def is_lowered_for_tpu() -> bool:
 def tpu_grouped_product(
     sizes: Int[Array, "X"], dtype: DTypeLike, shapes: list[tuple[int, ...]]
 ) -> Callable[[Float[Array, "N A"], Float[Array, "X A B"]], Float[Array, "N B"]] | None:
-    """The product, if code is lowered for a TPU that has a kernel for it. Rows of no expert may be anything in its result.
+    """The product, if code is lowered for a TPU that has a kernel for it, else None. Rows of no expert may give anything.
 
-    Args:
-        sizes: rows of each expert, which come first.
-        dtype: of rows and weights.
-        shapes: of the stacks of matrices.
+    `sizes` are the rows of each expert, which come first; `shapes` are those of the stacks of matrices.
     """
     if not is_lowered_for_tpu() or jnp.dtype(dtype) != jnp.bfloat16:
         return None
@@ -48,12 +44,7 @@ def product(
     most: tuple[int, int, int] = MOST_TILE,
     interpret: bool = False,
 ) -> Float[Array, "N B"]:
-    """Rows times the matrix of their expert.
-
-    Args:
-        most: rows, inputs and outputs of a tile, at most.
-        interpret: run without a TPU, slowly.
-    """
+    """Rows times the matrix of their expert. `most` are the rows, inputs and outputs of a tile, at most."""
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 
     _, num_inputs, num_outputs = stack.shape

@@ -1,14 +1,14 @@
 """Paged attention for NVIDIA GPUs from Ampere on, in Pallas' Triton backend: two kernels.
 
-The whole pool is an operand without blocks, and pages are found by the numbers in the tables: the cost does not depend on
+The whole pool is an operand without blocks, and pages are found by the numbers in the tables, so the cost does not depend on
 the pool's size. Sums are in float32. 16-bit numbers are multiplied by tensor cores, float32 as float32, never as TF32.
 
-* Decode rows have one query each. Their contexts are cut into pieces (`work_schedule.split_contexts`), so that few long rows
-  fill the chip as well as many short ones (`triton_decode.py`).
-* Chunks are cut into tiles of queries of one row, and every tile reads its row's context up to its last query.
+* Decode rows have one query each. Their contexts are cut into pieces (`work_schedule.split_contexts`, `triton_decode.py`), so
+  that few long rows fill the chip as well as many short ones.
+* Chunks are cut into tiles of queries of one row. Every tile reads its row's context up to its last query.
 
-In both, the query heads of one KV head are the rows of one matrix product, padded to a power of two. One program serves one
-KV head of one piece or tile; the programs of all KV heads run side by side, since their numbers lie side by side in a page.
+In both, the query heads of one KV head are the rows of one matrix product, padded to a power of two. One program serves one KV
+head of one piece or tile.
 """
 
 from collections.abc import Iterator
@@ -61,18 +61,13 @@ def paged_attention_triton(
 ) -> Float[Array, "T H D"]:
     """Causal attention of every query token over its row's pages, scaled by 1/√D; padding tokens give zeros.
 
-    Same arguments and result as `paged_attention_reference`; the result has the type of `q`.
+    Same arguments and result as `paged_attention_reference`. The result has the type of `q`, as have pages that are not
+    quantised. The batch has its `work`. Raises `ValueError` if the type or the head dim has no kernel.
 
     Args:
-        q, pages, batch: see there; q and pages have the same type, or pages are quantised. The batch has its
-            `work`.
-        scoring: of the layer.
-        decode_only: the batch has no chunks: their kernel is left out.
-        tiles: for tuning; the default is `choose_tiles` for the device that the code is lowered for.
+        decode_only: the batch has no chunks, so their kernel is left out.
+        tiles: for tuning; None: `choose_tiles` for the device that code is lowered for.
         interpret: run without a GPU, slowly.
-
-    Raises:
-        ValueError: the type or the head dim has no kernel.
     """
     _, num_heads, head_dim = q.shape
     num_kv_heads = pages.shape[3]
@@ -97,18 +92,13 @@ def joined_attention_triton(
     tiles: Tiles | None = None,
     interpret: bool = False,
 ) -> tuple[Float[Array, "T H D"], KVPages, Int[Array, "SK"]]:
-    """Attention of decode rows that also norms and rotates queries and keys, and writes keys and values.
+    """Attention of decode rows that also norms and rotates queries and keys, and writes keys and values. Padding tokens give
+    zeros.
 
     Args:
         qkv: by KV head: its query heads, its key, its value, as their product leaves them.
-        rotation: of queries and keys.
         pages: one layer's pages, without the step's own tokens; in place if donated.
-        batch: decode rows only, with their work.
-        counts: those that the step's last call has returned; None: of its first call.
-        tiles, interpret: as for `paged_attention_triton`.
-
-    Returns:
-        The results, zeros for padding tokens, the pages with the step's own tokens, and the counts for the next call.
+        counts: those that the step's last call has returned, after results and pages; None: this is its first call.
     """
     _, num_kv_heads, width, head_dim = qkv.shape
     heads = Heads(num_kv_heads * (width - 2), num_kv_heads, head_dim, qkv.dtype.itemsize)
@@ -119,7 +109,6 @@ def joined_attention_triton(
 def _attend_chunks(
     q: Float[Array, "T H D"], pages: KVPages, work: Work, scoring: Scoring, tile: Tile, interpret: bool
 ) -> Float[Array, "T H D"]:
-    """The results of all chunks; all other tokens are left unwritten."""
     schedule = work.chunks
     assert schedule is not None
     operands, specs = with_ints(
@@ -136,6 +125,7 @@ def _attend_chunks(
     )
     return pl.pallas_call(
         kernel,
+        # KV heads first: their programs run side by side, since their numbers lie side by side in a page
         grid=(pages.shape[3], schedule.unit_rows.shape[0]),
         in_specs=specs,
         out_specs=EVERYWHERE,
@@ -161,7 +151,6 @@ def _chunk_kernel(
     pages_shape: tuple[int, ...],
     scoring: Scoring,
 ):
-    """One tile of queries of one row, for one KV head."""
     kv_head, program = pl.program_id(0), pl.program_id(1)
     group, head_dim, columns = q_ref.shape[1] // pages_shape[3], q_ref.shape[2], pieces_of(pages_ref.dtype)
     tile_queries, (*sinks_ref, out_ref) = tile.rows // group, refs
@@ -200,12 +189,8 @@ def _chunk_kernel(
 def _turns(
     first: Int[Array, ""], last: Int[Array, ""], tokens: int, window: int | None
 ) -> Iterator[tuple[Int[Array, ""] | int, Int[Array, ""], bool]]:
-    """Ranges of a tile's turns over its context: first turn, end, and whether some query does not see all of their tokens.
-
-    Args:
-        first, last: tokens up to the first and up to the last query, from where the first query's window begins.
-        tokens: of a turn.
-    """
+    """Ranges of a tile's turns over its context: first turn, end, and whether some query does not see all of their tokens."""
+    # `first` and `last` are the tokens up to the first and up to the last query, from where the first query's window begins
     begin = 0
     if window is not None:  # the last query's begins later
         begin = pl.cdiv(jnp.maximum(last - window, 0), tokens)

@@ -1,8 +1,8 @@
 """The Triton kernels for decode rows, which have one query each.
 
-A piece of a row's context leaves its maximum, its sum and its weighted values, of which the program that ends last makes the
-row's result (flash-decoding); a row of one piece has its result at once. Queries come rotated and keys and values written, or
-the kernel does that too (`attend_joined_decode_rows`), which spares a layer two launches.
+A row of one piece has its result at once. Otherwise each piece of the row's context leaves its maximum, its sum and its
+weighted values, of which the program that ends last makes the row's result (flash-decoding). Queries come rotated and keys and
+values written, or the kernel does that too (`attend_joined_decode_rows`), which spares a layer two launches.
 """
 
 from collections.abc import Callable
@@ -53,19 +53,14 @@ class _Schedule(NamedTuple):
 
 
 class _Results(NamedTuple):
-    """References to what a kernel leaves.
+    """References to the results of a kernel."""
 
-    Attributes:
-        top, total, weighted: of every piece, `[W, H]`, `[W, H]` and `[W, H, D]`.
-        out: `[T, H, D]`.
-        counts: of the pieces that are stored, by row and KV head; zeros before a call and behind it.
-    """
-
+    # [W, H], [W, H] and [W, H, D], of every piece
     top: Any
     total: Any
     weighted: Any
-    out: Any
-    counts: Any
+    out: Any  # [T, H, D]
+    counts: Any  # of the pieces that are stored, by row and KV head; zeros before a call and behind it
 
 
 def attend_decode_rows(
@@ -77,7 +72,7 @@ def attend_decode_rows(
     interpret: bool,
     scoring: Scoring = PLAIN,
 ) -> Float[Array, "T H D"]:
-    """The results of all decode rows, zeros for padding tokens, and the results of `chunks`, whose memory is used, between."""
+    """The results of all decode rows and those of `chunks`, whose memory is used; zeros for padding tokens."""
     kernel = partial(
         _decode_kernel,
         tile=tiles.decode,
@@ -103,17 +98,7 @@ def attend_joined_decode_rows(
     tiles: Tiles,
     interpret: bool,
 ) -> tuple[Float[Array, "T H D"], KVPages, Int[Array, "SK"]]:
-    """The results of a batch of decode rows, and the pages with the rows' keys and values, of what their product leaves.
-
-    The last piece of a row turns and writes the row's key and value, and attends to them where it has them, in registers: no
-    program reads a slot that another one writes.
-
-    Args:
-        qkv: by KV head: its query heads, its key, its value; not rotated.
-        rotation: of queries and keys.
-        pages: without the step's own tokens; changed in place if donated.
-        counts: as this function returned them for the step's last layer; None for the first layer.
-    """
+    """As `triton_attention.joined_attention_triton`, with its arguments and results."""
     num_tokens, num_kv_heads, width, head_dim = qkv.shape
     normed = rotation.q_norm is not None
     kernel = partial(
@@ -145,13 +130,6 @@ def _call(
     interpret: bool,
     aliases: dict[int, int],
 ) -> list[Any]:
-    """Call a kernel with the arrays, the counts and a batch's schedule; returns its `_Results`, and written pages.
-
-    One wave of programs, each of which serves units until none is left; fewer where a bucket has fewer units.
-
-    Args:
-        aliases: results that use an array's memory: `out`, and the pages that are written.
-    """
     (num_tokens, num_heads, head_dim), dtype = out_shape, arrays[0].dtype
     num_units, tile = work.decodes.unit_rows.shape[0], tiles.decode
     if counts is None:
@@ -168,6 +146,7 @@ def _call(
         struct(counts.shape, counts.dtype),
     ]
     results += [struct(arrays[place].shape, arrays[place].dtype) for place, to in aliases.items() if to != OUT]
+    # one wave of programs, each of which serves units until none is left; fewer where a bucket has fewer units
     return pl.pallas_call(
         kernel,
         grid=(min(tiles.programs, num_kv_heads * num_units),),
@@ -192,7 +171,6 @@ def _decode_kernel(
     has_sinks: bool,
     interpret: bool,
 ):
-    """Pieces of rows' contexts, each for one KV head; a piece before the row's window has no weight."""
     schedule, results = _Schedule(*refs[-12:-5]), _Results(*refs[-5:])
     head_dim, columns = q_ref.shape[2], pieces_of(pages_ref.dtype)
 
@@ -207,6 +185,7 @@ def _decode_kernel(
         if has_sinks:  # which have a weight once, and no value
             sinks = plgpu.load(refs[0].at[head], mask=real, other=0.0).astype(jnp.float32) * LOG2_E
             top, total = jnp.where(start == 0, sinks, top), jnp.where(start == 0, 1.0, total)
+        # a piece before the row's window has no weight
         first = start if scoring.window is None else jnp.maximum(start, context - scoring.window)
         return _attend_piece(turn, first, end, tile, (top, total, weighted))
 
@@ -226,13 +205,14 @@ def _joined_decode_kernel(
     eps: float | None,
     interpret: bool,
 ):
-    """As `_decode_kernel`; a row's last piece writes its key and value."""
     q_norm_ref, k_norm_ref = refs[:2] if eps is not None else (None, None)
     schedule, results, written_ref = _Schedule(*refs[-13:-6]), _Results(*refs[-6:-1]), refs[-1]
     group, head_dim, page_size = qkv_ref.shape[2] - 2, qkv_ref.shape[3], pages_ref.shape[1]
 
     def attend(kv_head, row, start, _, real):
         context, table = schedule.context_lens[row], row * pages_per_row
+        # The row's last piece turns and writes its key and value, and attends to them in registers: no program reads a slot
+        # that another one writes.
         is_last = start + schedule.unit_tokens[0] >= context
         end = jnp.minimum(start + schedule.unit_tokens[0], context - 1)  # the row's own token is in no page yet
         turn = partial(load_turned, qkv_ref, cos_ref, sin_ref, row, interleaved=interleaved, eps=eps)
@@ -255,7 +235,6 @@ def _joined_decode_kernel(
 
 
 def _attend_piece(attend, start: Int[Array, ""], end: Int[Array, ""], tile: Tile, carry):
-    """The carry after the context tokens from `start` to `end`."""
     visible = jnp.full(tile.rows, end - 1)
     return jax.lax.fori_loop(
         0,
@@ -275,17 +254,6 @@ def _serve_rows(
     attend: Callable[..., Any],
     interpret: bool,
 ) -> None:
-    """Leave this program's part of the results: zeros of padding tokens, units, and the rows of which it ends the last unit.
-
-    A program counts its units when it has stored all of them: the barrier puts the stores of its threads before the counts,
-    each of which releases them and acquires those of the programs that have counted before. So the program that counts a row's
-    last unit sees all of them. No program waits for another one. Long units come first, so that the programs' shares are even.
-
-    Args:
-        columns: in which rows are handled.
-        units: that are joined a turn.
-        attend: gives the carry of a unit, of its KV head, its row, its first token, and its heads with their mask.
-    """
     num_tokens, num_heads, head_dim = results.out.shape
     group = num_heads // num_kv_heads
     place = jnp.arange(tile.rows)
@@ -331,11 +299,15 @@ def _serve_rows(
                 _join(results, row, first, end, kv_head, group, units)
                 plgpu.store(results.counts.at[counted], jnp.int32(0))
 
+    # A program counts its units when it has stored all of them. The barrier puts the stores of its threads before the counts;
+    # each count releases them, and acquires those of the programs that have counted before. So the program that counts a row's
+    # last unit sees all of them, and no program waits for another one.
     def last(ref):
         return ref[ref.shape[0] - 1]
 
     padding = last(schedule.query_starts)
     _share(num_tokens - padding, num_heads, clear)
+    # long units come first, so that the programs' shares are even
     _share(last(schedule.row_units), num_kv_heads, serve)
     if not interpret:  # there programs run one after the other
         plgpu.debug_barrier()
@@ -344,10 +316,10 @@ def _serve_rows(
 
 
 def _share(count: Int[Array, ""], num_heads: int, serve: Callable[[Int[Array, ""], Int[Array, ""]], None]) -> None:
-    """Call `serve` with head and number for this program's part of `count` numbers; heads go to neighbours."""
     end = count * num_heads
 
     def turn(unit):
+        # heads go to neighbouring programs
         serve(jax.lax.rem(unit, num_heads), jax.lax.div(unit, num_heads))
         return unit + pl.num_programs(0)
 
@@ -357,7 +329,6 @@ def _share(count: Int[Array, ""], num_heads: int, serve: Callable[[Int[Array, ""
 def _join(
     results: _Results, row: Int[Array, ""], first: Int[Array, ""], end: Int[Array, ""], kv_head, group: int, units: int
 ) -> None:
-    """Leave a row's results for the query heads of a KV head, of its pieces from `first` on, `units` a turn."""
     head_dim = results.out.shape[2]
     heads, width = power_of_two(group), power_of_two(head_dim)
     head, column = kv_head * group + jnp.arange(heads), jnp.arange(width)

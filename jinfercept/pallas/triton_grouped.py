@@ -1,8 +1,8 @@
 """The Triton kernel for grouped products: rows that are sorted by expert, each times the weight of its expert.
 
-A program multiplies a tile of rows of one expert with a tile of its columns, and reads these of the stack where they lie; the
-numbers of quantised weights are unpacked in registers. Experts without rows are not read. Where experts have so many rows that
-each would unpack its weights several times, XLA unpacks some columns of all experts into memory, and these are multiplied.
+A program multiplies a tile of rows of one expert with a tile of its columns, which it reads in the stack where they lie.
+Quantised weights are unpacked in registers. Experts without rows are not read. Where experts have so many rows that each would
+unpack its weights several times, XLA unpacks some columns of all experts into memory, and these are multiplied.
 """
 
 from functools import partial
@@ -27,11 +27,7 @@ MOST_UNPACKED_BYTES = 2**28
 
 
 class RowTiles(NamedTuple):
-    """The tiles of rows of a product, each of one expert: their experts, first rows, and the rows after their last.
-
-    Attributes:
-        rows: of a tile, at most.
-    """
+    """The tiles of rows of a product, each of one expert and at most `rows` rows: experts, first rows, rows after the last."""
 
     experts: Int[Array, "M"]
     starts: Int[Array, "M"]
@@ -40,30 +36,22 @@ class RowTiles(NamedTuple):
 
 
 class _GroupCut(NamedTuple):
-    """How a product is divided.
-
-    Attributes:
-        rows: of a tile.
-        columns: of a tile; of a quantised weight whole blocks.
-        depth: inputs in a turn of the loop, or stored rows of a quantised weight.
-    """
-
     rows: int
-    columns: int
-    depth: int
+    columns: int  # of a tile; of a quantised weight whole blocks
+    depth: int  # inputs in a turn of the loop, or stored rows of a quantised weight
 
 
 def tile_rows(num_rows: int, num_experts: int, *, quantised: bool) -> int:
-    """Rows of a tile for so many rows, of which every expert has about as many: a matrix unit needs 16. Of quantised weights,
-    tiles of more than `MOST_PACKED_ROWS` take those that are unpacked in memory."""
+    """Rows of a tile for `num_rows` rows, spread over all experts; a matrix unit needs 16. Quantised weights of tiles with more
+    than `MOST_PACKED_ROWS` are unpacked in memory."""
     mean_rows = max(1, num_rows // num_experts)
     most = MOST_PACKED_ROWS if quantised and mean_rows < MOST_ROWS else MOST_ROWS
     return max(LEAST_ROWS, min(most, power_of_two(mean_rows)))
 
 
 def row_tiles(sizes: Int[Array, "X"], num_rows: int, rows: int) -> RowTiles:
-    """The tiles of as many rows as the experts have by `sizes`, at most `num_rows`. There are as many tiles as there may be,
-    the last ones without rows."""
+    """The tiles of the rows that experts have by `sizes`, together at most `num_rows`. There are as many tiles as there may be;
+    the last ones have no rows."""
     num_tiles = (num_rows + (rows - 1) * min(len(sizes), num_rows)) // rows
     counts = -(-sizes // rows)
     last, ends, tile = jnp.cumsum(counts), jnp.cumsum(sizes), jnp.arange(num_tiles)
@@ -115,7 +103,6 @@ def product(
 def _unpacked_product(
     rows: Float[Array, "N K"], tiles: RowTiles, stack: Packed, interpret: bool
 ) -> Float[Array, "N C"]:
-    """As `product`, with at most `MOST_UNPACKED_BYTES` of unpacked weights at a time."""
     num_experts, num_blocks, *_ = stack.values.shape
     most_blocks = max(1, MOST_UNPACKED_BYTES // (num_experts * rows.shape[1] * WIDTH * rows.dtype.itemsize))
     num_parts = -(-num_blocks // most_blocks)
@@ -140,7 +127,6 @@ def _kernel(
     *,
     cut: _GroupCut,
 ):
-    """One tile of rows and columns."""
     tile = pl.program_id(0)
     expert, start, end = experts_ref[tile], starts_ref[tile], ends_ref[tile]
     _, num_inputs, num_columns = stack_ref.shape
@@ -172,7 +158,6 @@ def _packed_kernel(
     float8: bool,
     **sizes: Any,
 ):
-    """One tile of rows and columns of quantised weights."""
     *offsets_ref, out_ref = refs
     tile = pl.program_id(0)
     expert, start, end = experts_ref[tile], starts_ref[tile], ends_ref[tile]
@@ -191,6 +176,6 @@ def _packed_kernel(
 
 
 def _summed(cut: _GroupCut, is_there: Any, depth: int, add: Any) -> Shaped[Array, "M N"]:
-    """The sums of a tile; nothing is read for one without rows."""
+    # nothing is read for a tile without rows
     turns = is_there.astype(jnp.int32) * pl.cdiv(depth, cut.depth)
     return jax.lax.fori_loop(0, turns, add, jnp.zeros((cut.rows, cut.columns), jnp.float32))

@@ -31,24 +31,14 @@ MOST_PARTS = 8
 
 
 class Cut(NamedTuple):
-    """How a product is divided.
+    """How a product is divided."""
 
-    Attributes:
-        rows: of `x` in a tile; a matrix unit needs 16.
-        blocks: of columns in a tile.
-        depth: stored rows of the weight in a tile.
-        part: stored rows of the weight that one program reads.
-        per_value: numbers in a stored value.
-        group: inputs that have the same scale.
-        zero: subtracted from the numbers.
-    """
-
-    rows: int
-    blocks: int
-    depth: int
-    part: int
-    per_value: int
-    group: int
+    rows: int  # of `x` in a tile; a matrix unit needs 16
+    blocks: int  # of columns in a tile
+    depth: int  # stored rows of the weight in a tile
+    part: int  # stored rows of the weight that one program reads
+    per_value: int  # numbers in a stored value
+    group: int  # inputs that have the same scale
     zero: int
 
 
@@ -62,13 +52,10 @@ def product(
     offsets: Float[Array, "B G W"] | None,
     interpret: bool = False,
 ) -> Float[Array, "T N"]:
-    """`x @ weight`, of a weight as `quantized_product.Packed` has it.
+    """`x @ weight`, of a weight as in `packed_weights.Packed`; `x` has 16 bits a number.
 
     Args:
-        zero: as there.
-        out: type of the result.
         order: of the inputs in a word of 4-bit numbers.
-        x: of 16 bits a number.
         interpret: run the kernel's Python instead of compiling it.
     """
     num_blocks, num_stored, width = values.shape
@@ -102,7 +89,6 @@ def least_capability(values: DTypeLike) -> int:
 
 
 def _cut(num_rows: int, num_blocks: int, num_stored: int, per_value: int, group: int, zero: int) -> Cut:
-    """How a product of so many rows is divided."""
     rows = max(16, min(ROWS, power_of_two(num_rows)))
     are_words = per_value > 1
     blocks = 4 if are_words and rows > 16 else 2
@@ -121,7 +107,6 @@ def _kernel(
     cut: Cut,
     float8: bool,
 ):
-    """The sums of one tile of rows and columns over one part of the inputs."""
     *offsets_ref, out_ref = refs
     num_blocks, num_stored, width = values_ref.shape
     first_block, tile, part = (pl.program_id(axis) for axis in range(3))
@@ -143,26 +128,19 @@ def _kernel(
 
 
 class WeightTile(NamedTuple):
-    """Columns of a weight as a kernel reads them.
+    """Columns of a weight as a kernel reads them."""
 
-    Attributes:
-        values, scales, offsets: references to the arrays of `Packed`; the last are those in a list, which may be empty.
-        block, lane: the blocks of the columns, and their places in these.
-        there: whether a column exists `[1, N]`.
-        per_value, group, zero: see `Cut`.
-        float8: whether values are bytes that stand for float8.
-    """
-
+    # references to the arrays of `Packed`; offsets are in a list, which may be empty
     values: Any
     scales: Any
     offsets: Sequence[Any]
-    block: Int[Array, "N"]
-    lane: Int[Array, "N"]
-    there: Bool[Array, "1 N"]
-    per_value: int
+    block: Int[Array, "N"]  # of each column
+    lane: Int[Array, "N"]  # the column's place in its block
+    there: Bool[Array, "1 N"]  # whether a column exists
+    per_value: int  # as in `Cut`, like the next two
     group: int
     zero: int
-    float8: bool
+    float8: bool  # values are bytes that stand for float8
 
 
 def add_products(
@@ -173,11 +151,9 @@ def add_products(
     weight: WeightTile,
     stored: Int[Array, "R"],
 ) -> Float[Array, "M N"]:
-    """`sums` with the products of some rows, over the inputs in some stored rows of a weight.
+    """Add to `sums` the products of some rows, over the inputs in some stored rows of a weight.
 
-    Args:
-        x_ref: reference to the rows, their inputs by place in a stored value `[places, T, R]`.
-        row, real: numbers of the rows, and whether they exist.
+    `x_ref` has the rows' inputs by place in a stored value, `[places, T, R]`. `real` says which rows exist.
     """
     inside = (stored < weight.values.shape[1])[:, None]
     mask = inside & weight.there
@@ -208,8 +184,8 @@ def add_products(
 
 
 def near_numbers(stored: Integer[Array, "..."], place: int) -> tuple[Float32[Array, "..."], float, float]:
-    """Numbers in float32 whose bits the stored ones are part of, the factor with which they are the stored numbers, and what is
-    then to be subtracted: a GPU converts a whole number in four times as long as it multiplies one.
+    """Numbers in float32 whose bits contain the stored ones, the factor that makes them the stored numbers, and what is then to
+    be subtracted. A GPU converts a whole number in four times as long as it multiplies one.
 
     Args:
         stored: words of 4-bit numbers; int8; or uint8 of the bits of e4m3.

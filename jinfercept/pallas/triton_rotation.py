@@ -21,19 +21,15 @@ def load_turned(
     interleaved: bool,
     eps: float | None,
 ) -> Float[Array, "*any Dp"]:
-    """Heads of one token, normed and rotated, in their own type; padded by zeros, and zeros where the mask is false.
-
-    Every dimension is loaded beside the other one of its pair: a block's columns cannot change places.
-
-    Args:
-        where: KV head, and the places of heads beside it.
-    """
+    """Heads of one token, normed and rotated, in their own type; zeros in the padding and where the mask is false. `where` is a
+    KV head, and the places of heads beside it."""
     head_dim, half = qkv_ref.shape[3], cos_ref.shape[1]
     column = jnp.arange(power_of_two(head_dim))
     column = column[None, :] if jnp.ndim(where[1]) else column  # for rows of heads, or for one
     first = column % 2 == 0 if interleaved else column < half
     step = 1 if interleaved else half
     turning = column < 2 * half
+    # every dimension is loaded beside the other one of its pair, since a block's columns cannot change places
     partner = jnp.where(turning, jnp.where(first, column + step, column - step), column)
     pair = jnp.where(turning, column // 2 if interleaved else column % half, 0)
     cos = plgpu.load(cos_ref.at[token, pair], mask=turning, other=1.0)
@@ -73,6 +69,6 @@ def own_token_carry(
 
 
 def _scaled(normed: Float[Array, "*any Dp"], scale: Float[Array, "*one Dp"]) -> Float[Array, "*any Dp"]:
-    """Normed numbers in the scale's type times the scale, as float32: rounded where the models round."""
+    # rounded where the models round
     rounded = normed.astype(scale.dtype).astype(jnp.float32) * scale.astype(jnp.float32)
     return rounded.astype(scale.dtype).astype(jnp.float32)

@@ -1,7 +1,7 @@
 """The online softmax of a tile of queries, one tile of context after the other: shared by the Triton kernels.
 
 Runs inside kernels only. Triton's blocks are powers of two, so rows of other widths are padded by zeros: `Dp` numbers for D.
-Rows are handled in pieces. A row in the model's type is one piece; of a quantised row the numbers at one place of its words are
+Rows are handled in pieces. A row in the model's type is one piece. Of a quantised row the numbers at one place of its words are
 a piece, so that four products of a quarter of the columns take the place of one, and no number changes its thread.
 """
 
@@ -35,24 +35,16 @@ PLACES = tuple(Piece(place, BYTES) for place in range(BYTES))
 
 
 def pieces_of(stored: DTypeLike) -> tuple[Piece, ...]:
-    """The pieces in which kernels handle rows, by the type of the pages."""
     return PLACES if is_quantised(stored) else WHOLE
 
 
 class RowPages(NamedTuple):
-    """The pages of one row of a batch, for one KV head, inside a kernel.
+    """The pages of one row of a batch, for one KV head, inside a kernel."""
 
-    Attributes:
-        pages_ref: `as_operand` of the pages.
-        shape: of the pages, `[N, B, 2, K, W]`.
-        tables_ref: the page tables, in one dimension.
-        table: where the row's table begins.
-    """
-
-    pages_ref: Any
-    shape: tuple[int, ...]
-    tables_ref: Any
-    table: Int[Array, ""]
+    pages_ref: Any  # `as_operand` of the pages
+    shape: tuple[int, ...]  # of the pages, [N, B, 2, K, W]
+    tables_ref: Any  # the page tables, in one dimension
+    table: Int[Array, ""]  # where the row's table begins
     kv_head: Int[Array, ""]
 
 
@@ -83,8 +75,7 @@ def attend_tile(
 
     Args:
         queries: by piece.
-        visible: each query's last visible position, below `limit`; None if every query sees the whole tile, and `limit` is
-            beyond it.
+        visible: each query's last visible position, below `limit`; None: all see the whole tile, and `limit` is beyond it.
         limit: positions from here on are not read.
         scoring: a window, which is for queries with `visible` only, and a soft cap.
     """
@@ -130,7 +121,6 @@ def attend_tile(
 def _load_stored(
     context: RowPages, page, slot, *, side: int, head_dim: int, mask: Array | None, dtype: DTypeLike
 ) -> tuple[tuple[Float[Array, "tokens Dp"], ...], Float[Array, "tokens"] | None]:
-    """Rows of pages as numbers, by piece; of quantised pages widened to `dtype`, which no program writes, and their scales."""
     ref, kv_head = context.pages_ref, context.kv_head
     if not is_quantised(ref.dtype):
         return load_rows(ref, (page, slot, side, kv_head), head_dim, mask), None
@@ -170,7 +160,6 @@ def store_rows(
 
 
 def _columns(where, head_dim: int, mask: Array | None, piece: Piece):
-    """The index and the mask of a piece of padded rows."""
     width = _width(head_dim, piece)
     column = jnp.arange(width)[None, :]
     where = tuple(index if jnp.ndim(index) == 0 else index[:, None] for index in where)
@@ -179,11 +168,9 @@ def _columns(where, head_dim: int, mask: Array | None, piece: Piece):
 
 
 def _width(head_dim: int, piece: Piece) -> int:
-    """Columns of a piece with its padding; a product has at least `LEAST_ROWS`."""
     return power_of_two(max(LEAST_ROWS, head_dim // piece.step))
 
 
 def _both(*masks: Array | None) -> Array | None:
-    """Where all masks are true; None stands for everywhere."""
     there = [mask for mask in masks if mask is not None]
     return reduce(jnp.logical_and, there) if there else None

@@ -1,9 +1,8 @@
 """Distributes a batch over the programs of a kernel's static grid: plain numpy on the host, where a step's contexts are known;
 those of drafts, which depend on what a step draws, are known on the device alone (`even_schedule`).
 
-A schedule has room for a bucket's fullest batch. A grid of chunks is as large, and its programs after the last unit in use do
-nothing; the decode kernel's is one wave, whose programs share the units in use (`triton_decode._serve_units`). The longest
-units come first: short ones fill the end of a kernel.
+A schedule has room for a bucket's fullest batch. A grid of chunks is as large, and its programs after the last used unit do
+nothing. The decode kernel's grid is one wave, whose programs share the used units (`triton_decode._serve_rows`).
 """
 
 from typing import Any, NamedTuple
@@ -34,19 +33,12 @@ class WorkSchedule(NamedTuple):
 
 
 class WorkCut(NamedTuple):
-    """How the kernels of a model on a GPU cut a batch into units.
+    """How the kernels of a model on a GPU cut a batch into units."""
 
-    Attributes:
-        num_kv_heads: a unit takes a program for each.
-        programs: of the decode kernel that run at once, one wave.
-        context_tokens: of decode rows, per turn of the kernel's loop: units are multiples.
-        chunk_queries: most query tokens of a unit of a chunk.
-    """
-
-    num_kv_heads: int
-    programs: int
-    context_tokens: int
-    chunk_queries: int
+    num_kv_heads: int  # a unit takes a program for each
+    programs: int  # of the decode kernel that run at once, one wave
+    context_tokens: int  # of decode rows, per turn of the kernel's loop: units are multiples
+    chunk_queries: int  # most query tokens of a unit of a chunk
 
     @property
     def spare_units(self) -> int:
@@ -62,11 +54,7 @@ class WorkCut(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The input of the kernels from a batch: four of its fields, and the schedules of decode rows and of chunks.
-
-    Attributes:
-        chunks: None for a batch of decode rows only.
-    """
+    """The kernels' input from a batch: four of its fields, and the schedules of decode rows and of chunks, if any."""
 
     query_starts: Ints
     context_lens: Ints
@@ -85,13 +73,8 @@ def schedules(
     *,
     decode_only: bool,
 ) -> list[WorkSchedule]:
-    """The schedules of a batch on the host: of its decode rows and, unless there are only these, of its chunks.
-
-    Args:
-        cut: of the model and the GPU.
-        query_starts, context_lens, num_decode: of the batch, see `Batch`.
-        num_tokens: T, the bucket.
-    """
+    """The schedules of a batch on the host: of decode rows and, unless `decode_only`, of chunks. `num_tokens` is T, the
+    bucket."""
     is_decode = np.arange(len(context_lens)) < num_decode
     by_kind = [split_contexts(np.where(is_decode, context_lens, 0), cut)]
     if not decode_only:
@@ -101,15 +84,12 @@ def schedules(
 
 
 def split_contexts(contexts: Int[np.ndarray, "S"], cut: WorkCut) -> WorkSchedule:
-    """Cut the contexts of the decode rows into pieces of one length, a multiple of `cut.context_tokens`.
+    """Cut the contexts of the decode rows into pieces of one length, a multiple of `cut.context_tokens`. `contexts` are the
+    tokens of every row, 0 for those that are not decoded.
 
-    Of the lengths that divide the longest context evenly, takes the one with the lowest bound of the kernel's time: the
-    number of waves, times the tokens of a piece and what its start costs. So one long row is cut until one wave is full,
-    many equal rows stay whole where they fill waves by themselves, and unequal rows are cut until the waves are even.
-
-    Args:
-        contexts: tokens of every row, 0 for those that are not decoded.
-        cut: of the model and the GPU.
+    Of the lengths that divide the longest context evenly, takes the one with the lowest bound of the kernel's time: the number
+    of waves, times the tokens of a piece and what its start costs. So one long row is cut until one wave is full, many equal
+    rows stay whole where they fill waves by themselves, and unequal rows are cut until the waves are even.
     """
     most_units = len(contexts) + cut.spare_units
     even = _ceil_div(max(int(contexts.max(initial=0)), 1), np.arange(1, cut.spare_units + 2))
@@ -117,6 +97,7 @@ def split_contexts(contexts: Int[np.ndarray, "S"], cut: WorkCut) -> WorkSchedule
     units = _ceil_div(contexts, lengths[:, None]).sum(axis=1)
     bounds = _ceil_div(units * cut.num_kv_heads, cut.programs) * (lengths + START_TOKENS)
     bounds[units > most_units] = np.iinfo(bounds.dtype).max
+    # the longest units come first: short ones fill the end of a kernel
     work = _cut(contexts, int(lengths[np.argmin(bounds)]), most_units)
     return _longest_first(work, contexts[work.unit_rows] - work.unit_starts)
 
@@ -139,20 +120,14 @@ def even_schedule(contexts: Int[Array, "S"], cut: WorkCut) -> WorkSchedule:
 def tile_chunks(
     queries: Int[np.ndarray, "S"], before: Int[np.ndarray, "S"], num_tokens: int, tile_queries: int
 ) -> WorkSchedule:
-    """Cut the queries of all rows that are not decoded into tiles of at most `tile_queries` tokens.
-
-    Args:
-        queries: tokens of every chunk, 0 for decode rows.
-        before: context tokens before a chunk.
-        num_tokens: T, the bucket.
-    """
+    """Cut the queries of all rows that are not decoded into tiles of at most `tile_queries` tokens. `queries` are the tokens of
+    every chunk, 0 for decode rows; `before` are the context tokens before it."""
     most_rows = min(len(queries), num_tokens)
     work = _cut(queries, tile_queries, most_rows + (num_tokens - most_rows) // tile_queries)
     return _longest_first(work, before[work.unit_rows] + work.unit_starts)
 
 
 def _cut(lengths: Int[np.ndarray, "S"], unit_tokens: int, most_units: int) -> WorkSchedule:
-    """The units in the order of rows."""
     units = _ceil_div(lengths, unit_tokens)
     row_units = np.zeros(len(units) + 1, np.int32)
     np.cumsum(units, out=row_units[1:])
@@ -165,7 +140,6 @@ def _cut(lengths: Int[np.ndarray, "S"], unit_tokens: int, most_units: int) -> Wo
 
 
 def _longest_first(work: WorkSchedule, tokens: Int[np.ndarray, "W"]) -> WorkSchedule:
-    """The units by descending number of tokens that each of them reads, or by any number that grows with it."""
     used = int(work.row_units[-1])
     units = np.arange(len(tokens), dtype=np.int32)  # of the programs
     units[:used] = np.argsort(-tokens[:used], kind="stable")

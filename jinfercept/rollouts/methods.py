@@ -28,11 +28,11 @@ class RolloutOptions(ChatArguments, total=False):
     """Keyword arguments of `rollout` and its other forms, beside those of `chat`.
 
     Attributes:
-        n: samples of each prompt (default: 1); above 1 not for greedy ones.
+        n: samples of each prompt (default: 1). Greedy sampling allows only 1.
         tools, detector: as of `generate` and `chat`.
-        following: what is put behind each of the given `Rollouts`, one for each or one for all: messages where they are chats,
-            else a text or token ids.
-        pad_id: fills up `Rollouts.token_ids` (default: 0).
+        following: appended to each of the given `Rollouts`, one for each or one for all: messages for chats, else a text or
+            token ids.
+        pad_id: fills the end of `Rollouts.token_ids` (default: 0).
     """
 
     n: int
@@ -56,24 +56,23 @@ class RolloutMethods:
         on_group: Callable[[Rollouts], None] | None = None,
         **options: Unpack[RolloutOptions],
     ) -> Rollouts:
-        """Samples of prompts or conversations, with their tools, as arrays for a trainer.
+        """Sample prompts or conversations, with their tools, and return arrays for a trainer.
 
-        The samples of a prompt are a group: they share the pages of the prompt and have each its own random numbers, which
-        `SamplingParams.seed` fixes. No token is ever tokenised again: what the model wrote is what a later turn continues.
+        The samples of a prompt are a group. They share the pages of the prompt, and each has its own random numbers, which
+        `SamplingParams.seed` fixes. No token is tokenised again: a later turn continues the tokens that the model wrote.
 
         Args:
-            prompts: as of `generate`, or conversations as of `chat`; or `Rollouts`: with `following`, each goes on behind that;
-                without, the partial ones go on, with their tools, options and the calls that were pending, and the others
-                are returned as they are (if none is partial, `params` have to be left out).
-            params: one for all, or one for each prompt; the default as of `generate` and `chat`.
+            prompts: as of `generate`, or conversations as of `chat`, or `Rollouts`. With `following`, each of these samples
+                continues after that. Without it, the partial samples go on, with their tools, options and pending calls; the
+                others are returned as they are (if none is partial, leave out `params`).
+            params: one for all, or one for each prompt; None: as of `generate` and `chat`.
             on_group: called on this thread with each group when its last sample has ended.
-            options: see `RolloutOptions`.
 
         Returns:
             The samples, in the order of the prompts.
 
         Raises:
-            RequestError: as `generate` and `chat`; nothing is started then.
+            RequestError: as `generate` and `chat`; then nothing is started.
             EngineError: as `generate`.
         """
         if on_group is not None and not callable(on_group):
@@ -90,7 +89,7 @@ class RolloutMethods:
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         **options: Unpack[RolloutOptions],
     ) -> Rollouts:
-        """Does what `rollout` does without blocking the event loop; cancelled, it aborts the samples."""
+        """Run `rollout` without blocking the event loop. Cancelling it aborts the samples."""
         async with AsyncRolloutStream(self.engine.thread, planned(self._requests, prompts, params, options)) as stream:
             return await stream.result()
 
@@ -100,7 +99,7 @@ class RolloutMethods:
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         **options: Unpack[RolloutOptions],
     ) -> RolloutStream:
-        """The groups of `rollout` one by one, each when its last sample has ended; `abort_group` ends one early."""
+        """Yield the groups of `rollout` one by one, each when its last sample has ended. `abort_group` ends a group early."""
         return RolloutStream(self.engine.thread, planned(self._requests, prompts, params, options))
 
     def arollout_stream(
@@ -109,14 +108,14 @@ class RolloutMethods:
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         **options: Unpack[RolloutOptions],
     ) -> AsyncRolloutStream:
-        """As `rollout_stream`, for `async for`."""
+        """Like `rollout_stream`, for `async for`."""
         return AsyncRolloutStream(self.engine.thread, planned(self._requests, prompts, params, options))
 
 
 def planned(
     maker: RequestMaker, prompts: Any, params: SamplingParams | Iterable[SamplingParams] | None, given: RolloutOptions
 ) -> Groups:
-    """The samples of `RolloutMethods.rollout`, with the requests that make them."""
+    """Plan the samples of `RolloutMethods.rollout`, with the requests that make them."""
     options: Any = dict(given)
     n, pad_id = plain(options.pop("n", 1)), options.pop("pad_id", 0)
     if type(n) is not int:
@@ -153,7 +152,6 @@ def _prompts(
 
 
 def _own_options(options: ChatArguments) -> dict[str, Any]:
-    """The options of a prompt that is no chat. Raises `RequestError` for others."""
     own = prompt_options(options)
     names = ("prompts", "params", "on_group", *RolloutOptions.__annotations__)
     check_arguments("a rollout has no such option", options, names, SamplingParams.__slots__)
@@ -171,16 +169,15 @@ def _chats(
 
 
 def _places(requests: Sequence[Request]) -> list[int]:
-    """The place of each request's prompt: of a prompt with several outputs the first has the index 0."""
     places, place = list[int](), -1
     for request in requests:
+        # a prompt's outputs are consecutive requests, and the first has the index 0
         place += request.index == 0
         places.append(place)
     return places
 
 
 def _continued(maker: RequestMaker, samples: Rollouts, params: Any, n: int, options: tuple[Any, ...]) -> list[Planned]:
-    """Partial samples go on, the others stay as they are."""
     if n != 1 or any(options):
         what = "a partial sample goes on with the tools and options that it had"
         raise RequestError(what, got="n, tools, detector or options", fix="leave them out; or give `following`")
@@ -222,7 +219,6 @@ def _followed(
     following: Any,
     options: ChatArguments,
 ) -> list[Planned]:
-    """Samples go on behind what is put there."""
     items = list[Planned]()
     for sample, put in zip(samples, _one_each(following, len(samples)), strict=True):
         default = maker.default_params(is_chat=bool(sample.conversation))
@@ -261,22 +257,22 @@ def _one_each(following: Any, count: int) -> Sequence[Any]:
 
 
 def _reporting(params: Any, n: int) -> Any:
-    """Parameters with what a trainer wants to know of each draw."""
     if not isinstance(params, SamplingParams):
         if not isinstance(params, Iterable) or isinstance(params, str | Mapping):
             return params  # refused where requests are made
         return [_reporting(each, n) if isinstance(each, SamplingParams) else each for each in params]
     if n != 1 and params.n != 1:
         raise RequestError("n is given twice", got=f"n={n} and SamplingParams(n={params.n})", fix="leave one out")
+    # a trainer needs the probability of each drawn token, by the logits and by the distribution that it was drawn from
     n = params.n if n == 1 else n
     return replace(params, n=n, logprobs=params.logprobs or 0, return_processed_logprobs=True)
 
 
 def _reporting_kept(item: Planned) -> Planned:
-    """The sample with a report of the tokens that could be drawn, where something cuts its distributions."""
     if (request := item.request) is None:
         return item
     params = request.params
+    # the tokens that could be drawn are reported only where something cuts the distributions
     cut = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
     cut = cut or bool(params.allowed_token_ids or params.bad_words or params.bad_words_token_ids or params.min_tokens)
     if not cut and request.grammar is None:

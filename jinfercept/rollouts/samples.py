@@ -1,4 +1,4 @@
-"""`Rollouts`: what samples of prompts are to a trainer. Arrays of NumPy; nothing in them was ever tokenised again."""
+"""`Rollouts`: samples of prompts as NumPy arrays for a trainer. None of their tokens was ever tokenised again."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,47 +17,41 @@ from jinfercept.values import plain
 
 
 class RolloutCall(NamedTuple):
-    """A call that a sample made.
+    """A call that a sample made."""
 
-    Attributes:
-        name, arguments: as the model wrote them.
-        result: the text that came back ("" of token ids), of which the model read what `span` has; None without one.
-        status: of the result, see `Result.status`; "pending" without one.
-        duration_s: seconds that the call took.
-        span: the tokens of the result in the sample's `token_ids`, first and behind the last.
-    """
-
-    name: str
-    arguments: str
+    name: str  # as the model wrote it
+    arguments: str  # as the model wrote them
+    # text of the result ("" if it was token ids), of which the model may have read less; None: no result
     result: str | None
-    status: str
+    status: str  # `Result.status`, or "pending" without a result
     duration_s: float
-    span: tuple[int, int]
+    span: tuple[int, int]  # start and end (exclusive) of the result's tokens in the sample's `token_ids`
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """One sample of a prompt. `n` are its tokens: the prompt's, generated ones, results of tools, later messages.
+    """One sample of a prompt.
+
+    `n` counts all its tokens: those of the prompt, generated ones, results of tools, and later messages.
 
     Attributes:
-        prompt: place of the prompt among those that were given: samples with the same one are a group.
+        prompt: place of the prompt among the given ones. Samples with the same place are a group.
         index: place in the group.
-        num_prompt: leading tokens that are the prompt.
-        token_ids: `[n]`: what the model read and wrote.
-        loss_mask: `[n]`: 1 where the model generated the token; 0 for the prompt, results of tools, and what was put in.
-        logprobs: `[n]`: natural logarithm of the probability of each generated token, given those before it, by the model's own
-            logits; 0 for others.
-        processed_logprobs: `[n]`: the same in the distribution that it was drawn from: behind temperature, penalties, `top_k`,
-            `top_p`, `min_p` and grammar.
-        weight_versions: `[n]`: the version of the weights that generated each token, its adapter's added; -1 for others.
-        kept_tokens: of each of `token_ids` an ascending array of the tokens that could be drawn in its place; None where
-            nothing was cut. Empty if nothing ever could be.
-        routed_experts: `[n - 1, layers, experts]`, see `CompletionOutput`; None if not asked for.
-        finish_reason, stop_reason: why it ended, see `CompletionOutput`; "abort": it is partial, and may go on.
-        calls: the calls it made, in order.
+        num_prompt: number of leading tokens that are the prompt.
+        token_ids: `[n]`, the tokens that the model read and wrote.
+        loss_mask: `[n]`, 1 where the model generated the token; 0 for the prompt, results of tools, and inserted text.
+        logprobs: `[n]`, natural logarithm of each generated token's probability by the model's own logits; 0 for other tokens.
+        processed_logprobs: `[n]`, the same by the distribution that the token was drawn from: after temperature, penalties,
+            `top_k`, `top_p`, `min_p` and grammar.
+        weight_versions: `[n]`, version of the weights that generated each token, plus the version of its adapter; -1 for
+            other tokens.
+        kept_tokens: for each token, an ascending array of the tokens that could be drawn in its place; None where nothing
+            was cut. Empty if nothing could ever be cut.
+        routed_experts: `[n - 1, layers, experts]`, see `CompletionOutput`; None if not requested.
+        finish_reason, stop_reason: see `CompletionOutput`; "abort": the sample is partial, and may go on.
         text: of the last answer, results of tools included.
-        conversation: messages of a chat so far, with what was said and called; empty for other prompts.
+        conversation: messages of a chat so far, with the answers and calls; empty for other prompts.
     """
 
     prompt: int
@@ -86,7 +80,7 @@ class Rollout:
 
     @property
     def is_partial(self) -> bool:
-        """Whether it was aborted, so that `rollout` can go on with it."""
+        """Whether the sample was aborted, so that `rollout` can continue it."""
         return self.finish_reason == "abort"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -94,34 +88,26 @@ class Rollout:
 
 
 class Origin(NamedTuple):
-    """What a sample was made of: it can go on in the process that made it.
+    """The request behind a sample. With it, the process that made the sample can continue it."""
 
-    Attributes:
-        request: that was served last.
-        output: of that request.
-        before: the sample whose tokens that request had as its prompt; None: it was the first.
-        conversation: messages of a chat that the request has answered.
-    """
-
-    request: Request
+    request: Request  # the last one that was served for the sample
     output: CompletionOutput
-    before: Rollout | None
-    conversation: tuple[Mapping[str, Any], ...]
+    before: Rollout | None  # the sample whose tokens were that request's prompt; None: the request was the first
+    conversation: tuple[Mapping[str, Any], ...]  # messages of a chat that the request has answered
 
 
 @final
 class Rollouts(Sequence[Rollout]):
-    """Samples in the order of their prompts, those of a group together. The arrays are filled up behind each sample's end.
+    """Samples in the order of their prompts, with the samples of a group together.
 
-    A part of them (`rollouts[2:4]`, `group`) are `Rollouts` too; `+` joins them. They can be pickled: a partial sample that was
-    cannot go on, all else stays.
+    Slices and `group` are `Rollouts` too, and `+` joins them. Arrays are padded after the end of each sample. `Rollouts` can be
+    pickled, but a partial sample that was pickled cannot be continued.
 
     Args:
-        samples: in order.
-        pad_id: fills up `token_ids`.
+        pad_id: fills the end of `token_ids`.
 
     Attributes:
-        samples: each by itself, without what fills up.
+        samples: each by itself, without padding.
     """
 
     def __init__(self, samples: Iterable[Rollout], pad_id: int = 0) -> None:
@@ -153,68 +139,67 @@ class Rollouts(Sequence[Rollout]):
         return f"Rollouts({sizes}, {ends['abort']} partial, {ends['error']} failed)"
 
     def group(self, prompt: int) -> "Rollouts":
-        """The samples of one prompt."""
+        """The samples of one prompt, given its place."""
         return Rollouts([sample for sample in self if sample.prompt == prompt], self._pad_id)
 
     @property
     def groups(self) -> "list[Rollouts]":
-        """The samples of every prompt."""
+        """The samples of each prompt."""
         return [self.group(prompt) for prompt in dict.fromkeys(sample.prompt for sample in self)]
 
     @property
     def is_partial(self) -> bool:
-        """Whether a sample was aborted."""
+        """Whether any sample was aborted."""
         return any(sample.is_partial for sample in self)
 
     @property
     def num_generated(self) -> int:
-        """Tokens that the model generated."""
+        """Number of tokens that the model generated."""
         return sum(int(sample.loss_mask.sum()) for sample in self)
 
     @cached_property
     def lengths(self) -> Int32[np.ndarray, "S"]:
-        """Tokens of each sample, its prompt's included."""
+        """Tokens of each sample, including its prompt."""
         return np.array([len(sample) for sample in self], np.int32)
 
     @cached_property
     def prompts(self) -> Int32[np.ndarray, "S"]:
-        """The place of each sample's prompt: equal within a group."""
+        """The place of each sample's prompt; equal within a group."""
         return np.array([sample.prompt for sample in self], np.int32)
 
     @cached_property
     def token_ids(self) -> Int32[np.ndarray, "S T"]:
-        """Tokens; `pad_id` behind the end."""
+        """The tokens of each sample; `pad_id` after its end."""
         return self.padded()["token_ids"]
 
     @cached_property
     def loss_mask(self) -> Int8[np.ndarray, "S T"]:
-        """1 where the model generated the token."""
+        """1 where the model generated the token, otherwise 0."""
         return self.padded()["loss_mask"]
 
     @cached_property
     def logprobs(self) -> Float32[np.ndarray, "S T"]:
-        """By the model's own logits; 0 where `loss_mask` is 0."""
+        """Log-probabilities by the model's own logits; 0 where `loss_mask` is 0."""
         return self.padded()["logprobs"]
 
     @cached_property
     def processed_logprobs(self) -> Float32[np.ndarray, "S T"]:
-        """In the distribution that tokens were drawn from; 0 where `loss_mask` is 0."""
+        """Log-probabilities in the distribution that tokens were drawn from; 0 where `loss_mask` is 0."""
         return self.padded()["processed_logprobs"]
 
     @cached_property
     def weight_versions(self) -> Int32[np.ndarray, "S T"]:
-        """The version of the weights that generated the token; -1 where `loss_mask` is 0."""
+        """Versions of the weights that generated the tokens; -1 where `loss_mask` is 0."""
         return self.padded()["weight_versions"]
 
     def padded(self, length: int | None = None, multiple: int = 1) -> dict[str, np.ndarray]:
-        """The arrays `token_ids`, `loss_mask`, `logprobs`, `processed_logprobs`, `weight_versions`: each `[samples, length]`.
+        """Pad `token_ids`, `loss_mask`, `logprobs`, `processed_logprobs` and `weight_versions` to `[samples, length]`.
+
+        Raises `RequestError` if a sample is longer than `length`, or a number is below 1.
 
         Args:
-            length: of all of them; None: that of the longest sample, rounded up to a multiple.
-            multiple: keeps the number of different shapes, for which a trainer compiles, small.
-
-        Raises:
-            RequestError: a sample is longer, or a number is no positive one.
+            length: of all arrays; None: that of the longest sample, rounded up to `multiple`.
+            multiple: keeps the number of different shapes small, since a trainer compiles for each.
         """
         length, multiple, longest = plain(length), plain(multiple), max(map(len, self), default=0)
         for number in (multiple, 1 if length is None else length):
@@ -245,16 +230,11 @@ def sample_of(
     prompt: int,
     request: Request,
     output: RequestOutput,
+    # the sample that it continues: the request's prompt is that sample's tokens and the inserted ones; None: it is new
     before: Rollout | None,
-    conversation: tuple[Mapping[str, Any], ...],
+    conversation: tuple[Mapping[str, Any], ...],  # messages of a chat that the request has answered
 ) -> Rollout:
-    """The sample of a request that has ended.
-
-    Args:
-        prompt: place of its prompt.
-        before: the sample that it goes on from, behind which its prompt has what was put in; None: it is a new one.
-        conversation: messages of a chat that the request has answered.
-    """
+    """Make the sample of a request that has ended, whose prompt has the given place."""
     [completion] = output.outputs
     ids = np.asarray(request.prompt_token_ids, np.int32)
     num_prompt = len(ids)
@@ -306,7 +286,7 @@ def _calls(completion: CompletionOutput, start: int) -> Iterator[RolloutCall]:
 
 
 def _joined(before: Rollout, sample: Rollout) -> Rollout:
-    """A sample whose prompt begins with all tokens of another one, with what is known of these."""
+    # the prompt of `sample` begins with all tokens of `before`, whose own values are kept for these
     count, changed = len(before), {}
     for name in ("loss_mask", "logprobs", "processed_logprobs", "weight_versions"):
         values = getattr(sample, name).copy()
@@ -328,10 +308,10 @@ def _joined(before: Rollout, sample: Rollout) -> Rollout:
 
 
 def _with_experts(before: Rollout, sample: Rollout) -> Any:
-    """The experts of a sample's tokens; those of the earlier ones as they were when these were generated."""
     if sample.routed_experts is None or before.routed_experts is None:
         return sample.routed_experts
     experts = sample.routed_experts.copy()
     computed = np.flatnonzero((before.routed_experts >= 0).all(axis=(1, 2)))
+    # earlier tokens keep the experts that were used when they were generated
     experts[computed] = before.routed_experts[computed]
     return experts

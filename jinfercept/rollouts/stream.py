@@ -16,22 +16,15 @@ from jinfercept.values import plain
 
 
 class Planned(NamedTuple):
-    """A sample that is to be made.
+    """A sample that is to be made."""
 
-    Attributes:
-        prompt: place of its prompt.
-        request: that makes it; None: it is there already.
-        sample: the one that is there; or the one that the request goes on from, behind its tokens.
-        conversation: messages of a chat before the answer.
-    """
-
-    prompt: int
-    request: Request | None
-    sample: Rollout | None = None
-    conversation: tuple[Mapping[str, object], ...] = ()
+    prompt: int  # place among the prompts
+    request: Request | None  # makes the sample; None: the sample exists already
+    sample: Rollout | None = None  # the existing sample, or the sample that the request continues
+    conversation: tuple[Mapping[str, object], ...] = ()  # messages of a chat before the answer
 
     def ended(self, output: RequestOutput | None) -> Rollout:
-        """The sample, with the output of its request."""
+        """Return the sample, given the output of its request."""
         if self.request is None:
             assert self.sample is not None
             return self.sample
@@ -40,11 +33,7 @@ class Planned(NamedTuple):
 
 
 class Groups:
-    """The groups of some planned samples, which end in any order.
-
-    Attributes:
-        requests: of those that are to be made, in order.
-    """
+    """The groups of planned samples, which end in any order."""
 
     def __init__(self, planned: Sequence[Planned], pad_id: int) -> None:
         self._planned, self._empty = planned, Rollouts((), pad_id)
@@ -58,27 +47,26 @@ class Groups:
         self._complete = deque(prompt for prompt, ids in self._open.items() if not ids)
 
     def ids_of(self, prompt: int) -> list[str]:
-        """Ids of the requests of a group that have not ended. Raises `RequestError` if there is no such group."""
+        """List the requests of a group that have not ended. Raises `RequestError` if there is no such group."""
         if type(plain(prompt)) is not int or prompt not in self._open:
             raise RequestError("there is no such group", got=shown(prompt), fix=f"one of {sorted(self._open)[:20]}")
         return sorted(self._open[prompt])
 
     def take(self, request_id: str) -> None:
-        """A request has ended."""
+        """Note that a request has ended."""
         ids = self._open[prompt := self._prompts[request_id]]
         ids.discard(request_id)
         if not ids:
             self._complete.append(prompt)
 
     def next(self, outputs: Mapping[str, RequestOutput]) -> Rollouts | None:
-        """The next complete group that was not returned before; None if there is none."""
+        """Return the next complete group, each once; None if no group is complete."""
         if not self._complete:
             return None
         prompt = self._complete.popleft()
         return self._made([item for item in self._planned if item.prompt == prompt], outputs)
 
     def all(self, outputs: Mapping[str, RequestOutput]) -> Rollouts:
-        """All samples, in order."""
         return self._made(self._planned, outputs)
 
     def _made(self, planned: Sequence[Planned], outputs: Mapping[str, RequestOutput]) -> Rollouts:
@@ -89,7 +77,10 @@ class Groups:
 
 @final
 class RolloutStream(AbstractContextManager["RolloutStream"]):
-    """Iterates over groups as `Rollouts`, each when its last sample has ended; for one thread. Closing it aborts the others."""
+    """Iterates over groups as `Rollouts`, each when its last sample has ended.
+
+    For one thread; closing it aborts open groups.
+    """
 
     def __init__(self, thread: EngineThread, groups: Groups) -> None:
         self._groups, self._thread = groups, thread
@@ -104,21 +95,24 @@ class RolloutStream(AbstractContextManager["RolloutStream"]):
         return group
 
     def abort_group(self, prompt: int) -> None:
-        """End the samples of a prompt now: the group comes with what they have, and may go on later. From any thread."""
+        """End the samples of a prompt now, from any thread.
+
+        Their group is yielded as far as it got, and may be continued later.
+        """
         self._thread.abort(self._groups.ids_of(prompt))
 
     def abort(self) -> None:
-        """End all samples now: their groups come with what they have."""
+        """End all samples now. Their groups are yielded as far as they got."""
         self._stream.abort()
 
     def result(self) -> Rollouts:
-        """All samples, in the order of the prompts, when the last one has ended."""
+        """Wait for the last sample and return all of them, in the order of the prompts."""
         for _ in self:
             pass
         return self._groups.all(self._stream.outputs)
 
     def close(self) -> None:
-        """End all samples that have not ended, without their groups."""
+        """End all samples that have not ended, and yield no more groups."""
         self._stream.close()
 
     def __exit__(self, *error: object) -> None:
@@ -127,7 +121,7 @@ class RolloutStream(AbstractContextManager["RolloutStream"]):
 
 @final
 class AsyncRolloutStream(AbstractAsyncContextManager["AsyncRolloutStream"]):
-    """As `RolloutStream`, in an event loop. Cancelling the task that iterates aborts the samples."""
+    """`RolloutStream` for an event loop. Cancelling the task that iterates aborts the samples."""
 
     def __init__(self, thread: EngineThread, groups: Groups) -> None:
         self._groups, self._thread = groups, thread
@@ -142,21 +136,17 @@ class AsyncRolloutStream(AbstractAsyncContextManager["AsyncRolloutStream"]):
         return group
 
     def abort_group(self, prompt: int) -> None:
-        """As `RolloutStream.abort_group`."""
         self._thread.abort(self._groups.ids_of(prompt))
 
     def abort(self) -> None:
-        """As `RolloutStream.abort`."""
         self._stream.abort()
 
     async def result(self) -> Rollouts:
-        """As `RolloutStream.result`."""
         async for _ in self:
             pass
         return self._groups.all(self._stream.outputs)
 
     async def aclose(self) -> None:
-        """As `RolloutStream.close`."""
         await self._stream.aclose()
 
     async def __aexit__(self, *error: object) -> None:

@@ -1,6 +1,6 @@
-"""Moves pages between the host copies of a runner and the files of a store, in threads of its own.
+"""Moves pages between a runner's host copies and the files of a store, in threads of its own.
 
-JAX's arrays do not change: a copy that is being written stays as it is, whatever becomes of its host slot meanwhile.
+A copy may be written to disk while its host slot already has another one, since JAX's arrays do not change.
 """
 
 import hashlib
@@ -35,21 +35,13 @@ HostCopy = tuple[KeptPages | None, int]
 
 
 class ReadPiece(NamedTuple):
-    """Pages that were read.
+    """Consecutive pages that were read from disk; they follow the pages of the piece before."""
 
-    Attributes:
-        key: of the read.
-        num_pages: pages, which follow on those of the piece before.
-        is_last: nothing more comes.
-        arrays: host copies.
-        side: those of what a context that ends with the last page has beside its pages.
-    """
-
-    key: int
+    key: int  # of the read
     num_pages: int
-    is_last: bool
+    is_last: bool  # the read ends with this piece
     arrays: Sequence[KeptPages] = ()
-    side: Sequence[KeptPages] = ()
+    side: Sequence[KeptPages] = ()  # of a context that ends with the last page: its window pages or states
 
 
 @final
@@ -57,16 +49,10 @@ class DiskPages:
     """A `PageDisk` (`engine.disk_contexts`) of one runner.
 
     Args:
-        store: the files.
-        kv: the runner's pages.
-        sides: its pages of layers with windows, or its states; None: the model has neither.
-        identity: digest of all that KV depends on beside the tokens, their isolation and the page size.
-        page_size: tokens per page.
-        settings: a context with the settings of JAX for other threads.
-        wake: called when something was read or written.
-
-    Attributes:
-        piece_pages: pages of a read's piece, and of a write.
+        sides: the pages of layers with windows, or the states; None: the model has neither.
+        identity: digest of everything that KV depends on, except tokens, isolation and page size.
+        settings: makes a context with JAX's settings for other threads.
+        wake: called by a thread of this object after it has read or written.
     """
 
     def __init__(
@@ -82,6 +68,7 @@ class DiskPages:
         self._store, self._kv, self._sides, self._page_size = store, kv, sides, page_size
         self._identity = identity if sides is None else identity + kv.page_bytes.to_bytes(8)
         self._settings, self._wake = settings, wake
+        # most pages of a piece that is read, and of a write
         self.piece_pages = max(1, PIECE_BYTES // kv.page_bytes)
         self._reading = ThreadPoolExecutor(2, "disk-pages-read")
         self._writing = ThreadPoolExecutor(1, "disk-pages-write")
@@ -92,7 +79,7 @@ class DiskPages:
         self._num_writes = 0
 
     def num_stored(self, root: bytes, tokens: Sequence[int], most: int) -> int:
-        """Leading pages of these tokens, up to so many, that are stored with what a context has beside them."""
+        """Count the leading pages of these tokens that are stored, at most `most`; with sides, up to a stored checkpoint."""
         names = self._store.find(self._root(root), token_bytes(tokens))[:most]
         return len(names) if self._sides is None else self._store.with_side(names)
 
@@ -106,11 +93,11 @@ class DiskPages:
         self._reading.submit(self._read, key, self._root(root), token_bytes(tokens), first, num_pages, num_side_slots)
 
     def cancel(self, key: int) -> None:
-        """What is still to be read is not wanted any more."""
+        """Cancel a read. Its remaining pieces are dropped."""
         self._wanted.discard(key)
 
     def poll_read(self) -> list[ReadPiece]:
-        """The pieces that were read since the last call."""
+        """Return the pieces that were read since the last call."""
         pieces: list[ReadPiece] = []
         while self._pieces:
             piece = self._pieces.popleft()
@@ -130,16 +117,15 @@ class DiskPages:
         """Make the pages of a piece, and its side, the copies of host slots.
 
         Args:
-            slots: of its leading pages; None: the page is of no use.
-            dropped, dropped_sides: slots whose copies are to be forgotten before.
-            side_slots: of its side; none: it is of no use.
+            slots: of the leading pages; None: the page is not used.
+            dropped, dropped_sides: slots whose copies are forgotten first.
+            side_slots: of the side; empty: the side is not used.
         """
         _adopt(self._kv, piece.arrays, slots, dropped)
         if self._sides is not None:
             _adopt(self._sides, piece.side, side_slots, dropped_sides)
 
     def _read(self, key: int, root: Root, tokens: bytes, first: int, num_pages: int, num_side_slots: int) -> None:
-        """Read pieces until one is not whole. Whatever happens, a last piece arrives."""
         names, wanted_end = self._store.find(root, tokens), first + num_pages
         end = min(len(names), wanted_end)
         try:
@@ -154,6 +140,7 @@ class DiskPages:
             log.exception("pages could not be read from disk")
             first = -1
         finally:
+            # whatever failed, a last piece arrives
             if first != end:
                 self._arrive(ReadPiece(key, 0, True))
 
@@ -192,10 +179,10 @@ class DiskPages:
         """Begin to store the copies of host slots as pages of these tokens.
 
         Args:
-            key: of the answer.
-            tokens: of the pages and all before them.
-            first: number of the first page; the pages before it are stored.
-            slots: of the pages; without any, the pages that are stored are counted.
+            key: returned with the result by `poll_stored`.
+            tokens: those of the pages and all before them.
+            first: index of the first page; the pages before it are stored already.
+            slots: of the pages; empty: the stored pages are only counted.
             side_slots: of the checkpoint behind the last token.
         """
         self._num_writes += 1
@@ -203,16 +190,16 @@ class DiskPages:
         self._writing.submit(self._write, key, self._root(root), token_bytes(tokens), first, pages, side)
 
     def poll_stored(self) -> list[tuple[Context, int]]:
-        """How many leading pages are stored, for every count and write that has ended since the last call."""
+        """Return the key and the number of leading pages stored, for every write and count that ended since the last call."""
         stored = [self._stored.popleft() for _ in range(len(self._stored))]
         self._num_writes -= len(stored)
         return stored
 
     def next_s(self) -> None:
-        """When something has been read or written next is not known: `wake` tells."""
+        """Return None: the end of the next read or write is not known in advance. `wake` is called then."""
 
     def close(self, longest_s: float) -> None:
-        """Wait for the writes, for so long at most, and end."""
+        """Wait for the writes, `longest_s` seconds at most, and end the threads."""
         self._wanted.clear()
         self._room.release(1 << 20)
         ended = threading.Event()
@@ -259,7 +246,6 @@ def _copies(pool: Pool, slots: Sequence[int]) -> list[HostCopy]:
 
 
 def _blank(pool: Pool, count: int) -> tuple[list[KeptPages], list[list[memoryview]]]:
-    """Arrays for the copies of so many slots, and their bytes by slot."""
     sizes = [min(pool.staging_pages, count - start) for start in range(0, count, pool.staging_pages)]
     copies = [pool.blank_copy(size) for size in sizes]
     return copies, [
@@ -274,5 +260,5 @@ def _adopt(pool: Pool, arrays: Sequence[KeptPages], slots: Sequence[int | None],
 
 
 def _parts(copy: Any, position: int) -> list[memoryview]:
-    """The bytes of a page in an array, or of a state."""
+    # a tuple has the arrays of a state
     return [part.reshape(-1).view(np.uint8).data for part in (copy if isinstance(copy, tuple) else (copy[position],))]

@@ -1,8 +1,7 @@
-"""Functions compiled ahead of time for fixed shapes. Others cannot be called: what was not added is never compiled.
+"""Functions compiled ahead of time for fixed shapes. A function that was not added is never compiled.
 
-An executable that `compile` left out is compiled, or found on disk, by a thread behind the calls, or by the first call of it,
-which waits and says so in the log. Callers that can do without it ask before. Several threads may need the same one: one of
-them compiles.
+An executable that `compile` left out is compiled, or read from disk, by a background thread or by its first call, which waits
+and says so in the log. Callers that can use another one check `missing` before.
 """
 
 import logging
@@ -45,11 +44,11 @@ def silent(what: str, done: int, total: int) -> None:
 
 @final
 class Executables:
-    """A set of executables by key: add them all, compile them together or as they are needed, call them.
+    """A set of executables by key: add all, compile them together or as they are needed, then call them.
 
     Attributes:
-        compile_s: seconds of tracing and compiling, by key; several ran in parallel.
-        ready: this part's executables that are compiled.
+        compile_s: seconds of tracing and compiling, by key; several may run in parallel.
+        ready: the compiled executables of this part of the set.
         missing: keys of this part's executables that are not compiled yet.
     """
 
@@ -67,7 +66,7 @@ class Executables:
         self._called_s = [0.0]  # when an executable was last called; the parts share it
 
     def under(self, name: str) -> Self:
-        """The same set with the keys of a part of it, whose executables are compiled with the others."""
+        """A part of the same set, whose keys are prefixed with `name`. Its executables are compiled with the others."""
         part = copy(self)
         part._prefix, part.ready, part.missing = (*self._prefix, name), {}, set()
         return part
@@ -76,7 +75,6 @@ class Executables:
         """Add a function to compile. Its arguments may be freed or donated afterwards.
 
         Args:
-            key: selects the executable.
             function: a pure function.
             arguments: arrays, or shapes with shardings, like those of the calls.
             donate: indices of the arguments whose memory it may reuse.
@@ -89,12 +87,11 @@ class Executables:
     def compile(
         self, progress: Progress = silent, most_at_once: int | None = None, only: Iterable[Hashable] | None = None
     ) -> None:
-        """Compile the added functions, in parallel. An exception, and an interrupt, waits for those that are being compiled.
+        """Compile the added functions in parallel. An exception or an interrupt waits for compilations that have begun.
 
         Args:
-            progress: called with what is done.
-            most_at_once: how many are compiled at the same time; None: one for each processor.
-            only: keys of those that are compiled, see `pending`; None: all.
+            most_at_once: compilations at the same time; None: one for each processor.
+            only: keys as in `pending`; None: all.
         """
         keys, results = deque(self._pending if only is None else only), SimpleQueue[BaseException | None]()
         count = len(keys)
@@ -123,7 +120,7 @@ class Executables:
         progress("compiling", count, count)
 
     def compile_behind(self) -> None:
-        """Begin to compile what is left in a thread, one after the other, between the calls; `close` ends it."""
+        """Start a thread that compiles what is left, one after the other, between the calls. `close` ends it."""
         if not self._pending:
             return
         log.info("%d executables are compiled behind the first requests, which run on larger ones", len(self._pending))
@@ -132,7 +129,7 @@ class Executables:
         self._rest.start()
 
     def close(self) -> None:
-        """End the thread of `compile_behind`; waits for the executable that it compiles."""
+        """End the thread of `compile_behind`, after the compilation that it has begun."""
         self._stopped.set()
         if self._rest is not None:
             self._rest.join()
@@ -148,12 +145,12 @@ class Executables:
 
     @property
     def num_pending(self) -> int:
-        """Executables whose compilation has not begun."""
+        """Executables of the whole set whose compilation has not begun."""
         return len(self._pending)
 
     @property
     def extra_bytes(self) -> int:
-        """Device memory, in bytes, of all executables together beside their arguments: temporaries and new results."""
+        """Device memory, in bytes, that all executables take together beside their arguments: temporaries and new results."""
         analyses = [part.ready[key].memory_analysis() for part, key in self._owners.values() if key in part.ready]
         return sum(
             analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
@@ -162,7 +159,7 @@ class Executables:
         )
 
     def __getitem__(self, key: Hashable) -> Callable[..., Any]:
-        """The executable; compiled now, or waited for, if there is none yet. Raises `KeyError` if it was not added."""
+        """The executable, compiled now or waited for if it is not ready. Raises `KeyError` if it was not added."""
         self._called_s[0] = time.monotonic()
         return self.ready.get(key) or self._obtain_for_call(self.whole(key))
 
@@ -180,8 +177,7 @@ class Executables:
         return compiled
 
     def _obtain(self, key: Hashable) -> jax.stages.Compiled:
-        """The executable, compiled by this thread or by the one that began before. After an error the next call tries again."""
-        with self._lock:
+        with self._lock:  # of several threads that need the same executable, one compiles it
             if (lower := self._pending.get(key)) is not None:
                 self._begun[key] = Future()
                 del self._pending[key]
@@ -195,7 +191,7 @@ class Executables:
                 compiled = lower().compile(compiler_options=_options(tuned=not self._behind.is_set()))
         except BaseException as error:
             with self._lock:
-                self._pending[key] = lower
+                self._pending[key] = lower  # the next call tries again
                 del self._begun[key]
             future.set_exception(error)
             raise

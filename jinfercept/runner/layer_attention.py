@@ -1,4 +1,4 @@
-"""What the layers of a step call for attention: it writes keys and values into the pages, then attends to them."""
+"""Attention as a step's layers call it: it writes keys and values into the pages, then attends to them."""
 
 from jaxtyping import Array, Float, Int
 
@@ -15,8 +15,8 @@ from jinfercept.runner.packing import PackedShape
 def step_attention(
     shape: PackedShape, step: Batch, noted: list[Int[Array, "T C"]], num_kv_heads: int
 ) -> Attend[KVPages]:
-    """What layers with so many KV heads on a device call for attention: it writes keys and values, and notes experts in the
-    list if they are wanted."""
+    """Make the attention of layers with `num_kv_heads` KV heads on a device. It adds each layer's experts to `noted` if the
+    step returns experts."""
 
     def attend(
         q: Float[Array, "T H D"],
@@ -40,8 +40,6 @@ def step_attention(
 
 
 class _NotingAttend:
-    """Attention that collects the experts of every layer."""
-
     def __init__(self, attend: Attend[KVPages], noted: list[Int[Array, "T C"]]) -> None:
         self._attend, self._noted = attend, noted
 
@@ -60,7 +58,7 @@ class _NotingAttend:
 
 
 class _JoinedAttend(_NotingAttend):
-    """Attention of decode rows that also rotates queries and keys itself; a model that rotates them calls it as any other."""
+    """Also rotates queries and keys of decode rows. A model that rotates them itself calls it as any other attention."""
 
     def __init__(self, attend: Attend[KVPages], batch: Batch, noted: list[Int[Array, "T C"]]) -> None:
         super().__init__(attend, noted)

@@ -16,7 +16,7 @@ IN_PROMPT = 1 << 30
 
 
 class SampleRows(NamedTuple):
-    """Sampling parameters of `R` rows; see `SamplingParams`. Unused rows write to the scratch slot, the last one."""
+    """Sampling parameters of `R` rows, see `SamplingParams`. Unused rows write to the scratch slot, which is the last one."""
 
     token_index: Int[Array, "R"]  # of the step's tokens, whose logits they are
     slot: Int[Array, "R"]
@@ -37,7 +37,7 @@ class SampleRows(NamedTuple):
 class Slots(NamedTuple):
     """Sampling state of the sequences with options, by slot; that of the others is not valid.
 
-    The number `V` in `biased` and at the end of a bad sequence marks an unused place.
+    The number `V` marks an unused place in `biased` and at the end of a bad sequence.
     """
 
     recent: Int32[Array, "slots recent"]  # the tokens generated last, the newest at the end
@@ -55,7 +55,6 @@ def mask_words(vocab_size: int) -> int:
 
 
 def unpack_mask(words: UInt32[Array, "R words"], vocab_size: int) -> Bool[Array, "R V"]:
-    """The bits of a mask, as columns."""
     bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)[None, None]) & 1
     return bits.reshape(len(words), -1)[:, :vocab_size] != 0
 
@@ -63,18 +62,14 @@ def unpack_mask(words: UInt32[Array, "R words"], vocab_size: int) -> Bool[Array,
 def shape_logits(
     logits: Float[Array, "R V"], mask: UInt32[Array, "R words"], slots: Slots, rows: SampleRows
 ) -> Float[Array, "R V"]:
-    """Logits with biases and penalties, and -inf for forbidden tokens.
-
-    If no token is left, bad words and end tokens are allowed; if still none is left, all tokens of the mask. A mask always
-    holds; that of a row without one has all bits.
-    """
+    """Add biases and penalties to the logits, and put -inf in place of forbidden tokens. A row without a mask has all bits."""
     remembered = rows.remembered != 0
     biased = _penalize(_bias(logits, slots, rows, remembered), slots, rows, remembered)
     return jnp.where(_allowed(mask, slots, rows, remembered, logits.shape[-1]), biased, -jnp.inf)
 
 
 def remember(slots: Slots, tokens: Int[Array, "R"], rows: SampleRows) -> Slots:
-    """The slots of the remembered rows with one more token each."""
+    """Add one more token to the slots of each remembered row."""
     places = distinct(jnp.where(rows.remembered != 0, rows.slot, len(slots.recent)), len(slots.recent))
     recent = jnp.concatenate([slots.recent[rows.slot, 1:], tokens[:, None]], axis=1)
     return slots._replace(
@@ -84,10 +79,8 @@ def remember(slots: Slots, tokens: Int[Array, "R"], rows: SampleRows) -> Slots:
 
 
 def distinct(places: Int[Array, "*R n"], end: int) -> Int[Array, "*R n"]:
-    """The places, which are distinct below `end`, with those from `end` on made distinct too: nothing is written there.
-
-    XLA writes to distinct places with plain stores, on a GPU with one compare-and-swap loop per number otherwise.
-    """
+    """Make places from `end` on distinct, as those below are already; nothing is written to places from `end` on."""
+    # XLA writes to distinct places with plain stores; otherwise a GPU runs one compare-and-swap loop for every number.
     return jnp.where(places < end, places, end + jnp.arange(places.shape[-1], dtype=places.dtype))
 
 
@@ -118,6 +111,8 @@ def _allowed(
 ) -> Bool[Array, "R V"]:
     everything = jnp.uint32(0xFFFFFFFF)
     both = mask & jnp.where(remembered[:, None], slots.allowed[rows.slot], everything)
+    # The mask always holds. If no token is left, bad words and end tokens are allowed; if still none is left, all tokens of the
+    # mask.
     words = jnp.where(jnp.any(both != 0, axis=1, keepdims=True), both, mask)
     hard = unpack_mask(words, vocab_size)
     ends = jnp.where((remembered & (rows.ends_forbidden != 0))[:, None], slots.ends[rows.slot], 0)
@@ -126,7 +121,6 @@ def _allowed(
 
 
 def _bad(slots: Slots, rows: SampleRows, remembered: Bool[Array, "R"], vocab_size: int) -> Bool[Array, "R V"]:
-    """Tokens that would complete a bad sequence."""
     sequences, recent = slots.bad[rows.slot], slots.recent[rows.slot]
     before = sequences[..., :-1]
     fits = jnp.all((before == NOTHING) | (before == recent[:, None, :]), axis=-1) & remembered[:, None]

@@ -1,9 +1,9 @@
 """The one upload of a step: an int32 vector of every number that its executables read, sent before its copies begin.
 
-It begins with the batch, a plan's chunks, whose length depends on the bucket: packed on the host, unpacked inside the
-executable. For kernels with work schedules it has these too, and they read it where it lies. Behind that lies the common part,
-of one length in all steps: the sampled rows, see `packing_samples`, and the device slots of the transfers. The embedding, a
-step's first executable, returns the common part for those behind it.
+The batch comes first; its length depends on the bucket. It is packed on the host and unpacked inside the executable. Work
+schedules for kernels that need them follow it, and kernels read them where they lie. The common part comes last and has the
+same length in all steps: the sampled rows (`packing_samples`) and the device slots of the transfers. The embedding, a step's
+first executable, returns the common part for those behind it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,34 +24,21 @@ from jinfercept.sched.plan import FROM_DEVICE, Chunk, NewPages
 
 
 class PackedShape(NamedTuple):
-    """The static sizes of one bucket's executable.
-
-    Attributes:
-        cut: how its attention cuts a batch, None if that has no work schedules.
-        decode_only: the executable is for steps of decode rows: there is no schedule of chunks.
-        joined: its attention rotates queries and keys itself, and writes keys and values.
-        has_states: rows have states of recurrent layers.
-        routed_experts: see `RunnerShape`.
-        num_adapters: that the weights have room for; with any, the vector says which is every token's.
-        window: tokens of the longest window of the layers that have a pool for windows; 0: there is none.
-        attention: its implementation, see `pallas.attention`.
-        window_cut: how attention cuts a batch for the layers that have a pool for windows, where that is another way.
-        has_draft_layer: the vector says which token follows every token, for the layer that drafts.
-    """
+    """The static sizes of one bucket's executable."""
 
     num_tokens: int  # T
     num_rows: int  # S
     pages_per_row: int  # P
-    cut: WorkCut | None = None
-    decode_only: bool = False
-    joined: bool = False
+    cut: WorkCut | None = None  # how attention cuts a batch; None: it has no work schedules
+    decode_only: bool = False  # for steps of decode rows, without a schedule of chunks
+    joined: bool = False  # attention rotates queries and keys itself, and writes keys and values
     has_states: bool = False
-    routed_experts: int = 0
-    num_adapters: int = 0
-    window: int = 0
+    routed_experts: int = 0  # see `RunnerShape`
+    num_adapters: int = 0  # that the weights have room for; with any, the vector has every token's adapter
+    window: int = 0  # tokens of the longest window in the pool for windows; 0: there is no such pool
     attention: str = "auto"
-    window_cut: WorkCut | None = None
-    has_draft_layer: bool = False
+    window_cut: WorkCut | None = None  # the cut of layers in the pool for windows, where it differs
+    has_draft_layer: bool = False  # the vector has the token that follows every token, for the layer that drafts
 
 
 def enter(
@@ -83,10 +70,10 @@ def pack(
     """The packed batch of a plan.
 
     Args:
-        chunks: at most `num_rows`, of at most `num_tokens` tokens together; those of one token come first.
-        tables: device slots of every sequence slot's pages.
-        states: slots of every sequence slot's states, if the model has some.
-        window_tables: as `tables`, of layers with pages in the pool for windows, if it has some.
+        chunks: at most `num_rows`, of at most `num_tokens` tokens together; chunks of one token come first.
+        tables: device slots of the pages, by sequence slot.
+        states: slots of the states, by sequence slot; None: the model has none.
+        window_tables: as `tables`, in the pool for windows; None: there is no such pool.
         following: see `DraftPlan`.
     """
     num_tokens, num_rows, *_ = shape
@@ -142,7 +129,6 @@ def pack(
 
 
 def _pack_states(parts: StateSlots, own: Int32[np.ndarray, "rows"], entries: Sequence[NewPages | tuple[()]]) -> None:
-    """The slots in which rows have their states, and those from which they begin."""
     slots, sources, _ = parts
     slots[: len(own)] = sources[: len(own)] = own
     for row, new_pages in enumerate(entries):
@@ -157,7 +143,6 @@ def _pack_windows(
     firsts: Int32[np.ndarray, "rows"],
     ends: Int32[np.ndarray, "rows"],
 ) -> None:
-    """The entries of the page tables that the windows of rows see."""
     for row, slot, first, end in zip(range(len(slots)), slots.tolist(), firsts.tolist(), ends.tolist(), strict=True):
         page_tables[row, first:end] = tables[slot, first:end]
 
@@ -165,7 +150,6 @@ def _pack_windows(
 def _pack_work(
     parts: "_Parts", into: Iterable[Iterable[Any]], cut: WorkCut, num_decode: int, *, decode_only: bool
 ) -> None:
-    """The work schedules of kernels."""
     starts, num_tokens = parts.query_starts, len(parts.tokens)
     work = schedules(cut, starts, parts.context_lens, num_decode, num_tokens, decode_only=decode_only)
     for place, numbers in zip(chain.from_iterable(into), chain.from_iterable(work), strict=True):
@@ -173,7 +157,7 @@ def _pack_work(
 
 
 def packed_size(shape: PackedShape) -> int:
-    """Numbers of the packed batch."""
+    """Length of the packed batch."""
     return _places(shape)[0][-1].end
 
 
@@ -186,14 +170,11 @@ def unpack(packed: Int[Array, "packed"], last_tokens: Int[Array, "slots"], shape
 
 
 def in_place(packed: Batch | Int[Array, "packed"], shape: PackedShape) -> Batch:
-    """The batch inside an executable of layers; where there are work schedules, kernels read the packed vector itself.
-
-    The tokens of a vector are as they were packed: layers do not read them.
-    """
+    """The batch inside an executable of layers. Where there are work schedules, kernels read the packed vector itself."""
     if isinstance(packed, Batch):
         return packed
     parts = _parts(packed, shape)
-    batch = _batch(parts)
+    batch = _batch(parts)  # its tokens may still be `FROM_DEVICE`: layers do not read them
     if parts.decodes is None:
         return batch
     work = Work(*(getattr(parts, name) for name in Work._fields))
@@ -210,30 +191,19 @@ MOST_TRANSFERS = 32
 
 
 class CommonShape(NamedTuple):
-    """The static sizes of the common part.
-
-    Attributes:
-        num_rows: most sampled rows.
-        num_pages: most pages of a gather or a scatter.
-    """
+    """The sizes of the common part: at most `num_rows` sampled rows, and at most `num_pages` pages for each transfer."""
 
     num_rows: int
     num_pages: int
 
     @property
     def size(self) -> int:
-        """Numbers of the common part."""
         return NUM_FIELDS * self.num_rows + MOST_TRANSFERS * self.num_pages
 
     def pack(
         self, samples: Int32[np.ndarray, "fields R"], transfers: Sequence[Int32[np.ndarray, "_"]]
     ) -> Int32[np.ndarray, "common"]:
-        """The common part.
-
-        Args:
-            samples: the sampled rows, in as many columns as there are.
-            transfers: device slots of at most `MOST_TRANSFERS` gathers and scatters.
-        """
+        """The common part of sampled rows, and of the device slots of at most `MOST_TRANSFERS` gathers and scatters."""
         vector = np.zeros(self.size, np.int32)
         vector[: NUM_FIELDS * self.num_rows].reshape(NUM_FIELDS, -1)[:, : samples.shape[1]] = samples
         if transfers:
@@ -243,15 +213,14 @@ class CommonShape(NamedTuple):
         return vector
 
     def samples(self, common: Int[Array, "common"], num_rows: int) -> Int[Array, "fields R"]:
-        """The first sampled rows, as `pack_samples` has them."""
+        """The first `num_rows` sampled rows, laid out as by `pack_samples`."""
         return common[: NUM_FIELDS * self.num_rows].reshape(NUM_FIELDS, self.num_rows)[:, :num_rows]
 
     def slots(self, common: Int[Array, "common"], transfer: Int[Array, ""], num_pages: int) -> Int[Array, "k"]:
-        """The device slots of one transfer."""
         return jax.lax.dynamic_index_in_dim(self.transfers(common), transfer, keepdims=False)[:num_pages]
 
     def transfers[A: Array | np.ndarray](self, common: A) -> A:
-        """The part that has the device slots of all transfers, a row for each."""
+        """The device slots of all transfers, a row for each."""
         return cast(A, common[NUM_FIELDS * self.num_rows :].reshape(MOST_TRANSFERS, self.num_pages))
 
 
@@ -260,7 +229,7 @@ ALIGNED = 64
 
 
 class _Parts(NamedTuple):
-    """The parts of the vector in their order, or what is at their places; None: these models have none."""
+    """The parts of the vector in their order, or what belongs to each of them. None: the model has no such part."""
 
     tokens: Any
     positions: Any
@@ -279,8 +248,6 @@ class _Parts(NamedTuple):
 
 
 class _RowPlace(NamedTuple):
-    """Where a part of the vector lies, and its shape."""
-
     first: int
     end: int
     shape: tuple[int, ...]
@@ -288,7 +255,6 @@ class _RowPlace(NamedTuple):
 
 @lru_cache
 def _places(shape: PackedShape) -> tuple[list[_RowPlace], Any]:
-    """The places of all parts, each of which begins at a multiple of `ALIGNED`, and their tree."""
     tokens: Any = (shape.num_tokens,)
     rows: Any = (shape.num_rows,)
     tables: Any = (shape.num_rows, shape.pages_per_row)
@@ -326,7 +292,6 @@ def _parts(vector: Int[Array, "packed"], shape: PackedShape) -> _Parts:
 
 
 def _batch(parts: _Parts) -> Batch:
-    """The batch as it was packed, without work schedules."""
     read = parts._replace(decodes=None, chunks=None, window=parts.window and parts.window._replace(work=None))
     arrays = jax.tree.map(VectorPart.array, read, is_leaf=lambda part: isinstance(part, VectorPart))._asdict()
     fields = {name: arrays[name] for name in Batch._fields if name in arrays}

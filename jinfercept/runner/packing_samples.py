@@ -1,6 +1,5 @@
-"""Packs for the device, and unpacks there: the sampled rows of a plan, one int32 matrix in the step's upload; and the sampling
-state of one slot, an int32 vector in an upload of its own.
-"""
+"""Packs for the device, and unpacks there: a plan's sampled rows, one int32 matrix in the step's upload; and the sampling state
+of a slot, an int32 vector in an upload of its own."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -28,23 +27,16 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class SampledRow(NamedTuple):
-    """One draw of a plan.
+    """One draw of a plan."""
 
-    Attributes:
-        token_index: the token whose logits it draws from, counted over the chunks.
-        slot: of the sequence; None where the chunk has drafts.
-        position: of the token to be drawn, in its sequence.
-        sample: how the token is drawn.
-    """
-
-    token_index: int
-    slot: int | None
-    position: int
+    token_index: int  # of the token whose logits it draws from, counted over all chunks
+    slot: int | None  # None where the chunk has drafts
+    position: int  # of the token to be drawn, in its sequence
     sample: Sample
 
 
 def pack_samples(drawn: Sequence[SampledRow], num_rows: int, scratch_slot: int) -> Int32[np.ndarray, "fields R"]:
-    """The parameters of sampled rows. Rows of a chunk with drafts write to no slot: the host sends its next token."""
+    """Pack sampled rows. Rows of a chunk with drafts write to no slot, since the host sends the next token."""
     rows = _blank(num_rows, scratch_slot)
     if drawn:
         count = len(drawn)
@@ -83,14 +75,14 @@ def sampled_rows(chunks: tuple[Chunk, ...]) -> list[SampledRow]:
 
 
 def pack_positions(token_indices: Sequence[int], num_rows: int, scratch_slot: int) -> Int32[np.ndarray, "fields R"]:
-    """Rows whose logits are computed and from which no token is drawn."""
+    """Pack rows of which only the logits are computed."""
     rows = _blank(num_rows, scratch_slot)
     rows[0, : len(token_indices)] = token_indices
     return rows
 
 
 def draw_needs(drawn: Sequence[SampledRow]) -> tuple[Kind, bool]:
-    """The simplest kind of draw that computes all that the rows ask for, and whether the state of a row's slot applies."""
+    """The simplest kind of draw that serves all rows, and whether any row reads the state of its slot."""
     options = [row.sample.options for row in drawn if row.sample.options]
     remembered = bool([each for each in options if each.remembered])
     if not [row for row in drawn if row.sample.temperature]:
@@ -99,13 +91,12 @@ def draw_needs(drawn: Sequence[SampledRow]) -> tuple[Kind, bool]:
 
 
 def unpack_samples(packed: Int[Array, "fields R"]) -> SampleRows:
-    """The sampled rows on the device."""
     floats = jax.lax.bitcast_convert_type(packed[_FIRST_FLOAT:], jnp.float32)
     return SampleRows(*packed[:_FIRST_FLOAT], *floats)
 
 
 def pack_slot(options: DrawOptions, history: TokenHistory, vocab_size: int) -> Int32[np.ndarray, "slot"]:
-    """The packed state of a sequence that gets a slot."""
+    """Pack the sampling state of a sequence that gets a slot."""
     params = options.params
     vector = np.zeros(slot_size(vocab_size), np.int32)
     parts = _split_slot(vector, vocab_size)
@@ -128,7 +119,7 @@ def pack_slot(options: DrawOptions, history: TokenHistory, vocab_size: int) -> I
 
 
 def unpack_slot(slots: Slots, slot: Int[Array, ""], packed: Int[Array, "slot"]) -> Slots:
-    """The slots, with the state of one of them replaced by a packed one."""
+    """Replace the state of one slot by a packed one."""
     parts = _split_slot(packed, slots.counts.shape[1])
     return Slots(
         *(
@@ -157,7 +148,7 @@ def slot_shapes(num_slots: int, vocab_size: int) -> Slots:
 
 
 def slot_size(vocab_size: int) -> int:
-    """Length of a slot's vector."""
+    """Length of a packed slot."""
     return sum(leaf.size for leaf in slot_shapes(0, vocab_size))
 
 
@@ -179,7 +170,6 @@ def _enter_options(row: Int32[np.ndarray, "fields"], options: DrawOptions, ends_
 
 
 def _count(parts: Any, history: TokenHistory) -> None:
-    """Fill in the counts of generated tokens, the marks of tokens from outside, and the tokens generated last."""
     tokens = np.array(history.tokens, np.int32)
     generated = np.ones(len(tokens), bool)
     for start, end in history.external_spans:
@@ -192,14 +182,12 @@ def _count(parts: Any, history: TokenHistory) -> None:
 
 
 def _words(allowed: np.ndarray) -> Int32[np.ndarray, "words"]:
-    """A mask's bits as words."""
     padded = np.zeros(32 * mask_words(len(allowed)), bool)
     padded[: len(allowed)] = allowed
     return np.packbits(padded, bitorder="little").view("<u4").astype(np.uint32).view(np.int32)
 
 
 def _split_slot(vector: Any, vocab_size: int) -> Any:
-    """The parts of a slot's vector, by the names and in the order of `Slots`."""
     shapes = slot_shapes(0, vocab_size)
     ends = accumulate(leaf.size for leaf in shapes)
     return Slots(

@@ -1,8 +1,7 @@
-"""The shapes of pages and states, and the executables that gather pages for the host and scatter them back, in a few static
-sizes, or one sequence's states.
+"""Shapes of pages and states, and the executables that gather pages for the host and scatter them back.
 
-The states of a sequence in all recurrent layers cross the link as one array for each dtype, in which the parts of the layers
-follow each other. Each of several devices moves its own parts.
+Transfers of pages have a few static sizes. The states of a sequence in all recurrent layers cross the link as one array for
+each dtype, in which the parts of the layers follow each other. Each of several devices moves its own parts.
 """
 
 import math
@@ -37,7 +36,7 @@ type States = tuple[tuple[StateArray, ...], ...]
 
 
 def heads_spec(ndim: int) -> PartitionSpec:
-    """Several devices cut pages, and the arrays of pages that cross the link, by KV head: the last axis but one."""
+    """Several devices cut pages, and arrays of pages on the link, by KV head: the last axis but one."""
     return PartitionSpec(*(None,) * (ndim - 2), AXIS)
 
 
@@ -47,10 +46,10 @@ def layer_pages(
     """The shape of one layer's pages.
 
     Args:
-        num_pages: the scratch page too.
+        num_pages: includes the scratch page.
         num_kv_heads, head_dim: of the model, on all devices.
-        dtype: of the page arrays, see `kv_rows.stored_dtype`; those of a TPU have `FP8` in the place of its type of fp8.
-        home: a placement on the devices where they lie; which of their axes are cut is set here.
+        dtype: see `kv_rows.stored_dtype`; on TPUs `FP8` takes the place of its type for fp8.
+        home: a placement on the devices; the axes that they cut are set here.
     """
     devices = tuple(home.device_set)
     if devices[0].platform in INTERLEAVED_ON:
@@ -64,12 +63,8 @@ def layer_pages(
 
 
 def state_shapes(states: States, num_slots: int, like: Placed) -> tuple[tuple[jax.ShapeDtypeStruct, ...], ...]:
-    """The arrays of every recurrent layer's states, with their places.
-
-    Args:
-        num_slots: without the one that is no sequence's.
-        like: an array with the dtype of the weights, on their devices.
-    """
+    """Shapes with shardings of every recurrent layer's states, in their own dtype or in that of `like`, and beside it.
+    `num_slots` does not count the slot that is no sequence's."""
 
     def struct(array: StateArray) -> jax.ShapeDtypeStruct:
         dtype: DTypeLike = array.dtype or like.dtype
@@ -81,11 +76,7 @@ def state_shapes(states: States, num_slots: int, like: Placed) -> tuple[tuple[ja
 
 
 def slot_bytes(states: States, dtype: DTypeLike, num_devices: int = 1) -> int:
-    """Bytes of one sequence's states over all layers, on each of the devices.
-
-    Args:
-        dtype: of the weights.
-    """
+    """Bytes of one sequence's states over all layers, on each of the devices. `dtype` is that of the weights."""
 
     def num_bytes(array: StateArray) -> int:
         parts = 1 if array.cut_axis is None else num_devices
@@ -108,7 +99,7 @@ took 1.69 times as long as steps without, in gathers of 128 1.14 times (`benchma
 
 
 def transfer_sizes(platform: str, staging_pages: int = 1) -> tuple[int, ...]:
-    """Pages per gather or scatter, largest first: with staging every power of two up to an array's pages too."""
+    """Pages per gather or scatter, largest first. With staging they include every power of two up to an array's pages."""
     if staging_pages == 1:
         return CPU_TRANSFERS if platform == "cpu" else GPU_TRANSFERS
     powers = {1 << exponent for exponent in range(staging_pages.bit_length())}
@@ -117,9 +108,8 @@ def transfer_sizes(platform: str, staging_pages: int = 1) -> tuple[int, ...]:
 
 
 def _gather(staging: int, layers: tuple[KVPages, ...], slots: Int[Array, "slots"]) -> tuple[HostPages, ...]:
-    """The pages of a transfer's slots, in arrays of `staging` pages. Padding reads any page."""
-
     def gather(layers: tuple[Array, ...], slots: Int[Array, "k"]) -> tuple[Array, ...]:
+        # padding reads any page
         pages = jnp.stack([layer.at[slots].get(mode="clip") for layer in layers], axis=1)
         return tuple(pages[first : first + staging] for first in range(0, slots.shape[0], staging))
 
@@ -141,7 +131,6 @@ def _scatter(
 
 
 def _scatter_pages(layers: tuple[Array, ...], slots: Int[Array, "k"], arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """The layers with these pages in these slots, which are distinct; slots out of range are dropped."""
     pages = jnp.concatenate(arrays)
     if slots.shape[0] == 1:  # never padding; a scatter of one row is a read, a selection and a write
         return tuple(
@@ -165,7 +154,6 @@ def _select(pages: HostPages, slots: Int[Array, "fewer"]) -> Num[Array, "fewer l
 def _gather_states(
     layers: tuple[tuple[Num[Array, "N ..."], ...], ...], slots: Int[Array, "1"]
 ) -> tuple[tuple[Num[Array, "_"], ...]]:
-    """The states of the sequence whose device slot a transfer names, joined by dtype."""
     [slot] = slots
     parts: dict[Any, list[Array]] = {}
     for array in chain.from_iterable(layers):
@@ -178,7 +166,6 @@ def _scatter_states(
     slots: Int[Array, "1"],
     arrays: tuple[tuple[Num[Array, "_"], ...]],
 ) -> tuple[tuple[Num[Array, "N ..."], ...], ...]:
-    """The states of all layers, with these ones in the device slot that a transfer names."""
     [slot], [state] = slots, arrays
     joined, places = {part.dtype: part for part in state}, {part.dtype: 0 for part in state}
 
@@ -192,8 +179,6 @@ def _scatter_states(
 
 
 def _on_slots(common_shape: CommonShape, size: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of layers or pages whose device slots are found in the common part of an upload."""
-
     def run(layers: Any, common: Int[Array, "common"], transfer: Int[Array, ""], *arrays: Any) -> Any:
         return function(layers, common_shape.slots(common, transfer, size), *arrays)
 
@@ -201,7 +186,7 @@ def _on_slots(common_shape: CommonShape, size: int, function: Callable[..., Any]
 
 
 def on_link(layer: Any) -> Sharding:
-    """How several devices cut the arrays that cross the link, of a layer's pages or states: arrays, or shapes."""
+    """How several devices cut the arrays of a layer's pages or states that cross the link. `layer` has arrays or shapes."""
     first = layer[0] if isinstance(layer, tuple) else layer
     return beside(first, PartitionSpec(AXIS) if isinstance(layer, tuple) else heads_spec(first.ndim + 1))
 
@@ -209,15 +194,8 @@ def on_link(layer: Any) -> Sharding:
 def add_transfers(
     run: Executables, layers: tuple[Any, ...], sizes: Sequence[int], staging_pages: int, common_shape: CommonShape
 ) -> None:
-    """Add the transfers' executables.
-
-    Args:
-        run: to which they are added.
-        layers: pages or states of the layers: arrays or shapes with shardings.
-        sizes: `transfer_sizes`; of states (1,).
-        staging_pages: most pages of an array.
-        common_shape: of the steps' uploads.
-    """
+    """Add the transfers' executables to `run`, with `transfer_sizes` for pages and (1,) for states. `layers` has arrays, or
+    shapes with shardings."""
     is_states, placed, home = isinstance(layers[0], tuple), on_link(layers[0]), beside(jax.tree.leaves(layers)[0])
     common = jax.ShapeDtypeStruct((common_shape.size,), jnp.int32, sharding=home)
     reads = common, jax.ShapeDtypeStruct((), jnp.int32, sharding=home)

@@ -1,15 +1,9 @@
 """Pools: arrays of layers on the devices, cut into slots, and the copies of slots on the host, with the transfers of each step.
 
-A slot is a page of each of some layers, or the states that one sequence has in the recurrent layers. What follows says "page"
-for both: states are pages of which every one is an array.
-
-Pages cross the link in arrays `[k, l, B, …]` of k pages and l layers, during the step's compute; states as an array for each of
-their dtypes. Transfers have a few static sizes, padded with slots out of range, so that nothing recompiles.
-
-With `staging_pages` of 1 every page is an array, for each of which JAX takes about 30 µs of host time. With more, the pages of
-a context go out in arrays of up to so many, a power of two. A page is fetched with its whole array: a context that returns in
-part brings up to two arrays with unused pages; of pages that return singly, every one brings its array. Arrays for which the
-device has no memory beside the others follow the compute, one transfer after the other.
+A slot is a page of each of some layers, or the states of one sequence in the recurrent layers. Below, "page" means both: states
+are pages that each make an array of their own. Pages cross the link during the step's compute, in arrays `[k, l, B, …]` of k
+pages and l layers; states in an array for each of their dtypes. Transfers have a few static sizes, padded with slots out of
+range, so that nothing recompiles.
 """
 
 import math
@@ -39,30 +33,19 @@ from jinfercept.runner.shape import RunnerShape, in_second_pool
 
 @dataclass(slots=True, eq=False)
 class HostArray:
-    """Several pages that cross the link together: a pinned array, which is freed when its last page is dropped.
+    """Several pages that cross the link together, in one array on the host. It is freed when its last page is dropped."""
 
-    An array of which at most half the pages are live is `sparse`: it is to be replaced by a smaller one, so that the arrays
-    have less than twice as many pages as there are live ones.
-
-    Attributes:
-        size: pages that it has room for, a power of two.
-        slots: the host slots of its live pages, by their index in the array.
-        data: the pages of all layers; None until they are on their way.
-    """
-
-    size: int
-    slots: dict[int, int]
-    data: KeptPages | None = None
+    size: int  # pages that it has room for, a power of two
+    slots: dict[int, int]  # host slots of the live pages, by index in the array
+    data: KeptPages | None = None  # the pages of all layers; None until they are on their way
 
     @property
     def is_sparse(self) -> bool:
-        """Whether an array of half the size could hold the live pages."""
+        # it gets replaced by a smaller one, so that all arrays have less than twice as many pages as are live
         return 2 * len(self.slots) <= self.size
 
 
 class HostPage(NamedTuple):
-    """A page in an array."""
-
     array: HostArray
     position: int
 
@@ -77,7 +60,7 @@ class HostSlots(dict[int, HostPage]):
         return list({id(page.array): page.array for page in self.values()}.values())
 
     def add(self, slots: Sequence[int | None], size: int) -> HostArray:
-        """An array of `size` pages for these slots, without data yet. The slots hold no page; None: a page is of no use."""
+        """Add an array of `size` pages, still without data, for these empty slots. None: the page is not used."""
         array = HostArray(size, {index: slot for index, slot in enumerate(slots) if slot is not None})
         assert len(slots) <= size
         assert not self.keys() & set(array.slots.values())
@@ -85,7 +68,7 @@ class HostSlots(dict[int, HostPage]):
         return array
 
     def drop(self, slots: Iterable[int]) -> list[HostArray]:
-        """Forget these slots' pages; returns the arrays that have become sparse and still hold a page."""
+        """Forget these slots' pages. Returns the arrays that have become sparse and still hold a page."""
         touched: dict[int, HostArray] = {}
         for slot in slots:
             array, index = self.pop(slot)
@@ -94,7 +77,7 @@ class HostSlots(dict[int, HostPage]):
         return [array for array in touched.values() if array.slots and array.is_sparse]
 
     def compact(self, array: HostArray) -> tuple[HostArray, list[int]]:
-        """Replace a sparse array by one of the smallest size; returns that one, without data, and its pages' old indices."""
+        """Replace a sparse array by one of the smallest size. Returns the new one, without data, and its pages' old indices."""
         indices, slots = list(array.slots), list(array.slots.values())
         for slot in slots:
             del self[slot]
@@ -103,30 +86,24 @@ class HostSlots(dict[int, HostPage]):
 
 @final
 class Pool:
-    """Pages or states on a model's devices, and their copies on the host.
+    """Pages or states on a model's devices, and their copies on the host. `reset` allocates the arrays, so that all executables
+    can be compiled before they take the memory.
 
-    The arrays are allocated by `reset`, so that all executables can be compiled before they take the memory.
-
-    A step that moves pages calls `begin`, then `fetch`, `offload`, the compute of the layers, and `scatter`; so does a step
-    after it, as long as the pool `is_busy`. On a GPU a copy waits for what was
-    dispatched when its memory was allocated and overlaps what is dispatched later. So `fetch` comes right behind the step's
-    first executable, which waits for the step's upload: one engine of the GPU makes all copies in this direction, and arrays
-    that do not wait for the upload go before it. `offload` and `scatter` read slots in `commons`.
+    A step that moves pages calls `begin`, `fetch`, `offload`, the compute of the layers, then `scatter`. Later steps do so too,
+    as long as the pool `is_busy`. `fetch` is called right behind the step's first executable.
 
     Args:
-        shapes: of every layer's pages, or of every recurrent layer's states, with the slot that is no sequence's. Several
-            devices cut the host copies, which are in their pinned memory, as `on_link` says.
-        common_shape: of the step's uploads.
+        shapes: of every layer's pages, or of every recurrent layer's states with the slot that is no sequence's. Several
+            devices cut the host copies as `on_link` says.
         sizes: pages per transfer, see `transfer_sizes`.
-        staging_pages: most pages of an array on the host, a power of two. The arrays take less than twice the memory of the
-            pages that they hold once a step's compaction is done, and exactly as much with 1.
-        pinned: whether the host copies are page-locked; else they are pageable, and the host waits for every copy that leaves.
+        staging_pages: most pages of an array on the host, a power of two.
+        pinned: whether the host copies are page-locked; otherwise the host waits for every copy that leaves.
         moved_pages: pages for which the device has memory beside the pool while they are on their way.
 
     Attributes:
         layers: the arrays of every layer; () while there are none.
         host: the copies by host slot.
-        commons: the common parts of the step's uploads, which have the slots that `begin` returned.
+        commons: the common parts of the step's uploads, with the slots that `begin` returned.
     """
 
     def __init__(
@@ -139,6 +116,10 @@ class Pool:
         pinned: bool = True,
         moved_pages: int = 1 << 30,
     ) -> None:
+        # With `staging_pages` of 1 every page is an array, and each array takes JAX about 30 µs of host time. With more, the
+        # pages of a context leave in arrays of up to that many pages. A page is fetched with its whole array: a context that
+        # returns in part brings up to two arrays with unused pages, and pages that return singly bring one array each. After a
+        # step's compaction the arrays take less than twice the memory of the pages that they hold; with 1, exactly as much.
         self.shapes, self.staging_pages = shapes, staging_pages
         self._common_shape, self._sizes, self._moved_pages, self._pinned = common_shape, sizes, moved_pages, pinned
         self._on_device = on_link(shapes[0])
@@ -164,13 +145,13 @@ class Pool:
         self.layers = ()
 
     def reset(self) -> None:
-        """Forget all pages. The arrays stay as they are, with what is in them; those that are missing are allocated."""
+        """Forget all pages. Missing arrays are allocated; the others keep their contents."""
         self._forget()
         self.come_back()
 
     def come_back(self) -> None:
-        """Allocate the arrays: zeros. Arrays that are there stay, unless a failed step has donated them. Waits, so that memory
-        that lacks is an error here and not of a later step."""
+        """Allocate arrays of zeros where they are missing, or where a failed step has donated them. Waits, so that a lack of
+        memory is an error here and not of a later step."""
 
         def made(shape: jax.ShapeDtypeStruct, array: Array | None = None) -> Array:
             return array if array is not None and _is_whole(array) else _zeros(shape)()
@@ -178,7 +159,7 @@ class Pool:
         self.layers = jax.block_until_ready(jax.tree.map(made, self.shapes, *([self.layers] if self.layers else [])))
 
     def leave_device(self) -> None:
-        """Free the arrays, when every copy has arrived. The host's copies stay."""
+        """Free the arrays when every copy has arrived. The copies on the host stay."""
         self.wait()
         self._drop_transfers()
         for array in jax.tree.leaves(self.layers):
@@ -204,18 +185,12 @@ class Pool:
     ) -> list[Int32[np.ndarray, "_"]]:
         """Set the pages that a step moves. One step may fetch, drop and refill the same host slot, in this order.
 
-        Waits for what the step before the last one moved to the host, if its compute did not hide it, so that no more than two
-        steps' transfers are in flight.
-
-        Args:
-            first_transfer: transfers of other pools that come before this one's in the step's upload.
-
-        Returns:
-            The slots of every gather, scatter and selection, for the step's upload.
+        Returns the slots of every gather, scatter and selection, for the step's upload, in which `first_transfer` transfers of
+        other pools come before them.
         """
         self._first_transfer, self._early = first_transfer, 1
         self._offloads, self._fetches, self._compactions = [], [], []
-        if len(self._in_flight) == 2:
+        if len(self._in_flight) == 2:  # at most two steps' transfers are in flight
             jax.block_until_ready(self._in_flight[0])
         self._in_flight.append([])
         fetches, selected = self._scatters(fetch), list[np.ndarray]()
@@ -243,11 +218,11 @@ class Pool:
 
     @property
     def page_bytes(self) -> int:
-        """Of a page, over all layers and devices."""
+        """Bytes of a page over all layers and devices."""
         return sum(math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.shapes))
 
     def blank_copy(self, num_pages: int) -> Any:
-        """An array for copies of up to `staging_pages` pages, with anything in it; of states, one for each dtype."""
+        """An uninitialised array for copies of up to `staging_pages` pages; for states, one array for each dtype."""
         if isinstance(self.shapes[0], tuple):
             sizes = Counter[Any]()
             for array in jax.tree.leaves(self.shapes):
@@ -258,16 +233,19 @@ class Pool:
         return np.empty((size, len(self.shapes), *self.shapes[0].shape[1:]), self.shapes[0].dtype)
 
     def to_host(self, array: KeptPages) -> KeptPages:
-        """What `blank_copy` made in the memory of host copies. From any thread."""
+        """Put an array of `blank_copy` into the memory of host copies. Any thread may call it."""
         return jax.device_put(array, self._on_host) if self._pinned else array
 
     def adopt(self, array: KeptPages, slots: Sequence[int | None]) -> None:
-        """Take an array of `to_host` as the copies of these slots' pages; None: the page is of no use."""
+        """Take an array of `to_host` as the copies of these slots' pages. None: the page is not used."""
         if any(slot is not None for slot in slots):
             self.host.add(slots, 1 if isinstance(array, tuple) else len(array)).data = array
 
     def fetch(self) -> None:
         """Dispatch the copies to the device."""
+        # On a GPU a copy waits for everything dispatched before its memory was allocated, and overlaps what is dispatched
+        # later. One engine makes all copies to the device: arrays that do not wait for the step's upload would go before it. So
+        # the step's first executable, which waits for the upload, is dispatched before.
         coming = [array for _, arrays in self._fetches[: self._early] for array in arrays]
         coming += [sparse for sparse, _ in self._compactions]
         if coming:
@@ -282,6 +260,7 @@ class Pool:
         """Write the fetched pages to their device slots, after everything dispatched before."""
         arrived, self._arrived = iter(self._arrived), []
         for index, (size, fetched) in enumerate(self._fetches):
+            # arrays for which the device has no memory to spare follow the compute, one transfer after the other
             late = index >= self._early
             arrays = move(fetched, self._on_device) if late else [*islice(arrived, len(fetched))]
             arrays += [self._blank] * (size // min(size, self.staging_pages) - len(arrays))
@@ -298,20 +277,16 @@ class Pool:
         jax.block_until_ready((self.layers, [array.data for array in self.host.arrays]))
 
     def _slots(self, number: int) -> tuple[Array, Array]:
-        """Where a transfer finds its device slots: the common part of an upload, and the row of that."""
         upload, row = divmod(self._first_transfer + number, MOST_TRANSFERS)
         return self.commons[upload], self._rows[row]
 
     def _leave(self, device_arrays: Sequence[Any], arrays: Sequence[HostArray]) -> None:
-        """Copy arrays of the device to the host, as the data of these."""
         copies = move(device_arrays, self._on_host) if self._pinned else jax.tree.map(np.asarray, list(device_arrays))
         self._in_flight[-1] += copies
         for array, copy in zip(arrays, copies, strict=True):
             array.data = copy
 
     def _scatters(self, fetch: Sequence[PageCopy]) -> list[tuple[int, list[Any], Int32[np.ndarray, "slots"]]]:
-        """The arrays of these pages by the scatters that write them, each with its size and its slots: arrays of full size
-        together, smaller ones alone."""
         by_array: dict[int, tuple[HostArray, dict[int, int]]] = {}
         for copy in fetch:
             array, index = self.host[copy.host_slot]
@@ -323,8 +298,8 @@ class Pool:
         return scatters
 
     def _pieces(self, offload: Sequence[PageCopy]) -> list[tuple[int, Sequence[PageCopy]]]:
-        """The pages of the arrays that leave, each with its size: no array has pages of two contexts."""
         sizes, pieces = [size for size in self._sizes if size <= self.staging_pages], []
+        # no array has pages of two contexts
         for _, of_context in groupby(offload, attrgetter("context")):
             pages = list(of_context)
             cover = _cover(len(pages), sizes, self.staging_pages)
@@ -332,7 +307,7 @@ class Pool:
         return pieces
 
     def _joined[A](self, arrays: Sequence[tuple[int, A]]) -> list[tuple[int, list[A]]]:
-        """The arrays of every transfer, with its size: smaller ones alone, those of full size together."""
+        # arrays of full size share transfers, smaller ones go alone
         full = [array for size, array in arrays if size == self.staging_pages]
         joined = [(size, [array]) for size, array in arrays if size < self.staging_pages]
         sizes, least = self._sizes, self.staging_pages
@@ -347,11 +322,8 @@ class Pool:
 
 
 def pool_shapes(model: ServedModel, shape: RunnerShape, like: Placed) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The arrays of each pool's layers: pages of the first pool, and pages of the pool for windows or states, if there are any.
-
-    Args:
-        like: an array with the dtype of the weights, on their devices.
-    """
+    """The arrays of each pool's layers: pages in the first pool; in the second, pages of the pool for windows or states, if
+    any. `like` has the dtype of the weights, on their devices."""
     in_second = in_second_pool(model, shape)
 
     def pages(config: ModelDimensions, num_pages: int, num_layers: int) -> tuple[Any, ...]:
@@ -365,25 +337,20 @@ def pool_shapes(model: ServedModel, shape: RunnerShape, like: Placed) -> tuple[t
 
 
 def joined(pages: Iterable[Any], others: Iterable[Any], in_second: Sequence[bool]) -> tuple[Any, ...]:
-    """What every layer with pages or states of its own keeps, from the layers of two pools.
-
-    Args:
-        in_second: by layer, see `shape.in_second_pool`.
-    """
+    """Merge the layers of two pools in the model's order. `in_second` is that of `shape.in_second_pool`."""
     both = iter(pages), iter(others)
     return tuple(next(both[second]) for second in in_second)
 
 
 def by_pool(layers: Sequence[Any], in_second: Sequence[bool]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What the layers of each of two pools keep."""
+    """Split what layers keep between two pools: the inverse of `joined`."""
     return tuple(compress(layers, [not second for second in in_second])), tuple(compress(layers, in_second))
 
 
 def _is_whole(array: Array) -> bool:
-    """Whether an array was computed; waits. A step that fails leaves arrays that are donated, or are its error."""
     try:
         return array.block_until_ready() is array
-    except RuntimeError:
+    except RuntimeError:  # a failed step leaves arrays that are donated, or are its error
         return False
 
 
@@ -393,7 +360,6 @@ def _zeros(shape: jax.ShapeDtypeStruct) -> Any:
 
 
 def _numbered(by_array: Sequence[Mapping[int, int]], pages: int) -> dict[int, int]:
-    """Device slots by their place in a transfer, from those by their place in its arrays of so many pages."""
     return {place * pages + index: slot for place, slots in enumerate(by_array) for index, slot in slots.items()}
 
 
@@ -404,8 +370,8 @@ def _padded(slots: Mapping[int, int], size: int) -> Int32[np.ndarray, "k"]:
 
 
 def _cover(count: int, sizes: Sequence[int], staging_pages: int) -> list[tuple[int, int]]:
-    """(first, static size) of the transfers of `count` pages: the smallest that holds the rest, unless that is an array's half
-    or more too large; then the largest that it fills."""
+    # (first, static size) of each: the smallest size that holds the rest; or if half an array or more of that would be unused,
+    # the largest that the rest fills
     transfers, first = [], 0
     while first < count:
         rest = count - first

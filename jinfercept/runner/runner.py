@@ -1,11 +1,12 @@
 """Executes plans: page transfers, the forward pass in groups of layers, sampling.
 
-Every executable has a static shape. It is compiled by `warm_up`, or behind the steps, which run on larger ones until then. Per
-token bucket there is one embedding and one group of `layers_per_step` layers (and one remainder group), both once more for
-steps of decode rows only where attention has other code for these; per number of sampled rows one head and the samplers; and
-the transfers.
+Every executable has a static shape. It is compiled by `warm_up`, or in the background while steps run on larger ones. For each
+token bucket there are an embedding and a group of `layers_per_step` layers (and one remainder group), and both once more for
+steps of decode rows only, where attention has other code for these. For each number of sampled rows there are a head and the
+samplers. Transfers have executables of their own.
+
 A plan is dispatched in two phases: `forward`, then `sample` with the masks of its constrained rows, which the engine computes
-while the device runs the forward pass. Nothing waits for the device but `collect`.
+while the device runs the forward pass. Only `collect` waits for the device.
 """
 
 import time
@@ -51,33 +52,18 @@ FIRST_PROMPT = 64
 
 
 class ForwardTicket(NamedTuple):
-    """A plan whose transfers and forward pass were dispatched.
+    """A plan whose transfers and forward pass were dispatched."""
 
-    Attributes:
-        hidden: the arrays that sampling reads; None if the plan computes nothing.
-        submitted_s: when `forward` was called, in monotonic seconds.
-        drafts: of every chunk that awaited them.
-        experts: of every group of layers, if the runner returns them.
-        batch: the step's upload on the device, for the layer that drafts.
-        draft: of the plan.
-    """
-
-    hidden: Hidden | None
-    submitted_s: float
-    drafts: tuple[tuple[int, ...], ...] = ()
-    experts: tuple[Array, ...] = ()
-    batch: Array | None = None
+    hidden: Hidden | None  # what sampling reads; None: the plan computes nothing
+    submitted_s: float  # when `forward` was called, in monotonic seconds
+    drafts: tuple[tuple[int, ...], ...] = ()  # of every chunk that awaited them
+    experts: tuple[Array, ...] = ()  # an array for each group of layers
+    batch: Array | None = None  # the step's upload on the device, for the layer that drafts
     draft: DraftPlan | None = None
 
 
 class StepTicket(NamedTuple):
-    """A plan that was dispatched in full.
-
-    Attributes:
-        drawn: its tokens and reports, on the device.
-        submitted_s: when `forward` was called, in monotonic seconds.
-        experts: see `ForwardTicket`.
-    """
+    """A plan that was dispatched in full, with the time and the experts of its `ForwardTicket`."""
 
     drawn: Drawn
     submitted_s: float
@@ -89,23 +75,18 @@ class ModelRunner:
     """One model on the devices where its weights lie. `warm_up` or `allocate` comes before its first plan.
 
     Args:
-        model, params: the model and its weights; every layer has the same shapes. Where they lie on several devices, these cut
-            the pages by KV head.
-        shape: the static sizes.
-        attention: implementation of attention, see `pallas.attention`.
-        executables: to which its own are added.
-        assistant: that drafts, where the shape is for one.
+        params: the weights; several devices cut the pages by KV head.
+        attention: implementation of attention, see `models.attention`.
+        executables: the set to which the runner adds its own; None: a new one.
+        assistant: drafts behind the steps; None: there is none.
 
     Attributes:
         device: the first one of this process.
-        owns_params: no caller holds the arrays of the served weights, so that the next update overwrites these arrays.
-        weight_shapes: of the weights, see `shapes_of`.
-        executables: of the steps and the transfers.
+        owns_params: whether no caller holds the arrays of the served weights, so that the next update overwrites them.
         kv: the pages, without those in the pool for windows.
         second: the pages in the pool for windows, or the states of recurrent layers; None: there are none.
-        drafter: what makes the drafts that plans await, if there is a draft model.
-        drafting: whether the draft model computes every plan too. A change forgets no KV: `reset`
-            has to follow.
+        drafter: makes the drafts that plans await; None: there is no draft model.
+        drafting: whether the draft model computes every plan too. A change forgets no KV, so `reset` has to follow.
     """
 
     def __init__(
@@ -186,13 +167,10 @@ class ModelRunner:
             self.second.add_executables(self.executables.under("windows" if shape.num_window_pages else "states"))
 
     def forward(self, plan: StepPlan, last_tokens: Int[Array, "slots"] | None = None) -> ForwardTicket:
-        """Dispatch a plan's transfers, layers and head, in the order of `StepPlan`.
+        """Dispatch a plan's transfers, layers and head, in the order of `StepPlan`. A plan that awaits drafts waits for the
+        draft model.
 
-        A plan without chunks waits for its transfers: there is no compute to hide them behind. One that awaits drafts waits for
-        the draft model.
-
-        Args:
-            last_tokens: the token of every slot that a chunk's `FROM_DEVICE` stands for; None: the one drawn last.
+        `last_tokens` has, by slot, the token that `FROM_DEVICE` stands for; None: the one drawn last.
         """
         submitted_s, drafts = time.monotonic(), ()
         if not self.params.embed:
@@ -214,11 +192,10 @@ class ModelRunner:
             enter(plan.chunks, self._tables, self._state_slots, self._window_tables)
             hidden, experts, batch = self._forward(plan, last_tokens, samples, commons, moving)
             return ForwardTicket(hidden, submitted_s, drafts, experts, batch, plan.draft)
-        self._move(commons, moving)
+        self._move(commons, moving)  # and wait: there is no compute to hide the transfers
         return ForwardTicket(None, submitted_s)
 
     def _move(self, commons: list[np.ndarray], moving: list[Pool]) -> None:
-        """Make the transfers of a plan that computes nothing, and wait for them."""
         uploaded = place(commons, self._home)
         for kv in moving:
             kv.commons = uploaded
@@ -229,11 +206,6 @@ class ModelRunner:
             kv.wait()
 
     def sample(self, forward: ForwardTicket, masks: Masks) -> StepTicket:
-        """Dispatch the sampling of the plan whose forward pass was dispatched last.
-
-        Args:
-            masks: of the plan's constrained rows.
-        """
         hidden = forward.hidden
         drawn = Drawn() if hidden is None else self._sampler.draw(hidden, self.params.head, masks)
         if forward.draft is not None and hidden is not None:
@@ -241,7 +213,6 @@ class ModelRunner:
         return StepTicket(drawn, forward.submitted_s, forward.experts)
 
     def _drafted(self, forward: ForwardTicket, plan: DraftPlan, hidden: Hidden, drawn: Drawn) -> Drawn:
-        """Dispatch the assistant, if the plan wants drafts, or the layer that drafts, which reads all tokens."""
         assistant = self._assistant
         if assistant is not None and not plan.drafts:
             return drawn
@@ -269,11 +240,10 @@ class ModelRunner:
         return list(self.kv.layers if second is None else joined(self.kv.layers, second.layers, self._in_second))
 
     def submit(self, plan: StepPlan) -> StepTicket:
-        """Dispatch both phases of a plan that has no constrained rows."""
+        """Dispatch both phases of a plan without constrained rows."""
         return self.sample(self.forward(plan), {})
 
     def collect(self, ticket: StepTicket) -> StepResult:
-        """Wait for a plan's tokens."""
         tokens, logprobs, scores = self._sampler.read(ticket.drawn)
         experts = RowExperts(np.concatenate(ticket.experts, axis=1)) if ticket.experts else None
         drafts, drawn = (), ticket.drawn
@@ -282,33 +252,33 @@ class ModelRunner:
         return StepResult(tokens, time.monotonic() - ticket.submitted_s, logprobs, scores, experts, drafts)
 
     def use(self, params: Params) -> None:
-        """Use other weights of the same structure, shapes and dtypes from the next plan on. All KV stay."""
+        """Use other weights of the same structure, shapes and dtypes from the next plan on. All KV stays."""
         self.params = jax.device_put(params, self._homes)
         # flattened once, not at every step
         layers = self.params.layers
         self._leaves = {group: tuple(jax.tree.leaves(call_weights(layers[slice(*group)]))) for group in self._groups}
 
     def take_params(self) -> Params:
-        """The weights, which are the caller's now: the runner has none."""
+        """Hand the weights to the caller. The runner has none afterwards."""
         params, self.params, self._leaves = self.params, Params({}, (), {}), {}
         return params
 
     def leave_device(self) -> None:
-        """Free the pages and states of the device, when every copy has arrived, until `allocate`. The host's stay."""
+        """Free the pages and states on the device when every copy has arrived, until `come_back`. The copies on the host
+        stay."""
         for kv in self._pools:
             kv.leave_device()
         if self.drafter is not None:
             self.drafter.runner.leave_device()
 
     def come_back(self) -> None:
-        """Allocate the pages and states of the device that `leave_device` has freed."""
+        """Allocate the pages and states that `leave_device` has freed."""
         for kv in self._pools:
             kv.come_back()
         if self.drafter is not None:
             self.drafter.runner.come_back()
 
     def reset(self) -> None:
-        """Forget all KV and all states."""
         for kv in self._pools:
             kv.reset()
         self._sampler.reset()
@@ -329,29 +299,25 @@ class ModelRunner:
     def warm_up(
         self, progress: Progress = silent, most_at_once: int | None = None, only: Iterable[Hashable] | None = None
     ) -> None:
-        """Compile executables, then allocate the pages, whose memory a GPU's compiler needs to time kernels.
-
-        Args:
-            progress: called with what is done.
-            most_at_once: executables that are compiled at the same time; None: one for each processor.
-            only: keys of the executables, as of `first_executables`; None: all.
-        """
+        """Compile executables as `Executables.compile` does, then allocate the pages."""
+        # first, since a GPU's compiler needs the memory of the pages to time kernels
         self.executables.compile(progress, most_at_once, only)
         self.allocate()
 
     def first_executables(self, *, measured: bool, tuned: bool = False, kind: Kind) -> list[Hashable]:
-        """Keys of the executables on which every plan can run, if need be in a larger bucket and with more rows, so that no
-        request waits for a compilation: those of a lone decode row, of a short prompt, of as many decode rows as there are
-        sequences, and of the largest step.
+        """Keys of the executables on which every plan can run, so that no request waits for a compilation. Some plans run in a
+        larger bucket or with more rows than they need.
 
         Args:
-            measured: whether a profile is measured before, whose steps need those of every bucket.
-            tuned: whether the compiler times kernels of products: all that have some are compiled before the pages are there.
+            measured: whether a profile is measured first, whose steps need the executables of every bucket.
+            tuned: whether the compiler times products; it does so before the pages take the memory, so all executables with
+                products are included.
             kind: of the draws of requests that choose nothing.
         """
         shape, run = self._shape, self.executables
         sizes, most = shape.buckets, shape.sample_rows[-1]
         decodes = next((size for size in sizes if size >= shape.max_num_seqs), sizes[-1])
+        # a lone decode row, a short prompt, one decode row for each sequence, and the largest step
         short = {sizes[0], next((size for size in sizes if size >= FIRST_PROMPT), sizes[-1]), decodes, sizes[-1]}
         counts = {min(sizes[0], most), min(decodes, most), most}
 
@@ -390,7 +356,7 @@ class ModelRunner:
         return [*map(run.whole, keys)]
 
     def allocate(self) -> None:
-        """Allocate the pages. A step waits for the compilation of the executables that it is the first to need."""
+        """Allocate the pages. A step waits for the compilation of executables that it is the first to need."""
         for kv in self._pools:
             kv.reset()
         if self.drafter is not None:
@@ -404,12 +370,6 @@ class ModelRunner:
         commons: list[np.ndarray],
         moving: list[Pool],
     ) -> tuple[Hidden, tuple[Array, ...], Array]:
-        """Upload what the step reads, in one array, then dispatch it. No other executable waits for the host. Returns the
-        experts of the groups of layers and the upload on the device, too.
-
-        Args:
-            moving: the pools that move pages in this step.
-        """
         shape, (embed, *layer_keys) = self._buckets[samples.step], self._keys[samples.step]
         tables = self._state_slots, self._window_tables
         packed = pack(
@@ -419,6 +379,7 @@ class ModelRunner:
         if len(uploads) > 1 or not self._is_alone:
             uploads = place(uploads, self._home)
         upload, *further = uploads
+        # no other executable waits for the host
         x, batch, common = self.executables[embed](self.params.embed, last_tokens, upload)
         for kv in moving:
             kv.commons = (common, *further)

@@ -1,10 +1,7 @@
 """Draws a plan's tokens: the logits, the draws, and the sampling state by sequence slot.
 
-A slot's state is written when a sequence with options gets the slot, from the host's tokens; after that every draw adds its own
+A slot's state is written from the host's tokens when a sequence with options gets the slot. After that every draw adds its own
 token on the device, so that it counts before the host has read it.
-
-The host chooses executables by what a step's rows ask for, see `Sampler._sample`: a conditional in an executable makes a GPU's
-host wait for the predicate.
 """
 
 from bisect import bisect_left
@@ -48,76 +45,47 @@ Steps = Sequence[tuple[Step, Set[Hashable]]]
 
 
 class Samples(NamedTuple):
-    """A plan's sampled rows.
+    """A plan's sampled rows, and the step that computes the plan."""
 
-    Attributes:
-        packed: their parameters, see `pack_samples`, in as many columns as the executables have rows.
-        reported: by row, the parameters that say what is reported of the draw; None: nothing is.
-        forced: by row, masks that leave one token.
-        step: that computes the plan.
-        kind: of the draws, at least the simplest that computes all that the rows ask for.
-        remembered: whether the state of a row's slot applies.
-    """
-
-    packed: Int32[np.ndarray, "fields R"]
-    reported: tuple[SamplingParams | None, ...]
-    forced: Masks
+    packed: Int32[np.ndarray, "fields R"]  # see `pack_samples`; as many columns as the executables have rows
+    reported: tuple[SamplingParams | None, ...]  # by row, what is reported of the draw; None: nothing is
+    forced: Masks  # by row, masks that leave one token
     step: Step
-    kind: Kind
-    remembered: bool
+    kind: Kind  # at least the simplest that serves all rows
+    remembered: bool  # whether the state of a row's slot applies
 
 
 class Hidden(NamedTuple):
-    """The output of a plan's forward pass, which sampling reads.
+    """The output of a plan's forward pass, on the device, which sampling reads."""
 
-    Attributes:
-        x: `[T, E]`, the last layer's output, on the device.
-        chunks: of the plan.
-        common: the common part of the step's upload, on the device.
-        samples: what is sampled.
-        logits: `[R, V]`, of the sampled rows; None if nothing is sampled.
-    """
-
-    x: Array
+    x: Array  # `[T, E]`, of the last layer
     chunks: tuple[Chunk, ...]
-    common: Array
+    common: Array  # the common part of the step's upload
     samples: Samples
-    logits: Array | None
+    logits: Array | None  # `[R, V]`, of the sampled rows; None if nothing is sampled
 
 
 class Drawn(NamedTuple):
-    """The tokens and reports of a plan, on the device.
+    """The tokens and reports of a plan, on the device. None: the plan has none."""
 
-    Attributes:
-        tokens: `[R]`; None if nothing is sampled.
-        reported: as `Samples` has it.
-        reports: `[R, columns]`, see `sampling.report`; None if no row asks for one.
-        kept: `[R, words]`, see `sampling.processed`; None if no row asks for a report.
-        scores: of every chunk with a score: how many likeliest tokens, how many targets, and their reports.
-        drafts: `[S, drafts]`, of the layer that drafts; None if it wrote none.
-        drafted_rows: the rows of these that are sampled chunks, in order.
-    """
-
-    tokens: Array | None = None
+    tokens: Array | None = None  # `[R]`
     reported: tuple[SamplingParams | None, ...] = ()
-    reports: Array | None = None
-    kept: Array | None = None
+    reports: Array | None = None  # `[R, columns]`, see `sampling.report`
+    kept: Array | None = None  # `[R, words]`, see `sampling.processed`
+    # of every chunk with a score: the number of likeliest tokens, the number of targets, and their reports
     scores: tuple[tuple[int, int, tuple[Array, ...]], ...] = ()
-    drafts: Array | None = None
-    drafted_rows: tuple[int, ...] = ()
+    drafts: Array | None = None  # `[S, drafts]`, of the layer that drafts
+    drafted_rows: tuple[int, ...] = ()  # the rows of `drafts` that are sampled chunks, in order
 
 
 @final
 class Sampler:
-    """The sampled rows of plans.
+    """Draws tokens for the sampled rows of plans.
 
     Args:
-        run: the executables, among them those of `add_sampler`.
-        common_shape: of the steps' uploads.
+        run: executables, among them those of `add_sampler`.
         row_counts: numbers of rows that have executables, ascending.
-        num_slots: sequence slots.
         vocab_size: columns of the logits.
-        home: where arrays live.
 
     Attributes:
         last_tokens: the token drawn last, by slot; the last slot is scratch.
@@ -151,10 +119,9 @@ class Sampler:
             array.delete()
 
     def pack(self, chunks: tuple[Chunk, ...], steps: Steps) -> Samples:
-        """A plan's sampled rows for the step's upload. Dispatches the history of new slots, in uploads of their own.
+        """Pack a plan's sampled rows for the step's upload. Dispatches the history of new slots, in uploads of their own.
 
-        Args:
-            steps: that can compute the plan, ascending. The first with all executables compiled does.
+        `steps` can compute the plan, in ascending order; the first one whose executables are all compiled is chosen.
         """
         samples = sampled_rows(chunks)
         counts = self._row_counts[bisect_left(self._row_counts, len(samples)) :] if samples else (0,)
@@ -174,7 +141,6 @@ class Sampler:
         return Samples(packed, tuple(reported), forced, step, kind, remembered)
 
     def _enter(self, samples: Sequence[SampledRow]) -> tuple[list[SamplingParams | None], dict[int, np.ndarray]]:
-        """Dispatch the history of new slots; returns by row what is reported of the draw, and masks that leave one token."""
         reported: list[SamplingParams | None] = []
         forced: dict[int, np.ndarray] = {}
         for row, (_, slot, _, entry) in enumerate(samples):
@@ -191,7 +157,6 @@ class Sampler:
     def _compiled(
         self, steps: Steps, counts: Sequence[int], least: Kind, names: Sequence[str], *, has_scores: bool
     ) -> tuple[Step, int, Kind]:
-        """The least step, rows and kind of draw whose executables are compiled; the least of all if none are."""
         missing = self._run.missing
         for (step, keys), num_rows, kind in product(steps, counts, KINDS[KINDS.index(least) :]):
             needed = {*keys, ("head", step[0], num_rows), *[(name, num_rows) for name in names]}
@@ -211,27 +176,15 @@ class Sampler:
     def head(
         self, x: Float[Array, "T E"], chunks: tuple[Chunk, ...], samples: Samples, common: Array, params: Weights
     ) -> Hidden:
-        """Dispatch the end of a plan's forward pass: the logits of its sampled rows.
-
-        Args:
-            x: the last layer's output.
-            chunks: of the plan.
-            samples: of `pack`, for the same plan.
-            common: the common part of the step's upload, which has these.
-            params: `Params.head`.
-        """
+        """Dispatch the end of a plan's forward pass: the logits of its sampled rows. `samples` come from `pack` for the same
+        plan, and are in `common`; `params` is `Params.head`."""
         num_rows = samples.packed.shape[1]
         logits = self._run["head", x.shape[0], num_rows](params, x, common) if num_rows else None
         return Hidden(x, chunks, common, samples, logits)
 
     def draw(self, hidden: Hidden, params: Weights, masks: Masks) -> Drawn:
-        """Dispatch the sampling of a plan, and its reports.
-
-        Args:
-            hidden: of `head`, for the same plan.
-            params: `Params.head`.
-            masks: of the plan's constrained rows.
-        """
+        """Dispatch the sampling of a plan, and its reports. `hidden` comes from `head` for the same plan, `params` is
+        `Params.head`."""
         drawn = Drawn() if hidden.logits is None else self._sample(hidden.logits, hidden.samples, hidden.common, masks)
         if [chunk for chunk in hidden.chunks if chunk.score is not None]:
             drawn = drawn._replace(scores=tuple(self._scores(hidden.x, hidden.chunks, params)))
@@ -252,13 +205,11 @@ class Sampler:
         return tokens, reported, tuple(scores)
 
     def _sample(self, logits: Array, samples: Samples, common: Array, masks: Masks) -> Drawn:
-        """Dispatch the draw, and before and after it what only some steps need.
-
-        Three kinds of draws, apart from the options that change logits (`shape`) and from their state (`remember`): a step
-        computes nothing that no row asks for, and the parts together compile about as long as one executable with conditionals.
-        Compiled for an H100, 64 rows take 3 kernels (greedy), 4 (drawn) or 79 (filtered, see `sampling`), and 12 for `shape`,
-        3 for `remember`, 15 for `logprobs`.
-        """
+        # The host chooses among three kinds of draws, apart from options that change logits (`shape`) and from their state
+        # (`remember`): a conditional in an executable would make a GPU's host wait for the predicate. A step computes nothing
+        # that no row asks for, and the parts together compile about as long as one executable with conditionals. Compiled for
+        # an H100, 64 rows take 3 kernels (greedy), 4 (drawn) or 79 (filtered, see `sampling`), 12 for `shape`, 3 for
+        # `remember`, and 15 for `logprobs`.
         packed, reported, forced, _, kind, remembered = samples
         masks = {**masks, **forced} if forced else masks
         num_rows, shaped = packed.shape[1], logits
@@ -278,11 +229,10 @@ class Sampler:
         return Drawn(tokens, reported, reports, kept_mask)
 
     def _masked(self, num_rows: int, masks: Masks) -> Array:
-        """The masks of all rows, `[R, words]`: uploaded now, for they are computed while the device runs the step."""
         mask = self._ones(num_rows)
         for row, words in masks.items():
             mask[row] = words
-        return place(mask, self._home)
+        return place(mask, self._home)  # uploaded now, since masks are computed while the device runs the step
 
     def _scores(
         self, x: Float[Array, "T E"], chunks: tuple[Chunk, ...], params: Weights
@@ -331,9 +281,7 @@ def add_sampler(
 
     Args:
         params: `Params.head`, or shapes.
-        common_shape: of the steps' uploads.
         x_by_size: the shape of the last layer's output, by tokens of the bucket.
-        row_counts, num_slots: as `Sampler` takes them.
         drafts_for, num_drawn: see `RunnerShape`.
     """
     home, vocab_size = beside(jax.tree.leaves(params)[0]), drafts_for or model.config.vocab_size
@@ -375,8 +323,6 @@ def slots_bytes(num_slots: int, vocab_size: int) -> int:
 
 
 def _on_rows(name: str, common_shape: CommonShape, num_rows: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose last argument is the common part of an upload in place of the sampled rows, under a name in traces."""
-
     @wraps(function)  # the arguments keep their names in what is compiled
     def run(*arguments: Any) -> Any:
         *others, common = arguments
@@ -390,7 +336,6 @@ def _on_rows(name: str, common_shape: CommonShape, num_rows: int, function: Call
 def _head(
     model: ServedModel, vocab_size: int, params: Weights, x: Float[Array, "T E"], rows: SampleRows
 ) -> Float[Array, "R V"]:
-    """The logits of the sampled rows, cut or filled to this vocabulary."""
     logits = model.head(params, x[rows.token_index])[:, :vocab_size]
     lacking = vocab_size - logits.shape[1]
     return jnp.pad(logits, ((0, 0), (0, lacking)), constant_values=-jnp.inf) if lacking else logits
@@ -403,9 +348,7 @@ def _sample(
     last_tokens: Int32[Array, "slots"],
     rows: SampleRows,
 ) -> tuple[Array, ...]:
-    """Tokens, the tokens drawn last by slot, and the bounds of "filtered" draws.
-
-    Rows of the scratch slot, the last one, write nothing."""
+    # rows of the scratch slot, the last one, write nothing
     places = distinct(jnp.where(rows.slot < len(last_tokens) - 1, rows.slot, len(last_tokens)), len(last_tokens))
     tokens, bound = sample(logits[:, :num_drawn], rows, kind)
     last_tokens = last_tokens.at[places].set(tokens, mode="drop", unique_indices=True)

@@ -1,12 +1,9 @@
-"""Draws the next tokens from logits, on the device, and reports of draws: log probabilities and ranks. A row's draw depends on
-its own key and position, never on the batch.
+"""Draws the next tokens from logits, on the device, and reports draws: log probabilities and ranks.
 
-The filters `min_p`, `top_k` and `top_p` are one lower bound on a row's logits, so that equal logits stay together. The k-th
-largest logit of a row, and the logit at which the largest probabilities reach a sum, are found without sorting the row: from
-its few hundred largest logits where they are enough and cheap to have (on a CPU), or by a search over the bits of the float.
-On a GPU a pass over the logits settles four bits, in 16 passes without a loop: compiled for an H100, 64 rows of 128k logits
-take 79 kernels, which read the logits or as large an array 34 times and write one 9 times. A bisection, one bit a pass, takes
-64 passes in two loops. Digits of two bits take 113 kernels and 32 passes.
+A row's draw depends on its own key and position, never on the batch. The filters `min_p`, `top_k` and `top_p` become one lower
+bound on a row's logits, so that equal logits stay together. The k-th largest logit, and the logit at which the largest
+probabilities reach a sum, are found without sorting the row: on a CPU from its few hundred largest logits where they suffice,
+otherwise by a search over the bits of the float.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +27,9 @@ BLOCK = 64
 """Columns whose maximum stands for them: a row of 128k columns has 2,004 maxima, and 20 blocks have 1,280 columns."""
 NUM_BEST = 512
 """Largest logits of a row that `_by_best` sorts."""
+# Compiled for an H100, 64 rows of 128k logits take 79 kernels, in 16 passes without a loop; they read the logits or as large an
+# array 34 times, and write one 9 times. Digits of two bits take 113 kernels and 32 passes. A bisection, one bit a pass, takes
+# 64 passes in two loops.
 BITS = 4
 """Of the 32 bits of a bound, as many are settled by one pass over the logits on a GPU, which has 15 sums per row."""
 SMALLEST_KEY = np.uint32(0x007FFFFF)
@@ -39,20 +39,16 @@ SMALLEST_KEY = np.uint32(0x007FFFFF)
 def sample(
     logits: Float[Array, "R V"], rows: SampleRows, kind: Kind
 ) -> tuple[Int[Array, "R"], Float[Array, "R"] | None]:
-    """One token per row: the largest logit's where the temperature is 0, else a draw from `softmax(logits / temperature)` among
-    the tokens that `bounds` keeps. `NOT_FINITE` or `NOTHING_ALLOWED` where the largest is no number.
-
-    Drawing is Gumbel-max with the row's key and `fold_in(key, position)`, so that a request's tokens are the same whatever runs
-    beside it and however often it is interrupted.
+    """Draw one token per row: the largest logit's where the temperature is 0, otherwise from `softmax(logits / temperature)`
+    among the tokens that `bounds` keeps. It is `NOT_FINITE` or `NOTHING_ALLOWED` where the largest logit is no number.
 
     Args:
         logits: as the model has them, or as `shape_logits` makes them where a row of the step needs it.
         rows: of a step whose `draw_needs` is this kind or a simpler one.
-        kind: what is computed. A row has the same token in every kind that has what it needs.
+        kind: what is computed. A row has the same token in every kind that serves it.
 
     Returns:
-        The tokens; and where the kind is "filtered" the smallest scaled logit that each row
-        keeps, minus infinity if it keeps all.
+        The tokens; and for the kind "filtered" the smallest scaled logit that each row keeps, minus infinity if it keeps all.
     """
     if kind == "greedy":
         return _token(logits), None
@@ -67,6 +63,8 @@ def sample(
     if kind == "filtered":
         bound = jnp.where(is_filtered(rows), bounds(scaled, rows), -jnp.inf)
         masked_logits = jnp.where(scaled < bound[:, None], -jnp.inf, scaled)  # a NaN stays
+    # Gumbel-max with the row's own key: a request's tokens are the same whatever runs beside it, and however often it is
+    # interrupted.
     random = jax.vmap(noise)(rows.key_high, rows.key_low, rows.position)
     return _token(jnp.where(warm[:, None], masked_logits + random, logits)), bound
 
@@ -74,12 +72,10 @@ def sample(
 def processed(
     logits: Float[Array, "R V"], bound: Float[Array, "R"], tokens: Int[Array, "R"], rows: SampleRows
 ) -> tuple[Float[Array, "R"], UInt32[Array, "R words"]]:
-    """The distributions that the tokens were drawn from: the log probability of each token in its own, and the tokens that have
-    a probability above 0, as bits (`mask_words`). Where the temperature is 0 the token itself has the probability 1.
+    """The log probability of each token in the distribution that it was drawn from, and the tokens with a probability above 0
+    there, as bits (`mask_words`). Where the temperature is 0, the token itself has the probability 1.
 
-    Args:
-        logits, rows: as `sample` had them.
-        bound: of the draw: the smallest scaled logit that a row keeps.
+    `logits` and `rows` are as `sample` had them; `bound` is the smallest scaled logit that a row keeps.
     """
     warm = rows.temperature > 0
     scaled = _scaled(logits, rows)
@@ -93,17 +89,14 @@ def processed(
 
 
 def _scaled(logits: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R V"]:
-    """Logits divided by the temperature; those of greedy rows as they are."""
     return logits / jnp.where(rows.temperature > 0, jnp.maximum(rows.temperature, COLDEST), 1.0)[:, None]
 
 
 def logprobs(
     logits: Float[Array, "R V"], tokens: Int[Array, "R"], num_best: int
 ) -> tuple[Float[Array, "R"], Int[Array, "R"], Float[Array, "R best"], Int[Array, "R best"]]:
-    """Log probabilities of the tokens, their ranks (1: none is likelier), and the `num_best` largest with their tokens.
-
-    Log probabilities are NaN in a row with a logit that is NaN or plus infinity.
-    """
+    """Log probabilities of the tokens, their ranks (1: none is likelier), and the `num_best` largest with their tokens. Log
+    probabilities are NaN in a row with a logit that is NaN or plus infinity."""
     total = jax.nn.logsumexp(logits, axis=-1)
     total = jnp.where(total == jnp.inf, jnp.nan, total)
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)
@@ -113,14 +106,13 @@ def logprobs(
 
 
 def _token(values: Float[Array, "R V"]) -> Int[Array, "R"]:
-    """The column of each row's largest value, the first of equals; a number below 0 where the largest value is not finite."""
     columns, largest = jax.lax.platform_dependent(values, cpu=_largest_of_blocks, default=_largest)
     problem = jnp.where(largest == -jnp.inf, NOTHING_ALLOWED, NOT_FINITE)
     return jnp.where(jnp.isfinite(largest), columns, problem).astype(jnp.int32)
 
 
 def _largest(values: Float[Array, "R V"]) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
-    """The column of each row's largest value, and the value; NaN is the largest. The reduction of `argmax`, which has both."""
+    """The reduction of `argmax`, which also has the value; NaN is the largest."""
 
     def larger(a, b):
         (x, i), (y, j) = a, b
@@ -134,7 +126,7 @@ def _largest(values: Float[Array, "R V"]) -> tuple[Int[Array, "R"], Float[Array,
 
 
 def _largest_of_blocks(values: Float[Array, "R V"]) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
-    """As `_largest`, which XLA does not vectorise on a CPU: the first block with the largest maximum, then the place in it."""
+    """XLA does not vectorise `_largest` on a CPU. This finds the first block with the largest maximum, then the place in it."""
     values = jax.lax.optimization_barrier(values)  # computed once
     num_rows, num_columns = values.shape
     padded = jnp.pad(values, ((0, 0), (0, -num_columns % BLOCK)), constant_values=-jnp.inf)
@@ -152,25 +144,19 @@ def _first_largest(values: Float[Array, "R V"]) -> Int[Array, "R"]:
 
 
 def is_filtered(rows: SampleRows) -> Bool[Array, "R"]:
-    """Whether a row has one of the three filters."""
     return (rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)
 
 
 def bounds(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]:
-    """The smallest logit that a row keeps.
+    """The smallest logit that a row keeps. `scaled` are logits divided by the temperature.
 
-    First `min_p` of the largest probability, then the `top_k` largest of the rest, then the fewest of these whose share of
-    their common probability reaches `top_p`. Logits that equal the last one kept are kept too.
-
-    Args:
-        scaled: logits divided by the temperature.
-        rows: the filters.
+    First `min_p` of the largest probability applies, then the `top_k` largest of the rest, then the fewest of these whose share
+    of their common probability reaches `top_p`. Logits that equal the last one kept are kept too.
     """
     return jax.lax.platform_dependent(scaled, rows, cpu=_by_best, default=partial(_by_digits, bits=BITS, unroll=True))
 
 
 def _by_best(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]:
-    """Bounds from a row's `NUM_BEST` largest logits, or by bisection where they do not suffice."""
     pairs = jax.lax.top_k(scaled, min(NUM_BEST, scaled.shape[-1]))
     extra = (rows.top_k,) if num_devices() > 1 else ()  # XLA's partitioner fails at a barrier of these pairs alone
     best, *_ = jax.lax.optimization_barrier((*pairs, *extra))  # or XLA sees that indices are unused, and sorts all
@@ -189,7 +175,6 @@ def _by_best(scaled: Float[Array, "R V"], rows: SampleRows) -> Float[Array, "R"]
 
 @partial(jax.jit, static_argnames=("bits", "unroll"))  # traced once: all executables that draw have it
 def _by_digits(scaled: Float[Array, "R V"], rows: SampleRows, bits: int, *, unroll: bool) -> Float[Array, "R"]:
-    """Bounds by sums over all logits: each pass over them settles so many bits of a bound. See `_largest_with_sum`."""
     keys, top = _keys(scaled), jnp.max(scaled, axis=-1)
     top_k = jnp.clip(rows.top_k, 1, scaled.shape[-1]).astype(jnp.float32)
     least = jnp.full(len(scaled), -jnp.inf)
@@ -210,7 +195,7 @@ def _min_p(top: Float[Array, "R"], rows: SampleRows) -> Float[Array, "R"]:
 
 
 def _weights(scaled: Float[Array, "R n"], top: Float[Array, "R"], floor: Float[Array, "R"]) -> Float[Array, "R n"]:
-    """Probabilities, up to a factor of the row."""
+    # probabilities, up to a factor of the row
     return jnp.where(scaled >= floor[:, None], jnp.exp(scaled - top[:, None]), 0.0)
 
 
@@ -221,7 +206,6 @@ def _keys(values: Float[Array, "*axes"]) -> UInt32[Array, "*axes"]:
 
 
 def _floats(keys: UInt32[Array, "*R n"]) -> Float[Array, "*R n"]:
-    """The floats of keys; minus infinity for keys that are smaller than its own."""
     keys = jnp.maximum(keys, SMALLEST_KEY)
     return jax.lax.bitcast_convert_type(jnp.where(keys >> 31, keys & jnp.uint32(0x7FFFFFFF), ~keys), jnp.float32)
 
@@ -235,16 +219,8 @@ def _largest_with_sum(
     *,
     unroll: bool,
 ) -> Float[Array, "R"]:
-    """The largest float, by row, with a sum of weights of at least `goal` from it upwards; `least` if it is larger.
-
-    Args:
-        keys: of the row's logits.
-        weigh: the weights by keys.
-        goal: the sum to reach.
-        least: the smallest float in question.
-        bits: settled by one pass over the keys, which has a sum for every digit but 0.
-        unroll: leaves no loop in the program, for whose end a GPU's host would wait.
-    """
+    """The largest float, by row, with a sum of weights of at least `goal` from it upwards; `least` if that is larger. One pass
+    over the keys settles `bits` bits, with a sum for every digit but 0."""
     start = _keys(least)
 
     def settle(index: Int[Array, ""] | int, key: UInt32[Array, "R"]) -> UInt32[Array, "R"]:
@@ -258,7 +234,7 @@ def _largest_with_sum(
         return key | sum(reached[1:], reached[0]) << shift
 
     key = jnp.zeros(len(keys), jnp.uint32)
-    if unroll:
+    if unroll:  # a GPU's host would wait for the end of a loop
         for index in range(32 // bits):
             key = settle(index, key)
     else:
@@ -269,22 +245,20 @@ def _largest_with_sum(
 def _sums(
     keys: UInt32[Array, "R V"], weights: Float[Array, "R V"], pivots: Sequence[UInt32[Array, "R"]]
 ) -> Sequence[Float[Array, "R"]]:
-    """For each pivot, the sum of the weights whose keys are not smaller: all in one pass over the keys."""
     terms = [jnp.where(keys >= pivot[:, None], weights, 0.0) for pivot in pivots]
     zeros = [jnp.float32(0)] * len(terms)
+    # one pass over the keys for all pivots
     return jax.lax.reduce(terms, zeros, lambda a, b: [x + y for x, y in zip(a, b, strict=True)], (1,))
 
 
 def top_k(values: Float[Array, "R V"], k: int) -> tuple[Float[Array, "R k"], Int[Array, "R k"]]:
-    """The `k` largest of each row and their columns, the largest first, of equals the lowest column first."""
+    """The `k` largest of each row and their columns: the largest first, of equals the lowest column first."""
     return jax.lax.platform_dependent(values, cpu=partial(_top_k, k=k), default=partial(top_k_of_blocks, k=k))
 
 
 def top_k_of_blocks(values: Float[Array, "R V"], k: int) -> tuple[Float[Array, "R k"], Int[Array, "R k"]]:
-    """Top-k of the `k` blocks with the largest maxima, of equals the lowest first: `k` numbers come before those of any other.
-
-    XLA sorts the whole row for `lax.top_k` of more than 16, and its kernel for fewer does not promise an order of equals.
-    """
+    """As `top_k`, from the `k` blocks with the largest maxima: `k` numbers in them come before those of any other block."""
+    # XLA sorts the whole row for `lax.top_k` of more than 16, and its kernel for fewer does not promise an order of equals.
     num_rows, num_columns = values.shape
     if num_columns <= k * BLOCK:
         return _top_k(values, k)
@@ -310,12 +284,11 @@ def report(
     tokens: Int[Array, "R"],
     rows: SampleRows,
 ) -> tuple[Int32[Array, "R columns"], UInt32[Array, "R words"]]:
-    """In one array rank, log probability, the likeliest tokens with theirs, and the log probability in the distribution of the
-    draw, floats by their bits; and the tokens of that distribution, see `processed`.
+    """Join the reports of draws into one array, and give the tokens of each distribution (`processed`) in another.
 
-    Args:
-        logits: of the model.
-        shaped, bound, rows: of the draw.
+    A row has the token's rank and the likeliest tokens. Then come floats by their bits: the log probabilities of the token, of
+    the likeliest ones, and of the token in the distribution of the draw. `logits` are the model's; `shaped`, `bound` and `rows`
+    are the draw's.
     """
     logprob, rank, best, ids = logprobs(logits, tokens, MAX_LOGPROBS)
     drawn, kept_mask = processed(shaped, bound, tokens, rows)
@@ -324,7 +297,7 @@ def report(
 
 
 def read_report(row: Int32[np.ndarray, "columns"], num_best: int) -> TokenLogprobs:
-    """A row of `report`, by the model's own logits."""
+    """Read a row of `report`, by the model's own logits."""
     width = len(row) // 2
     ids, floats = row[1:width], row[width:-1].view(np.float32)
     best = zip(ids[:num_best].tolist(), floats[1 : 1 + num_best].tolist(), strict=True)
@@ -337,7 +310,7 @@ def read_reports(
     reported: Sequence[SamplingParams | None],
     vocab_size: int,
 ) -> Iterator[TokenLogprobs | None]:
-    """What the parameters of each row ask for; None for rows without."""
+    """Read what the parameters of each row ask for; None for rows without."""
     keeps = kept_mask is not None and any(params and params.return_kept_tokens for params in reported)
     words = np.asarray(kept_mask) if keeps else None
     for place, (row, params) in enumerate(zip(np.asarray(reports), reported, strict=False)):
@@ -352,11 +325,10 @@ def read_reports(
 
 
 def _kept(words: UInt32[np.ndarray, "words"], vocab_size: int) -> Any:
-    """The tokens whose bits are set, as `outputs.KeptTokens` takes them: as ids or as bits, whichever are smaller."""
     size = int(np.bitwise_count(words).sum())
+    # as `outputs.KeptTokens` takes them: ids or bits, whichever are smaller
     return None if size == vocab_size else _bits(words) if size <= len(words) else partial(_bits, words.copy())
 
 
 def _bits(words: UInt32[np.ndarray, "words"]) -> Int32[np.ndarray, "bits"]:
-    """The places of the bits that are set, ascending."""
     return np.flatnonzero(np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little")).astype(np.int32)

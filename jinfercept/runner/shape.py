@@ -8,57 +8,35 @@ from jinfercept.runner.packing import PackedShape
 
 @dataclass(frozen=True, slots=True)
 class RunnerShape:
-    """The static sizes of a runner.
-
-    Attributes:
-        num_pages: pages of the device pool.
-        page_size: tokens per page.
-        max_num_seqs: sequence slots.
-        max_model_len: tokens per sequence.
-        buckets: query tokens of the executables, ascending.
-        layers_per_step: layers per executable.
-        staging_pages: most pages of one host array, a power of two; 1: every page is its own.
-        pinned_memory: whether host arrays are page-locked.
-        moved_pages: pages for which the device has memory beside the pool while they are on their way.
-        joined_decode: the GPU kernel for decode rows also rotates queries and keys, and writes keys and values; never those
-            of quantised pages.
-        kv_cache_dtype: format of the pages: `auto`, the type of the weights; `int8`; `fp8`.
-        num_drafts: most drafts of a sequence in a step.
-        is_assisted: an assistant makes them, see `assistant.py`.
-        num_adapters: adapters that the weights have room for.
-        drafts_for: tokens in the vocabulary of the model for which this one drafts: its logits are cut, or filled with -inf, to
-            as many, and its rows have no options but temperature and random key; 0: it serves itself.
-        num_states: slots of recurrent layers' states; 0 where the model has none.
-        routed_experts: experts of a token in each layer that has some, which steps return; 0: they do not.
-        num_window_pages: pages of the pool of layers whose window is smaller than the longest sequence; 0: these share the pool
-            of the others. Never with `num_states`; needs layers of both sorts.
-        fewest_rows: least rows of logits that an executable computes.
-        num_drawn: tokens that may be drawn, the first ones of the vocabulary; None: all. The others have no text.
-    """
+    """The static sizes of a runner."""
 
     num_pages: int
     page_size: int
     max_num_seqs: int
     max_model_len: int
-    buckets: tuple[int, ...]
-    layers_per_step: int
-    staging_pages: int = 1
-    pinned_memory: bool = True
-    moved_pages: int = 1 << 30
+    buckets: tuple[int, ...]  # query tokens of the executables, ascending
+    layers_per_step: int  # of one executable
+    staging_pages: int = 1  # most pages of one host array, a power of two; 1: every page is its own
+    pinned_memory: bool = True  # whether host arrays are page-locked
+    moved_pages: int = 1 << 30  # pages for which the device has memory beside the pool while they are on their way
+    # the GPU kernel for decode rows also rotates queries and keys, and writes keys and values; never for quantised pages
     joined_decode: bool = True
-    kv_cache_dtype: str = "auto"
-    num_drafts: int = 0
-    is_assisted: bool = False
-    num_adapters: int = 0
+    kv_cache_dtype: str = "auto"  # format of the pages: `auto`, the type of the weights; `int8`; `fp8`
+    num_drafts: int = 0  # most drafts of a sequence in a step
+    is_assisted: bool = False  # an assistant makes them, see `assistant.py`
+    num_adapters: int = 0  # that the weights have room for
+    # Vocabulary size of the model for which this one drafts; 0: it serves itself. The logits of a drafting model are cut to
+    # that size, or filled with -inf; its rows have no options but temperature and random key.
     drafts_for: int = 0
-    num_states: int = 0
-    routed_experts: int = 0
+    num_states: int = 0  # slots of recurrent layers' states; 0: the model has none
+    routed_experts: int = 0  # experts of a token in each layer that has some, if steps return them; 0: they do not
+    # Pages of the pool of layers whose window is smaller than the longest sequence; 0: these share the pool of the others.
+    # Never with `num_states`; needs layers of both sorts.
     num_window_pages: int = 0
-    fewest_rows: int = 1
-    num_drawn: int | None = None
+    fewest_rows: int = 1  # least rows of logits that an executable computes
+    num_drawn: int | None = None  # only so many first tokens are drawn, since the others have no text; None: all
 
     def bucket(self, num_tokens: int) -> PackedShape:
-        """The packed sizes of a bucket."""
         rows = min(num_tokens, self.max_num_seqs)
         return PackedShape(
             num_tokens,
@@ -93,12 +71,10 @@ class RunnerShape:
 
 
 def pool_windows(model: ServedModel, shape: RunnerShape) -> tuple[int, ...]:
-    """By layer, the window of those whose pages are in the pool for windows, 0 for the others; () if there is no such pool.
-
-    Pages behind the window are given back while the sequence goes on, so that this pool is smaller than the other.
-    """
+    """By layer, the window of those with pages in the pool for windows, 0 for the others; () if there is no such pool."""
     if not shape.num_window_pages:
         return ()
+    # pages behind a window are given back while the sequence goes on, so this pool is smaller than the other
     own_sizes = windowed_config(model) is not model.config
     windows = tuple(
         window if window and (own_sizes or window < shape.most_tokens) else 0 for window in windows_of(model)
@@ -110,7 +86,7 @@ def pool_windows(model: ServedModel, shape: RunnerShape) -> tuple[int, ...]:
 
 
 def in_second_pool(model: ServedModel, shape: RunnerShape) -> tuple[bool, ...]:
-    """By layer with pages or states of its own, whether it keeps states, or pages in the pool for windows; False: it has pages
-    in the first pool."""
+    """By layer with pages or states of its own: whether it has states, or pages in the pool for windows, rather than pages in
+    the first pool."""
     by_layer = pool_windows(model, shape) or states_of(model) or (0,) * model.config.num_layers
     return tuple(map(bool, by_layer[: len(set(kv_places(model)))]))

@@ -52,13 +52,9 @@ def add_steps(
     params: Params,
     assistant: Assistant | None = None,
 ) -> None:
-    """Add every executable that a plan's chunks can need, for arrays or for their shapes.
+    """Add every executable that a plan's chunks can need. `params` are arrays, or shapes with shardings.
 
-    Args:
-        run: to which they are added.
-        attention: see `pallas.attention`; `auto` only for the default backend.
-        params: the weights, arrays or shapes with shardings.
-        assistant: that drafts, with arrays or shapes; None: there is none.
+    An `attention` of `auto` is for the default backend only, see `models.attention`.
     """
     leaf, kinds = weights_of(params.embed)[0], kinds_of(model)
     layers = joined(*pool_shapes(model, shape, leaf), in_second_pool(model, shape))
@@ -113,19 +109,18 @@ def add_steps(
 
 
 def places_of(model: ServedModel, group: tuple[int, int]) -> list[int]:
-    """The places of what a group of layers reads and writes, see `kv_places`, each once."""
+    """The places that a group of layers reads and writes, see `kv_places`, each once."""
     return [*dict.fromkeys(kv_places(model)[slice(*group)])]
 
 
 def call_weights(layers: Sequence[Weights]) -> tuple[Weights, tuple[Weights, ...]]:
-    """The weights of a group of layers as its call takes them: those of `STACKED` as one array `[L, E]` for each name, and
-    all others layer by layer, since every array of a call costs the host.
+    """The weights of a group of layers as its call takes them: arrays, or shapes with shardings.
 
-    Args:
-        layers: arrays or shapes with shardings.
+    Those of `STACKED` are one array `[L, E]` for each name. All others stay by layer.
     """
     is_dense = all(isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) for layer in layers for leaf in layer.values())
     names = [name for name in STACKED if is_dense and all(name in layer for layer in layers)]
+    # every array of a call costs the host
     stacks = {name: _stacked([layer[name] for layer in layers]) for name in names}
     return stacks, tuple({name: layer[name] for name in layer if name not in stacks} for layer in layers)
 
@@ -140,12 +135,10 @@ def _stacked(vectors: Sequence[Any]) -> Any:
 def step_shapes(
     model: ServedModel, shape: RunnerShape, attention: str, like: Placed
 ) -> dict[tuple[int, bool], PackedShape]:
-    """The packed sizes of every step's executables: by bucket, and by whether they are for decode rows only.
+    """The packed sizes of every step's executables: by bucket, and by whether they serve steps of decode rows only.
 
-    There are such executables only where attention has other code for them.
-
-    Args:
-        like: an array with the dtype and on the devices of the steps, each of which has its share of the heads.
+    Executables for decode rows exist only where attention has other code for them. `like` has the dtype and the devices of the
+    steps.
     """
     config, stored = model.config, stored_dtype(shape.kv_cache_dtype, like.dtype)
     heads, window_heads = (
@@ -191,14 +184,7 @@ def num_computed(model: ServedModel) -> int:
 
 
 def layers_key(name: str, num_tokens: int, group: tuple[int, int], kinds: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
-    """The key of the executable of a group of layers.
-
-    Args:
-        name: of `step_names`.
-        num_tokens: of the bucket.
-        group: first and end layer.
-        kinds: of all layers, see `kinds_of`.
-    """
+    """The key of the executable of a group of layers. `kinds` are those of all layers, see `kinds_of`."""
     first, end = group
     key = name, num_tokens, end - first
     return (*key, kinds[first:end]) if kinds else key
@@ -207,14 +193,12 @@ def layers_key(name: str, num_tokens: int, group: tuple[int, int], kinds: tuple[
 def step_bytes(
     model: ServedModel, params: Params, shape: RunnerShape, attention: str, assistant: Assistant | None = None
 ) -> int:
-    """Device memory, in bytes, that a step of the largest bucket takes beside weights and pages, the slots' state included.
-
-    Compiles that step for a pool of one page: pages are written in place, so that their number makes no difference.
-    """
+    """Device memory, in bytes, that a step of the largest bucket takes beside weights and pages, the slots' state included."""
 
     def struct(leaf: Array) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding.with_memory_kind("device"))
 
+    # pages are written in place, so that their number makes no difference
     pools = {"num_pages": 1, "num_window_pages": min(1, shape.num_window_pages)}
     run, largest = Executables(), replace(shape, buckets=shape.buckets[-1:], **pools)
     weights = jax.tree.map(struct, params)
@@ -227,20 +211,15 @@ def step_bytes(
 
 @dataclass(frozen=True)
 class RowExperts:
-    """The experts of the query tokens of a step, or of some consecutive ones, on the host: a `sched.plan.TokenExperts`.
-
-    Attributes:
-        rows: by token and layer the numbers of its experts.
-    """
+    """The experts of consecutive query tokens of a step, on the host: a `sched.plan.TokenExperts`."""
 
     rows: Int16[np.ndarray, "T L C"]
 
     def of(self, place: int, count: int) -> Self:
-        """Those of some tokens, without the memory of the others."""
+        # a copy, which does not keep the memory of the others
         return type(self)(self.rows[place : place + count].copy())
 
     def placed(self, pieces: Sequence[tuple[int, Self]], num_tokens: int) -> Int16[np.ndarray, "T L C"]:
-        """See `sched.plan.TokenExperts`."""
         whole = np.full((num_tokens, *self.rows.shape[1:]), -1, np.int16)
         for start, experts in pieces:
             whole[start : start + len(experts.rows)] = experts.rows[: max(0, num_tokens - start)]
@@ -254,7 +233,6 @@ def _embed(
     last_tokens: Int[Array, "slots"],
     upload: Int[Array, "upload"],
 ) -> tuple[Float[Array, "T E"], Batch | Int[Array, "upload"], Int[Array, "common"]]:
-    """The tokens' vectors; the batch for the layers, which is the upload itself if their kernels read that; its common part."""
     batch = unpack(upload, last_tokens, shape)
     with jax.named_scope("embed"):
         x = model.embed(params, batch.tokens, batch.positions)
@@ -262,8 +240,6 @@ def _embed(
 
 
 class _NotingRows(StateRows):
-    """Rows of a recurrent layer that collect its experts."""
-
     noted: list[Int[Array, "T C"]]
 
     def note_experts(self, experts: Int[Array, "T C"]) -> None:
@@ -282,18 +258,12 @@ def _layers(
     layers: tuple[Any, ...],
     batch: Batch | Int[Array, "upload"],
 ) -> tuple[Float[Array, "T E"], tuple[Any, ...]] | tuple[Float[Array, "T E"], tuple[Any, ...], Int16[Array, "T L C"]]:
-    """A group of consecutive layers: each writes all of the step's keys and values before its attention, or has states.
-
-    A profile shows the scopes `layer0`, `layer1`, … by place in the group, not in the model: one executable serves all groups,
-    whose calls follow each other in the order of the layers.
+    """A group of consecutive layers. Each writes all of the step's keys and values before its attention, or has states.
 
     Args:
         windows: of the layers with pages in the pool for windows, 0 for the others.
-        places: which of `layers`, the pages or states that they share, each of them reads.
+        places: for each layer, which of `layers` it reads; layers may share pages or states.
         tree, leaves: `call_weights` of the layers, flattened: a call costs the host less.
-
-    Returns:
-        The tokens' vectors, the pages, and if `routed_experts` the experts of every token in the layers that have some.
     """
     step = in_place(batch, shape)
     noted, kept = list[Int[Array, "T C"]](), list(layers)
@@ -314,6 +284,7 @@ def _layers(
             rows = _NotingRows(slots, sources, num_drafts, step.query_starts, step.context_lens, step.num_decode)
             rows.noted = noted
             seam = rows
+        # by place in the group, not in the model: one executable serves all groups, whose calls follow each other in profiles
         with jax.named_scope(f"layer{index}"):
             x, kept[place] = layer(weights, x, step.positions, kept[place], seam)
     if not shape.routed_experts:

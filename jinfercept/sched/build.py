@@ -1,4 +1,4 @@
-"""Builds schedulers, for an engine and for a simulation alike: saturation point, policy, chunked prefill, limits."""
+"""Builds schedulers, for an engine and for a simulation alike."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,30 +18,20 @@ from jinfercept.sched.speculation import NO_DRAFTS, SpeculationLimits
 
 
 class SchedulerLimits(NamedTuple):
-    """What a scheduler may put into a step, and how many sequences it may run.
+    """The limits of a step and of the running sequences."""
 
-    Attributes:
-        buckets: query tokens of the executables, ascending.
-        max_chunk_tokens: query tokens of one sequence in one step; None: no limit of its own.
-        chunked_prefill: None: as the policy was published, where the largest step holds the longest sequence.
-        preemption, overload: see `Scheduler`.
-    """
-
-    buckets: tuple[int, ...]
+    buckets: tuple[int, ...]  # query tokens of the executables, ascending
     max_num_seqs: int
     max_model_len: int
-    max_chunk_tokens: int | None = None
+    max_chunk_tokens: int | None = None  # query tokens of one sequence in one step; None: no limit of its own
+    # None: chunked, unless the policy was published with whole prompts and a step holds the longest sequence
     chunked_prefill: bool | None = None
     preemption: Preemption = "policy"
     speculation: SpeculationLimits = NO_DRAFTS
     overload: Overload = "serve"
 
     def chunks(self, policy: PolicyChoice) -> bool:
-        """Whether prefill is chunked under a policy.
-
-        Raises:
-            ConfigError: whole prompts are asked for, and no step holds them.
-        """
+        """Whether prefill is chunked under a policy. Raises `ConfigError` if no step holds whole prompts that are asked for."""
         fits = self.max_model_len <= self.buckets[-1] and self.max_chunk_tokens is None
         if self.chunked_prefill is False and not fits:
             raise ConfigError(
@@ -57,7 +47,7 @@ class SchedulerLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerBuild:
-    """A scheduler that is not built yet: what its policy knows, the policy, the order of waiting requests, and the limits."""
+    """A scheduler that lacks only its pages."""
 
     inputs: PolicyInputs
     policy: Policy
@@ -66,7 +56,6 @@ class SchedulerBuild:
     chunks: bool
 
     def build(self, kv: KVManager) -> Scheduler:
-        """The scheduler of these pages."""
         limits = self.limits
         return Scheduler(
             kv,
@@ -93,14 +82,9 @@ def plan_scheduler(
     page_size: int,
     order: OrderChoice = "fcfs",
 ) -> SchedulerBuild:
-    """Makes the policy, the order and what they know.
-
-    S is the largest bucket up to the profile's saturation point, or the smallest bucket.
-
-    Raises:
-        ConfigError: there is no such policy (`PolicyInputs.make`) or order (`make_order`), or prefill cannot be as asked.
-    """
+    """Makes the policy and the order of a scheduler. Raises `ConfigError` as `make_choice` and `SchedulerLimits.chunks`."""
     buckets = limits.buckets
+    # S is the largest bucket up to the profile's saturation point, or the smallest bucket
     saturation = max((size for size in buckets if size <= profile.saturation), default=buckets[0])
     inputs = PolicyInputs(profile, saturation, page_size, estimator)
     return SchedulerBuild(inputs, inputs.make(policy), make_order(order, inputs), limits, limits.chunks(policy))

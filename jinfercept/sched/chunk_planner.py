@@ -1,4 +1,4 @@
-"""Plans what one running sequence does in a step: its fetches, and its next token or chunk. Chooses no sequence."""
+"""Plans the next step of one running sequence: its fetches, and its next token or chunk. Chooses no sequence."""
 
 from jinfercept.kv.manager import KVManager
 from jinfercept.sched.eviction import Eviction
@@ -10,16 +10,7 @@ from jinfercept.sched.transfers import Transfers
 
 
 class ChunkPlanner:
-    """Adds chunks and fetches of running sequences to a plan.
-
-    Args:
-        kv: the pages.
-        eviction: frees device slots.
-        transfers: plans copies, and says what the host link can still move.
-        counters: of tokens that are computed, and computed again.
-        max_model_len: tokens that a sequence may have.
-        chunk_tokens: most query tokens of one sequence in one step.
-    """
+    """Adds chunks, of at most `chunk_tokens` query tokens each, and fetches of running sequences to a plan."""
 
     def __init__(
         self,
@@ -37,7 +28,7 @@ class ChunkPlanner:
         self._max_model_len, self._chunk_tokens = max_model_len, chunk_tokens
 
     def decode(self, builder: PlanBuilder, sequence: Sequence) -> bool:
-        """Plan the next token of a sequence that lacks nothing for it; False if it lacks something. The fast path of `run`."""
+        """Plan the next token of a sequence that has all it needs, and return True. The fast path of `run`."""
         context, num_tokens = sequence.context, len(sequence.tokens)
         start = num_tokens + sequence.pending - 1
         if (
@@ -61,17 +52,14 @@ class ChunkPlanner:
         return True
 
     def run(self, builder: PlanBuilder, sequence: Sequence, most: int) -> None:
-        """Plan the sequence's fetches and its next chunk, as far as slots, bucket and link allow.
-
-        Args:
-            most: query tokens that it may take.
-        """
+        """Plan the sequence's fetches and its next chunk of at most `most` query tokens, as slots, bucket and link allow."""
         kv, context, length = self._kv, sequence.context, sequence.length
         if context.ready < length - 1:
             kv.advance(context)
             self._fetch(builder, sequence)
         if sequence.generated + sequence.pending >= sequence.max_tokens or length >= self._max_model_len:
             return
+        # a recurrent state that has seen the last token cannot give the logits behind it again
         if context.ready >= length and kv.has_seen(context, length):
             self._restart(sequence)
         start = min(context.ready, length - 1)
@@ -115,7 +103,6 @@ class ChunkPlanner:
         builder.query_tokens -= end - start
 
     def _restart(self, sequence: Sequence) -> None:
-        """Compute a running sequence anew whose state has seen the token that is to be computed next."""
         kv, context = self._kv, sequence.context
         kv.release(context)
         kv.step_back(context, sequence.length)
@@ -123,8 +110,7 @@ class ChunkPlanner:
         sequence.row.cut(context.ready // kv.page_size)
 
     def fetch_more(self, builder: PlanBuilder) -> None:
-        """Plan further fetches of running sequences, oldest first: the link moves more beside a step with chunks than beside
-        one that only decodes, which `run` counts on."""
+        # `run` counts on the link time beside a step that only decodes; a step with chunks lasts longer
         if len(builder.chunks) == len(self._running):
             return
         for sequence in list(self._running):
@@ -134,7 +120,6 @@ class ChunkPlanner:
                 self._fetch(builder, sequence)
 
     def _fetch(self, builder: PlanBuilder, sequence: Sequence) -> None:
-        """Plan the fetches of the sequence's host pages, first token first, as far as the link's budget and the slots go."""
         transfers = self._transfers
         num_fetchable = self._kv.num_fetchable(sequence.context) if transfers.room(builder) else 0
         while (

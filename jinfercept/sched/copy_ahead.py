@@ -1,18 +1,11 @@
 """The default policy: `lru_host`, but no page is lost that can be kept.
 
-`lru_host` copies contexts to the host as the link allows, and takes slots from the context that has been paused longest. This
-policy makes the same copies, and evicts contexts in the same order. It copies running contexts while another one is paused and
-half of the device is in use: a batch whose requests neither pause nor wait is not slowed down by copies that no one needs.
-It differs where memory is too short for all of them:
+Like `lru_host`, it copies contexts to the host as the link allows, and evicts the context that has been paused longest. Three
+rules, in the code below, differ where memory is too short for all contexts. Without a host, or with a host that holds all
+contexts, both policies do the same.
 
-1. A device slot is taken where nothing is lost: pages that have a host copy, or get one now, go first. While the link or the
-   host is full, such pages of contexts that were paused later go, too.
-2. A host slot is taken from a page that is also on the device, of the context that was paused last.
-3. While no request waits, a copy that no slot waits for takes the host slot of no other. All contexts are served soon then, so
-   that none is worth more than another. Under load those are served that have lost least, and these were paused last.
-
-Where there is no host, or a host with room for all, both policies do the same. How long calls will last is not asked: to take
-host slots from the context that is needed last, by durations of earlier calls, made turns wait longer in overload.
+The policy ignores how long calls are expected to last. Taking host slots from the context that is needed last, by the
+durations of earlier calls, made turns wait longer in overload.
 """
 
 from collections.abc import Iterator
@@ -25,14 +18,14 @@ from jinfercept.sched.policy import Action, Budget, Move, Mover, Policy
 from jinfercept.sched.sequence import Sequence, State
 
 LOOKS = 2
-"""Running contexts whose pages a plan copies: it costs the same however many there are."""
+"""Running contexts whose pages one plan copies. The limit makes a plan cost the same however many contexts run."""
 
 
 @final
 class CopyAhead(Policy):
-    """See the module."""
-
     def __init__(self) -> None:
+        # Running contexts are copied only while another one is paused and half of the device is in use: a batch whose
+        # requests neither pause nor wait is not slowed down by copies that are never needed.
         self._lru_host = LeastRecentlyUsed(writes_through=True, looks=LOOKS)
         self._paused: dict[str, Sequence] = {}  # longest paused first
         self._intercepted = set[str]()
@@ -59,15 +52,19 @@ class CopyAhead(Policy):
         self._displaces = True
 
     def victims(self, now: float) -> Iterator[Move]:
-        """Rule 1, and then pages that are lost."""
+        # Rule 1: take a device slot where nothing is lost. Pages that have a host copy, or get one now, go first; while the
+        # link or the host is full, also such pages of contexts that were paused later.
         for move in self._lru_host.victims(now):
             yield move._replace(action=Action.OFFLOAD)
         yield from self._lru_host.victims(now)
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
-        """Rules 2 and 3."""
+        # Rule 3: while no request waits, a copy that no slot waits for takes no other copy's host slot. All contexts are
+        # served soon then, so that none is worth more than another. Under load the contexts that have lost least are served
+        # first, and those were paused last.
         if not self._displaces:
             return
+        # Rule 2: take a host slot from a page that is also on the device, of the context that was paused last.
         for other in takewhile(lambda other: other is not sequence, reversed(list(self._paused.values()))):
             for run in other.context.runs():
                 if run.residency is Residency.CLEAN and not run.shared:

@@ -1,4 +1,5 @@
-"""The scheduler's estimate of a step's seconds, of which `sched.profile.Profile` is one, and what the link moves meanwhile."""
+"""The prices of steps and transfers that the scheduler plans with (`Profile` is one implementation), and the link budget of a
+step."""
 
 from bisect import bisect_left
 from typing import NamedTuple, Protocol
@@ -10,11 +11,11 @@ class CostModel(Protocol):
     """Prices a step before it runs."""
 
     def step_s(self, query_tokens: int, context_tokens: int) -> float:
-        """Seconds of a step with so many query tokens whose rows read so many context tokens."""
+        """Seconds of a step whose rows read `context_tokens` tokens of KV."""
         ...
 
     def link_tokens(self, seconds: float) -> int:
-        """Tokens of KV that the host link moves one way in so many seconds."""
+        """Tokens of KV that the host link moves one way in this time."""
         ...
 
     def plan_s(self, plan: StepPlan) -> float:
@@ -22,48 +23,42 @@ class CostModel(Protocol):
         ...
 
     def swap_s(self, num_tokens: int) -> float:
-        """T_swap: seconds to move the KV of so many tokens one way, behind nothing, in copies as large as they get."""
+        """T_swap: seconds to move the KV of these tokens one way over an idle link, in the largest copies possible."""
         ...
 
     def copies_s(self, num_tokens: int) -> float:
-        """The part of `swap_s` that grows with the number of copies and not with their bytes."""
+        """The part of `swap_s` that grows with the number of copies, not with their bytes."""
         ...
 
     def recompute_s(self, num_tokens: int, chunk_tokens: int) -> float:
-        """T_recompute: seconds of steps that recompute a context of so many tokens, in chunks of at most `chunk_tokens`."""
+        """T_recompute: seconds of the steps that recompute a context, in chunks of at most `chunk_tokens`."""
         ...
 
     def disk_s(self, num_tokens: int) -> float:
-        """T_disk: seconds to read the KV of so many tokens from the disk tier into the host's memory; infinite without one."""
+        """T_disk: seconds to read the KV of these tokens from the disk tier into host memory; infinite without a disk tier."""
         ...
 
 
 IDLE_STEP_S = 0.010
-"""Length of a step that only transfers: short, so that an arrival interrupts it."""
+"""Seconds of a step that only transfers: short, so that an arrival interrupts it."""
 
 _UNLIMITED = 1 << 60
 
 
 class StepBudget(NamedTuple):
-    """Sizes of steps and of the transfers that their compute hides.
-
-    Attributes:
-        buckets: query tokens of the executables, ascending.
-        page_size: tokens of the smallest transfer.
-        waits_for_link: the step waits for its transfers, which therefore have no budget.
-    """
+    """Sizes of steps, and of the transfers that their compute hides."""
 
     cost: CostModel
-    buckets: tuple[int, ...]
-    page_size: int
-    waits_for_link: bool
+    buckets: tuple[int, ...]  # query tokens of the executables, ascending
+    page_size: int  # tokens of the smallest transfer
+    waits_for_link: bool  # the step waits for its transfers, which then have no budget
 
     def bucket(self, query_tokens: int) -> int:
-        """Query tokens of the smallest executable that runs so many; 0 for none."""
+        """Query tokens of the smallest executable that holds these; 0 for none."""
         return self.buckets[bisect_left(self.buckets, query_tokens)] if query_tokens else 0
 
     def link_tokens(self, query_tokens: int, context_tokens: int) -> int:
-        """Tokens that the link moves while so many query tokens compute (InferCept §4.1), or in `IDLE_STEP_S` if none do."""
+        """Tokens that the link moves while these query tokens compute (InferCept §4.1), or in `IDLE_STEP_S` without any."""
         if self.waits_for_link:
             return _UNLIMITED
         seconds = IDLE_STEP_S

@@ -1,7 +1,8 @@
-"""Data sheets of accelerators, and the share of them that programs reach: the input of rooflines. We measured nothing here.
+"""Data sheets of accelerators and drives, and the share of them that programs reach: the input of rooflines. Nothing is
+measured here.
 
-GPUs: NVIDIA's data sheets of each, dense operations. TPUs: Google Cloud's pages of each generation
-(docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e and tpu7x). Disk: Samsung's data sheet of the PM9A3 (NVMe, PCIe 4, 3.84 TB).
+GPUs: NVIDIA's data sheets, dense operations. TPUs: Google Cloud's page of each generation (docs.cloud.google.com/tpu/docs/v4,
+v5e, v5p, v6e and tpu7x). Disk: Samsung's data sheet of the PM9A3 (NVMe, PCIe 4, 3.84 TB).
 """
 
 from typing import NamedTuple
@@ -15,19 +16,13 @@ class Link(NamedTuple):
 
 
 class Accelerator(NamedTuple):
-    """One GPU, or one chip of a TPU.
+    """One GPU, or one chip of a TPU."""
 
-    Attributes:
-        bf16_flops: dense bfloat16 operations per second; float16 on a T4, which has no bfloat16.
-        memory_bytes_per_s, memory_bytes: bandwidth and size of its memory.
-        link: to the host.
-        peer_bytes_per_s: one way to the others of its machine: NVLink, a TPU's interconnect, or PCIe where there is none.
-    """
-
-    bf16_flops: float
+    bf16_flops: float  # dense operations per second; of float16 on a T4, which has no bfloat16
     memory_bytes_per_s: float
     memory_bytes: float
-    link: Link
+    link: Link  # to the host
+    # one way to the other accelerators of its machine: NVLink, a TPU's interconnect, or PCIe where there is neither
     peer_bytes_per_s: float
 
 
@@ -38,7 +33,7 @@ PCIE_5_X8 = Link(26.5e9, 41.5e9)
 
 
 class Drive(NamedTuple):
-    """A disk of the host: bytes per second of large transfers, and seconds until a read begins."""
+    """A disk of the host. Rates are those of large transfers, and the latency is the time until a read begins."""
 
     read_bytes_per_s: float
     write_bytes_per_s: float
@@ -46,7 +41,7 @@ class Drive(NamedTuple):
 
 
 NVME = Drive(6.9e9, 4.1e9, 100e-6)
-"""The drive that rooflines have."""
+"""The drive of every roofline."""
 
 ACCELERATORS: dict[str, Accelerator] = {
     "A100-40GB": Accelerator(312e12, 1.555e12, 40e9, PCIE_4, 300e9),

@@ -1,25 +1,14 @@
-"""Where new conversations wait until those inside can do with more. Orders nothing inside, plans nothing.
+"""The door: where new conversations wait until the requests of those inside are in time and memory has room.
 
-A conversation is what follow-up requests go on with. It is inside from the moment that it comes in, and none of its later
-requests waits at the door again. A new one comes in when
+A conversation is a chain of requests, each of which continues the one before. The door orders nothing inside and plans
+nothing. Once a conversation is inside, none of its requests waits here again. A new one comes in when both of these hold:
 
-* no request inside of its tenant and its priority is late: none has waited for longer than `LATE_S`, and `LATE_TOKEN_S` for
-  each of its new tokens; and their new tokens do not take as long, either; and
-* there is room for its context in the device's and the host's pool together, or in its tenant's equal share of them, or fewer
-  than `MOST_LATE` of the last turns were late. One that comes in without room counts as so many late turns: about 70 turns
-  must be on time before the next one, since the harm that it does shows late, when its context has grown.
+* No request inside, of the same tenant and of the same or a more urgent priority, is late, and the new tokens of these
+  requests would not make the new one late. `LATE_S` and `LATE_TOKEN_S` define lateness.
+* Its context has room in the device's and the host's pools together, or in its tenant's equal share of them, or fewer than
+  `MOST_LATE` of the last turns were late.
 
-Room is what the contexts leave of running and waiting requests, and of paused ones that are about to return: these have
-returned before, or wait for a tool, and have paused for less than `IDLE_S`. So an answer that is the last one and a tool that
-never answers keep no one out. A conversation counts `FIRST_GROWTH` times until it returns, and then `GROWTH` times, since it
-goes on to grow; a context that is computed again within `LATE_S` when it has grown does not count, since it makes no turn late
-where it is lost.
-
-The least priority comes in first, then the tenant with the fewest tokens inside over its weight, then the one that has waited
-longest. A tenant without a conversation inside has a right to one. A tenant that waits keeps no other one out of its share.
-
-A request that has waited for `MOST_DOOR_S` is refused. One that repeats it soon has its place, as behind every request that
-leaves the door.
+A tenant without a conversation inside has a right to one. A tenant that waits keeps no other tenant out of its share.
 """
 
 from bisect import bisect_right
@@ -33,38 +22,33 @@ from jinfercept.sched.queues import Queues
 from jinfercept.sched.sequence import Sequence
 
 Overload = Literal["queue", "refuse", "serve"]
-"""What becomes of conversations that cannot come in: they wait at the door, are refused, or come in all the same."""
+"""What happens to conversations that cannot come in: they wait at the door, are refused, or come in all the same."""
 
 LATE_S, LATE_TOKEN_S = 2.0, 1e-4
-"""Seconds of a wait inside, and seconds more for each new token, after which the door is shut."""
+"""A request inside is late after this many seconds, plus so many more for each of its new tokens."""
 MOST_LATE, RECENT = 0.05, 0.01
-"""Share of late turns, and the weight of the newest one in it."""
+"""Share of late turns, and the weight of the newest turn in it."""
 FIRST_GROWTH, GROWTH = 4, 2
-"""The last context of a conversation over its first one, and over the one that it has when it returns, about."""
+"""About how many times larger the last context of a conversation is than its first one, and than the one with which it
+returns."""
 IDLE_S = 120.0
-"""Seconds of a pause after which a context takes no room: of 20 calls of a coding agent's tools, 19 last less than 154 s."""
+"""Seconds of a pause after which a context takes no room. Of 20 calls of a coding agent's tools, 19 last less than 154 s."""
 LOOK_S = 0.1
-"""Seconds between two looks for room."""
+"""Seconds between two searches for room."""
 MOST_DOOR_S = 900.0
-"""Seconds after which a request at the door is refused."""
+"""Seconds after which a request at the door is refused. A client that repeats it soon gets its place back, as after any
+request that leaves the door."""
 RETRY_S = 30
-"""Seconds after which a client that is refused is to come again: conversations last minutes, and clients heed at most one."""
+"""Seconds after which a refused client should come again. Conversations last minutes, and clients heed at most one."""
 
 
 @final
 class Door:
-    """The conversations that wait at the door of one scheduler.
-
-    Args:
-        chunk_tokens: query tokens of the steps that compute a context.
-
-    Attributes:
-        overload: see `Overload`.
-        sequences: the first requests of these conversations, in the order in which they come in if tenants have equal shares.
-    """
+    """The conversations that wait at the door of one scheduler."""
 
     def __init__(self, kv: KVManager, queues: Queues, cost: CostModel, chunk_tokens: int, overload: Overload) -> None:
         self.overload: Overload = overload
+        # the conversations' first requests, in the order in which they come in if tenants have equal shares
         self.sequences: list[Sequence] = []
         self._queues = queues
         pools = kv.occupancy()
@@ -75,7 +59,7 @@ class Door:
         self._next_look_s = 0.0
 
     def add(self, sequence: Sequence, now: float) -> None:
-        """A new conversation comes to the door, and in if it can."""
+        """Queue the first request of a new conversation, and let it in if possible."""
         sequence.at_door = True
         self.sequences.append(sequence)
         self.sequences.sort(key=lambda sequence: (sequence.priority, sequence.since_s))
@@ -83,16 +67,15 @@ class Door:
         self.open(now)
 
     def overdue(self, now: float) -> list[Sequence]:
-        """Those that are to be refused."""
         return [sequence for sequence in self.sequences if now - sequence.arrival_s > MOST_DOOR_S]
 
     def started(self, sequence: Sequence, now: float) -> None:
-        """A turn starts, inside."""
+        """Note whether a turn that starts inside is late."""
         lost_s = self._compute_s(sequence.usage.residency.missing)
         self._late += RECENT * (_is_late(sequence, now + lost_s) - self._late)
 
     def open(self, now: float) -> None:
-        """Let in those that can come in. For every plan while some wait, first."""
+        """Let conversations in, as far as they may. Called first in every plan while some wait."""
         if now < self._next_look_s:
             return
         inside, room = defaultdict[str, int](int), self._room  # tokens by tenant, and for new ones
@@ -100,6 +83,8 @@ class Door:
             inside[sequence.tenant] += sequence.length
             room -= self._needs(sequence)
         shut = set[str]()  # tenants
+        # the smallest priority comes in first, then the tenant with the fewest tokens inside over its weight, then the
+        # longest wait
         while first := min(
             (sequence for sequence in self.sequences if sequence.tenant not in shut),
             key=lambda sequence: (sequence.priority, inside[sequence.tenant] / sequence.weight),
@@ -119,6 +104,8 @@ class Door:
                     room = 0  # what there is, is for this one
                 continue
             if not has_room:
+                # It counts as this many late turns: about 70 turns must be on time before the next one comes in without room.
+                # The harm shows late, when its context has grown.
                 self._late += MOST_LATE
             self.sequences.remove(first)
             first.at_door, first.door_s, first.since_s = False, now - first.arrival_s, now
@@ -130,6 +117,8 @@ class Door:
         return self._cost.recompute_s(num_tokens, self._chunk_tokens) if num_tokens else 0.0
 
     def _needs(self, sequence: Sequence) -> int:
+        # Contexts go on to grow. One that is recomputed within `LATE_S` when it has grown makes no turn late where it is
+        # lost.
         grown = (FIRST_GROWTH if sequence.usage.retained is None else GROWTH) * sequence.length
         return grown if grown >= self._large else 0
 
@@ -139,6 +128,8 @@ class Door:
     def _inside(self, now: float) -> Iterator[Sequence]:
         yield from self._queues.running
         yield from self._waiting()
+        # Paused contexts that are about to return: these have returned before, or wait for a tool. A last answer and a tool
+        # that never answers keep no conversation out.
         for sequence in self._queues.intercepted.values():
             if now - sequence.paused_s < IDLE_S and _returns(sequence):
                 yield sequence

@@ -1,7 +1,7 @@
-"""Frees device slots while a plan is built: evicts pages of paused contexts, preempts running sequences. Runs nothing.
+"""Frees device slots while a plan is built. Runs nothing.
 
-A slot is taken from the free ones; if there is none, from a finished prefix; then from a paused context, in the policy's order;
-then from a preempted one; at last from the running sequence that is served last.
+A slot comes from the free ones; else from a finished prefix; else from a paused context, in the policy's order; else from a
+preempted one; at last from the running sequence that is served last.
 """
 
 from typing import final
@@ -19,15 +19,7 @@ from jinfercept.sched.transfers import Transfers
 
 @final
 class Eviction:
-    """Device slots for the plan being built, at the cost of paused contexts and of running sequences.
-
-    Args:
-        kv: the pages.
-        fair: the service order while tenants compete.
-        transfers: executes the policy's moves.
-        counters: preemptions are added here.
-        preempted: what becomes of a preempted sequence's pages.
-    """
+    """Device slots for the plan being built, at the cost of paused contexts and of running sequences."""
 
     def __init__(
         self,
@@ -48,14 +40,8 @@ class Eviction:
         self._preempted = preempted
 
     def free_slot(self, builder: PlanBuilder, sequence: Sequence, most: int, position: int) -> bool:
-        """Make sure that a device slot is free, and `most` ones if paused contexts have as many to give.
-
-        Args:
-            position: of the first token of the sequence that is to be computed and has no page.
-
-        Returns:
-            False if the running `sequence` has to wait for a slot.
-        """
+        """Free a device slot for a running sequence, up to `most` if paused contexts have as many; False: it must wait."""
+        # `position` is the sequence's first token to compute that has no page
         running, may_evict, context = self._queues.running, not self._policy.protects_paused, sequence.context
         if self._kv.free_slot(context, position) or (may_evict and self._evict(builder, most, context, position)):
             return True
@@ -72,7 +58,7 @@ class Eviction:
         return False
 
     def preempt(self, builder: PlanBuilder, sequence: Sequence) -> None:
-        """Send a running sequence back to the waiting queue; its references become evictable."""
+        """Send a running sequence back to the waiting queue, and move its pages as `preemption` says."""
         self.set_aside(sequence, builder.now)
         builder.victims = None
         if self._preempted.how == "policy":
@@ -82,7 +68,7 @@ class Eviction:
             self._transfers.force_out(builder, sequence, action)
 
     def set_aside(self, sequence: Sequence, now: float) -> None:
-        """A running sequence waits again, and its pages may be evicted."""
+        """Send a running sequence back to the waiting queue; its pages stay and may be evicted."""
         self._queues.wait(sequence)
         self._kv.release(sequence.context)
         self._counters.preempt(sequence)
@@ -92,7 +78,6 @@ class Eviction:
             self._policy.pause(sequence, now)
 
     def _evict(self, builder: PlanBuilder, most: int, context: Context | None = None, position: int = 0) -> bool:
-        """Take up to `most` slots for a context, and one at least, from the paused contexts, in the policy's order."""
         if not self._kv.num_paused:
             return self._kv.evict_side(context, position) > 0
         if self._take(builder, most):
@@ -106,7 +91,6 @@ class Eviction:
         return self._kv.evict_paused(most) > 0 or self._kv.evict_side(context, position) > 0
 
     def _take(self, builder: PlanBuilder, most: int) -> int:
-        """Take up to `most` slots by what is left of the policy's order; returns how many."""
         freed, victims = 0, builder.victims
         for move in victims or ():
             slots, rest = self._transfers.move(builder, move, most - freed)

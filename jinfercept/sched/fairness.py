@@ -1,11 +1,10 @@
 """Fairness among tenants that compete for slots, pages and query tokens: virtual token counters. Reads no clock.
 
-The rule is that of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024, section 4). A tenant's counter
-is the number of tokens that were computed for it, divided by its weight. The tenant with the least counter is served next. A
-tenant that becomes active is lifted to the least counter of the active ones, so that idle time saves nothing.
+The rule is that of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024, section 4). A tenant's counter is
+the number of tokens computed for it, divided by its weight. The tenant with the least counter is served next. A tenant that
+becomes active is lifted to the least counter of the active ones, so that idle time saves nothing.
 
-In addition, a tenant without a running sequence has a right to one, unless its counter is larger: the last sequence in the
-service order of a tenant that runs several is preempted for it. Otherwise long answers of one tenant would hold every slot.
+In addition, a tenant without a running sequence has a right to one, unless its counter is larger than those of the others.
 """
 
 from collections.abc import Container
@@ -17,18 +16,15 @@ from jinfercept.sched.sequence import Sequence
 
 @final
 class FairShare:
-    """The counters and the rights of the tenants of one scheduler.
-
-    Attributes:
-        served: tokens computed over the weight, by tenant; the active ones while several compete, and idle ones with more.
-    """
+    """The counters and the rights of the tenants of one scheduler."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues, self._active = queues, set[str]()
+        # tokens computed over the weight, by tenant: of active ones while several compete, and of idle ones that have more
         self.served: dict[str, float] = {}
 
     def compete(self) -> bool:
-        """Whether several tenants are active in the plan that begins; those that come are lifted."""
+        """Whether several tenants are active in the plan that begins. The counters of new ones are lifted."""
         active = self._queues.by_tenant
         if len(active) < 2:  # who comes later is lifted to a tenant that is alone, so its counter need not count
             self.served.clear()
@@ -42,11 +38,10 @@ class FairShare:
         return len(active) > 1
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
-        """Count tokens that a step computes for a sequence."""
         self.served[sequence.tenant] += num_tokens / sequence.weight
 
     def rank(self, sequence: Sequence) -> Rank:
-        """Sorts sequences; the one with the least is served next."""
+        """A key to sort sequences by: the least is served next."""
         return Rank(sequence.priority, self.served[sequence.tenant], sequence.order)
 
     def service_order(self) -> list[Sequence]:
@@ -59,29 +54,28 @@ class FairShare:
         return True, self.rank(sequence)
 
     def next_waiting(self, left_out: Container[str] = ()) -> Sequence | None:
-        """The waiting sequence of the least rank that may start, without those of some tenants."""
+        """The waiting sequence of the least rank that may start, `left_out` tenants aside."""
         queues = (queue.waiting for tenant, queue in self._queues.by_tenant.items() if tenant not in left_out)
         heads = (next((sequence for sequence in waiting if sequence.may_start), None) for waiting in queues)
         return min((head for head in heads if head is not None), key=self._start, default=None)
 
     def _start(self, head: Sequence) -> tuple[int, float, int, int]:
-        """As `rank`; of tenants with equal counters, as they are when several begin, the one that runs less is first."""
+        # counters are equal when several tenants begin: the one that runs less is first
         num_running = len(self._queues.by_tenant[head.tenant].running)
         return head.priority, self.served[head.tenant], num_running, head.order
 
     def without_right(self) -> set[str]:
-        """Tenants that have a running sequence, or a larger counter than all that have."""
+        """Tenants that have a running sequence, or a larger counter than all that have one."""
         queues, served = self._queues.by_tenant, self.served
         most = max([served[tenant] for tenant, queue in queues.items() if queue.running], default=-1.0)
         return {tenant for tenant, queue in queues.items() if queue.running or served[tenant] > most}
 
     def victim(self, head: Sequence) -> Sequence | None:
-        """The running sequence that is preempted now for a tenant's right to run its waiting `head`; None: there is none.
-
-        It has computed since it was started, or two would bring their contexts to the device in turn for ever.
-        """
+        """The running sequence to preempt for a tenant that has a right to run its waiting `head`; None if there is none."""
         least, served = self.served[head.tenant], self.served
         rivals = [queue.running[1:] for tenant, queue in self._queues.by_tenant.items() if served[tenant] >= least]
+        # A tenant that runs several sequences gives way: else its long answers would hold every slot. The victim has computed
+        # since it was started: else two sequences would bring their contexts to the device in turn for ever.
         victims = [
             sequence for running in rivals for sequence in running if not sequence.planned and sequence.row.num_pages
         ]

@@ -1,6 +1,6 @@
 """Fits the terms of a step's price to measured steps. Plain Python; measures nothing itself.
 
-The price is a base per bucket, and a slope in the context tokens that the rows read. Slopes come from steps of the same bucket
+The price is a base per bucket, and a slope in the context tokens that the rows read. Slopes compare steps of the same bucket
 only, and are medians, so that neither the buckets' own times nor a disturbed measurement moves them.
 """
 
@@ -13,15 +13,15 @@ from typing import NamedTuple
 from jinfercept.errors import ConfigError
 
 LEAST_SHARE = 0.1
-"""Share of a bucket's fastest step that its base has at least."""
+"""The base of a bucket is at least this share of its fastest step."""
 
 
 FLAT = 1.1
-"""Step times do not grow if the largest is less than so many times the smallest: the difference is noise."""
+"""Step times do not grow if the largest is less than this many times the smallest: the difference is noise."""
 
 
 class Saturation(NamedTuple):
-    """The fit `T_fwd(x) = max(flat_s, per_query_s · x + fixed_s)`, and S: where the two meet, at a measured x."""
+    """The fit `T_fwd(x) = max(flat_s, per_query_s · x + fixed_s)`, and S, the measured x where the two meet."""
 
     flat_s: float
     per_query_s: float
@@ -30,18 +30,12 @@ class Saturation(NamedTuple):
 
 
 def saturation(points: Sequence[tuple[int, float]]) -> Saturation:
-    """Fit step times over query tokens, and find where steps begin to take longer.
+    """Fit step times over query tokens, given as (query tokens, seconds), and find where steps begin to take longer.
 
-    Tries every break between the measured x: a constant before it, a line after it, each by least squares; the break whose
-    `max` of the two fits all points best wins. A line through all of them is tried too: S is the smallest x then. Errors are
-    relative, since the noise of a timing grows with the time. S is the measured x (a bucket) nearest to the meeting point;
-    the largest one if the times never grow.
-
-    Args:
-        points: (query tokens, seconds), several per x allowed.
-
-    Raises:
-        ConfigError: no points, or times that are not positive.
+    Tries every break between the measured x: a constant before it, a line after it, each by least squares. The break whose
+    `max` of the two fits all points best wins. A line through all points is tried too: S is the smallest x then. S is the
+    measured x (a bucket) nearest to the meeting point, or the largest one if the times never grow. Raises `ConfigError`
+    without points, or for times that are not positive.
     """
     points = sorted(points)
     buckets = sorted({x for x, _ in points})
@@ -66,7 +60,7 @@ def saturation(points: Sequence[tuple[int, float]]) -> Saturation:
 
 
 def _line(points: list[tuple[int, float]], *, sloped: bool) -> tuple[float, float]:
-    """Slope and intercept of least relative error; a constant has slope 0."""
+    # the least relative error, since the noise of a timing grows with the time
     weights = [1.0 / seconds**2 for _, seconds in points]
     total = sum(weights)
     mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
@@ -83,23 +77,18 @@ def _squared_error(fit: Saturation, points: list[tuple[int, float]]) -> float:
 
 
 class MeasuredStep(NamedTuple):
-    """One kind of step, and its measured seconds.
+    """One kind of step, and its measured seconds."""
 
-    Attributes:
-        bucket: query tokens of the executable, all of them used.
-        context_tokens: tokens that its rows read.
-        depth: tokens before its one chunk; None: a step of decoding rows, and of a prompt's first chunk if they do not fill it.
-    """
-
-    bucket: int
-    context_tokens: int
+    bucket: int  # query tokens of the executable, all of them used
+    context_tokens: int  # that its rows read
+    # tokens before its one chunk; None: a step of decoding rows, filled up by a prompt's first chunk
     depth: int | None
     seconds: float
 
 
 class StepFit(NamedTuple):
-    """`bucket_s[bucket] + per_context_s · context tokens + per_pair_s · (query tokens · depth)`, and the line
-    through the buckets, with the saturation point S."""
+    """`bucket_s[bucket] + per_context_s · context tokens + per_pair_s · (query tokens · depth)`, and the line through the
+    buckets."""
 
     bucket_tokens: tuple[int, ...]
     bucket_s: tuple[float, ...]
@@ -109,7 +98,7 @@ class StepFit(NamedTuple):
 
 
 def fit_steps(steps: Iterable[MeasuredStep]) -> StepFit:
-    """Fit the terms. Raises `ConfigError` if no step decodes."""
+    """Fit the terms of the price. Raises `ConfigError` if no step decodes."""
     steps = sorted(steps, key=lambda step: (step.bucket, step.context_tokens))
     decoding = [step for step in steps if step.depth is None]
     if not decoding:
@@ -133,18 +122,14 @@ def fit_steps(steps: Iterable[MeasuredStep]) -> StepFit:
 
 
 class LinkFit(NamedTuple):
-    """`copy_s + tokens / tokens_per_s`, the seconds of a transfer one way."""
+    """The seconds of a transfer one way: `copy_s + tokens / tokens_per_s`."""
 
     tokens_per_s: float
     copy_s: float
 
 
 def fit_link(transfers: Sequence[tuple[int, float]]) -> LinkFit:
-    """Fit transfers of several sizes: the median slope between them. With one size, all of its seconds are the rate's.
-
-    Args:
-        transfers: (tokens, seconds), one at least, all above 0.
-    """
+    """The median slope between transfers, given as (tokens, seconds) above 0. With one size, all seconds are the rate's."""
     slope = _median_slope(
         (second[0] - first[0], second[1] - first[1], first[1] + second[1])
         for first, second in combinations(sorted(transfers), 2)
@@ -155,25 +140,17 @@ def fit_link(transfers: Sequence[tuple[int, float]]) -> LinkFit:
 
 
 def _base_s(steps: Sequence[MeasuredStep], context_s: float) -> float:
-    """Seconds of a bucket without its contexts: the median, at least `LEAST_SHARE` of its fastest step."""
     rest = sorted(step.seconds - context_s * step.context_tokens for step in steps)
     return max(rest[(len(rest) - 1) // 2], LEAST_SHARE * min(step.seconds for step in steps))
 
 
 def _pairs(steps: Sequence[MeasuredStep]) -> Iterator[tuple[MeasuredStep, MeasuredStep]]:
-    """Every two steps of the same bucket, in order."""
     for _, group in groupby(steps, lambda step: step.bucket):
         yield from combinations(group, 2)
 
 
 def _median_slope(pairs: Iterable[tuple[int, float, float]]) -> float:
-    """The weighted median of growth over distance; 0 if there are no pairs, or if it is negative.
-
-    A pair's weight is distance over level: noise grows with the level.
-
-    Args:
-        pairs: (distance, growth, level).
-    """
+    # noise grows with the level, so that a pair's weight is its distance over its level
     slopes = sorted((growth / distance, distance / level) for distance, growth, level in pairs if distance > 0)
     half = sum(weight for _, weight in slopes) / 2
     for slope, weight in slopes:

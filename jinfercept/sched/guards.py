@@ -1,6 +1,6 @@
-"""Policies, estimators and orders of users behind a check: whatever these raise or answer, the error names them.
+"""Checks around policies, estimators and orders of users: an error names the object that raised or answered wrongly.
 
-The built-in ones run without a guard. A move that cannot be executed, such as one of a page that is in use, is no mistake: the
+The built-in ones run without a guard. A move that cannot be executed, such as one of a page in use, is no mistake: the
 scheduler refuses it.
 """
 
@@ -25,7 +25,7 @@ _NUMBERS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "key": (math.isfinite, "finite number"),
     "remaining_s": (lambda answer: answer >= 0.0, "number from 0 to inf"),  # false for NaN
 }
-"""The methods that answer a number: which ones, and their noun."""
+"""The methods that answer a number: a test of the number, and its noun."""
 
 _END: Any = object()
 
@@ -38,12 +38,8 @@ def make_choice[N, T](
     built_in: Collection[object],
     *inputs: object,
 ) -> N | T:
-    """The object that a choice means: what its name in `names` makes, or one as `build_plugin`, behind a guard if its class is
-    not built in.
-
-    Raises:
-        ConfigError: there is no such name, or as `build_plugin`.
-    """
+    """The object that a choice means: guarded unless it is built in. Raises `ConfigError` for an unknown name, or as
+    `build_plugin`."""
     if isinstance(choice, str) and not is_place(choice):
         check_name(what, choice, names)
         return names[choice](*inputs)
@@ -53,27 +49,16 @@ def make_choice[N, T](
 
 
 def guard[T](what: str, plugin: T, protocol: type[T], name: str) -> T:
-    """A user's object behind a check; as it is if it has one.
-
-    Args:
-        what: noun for errors, such as "policy".
-        plugin: of the right shape.
-        protocol: has the methods.
-        name: of the object, for errors.
-    """
+    """A user's object behind a check; `what` is its noun in errors, such as "policy". An object with a guard stays as it is."""
     return plugin if isinstance(plugin, Guard) else cast(T, Guard(f"{what} {name}", plugin, protocol))
 
 
 @final
 class Guard:
-    """The attributes and methods of a Protocol, as a user's object has them.
+    """The attributes and methods of a Protocol, as a user's object has them; `plugin` names the object in errors.
 
-    Args:
-        plugin: noun and name of the object, for errors.
-
-    Raises:
-        PluginError: from any method: the object raised, or answered what is no number of the method's range, no move of pages
-            of that sequence, or the same move of a page twice, in one order.
+    Any method raises `PluginError` if the object raised, answered no number in the method's range or no move of the
+    sequence's pages, or offered the same move of a page twice in one order.
     """
 
     if TYPE_CHECKING:
@@ -118,7 +103,6 @@ class Guard:
             yield move
 
     def _tried(self, name: str, method: Callable[..., Any], *arguments: object) -> Any:
-        """Call a method; what it raises becomes a `PluginError` with its name and the line."""
         try:
             return method(*arguments)
         except PluginError:  # of another method, which this one has called through a mover
@@ -132,8 +116,6 @@ class Guard:
 
 @final
 class _GuardedMover(Mover):
-    """Passes on what is a move of pages of a sequence."""
-
     def __init__(self, mover: Mover, plugin: str) -> None:
         self._mover, self._plugin, self._check = mover, plugin, _MoveCheck(_ALLOWED["moves"])
 
@@ -146,12 +128,11 @@ class _GuardedMover(Mover):
 
 @final
 class _MoveCheck:
-    """The problem with a move of one order; "" if there is none."""
-
     def __init__(self, allowed: frozenset[Action]) -> None:
         self._allowed = allowed
         self._offered: dict[tuple[str, Action], list[range]] = {}
 
+    # the problem with a move; "" if there is none
     def __call__(self, move: object) -> str:
         if not isinstance(move, Move) or not isinstance(move.sequence, Sequence):
             return f"{move!r:.80}, which is no Move of pages of a sequence,"

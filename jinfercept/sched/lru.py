@@ -1,4 +1,4 @@
-"""The policy of engines with a prefix cache: keep every paused context, and evict the one paused longest."""
+"""The policy of engines with a prefix cache: keep every paused context, and evict the context paused longest."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -10,33 +10,28 @@ from jinfercept.sched.sequence import Sequence, State
 
 @final
 class WriteThrough:
-    """Copies every full page and every paused context to the host, as the link allows.
-
-    Args:
-        looks: running sequences whose pages a plan copies, in turn; None: all of them.
-
-    Attributes:
-        running: sequences that run, by id; one that has ended leaves when it is its turn.
-    """
+    """Copies full pages and paused contexts to the host, as the link allows: of `looks` running sequences in turn; None: of
+    all."""
 
     def __init__(self, looks: int | None = None) -> None:
         self._looks = looks
         self._dirty: dict[str, Sequence] = {}  # paused, longest paused first
+        # running sequences by id; one that has ended leaves when it is its turn
         self.running: dict[str, Sequence] = {}
         self._written: dict[str, int] = {}  # leading pages of a running sequence that need no copy any more
 
     def pause(self, sequence: Sequence) -> None:
-        """The sequence has paused: the rest of its context is to be copied."""
+        """Queue the rest of a context that has paused for copying."""
         self._leave(sequence)
         self._dirty[sequence.id] = sequence
 
     def resume(self, sequence: Sequence) -> None:
-        """The sequence runs: its pages are to be copied as they fill."""
+        """Copy the pages of a running sequence as they fill."""
         self._leave(sequence)
         self.running[sequence.id] = sequence
 
     def moves(self, mover: Mover, with_running: bool = True) -> None:
-        """Copy paused contexts in the order of pausing, then, `with_running`, the pages of running ones as they fill."""
+        """Copy paused contexts in the order of pausing, then pages of running ones."""
         for sequence in list(self._dirty.values()):
             # running contexts copy what they share, if they are copied
             runs = [run for run in sequence.context.runs() if run.evictable or not with_running]
@@ -63,10 +58,9 @@ class WriteThrough:
 class LeastRecentlyUsed(Policy):
     """Keep, and evict by recency; recomputation is chunked like any prefill.
 
-    Args:
-        writes_through: copy every full page and every paused context to the host as the link allows, so that most evictions
-            cost a copy back instead of a recomputation (hierarchical caches, offloading connectors).
-        looks: see `WriteThrough`; with a number, only while a context is paused and more than half of the device is in use.
+    With `writes_through`, full pages and paused contexts are copied to the host as the link allows, so that most evictions
+    cost a copy back instead of a recomputation (hierarchical caches, offloading connectors). With `looks`, this is done only
+    while a context is paused and more than half of the device is in use.
     """
 
     def __init__(self, writes_through: bool, looks: int | None = None) -> None:

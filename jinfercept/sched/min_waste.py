@@ -1,13 +1,6 @@
 """InferCept's own policy: each iteration, swap the most wasteful contexts within the free budget, keep or drop the rest.
 
-Where the paper is silent: fetches take the link's budget before swaps; a host copy outlives the device page, and the resumption
-too, but swapping the page out again takes budget like the first time (the paper frees the copy at swap-in); a context of age 0
-wastes nothing yet and takes no budget; only tokens that no other request shares count; under memory pressure paused pages are
-evicted by ascending waste.
-
-One correction: a context that the link will swap for free soon is not dropped now. Keeping is priced until the call returns or
-the link has moved the context, whichever is sooner. With the paper's own estimate this changes next to nothing, since that
-takes every call for a short one at first; with a better estimate, long calls would otherwise be recomputed more often.
+Where the paper is silent, fetches take the link's budget before swaps, and only tokens that no other request shares count.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,18 +16,12 @@ SHORT_KINDS = frozenset({"math", "qa", "ve"})
 
 
 class Verdict(NamedTuple):
-    """The waste of keeping and of dropping one context from now on.
-
-    Attributes:
-        preserve: equation (2), in token·seconds.
-        discard: equation (4), in token·seconds.
-        tokens: on the device, shared with no other context, and those that take as much as its state.
-    """
+    """The waste of keeping and of dropping one context from now on, in token·seconds."""
 
     sequence: Sequence
-    preserve: float
-    discard: float
-    tokens: int
+    preserve: float  # equation (2)
+    discard: float  # equation (4)
+    tokens: int  # unshared ones on the device, and as many as the context's state takes
 
     @property
     def least(self) -> float:
@@ -64,13 +51,9 @@ def keep_none(verdict: Verdict) -> bool:
 class MinWaste(Policy):
     """The paper's choice, re-evaluated every iteration (InferCept §4.4).
 
-    Args:
-        estimator: expected seconds until an interception ends; `elapsed` is the paper's.
-        forward_s: T_fwd, seconds of an iteration by query tokens.
-        saturation: S, the query tokens after which an iteration grows longer.
-        page_size: the least recompute chunk.
-        link_tokens_per_s: KV tokens per second of the host link.
-        keep: whether a context stays on the device that the link budget does not reach.
+    `forward_s` is T_fwd, seconds of an iteration by its query tokens; `saturation` is S, the query tokens after which it
+    grows longer; `page_size` is the least recompute chunk. `keep` says whether a context that the link budget does not reach
+    stays on the device.
     """
 
     def __init__(
@@ -107,10 +90,12 @@ class MinWaste(Policy):
         ahead = 0
         for verdict in verdicts:
             sequence = verdict.sequence
-            if verdict.least > 0:
+            if verdict.least > 0:  # a context of age 0 wastes nothing yet and takes no budget
                 for run in sequence.context.runs():
                     pages = run.pages[: max(0, link_tokens) // self._page_size] if run.evictable else range(0)
                     if pages:
+                        # A host copy outlives the device page, and the resumption too, but swapping the page out again takes
+                        # budget like the first time. The paper frees the copy at swap-in.
                         link_tokens -= len(pages) * self._page_size
                         mover.copy(sequence, "swap within the budget", pages)
                         for copied in sequence.context.runs(pages):
@@ -121,6 +106,7 @@ class MinWaste(Policy):
                 mover.drop(sequence, "discard is cheaper")
 
     def victims(self, now: float) -> Iterator[Move]:
+        # the paper says nothing of memory pressure: paused pages go by ascending waste
         verdicts = sorted(self._verdicts(now), key=lambda verdict: verdict.least)
         returned = [sequence for sequence in self._paused.values() if sequence.state is not State.INTERCEPTED]
         returned.sort(key=lambda sequence: -sequence.order)
@@ -131,7 +117,10 @@ class MinWaste(Policy):
         return longest_paused(list(self._hosted.values()), sequence)
 
     def _until_saved(self, verdict: Verdict, ahead: int) -> Verdict:
-        """The verdict, if the context is kept only until the link has moved it and the more wasteful ones before it."""
+        # A correction to the paper: a context that the link will swap for free soon is not dropped now. Keeping is priced
+        # until the call returns or the link has moved this context and the more wasteful ones before it, whichever is sooner.
+        # With the paper's own estimate this changes next to nothing, since it takes every call for a short one at first. With
+        # a better estimate, long calls would otherwise be recomputed more often.
         if not self._link_tokens_per_s:
             return verdict
         until_s = ahead / self._link_tokens_per_s

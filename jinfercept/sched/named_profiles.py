@@ -10,11 +10,8 @@ from jinfercept.sched.roofline import LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, LLAMA
 
 
 def _paper(name: str, per_query_s: float, fixed_s: float, budget: float, kv_bytes_per_token: int) -> Profile:
-    """Constants of the InferCept authors' code, where reading context is free and S is 384.
-
-    Args:
-        budget: tokens that the link moves, both directions together, during a saturated iteration.
-    """
+    # the constants of the InferCept authors' code, in which reading context is free, S is 384, and `budget` is the number of
+    # tokens that the link moves in a saturated iteration, both directions together
     link = budget / (fixed_s + per_query_s * 384)
     return Profile(
         name=name,
@@ -31,7 +28,7 @@ def _paper(name: str, per_query_s: float, fixed_s: float, budget: float, kv_byte
 
 
 def _with_attention(paper: Profile, *, num_layers: int, hidden_size: int, num_gpus: int) -> Profile:
-    """The authors' constants, and the cost of reading contexts that these lack, from the data sheet of their 40 GB A100."""
+    # the authors' constants lack the cost of reading contexts: it comes from the data sheet of their accelerator
     sheet = ACCELERATORS["A100-40GB"]
     return replace(
         paper,
@@ -63,7 +60,7 @@ PROFILES: dict[str, Profile] = {
         replace(roofline(LLAMA_2_7B, "A100-40GB", attention=True), name="roofline-yarn-llama-2-7b-64k-a100-40gb"),
     )
 }
-"""The profiles that have a name."""
+"""By name."""
 
 
 def load_profile(name_or_path: str | Path) -> Profile:

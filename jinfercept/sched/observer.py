@@ -1,4 +1,4 @@
-"""What the scheduler tells of its sequences: `meter.request_log` makes events of it. An observer decides nothing."""
+"""What the scheduler reports of its sequences; `engine.meter.request_log` makes events of it. An observer decides nothing."""
 
 from typing import Protocol
 
@@ -11,16 +11,13 @@ class Observer(Protocol):
     """Called after every change of state and every move. Reads its own clock."""
 
     def changed(self, sequence: Sequence) -> None:
-        """The sequence's state has changed; `sequence.preemptions` tells a preemption from a return."""
+        """The sequence's state has changed. `sequence.preemptions` tells a preemption from a return."""
         ...
 
     def moved(self, move: Move, run: PageRun, copied_tokens: int, freed: int) -> None:
-        """A policy's move was executed, as far as the pages allowed.
+        """A policy's move of pages that are alike was executed, as far as the pages allowed.
 
-        Args:
-            move: the pages, which are alike, their sequence, and the reason.
-            run: the same pages as they were before.
-            copied_tokens: tokens that the link moves to the host for them.
-            freed: how many of their device slots are free now.
+        `run` has the pages as they were before, `copied_tokens` move to the host for them, and `freed` device slots are free
+        now.
         """
         ...

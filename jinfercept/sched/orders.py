@@ -1,4 +1,4 @@
-"""The orders of waiting requests by name, and how one is made from what a user chose."""
+"""The orders of waiting requests by name, and the making of an order from a user's choice."""
 
 from collections.abc import Callable, Mapping
 from typing import final
@@ -10,12 +10,12 @@ from jinfercept.sched.policies import PUBLISHED, PolicyInputs
 from jinfercept.sched.sequence import Sequence
 
 LONGER = 120.0
-"""A request may be overtaken by requests that come within so many times the seconds of its missing work."""
+"""A request may be overtaken by requests that arrive within this many times the seconds of its missing work."""
 
 
 @final
 class PositionPrice:
-    """Seconds of computing parts of a context, by the steps that compute it whole: attention makes later tokens dearer."""
+    """Seconds of computing parts of a context, from the steps that compute it whole: attention makes later tokens dearer."""
 
     def __init__(self, cost: CostModel, chunk_tokens: int) -> None:
         self._cost, self._chunk_tokens = cost, chunk_tokens
@@ -39,20 +39,17 @@ class PositionPrice:
 
 @final
 class MissingWork(Order):
-    """Ascending `since + LONGER · missing`: when the conversation began to wait (`Sequence.since_s`), and the seconds of the
-    work that the request lacks: of computing what is at neither place, at its positions, and of fetching what is on the host.
+    """Ascending `since + LONGER · missing`, in seconds; of two requests with equal work the earlier one goes first.
 
-    So of two requests with equal work the first goes first. What is evicted while a request waits is missing work, too.
-
-    Args:
-        inputs: prices, and the tokens of a full step.
+    `since` is when the conversation began to wait (`Sequence.since_s`). `missing` is the work that the request lacks:
+    computing the tokens that are in neither memory, at their positions, and fetching those on the host. A page that is
+    evicted while the request waits is missing work, too.
     """
 
     def __init__(self, inputs: PolicyInputs) -> None:
         self._cost, self._price = inputs.cost, PositionPrice(inputs.cost, inputs.saturation)
 
     def key(self, sequence: Sequence, now: float) -> float:
-        """Seconds; see the class."""
         return sequence.since_s + LONGER * self.missing_s(sequence)
 
     def missing_s(self, sequence: Sequence) -> float:
@@ -74,11 +71,7 @@ ORDERS: Mapping[str, Callable[[PolicyInputs], Order | None]] = {
 
 
 def make_order(choice: OrderChoice, inputs: PolicyInputs) -> Order | None:
-    """Make an order; one that is not built in is guarded. None: first come first served.
-
-    Raises:
-        ConfigError: no order has the name, or as `make_choice`.
-    """
+    """Make an order, guarded unless it is built in. Raises `ConfigError` if no order has the name, or as `make_choice`."""
     return make_choice("order", choice, ORDERS, Order, (MissingWork,), inputs)
 
 

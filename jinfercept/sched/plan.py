@@ -1,4 +1,4 @@
-"""A complete, printable description of one iteration. Made by the scheduler, executed by a runner, priced by a simulator."""
+"""A complete, printable description of one iteration. The scheduler makes it, a runner executes it, a simulator prices it."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ FROM_DRAFT_MODEL = -2
 """A draft that the runner's draft model has yet to make."""
 
 NOT_FINITE = -3
-"""In the place of a drawn token: the largest logit is NaN or infinite."""
+"""Stands for a drawn token where the largest logit is NaN or infinite."""
 
 NOTHING_ALLOWED = -4
-"""In the place of a drawn token: the largest logit is minus infinity."""
+"""Stands for a drawn token where the largest logit is minus infinity."""
 
 Masks = Mapping[int, Any]
 """The tokens that constrained rows may draw, by the row's place among a plan's sampled rows: an array of uint32 words, in
@@ -27,15 +27,11 @@ which bit `v % 32` of word `v // 32` allows token `v`. A row without a mask may 
 
 @dataclass(frozen=True, slots=True)
 class DrawOptions:
-    """The part of a request's parameters that changes or reports its draws.
-
-    Attributes:
-        end_token_ids: tokens that may not be drawn before `min_tokens`.
-        remembered: the device keeps state by the request's slot: token counts, biases, allowed and bad tokens.
-    """
+    """The part of a request's parameters that changes or reports its draws."""
 
     params: SamplingParams
-    end_token_ids: tuple[int, ...] = ()
+    end_token_ids: tuple[int, ...] = ()  # tokens that may not be drawn before `min_tokens`
+    # the device keeps state under the request's slot: token counts, biases, allowed and bad tokens
     remembered: bool = False
 
     @property
@@ -46,23 +42,14 @@ class DrawOptions:
 
 
 class TokenHistory(NamedTuple):
-    """The tokens of a sequence at the time it gets a slot.
+    """The tokens of a sequence when it gets a slot."""
 
-    Attributes:
-        tokens: prompt, generated, and results of calls.
-        external_spans: ranges that the model did not generate, in order: the prompt, results of calls.
-    """
-
-    tokens: tuple[int, ...]
-    external_spans: tuple[tuple[int, int], ...]
+    tokens: tuple[int, ...]  # prompt, generated tokens and results of calls
+    external_spans: tuple[tuple[int, int], ...]  # ranges that the model did not generate: the prompt and the results
 
 
 def draw_options(params: SamplingParams, end_token_ids: frozenset[int]) -> DrawOptions | None:
-    """The options of a request; None if it has none besides temperature and random key.
-
-    Args:
-        end_token_ids: tokens that would end the request.
-    """
+    """The options of a request; None if it has none besides temperature and random key."""
     penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
     remembered = bool(
         penalties or params.logit_bias or params.allowed_token_ids or params.bad_words_token_ids or params.min_tokens
@@ -76,9 +63,9 @@ class Sample(NamedTuple):
     """How a chunk's next token is drawn.
 
     Attributes:
-        random_key: 64 bits, from which the draw's random numbers come, with the new token's place in the sequence.
-        options: sampling options besides temperature, random key and position.
-        forbids_end: end tokens are forbidden, since the request has not generated `min_tokens`.
+        random_key: 64 bits. With the new token's place in the sequence they give the draw's random numbers.
+        options: None: none besides temperature and random key.
+        forbids_end: no end token may be drawn, since the request has not generated `min_tokens`.
         history: the sequence's tokens, if its slot is new to the device and an option depends on them.
         forced: the token that is drawn whatever the logits are; None: any.
     """
@@ -92,55 +79,37 @@ class Sample(NamedTuple):
 
 
 GREEDY = Sample(0.0, 0)
-"""The token with the largest logit is drawn."""
+"""Draws the token with the largest logit."""
 
 
 class Score(NamedTuple):
-    """The tokens of a prompt whose log probabilities a chunk's logits give.
+    """The tokens of a prompt whose log probabilities a chunk's logits give."""
 
-    Attributes:
-        first: the chunk's first token whose successor is scored, counted from the chunk's start.
-        targets: that successor, and those of the tokens after it.
-        num_best: likeliest tokens to report for each.
-    """
-
-    first: int
-    targets: tuple[int, ...]
-    num_best: int
+    first: int  # the chunk's first token whose successor is scored, counted from the chunk's start
+    targets: tuple[int, ...]  # that successor, and those of the tokens after it
+    num_best: int  # likeliest tokens to report for each target
 
 
 class WindowEntries(NamedTuple):
-    """Consecutive entries of the page table of layers with a window.
-
-    Attributes:
-        first: number of the first entry.
-        slots: device slots in the pool of these layers.
-    """
+    """Consecutive entries, from number `first` on, of the page table of layers with a window, which have their own pool."""
 
     first: int
     slots: Sequence[int]
 
 
 class NewPages(NamedTuple):
-    """Consecutive entries of a page table.
-
-    Attributes:
-        slots: the device slots.
-        state: slot of the sequence's states of recurrent layers; 0 where the model has none.
-        state_from: slot of the states before the chunk, where that is another one: the chunk reads these and writes its own. 0:
-            it reads its own.
-        window: new entries of the table of layers with a window, where these have a pool of their own. Those of pages that the
-            chunk's first token does not see any more may be stale.
-    """
+    """Consecutive entries, from number `first` on, of a page table."""
 
     first: int
     slots: Sequence[int]
-    state: int = 0
+    state: int = 0  # slot of the sequence's states of recurrent layers; 0 where the model has none
+    # entries of layers with a window, where these have a pool of their own; those of pages that the chunk's first token no
+    # longer sees may be stale
     window: WindowEntries | tuple[()] = ()
+    # slot of the states before the chunk, if the chunk reads these and writes its own; 0: it reads its own
     state_from: int = 0
 
     def joined(self, following: "NewPages") -> "NewPages":
-        """These entries, and those that follow them."""
         window, behind = self.window, following.window
         if window and behind:
             behind = WindowEntries(window.first, array("i", [*window.slots, *behind.slots]))
@@ -148,20 +117,21 @@ class NewPages(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Consecutive query tokens of one sequence. Decoding is a chunk of one, or of one and drafts of the tokens after it; in a
-    model with recurrent layers also of the drafts before it that were accepted, which the state has not seen.
+    """Consecutive query tokens of one sequence.
+
+    Decoding is a chunk of one token, and of drafts behind it. In a model with recurrent layers, accepted drafts of the last
+    step come before them, since the state has not seen these.
 
     Attributes:
         slot: the sequence's slot in the runner's page tables.
         start: position of the first token.
         tokens: token ids, or `(FROM_DEVICE,)`.
         new_pages: entries of the page table that the runner does not know yet.
-        sample: how to draw the next token from the last one's logits; None: nothing is drawn.
-        score: tokens of the prompt to score; None: none.
-        num_drafts: the last so many tokens are drafts, all of them known or all `FROM_DRAFT_MODEL`. The token at each draft's
-            position is drawn too, from the logits before it, and after the last draft one more: the chunk has `1 + num_drafts`
-            sampled rows, which are drawn alike.
-        adapter: number of the adapter that computes it, from 1 on; 0: the model as it is.
+        sample: how to draw the next token from the last one's logits; None: no draw.
+        num_drafts: number of drafts at the end of `tokens`; all of them are known, or all are `FROM_DRAFT_MODEL`. The token
+            at each draft's position is drawn too, from the logits before it, and one more after the last draft. So the chunk
+            has `1 + num_drafts` sampled rows, drawn alike.
+        adapter: number of the adapter that computes it, from 1 on; 0: the model without one.
     """
 
     slot: int
@@ -175,12 +145,10 @@ class Chunk(NamedTuple):
 
     @property
     def drafts(self) -> tuple[int, ...]:
-        """The drafted tokens, in order."""
         return self.tokens[len(self.tokens) - self.num_drafts :]
 
     @property
     def before_drafts(self) -> tuple[int, ...]:
-        """The tokens before the drafts."""
         return self.tokens[: len(self.tokens) - self.num_drafts]
 
     @property
@@ -190,7 +158,7 @@ class Chunk(NamedTuple):
 
 
 class WindowCopies(NamedTuple):
-    """Copies of pages of layers with a window, as those of a `StepPlan`; device and host slots have numbers of their own."""
+    """The copies and drops of a `StepPlan` for layers with a window. Device and host slots have numbers of their own."""
 
     offload: Sequence[PageCopy] = ()
     fetch: Sequence[PageCopy] = ()
@@ -198,15 +166,10 @@ class WindowCopies(NamedTuple):
 
 
 class DraftPlan(NamedTuple):
-    """What the layer that drafts does behind a plan's draws. It reads every token with the one that follows it.
+    """The work of the drafting layer behind a plan's draws. It reads every token with the one that follows it."""
 
-    Attributes:
-        drafts: whether it drafts the tokens behind every draw; else it only keeps its keys and values complete.
-        following: by slot, the token behind a chunk that draws none.
-    """
-
-    drafts: bool
-    following: Mapping[int, int]
+    drafts: bool  # it drafts the tokens behind every draw; else it only keeps its keys and values complete
+    following: Mapping[int, int]  # by slot, the token behind a chunk that draws none
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +179,13 @@ class StepPlan:
     Attributes:
         number: counts the plans of one scheduler.
         bucket: query tokens of the executable that runs the chunks; 0 if there are none.
-        chunks: the query tokens, chunks of one token first.
+        chunks: those of one token first.
         offload: pages copied to the host, as they were before this plan's compute.
-        fetch: pages copied from the host beside the compute, and written to their device slots behind it: they are readable
+        fetch: pages copied from the host beside the compute, and written to their device slots behind it. They are readable
             from the next plan on.
         drop: host slots whose arrays are freed.
-        window: the same of layers with a window, where these have a pool of their own; None: nothing moves.
-        draft: of the layer that drafts, in models that have one; None: it computes nothing.
+        window: copies of layers with a window, where these have a pool of their own; None: nothing moves.
+        draft: work of the layer that drafts, in models that have one; None: it computes nothing.
     """
 
     number: int
@@ -236,7 +199,7 @@ class StepPlan:
 
     @property
     def awaits_drafts(self) -> bool:
-        """Whether the runner's draft model has to make drafts of the plan."""
+        """Whether the runner's draft model has to make drafts."""
         return FROM_DRAFT_MODEL in [chunk.tokens[-1] for chunk in self.chunks if chunk.num_drafts]
 
     @property
@@ -249,51 +212,42 @@ class StepPlan:
 
 
 class TokenLogprobs(NamedTuple):
-    """What is reported of a drawn or scored token.
+    """The report of a drawn or scored token."""
 
-    Attributes:
-        logprob, rank: its log probability by the model's own logits, and its rank (1: none is likelier).
-        best: the likeliest tokens in its place, with their log probabilities.
-        processed: its log probability in the distribution that it was drawn from; None if that was not asked for.
-        kept: the tokens that it could be, one of `outputs.KeptTokens.sets`; None: all of them, or not asked for.
-    """
-
-    logprob: float
-    rank: int
-    best: tuple[tuple[int, float], ...]
+    logprob: float  # by the model's own logits
+    rank: int  # 1 if no token is likelier
+    best: tuple[tuple[int, float], ...]  # the likeliest tokens in its place, with their log probabilities
+    # its log probability in the distribution that it was drawn from; None: not asked for
     processed: float | None = None
-    kept: Any = None
+    kept: Any = None  # the tokens that it could be, one of `outputs.KeptTokens.sets`; None: all, or not asked for
 
 
 class TokenExperts(Protocol):
-    """Which experts compute consecutive tokens, in each layer that has some."""
+    """The experts that compute consecutive tokens, in each layer that has experts."""
 
     def of(self, place: int, count: int) -> "TokenExperts":
-        """Those of some of the tokens, from a place among them on."""
+        """The experts of `count` of the tokens, from a place among them on."""
         ...
 
     def placed(self, pieces: Sequence[tuple[int, Any]], num_tokens: int) -> Any:
         """An array `[tokens, layers, experts]` of numbers of experts, -1 where none are known.
 
-        Args:
-            pieces: experts with the positions of their first tokens; later ones replace earlier ones.
+        `pieces` are experts with the positions of their first tokens; later ones replace earlier ones.
         """
         ...
 
 
 class StepResult(NamedTuple):
-    """The tokens of a plan.
+    """The tokens of a plan. A log probability is NaN where a logit is NaN or plus infinity.
 
     Attributes:
-        tokens: one per sampled row, in the plan's order: one per sampled chunk, and one more for each of its drafts;
-            `NOT_FINITE` or `NOTHING_ALLOWED` where none could be drawn.
-        elapsed_s: seconds from the dispatch of the forward pass until the tokens were read.
+        tokens: one per sampled row, in the plan's order: one per sampled chunk, and one more for each of its drafts.
+            `NOT_FINITE` or `NOTHING_ALLOWED` stands where none could be drawn.
+        elapsed_s: from the dispatch of the forward pass until the tokens were read.
         logprobs: one per sampled row, None where the request asks for none; empty if no request asks for any.
         scores: one tuple per chunk with a score, in the plan's order, with one entry per target.
         experts: of all query tokens, in the plan's order; None if the runner does not return them.
-        drafts: of every sampled chunk, those of the tokens behind its draws; empty if the plan has none made.
-
-    A log probability is NaN where a logit is NaN or plus infinity.
+        drafts: of every sampled chunk, the drafts behind its draws; empty if the plan has none made.
     """
 
     tokens: tuple[int, ...]
@@ -305,22 +259,20 @@ class StepResult(NamedTuple):
 
 
 class PlanRunner[Forward, Ticket](Protocol):
-    """Executes plans in order, each in two phases, without knowing requests. Only `collect` waits for the device, and
-    `forward` where the plan awaits drafts of a draft model, for these."""
+    """Executes plans in order, each in two phases, without knowing requests.
+
+    Only `collect` waits for the device, and `forward` for the drafts of a draft model, if the plan awaits some.
+    """
 
     def forward(self, plan: StepPlan) -> Forward:
         """Dispatch the plan's page transfers and its forward pass. The plan before it must have been sampled.
 
-        Where the plan awaits drafts of a draft model, what is returned has them as `drafts`, for every chunk that awaited some.
+        If chunks of the plan await drafts of a draft model, the returned object has them as `drafts`, in order.
         """
         ...
 
     def sample(self, forward: Forward, masks: Masks) -> Ticket:
-        """Dispatch the sampling of the plan whose forward pass was dispatched last.
-
-        Args:
-            masks: of the plan's constrained rows; empty if it has none.
-        """
+        """Dispatch the sampling of the plan whose forward pass was dispatched last; `masks` limit its constrained rows."""
         ...
 
     def collect(self, ticket: Ticket) -> StepResult:

@@ -13,7 +13,7 @@ from jinfercept.sched.sequence import Sequence
 
 @final
 class MoveOrder:
-    """A policy's order of eviction, as far as it was not used up."""
+    """The rest of a policy's order of eviction."""
 
     __slots__ = ("_moves", "_rest")
 
@@ -21,7 +21,7 @@ class MoveOrder:
         self._moves, self._rest = iter(moves), list[Move]()
 
     def put_back(self, move: Move) -> None:
-        """The move is not executed to its end: it comes next again."""
+        # it is not executed to its end, and comes next again
         self._rest.append(move)
 
     def __iter__(self) -> Iterator[Move]:
@@ -40,43 +40,27 @@ class HostVictims(NamedTuple):
 
 @dataclass(slots=True)
 class PlanBuilder:
-    """A plan while the scheduler makes it; mutable.
+    """A plan while the scheduler makes it."""
 
-    Attributes:
-        now: when it is made, in seconds of the engine's clock.
-        link_tokens: tokens of KV that the host link can still move.
-        bucket_tokens: query tokens of the largest bucket.
-        context_tokens: context of the running sequences.
-        tenants_compete: sequences of several tenants run or wait.
-        query_tokens: query tokens that the largest bucket can still take.
-        stalled: a running sequence lacks a device slot, so that none starts any more.
-        chunks: the query tokens, with their sequences.
-        recomputing: sequences with a chunk that was computed before, at least in part.
-        recomputed: how many query tokens that were.
-        victims: the policy's order of eviction from the device; None: it was not asked for yet.
-        host_victims: that from the host, for the sequence whose copies needed slots last.
-        drafted: query tokens that are drafts.
-        offloading: whose page was offloaded last.
-        window_offload, window_fetch: pages of layers with windows, where these have pages of their own.
-        draft: see `StepPlan`.
-    """
-
-    now: float
-    link_tokens: int
-    bucket_tokens: int
-    context_tokens: int
-    tenants_compete: bool
-    query_tokens: int
-    stalled: bool = False
+    now: float  # seconds of the engine's clock
+    link_tokens: int  # tokens of KV that the host link can still move
+    bucket_tokens: int  # query tokens of the largest bucket
+    context_tokens: int  # tokens in the contexts of running sequences
+    tenants_compete: bool  # sequences of several tenants run or wait
+    query_tokens: int  # query tokens that the largest bucket can still take
+    stalled: bool = False  # a running sequence lacks a device slot, so that no other one starts
     chunks: list[tuple[Sequence, Chunk]] = field(default_factory=list)
     offload: PageCopies = field(default_factory=PageCopies)
     fetch: PageCopies = field(default_factory=PageCopies)
-    recomputing: list[Sequence] = field(default_factory=list)
-    recomputed: int = 0
+    recomputing: list[Sequence] = field(default_factory=list)  # those with a chunk partly computed before
+    recomputed: int = 0  # query tokens that were computed before
+    # the policy's orders of eviction; None: not asked for yet. That from the host is for the sequence whose copies needed
+    # slots last.
     victims: MoveOrder | None = None
     host_victims: HostVictims | None = None
-    drafted: int = 0
-    offloading: Sequence | None = None
+    drafted: int = 0  # query tokens that are drafts
+    offloading: Sequence | None = None  # the sequence whose page was offloaded last
+    # pages of layers with windows, where these have pages of their own
     window_offload: PageCopies = field(default_factory=PageCopies)
     window_fetch: PageCopies = field(default_factory=PageCopies)
     draft: DraftPlan | None = None
@@ -90,13 +74,7 @@ class PlanBuilder:
     def build(
         self, number: int, bucket: int, drop: tuple[int, ...], window_drop: tuple[int, ...] = ()
     ) -> "PlannedStep":
-        """The plan, decoding chunks first.
-
-        Args:
-            number: plans that were made before.
-            bucket: query tokens of the executable that runs it.
-            drop, window_drop: host slots whose arrays are freed.
-        """
+        """The plan, numbered `number`, decoding chunks first. The host slots that it drops are freed."""
         if len(self.chunks) < self.bucket_tokens - self.query_tokens:
             self.chunks.sort(key=lambda entry: len(entry[1].tokens) > 1)
         plan = StepPlan(
@@ -134,57 +112,37 @@ class PlanBuilder:
 
 
 class Row(NamedTuple):
-    """What a step's result has for one chunk.
-
-    Attributes:
-        epoch: of the sequence when the plan was made: the row is void if the sequence has another one by now.
-        place: of the chunk's first token among those that the plan draws, or of its scores among the plan's.
-        drafts: of the chunk; a token is drawn in the place of each, and one more.
-    """
+    """The place of one chunk's tokens or scores in a step's result."""
 
     sequence: Sequence
-    epoch: int
-    place: int
-    drafts: tuple[int, ...] = ()
+    epoch: int  # of the sequence when the plan was made; the row is void if it has changed since
+    place: int  # of the chunk's first token among the plan's draws, or of its scores among the plan's scores
+    drafts: tuple[int, ...] = ()  # a token is drawn in the place of each, and one more
 
 
 class NotedChunk(NamedTuple):
-    """A chunk of a sequence whose experts are reported.
-
-    Attributes:
-        start: position of its first token in the sequence.
-        place: of this token among the plan's query tokens.
-    """
+    """A chunk of a sequence whose experts are reported."""
 
     sequence: Sequence
-    start: int
-    place: int
+    start: int  # position of its first token in the sequence
+    place: int  # of this token among the plan's query tokens
     num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A plan, and the sequences that its result is for.
-
-    Attributes:
-        sampled: of every sampled chunk.
-        recomputing: sequences with a chunk that was computed before, at least in part.
-        recomputed_tokens: how many of the plan's query tokens that were.
-        scored: of every chunk with a score.
-        has_drafts: whether a sampled chunk has drafts.
-        noted: the chunks whose tokens' experts are reported.
-    """
+    """A plan, and the sequences that its result is for."""
 
     plan: StepPlan
-    sampled: tuple[Row, ...]
-    recomputing: tuple[Sequence, ...]
-    recomputed_tokens: int
-    scored: tuple[Row, ...] = ()
+    sampled: tuple[Row, ...]  # a row for every sampled chunk
+    recomputing: tuple[Sequence, ...]  # those with a chunk partly computed before
+    recomputed_tokens: int  # query tokens that were computed before
+    scored: tuple[Row, ...] = ()  # a row for every chunk with a score
     has_drafts: bool = False
-    noted: tuple[NotedChunk, ...] = ()
+    noted: tuple[NotedChunk, ...] = ()  # chunks whose tokens' experts are reported
 
     def with_drafts(self, drafts: Iterable[tuple[int, ...]]) -> "PlannedStep":
-        """The same with the drafts that a draft model made, of every sampled chunk that awaited some, in order."""
+        """The same step with the drafts that a draft model made for every sampled chunk that awaited some, in order."""
         rest = iter(drafts)
         rows = [
             row._replace(drafts=next(rest)) if row.drafts[-1:] == (FROM_DRAFT_MODEL,) else row for row in self.sampled
@@ -194,42 +152,33 @@ class PlannedStep:
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """Totals since the scheduler was made: plans, preemptions, interceptions and chunks with drafts; the others are tokens.
-
-    `returned` are the tokens that contexts had computed whose calls have returned, and `kept` those of them whose KV are on the
-    device or on the host then. `drafts` are chunks with drafts, `drafted` the tokens that were drafted, and `accepted` those of
-    them that became tokens of their sequences, by their place among the chunk's drafts.
-    """
+    """Totals since the scheduler was made; fields without another noun are tokens."""
 
     plans: int = 0
     computed: int = 0
     recomputed: int = 0
-    copied_out: int = 0
-    copied_in: int = 0
+    copied_out: int = 0  # from the device to the host
+    copied_in: int = 0  # from the host to the device
     preemptions: int = 0
     interceptions: int = 0
-    returned: int = 0
-    kept: int = 0
-    drafts: int = 0
+    returned: int = 0  # computed tokens of contexts whose calls have returned
+    kept: int = 0  # those of them whose KV was on the device or on the host then
+    drafts: int = 0  # chunks with drafts
     drafted: int = 0
-    accepted: Counter[int] = field(default_factory=Counter)
+    accepted: Counter[int] = field(default_factory=Counter)  # drafts that became tokens, by their place in the chunk
 
     def copy_out(self, sequence: Sequence, tokens: int) -> None:
-        """Count tokens of a sequence that the plan copies to the host."""
         self.copied_out += tokens
         sequence.usage.copied_out += tokens
 
     def copy_in(self, sequence: Sequence, tokens: int) -> None:
-        """Count tokens of a sequence that the plan fetches from the host."""
         self.copied_in += tokens
         sequence.usage.copied_in += tokens
 
     def recompute(self, sequence: Sequence, tokens: int) -> None:
-        """Count tokens of a sequence that the plan computes again."""
         self.recomputed += tokens
         sequence.usage.recomputed += tokens
 
     def preempt(self, sequence: Sequence) -> None:
-        """Count a preemption."""
         self.preemptions += 1
         sequence.usage.preemptions += 1

@@ -1,7 +1,7 @@
-"""A user's own code in the engine: a policy, an estimator, a workload, given as a place, a class, a function or an object.
+"""A user's own code in the engine: a policy, an estimator or a workload, given as a place, a class, a function or an object.
 
 A *place* is `path.py:Name` or `package.module:Name`. Places come from the operator alone, as flags, keyword arguments or TOML
-tables: no field of a request is ever loaded.
+tables: no field of a request is ever loaded. The noun `what`, such as "policy", names the object in errors.
 """
 
 import importlib
@@ -23,12 +23,12 @@ def _a(noun: str) -> str:
 
 
 def is_place(text: str) -> bool:
-    """Whether a text is a place: built-in names have no colon."""
+    """Whether a text is a place. Built-in names have no colon."""
     return ":" in text
 
 
 def label(choice: object) -> str:
-    """The name of a choice in reports and errors: a name or a place as it was given, else the name of the class or function."""
+    """The name of a choice in reports and errors: a given name or place, else the name of the class or function."""
     if isinstance(choice, str):
         return choice
     named = choice if isinstance(choice, type) or inspect.isfunction(choice) else type(choice)
@@ -36,11 +36,6 @@ def label(choice: object) -> str:
 
 
 def check_name(what: str, name: str, names: Mapping[str, object]) -> None:
-    """Raise `ConfigError` unless a name is known.
-
-    Args:
-        what: noun for the error, such as "policy".
-    """
     if name not in names:
         fix = f"one of {', '.join(names)}; or your own, as path.py:Class or package.module:Class"
         raise ConfigError(f"no such {what}", got=name + nearest(name, list(names)), fix=fix)
@@ -49,12 +44,7 @@ def check_name(what: str, name: str, names: Mapping[str, object]) -> None:
 def load_plugin(what: str, place: str) -> object:
     """The object at a place. A file runs at its first use, and again once it has changed.
 
-    Args:
-        what: noun for errors, such as "policy".
-        place: `path.py:Name` or `package.module:Name`.
-
-    Raises:
-        ConfigError: no such file, module or name, or it raises when it is imported.
+    Raises `ConfigError` if there is no such file, module or name, or if it raises when it is imported.
     """
     home, _, name = place.rpartition(":")
     if not home or not name.isidentifier():
@@ -72,18 +62,11 @@ def load_plugin(what: str, place: str) -> object:
 
 
 def build_plugin[T](what: str, choice: object, protocol: type[T], *inputs: object) -> T:
-    """The object that a choice means.
+    """The object that a choice means: a place, a class, a function that makes an object, or the object itself.
 
-    A class or a function is called: with the inputs if it requires arguments, and without any if it requires none.
-
-    Args:
-        what: noun for errors, such as "policy".
-        choice: a place, a class, a function that makes an object, or the object itself.
-        protocol: has to have the object's members.
-        inputs: arguments of classes and functions that require them.
-
-    Raises:
-        ConfigError: as `load_plugin`; or calling it raises, or takes other arguments, or the object lacks a member.
+    A class or a function is called with the inputs if it requires arguments, and without any if it requires none. Raises
+    `ConfigError` as `load_plugin`, if calling it raises, if it takes other arguments, or if the object lacks a member of the
+    Protocol.
     """
     name = label(choice)
     if isinstance(choice, str):
@@ -95,7 +78,7 @@ def build_plugin[T](what: str, choice: object, protocol: type[T], *inputs: objec
 
 
 def source_line(error: BaseException, skipped: str) -> str:
-    """` (own.py, line 12)`: the innermost line of an exception outside the file `skipped`; "" if there is none."""
+    """The innermost line of an exception outside the file `skipped`, as ` (own.py, line 12)`; "" if there is none."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != skipped]
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
@@ -118,17 +101,16 @@ def _call(what: str, name: str, factory: Callable[..., Any], inputs: tuple[objec
 
 
 def _required(factory: Callable[..., object]) -> list[inspect.Parameter]:
-    """Positional arguments without a default; none if there is no signature."""
     try:
         parameters = inspect.signature(factory).parameters.values()
-    except ValueError:
+    except ValueError:  # there is no signature
         return []
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [parameter for parameter in parameters if parameter.default is parameter.empty and parameter.kind in kinds]
 
 
 def _may_be(parameter: inspect.Parameter, value: object) -> bool:
-    """Whether an argument that is annotated with a class takes a value; other annotations are not read."""
+    # only annotations that are classes are read
     hint = parameter.annotation
     return hint is parameter.empty or not isinstance(hint, type) or isinstance(value, hint)
 
@@ -177,11 +159,7 @@ def _failed_import(what: str, home: str, error: BaseException) -> ConfigError:
 
 
 def check_shape(what: str, value: object, protocol: type) -> None:
-    """Raise `ConfigError` unless an object has a Protocol's attributes, and its methods with as many arguments.
-
-    Args:
-        what: noun for the error, such as "a policy".
-    """
+    """Raise `ConfigError` unless an object has a Protocol's attributes, and its methods with as many arguments."""
     if isinstance(value, type):
         raise ConfigError(f"{what} must be an object", got=f"the class {value.__name__}", fix=f"{value.__name__}(…)")
     fixes = list(_fixes(value, protocol))
@@ -218,7 +196,6 @@ def _arguments(method: Callable[..., object]) -> str:
 
 
 def _takes(value: object, name: str, method: Callable[..., object]) -> bool:
-    """Whether the object's method can be called with the arguments of the Protocol's."""
     own, (_, *arguments) = getattr(value, name, None), inspect.signature(method).parameters
     if not callable(own):
         return False

@@ -1,4 +1,4 @@
-"""The policies by name, and how each is made from a profile and an estimator."""
+"""The policies by name, and the making of each from a profile and an estimator."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,18 +14,11 @@ from jinfercept.sched.policy import AtPause, Policy, discard, improved_discard, 
 
 
 class PolicyInputs(NamedTuple):
-    """The inputs of policies: prices of the machine, and durations of interceptions.
-
-    Attributes:
-        cost: prices a step.
-        saturation: S, the query tokens after which a step grows longer.
-        page_size: tokens per page.
-        estimator: predicts durations of interceptions.
-    """
+    """The inputs of a policy: prices of the machine, and durations of interceptions."""
 
     cost: CostModel
-    saturation: int
-    page_size: int
+    saturation: int  # S, the query tokens after which a step grows longer
+    page_size: int  # tokens per page
     estimator: Estimator
 
     def forward_s(self, query_tokens: int) -> float:
@@ -38,7 +31,7 @@ class PolicyInputs(NamedTuple):
 
 
 PUBLISHED = PolicyInputs(GPTJ_6B, GPTJ_6B.saturation, 16, ElapsedEstimator())
-"""Inputs from published prices, to try a class on."""
+"""Published prices, on which a class is tried."""
 
 type PolicyChoice = str | Policy | type[Policy] | Callable[[PolicyInputs], Policy] | Callable[[], Policy]
 """A name of `SETTINGS`; a place, `path.py:Class` or `package.module:Class`; a class or a function, called once for every
@@ -46,11 +39,7 @@ engine, with the `PolicyInputs` if it requires an argument; or a policy, for one
 
 
 def check_choice(choice: PolicyChoice | None) -> None:
-    """Raise `ConfigError` unless a policy can be made of a choice, or it is None. A class is tried on published prices.
-
-    The error says that there is no such name, file, module or class; what it raised when it was imported or made; or which
-    methods it lacks or has with other arguments.
-    """
+    """Raise `ConfigError` unless a policy can be made of a choice, or it is None. A class is tried on published prices."""
     if choice is None:
         return
     PUBLISHED.make(choice)
@@ -81,5 +70,5 @@ SETTINGS: dict[str, Callable[[PolicyInputs], Policy]] = {
 and min_waste, in this order."""
 
 WHOLE_PROMPTS = ("discard", "improved_discard", "preserve", "swap")
-"""The policies whose published form computes whole prompts, before any sequence decodes, as vLLM did when InferCept was
-written; the others chunk prefill."""
+"""The policies whose published form computes whole prompts before any sequence decodes, as vLLM did when InferCept was
+written. The others chunk prefill."""

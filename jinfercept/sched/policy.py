@@ -2,7 +2,7 @@
 
 A request is paused while it is intercepted, and while it waits with pages of its own, after its calls or after a preemption.
 The scheduler calls a policy when a request pauses and when it runs again, lets it move pages in every plan, and asks it for
-victims when a device or host slot is needed and none is free. A policy moves pages through a `Mover` alone.
+victims when a device or host slot is needed and none is free. A policy moves pages only through a `Mover`.
 """
 
 from abc import abstractmethod
@@ -15,8 +15,6 @@ from jinfercept.sched.sequence import Sequence, State
 
 
 class Action(Enum):
-    """What happens to a page."""
-
     COPY = "copy"
     DROP = "drop from the device"
     SWAP = "copy, then drop from the device"
@@ -27,12 +25,11 @@ class Action(Enum):
 
 
 class Move(NamedTuple):
-    """An action for pages of a paused request.
+    """An action for pages of a paused request, with the reason in a few words.
 
     Attributes:
-        pages: consecutive indexes of pages of the context, in the order in which they go: tail first is
+        pages: consecutive indexes of the context's pages, in the order in which they move. Tail first is
             `context.tail_first`, head first `range(0, context.num_pages)`.
-        why: the reason, in a few words.
     """
 
     sequence: Sequence
@@ -45,10 +42,10 @@ class Budget(NamedTuple):
     """What one iteration has left for paused contexts, and the sizes of its running sequences; all in tokens.
 
     Attributes:
-        query_tokens: query tokens that the largest bucket can still take.
-        link_tokens: KV that the host link can still move while the iteration computes.
-        running_context: context of the running sequences.
-        running_queries: their query tokens in this iteration.
+        query_tokens: that the largest bucket can still take.
+        link_tokens: of KV that the host link can still move while the iteration computes.
+        running_context: tokens in the contexts of the running sequences.
+        running_queries: query tokens of these sequences in this iteration.
         pools: pages of both pools by kind, as the plan has them so far.
     """
 
@@ -60,10 +57,10 @@ class Budget(NamedTuple):
 
 
 class Mover(Protocol):
-    """Moves pages of contexts within the plan that is being made, and answers whether it could.
+    """Moves pages of contexts within the plan that is being made, and answers whether all of them could be moved.
 
-    Every method takes a sequence, a reason in a few words, and the indexes of the pages to move, in this order; without them,
-    all pages of the sequence, first token first. A page stays where it is if it is in use or in flight, or if another context
+    Every method takes a sequence, a reason in a few words, and the indexes of the pages to move, in this order; None: all
+    pages of the sequence, first token first. A page stays where it is if it is in use or in flight, or if another context
     needs it.
     """
 
@@ -73,9 +70,9 @@ class Mover(Protocol):
         ...
 
     def copy(self, sequence: Sequence, why: str, pages: range | None = None) -> bool:
-        """Copy the pages that have no host copy; the first that is refused ends it.
+        """Copy the pages that have no host copy, up to the first that is refused.
 
-        False: the link or the host is full, or a page is not to be copied yet.
+        False: the link or the host is full, or a page may not be copied yet.
         """
         return self.move(sequence, Action.COPY, why, pages)
 
@@ -88,30 +85,31 @@ class Mover(Protocol):
         return self.move(sequence, Action.SWAP, why, pages)
 
     def lose(self, sequence: Sequence, why: str, pages: range | None = None) -> bool:
-        """Drop pages from both places."""
         return self.move(sequence, Action.LOSE, why, pages)
 
     def uncopy(self, sequence: Sequence, why: str, pages: range | None = None) -> bool:
-        """Drop host copies."""
         return self.move(sequence, Action.UNCOPY, why, pages)
 
     def fetch(self, sequence: Sequence, why: str, pages: range | None = None) -> bool:
-        """Bring pages that are on the host alone to free device slots, ahead of the sequence's return; False: the link or the
-        device is full, or a page is still on its way out."""
+        """Bring pages that are only on the host to free device slots, ahead of the sequence's return.
+
+        False: the link or the device is full, or a page is still on its way out.
+        """
         return self.move(sequence, Action.FETCH, why, pages)
 
 
 class Policy(Protocol):
-    """The choice between keeping, copying and dropping. A class of your own inherits from it, or has all of its members.
+    """The choice between keeping, copying and dropping. Inherit from it, or write a class with all of its members.
 
-    It relies on this: the calls come from one thread, in the order in which things happen; `now` never falls; a page of a
-    paused sequence changes its place only by a move, or when its slot is taken at last because no victim was offered. It
-    reads sequences and pages and writes to neither, keeps no page beyond a call, and blocks on nothing.
+    A policy can rely on this: calls come from one thread, in the order of events; `now` never falls; a page of a paused
+    sequence changes its place only by a move, or when its slot is taken at last because no victim was offered. A policy reads
+    sequences and pages and writes to neither, keeps no page beyond a call, and blocks on nothing. Its attributes are
+    constants.
 
     Attributes:
-        requeues_at_tail: a request whose calls have returned is queued last. Constant.
-        protects_paused: intercepted contexts lose no page while a sequence runs, but by `moves`. Constant.
-        synchronous: transfers have no budget; the step waits for them. Constant.
+        requeues_at_tail: a request whose calls have returned is queued last.
+        protects_paused: intercepted contexts lose pages only by `moves` while a sequence runs.
+        synchronous: transfers have no budget, and the step waits for them.
     """
 
     requeues_at_tail: bool = False
@@ -127,32 +125,32 @@ class Policy(Protocol):
         ...
 
     def wait(self, sequence: Sequence) -> None:
-        """The calls of a paused sequence have returned: it waits, and will run as soon as it can. Ignored unless overridden."""
+        """The calls of a paused sequence have returned. It waits, and will run as soon as it can. Ignored unless overridden."""
         return
 
     @abstractmethod
     def resume(self, sequence: Sequence, now: float) -> None:
-        """The sequence runs or is finished: its pages are not to be moved. It may never have been paused."""
+        """The sequence runs or is finished: its pages must not be moved. It may never have been paused."""
         ...
 
     def moves(self, budget: Budget, now: float, mover: Mover) -> None:
-        """Move pages within this plan, most urgent first; copies beyond the budget are refused. Nothing unless overridden."""
+        """Move pages within this plan, most urgent first. Copies beyond the budget are refused. Nothing unless overridden."""
         return
 
     @abstractmethod
     def victims(self, now: float) -> Iterator[Move]:
         """Evictions from the device (`DROP`, `SWAP`, `OFFLOAD` or `LOSE`), in order, while a slot is needed.
 
-        Must offer every page of every paused sequence in the end, and none twice; pages that contexts share may be left out:
+        Must offer every page of every paused sequence in the end, and none twice. Pages that contexts share may be left out:
         the scheduler takes their slots last. The iterator is read as far as slots are needed, perhaps at several times while
-        one plan is made; of the last move's pages, those are taken whose slots are needed.
+        one plan is made. Of the last move, only the pages are taken whose slots are needed.
         """
         ...
 
     def host_victims(self, sequence: Sequence, now: float) -> Iterator[Move]:
         """Evictions from the host (`UNCOPY` or `LOSE`), in order, while a copy of one of the sequence's pages needs a slot.
 
-        A page that is on the device too stays there under `UNCOPY`, and is dirty again. None unless overridden: copies are
+        A page that is also on the device stays there under `UNCOPY`, and is dirty again. None unless overridden: copies are
         refused while the host is full.
         """
         return iter(())
@@ -160,7 +158,7 @@ class Policy(Protocol):
     def admits(self, sequence: Sequence, now: float) -> bool:
         """Whether a waiting sequence may start; later ones pass one that may not. True unless overridden.
 
-        Where nothing runs and all are turned away, the first starts after `scheduler.MOST_TURNED_AWAY_S`. Not asked while
+        If nothing runs and all are turned away, the first starts after `scheduler.MOST_TURNED_AWAY_S`. Not called while
         tenants compete, which are served by their shares.
         """
         return True
@@ -177,13 +175,7 @@ def longest_paused(paused: Iterable[Sequence], sequence: Sequence) -> Iterator[M
 
 @final
 class AtPause(Policy):
-    """Does one thing with all pages of a request when it pauses, or when their slots are needed.
-
-    Args:
-        action: `SWAP` or `LOSE`.
-        protects_paused: see `Policy`; intercepted contexts stay where they are when they pause, too.
-        requeues_at_tail, synchronous: see `Policy`.
-    """
+    """Applies one action, `SWAP` or `LOSE`, to all pages of a request when it pauses, or when their slots are needed."""
 
     def __init__(
         self,
@@ -202,6 +194,7 @@ class AtPause(Policy):
 
     def pause(self, sequence: Sequence, now: float) -> None:
         self._paused[sequence.id] = sequence
+        # a protected context stays where it is when it pauses
         if self.protects_paused and sequence.state is State.INTERCEPTED:
             self._fresh.pop(sequence.id, None)
         else:

@@ -1,4 +1,4 @@
-"""What becomes of the pages of preempted sequences: how a context is lost, and which page is next. Evicts nothing itself."""
+"""How preempted sequences lose their pages, and which page is next. Evicts nothing itself."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, final
@@ -8,31 +8,22 @@ from jinfercept.sched.policy import Action, Move
 from jinfercept.sched.sequence import Sequence, State
 
 Preemption = Literal["auto", "policy", "recompute", "swap"]
-"""What becomes of a preempted sequence's pages. "auto": they stay until their slots are needed, and are then swapped or
+"""What happens to a preempted sequence's pages. "auto": they stay until their slots are needed, and are then swapped or
 recomputed, whichever the machine's profile prices lower. "policy": its choice, as for intercepted sequences. "recompute":
 dropped at once. "swap": offloaded at once, whatever the link has left."""
 MOST_PER_COPY = 64
-"""Pages that leave with one whose slot is needed, at most."""
+"""Most pages that leave together with one whose slot is needed."""
 
 
 def cheaper(cost: CostModel, num_tokens: int, chunk_tokens: int) -> Action:
-    """`SWAP` if a context is moved out and back in less time than it is recomputed, else `LOSE`.
-
-    Args:
-        cost: prices both.
-        chunk_tokens: most query tokens of a step that recomputes.
-    """
+    """`SWAP` if a context moves out and back in less time than steps of `chunk_tokens` recompute it, else `LOSE`."""
     swap_s, recompute_s = 2.0 * cost.swap_s(num_tokens), cost.recompute_s(num_tokens, chunk_tokens)
     return Action.SWAP if swap_s < recompute_s else Action.LOSE
 
 
 def pages_per_copy(cost: CostModel, page_size: int) -> int:
-    """The most pages for which a copy's bytes take no longer than the rest of the copy: they may leave with one that has to.
-
-    Args:
-        cost: prices copies; where none has a price beside its bytes, this is 1.
-        page_size: tokens per page.
-    """
+    """The most pages whose bytes take no longer than the rest of a copy: they may leave with a page that has to."""
+    # 0 if a copy is priced by its bytes alone: one page leaves
     copy_s = cost.copies_s(page_size)
     page_s = cost.swap_s(page_size) - copy_s
     pages = 1
@@ -42,8 +33,6 @@ def pages_per_copy(cost: CostModel, page_size: int) -> int:
 
 
 class _Preempted(NamedTuple):
-    """A sequence since one of its preemptions, and how its pages are lost."""
-
     sequence: Sequence
     preemptions: int
     paused_s: float
@@ -51,14 +40,14 @@ class _Preempted(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """Whether the sequence has neither run nor paused since."""
         sequence = self.sequence
+        # it has neither run nor paused since
         same = (sequence.preemptions, sequence.paused_s) == (self.preemptions, self.paused_s)
         return sequence.state is State.WAITING and same
 
 
 class PreemptedVictim(NamedTuple):
-    """An eviction of a preempted sequence's pages, and how many of them leave together at least."""
+    """An eviction of a preempted sequence's pages, and the least number of them that leave together."""
 
     move: Move
     together: int
@@ -66,18 +55,10 @@ class PreemptedVictim(NamedTuple):
 
 @final
 class PreemptedSequences:
-    """The preempted sequences whose pages are lost as slots are needed.
-
-    Args:
-        how: what becomes of a preempted sequence's pages; only with "auto" are sequences added.
-        cost: prices swapping and recomputing.
-        chunk_tokens: most query tokens of a step that recomputes.
-        page_size: tokens per page.
-        has_host: whether pages can be offloaded at all.
-    """
+    """The preempted sequences whose pages are lost as slots are needed. Without a host, pages cannot be offloaded."""
 
     def __init__(self, how: Preemption, cost: CostModel, chunk_tokens: int, page_size: int, *, has_host: bool) -> None:
-        self.how: Preemption = how
+        self.how: Preemption = how  # only with "auto" are sequences added
         self._cost = cost
         self._chunk_tokens = chunk_tokens
         self._page_size = page_size
@@ -85,7 +66,7 @@ class PreemptedSequences:
         self._waiting: list[_Preempted] = []
 
     def add(self, sequence: Sequence) -> None:
-        """A sequence was preempted: decide how its pages are lost."""
+        """Decide how the pages of a sequence that was preempted are lost."""
         action = Action.LOSE
         if self._has_host:
             action = cheaper(self._cost, sequence.context.ready, self._chunk_tokens)

@@ -1,6 +1,6 @@
 """Prices of steps and transfers for one machine and model: a `Profile`, which is a JSON file with a version.
 
-`startup.profiler` measures one, `sched.roofline` derives one from data sheets, `sched.named_profiles` has those with a name.
+`start.profiler` measures one, `sched.roofline` derives one from data sheets, `sched.named_profiles` has those with a name.
 """
 
 import json
@@ -24,7 +24,6 @@ Source = Literal["paper", "roofline", "measured"]
 
 
 def check_field(name: str, kind: object, value: Any) -> None:
-    """Raise `ConfigError` if a profile's field cannot have this value."""
     if kind is float or kind is int:
         least = 1 if kind is int else 0
         types = int if kind is int else int | float
@@ -48,7 +47,6 @@ def check_field(name: str, kind: object, value: Any) -> None:
 
 
 def _ascends(values: Any) -> bool:
-    """Whether these are positive numbers, none smaller than the one before."""
     numbers = isinstance(values, tuple) and all(
         isinstance(v, int | float) and 0 < v <= sys.float_info.max for v in values
     )
@@ -60,65 +58,49 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """A `CostModel`: `step_s = max(flat_s, fixed_s + per_query_s · query tokens) + collective_s · query tokens
-    + per_context_s · context tokens`.
+    """A `CostModel`: `step_s = max(flat_s, fixed_s + per_query_s · query tokens) + collective_s · query tokens +
+    per_context_s · context tokens`.
 
-    With buckets, the price of a step without contexts is that of the executable that runs it, instead of the line.
-    Raises `ConfigError` for numbers that no machine can have.
-
-    Attributes:
-        name: of the model and the machine.
-        source: "paper" (the InferCept authors' constants), "roofline" (derived from data sheets) or "measured".
-        fixed_s: seconds of a step without tokens; below 0 only as the intercept of a line that starts at `flat_s`.
-        per_query_s: seconds per query token.
-        per_context_s: seconds per context token that the step's rows read.
-        flat_s: least seconds of a step (reading the weights); 0 if there is no such floor.
-        saturation: S, query tokens after which a step takes longer.
-        link_out_tokens_per_s: KV tokens per second from the device to the host, alone on the link.
-        link_in_tokens_per_s: the same from the host to the device.
-        link_both_tokens_per_s: both directions together when both are busy.
-        kv_bytes_per_token: over all layers and devices.
-        collective_s: seconds per query token in which devices exchange their sums; 0 on one device and in measurements, whose
-            other numbers have them.
-        dispatch_s: seconds of host work to dispatch a step: part of the seconds of a step measured on a CPU, hidden elsewhere
-            behind the compute of the step before.
-        per_pair_s: seconds per pair of a query token and a token that it attends to, for `plan_s`: the pairs within a chunk are
-            in the buckets of measured profiles and count in the others.
-        copy_s: c0 of `T_swap = copies · (c0 + bytes / bandwidth)`: seconds of a copy over the link beside those of its bytes.
-        copy_tokens: tokens of KV that a copy carries at most, below 1 where several copies carry a token; 0: one copy carries
-            all that a step moves one way.
-        disk_read_tokens_per_s, disk_write_tokens_per_s: KV tokens per second from the disk tier to the host and back; 0: there
-            is no such tier.
-        disk_latency_s: seconds until the first of them is read.
-        bucket_tokens: query tokens of the executables, ascending; empty: the line gives the price of a step of any size.
-        bucket_s: seconds of each executable, full, without its contexts.
-        draft_share: seconds of a draft model's step, by those of a whole step for as many rows, which has one in it; 0:
-            there is no draft model, or its steps take no time.
-        tables: measurements and derivations behind the numbers: any JSON values.
+    With buckets, the price of a step without contexts is that of the executable that runs it, instead of the line. Raises
+    `ConfigError` for numbers that no machine can have.
     """
 
-    name: str
-    source: Source
+    name: str  # of the model and the machine
+    source: Source  # the InferCept authors' constants, derived from data sheets, or measured
+    # seconds of a step without tokens; below 0 only as the intercept of a line that starts at `flat_s`
     fixed_s: float
     per_query_s: float
-    per_context_s: float
-    saturation: int
-    link_out_tokens_per_s: float
+    per_context_s: float  # seconds for each context token that the step's rows read
+    saturation: int  # S, query tokens after which a step takes longer
+    link_out_tokens_per_s: float  # tokens of KV from the device to the host, alone on the link
     link_in_tokens_per_s: float
-    link_both_tokens_per_s: float
-    kv_bytes_per_token: int
-    flat_s: float = 0.0
+    link_both_tokens_per_s: float  # both directions together when both are busy
+    kv_bytes_per_token: int  # bytes over all layers and devices
+    flat_s: float = 0.0  # least seconds of a step (reading the weights); 0: there is no such floor
+    # seconds for each query token, to exchange the devices' sums; 0 on one device and in measurements, whose other numbers
+    # have them
     collective_s: float = 0.0
+    # seconds of host work to dispatch a step: on a CPU part of a step's measured seconds, elsewhere hidden behind the step
+    # before
     dispatch_s: float = 0.0
+    # seconds for each pair of a query token and a token that it attends to, in `plan_s`; the buckets of measured profiles
+    # have the pairs within a chunk
     per_pair_s: float = 0.0
+    # c0 of `T_swap = copies · (c0 + bytes / bandwidth)`: seconds of a copy over the link beside those of its bytes
     copy_s: float = 0.0
+    # most tokens of KV in a copy, below 1 where several copies carry a token; 0: one copy carries all that a step moves one
+    # way
     copy_tokens: float = 0.0
-    disk_read_tokens_per_s: float = 0.0
+    disk_read_tokens_per_s: float = 0.0  # from the disk tier to the host; 0: there is no such tier
     disk_write_tokens_per_s: float = 0.0
-    disk_latency_s: float = 0.0
+    disk_latency_s: float = 0.0  # seconds until the first token is read
+    # query tokens of the executables, ascending; empty: the line gives the price of a step of any size
     bucket_tokens: tuple[int, ...] = ()
-    bucket_s: tuple[float, ...] = ()
+    bucket_s: tuple[float, ...] = ()  # seconds of each executable, full, without its contexts
+    # seconds of a draft model's step over those of a whole step for as many rows, which has one in it; 0: there is no draft
+    # model, or its steps take no time
     draft_share: float = 0.0
+    # the measurements and derivations behind the numbers: any JSON values
     tables: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -138,16 +120,13 @@ class Profile:
             )
 
     def step_s(self, query_tokens: int, context_tokens: int) -> float:
-        """Seconds of a step with so many query tokens whose rows read so many context tokens.
-
-        With buckets: the price of the one that runs so many query tokens. More than the largest holds take several steps.
-        """
         sizes = self.bucket_tokens
         if not sizes:
             seconds = max(self.flat_s, self.fixed_s + self.per_query_s * query_tokens)
         elif query_tokens <= sizes[-1]:
             seconds = self.bucket_s[bisect_left(sizes, query_tokens)]
         else:
+            # more than the largest executable holds take several steps
             seconds = self.bucket_s[-1] * query_tokens / sizes[-1]
         return seconds + self.collective_s * query_tokens + self.per_context_s * context_tokens
 
@@ -163,12 +142,7 @@ class Profile:
         return self.step_s(plan.num_tokens, context_tokens) + self.per_pair_s * pairs + drafting_s
 
     def recompute_s(self, num_tokens: int, chunk_tokens: int) -> float:
-        """T_recompute: seconds of the steps that recompute a context and nothing else: `a · N + b · N² + k · chunks`.
-
-        Args:
-            num_tokens: N, recomputed from the first token on.
-            chunk_tokens: most of them in one step, at least 1.
-        """
+        """T_recompute: seconds to recompute N tokens from the first one on, and nothing else: `a · N + b · N² + k · chunks`."""
         full, rest = divmod(num_tokens, chunk_tokens)
         seconds = full * self.step_s(chunk_tokens, 0) + (self.step_s(rest, 0) if rest else 0.0)
         context_tokens = chunk_tokens * full * (full + 1) // 2 + (num_tokens if rest else 0)
@@ -177,7 +151,7 @@ class Profile:
         return seconds + self.per_context_s * context_tokens + self.per_pair_s * (before + within)
 
     def link_tokens(self, seconds: float) -> int:
-        """Tokens that the link moves in so many seconds, whichever way they go: its rate in the worse direction."""
+        # in the worse direction, whichever way the tokens go
         rate = min(self.link_out_tokens_per_s, self.link_in_tokens_per_s, self.link_both_tokens_per_s)
         if not self.copy_s:
             return int(rate * seconds)
@@ -186,35 +160,31 @@ class Profile:
         return int(rate * seconds / (1.0 + self.copy_s * rate / self.copy_tokens))
 
     def swap_s(self, num_tokens: int) -> float:
-        """T_swap: seconds to move the KV of so many tokens one way, behind nothing, in copies as large as they get."""
         if not num_tokens:
             return 0.0
         rate = min(self.link_out_tokens_per_s, self.link_in_tokens_per_s, self.link_both_tokens_per_s)
         return num_tokens / rate + self.copies_s(num_tokens) if rate else math.inf
 
     def disk_s(self, num_tokens: int) -> float:
-        """T_disk: seconds to read the KV of so many tokens from the disk tier into the host's memory, behind nothing."""
         if not self.disk_read_tokens_per_s:
             return math.inf
         return self.disk_latency_s + num_tokens / self.disk_read_tokens_per_s
 
     def without_disk(self) -> "Profile":
-        """The profile of this machine without a disk tier."""
         return replace(self, disk_read_tokens_per_s=0.0, disk_write_tokens_per_s=0.0, disk_latency_s=0.0)
 
     def copies_s(self, num_tokens: int) -> float:
-        """The part of `swap_s` that grows with the number of copies and not with their bytes: `copies · c0`."""
         if not num_tokens or not self.copy_s:
             return 0.0
         return self.copy_s * (math.ceil(num_tokens / self.copy_tokens) if self.copy_tokens else 1)
 
     def _drafting_s(self, plan: StepPlan) -> float:
-        """Seconds of the draft model's steps after the first, which is part of every step: one for each draft of a chunk."""
+        # the draft model's steps after the first, which is part of every step: one for each draft of a chunk
         rows = Counter(number for chunk in plan.chunks if chunk.awaits_drafts for number in range(chunk.num_drafts))
         return self.draft_share * sum(self.step_s(count, 0) for count in rows.values())
 
     def _chunk_pairs(self, start: int, num_tokens: int) -> float:
-        """Pairs of a chunk's query tokens and the tokens that they attend to, as far as the step's price lacks them."""
+        # the measured price of a step has the pairs within a chunk
         within = 0.0 if self.source == "measured" else num_tokens / 2
         return (start + within) * num_tokens
 
@@ -225,7 +195,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str, origin: str) -> Self:
-        """A profile from a file's text. Raises `ConfigError`, naming `origin`, if it is none of this version."""
+        """A profile from a file's text. Raises `ConfigError`, which names `origin`, if it is none of this version."""
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:  # too many digits or brackets are no JSONDecodeError

@@ -11,14 +11,14 @@ from jinfercept.sched.order import Order
 from jinfercept.sched.sequence import Sequence, State
 
 REFRESHED = 2
-"""Keys of waiting sequences that a plan asks for anew."""
+"""Waiting sequences whose keys a plan asks for again."""
 
 LONGEST_S = 600.0
 """Seconds after which a waiting sequence goes before all that have waited less, whatever its order says."""
 
 
 class Rank(NamedTuple):
-    """Sorts waiting sequences; the least starts next. `order` is that of the arrivals, and makes ranks unique."""
+    """Sorts waiting sequences; the least starts next. `order` is that of arrivals, and makes ranks unique."""
 
     priority: int
     key: float
@@ -34,36 +34,22 @@ _RANK = attrgetter("rank")
 
 @dataclass(slots=True)
 class TenantQueue:
-    """One tenant's sequences, sorted as in `Queues`."""
-
-    running: list[Sequence] = field(default_factory=list)
+    running: list[Sequence] = field(default_factory=list)  # sorted as in `Queues`, like `waiting`
     waiting: list[Sequence] = field(default_factory=list)
 
 
 @final
 class Queues:
-    """The queues of one scheduler; every unfinished sequence is on one of them.
-
-    Args:
-        max_num_seqs: sequences that may run at once: the runner's slots.
-        order: of the waiting sequences; None: first come first served.
-
-    Attributes:
-        order: as given.
-        free_slots: the runner's slots in which no sequence runs.
-        observer: called with every change of state; None: there is none.
-        running: by `Sequence.order`, oldest first.
-        waiting: likewise; or by `Sequence.rank`, if there is an `order`.
-        by_tenant: the same running and waiting sequences by tenant; a tenant that has neither is absent.
-    """
+    """The queues of one scheduler, of which every unfinished sequence is on one; `order` None is first come first served."""
 
     def __init__(self, max_num_seqs: int, order: Order | None = None) -> None:
         self.observer: Observer | None = None
+        # by `Sequence.order`, oldest first; `waiting` likewise, or by `Sequence.rank` if there is an `Order`
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.intercepted: dict[str, Sequence] = {}
-        self.by_tenant: dict[str, TenantQueue] = {}
-        self.free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self.by_tenant: dict[str, TenantQueue] = {}  # the same sequences; a tenant that has neither is absent
+        self.free_slots = list(range(max_num_seqs - 1, -1, -1))  # the runner's, in which no sequence runs
         self._next_order = 0
         self.order = order
         self._fresh: list[Sequence] = []  # that wait and were not ranked yet
@@ -71,24 +57,22 @@ class Queues:
         self._place = _RANK if order is not None else _ORDER
 
     def put_last(self, sequence: Sequence) -> None:
-        """The sequence waits, behind all of its priority that were put last before it."""
+        """Let a sequence wait behind all of its priority that were put last before it."""
         self.leave(sequence)
         self._next_order += 1
         sequence.order = sequence.priority * _PRIORITY + self._next_order
         self._queue(sequence)
 
     def put_in_place(self, sequence: Sequence, finished: Sequence) -> None:
-        """The sequence waits, where another one of its conversation would that is finished."""
+        """Let a sequence wait at the place of a finished sequence of its conversation."""
         sequence.order = sequence.priority * _PRIORITY + finished.order % _PRIORITY
         self._queue(sequence)
 
     def wait(self, sequence: Sequence) -> None:
-        """The sequence waits, at the place that its order gives it."""
         self.leave(sequence)
         self._queue(sequence)
 
     def run(self, sequence: Sequence) -> None:
-        """The sequence runs, in a slot whose page table the runner does not have yet."""
         self.leave(sequence)
         insort(self.running, sequence, key=_ORDER)
         insort(self._tenant_queue(sequence).running, sequence, key=_ORDER)
@@ -96,12 +80,11 @@ class Queues:
         self._enter(sequence, State.RUNNING)
 
     def succeed(self, sequence: Sequence, retained: Sequence) -> None:
-        """The sequence waits for the calls of another one, which is finished, in its place."""
+        """Let a sequence wait for the calls of a finished one, in its place."""
         self.intercept(sequence)
         sequence.order = retained.order
 
     def intercept(self, sequence: Sequence) -> None:
-        """The sequence waits for its calls."""
         if self.order is not None:
             self.order.intercepted(sequence)
         self.leave(sequence)
@@ -117,7 +100,6 @@ class Queues:
             self._enter(sequence, State.FINISHED)
 
     def leave(self, sequence: Sequence) -> None:
-        """Take the sequence off the queue that it is on, if it is on one."""
         row = sequence.row
         if row.slot is not None:
             self.running.remove(sequence)
@@ -134,7 +116,7 @@ class Queues:
             del self.by_tenant[sequence.tenant]
 
     def rank(self, now: float) -> None:
-        """Rank the sequences that wait since the last plan, and the next `REFRESHED` others anew. For every plan, first."""
+        """Rank the sequences that wait since the last plan, and the next `REFRESHED` others again. Called first in a plan."""
         if self.order is not None and self.waiting:
             fresh, self._fresh = self._fresh, []
             if not self._turn:
@@ -145,7 +127,7 @@ class Queues:
                     self._rerank(sequence, rank)
 
     def rank_of(self, sequence: Sequence, now: float) -> Rank:
-        """The rank at `now`, in seconds: by the order's key, or before all keys once it has waited for `LONGEST_S`."""
+        """The rank at `now`: by the order's key, or before all keys once the sequence has waited for `LONGEST_S`."""
         assert self.order is not None
         is_overdue = now - sequence.since_s > LONGEST_S
         key = -math.inf if is_overdue else self.order.key(sequence, now)

@@ -19,54 +19,38 @@ COLLECTIVES_PER_LAYER = 2
 
 
 class ProfiledExperts(NamedTuple):
-    """The experts of a model.
+    """The experts of a model."""
 
-    Attributes:
-        params: weights of all of them, in all layers.
-        num_experts: of a layer.
-        per_token: that compute a token.
-    """
-
-    params: float
-    num_experts: int
-    per_token: int
+    params: float  # weights of all experts in all layers
+    num_experts: int  # of a layer
+    per_token: int  # experts of a layer that compute a token
 
 
 class ProfiledModel(NamedTuple):
-    """The numbers of a model that a roofline needs.
-
-    Attributes:
-        name: part of the profile's name.
-        params: weights.
-        num_layers, num_kv_heads, head_dim: shape of the KV.
-        hidden_size: numbers of a token between layers.
-        bytes_per_number: of weights and KV alike; 2 is bfloat16.
-        experts: of a model that has some.
-    """
+    """The numbers of a model that a roofline needs."""
 
     name: str
-    params: float
+    params: float  # number of weights
     num_layers: int
     num_kv_heads: int
     head_dim: int
     hidden_size: int
-    bytes_per_number: int = 2
+    bytes_per_number: int = 2  # of weights and KV alike; 2 is bfloat16
     experts: ProfiledExperts | None = None
 
     @property
     def active_params(self) -> float:
-        """Weights that compute one token."""
         return self.read_params(1)
 
     def read_params(self, num_tokens: int) -> float:
-        """Weights that a step of so many tokens reads: of the experts those that compute one of them, see `experts_in_use`."""
+        """Weights that a step reads; of the experts those in use, see `experts_in_use`."""
         if (experts := self.experts) is None:
             return self.params
         used = experts_in_use(experts.num_experts, experts.per_token, num_tokens)
         return self.params - experts.params * (1 - used / experts.num_experts)
 
     def kv_bytes_per_token(self, num_devices: int = 1) -> int:
-        """Keys and values of one token over all layers and devices: each has a KV head at least, if need be another's."""
+        """Keys and values of one token over all layers and devices. Each device has at least one KV head, if need be a copy."""
         num_heads = max(self.num_kv_heads, num_devices)
         return 2 * self.num_layers * num_heads * self.head_dim * self.bytes_per_number
 
@@ -80,11 +64,12 @@ QWEN_32B_FP8 = QWEN_32B._replace(name="qwen2.5-32b-fp8", bytes_per_number=1)
 
 
 def experts_in_use(count: int, per_token: int, num_tokens: int) -> float:
-    """The expected number of a layer's experts that compute at least one of a step's tokens: `count · (1 − (1 − k / count)^n)`.
+    """The expected number of a layer's experts that compute a token of a step: `count · (1 − (1 − k / count)^n)`.
 
     By linearity of expectation, where every token chooses `k = per_token` different experts, all sets equally likely and
-    independent of the other tokens': a token leaves an expert out with the probability `1 − k / count` (the classical occupancy
-    problem; Feller, An Introduction to Probability Theory and Its Applications I, chapter IV). Uneven choices use fewer.
+    independent of the other tokens': a token leaves an expert out with the probability `1 − k / count` (the classical
+    occupancy problem; Feller, An Introduction to Probability Theory and Its Applications I, chapter IV). Uneven choices use
+    fewer.
     """
     return count * (1 - (1 - per_token / count) ** num_tokens)
 
@@ -92,17 +77,13 @@ def experts_in_use(count: int, per_token: int, num_tokens: int) -> float:
 def roofline(model: ProfiledModel, accelerator: str, num_devices: int = 1, *, attention: bool = False) -> Profile:
     """A profile derived from a model's size and a data sheet, without a measurement.
 
-    A step reads all weights (`flat_s`) or computes two operations per weight and query token, whichever takes longer, and
-    reads the KV of its contexts. Of experts it reads those in use, and a token is computed by some: the price of a step has
-    buckets then, powers of two. With several accelerators, each holds a share of weights and KV and has a host link of its
-    own, and every layer adds up their parts twice (arXiv 1909.08053), in rings, behind nothing.
+    A step takes the time to read all weights (`flat_s`), or that of two operations per weight and query token, whichever is
+    longer. It also reads the KV of its contexts. With `attention`, recomputing a context also takes four operations per pair
+    of tokens, layer and number of the hidden size; without, its time is linear in the context's length.
 
-    Args:
-        model: the model's numbers.
-        accelerator: a name in `ACCELERATORS`.
-        num_devices: accelerators that share every layer.
-        attention: count the operations of attention, four per pair of tokens, layer and number of the hidden size, without
-            which recomputing a context is linear in its length.
+    A model with experts reads those in use, and some of them compute a token: the price has buckets then, powers of two.
+    Several accelerators hold equal shares of weights and KV, have a host link each, and add up the parts of every layer twice
+    (arXiv 1909.08053), in rings, behind nothing.
 
     Raises:
         ConfigError: an unknown accelerator, or weights that do not fit.

@@ -1,10 +1,9 @@
 """Makes one `StepPlan` after another: which sequences run, which wait, which pages move. Runs nothing, knows no text.
 
-A plan is built in one pass: the running sequences in order of arrival, each with its one token or the next chunk of what it
-lacks; then the waiting ones, first come first served or by an `Order`, into what is left of the bucket; then the policy's
-moves for paused contexts, into what is left of the link. `ChunkPlanner` plans the chunk of each sequence, and `Eviction` frees
-the device slots that this takes. While sequences of several tenants compete, `FairShare` gives the order of service and says
-which sequences give way.
+A plan is built in one pass. First come the running sequences in order of arrival, each with its one token or the next chunk
+of its missing tokens. Then waiting ones, first come first served or by an `Order`, fill the rest of the bucket. At last the
+policy's moves for paused contexts fill the rest of the link's budget. While tenants compete, `FairShare` gives the order of
+service and the sequences that give way.
 """
 
 from jinfercept.kv.context import ContextResidency
@@ -26,25 +25,13 @@ from jinfercept.sched.speculation import NO_DRAFTS, Speculation, SpeculationLimi
 from jinfercept.sched.transfers import Transfers
 
 MOST_TURNED_AWAY_S = 30.0
-"""Seconds for which a policy may let nothing run though sequences wait; then the first of them starts."""
+"""Seconds for which a policy may let nothing run although sequences wait; then the first of them starts."""
 
 
 class Scheduler:
-    """The queues and the plans of one engine.
+    """The queues and the plans of one engine, which alone uses `kv`. `SchedulerLimits` describes the limits.
 
-    Args:
-        kv: the pages; the scheduler is its only user.
-        policy: decides what becomes of paused contexts.
-        cost: prices a step, for the link budget.
-        estimator: learns how long calls last; policies may share it.
-        buckets: query tokens of the executables, ascending; the last is the most that one step computes.
-        max_num_seqs: sequences that may run at once.
-        max_model_len: tokens that a sequence may have; the device pool must hold them.
-        chunk_tokens: most query tokens of one sequence in one step.
-        whole_prompts: no chunked prefill: waiting sequences are computed whole, several together, before any sequence decodes.
-        preemption: what becomes of a preempted sequence's pages; "recompute" and "swap" are for studies.
-        order: of waiting sequences; None: first come first served, by original arrival.
-        overload: what becomes of new conversations whose contexts do not fit beside those inside, see `Door`.
+    With `whole_prompts`, waiting sequences are computed whole, several together, before any sequence decodes.
     """
 
     def __init__(
@@ -86,17 +73,15 @@ class Scheduler:
         self._turned_away_s: float | None = None  # since when nothing runs, for the policy lets nothing start
 
     def observe(self, observer: Observer) -> None:
-        """Tell an observer all changes of state and all moves from now on."""
+        """Report all changes of state and all moves to an observer from now on."""
         self._queues.observer = self._transfers.observer = observer
 
     # -- requests come and go --------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence, repeated: Sequence | None = None, *, at_door: float | None = None) -> None:
-        """Queue a new sequence behind all others.
+        """Queue a new sequence behind all others, or at the place of an aborted one of its conversation that it repeats.
 
-        Args:
-            repeated: an aborted sequence of its conversation, whose place it takes.
-            at_door: it begins a conversation, and comes to the door now, in seconds; None: it does not.
+        `at_door` is the second at which it comes to the door, since it begins a conversation; None: it begins none.
         """
         if repeated is not None:
             sequence.since_s = repeated.since_s
@@ -108,14 +93,11 @@ class Scheduler:
             self._queues.put_last(sequence)
 
     def accept(self, sequence: Sequence, token: int, *, computed: bool = False) -> None:
-        """Append a sampled token to its sequence.
-
-        Args:
-            computed: the token was a draft, so that its KV is there. A state of recurrent layers has not seen it.
-        """
+        """Append a sampled token to its sequence; `computed`: it was a draft, whose KV is there."""
         sequence.pending -= 1
         sequence.generated += 1
         sequence.tokens.append(token)
+        # a state of recurrent layers has not seen the draft
         if computed and not self.kv.has_states:
             end = sequence.max_computed = len(sequence.tokens)
             self.kv.computed(sequence.context, end - 1, end)
@@ -125,17 +107,14 @@ class Scheduler:
     def intercept(
         self, sequence: Sequence, now: float, calls: tuple[PendingCall, ...] = (), *, begun: bool = False
     ) -> None:
-        """Pause a sequence that waits for calls: its samples in flight are void, its references evictable.
-
-        Args:
-            begun: the calls are asynchronous ones, which `begin_call` knows.
-        """
+        """Pause a sequence that waits for calls: its samples in flight are void, its references evictable."""
         assert sequence.state in (State.RUNNING, State.WAITING)
         was_running = sequence.state is State.RUNNING
         sequence.paused_s, sequence.calls, sequence.awaited = now, calls, calls
         sequence.void_pending()
         if was_running:
             self.kv.release(sequence.context)
+        # `begin_call` knows asynchronous calls already
         for call in () if begun else calls:
             self._estimator.started(call, now)
         self._queues.intercept(sequence)
@@ -143,7 +122,7 @@ class Scheduler:
         self._policy.pause(sequence, now)
 
     def isolate(self, sequence: Sequence) -> None:
-        """Compute a sequence that runs or waits to run anew, on pages that no other sequence shares."""
+        """Compute a sequence anew that runs or waits to run, on pages that no other sequence shares."""
         assert sequence.state in (State.RUNNING, State.WAITING)
         sequence.void_pending()
         self.counters.preempt(sequence)
@@ -153,8 +132,7 @@ class Scheduler:
     def resume(self, sequence: Sequence, tokens: list[int], ended: tuple[CallDuration, ...] = ()) -> None:
         """Append the results of a sequence's calls, and queue it by its original arrival (or last, as the policy says).
 
-        Args:
-            ended: the duration of each call that the sequence waits for; none after asynchronous calls, which have ended.
+        `ended` has the duration of each awaited call; it is empty after asynchronous calls, which have ended.
         """
         assert sequence.state is State.INTERCEPTED
         for call, end in zip(sequence.awaited, ended, strict=True):
@@ -178,20 +156,18 @@ class Scheduler:
         sequence.awaited = tuple([awaited for awaited in sequence.awaited if awaited.key != call.key])
 
     def inject(self, sequence: Sequence, tokens: list[int]) -> None:
-        """Append the results of asynchronous calls to a sequence that runs or waits to run; its samples in flight are void."""
+        """Append the results of asynchronous calls to a sequence that runs or waits to run. Its samples in flight are void."""
         assert sequence.state in (State.RUNNING, State.WAITING)
         sequence.void_pending()
         sequence.row.has_history = False
         sequence.append_external(tokens)
 
     def extend(self, retained: Sequence, sequence: Sequence, num_tokens: int, now: float, *, in_place: bool) -> None:
-        """Hand the context of a finished request's sequence to the sequence of its follow-up, and queue that.
+        """Hand the context of a finished request, whose sequence is intercepted, to the new sequence of its follow-up; queue
+        that.
 
-        Args:
-            retained: intercepted; finished afterwards.
-            sequence: new, not added.
-            num_tokens: leading tokens that both have, without the new one's last.
-            in_place: queue it by the arrival of `retained`, as after a call; else last.
+        `num_tokens` are the leading tokens that both have, without the new one's last. `in_place` queues the sequence by the
+        arrival of `retained`, as after a call; else it is last.
         """
         self._policy.resume(retained, now)
         self._queues.finish(retained)
@@ -217,7 +193,7 @@ class Scheduler:
         self._policy.wait(sequence)
 
     def finish(self, sequence: Sequence, now: float) -> None:
-        """Remove a sequence in whatever state it is: its pages are free or cached at once."""
+        """Remove a sequence in whatever state it is. Its pages are free or cached at once."""
         if sequence.state is State.FINISHED:
             return
         try:
@@ -240,7 +216,6 @@ class Scheduler:
         return self._policy.protects_paused
 
     def admits(self, sequence: Sequence, now: float) -> bool:
-        """Whether the policy lets a waiting sequence start."""
         return self._policy.admits(sequence, now)
 
     def num_waiting_of(self, tenant: str) -> int:
@@ -250,41 +225,37 @@ class Scheduler:
 
     @property
     def unfinished(self) -> list[Sequence]:
-        """The sequences that run, wait or are intercepted."""
         return [*self.running, *self.waiting, *self.door.sequences, *self.intercepted.values()]
 
     def free_host(self, sequence: Sequence, num_pages: int, now: float) -> None:
-        """Free host slots for so many pages of a waiting sequence, as far as the policy lets copies go. Between two plans."""
+        """Free host slots for pages of a waiting sequence, as far as the policy lets copies go. Between two plans."""
         self._transfers.free_host(MoveOrder(self._policy.host_victims(sequence, now)), num_pages)
 
     # -- all sequences at once, with no plan in flight ----------------------------------------------------------------
 
     def change_weights(self, *, recompute: bool) -> None:
-        """The weights are others now: finished prefixes are dropped, and what was never computed shares no older page.
+        """The weights have changed: drop finished prefixes; sequences that were never computed share no older page.
 
-        A page of older weights is worth nothing where it is to be computed again, whatever the waste equations say of its age:
-        to hold it is waste alone, so it goes at once, on the device and on the host.
-
-        Args:
-            recompute: all sequences lose their pages. Those that ran wait again; intercepted ones do when they return.
+        With `recompute`, all sequences lose their pages. Those that ran wait again; intercepted ones do when they return.
         """
+        # A page of older weights that is to be computed again is worth nothing, whatever the waste equations say of its age:
+        # it goes at once, on the device and on the host.
         self.kv.drop_prefixes(apart=True)
         self._renew([sequence for sequence in self.unfinished if recompute or not sequence.max_computed])
 
     def leave_device(self, now: float) -> None:
-        """Give all device slots back. Running sequences wait again; all keep what the host has of them, but for those with
-        windows or states, which are whole or lost."""
+        """Give all device slots back. Running sequences wait again."""
         for sequence in self.running.copy():
             sequence.void_pending()
             self._eviction.set_aside(sequence, now)
         self.kv.begin_plan()
+        # sequences keep their host copies, but contexts with windows or states are whole or lost
         if self.kv.side_pool:
             self._renew([*self.waiting, *self.intercepted.values()])
         else:
             self.kv.leave_device()
 
     def _renew(self, sequences: list[Sequence]) -> None:
-        """Empty the contexts of sequences. The first of those that wait with the same prompt computes it for the others."""
         for sequence in sequences:
             if sequence.state is State.RUNNING:
                 sequence.void_pending()
@@ -292,6 +263,7 @@ class Scheduler:
                 self._queues.wait(sequence)
             self.kv.renew(sequence.context)
         self.kv.drop_prefixes()
+        # the first of those that wait with the same prompt computes it for the others
         leaders: dict[tuple[str, bytes, bytes], Sequence] = {}
         waiting = [sequence for sequence in sequences if sequence.state is State.WAITING]
         for sequence in sorted(waiting, key=lambda sequence: sequence.order):
@@ -350,23 +322,21 @@ class Scheduler:
 
     @property
     def turns_away(self) -> bool:
-        """Whether nothing runs since the policy lets no waiting sequence start."""
+        """Whether nothing runs because the policy lets no waiting sequence start."""
         return self._turned_away_s is not None
 
     def _run_all(self, builder: PlanBuilder) -> None:
-        """Plan every running sequence's next token or chunk, oldest first, leaving one token for each that follows."""
         index = 0
         while index < len(self.running):  # preemption shortens the list from its young end
             sequence = self.running[index]
             index += 1
             if not self._chunks.decode(builder, sequence):
+                # a token is left for each sequence that follows
                 self._chunks.run(builder, sequence, builder.query_tokens - (len(self.running) - index))
 
     def _run_ranked(self, builder: PlanBuilder) -> None:
-        """Plan running sequences' next tokens; then, by rank, chunks of those that lack more, and starts of waiting ones.
-
-        While tenants compete, the ranks are those of `FairShare`, and waiting sequences start afterwards.
-        """
+        # First the next tokens of running sequences; then, by rank, chunks of those that lack more, and starts of waiting
+        # ones. While tenants compete, the ranks are those of `FairShare`, and waiting sequences start afterwards.
         lacking, is_shared = list[tuple[Rank, Sequence]](), builder.tenants_compete
         for sequence in self._fair.service_order() if is_shared else self.running.copy():
             if sequence.state is not State.RUNNING or sequence.planned or self._chunks.decode(builder, sequence):
@@ -384,11 +354,7 @@ class Scheduler:
                 self._chunks.run(builder, sequence, builder.query_tokens)
 
     def _admit_all(self, builder: PlanBuilder, before: Rank | None = None) -> None:
-        """Start waiting sequences in order while query tokens are left; the first that has no room holds back the rest.
-
-        Args:
-            before: only those that rank before it; None: all.
-        """
+        # the first sequence that has no room holds back the rest
         while self.waiting and self._queues.free_slots and builder.query_tokens > 0 and not builder.stalled:
             sequence = self._fair.next_waiting() if builder.tenants_compete else self._next_waiting(builder.now)
             if sequence is None or (before is not None and sequence.rank >= before):
@@ -401,7 +367,6 @@ class Scheduler:
             self._chunks.run(builder, sequence, builder.query_tokens)
 
     def _next_waiting(self, now: float) -> Sequence | None:
-        """The first waiting sequence that may start and that the policy lets start."""
         can_start = (sequence for sequence in self.waiting if sequence.may_start)
         admitted = next((sequence for sequence in can_start if self._policy.admits(sequence, now)), None)
         first = None if admitted or self.running else next((it for it in self.waiting if it.may_start), None)
@@ -412,7 +377,7 @@ class Scheduler:
         return first if now - self._turned_away_s >= MOST_TURNED_AWAY_S else None
 
     def _admit_entitled(self, builder: PlanBuilder) -> None:
-        """Start a waiting sequence of each tenant that has a right to one, before other sequences are planned."""
+        # a waiting sequence of each tenant that has a right to one starts before other sequences are planned
         left_out = self._fair.without_right()
         while not builder.stalled and (sequence := self._fair.next_waiting(left_out)) is not None:
             most = builder.query_tokens - sum([not running.planned for running in self.running])
@@ -423,7 +388,6 @@ class Scheduler:
             left_out.add(sequence.tenant)
 
     def _place(self, builder: PlanBuilder, sequence: Sequence) -> bool:
-        """Admit a sequence by its tenant's right to a slot and to pages, preempting sequences of tenants that run several."""
         while not (self._queues.free_slots and self._start(builder, sequence)):
             victim = self._fair.victim(sequence)
             if victim is None:
@@ -432,7 +396,6 @@ class Scheduler:
         return True
 
     def _start(self, builder: PlanBuilder, sequence: Sequence) -> bool:
-        """Start a waiting sequence, if the device has slots for its whole context; False if not."""
         kv, context = self.kv, sequence.context
         if kv.side_pool:
             kv.step_back(context, sequence.length)  # a state that has seen the last token cannot give its logits again
@@ -460,18 +423,17 @@ class Scheduler:
         return True
 
     def _has_room(self, sequence: Sequence) -> bool:
-        """Whether the device has slots for a sequence beside the running ones, and a page more for each of these."""
         if (side := self.kv.side_pool) is not None:
             lengths = [other.length for other in (sequence, *self._queues.running)]
             if not side.have_room(lengths, self._largest, beside_paused=self._policy.protects_paused):
                 return False
         num_free = self.kv.num_available - self._slots_needed(sequence)
+        # a page more for each running sequence
         num_free -= sum([self._slots_needed(other) + 1 for other in self._queues.running])
         if not self._policy.protects_paused:
             num_free += self.kv.num_paused
         return num_free >= 0
 
     def _slots_needed(self, sequence: Sequence) -> int:
-        """Device slots that the sequence still lacks for the tokens it has and the next one."""
         context, length = sequence.context, sequence.length
         return 0 if context.ready >= length - 1 else self.kv.slots_needed(context, length + 1)

@@ -21,28 +21,19 @@ class State(Enum):
 
 
 CallKind = Literal["server_tool", "client_tool", "reader", "unknown_tool"]
-"""Who answers a call: a tool that the server runs, for all tenants alike; a tool that the client runs; the reader of a finished
-answer, who may write a follow-up; or the engine, with an error, since no tool has the name."""
+"""Who answers a call: a tool that the server runs, for all tenants alike; a tool that the client runs; the reader of a
+finished answer, who may write a follow-up; or the engine, with an error, since no tool has the name."""
 
 
 class PendingCall(NamedTuple):
-    """A call in flight: one that a paused sequence waits for, or an asynchronous one.
+    """A call in flight: one that a paused sequence waits for, or an asynchronous one."""
 
-    Attributes:
-        name: of the tool, or of the reader.
-        key: unique among the calls in flight.
-        expected_s: hint of its duration in seconds; None if there is none.
-        tenant: whose request calls.
-        kind: who answers it.
-        head_start_s: seconds that the call had lasted when the sequence paused to wait for it.
-    """
-
-    name: str
-    key: Hashable = None
-    expected_s: float | None = None
-    tenant: str = ""
+    name: str  # name of the tool, or of the reader
+    key: Hashable = None  # unique among the calls in flight
+    expected_s: float | None = None  # hint of its duration in seconds; None: there is no hint
+    tenant: str = ""  # whose request calls
     kind: CallKind = "server_tool"
-    head_start_s: float = 0.0
+    head_start_s: float = 0.0  # seconds that it had lasted when the sequence paused to wait for it
 
 
 class CallDuration(NamedTuple):
@@ -54,28 +45,20 @@ class CallDuration(NamedTuple):
 
 @dataclass(slots=True)
 class RunnerRow:
-    """What the runner knows of a running sequence: its row in the page tables and in the token histories.
+    """A running sequence's row in the runner's page tables and token histories: the entries that the runner knows."""
 
-    Attributes:
-        slot: number of the row; None while the sequence does not run.
-        num_pages: its leading pages whose device slots the runner knows.
-        window_end: index behind the last of its pages in layers with windows whose device slots the runner knows.
-        state: slot of its states of recurrent layers that the runner knows; 0: none.
-        has_history: the device has its token history.
-    """
-
-    slot: int | None = None
-    num_pages: int = 0
-    window_end: int = 0
-    state: int = 0
-    has_history: bool = False
+    slot: int | None = None  # number of the row; None while the sequence does not run
+    num_pages: int = 0  # number of leading pages
+    window_end: int = 0  # index behind the last page in layers with windows
+    state: int = 0  # slot of the states of recurrent layers; 0: none
+    has_history: bool = False  # the device has the token history
 
     def begin(self, slot: int) -> None:
-        """The sequence runs in this row, of which the runner knows nothing yet."""
+        """Run the sequence in a row of which the runner knows nothing yet."""
         self.slot, self.num_pages, self.window_end, self.state, self.has_history = slot, 0, 0, 0, False
 
     def new_pages(self, context: Context, num_pages: int) -> NewPages | tuple[()]:
-        """Entries of the page table, up to so many, that the runner does not know yet; it knows them now."""
+        """Entries of the page table, up to `num_pages`, that the runner does not know yet. It knows them now."""
         first, window, entries, state, state_from = self.num_pages, context.side, (), 0, 0
         if isinstance(window, ContextState):
             state, state_from = window.slot, window.source
@@ -94,7 +77,7 @@ class RunnerRow:
         return WindowEntries(first, window.slots[first - window.first :])
 
     def cut(self, num_pages: int) -> None:
-        """The context has only so many pages left."""
+        """The context has only this many pages left."""
         self.num_pages, self.window_end = min(self.num_pages, num_pages), min(self.window_end, num_pages)
 
 
@@ -103,99 +86,67 @@ _NOWHERE = ContextResidency(0, 0, 0)
 
 @dataclass(slots=True)
 class SequenceUsage:
-    """What a sequence has cost and where its context was; written by `SchedulerCounters` and the `Scheduler`.
+    """The cost of a sequence, and where its context was; written by `SchedulerCounters` and the `Scheduler`."""
 
-    Attributes:
-        copied_out, copied_in, recomputed: tokens.
-        preemptions: how often it was preempted.
-        num_cached: prompt tokens with KV on the device or the host at its first start; None before.
-        residency: of its context when it last started to run.
-        retained: of its context at its first start, if it extends a retained context.
-    """
-
-    copied_out: int = 0
+    copied_out: int = 0  # tokens, like the next two
     copied_in: int = 0
     recomputed: int = 0
     preemptions: int = 0
-    num_cached: int | None = None
-    residency: ContextResidency = _NOWHERE
-    retained: ContextResidency | None = None
+    num_cached: int | None = None  # prompt tokens with KV on the device or the host at the first start; None before
+    residency: ContextResidency = _NOWHERE  # of the context when the sequence last started to run
+    retained: ContextResidency | None = None  # of the context at the first start, if it was a retained one
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Sequence:
-    """One request's tokens and state, owned by the `Scheduler`; each of its parts has one writer.
-
-    `tokens` are the accepted ones: prompt, generated, and results of calls. `pending` counts samples that are planned and not
-    collected yet. `epoch` grows whenever pending samples become void, by an interception, by an injected result or by the end.
-    `external_spans` are the ranges of tokens that the model did not generate: the prompt first, then results of calls.
-    `session` names the chain of requests that it belongs to: by its request, else that of the retained context that it extends,
-    else its own id. `may_draft` says whether its tokens may be drafted: what a draw depends on is known to the host, or to be
-    had for a draft. `reads_disk` says that pages of it are being read from a disk, or will be; written by the disk tier.
-
-    `since_s` is when its conversation began to wait for the next token: at its arrival, at the return of its calls, or when an
-    aborted request that it repeats did; of a conversation that waited at the door (`at_door`), for `door_s`, when it came in.
-
-    `paused_s` is when it was intercepted last, `calls` those that intercepted it then, and `awaited` those of them that have
-    not returned.
-
-    Its place in the queues, written by `Queues`, as `state` is: `order` by arrival, where smaller is served
-    first and 0 has been in no queue yet. `rank` is in the waiting queue under an `Order`: a `queues.Rank`.
-
-    The parts: `context` has the pages (`KVManager`), `row` is the runner's, `usage` counts, `drafting` has the drafts of its
-    next tokens (`Speculation`).
-
-    Args:
-        prompt: its tokens.
-        context: empty.
-        max_tokens: tokens to generate at most.
-        sample: how its tokens are drawn, but for what changes from token to token.
-        num_best: likeliest tokens to report at each place of the prompt; None: the prompt is not scored.
-        noted_from: position of the first token whose experts are reported; None: those of none are.
-        leader: a sequence of the same prompt, which computes it for both; this one does not start before that.
-        priority: smaller ones are served first, in whatever order the sequences arrived.
-        tenant: whose use the sequence counts to.
-        weight: of the tenant, above 0: what the sequence holds counts divided by it.
-        session: of its request; "" for none.
-        adapter: number of the adapter that computes it; 0: none.
-    """
+    """One request's tokens and state, owned by the `Scheduler`; each of its parts has one writer."""
 
     id: str
     prompt: InitVar[Iterable[int]]
-    context: Context
+    context: Context  # its pages, written by `KVManager`; empty at first
     _: KW_ONLY
-    max_tokens: int
-    sample: Sample = GREEDY
+    max_tokens: int  # most tokens to generate
+    sample: Sample = GREEDY  # how tokens are drawn, without the parts that change from token to token
     arrival_s: float = 0.0
+    # likeliest tokens to report at each place of the prompt; None: the prompt is not scored
     num_best: int | None = None
-    noted_from: int | None = None
+    noted_from: int | None = None  # position of the first token whose experts are reported; None: none are
+    # a sequence of the same prompt, which computes it for both; this one does not start before that
     leader: "Sequence | None" = None
-    priority: int = 0
+    priority: int = 0  # smaller ones are served first, whenever the sequences arrived
     tenant: str = ""
-    weight: float = 1.0
+    weight: float = 1.0  # of the tenant, above 0: it divides what the sequence holds
+    # the chain of requests that it belongs to: as its request says, else that of the retained context that it extends, else
+    # its id
     session: str = ""
-    adapter: int = 0
+    adapter: int = 0  # number of the adapter that computes it; 0: none
 
-    tokens: "array[int]" = field(init=False)
+    tokens: "array[int]" = field(init=False)  # accepted tokens: prompt, generated, results of calls
+    # ranges of tokens that the model did not generate: the prompt first, then results of calls
     external_spans: list[tuple[int, int]] = field(init=False)
+    # whether the host knows what a draw depends on, or can get it for a draft
     may_draft: bool = field(init=False)
     row: RunnerRow = field(init=False, default_factory=RunnerRow)
     usage: SequenceUsage = field(init=False, default_factory=SequenceUsage)
+    # When its conversation began to wait for the next token: at the request's arrival, at the return of its calls, or when an
+    # aborted request that it repeats did. A conversation that waited at the door, for `door_s`, began when it came in.
     since_s: float = field(init=False)
     at_door: bool = field(init=False, default=False)
     door_s: float = field(init=False, default=0.0)
+    # Its place in the queues, like `state` written by `Queues`: by arrival, smaller ones served first; 0: in no queue yet.
+    # `rank` is a `queues.Rank`, in the waiting queue under an `Order`.
     order: int = field(init=False, default=0)
     rank: tuple[int, float, int] = field(init=False, default=(0, 0.0, 0))
-    paused_s: float = field(init=False, default=0.0)
+    paused_s: float = field(init=False, default=0.0)  # when it was intercepted last, by `calls`
     calls: tuple[PendingCall, ...] = field(init=False, default=())
-    awaited: tuple[PendingCall, ...] = field(init=False, default=())
-    drafting: DraftState | None = field(init=False, default=None)
+    awaited: tuple[PendingCall, ...] = field(init=False, default=())  # those that have not returned
+    drafting: DraftState | None = field(init=False, default=None)  # written by `Speculation`
     state: State = field(init=False, default=State.WAITING)
-    reads_disk: bool = field(init=False, default=False)
-    pending: int = field(init=False, default=0)
+    reads_disk: bool = field(init=False, default=False)  # pages are or will be read from a disk; the disk tier says so
+    pending: int = field(init=False, default=0)  # samples that are planned and not collected yet
     planned: bool = field(init=False, default=False)  # has a chunk in the plan being made
     generated: int = field(init=False, default=0)
-    epoch: int = field(init=False, default=0)
+    epoch: int = field(init=False, default=0)  # grows when pending samples become void
     max_computed: int = field(init=False, default=0)  # tokens whose KV was ever computed
     scored: int = field(init=False, default=0)  # tokens of the prompt whose successors' scores were planned
 
@@ -208,7 +159,6 @@ class Sequence:
 
     @property
     def preemptions(self) -> int:
-        """How often it was preempted."""
         return self.usage.preemptions
 
     @property
@@ -218,13 +168,12 @@ class Sequence:
 
     @property
     def wants_computation(self) -> bool:
-        """Whether experts or scores are still wanted of some of its tokens: cached KV does not do."""
+        """Whether experts or scores of some of its tokens are still to be reported: cached KV has none."""
         noted = self.noted_from is not None and max(self.noted_from, self.max_computed) < len(self.tokens) - 1
         return noted or (self.num_best is not None and self.scored < self.external_spans[0][1] - 1)
 
     @property
     def waits_for_leader(self) -> bool:
-        """Whether its leader has still to compute their prompt."""
         leader = self.leader
         if leader is not None and (leader.state in (State.FINISHED, State.INTERCEPTED) or leader.has_prompt):
             self.leader = leader = None
@@ -232,7 +181,7 @@ class Sequence:
 
     @property
     def has_prompt(self) -> bool:
-        """Whether the full pages of its prompt are computed, or were and are not lost since."""
+        """Whether the full pages of its prompt are computed, and not lost since."""
         num_tokens, size = self.external_spans[0][1], self.context.page_size
         return self.max_computed >= num_tokens and self.context.num_pages >= num_tokens // size
 
@@ -242,7 +191,6 @@ class Sequence:
         return not self.reads_disk and not self.waits_for_leader
 
     def void_pending(self) -> None:
-        """Void the samples in flight."""
         self.pending = 0
         self.epoch += 1
 

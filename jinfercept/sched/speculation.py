@@ -1,19 +1,12 @@
 """Speculative decoding: which sequences get drafts in a step, and how many.
 
-A draft is verified in the ordinary step: the target draws the token of every position with that position's own random numbers,
-and what it drew counts up to and including the first token that differs from its draft (`kept`). So drafts change neither the
-distribution of tokens nor, for a request with a seed or without temperature, the tokens.
+An ordinary step verifies drafts. The target model draws the token of every position with that position's own random numbers,
+and the drawn tokens count up to and including the first that differs from its draft (`kept`). So drafts do not change the
+distribution of tokens, nor the tokens of a request with a seed or without temperature.
 
-Drafts are what followed the sequence's last tokens before (`ngrams`), which is known when the plan is made; or what a draft
-model writes, which the runner asks while it executes the plan; or what a layer of the model itself wrote in the step before,
-which came with the tokens of that step (`propose`).
-
-The KV of a draft counts once its token was drawn; the pages of the others are given back (`KVManager.trim`). The states of
-recurrent layers have not seen any drafts, so that the accepted ones are computed again, in the step after.
-
-The profile prices a step with drafts. What it leaves out, such as the wait for the tokens before the next plan, is measured
-while the engine decodes (`note_step`). A layer that drafts also has an account of the time that it saved and lost: it writes
-drafts only while there is credit.
+Drafts come from one of three sources: earlier occurrences of the last tokens (`ngrams`), known when the plan is made; a draft
+model, which the runner calls while it executes the plan; or a layer of the model itself, whose drafts came with the tokens of
+the step before (`propose`).
 """
 
 from collections import Counter, deque
@@ -35,48 +28,37 @@ _NGRAM_CHANCE, _MODEL_CHANCE = 0.6, 0.9
 _LEAST_CHANCE = 0.1
 """Drafts that are accepted less often than this are never computed."""
 _FREE_CREDIT, _INCOME, _MOST_SAVED = 1.0, 0.01, 4.0
-"""Of the layer that drafts, in times of a step without drafts: what it may lose at first, what it gets in each step up to that
-again, and how much of the time that it saved is remembered."""
+"""The drafting layer's account, in times of a step without drafts: its first balance, its income in each step while it has
+less than that, and the most that it can save."""
 _FEWEST_TIMES, _MOST_TIMES = 3, 9
-"""Steps of each kind, with and without drafts, whose times are compared."""
+"""Steps of each kind, with and without drafts, whose times are compared: at least, and at most."""
 _TRUSTED = 0.5
-"""Right first drafts, with the latest counting most, from which on steps verify drafts of the layer."""
+"""Once this many first drafts of the layer were right, the latest counting most, steps verify its drafts."""
 _REFRESHED = 256
-"""Of so many steps one goes without drafts of the layer; in as many without drafts the oldest time with drafts is forgotten."""
+"""One step in this many goes without drafts of the layer, and one in this many without drafts forgets the oldest time of a
+step with drafts."""
 _SAMPLED = 32
-"""Of so many steps one is timed where no draft is in sight."""
+"""One step in this many is timed where no draft is in sight."""
 
 
 class SpeculationLimits(NamedTuple):
-    """Options of drafts.
+    """Options of drafts."""
 
-    Attributes:
-        num_drafts: most drafts of a sequence in a step; 0: there are none.
-        shortest, longest: tokens of the n-grams that are looked up.
-        pass_share: for drafts of a model the seconds of one of its steps, by those of the whole step for as many rows; None:
-            drafts are n-grams.
-        by_layer: the model is a layer of the served one, or an assistant of it; it drafts behind a step's draws.
-        has_own_kv: this layer drafts for a sequence only if it has read all its tokens.
-    """
-
-    num_drafts: int
-    shortest: int
+    num_drafts: int  # of a sequence in a step at most; 0: there are none
+    shortest: int  # tokens of the n-grams that are looked up, with `longest`
     longest: int
+    # seconds of a draft model's step over those of the whole step for as many rows; None: drafts are n-grams
     pass_share: float | None = None
-    by_layer: bool = False
-    has_own_kv: bool = True
+    by_layer: bool = False  # the model is a layer of the served one or its assistant, and drafts behind a step's draws
+    has_own_kv: bool = True  # this layer drafts for a sequence only if it has read all its tokens
 
 
 NO_DRAFTS = SpeculationLimits(0, 1, 1)
 
 
 def kept(drafts: tuple[int, ...], drawn: tuple[int, ...]) -> int:
-    """How many drawn tokens count: those up to and including the first that differs from its draft.
-
-    Args:
-        drafts: of the positions in order.
-        drawn: of the same positions, and of the one after them.
-    """
+    """How many drawn tokens count: those up to and including the first that differs from its draft."""
+    # `drawn` has one more token than `drafts`, of the position after the last
     accepted = 0
     while accepted < len(drafts) and drafts[accepted] == drawn[accepted]:
         accepted += 1
@@ -93,17 +75,14 @@ def choose_depths(
 ) -> list[int]:
     """The number of drafts of each sequence that makes the most expected tokens per second.
 
-    A sequence's drafts are taken in order. Whatever the number of drafts in a step, the likeliest ones of all sequences are
-    taken.
+    A sequence's drafts are taken in order. For any number of drafts in a step, the likeliest ones of all sequences are taken.
 
     Args:
-        prospects: of every sequence, the chance of each of its drafts that it is accepted if those before it are.
-        num_sampled: tokens that the step draws without drafts.
-        query_tokens: of the step without drafts.
+        prospects: for every sequence and each of its drafts, the chance that it is accepted if those before it are.
+        num_sampled, query_tokens: tokens that the step without drafts draws and computes.
         most: drafts of all sequences together.
         step_s: seconds of a step by its query tokens.
-        pass_s: seconds of a draft model's step by its rows; every sequence has one row for each of its drafts. None: drafts
-            take no time.
+        pass_s: seconds of a draft model's step by its rows, one for each draft of a sequence; None: drafts take no time.
     """
     depths, chosen = [0] * len(prospects), [0] * len(prospects)
     likely = sorted((-chance, place) for place, chances in enumerate(prospects) for chance in accumulate(chances, mul))
@@ -128,12 +107,9 @@ def choose_depths(
 class Speculation:
     """The drafts of one scheduler's plans.
 
-    Args:
-        limits: options.
-        kv: pages for the drafts come from free slots and from finished prefixes, never from paused contexts.
-        budget: prices a step.
-        max_model_len: tokens that a sequence may have.
-        counters: drafts are counted there.
+    The profile prices a step with drafts. Other costs, such as the wait for the tokens before the next plan, are measured
+    while the engine decodes (`note_step`). A layer that drafts also has an account of the time that it saved and lost: it
+    writes drafts only while there is credit.
     """
 
     def __init__(
@@ -148,6 +124,7 @@ class Speculation:
         self._max_model_len, self._counters = max_model_len, counters
         self._most_known = 1 + limits.num_drafts if kv.has_states else 1  # tokens of a row before its drafts
         self._by_model, self._overall = limits.pass_share is not None, Acceptance(limits.num_drafts)
+        # the states of recurrent layers have seen no drafts
         self._again = 2 if kv.has_states else 1  # accepted drafts are computed again
         self._coming = self._reads = False  # the last plan has drafts made; the layer reads its tokens
         self._credit = _FREE_CREDIT
@@ -156,10 +133,7 @@ class Speculation:
         self._slower, self._accepted, self._num_rows, self._noted_s = 1.0, 0, 0, 0.0
 
     def extend(self, builder: PlanBuilder) -> None:
-        """Add drafts to the decode rows of a plan that is complete otherwise, as far as they are expected to pay.
-
-        Beside chunks of prompts, drafts only fill the places of the bucket that would stay empty.
-        """
+        """Add drafts to the decode rows of a plan that is otherwise complete, as far as they are expected to pay."""
         if self._limits.by_layer:
             has_drafts = self._coming
             self._plan_layer(builder)
@@ -176,6 +150,7 @@ class Speculation:
         if not drafted:
             return
         used, most = builder.bucket_tokens - builder.query_tokens, builder.query_tokens
+        # beside chunks of prompts, drafts only fill the places of the bucket that would stay empty
         if len(decoding) < len(builder.chunks):
             most = self._budget.bucket(used) - used
         sequences = [builder.chunks[place][0] for place, _ in drafted]
@@ -187,6 +162,7 @@ class Speculation:
             first = chunk.start + len(chunk.tokens)
             if depth and not self._kv.takes_drafts(sequence.context, chunk.start):
                 depth = 0
+            # these pages come from free slots and from finished prefixes, never from paused contexts
             depth = self._kv.place(sequence.context, first, first + depth, drafts=True) - first
             if depth:
                 builder.chunks[place] = sequence, self._drafted(sequence, chunk, drafts[:depth])
@@ -203,9 +179,9 @@ class Speculation:
     def _plan_layer(self, builder: PlanBuilder) -> None:
         """Have the layer that drafts write for the next plan, if that is expected to pay there.
 
-        Until some drafts were right, a few are only compared with what the following steps draw, which wait for nothing.
-        Where no draft pays the layer reads on while there is credit, and then rests. A sequence of which it has not read all
-        tokens has no drafts any more, so that it goes on for one that begins.
+        Until some drafts were right, a few are only compared with the draws of the following steps, which wait for nothing.
+        Where no draft pays, the layer reads on while there is credit, and then rests. A sequence of which it has not read all
+        tokens gets no more drafts, so that it goes on for one that begins.
         """
         verifies, has_credit, writes, self._coming = self._coming, self._credit > 0, False, False
         readers = [entry for entry in builder.chunks if self._has_read(*entry)]
@@ -248,13 +224,13 @@ class Speculation:
             builder.draft = DraftPlan(writes, following)
 
     def propose(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
-        """Drafts of the tokens behind those that a sequence has now."""
+        """Store drafts of the tokens behind a sequence's last one."""
         state, num_tokens = self._state(sequence), len(sequence.tokens)
         if state.num_read >= num_tokens - 1 or not self._limits.has_own_kv:
             state.proposed, state.num_tokens = drafts[: self._limits.num_drafts], num_tokens
 
     def waits(self, running: Iterable[Sequence]) -> bool:
-        """Whether a plan should wait for the tokens of the step before: drafts that would pay continue the tokens known."""
+        """Whether a plan should wait for the tokens of the step before: drafts that would pay continue the known tokens."""
         if self._limits.by_layer:
             return self._coming and any(sequence.pending for sequence in running)
         sequences, counts, num_decoding, context_tokens = list[Sequence](), list[int](), 0, 0
@@ -270,11 +246,7 @@ class Speculation:
         return any(self._depths(sequences, counts, num_decoding, num_decoding, most, context_tokens))
 
     def settle(self, sequence: Sequence, num_drafts: int, accepted: int) -> None:
-        """A step with drafts of a sequence has ended, and its tokens that count were accepted: give back what the others hold.
-
-        Args:
-            accepted: drafts that became tokens.
-        """
+        """Count the accepted drafts of a sequence after a step, and give back the pages of the others."""
         self._state(sequence).acceptance.note(num_drafts, accepted)
         self._overall.note(num_drafts, accepted)
         self._accepted += accepted
@@ -285,14 +257,12 @@ class Speculation:
             sequence.row.cut(self._kv.trim(sequence.context))
 
     def note_step(self, planned: PlannedStep, now: float) -> None:
-        """A step has ended, whose tokens are settled: learn how long steps with drafts last, and enter it in the account.
-
-        Steps count that follow another one and in which, as in that one, the same number of rows decode and nothing else.
-        """
+        """Learn how long steps with drafts last, after a step whose tokens are settled, and enter it in the account."""
         plan, rests = planned.plan, planned.plan.draft is None and not planned.has_drafts
         accepted, last_s, last_rows, num_rows = self._accepted, self._noted_s, self._num_rows, len(plan.chunks)
         self._accepted, self._noted_s, self._num_rows = 0, now, num_rows
         self._credit += _INCOME if self._credit < _FREE_CREDIT else 0.0
+        # steps count that follow another one and in which, as in that one, the same number of rows decode and nothing else
         if num_rows != last_rows or not num_rows or (rests and plan.number % _SAMPLED):
             return
         if plan.num_tokens > num_rows * (self._most_known + self._limits.num_drafts):
@@ -329,7 +299,6 @@ class Speculation:
         return self._state(sequence, chunk.start).num_read >= chunk.start or not self._limits.has_own_kv
 
     def _draft(self, sequence: Sequence) -> tuple[int, ...]:
-        """Drafts that follow the known tokens of a sequence, within its limits; its next token is planned already."""
         if not (count := self._room(sequence, len(sequence.tokens))):
             return ()
         state = self._state(sequence)
@@ -340,7 +309,6 @@ class Speculation:
         return (FROM_DRAFT_MODEL,) * count if ngrams is None else ngrams.draft(sequence.tokens, count)
 
     def _room(self, sequence: Sequence, num_tokens: int) -> int:
-        """How many drafts a sequence may have behind so many tokens."""
         if not sequence.may_draft:
             return 0
         to_generate = sequence.max_tokens - sequence.generated - (num_tokens - len(sequence.tokens))
@@ -381,7 +349,6 @@ class Speculation:
         return choose_depths(prospects, num_sampled, query_tokens, most, step_s, pass_s if has_model else None)
 
     def _drafted(self, sequence: Sequence, chunk: Chunk, drafts: tuple[int, ...]) -> Chunk:
-        """A decode row with drafts."""
         sequence.pending += len(drafts)
         num_pages = (chunk.start + len(chunk.tokens) + len(drafts) - 1) // self._kv.page_size + 1
         new_pages = sequence.row.new_pages(sequence.context, num_pages)

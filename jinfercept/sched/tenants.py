@@ -1,7 +1,7 @@
 """A limit of entries and bytes that several tenants share, with max-min fairness between them.
 
-Tenants are API keys to a server and tenants to an engine; entries are known by name only. While the total is over the
-limit, the tenant that holds the most drops its oldest entry; a tenant that holds no more than an equal share drops nothing.
+The tenants of a server are its API keys. While the total is over the limit, the tenant that holds the most drops its oldest
+entry. A tenant that holds no more than an equal share drops nothing.
 """
 
 import asyncio
@@ -16,15 +16,7 @@ UNLIMITED = 2**63
 
 @final
 class Quota[N]:
-    """Counts entries and bytes by tenant.
-
-    Args:
-        most_bytes: bytes of all tenants together.
-        most_of_tenant: entries of one tenant; None: no more than `most`.
-
-    Attributes:
-        num_bytes: of all entries.
-    """
+    """Counts entries and bytes by tenant, with limits for all together and for the entries of one tenant."""
 
     def __init__(self, most: int, most_bytes: int = UNLIMITED, *, most_of_tenant: int | None = None) -> None:
         self._most, self._most_bytes = most, most_bytes
@@ -41,13 +33,12 @@ class Quota[N]:
         self._count(tenant, 1, num_bytes)
 
     def remove(self, tenant: str, name: N) -> None:
-        """Count an entry no more."""
         self._count(tenant, -1, -self._entries[tenant].pop(name))
         if not self._entries[tenant]:  # it takes no share
             del self._entries[tenant], self._bytes[tenant]
 
     def victim(self, tenant: str) -> N | None:
-        """Name of the entry to drop next, after a change of a tenant's; None once all fits."""
+        """Name of the entry to drop next, after a change of this tenant's entries; None once all fit."""
         own = self._entries.get(tenant, {})
         if len(own) > self._most_of_tenant:
             return next(iter(own))
@@ -73,12 +64,10 @@ class _Entry[T](NamedTuple):
 
 @final
 class ExpiringEntries[T]:
-    """Entries by name, of tenants that share a quota. Thread-safe.
+    """Entries by name, of tenants that share a quota. Thread-safe. The clock `now` is monotonic.
 
-    Args:
-        quota: of nothing else; the tenant with the most loses its least recently used entry first.
-        max_age_s: seconds until an entry expires, since its last use.
-        now: a monotonic clock.
+    An entry expires `max_age_s` after its last use. Beyond the quota, the tenant with the most entries loses its least
+    recently used one.
     """
 
     def __init__(self, quota: Quota[str], max_age_s: float, now: Callable[[], float]) -> None:
@@ -91,11 +80,10 @@ class ExpiringEntries[T]:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all entries."""
         return self._quota.num_bytes
 
     def peek(self, name: str) -> T | None:
-        """An entry, expired or not, which is not a use of it."""
+        """An entry, expired or not; this does not count as a use."""
         entry = self._entries.get(name)
         return None if entry is None else entry.value
 
@@ -114,7 +102,6 @@ class ExpiringEntries[T]:
             self._put(name, _Entry(tenant, value, num_bytes, 0.0))
 
     def remove(self, name: str) -> None:
-        """Remove an entry if there is one."""
         with self._lock:
             self._remove(name)
 
@@ -135,21 +122,17 @@ class ExpiringEntries[T]:
 
 @dataclass(slots=True)
 class _TenantWork:
-    """The work of one tenant: the number of its slots, and what waits for one in order of arrival."""
-
-    running: int = 0
+    running: int = 0  # slots
+    # in order of arrival
     waiting: dict[asyncio.Future[None], None] = field(default_factory=dict[asyncio.Future[None], None])
 
 
 @final
 class FairSlots:
-    """Slots in which tenants take turns. Belongs to one event loop.
+    """Slots in which tenants take turns, at most `most_of_tenant` each. Belongs to one event loop.
 
-    A free slot goes to the tenant with the fewest slots; of several, to the one whose last work began or ended longest ago; of
-    the work of this tenant, to the oldest.
-
-    Args:
-        most_of_tenant: slots that one tenant may have at a time; None: all.
+    A free slot goes to the tenant with the fewest slots; of several, to the one whose last work began or ended longest ago;
+    and there to the oldest work.
     """
 
     def __init__(self, slots: int, most_of_tenant: int | None = None) -> None:
@@ -179,7 +162,7 @@ class FairSlots:
         self._next()
 
     def close(self, error: Exception) -> None:
-        """Fail all that waits."""
+        """Fail all waiting work."""
         for work in self._tenants.values():
             for place in work.waiting:
                 if not place.done():
@@ -187,7 +170,6 @@ class FairSlots:
             work.waiting.clear()
 
     def _next(self) -> None:
-        """Give a free slot to what waits next."""
         while (tenant := self._whose_turn()) is not None:
             waiting = self._tenants[tenant].waiting
             place = next(iter(waiting))

@@ -12,7 +12,7 @@ from jinfercept.sched.sequence import Sequence
 
 
 class MovedSlots(NamedTuple):
-    """Device slots that a move has freed, and its pages that were not come to."""
+    """The device slots that a move has freed, and its pages that were not reached."""
 
     freed: int
     rest: range
@@ -20,15 +20,7 @@ class MovedSlots(NamedTuple):
 
 @final
 class Transfers:
-    """Turns a policy's moves into page transfers of the plan being built.
-
-    Args:
-        policy: the order of eviction from the host.
-        counters: moved tokens are added here.
-
-    Attributes:
-        observer: called with every move that had an effect; None: there is none.
-    """
+    """Turns a policy's moves into page transfers of the plan being built."""
 
     def __init__(self, kv: KVManager, policy: Policy, counters: SchedulerCounters) -> None:
         self._kv = kv
@@ -45,18 +37,16 @@ class Transfers:
         self._policy.moves(budget, builder.now, PlanMover(self, builder))
 
     def room(self, builder: PlanBuilder) -> int:
-        """Pages that the plan can still move: as far as the link's budget goes, and the device memory for transfers."""
+        """Pages that the plan can still move, by the link's budget and by the device memory for transfers."""
         pages, most = builder.link_tokens // self._kv.page_size, self._kv.most_moved_pages
         if most is not None:
             pages = min(pages, most - self._num_moved(builder))
         return pages if pages > 0 else 0
 
     def fetch(self, builder: PlanBuilder, sequence: Sequence, most: int, pages: range | None = None) -> int:
-        """Fetch up to `most` pages of a sequence, as far as the plan's room and the free slots go, and before them
-        its window; returns how many, the window as one.
+        """Fetch a sequence's window, which counts as one page, and then its pages, as room and free slots allow.
 
-        Args:
-            pages: indexes of some pages of a sequence that is paused; None: all of one that runs.
+        `pages` are indexes of some pages of a paused sequence; None: all pages of a running one.
         """
         context, num_windows, side = sequence.context, 0, self._kv.side_pool
         if side is not None and side.is_fetchable(context):
@@ -73,11 +63,8 @@ class Transfers:
         return len(copies) + num_windows
 
     def move(self, builder: PlanBuilder, move: Move, most: int | None = None) -> "MovedSlots":
-        """Execute a policy's move, page by page, as far as the pages allow. A full plan swaps no dirty page: it stays.
-
-        Args:
-            most: device slots that are needed: the move ends when so many are free; None: no end.
-        """
+        """Execute a policy's move, page by page, as far as the pages allow, until `most` device slots are free (None: to its
+        end)."""
         freed = num_passed = 0
         context = move.sequence.context
         if context.side is not None and move.action is Action.LOSE:
@@ -107,7 +94,6 @@ class Transfers:
         return self.move(builder, move, most)
 
     def _move_alike(self, builder: PlanBuilder, move: Move, run: PageRun) -> int:
-        """Execute a move of pages of one run; returns the device slots that are free now."""
         pages, action = move.pages, move.action
         if run.residency is not Residency.DIRTY or not (
             action is Action.COPY or (action in (Action.SWAP, Action.OFFLOAD) and run.evictable)
@@ -120,6 +106,7 @@ class Transfers:
         freed = self._drop(move._replace(pages=pages[:num_copied]), run, copied=True)
         most = self._kv.most_moved_pages
         is_full = most is not None and self._num_moved(builder) >= most
+        # pages that could not be copied are dropped; in a full plan they stay
         if action is Action.SWAP and num_copied < len(pages) and not is_full:
             freed += self._drop(move._replace(pages=pages[num_copied:]), run)
         return freed
@@ -146,11 +133,6 @@ class Transfers:
         return freed
 
     def _observe(self, move: Move, run: PageRun, *, copied: bool, freed: int) -> None:
-        """Tell the observer of a move.
-
-        Args:
-            run: that the pages were part of, as it was before.
-        """
         if self.observer is not None:
             first, last = bounds(move.pages)
             behind = run.start + run.num_pages - last  # all but the last page of a context are full
@@ -160,7 +142,6 @@ class Transfers:
             self.observer.moved(move, part, num_tokens if copied else 0, freed)
 
     def _offload(self, builder: PlanBuilder, move: Move, run: PageRun) -> int:
-        """Offload the first pages of a move, as many as possible; returns how many."""
         kv, num_pages = self._kv, min(self._offloadable(builder, move), self.room(builder))
         if num_pages and kv.num_host_free < num_pages:
             self._free_host(builder, move.sequence, num_pages)
@@ -172,8 +153,8 @@ class Transfers:
         return len(copies)
 
     def _offloadable(self, builder: PlanBuilder, move: Move) -> int:
-        """How many first pages of a move can be offloaded as far as a window goes: it leaves with its context's last page."""
         context, side = move.sequence.context, self._kv.side_pool
+        # a window leaves with the last page of its context
         if side is not None and not context.in_use and context.num_pages - 1 in move.pages and self.room(builder):
             copies = side.copy_out(context, context.num_tokens)
             if copies is None:
@@ -184,14 +165,13 @@ class Transfers:
         return len(move.pages)
 
     def _num_moved(self, builder: PlanBuilder) -> int:
-        """Pages that the plan moves, both ways; those of windows as many as have their memory."""
+        # pages of windows count as many as have their memory
         side, num_pages = self._kv.side_pool, len(builder.fetch) + len(builder.offload)
         if side is not None:
             num_pages -= -side.cost(len(builder.window_fetch) + len(builder.window_offload)) // self._kv.page_size
         return num_pages
 
     def _free_host(self, builder: PlanBuilder, sequence: Sequence, num_slots: int) -> None:
-        """Free host slots for the sequence's copies, so many if the policy evicts as many other copies for them."""
         if not self._kv.has_host:
             return
         if builder.host_victims is None or builder.host_victims.sequence is not sequence:
@@ -200,7 +180,7 @@ class Transfers:
         self.free_host(builder.host_victims.order, num_slots)
 
     def free_host(self, victims: MoveOrder, num_slots: int) -> None:
-        """Free host slots by a policy's order, until so many are free."""
+        """Free host slots by a policy's order, until `num_slots` are free."""
         for move in victims:
             for run in move.sequence.context.runs(move.pages):
                 if not run.shared and not run.in_flight and run.residency.on_host and move.action is not Action.COPY:
@@ -213,8 +193,6 @@ class Transfers:
 
 @final
 class PlanMover(Mover):
-    """Moves pages within one plan."""
-
     __slots__ = ("_builder", "_transfers")
 
     def __init__(self, transfers: Transfers, builder: PlanBuilder) -> None:

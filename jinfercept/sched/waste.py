@@ -1,13 +1,13 @@
-"""What an interception wastes under each way of treating its context: InferCept's equations (1) to (5), one function each, and
-ours (6), the return of pages from a disk.
+"""The waste of an interception under each way of treating its context: InferCept's equations (1) to (5), one function each,
+and our own (6), the return of pages from a disk.
 
 Waste is device memory held without use, times the time it is held. The KV bytes of a token cancel inside one model, so
-everything here is in token·seconds. Pure functions: no queue, no clock, no profile; what a step or a transfer costs arrives
+everything here is in token·seconds. Pure functions: no queue, no clock, no profile. The price of a step or a transfer arrives
 as a function of tokens.
 
-One correction to the paper. Equations (1) and (4) charge the other requests the whole of `T_fwd(x)`, though they would have
-paid `T_fwd(0)` for their own decoding anyway; with an affine profile (4) would then grow with the number of chunks. Here,
-as in the authors' code, others are charged only the growth `T_fwd(x) - T_fwd(0)`.
+One correction to the paper: equations (1) and (4) charge the other requests the whole of `T_fwd(x)`, though they would have
+paid `T_fwd(0)` for their own decoding anyway; with an affine profile (4) would then grow with the number of chunks. Here, as
+in the authors' code, others are charged only the growth `T_fwd(x) - T_fwd(0)`.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 
 class Waste(NamedTuple):
-    """What one interception is expected to waste, in token·seconds.
+    """The expected waste of one interception, in token·seconds.
 
     Attributes:
         preserve: equation (2).
         discard: equation (1) or (4).
-        swap: equation (3), or 0 for what moves inside the free link budget.
+        swap: equation (3), or 0 for a context that moves inside the free link budget.
     """
 
     preserve: float
@@ -34,7 +34,7 @@ def discard_waste(context: int, other_tokens: int, forward_s: Callable[[int], fl
     Args:
         context: C, tokens of the intercepted context.
         other_tokens: C_other, context tokens of the other running requests; charged the growth only (the module says why).
-        forward_s: T_fwd, seconds of an iteration with so many query tokens.
+        forward_s: T_fwd, seconds of an iteration by its query tokens.
     """
     return forward_s(context) * context + _growth_s(context, forward_s) * other_tokens
 
@@ -55,7 +55,7 @@ def swap_waste(context: int, batch_context: int, swap_s: Callable[[int], float])
     Args:
         context: C, tokens of the intercepted context.
         batch_context: C_batch, context tokens of the whole batch.
-        swap_s: T_swap, seconds to move the KV of so many tokens one way.
+        swap_s: T_swap, seconds to move the KV of a context one way, by its tokens.
     """
     return 2.0 * swap_s(context) * batch_context
 
@@ -65,15 +65,15 @@ def chunked_discard_waste(
 ) -> float:
     """Equation (4), discard and recompute in n chunks: `T_fwd(C)·C/2 + n·(T_fwd(C/n) - T_fwd(0))·C_other`, in token·seconds.
 
-    Computed as it is executed: `C // chunk` full chunks and the rest, if there is one. So a chunk that divides C exactly
-    pays for its last chunk like any other, and the waste never falls when the context grows. A state of recurrent layers is
-    there from the first chunk on, and does not grow.
+    Computed as it is executed: `C // chunk` full chunks and the rest, if there is one. So a chunk that divides C exactly pays
+    for its last chunk like any other, and the waste never falls when the context grows. A state of recurrent layers is there
+    from the first chunk on, and does not grow.
 
     Args:
         context: C, tokens of the intercepted context.
         other_tokens: C_other, context tokens of the other running requests; charged the growth only (the module says why).
         chunk: tokens recomputed in one iteration, at least 1; see `chunk_tokens`.
-        forward_s: T_fwd, seconds of an iteration with so many query tokens.
+        forward_s: T_fwd, seconds of an iteration by its query tokens.
         state: memory of the context's state, in tokens.
     """
     full, rest = divmod(context, chunk)
@@ -82,19 +82,21 @@ def chunked_discard_waste(
 
 
 def return_s(recompute_s: float, disk_s: float, swap_s: float) -> float:
-    """Equation (6), what the return of pages takes that are on disk and in no memory: `min(T_recompute, T_disk + T_swap)`.
+    """Equation (6), seconds to return pages that are on disk and in no memory: `min(T_recompute, T_disk + T_swap)`.
 
     Args:
-        recompute_s: T_recompute, seconds of computing them again.
-        disk_s: T_disk, seconds of reading them into the host's memory.
-        swap_s: T_swap, seconds of moving them from there to the device.
+        recompute_s: T_recompute, seconds to compute them again.
+        disk_s: T_disk, seconds to read them into the host's memory.
+        swap_s: T_swap, seconds to move them from there to the device.
     """
     return min(recompute_s, disk_s + swap_s)
 
 
 def least_waste(waste: Waste) -> float:
-    """Equation (5): the lesser of (2) and (4), in token·seconds; (4) where (2) is NaN. Swap inside the free budget wastes
-    nothing and is handed out before, most wasteful context first."""
+    """Equation (5): the lesser of (2) and (4), in token·seconds; (4) where (2) is NaN.
+
+    Swap inside the free budget wastes nothing and is handed out before, to the most wasteful contexts first.
+    """
     return waste.preserve if waste.preserve <= waste.discard else waste.discard
 
 
@@ -104,12 +106,11 @@ def chunk_tokens(saturation: int, running_query_tokens: int, floor: int) -> int:
     Args:
         saturation: S, query tokens after which an iteration takes longer.
         running_query_tokens: those of the running group.
-        floor: least chunk to assume, at least 1. A long prompt in flight fills the iteration for a moment only: without
-            a floor it would make every recomputation look like one of single tokens.
+        floor: least chunk to assume, at least 1. A long prompt in flight fills the iteration for a moment only: without a
+            floor it would make every recomputation look like one of single tokens.
     """
     return max(floor, saturation - running_query_tokens)
 
 
 def _growth_s(query_tokens: int, forward_s: Callable[[int], float]) -> float:
-    """Seconds by which an iteration grows with so many more query tokens."""
     return forward_s(query_tokens) - forward_s(0)

@@ -1,6 +1,6 @@
 """Sessions of agents as a trace has them: turns whose prompts begin with the prompt before, and the pauses between them.
 
-Only counts and seconds: no text and no token ids. The compact form is JSON lines, a session each (docs/studies.md).
+Only counts and seconds: no text and no token ids. The compact form is JSON lines, one session each (docs/studies.md).
 """
 
 import os
@@ -16,43 +16,31 @@ TOOL = "tool"
 
 
 class ScriptedTurn(NamedTuple):
-    """A request of a session.
-
-    Attributes:
-        prompt: tokens.
-        decode: tokens that the model generates, at least 1.
-        kept: leading tokens of the prompt that the session's last prompt began with, and those that were generated behind it as
-            far as they are part of this prompt; below `prompt`. Far fewer than that prompt had: the history was compacted.
-        pause_s: seconds from the end of the last answer until this turn is submitted.
-        calls: the answer ends in a call of a tool that the client runs, so that the next pause is the tool's; else a person's.
-        tool: name of that tool.
-    """
+    """A request of a session. `prompt`, `decode` (at least 1) and `kept` are tokens."""
 
     prompt: int
     decode: int
+    # Leading tokens of the prompt that the session's context already has, below `prompt`: those that the last prompt began
+    # with, and those that were generated behind it, as far as this prompt has them. A history that was compacted has far
+    # fewer.
     kept: int
-    pause_s: float
-    calls: bool
+    pause_s: float  # seconds from the end of the last answer until this turn is submitted
+    calls: bool  # the answer ends in a call that the client runs: the next pause is the tool's, else a person's
     tool: str = TOOL
 
 
 class SubAgent(NamedTuple):
-    """A session that begins after a turn of its parent, by that turn's place, and then runs beside it."""
+    """A session that begins after a turn of its parent, given by that turn's place, and then runs beside it."""
 
     after_turn: int
     session: "ScriptedSession"
 
 
 class ScriptedSession(NamedTuple):
-    """A session.
-
-    Attributes:
-        shared: tokens of the tools' and the system prompt, with which the prompts of all sessions begin.
-        turns: at least one. After the last one the client does not return, and says nothing of it.
-        sub_agents: that the session starts.
-    """
+    """A session of at least one turn. After the last turn, the client does not return and sends no notice."""
 
     name: str
+    # tokens of the tools and the system prompt, with which the prompts of all sessions begin
     shared: int
     turns: tuple[ScriptedTurn, ...]
     sub_agents: tuple[SubAgent, ...] = ()
@@ -65,15 +53,12 @@ class ScriptedSession(NamedTuple):
 
 
 BLOCK_TOKENS = 64
-"""Tokens of a block, in which the public traces of Claude Code count what prompts have in common."""
+"""Tokens of a block, in which the public traces of Claude Code count the common beginnings of prompts."""
 
 
 def fitting(sessions: Sequence[ScriptedSession], max_model_len: int) -> list[ScriptedSession]:
-    """The sessions whose contexts, with those of their sub-agents, have fewer than `max_model_len` tokens.
-
-    Raises:
-        ConfigError: none has.
-    """
+    """The sessions whose contexts, with those of their sub-agents, are below `max_model_len`. Raises `ConfigError` if none
+    is."""
     fit = [session for session in sessions if session.longest < max_model_len]
     if not fit:
         shortest = min(session.longest for session in sessions)
@@ -83,11 +68,7 @@ def fitting(sessions: Sequence[ScriptedSession], max_model_len: int) -> list[Scr
 
 
 def compact_sessions(entries: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> list[ScriptedSession]:
-    """Sessions from entries in the compact form, each with its sub-agents, in order.
-
-    Raises:
-        ConfigError: an entry is no session, or a parent is missing.
-    """
+    """Sessions from entries in the compact form, each with its sub-agents, in order. Raises `ConfigError` for other entries."""
     sessions: dict[str, ScriptedSession] = {}
     parents: dict[str, str] = {}
     for number, entry in enumerate(entries, 1):
@@ -131,11 +112,9 @@ def _turn(call: object, last: ScriptedTurn | None, where: str) -> ScriptedTurn:
 
 
 def kept_tokens(last: ScriptedTurn, prompt: int, common: int, block: int = BLOCK_TOKENS) -> int:
-    """Tokens that a prompt has in common with the context before it, of which whole blocks of the last prompt were counted.
-
-    Where all whole blocks are in common, so is what was generated behind them, if the new prompt is long enough for it.
-    """
+    """Tokens that a prompt shares with the context before it; `common` counts whole blocks of the last prompt."""
     context = last.prompt + last.decode
+    # all whole blocks are in common: so is the text generated behind them, if the new prompt is long enough for it
     if common + block > last.prompt and prompt > context:
         return context
     return max(0, min(common, last.prompt, prompt - 1))

@@ -13,35 +13,23 @@ MOST_ARRIVALS = 1_000_000
 
 
 class Arrival(NamedTuple):
-    """A request and the second at which it arrives, counted from the start of the run."""
+    """A request, and the second at which it arrives, counted from the start of the run."""
 
     at_s: float
     script: Script
 
 
 def arrivals(draw: Callable[[], Script], rate: float, duration_s: float, rng: Random) -> list[Arrival]:
-    """The arrivals of `duration_s` seconds, in order. There may be none.
-
-    Args:
-        draw: makes the next request; called once for each arrival, in order, after its time is drawn.
-        rate, duration_s, rng: see `arrival_times`.
-
-    Raises:
-        ConfigError: an argument is out of its range.
-    """
+    """The arrivals of `duration_s` seconds, in order; there may be none. Raises `ConfigError` as `arrival_times`."""
+    # each request is drawn after its time
     return [Arrival(at_s, draw()) for at_s in arrival_times(rate, duration_s, rng)]
 
 
 def arrival_times(rate: float, duration_s: float, rng: Random) -> Iterator[float]:
-    """The seconds below `duration_s` at which requests arrive, in order, each drawn when it is asked for.
+    """The seconds below `duration_s` at which requests arrive, at a rate per second, in order, each drawn when it is asked
+    for.
 
-    Args:
-        rate: requests per second, over 0.
-        duration_s: seconds in which requests arrive, over 0; with `rate` they bring at most `MOST_ARRIVALS`.
-        rng: its state decides the times.
-
-    Raises:
-        ConfigError: an argument is out of its range.
+    Raises `ConfigError` unless both are above 0 and bring at most `MOST_ARRIVALS`.
     """
     for name, value in (("rate", rate), ("duration_s", duration_s)):
         if not 0 < value < math.inf:

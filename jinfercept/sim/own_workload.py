@@ -14,11 +14,8 @@ class Workload(Protocol):
     """Draws requests. A function of a `Random` is one, and so is an object that can be called with it."""
 
     def __call__(self, rng: Random) -> Script:
-        """The next request; called once for each arrival, in order.
-
-        Args:
-            rng: all that is random comes from it, so that a seed gives the same requests again.
-        """
+        """The next request; called once for each arrival, in order. All randomness must come from `rng`, so that a seed
+        repeats a run."""
         ...
 
 
@@ -28,13 +25,9 @@ type WorkloadChoice = str | Workload | type[Workload]
 
 @dataclass(frozen=True)
 class OwnWorkload:
-    """A user's workload.
+    """A user's workload, whose requests must have fewer than `max_model_len` tokens.
 
-    Args:
-        max_model_len: every request has fewer tokens.
-
-    Raises:
-        ConfigError: there is no such workload, it raises, or what it draws is no request that can be played.
+    Raises `ConfigError` if there is no such workload, it raises, or it draws a request that cannot be played.
     """
 
     choice: WorkloadChoice
@@ -44,7 +37,6 @@ class OwnWorkload:
         self.drawer(Random(0))()
 
     def drawer(self, rng: Random) -> Callable[[], Script]:
-        """Draws one request after another with this `rng`."""
         name = label(self.choice)
         draw = build_plugin("workload", self.choice, Workload)
         if not callable(draw):

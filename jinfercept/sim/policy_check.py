@@ -1,4 +1,4 @@
-"""Runs a policy or an order through scenarios that they fail in: simulations whose engine checks its pages after every step."""
+"""Runs a policy or an order through scenarios that break wrong ones: simulations that check their pages after every step."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ from jinfercept.sim.simulator import VirtualClock
 from jinfercept.sim.workload import Script, Segment
 
 MAX_STEPS = 4000
-"""Steps of the engine after which requests of a scenario are taken to starve; the built-in policies need a tenth."""
+"""Steps of the engine after which requests of a scenario are taken to starve. The built-in policies need a tenth."""
 PAGE_SIZE, MAX_SEQS, BUCKETS = 4, 3, (4, 12)
 FOLLOW_UP_TOKENS = 4
 
@@ -38,15 +38,6 @@ class PolicyCheckError(AssertionError):
 
 @final
 class _OfferedPages:
-    """A policy that may end an order of eviction only when it has offered every page whose slot can be taken.
-
-    Pages that contexts have shared while they were paused are the scheduler's.
-
-    Args:
-        policy: keeps its own rules of `Guard`.
-        name: of the policy, for errors.
-    """
-
     def __init__(self, policy: Policy, name: str) -> None:
         self._policy, self._name = policy, name
         self._paused: dict[str, Sequence] = {}
@@ -63,6 +54,8 @@ class _OfferedPages:
         self._paused.pop(sequence.id, None)
         self._policy.resume(sequence, now)
 
+    # An order of eviction may end only when it has offered every page whose slot can be taken. Pages that contexts have
+    # shared while they were paused are the scheduler's.
     def victims(self, now: float) -> Iterator[Move]:
         self._note_shared()
         offered = {name: set(indexes) for name, indexes in self._shared.items()}
@@ -87,12 +80,7 @@ class _OfferedPages:
 
 
 class PolicyReport(NamedTuple):
-    """The runs of a check.
-
-    Attributes:
-        policy: its name.
-        num_plans: plans that were made.
-    """
+    """The size of a check. Its text is a line."""
 
     policy: str
     num_scenarios: int
@@ -106,21 +94,16 @@ class PolicyReport(NamedTuple):
 
 
 def check_policy(policy: PolicyChoice, order: OrderChoice = "fcfs") -> PolicyReport:
-    """Check that a policy keeps the rules of `Policy`, and an order of waiting requests those of `Order`: no page lost, every
-    request served.
+    """Check that a policy keeps the rules of `Policy`, and an order those of `Order`: no page is lost, every request is
+    served.
 
     The scenarios are small and always the same: pools that hold all and pools too small, with and without host memory, slow
-    links, all requests returning at once, calls that never return, aborts, follow-ups, shared prompts, several tenants; at both
-    pipeline depths. Takes a second or two.
-
-    Args:
-        policy, order: as for `LLM`, but no object, since every scenario needs a new one.
-
-    Returns:
-        Counts, and a line of text when printed.
+    links, all requests returning at once, calls that never return, aborts, follow-ups, shared prompts, several tenants; at
+    both pipeline depths. Takes a second or two. Every scenario needs a new policy and order, so that neither may be an
+    object.
 
     Raises:
-        PolicyCheckError: what the policy or the order broke, and in which scenario. It is an `AssertionError`.
+        PolicyCheckError: an `AssertionError` with the broken rule and the scenario.
         ConfigError: there is no such policy or order, or it cannot be made.
     """
     _check_no_object("policy", policy, Policy)
@@ -137,25 +120,17 @@ def check_policy(policy: PolicyChoice, order: OrderChoice = "fcfs") -> PolicyRep
 
 @dataclass(frozen=True)
 class Scenario:
-    """The requests and the machine of a check. A sequence may be as long as the pool.
-
-    Attributes:
-        num_pages, num_host_pages: slots of the two pools.
-        link_tokens_per_s: of the host link, each way.
-        whole_prompts: no chunked prefill.
-        one_prompt: all prompts are alike as far as the shorter one goes, so that contexts share pages.
-        aborts: seconds and numbers of requests that are aborted then.
-        follow_ups: each request that ends is followed, at once, by another one that extends its retained context.
-    """
+    """The requests and the machine of a check. A sequence may be as long as the pool."""
 
     arrivals: tuple[Arrival, ...]
     estimator: str = "elapsed"
     num_pages: int = 12
     num_host_pages: int = 8
-    link_tokens_per_s: float = 800.0
+    link_tokens_per_s: float = 800.0  # each way
     whole_prompts: bool = False
-    one_prompt: bool = False
-    aborts: tuple[tuple[float, int], ...] = ()
+    one_prompt: bool = False  # all prompts begin alike, as far as the shorter one goes, so that contexts share pages
+    aborts: tuple[tuple[float, int], ...] = ()  # the second of each abort, and the number of the request
+    # each request that ends is followed at once by another one, which extends its retained context
     follow_ups: bool = False
 
     def machine(self, depth: int, policy: PolicyChoice, order: OrderChoice) -> Simulation:
@@ -191,7 +166,7 @@ class Scenario:
 
 
 def scenarios() -> Iterator[tuple[str, Scenario]]:
-    """The scenarios of `check_policy`, with what each is."""
+    """The scenarios of `check_policy`, with their titles."""
     rng = Random(0)
     yield "a pool that holds all", Scenario(_drawn(rng, 6, 40), num_pages=80, num_host_pages=40)
     for number, (host, link) in enumerate(product((0, 3, 40), (1.0, 800.0, 1e6))):
@@ -220,7 +195,6 @@ def scenarios() -> Iterator[tuple[str, Scenario]]:
 
 
 def _drawn(rng: Random, count: int, max_context: int) -> tuple[Arrival, ...]:
-    """Requests of up to `max_context` tokens, with up to four calls."""
     return tuple(Arrival(rng.choice((0.0, 0.0, 0.03, 0.3, 2.0)), _script(rng, max_context)) for _ in range(count))
 
 
@@ -239,19 +213,13 @@ def _script(rng: Random, max_context: int) -> Script:
 
 @final
 class _Clients:
-    """`sim.scripted.Clients` of a scenario, who abort and follow up, and check the engine's pages after every step.
-
-    Attributes:
-        outputs: by the request's number; of those that were aborted too.
-    """
-
     def __init__(self, scenario: Scenario, engine: Engine, clock: VirtualClock) -> None:
         self._scenario, self._engine, self._clock = scenario, engine, clock
         self._coming = sorted(enumerate(scenario.arrivals), key=lambda entry: entry[1].at_s)
         self._aborts, self._following = sorted(scenario.aborts), list[Request]()
         self._write = one_prompt_tokens if scenario.one_prompt else plain_tokens
         self._num_steps = 0
-        self.outputs: dict[int, RequestOutput] = {}
+        self.outputs: dict[int, RequestOutput] = {}  # by the request's number, aborted ones too
 
     @property
     def next_s(self) -> float:
@@ -286,7 +254,6 @@ class _Clients:
 
 
 def _play(title: str, scenario: Scenario, depth: int, policy: PolicyChoice, order: OrderChoice) -> int:
-    """Run a scenario to its end: its plans. Raises `PolicyCheckError`, with the title, for what was broken."""
 
     def watched_policy(inputs: PolicyInputs) -> Policy:
         guarded = guard("policy", inputs.make(policy), Policy, label(policy))
@@ -319,7 +286,6 @@ def _play(title: str, scenario: Scenario, depth: int, policy: PolicyChoice, orde
 
 
 def _problems(outputs: Mapping[int, RequestOutput], scenario: Scenario) -> Iterator[str]:
-    """The problems of the requests of a scenario that has ended."""
     aborted = {number for _, number in scenario.aborts}
     for number, output in outputs.items():
         script = scenario.arrivals[number].script if number < len(scenario.arrivals) else None
@@ -332,11 +298,7 @@ def _problems(outputs: Mapping[int, RequestOutput], scenario: Scenario) -> Itera
 
 
 def _check_no_object(what: str, choice: object, protocol: type) -> None:
-    """Raise `ConfigError` if a choice is an object with the members of a Protocol where a new one is needed for every run.
-
-    Args:
-        what: noun for the error, such as "policy".
-    """
+    # every run needs a new object
     if not isinstance(choice, str | type) and has_members(choice, protocol):
         raise ConfigError(
             f"a check needs a new {what} for each scenario", got=f"an object, {choice!r:.80}", fix="its class"

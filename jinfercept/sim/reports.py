@@ -23,14 +23,11 @@ class Range(NamedTuple):
 
 
 def paired_ratio(pairs: Sequence[tuple[float, float]]) -> Range | None:
-    """The ratio of the sums of pairs, and the 95 % interval of the pairs' ratios, by Student's t of their logarithms.
-
-    Returns:
-        None if fewer than two pairs have numbers above 0, from which no interval can be made.
-    """
+    """The ratio of the sums of pairs, and the 95 % interval of the pairs' ratios; None for fewer than two pairs above 0."""
     logs = [math.log(own / other) for own, other in pairs if own > 0 and other > 0]
     if len(logs) < 2:
         return None
+    # Student's t of the logarithms
     t = T95[len(logs) - 1] if len(logs) <= len(T95) else 2.0
     half = t * stdev(logs) / math.sqrt(len(logs))
     whole = sum(own for own, _ in pairs) / sum(other for _, other in pairs)
@@ -38,11 +35,9 @@ def paired_ratio(pairs: Sequence[tuple[float, float]]) -> Range | None:
 
 
 def ranking[S](values: Mapping[str, Mapping[S, float]], *, larger: bool = False) -> list[str]:
-    """Contenders from the best on, a line for each: its mean over seeds, and its ratio to the best one's, seed by seed.
+    """A line for each contender, the best first: its mean over seeds, and its ratio to the best one's, seed by seed.
 
-    Args:
-        values: a number for each seed, by contender.
-        larger: the larger number is the better one.
+    `values` are numbers by contender and seed. With `larger`, the larger number is the better one.
     """
     means = {name: fmean(by_seed.values()) for name, by_seed in values.items()}
     best, *others = sorted(means, key=means.__getitem__, reverse=larger)
@@ -122,11 +117,7 @@ def check_writable(path: str | Path, flag: str) -> None:
 
 
 def check_outputs(outputs: Iterable[tuple[str, str | Path | None]]) -> None:
-    """Raise `ConfigError` if one of a command's files cannot be written, or if two of them are the same.
-
-    Args:
-        outputs: flags and their paths; None: not asked for.
-    """
+    """Raise `ConfigError` if a file of a command, given by its flag, cannot be written, or if two are the same."""
     seen: dict[Path, str] = {}
     for flag, path in outputs:
         if path is None:

@@ -1,8 +1,8 @@
 """Statistics of a run, real or simulated, by the same code: latencies, waste, counts, step times. Imports no JAX.
 
-Seconds are those of the engine's clock. Waste is counted by `meter.ledger`, which takes seconds of recomputation and of waiting
-for transfers from the profile's price of a plan, in a real run too. `step_s` in the report has the measured and the priced
-seconds of all steps, and `slowness` their ratio for each bucket: they say how far these prices can be trusted.
+Seconds are those of the engine's clock. `engine.meter.ledger` counts waste: in a real run, too, it takes the seconds of
+recomputation and of waiting for transfers from the profile's price of a plan. The report says how far these prices can be
+trusted: `step_s` has the measured and the priced seconds of all steps, and `slowness` their ratio for each bucket.
 """
 
 from collections import defaultdict
@@ -27,12 +27,7 @@ Report = dict[str, Any]
 
 @final
 class RunStats:
-    """Adds up the steps of one engine, a fold over its log, and reports them.
-
-    Args:
-        log: of the engine; `fold` gets its events from now on.
-        largest_step: query tokens of the largest executable.
-    """
+    """Adds up the steps of one engine from the events of its log, and reports them."""
 
     def __init__(
         self, log: RequestLog, scheduler: Scheduler, prices: Prices, largest_step: int, limits: LatencyLimits
@@ -75,15 +70,17 @@ class RunStats:
         tenant_of: Mapping[str, str] | None = None,
         warm_up_s: float = 0.0,
     ) -> Report:
-        """The run's report. Every request is in the means: an aborted one with its time so far over all tokens that it was to
-        get, which is less than its latency would have been. Left out are those of clients that never come back (`abandoned`),
-        which can neither finish nor be unfinished. `useful_tokens` are those of requests that finished.
+        """The run's report.
+
+        Every request is in the means. An aborted one counts with its time so far over all tokens that it was to get, which is
+        less than its latency would have been. Requests of clients that never come back (`abandoned`) are left out: they can
+        neither finish nor be unfinished. `useful_tokens` are those of requests that finished.
 
         Args:
-            requests: its requests, with the second at which each arrives.
+            requests: with the second at which each arrives.
             kv_tokens: tokens of the device pool.
             tenant_of: tenant of each request, by its id; with several tenants the report has their `tenant_ttft_s`.
-            warm_up_s: what arrives in these first seconds is in no latency and in no goodput.
+            warm_up_s: requests that arrive in these first seconds are in no latency and in no goodput.
         """
         submitted = {request.id: (at_s, request) for at_s, request in requests}
         abandoned = {request.id for _, request in requests if not ever_returns(request)}
@@ -136,15 +133,12 @@ class RunStats:
         kv_tokens: int,
         warm_up_s: float = 0.0,
     ) -> Report:
-        """The report of a run of sessions, in which every turn is a request. A turn without a first token at the end counts
-        with its time until then, and so does an unfinished turn in the delay of its session. `within_limits_share` leaves out
-        the unfinished turns that are within the limits so far. Turn delays and this share have no time at the door, but for
-        `turn_delay_with_door_s`; `door_s` is that of sessions. The delay of a session and its goodput have it.
+        """The report of a run of sessions, in which every turn is a request.
 
-        Args:
-            lasted: the run's length.
-            kv_tokens: tokens of the device pool.
-            warm_up_s: turns that were submitted in these first seconds are in no delay, no latency and no goodput.
+        A turn without a first token at the end counts with its time until then, and so does an unfinished turn in the delay
+        of its session. `within_limits_share` leaves out the unfinished turns that are within the limits so far. Turn delays
+        and this share exclude time at the door, but for `turn_delay_with_door_s`; `door_s` is that of sessions. The delay of
+        a session and its goodput include it. `warm_up_s` is as in `report`.
         """
         records = [record for record in clients.records if record.submitted_s >= warm_up_s]
         served = [record for record in records if record.finished]
@@ -191,11 +185,6 @@ class RunStats:
     def _machine(
         self, counters: SchedulerCounters, kv_tokens: int, alive_s: float, lasted: RunSeconds
     ) -> Mapping[str, Any]:
-        """What the machine did: steps, tokens that were computed again and moved, and waste.
-
-        Args:
-            alive_s: seconds of all requests together, without those of their calls.
-        """
         waste = asdict(self._ledger.waste)
         return {
             "iterations": self.iterations,
@@ -222,5 +211,4 @@ class RunStats:
 
 
 def _summary(values: Iterable[float]) -> Mapping[str, float | None]:
-    """Mean and percentiles; None in their places without values."""
     return percentiles(values, (50, 90, 99)) or dict.fromkeys(("mean", "p50", "p90", "p99"))

@@ -25,7 +25,7 @@ SHOWN_EVERY_S = 0.1
 """Seconds between two calls of a `Progress`, by the wall clock."""
 
 _SHARED_TOKEN = 1 << 30
-"""Token that prompts share; those that are a request's number are below."""
+"""Token that prompts share; tokens that are a request's number are below."""
 
 Progress = Callable[[float, float], None]
 """Called with the seconds played so far, and the most that there can be."""
@@ -42,19 +42,16 @@ def one_prompt_tokens(number: int, place: int, count: int) -> tuple[int, ...]:
 
 
 def make_request(number: int, script: Script, write: Writer, known_durations: bool = False) -> Request:
-    """A scripted request: greedy, of a fixed length, calling at fixed places.
-
-    Args:
-        number: its id, and the seed of its tokens.
-        known_durations: calls carry their duration, for an oracle estimator.
-    """
+    """A scripted request: greedy, of a fixed length, with calls at fixed places. `number` is its id and the seed of its
+    tokens."""
+    # for an oracle estimator, calls carry their duration
     calls = dict(_calls(script, known_durations))
     params = SamplingParams(temperature=0.0, max_tokens=script.generated, ignore_eos=True)
     return Request(str(number), write(number, 0, script.prompt), params, detector=ScriptedDetector(calls))
 
 
 def returned_tokens(request: Request) -> int:
-    """Tokens that all calls of a scripted request return together, those of markup left out."""
+    """Tokens that all calls of a scripted request return together, without those of markup."""
     if request.detector is None:
         return 0
     assert isinstance(request.detector, ScriptedDetector)
@@ -82,19 +79,12 @@ def _calls(script: Script, known_durations: bool) -> Iterator[tuple[int, list[Ca
 class ScriptedDispatcher:
     """Answers scripted calls after their seconds; starts no threads.
 
-    The arguments of a call, which pauses its request, are `"seconds tokens"`.
-
-    Args:
-        clock: the engine's.
-        write: makes the returned tokens.
-
-    Attributes:
-        lost: requests that wait for a call that never returns.
+    A call pauses its request. Its arguments are `"seconds tokens"`.
     """
 
     def __init__(self, clock: Clock, write: Writer) -> None:
         self.next_arrival_s = float("inf")  # an idle engine sleeps no longer than this
-        self.lost: set[str] = set()
+        self.lost: set[str] = set()  # requests that wait for a call that never returns
         self._clock, self._write = clock, write
         self._due: list[tuple[float, int, str, tuple[Call, ...]]] = []
         self._live: dict[str, int] = {}
@@ -125,7 +115,7 @@ class ScriptedDispatcher:
         return []
 
     def next_s(self) -> float:
-        """Seconds of the clock at the next return or arrival."""
+        """Second of the clock at the next return or arrival."""
         return min(self._due[0][0] if self._due else math.inf, self.next_arrival_s)
 
     def cancel(self, request_id: str) -> None:
@@ -146,20 +136,15 @@ class RunSeconds(NamedTuple):
 
 
 class PlayedRun(NamedTuple):
-    """The result of a run.
+    """The result of a run."""
 
-    Attributes:
-        outputs: requests that were served to their end, in the order of their ends.
-        aborted: requests that failed or were unfinished at the run's end, with the tokens that they had.
-    """
-
-    outputs: list[RequestOutput]
-    aborted: list[RequestOutput]
+    outputs: list[RequestOutput]  # requests that were served to their end, in the order of their ends
+    aborted: list[RequestOutput]  # requests that failed or were unfinished at the end, with their tokens so far
     lasted: RunSeconds
 
 
 class Clients(Protocol):
-    """Whose requests are played. Times are seconds of the run."""
+    """The source of the requests that are played. Times are seconds of the run."""
 
     @property
     def next_s(self) -> float:
@@ -184,11 +169,7 @@ def play(
     progress: Progress,
     host_s: float = 0.0,
 ) -> PlayedRun:
-    """Play requests that arrive at their times (`drive`).
-
-    Args:
-        requests: with the second at which each arrives, in order.
-    """
+    """Play requests, given in order with the second at which each arrives, as `drive`."""
     listed = _ListedRequests(requests)
     lasted = drive(engine, dispatcher, clock, listed, most_s, progress, host_s)
     served = [output for output in listed.outputs if output.outputs[0].finish_reason in ("stop", "length")]
@@ -198,8 +179,6 @@ def play(
 
 @final
 class _ListedRequests:
-    """`Clients` of requests at given times, of which a gate may refuse some."""
-
     def __init__(self, requests: Sequence[tuple[float, Request]]) -> None:
         self._coming = iter(requests)
         self._next = next(self._coming, None)
@@ -228,16 +207,15 @@ def drive(
     progress: Progress,
     host_s: float = 0.0,
 ) -> RunSeconds:
-    """Submit requests at their times and step the engine until all have finished or wait for calls that never return; then,
+    """Submit requests at their times and step the engine until all have finished or wait for calls that never return. Then,
     or after `most_s` seconds, abort the others.
 
-    Args:
-        progress: called a few times a second, by the wall clock.
-        host_s: seconds to wait after every step: the engine's own work, which a virtual clock does not see.
+    `progress` is called a few times a second, by the wall clock. `host_s` seconds pass after every step, for the engine's own
+    work, which a virtual clock does not see.
 
     Raises:
-        PluginError: a policy, an order or an estimator of the user's own failed: what is played from then on would say nothing
-            of it. Any other exception of a step of the engine is raised too.
+        PluginError: a policy, an order or an estimator of the user's own failed, so that the rest of the run would say
+            nothing of it. Any other exception of a step of the engine is raised too.
     """
     started_s, began = clock.now(), time.monotonic()
     live: dict[str, None] = {}
@@ -268,7 +246,6 @@ def drive(
 
 
 def _end(engine: Engine, clients: Clients, live: dict[str, None]) -> None:
-    """Step the engine, and tell the clients what has ended."""
     ended = [event for event in engine.step() if isinstance(event, Finished)]
     for event in ended:
         if event.failure is not None:

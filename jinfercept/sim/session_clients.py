@@ -1,9 +1,9 @@
 """Clients that play sessions of agents on an engine, and the record of every turn.
 
-A turn is a request of its own, as agents send them to a server: its prompt repeats what the client has of the conversation, no
-name of a session comes with it, and the engine finds the context by the prompt. An answer that calls a tool ends with a call
-that the client runs; another one is read by a person. Nothing tells the engine that a session is over. A client that is refused
-at the door comes again.
+A turn is a request of its own, as agents send it to a server. Its prompt repeats the conversation so far, without a name of
+the session, and the engine finds the context by the prompt. An answer that calls a tool ends with a call that the client
+runs; a person reads any other answer. Nothing tells the engine that a session is over. A client that is refused at the door
+comes again.
 """
 
 import heapq
@@ -34,7 +34,7 @@ NEVER_S = 1e9
 """Seconds after which, to an oracle, a client returns that never does."""
 
 MOST_TURNS = 1 << 12
-"""Turns of a session of which each adds tokens of its own."""
+"""Most turns of a session of which each adds tokens of its own."""
 
 NUMBERS = 1 << 6
 """Numbers of a session and its sub-agents; the next session begins behind them."""
@@ -45,33 +45,23 @@ TOKENS = 1 << 30
 
 
 def session_tokens(number: int, place: int, count: int) -> tuple[int, ...]:
-    """A `Writer` for engines that compute nothing: what a turn adds is one token, of which no other turn has any."""
+    """A `Writer` for engines that compute nothing: a turn adds one token, repeated, which no other turn has."""
     return ((number * MOST_TURNS + place % MOST_TURNS) % TOKENS,) * count
 
 
 @dataclass(frozen=True)
 class SessionLoad:
-    """Sessions of a run.
-
-    Attributes:
-        sessions: drawn in random order, each once before any comes again.
-        seed: of that order and of the times.
-        live: sessions at a time, sub-agents not counted: where one ends, another begins. 0: they come at a rate.
-        rate: sessions per second, Poisson, where `live` is 0.
-        duration_s: seconds in which sessions begin.
-        named: turns carry the name of their session, as some clients send it.
-        ramp_s: seconds in which the first `live` sessions begin.
-        midway: the first `live` sessions begin with any of their turns, whose whole prompt is then new, so that a short run
-            has contexts as long as those of an hour. Runs of more live sessions begin with those of fewer, and others.
-    """
+    """Sessions of a run, drawn in random order, each once before any comes again."""
 
     sessions: Sequence[ScriptedSession]
-    seed: int
-    live: int = 0
-    rate: float = 0.0
-    duration_s: float = 1200.0
-    named: bool = False
-    ramp_s: float = FIRST_SESSIONS_S
+    seed: int  # decides that order and the times
+    live: int = 0  # sessions at a time, without sub-agents: where one ends, another begins; 0: they come at a rate
+    rate: float = 0.0  # sessions per second, Poisson, where `live` is 0
+    duration_s: float = 1200.0  # seconds in which sessions begin
+    named: bool = False  # turns carry the name of their session, as some clients send it
+    ramp_s: float = FIRST_SESSIONS_S  # seconds in which the first `live` sessions begin
+    # The first `live` sessions begin with any of their turns, whose whole prompt is then new, so that a short run has
+    # contexts as long as those of an hour. A run of more live sessions begins with those of a smaller run, and others.
     midway: bool = False
 
     def __len__(self) -> int:
@@ -83,36 +73,25 @@ class SessionLoad:
 
 
 class TurnRecord(NamedTuple):
-    """A turn that was submitted.
+    """A turn that was submitted. Times are seconds of the run."""
 
-    Attributes:
-        session: number of its session: `NUMBERS` times its place among those that were drawn; of a sub-agent, one behind it.
-        turn: its place there.
-        submitted_s: second of the run at which the client sent it.
-        first_token_s: second of its first token; None if it had none when the run ended.
-        finished_s: second of its end, or of the run's.
-        finished: whether it was served to its end.
-        prompt, generated: tokens.
-        new: tokens of the prompt that the session had not sent or read before, and that are not shared by all.
-        cached: tokens of the prompt that were not computed for it.
-        door_s: seconds that it waited at the door, or was refused there.
-    """
-
+    # number of its session: `NUMBERS` times its place among the drawn sessions; of a sub-agent, a number behind it
     session: int
-    turn: int
+    turn: int  # its place in the session
     submitted_s: float
-    first_token_s: float | None
-    finished_s: float
-    finished: bool
-    prompt: int
+    first_token_s: float | None  # None if it had none when the run ended
+    finished_s: float  # at its end, or the run's
+    finished: bool  # served to its end
+    prompt: int  # tokens, as the next three
     generated: int
-    new: int
-    cached: int
-    door_s: float
+    new: int  # of the prompt: neither sent nor read by the session before, nor shared by all
+    cached: int  # of the prompt: not computed for this turn
+    door_s: float  # seconds of waiting at the door and of refusals there
 
     @property
     def lost(self) -> int:
-        """Tokens that the session had sent or read before, or that all share, and that were computed for the turn."""
+        """Tokens that were computed for the turn although the session had sent or read them before, or all sessions share
+        them."""
         return max(0, self.prompt - self.new - self.cached) if self.first_token_s is not None else 0
 
     @property
@@ -123,11 +102,9 @@ class TurnRecord(NamedTuple):
 
 @dataclass(slots=True)
 class _Live:
-    """A session that is not over: the tokens of its last context, and those that are sub-agents with their parent."""
-
     number: int
     script: ScriptedSession
-    root: int
+    root: int  # number of the parent of sub-agents, else its own
     first: int = 0  # the turn with which it begins
     turn: int = 0
     tokens: array[int] = field(default_factory=lambda: array("i"))
@@ -136,19 +113,10 @@ class _Live:
 
 @final
 class SessionClients:
-    """The clients of a load, for `sim.scripted.drive`. Times are seconds of the run.
+    """The clients of a load, for `sim.scripted.drive`. Times are seconds of the run, which starts at `started_s` of the
+    engine's clock.
 
-    Args:
-        write: makes the tokens that clients add to their prompts: for number 0 those that all share, for a session's number + 1
-            and a turn's place its own.
-        known_durations: requests carry the seconds until the next turn, for an oracle estimator.
-        started_s: second of the engine's clock at which the run starts.
-
-    Attributes:
-        records: the turns that have ended, in the order of their ends.
-        streams: what was generated in those that were finished, by the id of their request.
-        begun: sessions that have begun, sub-agents too.
-        ended_sessions: those of them whose last turn was served.
+    With `known_durations`, requests carry the seconds until the next turn, for an oracle estimator.
     """
 
     def __init__(self, load: SessionLoad, write: Writer, known_durations: bool = False, started_s: float = 0.0) -> None:
@@ -160,8 +128,9 @@ class SessionClients:
         self._due: list[tuple[float, int, _Live]] = []
         self._sent: dict[str, tuple[float, _Live]] = {}
         self._open: dict[int, int] = {}  # unfinished sessions by the number of the one that began them
-        self.records: list[TurnRecord] = []
-        self.streams: dict[str, list[int]] = {}
+        self.records: list[TurnRecord] = []  # turns that have ended, in the order of their ends
+        self.streams: dict[str, list[int]] = {}  # generated tokens of finished turns, by request id
+        # sessions that have begun, sub-agents too, and those of them whose last turn was served
         self.begun = self.ended_sessions = self._count = self._drawn = 0
         if load.live:
             ramp_s = min(load.ramp_s, load.duration_s)
@@ -173,11 +142,9 @@ class SessionClients:
 
     @property
     def next_s(self) -> float:
-        """When the next turn is submitted; infinity if that depends on answers, or if none will be."""
         return min(self._next_begin_s, self._due[0][0] if self._due else inf)
 
     def due(self, now: float) -> Iterator[Request]:
-        """The turns that are submitted until now."""
         while self._next_begin_s <= now:
             self._draw(self._next_begin_s)
             self._next_begin_s = next(self._times, inf)
@@ -188,7 +155,7 @@ class SessionClients:
             yield request
 
     def ended(self, output: RequestOutput) -> None:
-        """An answer has ended; the session goes on after its pause, or another one begins."""
+        """Record an answer that has ended. The session goes on after its pause, or another one begins."""
         at_s, live = self._sent.pop(output.request_id)
         script, metrics = live.script.turns[live.turn], output.metrics
         finished = output.outputs[0].finish_reason in ("stop", "length")
@@ -233,7 +200,6 @@ class SessionClients:
                 self._draw(finished_s)
 
     def _draw(self, at_s: float) -> None:
-        """Begin the next session."""
         if not self._bag:
             self._bag = list(self._load.sessions)
             self._draws.shuffle(self._bag)
@@ -257,6 +223,7 @@ class SessionClients:
         if live.turn > live.first:
             del live.tokens[turn.kept :]
         else:
+            # number 0 writes the tokens that all share; a session's number + 1 and a turn's place write the turn's own
             live.tokens = array("i", self._write(0, 0, script.shared))
         live.tokens.extend(self._write(live.number + 1, live.turn, turn.prompt - len(live.tokens)))
         last = live.turn + 1 == len(script.turns)

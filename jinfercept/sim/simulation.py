@@ -61,17 +61,17 @@ class OracleEstimator(Estimator):
 
 SIMULATED_ESTIMATORS: dict[str, Callable[[], Estimator]] = ESTIMATORS | {"oracle": OracleEstimator}
 RunWatch = Callable[[RequestLog, KVManager, PolicyInputs, bool], object]
-"""Called before a run with the log of its engine, to which it may add a fold, the pages, what the policy knows, and whether
+"""Called before a run with the log of its engine, to which it may add a fold, the pages, the policy's inputs, and whether
 steps wait for transfers."""
 BOUNDS = {"bound": "lru", "free_pause": "swap"}
-"""Bounds to compare policies with, and the policies that they run under: infinite memory (`bound`); contexts that are offloaded
-and fetched at no cost but the step of the scatter (`free_pause`), so that a policy that keeps pages can be a little faster."""
+"""Bounds to compare policies with, and the policies that they run under. `bound` is infinite memory. `free_pause` offloads
+and fetches contexts at no cost but the step of the scatter, so that a policy that keeps pages can be a little faster."""
 
 _ENDLESS_TOKENS = 1 << 40
 
 
 def reads_durations(estimator: EstimatorChoice) -> bool:
-    """Whether an estimator reads the true durations of calls, as oracles do, which take them for hints."""
+    """Whether an estimator takes hints for the true durations of calls, as oracles do."""
     return estimator == "oracle" or getattr(estimator, "reads_durations", False)
 
 
@@ -79,58 +79,40 @@ def reads_durations(estimator: EstimatorChoice) -> bool:
 class Simulation:
     """The machine, the policy and the limits of a simulated run.
 
-    Attributes:
-        profile: the machine, which prices every step.
-        policy: a name of `BOUNDS`, or any other choice of a policy but an object, since every run needs a new one.
-        estimator: a name of `SIMULATED_ESTIMATORS`, or any other choice of an estimator but an object.
-        duration_s: seconds of arrivals.
-        drain_s: seconds that requests have after them to finish; None: as long again.
-        kv_tokens, host_tokens: tokens of the two pools.
-        page_size: tokens per page.
-        max_num_seqs: sequences that run at once.
-        max_model_len: tokens per sequence, and of the largest step where prefill is not chunked: the limit that vLLM of the
-            time had on a step is the default.
-        chunked_prefill: None: as the policy was published, if the largest bucket allows it.
-        buckets: query tokens of the executables, ascending; None: every number up to S, or up to the longest sequence
-            where prefill is not chunked.
-        chunk_tokens: most query tokens of one sequence in one step; None: no limit of its own.
-        prefix_caching: keep full pages of finished requests until their slots are wanted.
-        preemption: see `Scheduler`.
-        order: of waiting requests; any choice of an order but an object.
-        overload: what becomes of new conversations, see `Scheduler`; those of sessions are the only ones.
-        depth: 0, or 1 to plan a step before the last one's tokens are read.
-        overlaps: transfers hide behind compute under every policy, as they do in this engine; else those of `swap` are
-            waited for, as it was published.
-        host_s: seconds of the engine's own work at every step. Depth 1 hides them behind the device; and a call that is
-            shorter has returned by the next plan.
-        limits: what a request must stay within to count as goodput.
-        warm_up_s: requests, turns of sessions too, that arrive in these first seconds are in no latency and in no goodput.
-        fair: tenants share memory·time by their weights; else all requests are one tenant's.
+    Policy, estimator and order are any choice but an object, since every run needs a new one.
     """
 
-    profile: Profile
-    policy: PolicyChoice
-    estimator: EstimatorChoice = "elapsed"
-    duration_s: float = 1200.0
-    drain_s: float | None = None
+    profile: Profile  # the machine, which prices every step
+    policy: PolicyChoice  # also a name of `BOUNDS`
+    estimator: EstimatorChoice = "elapsed"  # a name of `SIMULATED_ESTIMATORS`, or another choice
+    duration_s: float = 1200.0  # seconds in which requests arrive
+    drain_s: float | None = None  # seconds after these in which requests may finish; None: as many again
     kv_tokens: int = 53_000
     host_tokens: int = 300_000
     page_size: int = 16
     max_num_seqs: int = 1024
+    # tokens per sequence, and of the largest step where prefill is not chunked; by default the limit of a step in vLLM when
+    # InferCept was written
     max_model_len: int = 2560
-    chunked_prefill: bool | None = None
+    chunked_prefill: bool | None = None  # None: as the policy was published, if the largest bucket allows it
+    # query tokens of the executables, ascending; None: every number up to S, or up to the longest sequence where prefill is
+    # not chunked
     buckets: tuple[int, ...] | None = None
-    chunk_tokens: int | None = None
+    chunk_tokens: int | None = None  # most query tokens of one sequence in one step; None: no limit of its own
     prefix_caching: bool = False
     preemption: Preemption = "policy"
     order: OrderChoice = "fcfs"
-    overload: Overload = "serve"
-    depth: int = 0
+    overload: Overload = "serve"  # only sessions are conversations
+    depth: int = 0  # 0, or 1 to plan a step before the last one's tokens are read
+    # transfers hide behind compute under every policy, as they do in this engine; else `swap` waits for its transfers, as
+    # published
     overlaps: bool = False
+    # seconds of the engine's own work at every step; depth 1 hides them behind the device, and a call that is shorter has
+    # returned by the next plan
     host_s: float = 0.0
-    limits: LatencyLimits = LIMITS
-    warm_up_s: float = 0.0
-    fair: bool = True
+    limits: LatencyLimits = LIMITS  # a request that stays within them is goodput
+    warm_up_s: float = 0.0  # requests and turns of these first seconds are in no latency and no goodput
+    fair: bool = True  # tenants share memory·time by their weights; else all requests are one tenant's
 
     def __post_init__(self) -> None:
         check_choice(self._scheduled_policy)
@@ -146,7 +128,7 @@ class Simulation:
         self.chunks()
 
     def chunks(self) -> bool:
-        """Whether prefill is chunked. Raises `ConfigError` if it cannot be as asked."""
+        """Whether prefill is chunked. Raises `ConfigError` if no step holds the whole prompts that are asked for."""
         return self._limits(self._executables or (self.max_model_len,)).chunks(self._scheduled_policy)
 
     @property
@@ -175,7 +157,6 @@ class Simulation:
 
     @property
     def _executables(self) -> tuple[int, ...]:
-        """Query tokens of the executables that were given or measured; empty if there are none."""
         return self.buckets or tuple(self.profile.bucket_tokens)
 
     def _limits(self, buckets: tuple[int, ...]) -> SchedulerLimits:
@@ -195,11 +176,7 @@ class Simulation:
         progress: Progress = lambda now, end: None,
         watch: RunWatch | None = None,
     ) -> Report:
-        """Play the arrivals.
-
-        Returns:
-            The report: `RunStats.report` names its keys, `session_report` those of sessions.
-        """
+        """Play the arrivals, and report as `RunStats.report` or, of sessions, `RunStats.session_report`."""
         if isinstance(arrivals, SessionLoad):
             return self._run_sessions(arrivals, progress, watch)
         requests = [(at_s, self._request(number, script)) for number, (at_s, script) in enumerate(arrivals)]
@@ -243,13 +220,7 @@ class Simulation:
         open_text: Callable[[Request], Text] | None = None,
         watch: RunWatch | None = None,
     ) -> tuple[Engine, RunStats]:
-        """An engine on this machine that prices its steps, without requests, and what counts them; it has the
-        scheduler that an `LLM` would have.
-
-        Args:
-            clock: its time.
-            open_text: makes a request's text; None: there is none.
-        """
+        """An engine that prices its steps, with the scheduler that an `LLM` would have, and its statistics."""
         bound, free_pause = self.policy == "bound", self.policy == "free_pause"
         kv = KVManager(
             (_ENDLESS_TOKENS if bound else self.kv_tokens) // self.page_size,

@@ -1,6 +1,6 @@
-"""A virtual clock, and a runner that prices plans instead of executing them: what the engine runs on in a simulation.
+"""A virtual clock, and a runner that prices plans instead of executing them: the engine's in a simulation.
 
-No JAX and no model: a simulated model writes what a request's `forced_output_ids` say, and zeros behind them.
+No JAX and no model: a simulated model writes a request's `forced_output_ids`, and zeros behind them.
 """
 
 from threading import Event
@@ -21,13 +21,12 @@ class VirtualClock:
         return self.time
 
     def wait(self, wake: Event, timeout_s: float) -> None:
-        """Advance the time at once."""
         self.time += timeout_s
         wake.clear()
 
 
 class PricedStep(NamedTuple):
-    """A plan that is not executed, and from when to when it would be."""
+    """A plan that is not executed, and the seconds at which it would begin and end."""
 
     tokens: tuple[int, ...]
     submitted_s: float
@@ -38,10 +37,8 @@ class PricedStep(NamedTuple):
 class PricedRunner:
     """Prices plans and lets the clock pass: a device that works off its plans one after another.
 
-    At the engine's depth 1 a plan is made and dispatched while the one before it still runs.
-
-    Args:
-        clock: passes until a plan is done when its result is collected.
+    At the engine's depth 1 a plan is made and dispatched while the one before it still runs. The clock passes until a plan is
+    done when its result is collected.
     """
 
     def __init__(self, prices: Prices, clock: VirtualClock) -> None:
@@ -49,7 +46,6 @@ class PricedRunner:
         self._free_s = 0.0  # when everything that was submitted is done
 
     def forward(self, plan: StepPlan) -> PricedStep:
-        """Price the plan, its sampling included."""
         compute_s, stall_s = self._prices(plan)
         now = self._clock.time
         self._free_s = max(now, self._free_s) + compute_s + stall_s
@@ -57,7 +53,6 @@ class PricedRunner:
         return PricedStep(tuple(drawn), now, self._free_s)
 
     def sample(self, forward: PricedStep, masks: Masks) -> PricedStep:
-        """Nothing is left to price."""
         return forward
 
     def collect(self, ticket: PricedStep) -> StepResult:

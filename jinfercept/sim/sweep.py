@@ -1,7 +1,7 @@
 """Runs many simulations, in several processes if there are several jobs. Imports no JAX.
 
-A run that fails becomes a report with an `error`; the others continue. Ctrl-C ends the running ones; the reports
-of finished ones remain.
+A run that fails becomes a report with an `error`, and the others continue. Ctrl-C ends the running ones; the reports of
+finished ones remain.
 """
 
 import multiprocessing
@@ -26,16 +26,10 @@ INTERRUPTED = "interrupted"
 
 
 class SimulatedLoad[A](NamedTuple):
-    """The arrivals of a run.
-
-    Attributes:
-        workload: its name, for the report.
-        rate: requests or sessions per second; 0 for a number of live sessions.
-        arrivals: the requests, in order; or sessions.
-    """
+    """The arrivals of a run: requests in order, or sessions."""
 
     workload: str
-    rate: float
+    rate: float  # requests or sessions per second; 0 for a number of live sessions
     seed: int
     arrivals: A
 
@@ -48,8 +42,6 @@ class SimulatedLoad[A](NamedTuple):
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One simulation under one load."""
-
     simulation: Simulation
     load: SimulatedLoad[Sequence[Arrival] | SessionLoad]
 
@@ -77,11 +69,7 @@ class SweepRun:
         return f"{simulation.policy_name}{order} {simulation.estimator_name} {load.workload} {how} seed {load.seed}"
 
     def play(self, progress: Callable[[float], None] = lambda done: None, watch: RunWatch | None = None) -> Report:
-        """Simulate; an exception becomes the report's `error`.
-
-        Args:
-            progress: called with the share of the seconds that are simulated, a few times a second.
-        """
+        """Simulate; an exception becomes the report's `error`. `progress` gets the simulated share a few times a second."""
         try:
             return self.labels | self.simulation.run(
                 self.load.arrivals, lambda now, end: progress(now / self.simulation.most_s), watch
@@ -90,7 +78,6 @@ class SweepRun:
             return self.failed(f"{type(error).__name__}: {error}")
 
     def failed(self, error: str) -> Report:
-        """The report of a run without results."""
         return self.labels | {"error": error}
 
 
@@ -106,14 +93,10 @@ def sweep(
     finished: Callable[[SweepRun, Report], None] = lambda run, report: None,
     watch: RunWatch | None = None,
 ) -> list[Report]:
-    """Play all runs, those with the most requests first; returns their reports in the order of `runs`.
+    """Play all runs, those with the most requests first, and return their reports in the order of `runs`.
 
-    Args:
-        runs: simulations and their loads.
-        jobs: processes at a time, at least 1.
-        console: where the progress is shown: a bar on a terminal, elsewhere a line for each run that ends.
-        finished: called with every run that ends, and its report.
-        watch: of a run in this process, which one job or one run is.
+    The console shows a bar on a terminal, elsewhere a line for each run that ends. `watch` is called for a run in this
+    process: with one job, or one run.
     """
     reports: dict[int, Report] = {}
     order = sorted(range(len(runs)), key=lambda number: -len(runs[number].load.arrivals))
@@ -146,7 +129,7 @@ def _here(
 
 
 def _played(runs: Sequence[SweepRun], order: Sequence[int], jobs: int) -> Generator[tuple[int, Report]]:
-    """The runs as they end in other processes, which ignore Ctrl-C: this one ends them."""
+    # the processes ignore Ctrl-C: this one ends them
     executor = ProcessPoolExecutor(
         jobs, multiprocessing.get_context("spawn"), partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
     )

@@ -11,14 +11,11 @@ from jinfercept.errors import ConfigError
 
 
 class TextTable(NamedTuple):
-    """A table of texts, for a terminal."""
-
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     def shown(self) -> Table:
-        """For a terminal."""
         shown = plain_table(self.columns, title=self.title)
         for row in self.rows:
             shown.add_row(*row)

@@ -1,4 +1,4 @@
-"""Files of traces: which form a file has by its content, and the sessions in it."""
+"""Files of traces: the form of a file, by its content, and the sessions in it."""
 
 import json
 import os
@@ -72,11 +72,10 @@ def claude_code_session(entry: Mapping[str, Any], where: str, name: str = "") ->
 
 
 def message_sessions(entries: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> list[ScriptedSession]:
-    """The conversations of a trace of messages, as those of MLCommons' agentic workloads. Every message of the assistant is a
-    turn; the pause before it is the `delay_seconds` of the messages since the last one.
+    """The conversations of a trace of messages, such as MLCommons' agentic workloads. Every message of the assistant is a
+    turn.
 
-    Raises:
-        ConfigError: a value is wrong, or a conversation begins with its answer.
+    Raises `ConfigError` for a wrong value, and for a conversation that begins with its answer.
     """
     turns: dict[str, list[ScriptedTurn]] = {}
     shared: dict[str, int] = {}
@@ -99,6 +98,7 @@ def message_sessions(entries: Sequence[Mapping[str, Any]], path: str | os.PathLi
         kept = earlier[-1].prompt + earlier[-1].decode if earlier else 0
         calls = _entries(entry.get("tool_calls") or [], where, "tool_calls")
         tool = str(dict(calls[0].get("function") or {}).get("name", TOOL)) if calls else TOOL
+        # the `delay_seconds` of the messages since the last turn
         pause_s = pauses.pop(name, 0.0) if earlier else 0.0
         earlier.append(ScriptedTurn(max(context[name], kept + 1), max(1, read), kept, pause_s, bool(calls), tool))
         context[name] = earlier[-1].prompt + earlier[-1].decode
@@ -109,13 +109,11 @@ def message_sessions(entries: Sequence[Mapping[str, Any]], path: str | os.PathLi
 
 
 def _num_tokens(value: object) -> int:
-    """Tokens of a text, or of a value as JSON."""
     text = value if isinstance(value, str) else json.dumps(value) if value else ""
     return len(text) // CHARACTERS
 
 
 def _num_common(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Leading elements that both have."""
     return sum(1 for _ in takewhile(bool, map(eq, first, second)))
 
 
@@ -126,12 +124,8 @@ def _entries(value: object, where: str, name: str) -> Sequence[Mapping[str, Any]
 
 
 def trace_form(path: str | Path) -> TraceForm:
-    """The form of a file by the keys of its first object; that of a folder of JSON files is "claude". A file that cannot be
-    read, or whose first line is no object, is taken for scripts, whose reader says what is wrong.
-
-    Raises:
-        ConfigError: the keys are of no form.
-    """
+    """The form of a file by the keys of its first object; a folder of JSON files is "claude". Raises `ConfigError` for other
+    keys."""
     if path == "paper":
         return "scripts"
     path = _place(path)
@@ -141,6 +135,7 @@ def trace_form(path: str | Path) -> TraceForm:
         with path.open(encoding="utf-8") as file:
             line = next((line for line in file if line.strip()), "")
             entry = json.loads(line if line.rstrip().endswith("}") else line + file.read())
+    # a file without a form is taken for scripts, whose reader says what is wrong
     except (OSError, ValueError, RecursionError):
         return "scripts"
     if not isinstance(entry, dict) or "kind" in entry:
@@ -153,12 +148,8 @@ def trace_form(path: str | Path) -> TraceForm:
 
 
 def load_sessions(path: str | Path) -> list[ScriptedSession]:
-    """The sessions of a trace, each with its sub-agents, in the trace's order; `agents` is the trace that ships with the
-    package.
-
-    Raises:
-        ConfigError: a file cannot be read, or has no sessions.
-    """
+    """The sessions of a trace, each with its sub-agents, in the trace's order. Raises `ConfigError` if it has none."""
+    # `agents` is the trace that ships with the package
     form, path = trace_form(path), _place(path)
     if form == "claude":
         files = sorted(path.glob("*.json")) if path.is_dir() else [path]

@@ -1,7 +1,7 @@
 """Agents within limits: the most live sessions of which enough turns keep the limits, by bisection. Imports no JAX.
 
-It is the measure of AA-AgentPerf, MLPerf Endpoints and InferenceX: how many agents a machine serves so that their users do not
-wait. More sessions are tried until too few turns keep the limits; between the last two numbers the interval is halved.
+It is the measure of AA-AgentPerf, MLPerf Endpoints and InferenceX: how many agents a machine serves so that their users do
+not wait. More sessions are tried until too few turns keep the limits; between the last two numbers the interval is halved.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,16 +30,11 @@ def most_within_limits[T](
     run: Callable[[T, int], SweepRun],
     play: Callable[[Sequence[SweepRun]], Sequence[Report]],
 ) -> dict[T, Shares]:
-    """What was tried for each trial; `most_kept` is its answer.
+    """The shares that were measured for each trial, such as a contender and a seed; `most_kept` is the answer.
 
-    Args:
-        trials: what is measured: a contender and a seed.
-        run: the run of a trial with a number of live sessions.
-        play: plays runs; called once for each step of the search, with the runs of all trials that go on.
-
-    Raises:
-        ConfigError: a run failed, or had no turn that counts.
-        KeyboardInterrupt: a run was interrupted.
+    `run` makes the run of a trial with a number of live sessions. `play` is called once for each step of the search, with the
+    runs of all trials that go on. Raises `ConfigError` if a run failed or had no turn that counts, and `KeyboardInterrupt` if
+    one was interrupted.
     """
     tried: dict[T, Shares] = {trial: {} for trial in trials}
     while steps := [(trial, live) for trial, shares in tried.items() if (live := next_live(shares))]:
@@ -72,7 +67,7 @@ def most_kept(shares: Mapping[int, float]) -> int:
 
 
 def search_report(by_seed: Mapping[int, Shares]) -> Report:
-    """The answers of seeds: `agents`, their mean, least and most, and what was tried for each."""
+    """The answers of seeds: `agents`, their mean, least and most, and the shares for each seed."""
     agents = [most_kept(shares) for shares in by_seed.values()]
     return {
         "agents": {"mean": fmean(agents), "least": min(agents), "most": max(agents)},

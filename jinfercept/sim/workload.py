@@ -18,17 +18,11 @@ from jinfercept.errors import ConfigError, shown
 
 
 class LogNormal(NamedTuple):
-    """A log-normal distribution, clipped to [low, high].
+    """A log-normal distribution, clipped to [low, high]."""
 
-    Attributes:
-        median: before clipping.
-        between: standard deviation of the logarithm from request to request.
-        within: the same among the values of one request.
-    """
-
-    median: float
-    between: float = 0.0
-    within: float = 0.0
+    median: float  # before clipping
+    between: float = 0.0  # standard deviation of the logarithm from request to request
+    within: float = 0.0  # the same among the values of one request
     low: float = 0.0
     high: float = math.inf
 
@@ -38,34 +32,25 @@ class LogNormal(NamedTuple):
 
 
 class TurnDistributions(NamedTuple):
-    """Tokens that are generated, the call after them in seconds, and the tokens that come back.
-
-    Attributes:
-        typed: a person answers: a long reply takes long to write, so `call_s` and `returned` are drawn together
-            (correlation of their logarithms in the trace: 0.91).
-    """
+    """Tokens that are generated, the call after them in seconds, and the tokens that come back."""
 
     decode: LogNormal
     call_s: LogNormal
     returned: LogNormal
+    # a person answers: a long reply takes long to write, so that `call_s` and `returned` are drawn together (correlation of
+    # their logarithms in the trace: 0.91)
     typed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class KindDistributions:
-    """The distributions of one kind of request.
-
-    Attributes:
-        rounds: how often the turns are gone through.
-        answer: tokens generated after the last call; None: the request ends one token after it.
-        split: `decode` and `answer` stand for the request as a whole and are divided by its number of segments.
-    """
+    """The distributions of one kind of request."""
 
     prompt: LogNormal
-    rounds: LogNormal
+    rounds: LogNormal  # number of passes through the turns
     turns: tuple[TurnDistributions, ...]
-    answer: LogNormal | None
-    split: bool = False
+    answer: LogNormal | None  # tokens generated after the last call; None: the request ends one token after it
+    split: bool = False  # `decode` and `answer` are of the whole request, and are divided by its number of segments
 
 
 _REPLY = TurnDistributions(
@@ -80,7 +65,7 @@ _CHAT = KindDistributions(
 
 
 def _made(call_s: LogNormal, returned: int) -> KindDistributions:
-    """A chat in which a program turns every text into something before the person replies, as in the trace."""
+    # a chat in which a program makes something of every text before the person replies, as in the trace
     work = TurnDistributions(_REPLY.decode, call_s, LogNormal(returned))
     return replace(_CHAT, turns=(work, _REPLY._replace(decode=LogNormal(7))), answer=None)
 
@@ -137,27 +122,16 @@ MOST_TOKENS = 1_000_000_000
 
 
 class Segment(NamedTuple):
-    """A piece of a request up to its next call.
+    """A piece of a request up to its next call."""
 
-    Attributes:
-        decode: tokens that the model generates, at least 1.
-        call_s: seconds that the call after them takes; None: no call, the request ends; infinity: it never returns.
-        returned: tokens that come back.
-        tool: name of the call's tool; None: the request's kind.
-    """
-
-    decode: int
-    call_s: float | None
-    returned: int
-    tool: str | None = None
+    decode: int  # tokens that the model generates, at least 1
+    call_s: float | None  # seconds of the call after them; None: no call, the request ends; infinity: it never returns
+    returned: int  # tokens that come back
+    tool: str | None = None  # name of the call's tool; None: the request's kind
 
 
 class Script(NamedTuple):
-    """One request: the tokens of its prompt, then its segments. All but the last segment have a call.
-
-    Attributes:
-        tenant: whose it is, where several share the engine.
-    """
+    """One request: the tokens of its prompt, then its segments. All but the last segment have a call."""
 
     kind: str
     prompt: int
@@ -166,7 +140,6 @@ class Script(NamedTuple):
 
     @property
     def generated(self) -> int:
-        """Tokens that the model generates."""
         return sum(segment.decode for segment in self.segments)
 
     @property
@@ -188,11 +161,11 @@ def load_trace(path: str | Path) -> list[Script]:
     """The requests of a trace, in its order; `paper` is the authors' mixed trace, which ships with the package.
 
     A line of the file is a request: `{"kind": text, "prompt": tokens, "segments": [{"decode": tokens, "call_s": seconds,
-    "returned": tokens}, …]}`, where the last segment may lack a call. Where it has one, the request ends one token after the
-    call has returned: a segment of one token is appended.
+    "returned": tokens}, …]}`. The last segment may lack a call. If it has one, a segment of one token is appended: the
+    request ends one token after the call has returned.
 
     Raises:
-        ConfigError: no such file, no requests in it, or a line that does not say all of this.
+        ConfigError: no such file, no requests in it, or a line that lacks a part of this.
     """
     path = PAPER_TRACE if path == "paper" else path
     scripts = [_script(entry, where) for where, entry in trace_objects(Path(path)).items()]
@@ -271,19 +244,12 @@ def from_trace(scripts: Sequence[Script], rng: Random) -> Callable[[], Script]:
 
 
 def generate(kind: str, rng: Random) -> Script:
-    """A request of one kind, with the statistics of the authors' mixed trace.
+    """A request of one kind, with the statistics of the authors' mixed trace. Raises `ConfigError` if there is no such kind.
 
-    Every quantity is a clipped log-normal with a part that is common to the request (its pace, its wordiness) and a part
-    of each value. The window then cuts the request: the segment that reaches it is the last, a result is cut to leave
-    room for one token, and a prompt too. Not kept from the trace: contexts of conversations spread a little more (there,
-    long prompts come with short conversations), and returned tokens of `ve` less.
-
-    Args:
-        kind: math, qa, ve, chat, image or tts.
-        rng: its state decides; the same state gives the same script.
-
-    Raises:
-        ConfigError: no such kind.
+    Every quantity is a clipped log-normal with a part that is common to the request (its pace, its wordiness) and a part of
+    each value. The window then cuts the request: the segment that reaches it is the last, a result is cut to leave room for
+    one token, and a prompt too. Two properties differ from the trace: contexts of conversations spread a little more (in the
+    trace, long prompts come with short conversations), and returned tokens of `ve` less.
     """
     if kind not in DISTRIBUTIONS:
         raise ConfigError(
@@ -313,13 +279,5 @@ def _tokens(distribution: LogNormal, request: float, value: float, share: float 
 
 
 def draw(workload: str, rng: Random, weights: Mapping[str, float] = MIXED_WEIGHTS) -> Script:
-    """A request of a workload: one kind, or "mixed".
-
-    Args:
-        rng: its state decides.
-        weights: of the kinds in the mix.
-
-    Raises:
-        ConfigError: an unknown workload.
-    """
+    """A request of one kind, or of the "mixed" kinds by their weights. Raises `ConfigError` as `generate`."""
     return generate(rng.choices(list(weights), list(weights.values()))[0] if workload == "mixed" else workload, rng)

@@ -1,4 +1,4 @@
-"""What engines run on, and an engine of it. Weights and executables outlive engines; every engine starts with empty pages."""
+"""The parts that engines run on, and an engine of them. Weights and executables outlive engines; every engine starts empty."""
 
 import inspect
 import threading
@@ -49,21 +49,15 @@ CHANGEABLE = frozenset({*CHOICES, *RestartOptions.__annotations__})
 
 @dataclass(frozen=True, slots=True)
 class StartTimes:
-    """Seconds of the parts of a start.
+    """Seconds of the parts of a start."""
 
-    Attributes:
-        load_s: for the weights, `tokenizer_s` for the tokenizer, `pages_s` for the pools, `compile_s` for the executables.
-        num_executables: executables that were compiled, of which `num_cached` were found on disk.
-        num_pending: executables that a lazy start left to be compiled behind the first requests.
-    """
-
-    load_s: float
+    load_s: float  # of weights
     tokenizer_s: float
-    pages_s: float
+    pages_s: float  # of the pools
     compile_s: float
     num_executables: int
-    num_cached: int
-    num_pending: int
+    num_cached: int  # of these, the ones that were found on disk
+    num_pending: int  # left by a lazy start to be compiled behind the first requests
     profile_s: float
     profile: str
 
@@ -78,7 +72,7 @@ class StartTimes:
 
 
 class Serving(NamedTuple):
-    """An engine that serves: on the thread that steps it, with the dispatcher of its calls, and with what its policy knows."""
+    """An engine that serves, with the thread that steps it, the dispatcher of its calls, and the inputs of its policy."""
 
     engine: Engine
     thread: EngineThread
@@ -86,7 +80,7 @@ class Serving(NamedTuple):
     build: SchedulerBuild
 
     def stats(self) -> EngineStats:
-        """Counts of what the engine does from now on. To be asked between two steps."""
+        """Counts of the engine from now on. Call it between two steps."""
         scheduler, build, log = self.engine.scheduler, self.build, RequestLog(self.engine.requests.clock.now)
         self.engine.observe(log)
         inside = [sequence for sequence in scheduler.unfinished if not sequence.at_door]
@@ -96,44 +90,30 @@ class Serving(NamedTuple):
         return stats
 
     def close(self) -> None:
-        """End the thread and the calls."""
         self.thread.close()
         self.dispatcher.close()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """A model that is loaded and compiled, and the options of the engines that run on it, one at a time.
-
-    Attributes:
-        leader: executes on all of several hosts what host 0 executes; None: there is one host.
-        draft_model: name of the model that drafts for this one; None: there is none.
-        disk: contexts on disk; None: there is no such tier.
-        room: of adapters; None: the model has no room for any.
-        flags: the options as they were given, by name, without policies, estimators and orders that are objects: these have
-            the state of one engine.
-        config: the same, with defaults, in sections; and with such objects.
-        memory_plan: sizes of the pools.
-        times: seconds that the start took.
-        sampling_defaults: fields of `SamplingParams` whose defaults come from the checkpoint's `generation_config.json`.
-        name: of the model, as it was given, or of its family.
-    """
+    """A model that is loaded and compiled, and the options of the engines that run on it, one at a time."""
 
     model: ServedModel
     tokenizer: Tokenizer | None
     runner: ModelRunner
     shape: RunnerShape
     profile: Profile
-    leader: LeadingRunner[ForwardTicket, StepTicket] | None
-    draft_model: str | None
+    leader: LeadingRunner[ForwardTicket, StepTicket] | None  # of several hosts; None: there is one
+    draft_model: str | None  # its name
     disk: DiskTier | None
-    room: ServedAdapters | None
+    room: ServedAdapters | None  # None: the model has no room for adapters
+    # As they were given, without policies, estimators and orders that are objects: these have the state of one engine.
     flags: Mapping[str, Any]
-    config: EngineConfig
+    config: EngineConfig  # the same, with defaults, in sections; and with such objects
     memory_plan: MemoryPlan
     times: StartTimes
-    sampling_defaults: Mapping[str, Any]
-    name: str
+    sampling_defaults: Mapping[str, Any]  # fields of `SamplingParams` from the checkpoint's `generation_config.json`
+    name: str  # as it was given, or of the model's family
 
     @property
     def adapters(self) -> AdapterTable:
@@ -142,7 +122,6 @@ class EngineSetup:
 
     @property
     def executor(self) -> ModelRunner | LeadingRunner[ForwardTicket, StepTicket]:
-        """The executor of an engine's plans."""
         return self.leader or self.runner
 
     def settings(self) -> AbstractContextManager[None]:
@@ -151,7 +130,6 @@ class EngineSetup:
 
     @property
     def dtype(self) -> str:
-        """The type of weights and activations."""
         return dtype_name(self.config.model.dtype)
 
     def changed(self, **flags: Any) -> Self:
@@ -284,7 +262,7 @@ def _limits(config: EngineConfig, shape: RunnerShape, draft_share: float = 0.0) 
 
 
 def turn_end_ids(model_config: ModelDimensions, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """The tokens behind which clients cut their prompts: those that end a text, and what ends a message of gpt-oss."""
+    """The tokens behind which clients cut their prompts: those that end a text, and the end of a message of gpt-oss."""
     end = tokenizer.added_token_id("<|end|>") if tokenizer else None
     return *end_token_ids(model_config, tokenizer), *([] if end is None else [end])
 

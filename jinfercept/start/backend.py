@@ -30,34 +30,28 @@ log = logging.getLogger(__name__)
 
 
 def prepare_backend(config: EngineConfig, *, swap_is_given: bool = False) -> None:
-    """Set what has to be set before JAX's backend starts; what the user has set stays. Logs every change at INFO.
+    """Set environment variables, and settings of JAX, before its backend starts. Values of the user stay.
 
-    Environment variables: `XLA_PYTHON_CLIENT_PREALLOCATE` (a GPU's memory is taken at once, in one region, where the KV pool
-    takes all that is left of it; as it is needed where `kv_tokens` says how large the pool is), `XLA_CLIENT_MEM_FRACTION` (the
-    share of it that JAX may take), those of a GPU's pinned memory (`_pinned_memory`) and, if `async_dispatch` asks for it,
-    `PJRT_GPU_ENABLE_ASYNC_DISPATCH=1`. `NPROC`, threads of XLA, where this process may use fewer cores than there are. Where a
-    CPU's kernels compute a model in bfloat16, `NPROC`: as many threads for XLA as there are cores, less one, since the thread
-    that calls a kernel computes too. Where a model is on more devices than half of the cores, two threads for each: CPU devices
-    that wait for each other occupy a thread, and XLA ends a process whose last device finds none for a minute.
-
-    Settings of JAX: the directory of the compilation cache, whose damaged entries are dropped, and that all is kept there.
-
-    Args:
-        swap_is_given: `swap_space` is the user's choice.
+    Every change is logged at INFO. `swap_is_given` says that `swap_space` is the user's choice.
 
     Raises:
         ConfigError: the user's compilation cache is in a bucket, for which a package is missing.
     """
+    # A GPU's memory is taken at once, in one region, if the KV pool takes all that is left of it. With `kv_tokens`, which says
+    # how large the pool is, memory is taken as it is needed.
     variables = {PREALLOCATE: "true" if config.cache.kv_tokens is None else "false"}
     variables |= _pinned_memory(config, is_given=swap_is_given)
     if config.advanced.async_dispatch:
         variables["PJRT_GPU_ENABLE_ASYNC_DISPATCH"] = "1"
     num_devices, processors = config.model.tensor_parallel_size or 1, num_processors()
     if processors < (os.cpu_count() or 1):
+        # threads of XLA; this process may use fewer cores than there are
         variables["NPROC"] = str(processors)
     if num_devices > 1 and processors < 2 * num_devices:
+        # CPU devices that wait for each other occupy a thread, and XLA ends a process whose last device finds none for a minute
         variables["NPROC"] = str(2 * num_devices)
     if config.model.dtype == "bfloat16" and num_devices == 1 and native.features():
+        # as many threads as there are cores, less one, since the thread that calls a CPU's kernel computes too
         variables["NPROC"] = str(max(1, native.num_threads() - 1))
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # jaxlib refuses to see both
         variables["XLA_CLIENT_MEM_FRACTION"] = str(config.cache.gpu_memory_utilization)
@@ -77,26 +71,22 @@ def prepare_backend(config: EngineConfig, *, swap_is_given: bool = False) -> Non
 
 
 def _pinned_memory(config: EngineConfig, *, is_given: bool) -> dict[str, str]:
-    """Environment variables of the host memory that a GPU's backend pins.
-
-    `XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB` is room for the copies of pages, twice theirs in arrays of several pages, of which up
-    to a half may be empty; at most half of the memory that the machine has left, unless `swap_space` is the user's choice and
-    fits. `XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE=true` pins all of it at the first use of some, at the start, so that no step
-    waits for the system to pin pages: unless the limit is the user's, who may have meant no more than a limit.
-    """
     cache, free = config.cache, memory().available
+    # Room for the copies of pages, twice theirs in arrays of several pages, of which up to a half may be empty; at most half of
+    # the memory that the machine has left, unless `swap_space` is the user's choice and fits.
     limit_gib = math.ceil(cache.swap_space * arrays_per_copy(config.advanced)) + PINNED_MARGIN_GIB
     if limit_gib * GIB > (free - HOST_MARGIN if is_given else free / HOST_SHARE):
         limit_gib = max(PINNED_MARGIN_GIB, free // HOST_SHARE // GIB)
     settings = {PINNED_LIMIT: str(limit_gib)}
+    # All of it is pinned at the first use of some, at the start, so that no step waits for the system to pin pages: unless the
+    # limit is the user's, who may have meant no more than a limit.
     if cache.swap_space and config.advanced.pinned_memory and PINNED_LIMIT not in os.environ:
         settings["XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE"] = "true"
     return settings
 
 
 def start_backend(attention: str) -> None:
-    """Start JAX's default backend. Raises `ConfigError` if it does not start, or if this implementation of attention does not
-    run on it."""
+    """Start JAX's default backend. Raises `ConfigError` if it does not start, or cannot run this kind of attention."""
     check_settings()
     try:
         ModelMesh.default()

@@ -1,10 +1,7 @@
 """Counts compilations, and checks JAX's compilation cache.
 
-The check drops damaged entries, which JAX reports at every start but never replaces, and refuses a bucket for which a package
-is missing, where JAX would warn at every executable and keep none.
-
-An entry is damaged by a process that ends while it writes, or by a full disk. Entries are checked once, at the first start
-after they were written: a file `.checked` has the time of the last check. Knows the entries' compression, not their contents.
+An entry is damaged by a process that ends while it writes, or by a full disk; JAX reports it at every start but never replaces
+it. Entries are checked once, at the first start after they were written: the file `.checked` has the time of the last check.
 """
 
 import logging
@@ -31,10 +28,8 @@ _WRITING_S = 60.0
 def check_bucket(directory: str) -> None:
     """Make the folder of a cache that is named by a URL (`gs://BUCKET/FOLDER`). A local folder is not touched.
 
-    A bucket that does not answer is a warning: JAX goes on without the cache.
-
     Raises:
-        ConfigError: a package for such URLs is missing, or none is for them.
+        ConfigError: a package for such URLs is missing, or none is for them: JAX would warn at every executable and keep none.
     """
     scheme, separator, _ = directory.partition("://")
     if not separator or scheme == "file":
@@ -50,19 +45,18 @@ def check_bucket(directory: str) -> None:
         got = f"{directory} ({describe_failure(error)})"
         raise ConfigError("JAX cannot use this compilation cache", got=got, fix=fix) from error
     except Exception as error:  # of the bucket's own library: no access, no network
+        # JAX goes on without the cache
         log.warning("the compilation cache %s does not answer: %s", directory, describe_failure(error))
 
 
 def drop_damaged(directory: Path) -> list[Path]:
-    """Delete the entries that cannot be unpacked, each with a warning; returns them. A read-only directory stays as it is.
-
-    Entries of the last minute are left to the next check.
-    """
+    """Delete the entries that cannot be unpacked, each with a warning; returns them. A read-only directory stays as it is."""
     dropped = list[Path]()
     if not os.access(directory, os.W_OK):
         return dropped
     began_s = time.time()
     with suppress(OSError):  # another process may delete too
+        # entries of the last minute are left to the next check
         for entry in _new_entries(directory, began_s - _WRITING_S):
             if not _unpacks(entry.read_bytes()):
                 entry.unlink()
@@ -75,14 +69,13 @@ def drop_damaged(directory: Path) -> list[Path]:
 
 
 def _new_entries(directory: Path, until_s: float) -> Iterator[Path]:
-    """Entries that were written since the last check, and before a time."""
     stamp = directory / _STAMP
     since_s = stamp.stat().st_mtime if stamp.is_file() else 0.0
     return (entry for entry in directory.glob(_ENTRIES) if since_s <= entry.stat().st_mtime < until_s)
 
 
 def _unpacks(entry: bytes) -> bool:
-    """Whether an entry can be unpacked. JAX packs with zlib, or, where it is installed, with zstandard: not checked."""
+    # JAX packs with zlib, or, where it is installed, with zstandard: not checked.
     try:
         zlib.decompress(entry)
     except zlib.error:

@@ -15,8 +15,7 @@ from jinfercept.models.protocol import CutModel, ServedModel
 def choose_devices(options: ModelOptions, mesh: Mesh | None, *, across_hosts: bool) -> ModelMesh:
     """The devices that the options or the mesh name; by default JAX's default device. Starts JAX's backend.
 
-    Args:
-        across_hosts: choose among the devices of all of JAX's processes, of each as many; by default all.
+    With `across_hosts`, as many devices of each of JAX's processes; by default all.
 
     Raises:
         ConfigError: there are fewer devices, or the mesh cuts arrays along several axes.
@@ -62,7 +61,7 @@ def on_devices(model: ServedModel, mesh: ModelMesh) -> ServedModel:
 
 
 def _of_hosts(options: ModelOptions, mesh: Mesh | None) -> ModelMesh:
-    """Devices of every host, host by host: those with the ids, or the first ones. All hosts choose the same."""
+    # Host by host, so that all hosts choose the same.
     if mesh is not None:
         raise ConfigError("a mesh cannot be given with several hosts", got="a mesh", fix="leave it out")
     by_host: dict[int, list[Any]] = {}

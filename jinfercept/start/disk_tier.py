@@ -1,4 +1,4 @@
-"""The disk tier of an engine: its store, whose KV it holds, and what it costs."""
+"""The disk tier of an engine: its store, the identity of the KV in it, and its costs."""
 
 import hashlib
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger("jinfercept")
 
 _GIB = 1 << 30
 _FORMAT = 1
-"""Of a page's bytes. Pages of another one are missing."""
+"""Of a page's bytes. Pages of other formats are missing."""
 
 
 class DiskTier(NamedTuple):
@@ -46,8 +46,8 @@ def open_store(cache: CacheOptions) -> DiskStore | None:
 
 
 def identity_of(model: ModelDimensions, params: Params, config: EngineConfig) -> bytes:
-    """Digest of a model, its weights and the formats of its KV. Reads every weight once, but none of adapters: the digests of
-    an adapter's contexts have a salt of their own."""
+    """Digest of a model, its weights and the formats of its KV. Reads every weight once."""
+    # without adapters: the digests of an adapter's contexts have a salt of their own
     leaves, structure = jax.tree.flatten(without_adapters(params))
     with ThreadPoolExecutor() as threads:
         checksums = [*threads.map(_checksum, leaves)]
@@ -59,10 +59,9 @@ def identity_of(model: ModelDimensions, params: Params, config: EngineConfig) ->
 
 
 def priced(profile: Profile, store: DiskStore, token_bytes: float) -> Profile:
-    """A profile with the measured speed of a store's disk; logs it, with what the store holds.
+    """A profile with the measured speed of a store's disk; logs it, with the store's use.
 
-    Args:
-        token_bytes: of the KV of a token, which a profile of another machine may have more of.
+    `token_bytes` are those of a token's KV here: a profile of another machine may have more.
     """
     try:
         speed = store.speed()
@@ -87,8 +86,8 @@ def priced(profile: Profile, store: DiskStore, token_bytes: float) -> Profile:
 
 
 def _half_of_free(path: Path) -> int:
-    """Half of the bytes that are free for a folder, its own data included."""
     existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+    # its own data counts as free
     used = sum(file.stat().st_blocks * 512 for file in existing.glob("data-*")) if existing == path.absolute() else 0
     return (shutil.disk_usage(existing).free + used) // 2
 

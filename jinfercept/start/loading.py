@@ -75,11 +75,8 @@ def load_model(
 def load_drafter(
     config: EngineConfig, served: ServedModel, mesh: ModelMesh, tokenizer: Tokenizer | None, *, across_hosts: bool
 ) -> Loaded[ServedModel] | None:
-    """The draft model or the assistant that the options name, with its weights; None if they name none.
-
-    Args:
-        mesh: the devices of the served model.
-        across_hosts: whether these are devices of several hosts.
+    """The draft model or the assistant that the options name, with its weights on the devices of the served model; None if they
+    name none.
 
     Raises:
         ModelError: there is no such model, or the served one is an assistant.
@@ -120,11 +117,9 @@ def load_drafter(
 def add_drafter(
     runner: ModelRunner, served: ServedModel, draft: Loaded[ServedModel], shape: RunnerShape, attention: str
 ) -> ModelRunner:
-    """Give a runner a draft model; returns this model's own runner.
+    """Give a draft model to a runner that has run no plan; returns the draft model's own runner.
 
-    Args:
-        runner: of the served model, which has run no plan; the draft model's executables are compiled with its own.
-        attention: implementation of attention, see `pallas.attention`.
+    The executables of both are compiled together.
     """
     sizes = draft_shape(draft.model, served, shape)
     executables = runner.executables.under("draft model")
@@ -138,10 +133,7 @@ _FIX = "give a directory, a .gguf file or a hub id that has one, a fast tokenize
 
 
 def as_tokenizer(choice: object) -> Tokenizer:
-    """The tokenizer; a `Tokenizer` stays as it is.
-
-    Args:
-        choice: a `Tokenizer`; a name or a path, as of a model; a fast tokenizer of `transformers`, or one of `tokenizers`.
+    """The tokenizer that a user gives: ours, a name or a path as of a model, or a fast one of `transformers` or `tokenizers`.
 
     Raises:
         ModelError: it is none of these, is not there, or cannot be used.
@@ -180,7 +172,7 @@ def sampling_defaults(option: str, source: Path | None) -> Mapping[str, Any]:
 
     Args:
         option: `auto`: the checkpoint's file, if it has one; `vllm`: no file; else a directory that has one.
-        source: the directory or the file of the checkpoint; None if the weights come from elsewhere.
+        source: of the checkpoint; None if the weights come from elsewhere.
 
     Raises:
         ConfigError: the directory has no such file.

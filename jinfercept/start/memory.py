@@ -52,8 +52,7 @@ class FreeMemory(NamedTuple):
 
     @classmethod
     def on(cls, *devices: Any) -> Self:
-        """The free memory now: of GPUs, the bytes that JAX may still take on the fullest one. What is dispatched and not
-        computed yet is in no statistics: wait for it before."""
+        """The free memory of the fullest device now. Wait for dispatched computations before: statistics do not have them."""
         with suppress(Exception):  # not every backend keeps statistics
             free = list[int]()
             for device in devices:
@@ -67,45 +66,29 @@ class FreeMemory(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Sizes in bytes, and in tokens. Bytes are those of each device, but for the host's.
-
-    Attributes:
-        reserved_bytes: kept free on a device of its own for the steps' temporaries and for pages on their way.
-        host_bytes: of the copies of the pages and the states of this host's devices.
-        moved_tokens: most that one step moves over the host links, of which every device has one.
-        timed_bytes: operands and result of the largest product, which a GPU's compiler makes to time kernels before the pages
-            are allocated; 0 where pages and everything else share the memory.
-        model_len: the model's longest sequence, if it is longer than the pool; else 0.
-        num_devices: among which weights and pages are cut.
-        num_local_devices: of these, the ones of this host.
-        kv_repeats: how often every KV head is stored, so that all devices have as many.
-        states: of recurrent layers.
-        windows: the pool of layers with windows, if they have one of their own; `kv_bytes` and tokens are those of the others.
-        window_bytes: of that pool.
-        window_plan: how it was sized.
-        is_shared: the pools are in the host's memory.
-        pinned_gib: GiB of copies for which JAX has pinned memory; infinite where copies are pageable.
-    """
+    """Sizes in bytes, and in tokens. Bytes are those of each device, but for the host's."""
 
     weight_bytes: int
     kv_bytes: int
-    reserved_bytes: int
-    host_bytes: int
+    reserved_bytes: int  # kept free where a device has its own memory: for steps' temporaries and pages on their way
+    host_bytes: int  # of the copies of the pages and the states of this host's devices
     kv_tokens: int
     host_tokens: int
     max_model_len: int
-    moved_tokens: int
+    moved_tokens: int  # most that one step moves over the host links, of which every device has one
+    # Operands and result of the largest product, which a GPU's compiler makes to time kernels before the pages are
+    # allocated; 0 where pages and everything else share the memory.
     timed_bytes: int = 0
-    model_len: int = 0
-    num_devices: int = 1
-    num_local_devices: int = 1
-    kv_repeats: int = 1
+    model_len: int = 0  # the model's longest sequence, if it is longer than the pool; else 0
+    num_devices: int = 1  # among which weights and pages are cut
+    num_local_devices: int = 1  # of these, the ones of this host
+    kv_repeats: int = 1  # how often every KV head is stored, so that all devices have as many
     states: StatePlan = NO_STATES
-    windows: SideSizes = NO_SIDES
-    window_bytes: int = 0
-    window_plan: WindowPlan = NO_WINDOW_PLAN
-    is_shared: bool = False
-    pinned_gib: float = math.inf
+    windows: SideSizes = NO_SIDES  # of layers with a pool of their own; `kv_bytes` and tokens are those of the others
+    window_bytes: int = 0  # of that pool
+    window_plan: WindowPlan = NO_WINDOW_PLAN  # how it was sized
+    is_shared: bool = False  # the pools are in the host's memory
+    pinned_gib: float = math.inf  # of copies for which JAX has pinned memory; infinite where copies are pageable
 
     def __str__(self) -> str:
         reserved = f", {_gib(self.reserved_bytes)} kept free" if self.reserved_bytes else ""
@@ -124,7 +107,7 @@ class MemoryPlan:
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """Raise `ConfigError`, which has the plan in it, where a device finds no place for an array of it."""
+        """If a device finds no place for an array, raise a `ConfigError` with the plan in it."""
         try:
             yield
         except jax.errors.JaxRuntimeError as error:
@@ -134,7 +117,7 @@ class MemoryPlan:
             raise ConfigError("the device finds no place for what was planned", got=str(self), fix=fix) from error
 
     def limited(self, page_size: int, *, kv_tokens: int, max_model_len: int) -> Self:
-        """The same with a KV pool and sequences that are at most as large."""
+        """The plan with a KV pool and sequences that are at most as large."""
         token_bytes = self.kv_bytes // (self.kv_tokens + page_size)
         kv_bytes = (kv_tokens + page_size) * token_bytes
         return replace(self, kv_tokens=kv_tokens, kv_bytes=kv_bytes, max_model_len=max_model_len)
@@ -150,7 +133,6 @@ class MemoryPlan:
         return math.ceil(self.num_devices * self.states.slot_bytes / self.token_bytes(page_size))
 
     def state_sizes(self, page_size: int) -> SideSizes:
-        """The sizes of the pool of states."""
         return SideSizes(self.states.num_states, self.states.num_host_states, self.state_size(page_size))
 
     def _repeats(self) -> str:
@@ -165,11 +147,11 @@ class MemoryPlan:
         return f"; kernels are timed before pages are allocated, on up to {_gib(self.timed_bytes)} for a product"
 
     def token_bytes(self, page_size: int) -> int:
-        """Bytes of one token's keys and values on all devices together; a page of the pools is scratch."""
+        """Bytes of one token's keys and values on all devices together. One page of the pools is scratch."""
         return self.num_devices * self.kv_bytes // (self.kv_tokens + page_size)
 
     def with_host(self, cache: CacheOptions) -> Self:
-        """The same with a host tier of another size. Raises `ConfigError` if the machine has less, or has pinned less."""
+        """The plan with a host tier of another size. Raises `ConfigError` if the machine has less, or has pinned less."""
         if cache.swap_space * GIB > (total := memory().total):
             raise ConfigError(
                 "swap_space is more than the machine has", got=f"{cache.swap_space} GiB", fix=f"less than {_gib(total)}"
@@ -184,7 +166,7 @@ class MemoryPlan:
         return self.divided(cache)
 
     def divided(self, cache: CacheOptions) -> Self:
-        """The same with the host tier's bytes, at most all of the host's, divided between pages and states."""
+        """The plan with the host tier's bytes, at most all of the host's, divided between pages and states."""
         page_size, num_devices = cache.page_size, self.num_local_devices
         token_bytes = num_devices * self.kv_bytes // (self.kv_tokens + page_size)
         token_bytes += math.ceil(self.window_plan.share * self.windows.slot_cost / page_size * token_bytes)
@@ -204,7 +186,7 @@ def arrays_per_copy(advanced: AdvancedOptions) -> int:
 
 
 def check_weights(weight_bytes: int, room: FreeMemory) -> None:
-    """Raises `ConfigError` if weights that are to be loaded do not fit."""
+    """Raise `ConfigError` if weights that are to be loaded do not fit."""
     if weight_bytes > room.free_bytes:
         raise ConfigError(
             "the weights do not fit",
@@ -229,13 +211,11 @@ def plan_memory(
 
     Args:
         params: the weights, which are there already.
-        room: what is free beside them, on each of their devices.
+        room: what is free beside them and the states, on each of their devices.
         step_bytes: most that a step takes beside weights and pages.
         timed_bytes: see `largest_product_bytes`.
         kv_repeats: how often each KV head is among those of the model.
         draft: the draft model, whose KV are in pages of their own.
-        windows: layers with a pool of their own.
-        states: of recurrent layers; `room` is beside them.
     """
     cache, page_size = config.cache, config.cache.page_size
     leaves = {id(leaf): leaf for leaf in jax.tree.leaves((params, None if draft is None else draft.params))}
@@ -320,9 +300,7 @@ def plan_memory(
 def largest_product_bytes(params: Params, num_rows: int, num_sampled: int) -> int:
     """Most bytes that operands and result of a product with a weight take on a device, results in float32.
 
-    Args:
-        num_rows: most rows of a step.
-        num_sampled: most of them that the head multiplies.
+    A step has at most `num_rows` rows, of which the head multiplies `num_sampled`.
     """
 
     def product(weight: Any, rows: int) -> int:
@@ -368,7 +346,6 @@ def windowed_kv_bytes(model_config: ModelDimensions, params: Params, cache: Cach
 
 
 def _layer_kv_bytes(model_config: ModelDimensions, params: Params, cache: CacheOptions) -> int:
-    """Bytes of one token's keys and values over all devices in a layer with the heads of a config."""
     leaf = weights_of(params)[0]
     dtype = stored_dtype(cache.kv_cache_dtype, leaf.dtype)
     page = layer_pages(1, 1, model_config.num_kv_heads, model_config.head_dim, dtype, beside(leaf))
@@ -376,10 +353,9 @@ def _layer_kv_bytes(model_config: ModelDimensions, params: Params, cache: CacheO
 
 
 def fit_host(plan: MemoryPlan, cache: CacheOptions, *, is_given: bool) -> CacheOptions:
-    """The same options with host copies for which the host has memory beside the planned pools.
+    """The options with host copies for which the host has memory beside the planned pools.
 
-    Args:
-        is_given: the user has chosen `swap_space`: it is refused if it does not fit, and does not shrink.
+    A `swap_space` that the user has given does not shrink: if it does not fit, it is refused with `ConfigError`.
     """
     if plan.pinned_gib < math.inf:  # it was free when JAX started, and is no longer
         return cache if is_given else replace(cache, swap_space=min(cache.swap_space, plan.pinned_gib))

@@ -28,7 +28,7 @@ _ONCE, _KV = "layer() calls attend once, with the kv that it got", "layer() retu
 
 
 def to_serve(value: object) -> str:
-    """What makes a model of something that is none."""
+    """How to correct a value that is no model, for the `fix` of an error."""
     if isinstance(value, type):
         return f"give an instance, {value.__name__}(…), in place of the class"
     lacking = [name for name in ("config", "embed", "layer", "head") if not hasattr(value, name)]
@@ -36,7 +36,7 @@ def to_serve(value: object) -> str:
 
 
 def check_config(model: ServedModel) -> None:
-    """Raise `ModelError` unless a model's config has what memory, pages and executables are planned by."""
+    """Raise `ModelError` unless a model's config has all that memory, pages and executables are planned by."""
     config = model.config
     lacking = [field for field in (*_FIELDS, "eos_token_ids") if not hasattr(config, field)]
     _demand(not lacking, "the config of a model lacks attributes", f"no {', '.join(lacking)}")
@@ -53,8 +53,7 @@ def check_config(model: ServedModel) -> None:
 def check_functions(model: ServedModel, params: Params) -> None:
     """Raise `ModelError` for a function that is wrong: its outputs, or rows that depend on others or on their place.
 
-    Args:
-        params: on the devices that serve them.
+    The weights `params` are on the devices that serve them.
     """
     config, like = model.config, weights_of(params.embed)[0]
     problem = "the embedding's first weight is of floating-point numbers: keys and values are kept in its dtype"
@@ -99,11 +98,11 @@ def check_functions(model: ServedModel, params: Params) -> None:
 
 
 def _layer(model: ServedModel, kind: Hashable, num_devices: int, params: Any, x: Any, positions: Any) -> Any:
-    """What a layer returns, with an attention that only adds up queries, keys and values, and counts its calls in `kv`."""
     config, calls = model.config, list[Any]()
     most = model.layer_window(kind) if kind is not None and isinstance(model, WindowedModel) else None
     heads, kv_heads = config.num_heads // num_devices, config.num_kv_heads // num_devices
 
+    # adds up queries, keys and values, and counts its calls in `kv`
     def attend(q: Any, k: Any, v: Any, kv: Any, /, scoring: Scoring = PLAIN) -> tuple[Any, Any]:
         for name, value, number in (("q", q, heads), ("k", k, kv_heads), ("v", v, kv_heads)):
             _checked(f"{name} of attend in layer() is", value, (len(x), number, config.head_dim))
@@ -130,7 +129,7 @@ def _layer(model: ServedModel, kind: Hashable, num_devices: int, params: Any, x:
 
 
 def _common_row(name: str, calls: list[Callable[[], Any]]) -> np.ndarray:
-    """The rows of the first call. Raises `ModelError` if the row that all calls have is another one in one of them."""
+    # One row is in all calls, and has to come out the same in each.
     try:
         outputs = [[*map(np.asarray, call())] for call in calls]
     except ModelError:
@@ -151,7 +150,7 @@ def _common_row(name: str, calls: list[Callable[[], Any]]) -> np.ndarray:
 
 
 def _strict(part: Any) -> Any:
-    """A jaxpr, or a parameter in it, that reads NaN out of a table's bounds, where JAX would read the table's last row."""
+    # It reads NaN out of a table's bounds, where JAX would read the table's last row.
     if not isinstance(part, Jaxpr):
         return part
     equations = []
@@ -165,7 +164,6 @@ def _strict(part: Any) -> Any:
 
 
 def _checked(what: str, value: Any, shape: tuple[int, ...], dtype: Any = jnp.floating) -> Any:
-    """An array of this shape and dtype. Raises `ModelError` for anything else."""
     is_right = getattr(value, "shape", None) == shape and jnp.issubdtype(value.dtype, dtype)
     kind = "floating-point numbers" if dtype is jnp.floating else jnp.dtype(dtype).name
     _demand(is_right, f"{what} {[*shape]} of {kind}", _described(value))

@@ -1,9 +1,8 @@
 """Measures the seconds of a runner's steps and transfers on this machine, as a `Profile`. Schedules nothing.
 
-Hand-made plans, which fill a bucket and hold no context of a request, run on the executables that will serve. On a CPU steps
-run one at a time, from `submit` to `collect`. A device that computes while the host goes on runs them as an engine does, each
-submitted before the last one is collected: the host's work for a step is hidden behind the last step's compute. The pages are
-empty afterwards.
+Hand-made plans, which fill a bucket and hold no context of a request, run on the executables that will serve. On a CPU, steps
+run one at a time. A device that computes while the host goes on runs them as an engine does, each submitted before the last one
+is collected, so that the host's work for a step is hidden. The pages are empty afterwards.
 """
 
 import hashlib
@@ -32,7 +31,7 @@ Row = tuple[int, int]
 
 
 class StepRunner(Protocol):
-    """Runs plans; as `sched.plan.PlanRunner`, without masks."""
+    """Runs plans, as `sched.plan.PlanRunner` without masks."""
 
     def submit(self, plan: StepPlan) -> Any: ...
 
@@ -101,24 +100,15 @@ PIPELINED_STEPS = 4
 
 
 class Effort(NamedTuple):
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        rounds: turns of every plan; a disturbance of some seconds hits all plans alike.
-        enough_s: seconds of all its runs after which a plan has no further turn.
-        timeout_s: seconds after which no plan runs for the first time.
-        contexts: shares of the pool that the rows of a step read; 0 is the smallest context.
-        every_bucket: whether every bucket is measured with all contexts and with deep chunks, or only the widest one with all
-            contexts, and `deep_bucket` with a deep chunk.
-        pages: sizes of transfers.
-    """
-
-    rounds: int
-    enough_s: float
-    timeout_s: float
-    contexts: tuple[float, ...]
+    rounds: int  # turns of every plan; a disturbance of some seconds hits all plans alike
+    enough_s: float  # of all its runs, after which a plan has no further turn
+    timeout_s: float  # after which no plan runs for the first time
+    contexts: tuple[float, ...]  # shares of the pool that the rows of a step read; 0 is the smallest context
+    # Every bucket has all contexts and a deep chunk; else only the widest has all contexts, and `deep_bucket` the chunk.
     every_bucket: bool
-    pages: tuple[int, ...]
+    pages: tuple[int, ...]  # sizes of transfers
 
 
 EFFORTS: Mapping[str, Effort] = {
@@ -129,7 +119,7 @@ EFFORTS: Mapping[str, Effort] = {
 
 
 class PlanRun(NamedTuple):
-    """Seconds of a step, and those that `submit` took."""
+    """Seconds of a step, and of its `submit`."""
 
     seconds: float
     dispatch_s: float
@@ -139,13 +129,12 @@ type RunStep = Callable[[StepRunner, StepPlan], PlanRun]
 
 
 class PlanTiming(NamedTuple):
-    """Seconds of one plan: the fastest run, which counts, since what disturbs only adds; the median, the slowest, and the
-    least that `submit` took."""
+    """Seconds of the runs of one plan."""
 
-    seconds: float
+    seconds: float  # of the fastest run, which counts: disturbances only add
     median_s: float
     most_s: float
-    dispatch_s: float
+    dispatch_s: float  # least of `submit`
 
 
 def measure(
@@ -162,30 +151,27 @@ def measure(
     progress: Progress = silent,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
-    """Measure steps and transfers; the runner's pages are empty afterwards.
+    """Measure steps and transfers. The runner is warm and idle; its pages are empty afterwards.
 
     Args:
-        runner: warm, and idle.
-        shape: its static sizes.
-        name: name of the profile: model and machine.
         kv_bytes_per_token: bytes of one token's keys and values.
         settings: everything that the costs depend on; they are written to the profile's tables.
         drafter: runs the draft model alone, if there is one; the runner's steps have its steps in them.
         has_draft_layer: the runner drafts by a layer of the model, if a plan wants that.
         asynchronous: the device computes while the host goes on, as a GPU does: steps are timed as they follow each other, and
-            chunks are deeper. The first run of an executable never counts: a GPU loads its kernels and records its graph in
-            that, which takes up to 30 times as long.
-        progress: called with what is done.
+            chunks are deeper.
         clock: seconds.
 
     Returns:
-        A profile with buckets. Under `tables` are the settings, `steps` (a dict for every plan that was timed: its
-        `PlanTiming`, and what the profile and the line through the buckets say), and `links` (seconds of every transfer).
+        A profile with buckets. Under `tables` are the settings, `steps` (for every timed plan its `PlanTiming`, and the seconds
+        of the profile and of the line through the buckets), and `links` (seconds of every transfer).
     """
     started_s = clock()
     run_step = partial(_run_often if asynchronous else _run_alone, clock=clock)
     plans = list(_steps(shape, effort, asynchronous))
     try:
+        # The first run of an executable never counts: a GPU loads its kernels and records its graph in it, which takes up to 30
+        # times as long.
         for _, plan in plans if asynchronous else ():
             runner.collect(runner.submit(plan))
         timed = _time_steps(runner, plans, effort, run_step, progress, clock)
@@ -260,22 +246,18 @@ def _time_steps(
 
 
 def deep_bucket(shape: RunnerShape, asynchronous: bool) -> int | None:
-    """The bucket of the chunks whose depth is priced where few steps are measured; None: no chunk can be deep.
-
-    The widest one; on an asynchronous device the largest that leaves half of the depth before it: a short chunk leaves most of
-    a GPU idle.
-    """
+    """The bucket of the chunks whose depth is priced where few steps are measured; None: no chunk can be deep."""
+    # on an asynchronous device, the largest that leaves half of the depth before it: a short chunk leaves most of a GPU idle
     sizes = shape.buckets if asynchronous else (widest(shape),)
     return max((size for size in sizes if 1 < size <= _reach(shape, asynchronous) // 2), default=None)
 
 
 def _reach(shape: RunnerShape, asynchronous: bool) -> int:
-    """Last token of the deepest chunk that is measured."""
     return min(longest(shape), MOST_ASYNCHRONOUS_DEPTH if asynchronous else MOST_DEPTH)
 
 
 def _steps(shape: RunnerShape, effort: Effort, asynchronous: bool) -> Iterator[tuple[MeasuredStep, StepPlan]]:
-    """The steps to time: full buckets, by the tokens that their rows read, and chunks, by the tokens before them."""
+    # Full buckets differ by the tokens that their rows read, chunks by the tokens before them.
     pool, reach = shape.num_pages * shape.page_size, _reach(shape, asynchronous)
     with_chunks = shape.buckets if effort.every_bucket else (deep_bucket(shape, asynchronous),)
     for bucket in shape.buckets:
@@ -294,8 +276,8 @@ def _steps(shape: RunnerShape, effort: Effort, asynchronous: bool) -> Iterator[t
 def _draft_share(
     runner: StepRunner, drafter: StepRunner | None, shape: RunnerShape, effort: Effort, run_step: RunStep
 ) -> float:
-    """Seconds of a draft model's step for as many rows as decode at once, by those of a whole step. Without such a model, those
-    of a draft that a layer of the served one makes."""
+    # Seconds of a draft model's step for as many rows as decode at once, or of one draft by a layer of the served model, over
+    # the seconds of a whole step.
     bucket = widest(shape)
     plan = probe(shape, bucket, full_rows(shape, bucket, 0))
     drafting = plan if drafter is not None else replace(plan, draft=DraftPlan(drafts=True, following={}))
@@ -319,8 +301,7 @@ def run_once(runner: StepRunner, plan: StepPlan, clock: Callable[[], float]) -> 
 
 
 def run_pipelined(runner: StepRunner, plan: StepPlan, count: int, clock: Callable[[], float]) -> PlanRun:
-    """Seconds of each of so many steps that follow each other, from the collection of the second of two before them, for which
-    the device waits for the host; or those of a `submit`, if that takes longer."""
+    """Seconds per step of `count` steps that follow each other; or of a `submit`, if that takes longer."""
     collected_s, dispatches, last = list[float](), list[float](), runner.submit(plan)
     for _ in range(1 + count):
         started_s = clock()
@@ -330,17 +311,16 @@ def run_pipelined(runner: StepRunner, plan: StepPlan, count: int, clock: Callabl
         collected_s.append(clock())
         last = ticket
     runner.collect(last)
+    # the device waits for the host in the first two steps, which do not count
     return PlanRun(max(min(dispatches), (clock() - collected_s[1]) / count), min(dispatches))
 
 
 def _run_alone(runner: StepRunner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:
-    """Run a plan once, or twice if it is short."""
     run = run_once(runner, plan, clock)
     return run if run.seconds >= SHORT_S else run_once(runner, settled(plan), clock)
 
 
 def _run_often(runner: StepRunner, plan: StepPlan, clock: Callable[[], float]) -> PlanRun:
-    """Run a plan once, and then as many steps behind each other as `SHORT_S` has room for."""
     first_s = max(run_once(runner, plan, clock).seconds, SHORT_S / PIPELINED_STEPS)
     return run_pipelined(runner, settled(plan), max(1, int(SHORT_S / first_s)), clock)
 
@@ -351,7 +331,6 @@ def _run_often(runner: StepRunner, plan: StepPlan, clock: Callable[[], float]) -
 def _time_link(
     runner: StepRunner, shape: RunnerShape, pages: int, effort: Effort, clock: Callable[[], float]
 ) -> dict[str, Any]:
-    """Least seconds to move so many pages out, in, and both at once, as `{"pages", "out_s", "in_s", "both_s"}`."""
     there = tuple(PageCopy(1 + index, index) for index in range(pages))
     other_copies = tuple(PageCopy(1 + (pages + index) % shape.num_pages, pages + index) for index in range(pages))
     out = StepPlan(0, 0, offload=there)
@@ -388,7 +367,7 @@ def remembered(path: Path) -> Profile | None:
 
 
 def remember(save: Callable[[Path], object], path: Path) -> None:
-    """Write a file for the next start, atomically. Raises `OSError` if it cannot be written."""
+    """Write a file for the next start, atomically. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         save(Path(scratch) / path.name)

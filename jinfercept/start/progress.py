@@ -1,4 +1,4 @@
-"""How far a start is, on one line of standard error; as lines of the log where no terminal and no notebook shows it."""
+"""Shows how far a start is: on one line of standard error, or in the log where no terminal and no notebook shows it."""
 
 import logging
 import sys
@@ -18,7 +18,7 @@ _WIDTH = 60
 
 @final
 class StartDisplay:
-    """Shows the phases of a start while it is entered; call it as `LLM(progress=...)`. What it shows goes away at its end.
+    """Shows the phases of a start while it is entered; call it as `LLM(progress=...)`. The display goes away at its end.
 
     Where only the log can show it and the program has set up no logging, the records of the logger `jinfercept` are written to
     standard error meanwhile.
@@ -81,8 +81,7 @@ class StartDisplay:
 
 @final
 class _Lines(logging.Handler):
-    """Writes messages to what `sys.stderr` is at the moment: a bar replaces it while it is shown."""
-
+    # `sys.stderr` is looked up for each message: a bar replaces it while it is shown.
     def filter(self, record: logging.LogRecord) -> bool:
         return record.name == log.name or record.levelno >= logging.WARNING
 

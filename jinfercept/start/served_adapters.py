@@ -27,28 +27,19 @@ log = logging.getLogger("jinfercept")
 
 @final
 class ServedAdapters:
-    """The adapters of one model.
-
-    Args:
-        model: that they change.
-        room: in its weights.
-
-    Attributes:
-        table: the adapters by name.
-        lock: held while weights are replaced.
-    """
+    """The adapters of one model, in the room that its weights have for them."""
 
     def __init__(self, model: Model, room: AdapterRoom) -> None:
         self._model, self._room = model, room
         self.table = AdapterTable(room.slots)
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # held while weights are replaced
 
     def read(self, directory: str | Path) -> AdapterWeights:
-        """An adapter that fits the room. Raises `ModelError`, or `ConfigError` if its modules have no room."""
+        """Read an adapter that fits the room. Raises `ModelError`, or `ConfigError` if its modules have no room."""
         return self._fitting(read_adapter(directory, self._model.checkpoint_config, self._room.rank))
 
     def in_memory(self, matrices: WeightTree, scale: float, names: Mapping[str, str] | None) -> AdapterWeights:
-        """An adapter of arrays that fits the room. Arguments as of `adapter_in_memory`; errors as of `read`."""
+        """Make an adapter of arrays that fits the room. Arguments as of `adapter_in_memory`; errors as of `read`."""
         return self._fitting(adapter_in_memory(self._model.checkpoint_config, matrices, scale, names, self._room.rank))
 
     def _fitting(self, adapter: AdapterWeights) -> AdapterWeights:
@@ -66,8 +57,9 @@ class ServedAdapters:
 
 
 def with_tool_adapter(model: object, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a start, with the adapter of the embedded model for chats with tools; as they are for other models, and
-    where an option of adapters is given. `tool_lora=""` is a start without it.
+    """The options of a start, with the adapter of the embedded model for chats with tools.
+
+    They stay as they are for other models, with an option of adapters, and with `tool_lora=""`, which is a start without it.
 
     Raises:
         ModelError: the adapter is not whole.
@@ -86,7 +78,7 @@ def with_tool_adapter(model: object, flags: Mapping[str, Any]) -> dict[str, Any]
 def add_adapters(
     loaded: Loaded[ServedModel], config: EngineConfig
 ) -> tuple[Loaded[ServedModel], ServedAdapters | None]:
-    """The model with room for the adapters of the options, and with these; as it was if there are none.
+    """The model with room for the adapters of the options, and with these; unchanged if there are none.
 
     Raises:
         ConfigError: there is no room for adapters in models of one's own.

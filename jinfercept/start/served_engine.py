@@ -1,4 +1,4 @@
-"""Runs engines on an `EngineSetup`, one at a time: what an `LLM` and a server ask of the engine that serves."""
+"""Runs engines on an `EngineSetup`, one at a time, for an `LLM` or a server."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,19 +28,10 @@ from jinfercept.start.weights import ServedWeights
 
 @final
 class ServedEngine:
-    """The engine that runs, on the thread that steps it. A restart and new weights put another one in its place.
-
-    Args:
-        setup: the model and the options; its runner is closed with this.
-
-    Attributes:
-        setup: the same with the options of the last restart.
-        weights: those that are served.
-        thread: serves requests on the engine that runs.
-    """
+    """The engine that runs, on the thread that steps it. A restart and new weights put another one in its place."""
 
     def __init__(self, setup: EngineSetup) -> None:
-        self.setup = setup
+        self.setup = setup  # with the options of the last restart; its runner is closed with this
         self.weights = ServedWeights(setup.model, setup.runner, one_host=setup.leader is None)
         self.closed = False
         self._stats: EngineStats | None = None
@@ -59,12 +50,10 @@ class ServedEngine:
 
     @property
     def policy_name(self) -> str:
-        """The policy as it was chosen: a name or a place, or the name of a class."""
         return label(self.setup.config.scheduling.policy)
 
     @property
     def overload(self) -> Overload:
-        """What becomes of new conversations for which there is no room."""
         return self.setup.config.scheduling.overload
 
     def _begin(self, serving: Serving) -> None:
@@ -83,15 +72,14 @@ class ServedEngine:
         ends_only: bool = False,
         post: Callable[[Callable[[Any], None], Any], object] | None = None,
     ) -> AsyncStream:
-        """Serve requests that were made before; arguments and errors as those of `AsyncStream`."""
+        """Serve requests; arguments and errors are those of `AsyncStream`."""
         return AsyncStream(self.thread, requests, ends_only=ends_only, post=post)
 
     def release(self, request_id: str) -> None:
-        """Drop the retained context of a finished request between two steps; a request without one is ignored."""
+        """Drop the retained context of a finished request between two steps. Unknown ids are ignored."""
         self.thread.ask(lambda: self._engine.release(request_id))
 
     def reset_prefix_cache(self) -> bool:
-        """As `LLM.reset_prefix_cache`, between two steps."""
         self.check_open("to reset its prefix cache")
         return self.thread.ask(self._engine.reset_prefix_cache).result()
 
@@ -100,15 +88,13 @@ class ServedEngine:
         return self.ask(lambda stats: EngineState.of(self._engine, stats))
 
     def ask[T](self, question: Callable[[EngineStats], T]) -> Future[T]:
-        """The answer of a function of the engine's stats, called on the engine's thread between two steps.
+        """Call a function of the engine's stats on the engine's thread between two steps.
 
-        The first question begins to count: an engine that nothing is asked of counts nothing.
-
-        Args:
-            question: returns copies; takes well under a step.
+        It returns copies, and takes well under a step.
         """
 
         def answer() -> T:
+            # the first question begins to count: an engine that nothing is asked of counts nothing
             if self._stats is None:
                 self._stats = self._serving.stats()
             return question(self._stats)
@@ -116,7 +102,7 @@ class ServedEngine:
         return self.thread.ask(answer)
 
     def place_at_door(self, requests: Sequence[Request]) -> Future[int]:
-        """The last place at the door of submitted requests, from 1; 0 if none waits there."""
+        """Place from 1, among their tenant's requests at the door, of the last of these requests; 0 if none is there."""
         return self.thread.ask(lambda: self._engine.place_at_door(requests))
 
     def check_pages(self) -> None:
@@ -130,27 +116,22 @@ class ServedEngine:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for their turn now."""
         return self._engine.num_waiting
 
     def num_waiting_by_tenant(self, tenants: Iterable[str]) -> dict[str, int]:
-        """Requests of each of these tenants that wait for their turn now."""
         return self._engine.num_waiting_by_tenant(tenants)
 
     @property
     def counters(self) -> SchedulerCounters:
-        """Totals of the scheduler since the engine began, as a copy."""
-        return replace(self._engine.scheduler.counters)
+        return replace(self._engine.scheduler.counters)  # a copy
 
     @property
     def adapters(self) -> AdapterTable:
-        """The adapters by name."""
         return self.setup.adapters
 
     # -- another engine, and changes between two steps -------------------------------------------------------------
 
     def restart(self, options: Mapping[str, Any]) -> None:
-        """As `LLM.restart`."""
         self.check_idle("start over")
         if self.weights.level is not None:
             raise RequestError("a sleeping LLM cannot be restarted", got="restart()", fix="wake() it before")
@@ -184,8 +165,10 @@ class ServedEngine:
     def between_steps(
         self, change: Callable[[Engine], None], *, first_end: tuple[FinishReason, None] | None = None
     ) -> None:
-        """Change something that leaves a whole engine when an `EngineError` says that it failed: the error is raised here
-        and ends no request."""
+        """Change something between two steps.
+
+        If the change raises an `EngineError`, it has left a whole engine: the error is raised here, and ends no request.
+        """
         failures = list[EngineError]()
 
         def attempt() -> None:
@@ -201,11 +184,7 @@ class ServedEngine:
 
     @contextmanager
     def changing_weights(self, what: str) -> Iterator[None]:
-        """Use JAX in the caller's thread, one after the other, and while no adapter is loaded.
-
-        Args:
-            what: as of `check_open`.
-        """
+        """Use JAX in the caller's thread, one after the other, and while no adapter is loaded. `what` is as in `check_open`."""
         self.check_open(what)
         adapters = self.setup.room
         with self._lock, self.using_jax(), nullcontext() if adapters is None else adapters.lock:
@@ -225,11 +204,7 @@ class ServedEngine:
             raise ConfigError("kv_disk holds pages of the old weights", got=what, fix="start without kv_disk")
 
     def check_idle(self, what: str) -> None:
-        """Raise `RequestError` if requests are served, or the LLM is closed.
-
-        Args:
-            what: an LLM is asked to do, as the error says it.
-        """
+        """Raise `RequestError` if requests are served, or the LLM is closed. `what` is a verb for the error."""
         self.check_open(f"to {what}")
         if self.thread.busy:
             raise RequestError(
@@ -244,7 +219,6 @@ class ServedEngine:
             raise RequestError("this LLM is closed", got=got, fix="make a new one")
 
     def close(self) -> None:
-        """As `LLM.close`."""
         if self.closed or self.thread.is_elsewhere:
             return
         self.thread.check_caller("close()")

@@ -47,16 +47,13 @@ def is_follower(options: EngineOptions) -> bool:
 
 
 def join_hosts(placement: Placement, config: EngineConfig, model: Mapping[str, str]) -> HostGroup:
-    """Meet the other hosts, and start JAX's connection with them. To be called before JAX's backend starts.
+    """Meet the other hosts, and start JAX's connection with them. Call it before JAX's backend starts.
 
-    From then on an error ends all processes of the group, see `HostGroup.failing`.
-
-    Args:
-        config: its options; all but those of its placement have to be alike.
-        model: what it serves, see `model_facts`.
+    All options but those of the placement have to be alike, and the facts of `model_facts`. From then on an error ends all
+    processes of the group, see `HostGroup.failing`.
 
     Raises:
-        ConfigError: the hosts do not come together, see `handshake`.
+        ConfigError: the hosts do not come together, see `meet`.
     """
     facts, token = {**_facts(config), **model}, os.environ.get(TOKEN_VARIABLE, "")
     group = HostGroup(placement.host_id, *meet(placement, facts, token, config.hosts.host_timeout))
@@ -68,7 +65,7 @@ def join_hosts(placement: Placement, config: EngineConfig, model: Mapping[str, s
 
 
 def follow_to_the_end[Forward, Ticket](runner: HostRunner[Forward, Ticket], group: HostGroup) -> NoReturn:
-    """Execute what host 0 executes. Raises `SystemExit` with status 0 when that one ends."""
+    """Execute what host 0 plans. Raises `SystemExit` with status 0 when host 0 ends."""
     end_after_host_0(group)
     log.info("host %d executes what host 0 plans", group.host_id)
     follow(runner, group)
@@ -77,17 +74,13 @@ def follow_to_the_end[Forward, Ticket](runner: HostRunner[Forward, Ticket], grou
 
 
 def disconnect() -> None:
-    """End JAX's connection between the hosts, which wait for each other a moment."""
+    """End JAX's connection between the hosts, which wait for each other for a moment."""
     with suppress(RuntimeError):  # another host may have ended before
         jax.distributed.shutdown()
 
 
 def model_facts(model: object, source: Path | None, text: str) -> dict[str, str]:
-    """A model's dimensions and samples of its files, which hosts compare.
-
-    Args:
-        model: as `set_up` takes it.
-    """
+    """A model's dimensions and samples of its files, which hosts compare. `model` is as `set_up` takes it."""
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     facts = {"model": text if len(text) < _SHOWN else f"{text[:_SHOWN]}… ({digest})"}
     if source is not None and isinstance(model, str) and is_hub_id(model):
@@ -98,7 +91,6 @@ def model_facts(model: object, source: Path | None, text: str) -> dict[str, str]
 
 
 def _connect(placement: Placement, timeout_s: float) -> None:
-    """Start JAX's coordination service on host 0, at no other address than the placement's, and join it."""
     try:
         jax.distributed.initialize(
             placement.coordinator,
@@ -107,6 +99,7 @@ def _connect(placement: Placement, timeout_s: float) -> None:
             cluster_detection_method="deactivate",  # a process has all devices that it sees, under Slurm too
             initialization_timeout=int(timeout_s),
             shutdown_timeout_seconds=_SHUTDOWN_S,
+            # the service listens on host 0 at this address alone
             coordinator_bind_address=placement.coordinator,
         )
     except RuntimeError as error:
@@ -118,7 +111,6 @@ def _connect(placement: Placement, timeout_s: float) -> None:
 
 
 def _facts(config: EngineConfig) -> dict[str, str]:
-    """Versions and options by name."""
     versions = {
         "jinfercept": __version__,
         "wire form": str(VERSION),
@@ -136,7 +128,6 @@ def _facts(config: EngineConfig) -> dict[str, str]:
 
 
 def _files_digest(source: Path) -> str:
-    """Names, sizes and samples of a model's files."""
     files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
     state = hashlib.sha256()
     for path in files:

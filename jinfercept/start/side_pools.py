@@ -1,8 +1,6 @@
-"""What a start settles for layers that keep more or less than pages of all tokens: how many states recurrent layers have, and
-whether layers with a window have a pool of pages of their own.
+"""Sizes that a start settles for recurrent layers, which have states, and for layers with a window.
 
-A state is of all tokens of a context up to one place.
-In a pool of their own, layers with a window have the pages of a context's window only, and a context is kept whole or not at
+In a pool of their own, layers with a window have the pages of a context's window only. A context is then kept whole or not at
 all (`kv/windows.py`).
 """
 
@@ -29,37 +27,29 @@ log = logging.getLogger("jinfercept")
 
 GIB = 1 << 30
 STATES_SHARE = 4
-"""One in so many bytes of the free memory goes to states of contexts that do not run at most, unless the user says more."""
+"""States of contexts that do not run take one in so many bytes of the free memory at most, unless the user says more."""
 STATES_PER_SEQUENCE = 4
 """States for each sequence that may run, if they fit: contexts pause, and prefixes have states, too."""
 MEAN_STATES = 8
-"""The host tier holds as many contexts' pages as it holds states, if a context's pages take so many times a state's bytes."""
+"""Mean bytes of a context's pages over those of its state, with which the host tier holds as many of both."""
 
 
 class StatePlan(NamedTuple):
-    """States of recurrent layers.
+    """States of recurrent layers."""
 
-    Attributes:
-        num_states: sequences that can have one; 0: the model has no such layers.
-        slot_bytes: of one sequence's, on each device.
-        num_host_states: sequences whose states have a copy on the host.
-    """
-
-    num_states: int = 0
-    slot_bytes: int = 0
-    num_host_states: int = 0
+    num_states: int = 0  # sequences that can have one; 0: the model has no such layers
+    slot_bytes: int = 0  # of one sequence's states, on each device
+    num_host_states: int = 0  # sequences whose states have a copy on the host
 
     @property
     def num_bytes(self) -> int:
-        """Of all states on each device, with the one that is no sequence's."""
+        """Bytes of all states on each device, with the one that is no sequence's."""
         return (self.num_states + 1) * self.slot_bytes if self.num_states else 0
 
     def with_host(self, host_bytes: int, page_bytes: int, num_devices: int) -> Self:
-        """The same with copies in a host tier of so many bytes; there are none if it does not hold a state and a page.
+        """The plan with copies in a host tier of `host_bytes`, or without any if that does not hold a state and a page.
 
-        Args:
-            page_bytes: of a page's copy on this host.
-            num_devices: of this host.
+        Bytes of a page and devices are those of this host.
         """
         state_bytes = num_devices * self.slot_bytes
         if not state_bytes:
@@ -103,11 +93,10 @@ def check_recurrent(config: EngineConfig, model: ServedModel, draft: ServedModel
 
 
 def plan_states(model: ServedModel, dtype: str, num_devices: int, config: EngineConfig, free_bytes: int) -> StatePlan:
-    """How many sequences can have states. Raises `ConfigError` if that is less than may run at once.
+    """How many sequences can have states, in `free_bytes` on each device beside the weights.
 
-    Args:
-        dtype: of the weights.
-        free_bytes: on each device, beside the weights.
+    Raises:
+        ConfigError: they are fewer than may run at once.
     """
     states = states_of(model)
     if not states:
@@ -133,34 +122,24 @@ def plan_states(model: ServedModel, dtype: str, num_devices: int, config: Engine
 
 
 LEAST_WINDOWS = 4
-"""Layers with a window have a pool of their own if the longest sequence has so many times the tokens of the widest."""
+"""Length of the longest sequence over that of the widest window, from which on windows have a pool of their own."""
 MEAN_WINDOWS = 8
-"""By default both pools hold as many contexts, if these have so many times the tokens of the widest window."""
+"""Mean length of contexts over that of the widest window, with which both pools hold as many contexts by default."""
 
 
 class WindowPlan(NamedTuple):
-    """Layers with a pool of their own.
-
-    Attributes:
-        num_layers: how many there are; 0: none.
-        window: tokens that the widest window sees.
-        slack: tokens behind it that a context keeps.
-        num_tokens: of the pool; None: as `share` says.
-        share: tokens of the pool for each of the other one.
-        least_tokens: with which one sequence can be computed.
-        sizes_config: the config with the sizes of these layers; None: they have those of the others.
-    """
+    """Layers with a pool of their own."""
 
     num_layers: int = 0
-    window: int = 0
-    slack: int = 0
-    num_tokens: int | None = None
-    share: float = 0.0
-    least_tokens: int = 0
-    sizes_config: ModelDimensions | None = None
+    window: int = 0  # tokens that the widest window sees
+    slack: int = 0  # tokens behind it that a context keeps
+    num_tokens: int | None = None  # of the pool; None: as `share` says
+    share: float = 0.0  # tokens of the pool for each token of the other pool
+    least_tokens: int = 0  # with which one sequence can be computed
+    sizes_config: ModelDimensions | None = None  # sizes of these layers; None: as of the others
 
     def of(self, kv_tokens: int, page_size: int) -> int:
-        """Tokens of the pool beside another one of so many, in whole pages."""
+        """Tokens of the pool, in whole pages, beside a pool of `kv_tokens` for the other layers."""
         if not self.num_layers:
             return 0
         num_tokens = max(self.least_tokens, self.num_tokens or int(self.share * kv_tokens))
@@ -170,7 +149,6 @@ class WindowPlan(NamedTuple):
         """The pool's sizes, without copies on the host.
 
         Args:
-            num_tokens: see `of`.
             cost: bytes of a token in the layers of the pool, over those in the others.
         """
         return SideSizes(num_tokens // page_size, 0, page_size * cost, self.window, self.slack)
@@ -180,15 +158,15 @@ NO_WINDOW_PLAN = WindowPlan()
 
 
 def are_long(windows: Sequence[int], longest: int) -> bool:
-    """Whether by default layers with these windows have a pool of their own, where the longest sequence has so many tokens."""
+    """Whether layers with these windows have a pool of their own by default, for sequences of up to `longest` tokens."""
     return longest >= LEAST_WINDOWS * max(windows)
 
 
 def plan_windows(model: ServedModel, config: EngineConfig, longest: int) -> WindowPlan:
-    """Which layers have a pool of their own. Raises `ConfigError` if one is asked for that the model cannot have.
+    """Which layers have a pool of their own, for sequences of up to `longest` tokens.
 
-    Args:
-        longest: tokens of the longest sequence.
+    Raises:
+        ConfigError: a pool is asked for that the model cannot have.
     """
     page_size, num_tokens = config.cache.page_size, config.cache.num_window_tokens
     of_layers, sizes_config = windows_of(model)[: len(set(kv_places(model)))], windowed_config(model)

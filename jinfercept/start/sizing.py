@@ -44,8 +44,8 @@ MEASUREMENT = 3
 
 
 def layers_per_step(model: ServedModel, config: EngineConfig) -> int:
-    """Layers of an executable: the user's number, or one on a CPU, which compiles fast, and all elsewhere: a GPU launches one
-    executable as one graph."""
+    """Layers of an executable: the user's number, or one on a CPU and all elsewhere."""
+    # a CPU compiles one layer fast; a GPU launches one executable as one graph
     default = 1 if jax.default_backend() == "cpu" else model.config.num_layers
     return min(config.advanced.layers_per_step or default, model.config.num_layers)
 
@@ -53,11 +53,7 @@ def layers_per_step(model: ServedModel, config: EngineConfig) -> int:
 def plan_pools(
     model: ServedModel, params: Params, config: EngineConfig, draft: Loaded[ServedModel] | None = None
 ) -> tuple[MemoryPlan, RunnerShape]:
-    """Sizes of the pools, and of what is compiled. Raises `ConfigError` if they cannot work.
-
-    Waits for the weights. A device with memory of its own has its steps compiled first, for a pool of one page, to learn what
-    they take beside it.
-    """
+    """Sizes of the pools, and of what is compiled. Raises `ConfigError` if they cannot work. Waits for the weights."""
     for served in (model, *(() if draft is None else (draft.model,))):
         _check_rows(served, config.cache.kv_cache_dtype)
     jax.block_until_ready((params, None if draft is None else draft.params))
@@ -65,6 +61,8 @@ def plan_pools(
     windows = plan_windows(model, config, config.model.max_model_len or model.config.max_position)
     beside = timed = 0
     if not room.shared:
+        # The steps of a device with memory of its own are compiled first, for a pool of one page, to learn what they take
+        # beside it.
         longest = config.model.max_model_len or model.config.max_position
         shape, attention = _runner_shape(model, 1, longest, config), config.advanced.attention
         shape = replace(shape, num_states=int(bool(states_of(model))), routed_experts=routed_experts)
@@ -97,7 +95,6 @@ def plan_pools(
 
 
 def _routed_experts(model: ServedModel, config: EngineConfig) -> int:
-    """See `RunnerShape.routed_experts`. Raises `ConfigError` if the engine is to return experts that the model has not."""
     if not config.model.enable_return_routed_experts:
         return 0
     experts = model.config.experts if isinstance(model, Model) else None
@@ -149,13 +146,11 @@ def profile_settings(
 
 
 def _formats(params: Params) -> str:
-    """The formats of quantised weights and of the rows that they multiply, and nothing without any."""
     quantised = [weight for weight in weights_of(params) if is_quantized(weight)]
     return ", ".join(sorted({f"{weight.packing}{' of int8 rows' * weight.int8_rows}" for weight in quantised}))
 
 
 def _adapters(params: Params) -> str:
-    """The sizes of the adapters' matrices in a layer."""
     return ", ".join(f"{name} {weight.a.shape}" for name, weight in adapter_matrices(params)[0].items())
 
 
@@ -166,7 +161,7 @@ def remembered_profile(
     config: EngineConfig,
     draft: Loaded[ServedModel] | None = None,
 ) -> Profile | None:
-    """The profile of steps and transfers that was measured last with the same settings; None if there is none."""
+    """The profile that was measured last with the same settings; None if there is none."""
     return remembered(profile_path(cache_directory(), profile_settings(model, params, shape, config, draft)))
 
 
@@ -205,10 +200,7 @@ def buckets(max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> tu
     """Query tokens of the executables, ascending: few sizes for chunks, more where a step may be decodes only.
 
     A step is computed at the next larger size. Between sizes for chunks, four times apart, that would take up to twice as long
-    for many decode rows; they cannot be filled by a longer chunk. A CPU, whose time grows with the size, has one more.
-
-    Args:
-        platform: JAX's name of the device's, `cpu` or `gpu`.
+    for many decode rows, which no longer chunk can fill up. A CPU, whose time grows with the size, has one more.
     """
     least = 8 if platform == "gpu" else 1  # a GPU's matrix kernels multiply eight rows at least
     decodes = {size for size, smaller in ((64, 32), (256, 128), (384, 256)) if smaller < max_num_seqs}
@@ -218,7 +210,6 @@ def buckets(max_num_seqs: int, max_num_batched_tokens: int, platform: str) -> tu
 
 
 def _check_rows(model: ServedModel, kv_cache_dtype: str) -> None:
-    """Raise `ConfigError` if quantised rows of the model's pages would not be whole words, or are not what a TPU has."""
     if kv_cache_dtype == "int8" and jax.default_backend() in INTERLEAVED_ON:
         raise ConfigError("a TPU's quantised pages are in fp8", got=kv_cache_dtype, fix="kv_cache_dtype fp8, or auto")
     if kv_cache_dtype != "auto" and model.config.head_dim % BYTES:

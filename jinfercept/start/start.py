@@ -72,7 +72,7 @@ def set_up(
 ) -> EngineSetup:
     """Load a model, compile what will serve it and find out what its steps cost. Logs the memory plan and the times at INFO.
 
-    Args, and what is raised: as `LLM`; but by default everything is compiled, and nothing shown.
+    Arguments and errors are those of `LLM`; but by default everything is compiled, and nothing shown.
     """
     if isinstance(profile, str | Path):
         profile, flags["profile"] = None, str(profile)
@@ -145,7 +145,6 @@ class _Start:
         params: Params | None,
         tokenizer: Tokenizer | None,
     ) -> None:
-        """Load the model with its adapters and its draft model. Arguments as of `set_up`."""
         config = self._config
         with self._timed("load_s"):
             self._defaults = sampling_defaults(config.model.generation_config, _source(model))
@@ -169,12 +168,7 @@ class _Start:
         self._progress("loading", 1, 1)
 
     def compile(self, profile: Profile | None, effort: str | None, *, lazy: bool) -> None:
-        """Make the pools and the executables. Raises `SystemExit` at the end of every host but host 0.
-
-        Args:
-            profile: the costs of steps, as far as they are given.
-            effort: how long they are measured; None: they are looked up or measured quickly.
-        """
+        # `effort` says how long costs are measured that `profile` does not have; None: they are looked up or measured quickly.
         loaded, group, draft, progress = self._loaded, self._group, self._draft, self._progress
         config, model, params = self._config, loaded.model, loaded.params
         with closing(CompileCounter()) as compilations:
@@ -211,7 +205,6 @@ class _Start:
         self._profile, self._compilations = profile, compilations
 
     def _plan(self) -> None:
-        """The sizes of the pools, for which there is memory on every host."""
         loaded, group, flags = self._loaded, self._group, self._flags
         memory_plan, shape = plan_pools(loaded.model, loaded.params, self._config, self._draft)
         if self._tokenizer is not None and self._tokenizer.vocab_size < loaded.model.config.vocab_size:
@@ -228,11 +221,6 @@ class _Start:
         chunks(self._config, shape)
 
     def served(self, store: DiskStore | None, name: str | None) -> EngineSetup:
-        """What engines run on.
-
-        Args:
-            name: of the model, if it was given by name.
-        """
         model, config, shape, profile = self._loaded.model, self._config, self._shape, self._profile
         times = StartTimes(
             **self._seconds,
@@ -266,7 +254,6 @@ class _Start:
 
 
 def _alike(memory_plan: MemoryPlan, shape: RunnerShape, group: HostGroup) -> tuple[MemoryPlan, RunnerShape]:
-    """The sizes that every host of a group has room for."""
     sizes = {"kv_tokens": memory_plan.kv_tokens, "max_model_len": memory_plan.max_model_len}
     states = memory_plan.states._replace(**group.least({"num_states": shape.num_states}))
     memory_plan = replace(memory_plan.limited(shape.page_size, **group.least(sizes)), states=states)
@@ -278,12 +265,10 @@ def _alike(memory_plan: MemoryPlan, shape: RunnerShape, group: HostGroup) -> tup
 
 
 def _dimensions(model: str | Path | ModelConfig | ServedModel) -> ModelDimensions:
-    """The dimensions of a model that is not loaded. Raises `ModelError`."""
     if isinstance(model, str | Path):
         return read_config(model)
     return model if isinstance(model, ModelConfig) else model.config
 
 
 def _source(model: object) -> Path | None:
-    """Where a checkpoint's files are. Raises `ModelError` if there is no such model."""
     return locate(model) if isinstance(model, str | Path) else None

@@ -32,15 +32,11 @@ DEEPEST = 2
 
 @final
 class ServedWeights:
-    """The weights of one model. Its methods that change something are called with no plan in flight.
-
-    Attributes:
-        version: grows by 1 with every update.
-        level: of the sleep, 0 to 2; None: awake.
-    """
+    """The weights of one model. Its methods that change something are called with no plan in flight."""
 
     def __init__(self, model: ServedModel, runner: ModelRunner, *, one_host: bool) -> None:
         self._model, self._runner, self._one_host = model, runner, one_host
+        # `version` grows by 1 with every update; `level` is that of the sleep, 0 to 2, or None while awake.
         self.version, self.level = 0, None
         self.level: int | None
         self._matrices: Params | None = None  # of the adapters, on the host where the device has no weights
@@ -48,17 +44,17 @@ class ServedWeights:
 
     @property
     def are_lost(self) -> bool:
-        """Whether there are no weights: they were discarded, or replaced in part only."""
+        """Whether there are no weights: they were discarded, or an update replaced only a part of them."""
         return not self._runner.params.embed and self._host is None
 
     def replacement(
         self, weights: WeightTree, names: Mapping[str, str] | None = None, only: NameFilter | None = None
     ) -> Replacement:
-        """New weights, checked. Raises `ModelError` if they do not fit, `RequestError` on several hosts, or if weights that are
-        to stay are lost.
+        """New weights, checked; `names` and `only` are as in `params_by_name`.
 
-        Args:
-            names, only: as of `params_by_name`.
+        Raises:
+            ModelError: they do not fit.
+            RequestError: there are several hosts, or weights that are to stay are lost.
         """
         if not self._one_host:
             raise RequestError("only one host can take new weights", got="several", fix="start all with the new ones")
@@ -114,7 +110,7 @@ class ServedWeights:
             self._runner.leave_device()
 
     def sleep(self, engine: Engine, level: int, *, discard: bool) -> None:
-        """Free what is on the device; never wakes from a deeper sleep."""
+        """Free what is on the device. A deeper sleep goes on as it is."""
         if level:
             self._free_pages(engine)
         engine.is_resting = True
@@ -139,7 +135,7 @@ class ServedWeights:
             )
 
     def wake(self, engine: Engine, new: Replacement | None = None) -> None:
-        """Take the memory again, and go on; with other weights, if there are any. Raises `EngineError`: the sleep goes on."""
+        """Take the memory again, and go on, with new weights if there are any. After an `EngineError` the sleep goes on."""
         if new is not None and self.level != DEEPEST:
             self.write(new, engine)
         with _failing("the LLM sleeps on", "wake() again when the device has memory"):
@@ -167,7 +163,6 @@ class ServedWeights:
 
 @contextmanager
 def _failing(state: str, fix: str) -> Iterator[None]:
-    """Raise `EngineError`, which says what state the LLM is in, for all that is raised."""
     try:
         yield
     except Exception as error:
@@ -175,14 +170,13 @@ def _failing(state: str, fix: str) -> Iterator[None]:
 
 
 def _matrices(params: Params) -> Params:
-    """The adapters of weights, without these."""
     return jax.tree.map(
         lambda weight: replace(weight, base=None) if is_adapted(weight) else None, params, is_leaf=is_adapted
     )
 
 
 def _each_once(move: Callable[..., Any], params: Params, shapes: Params | None = None) -> Params:
-    """Weights elsewhere; what is one array is one there, too."""
+    # One array that is several weights is one in the result, too.
     moved: dict[int, Any] = {}
 
     def to(leaf: Any, shape: Any) -> Any:
@@ -194,22 +188,22 @@ def _each_once(move: Callable[..., Any], params: Params, shapes: Params | None =
 
 
 UpdateMode = Literal["keep", "recompute", "abort"]
-"""What becomes of unfinished requests when the weights change, see `LLM.update_weights`."""
+"""How an update of the weights treats unfinished requests, see `LLM.update_weights`."""
 
 
 class WeightControls:
-    """What a trainer asks of an `LLM`."""
+    """The part of an `LLM` that changes its weights, for trainers."""
 
     engine: "ServedEngine"
 
     @property
     def params(self) -> Params:
-        """The weights that serve, with their adapters; they are replaced by an update, and empty in a sleep of level 2."""
+        """The weights that serve, with their adapters. An update replaces them; in a sleep of level 2 they are empty."""
         return self.engine.setup.runner.params
 
     @property
     def weights_version(self) -> int:
-        """Of the weights that serve: 0 at the start, raised by 1 by every `update_weights`."""
+        """Version of the weights that serve: 0 at the start, raised by 1 by every `update_weights`."""
         return self.engine.weights.version
 
     def update_weights(
@@ -220,21 +214,18 @@ class WeightControls:
         names: Mapping[str, str] | None = None,
         only: NameFilter | None = None,
     ) -> int:
-        """Serve other weights of the same model from now on. See `docs/weights.md`.
+        """Serve other weights of the same model from now on; returns the new version. See `docs/weights.md`.
 
         Args:
-            params: `Params` of the same shapes, in any dtype, on any devices, which the caller may donate afterwards. Or by
-                names: an `nnx.State`, an `nnx.Module`, or mappings, with the names of `Params`, as `layers.0.q`, or with those
-                of transformers. Or the directory of a checkpoint, or a `.gguf` file.
-            mode: of requests that are not finished. None: there must be none, and the LLM starts over as `restart`. "keep":
-                they go on with their contexts. "recompute": their contexts are computed again when they run next. "abort":
-                they end with what they have.
+            params: `Params` of the same shapes, in any dtype, on any devices, which the caller may donate afterwards. Or
+                weights by name: an `nnx.State`, an `nnx.Module`, or mappings, with the names of `Params`, as `layers.0.q`, or
+                with those of transformers. Or the directory of a checkpoint, or a `.gguf` file.
+            mode: how unfinished requests go on. None: there must be none, and the LLM starts over as `restart`. "keep": they go
+                on with their contexts. "recompute": their contexts are computed again when they run next. "abort": they end
+                with the tokens that they have.
             names: by a name in `params`, the name that the weight has here; `*` stands for a number in both.
-            only: take these weights alone: a beginning of names as `params` has them (of a path those of `Params`), several, or
-                a function of a name that says whether. All other weights stay as they are.
-
-        Returns:
-            The new version.
+            only: replace these weights alone. It is a beginning of names as `params` has them (for a path, as `Params` has
+                them), several of these, or a function that takes a name and returns a bool.
 
         Raises:
             ModelError: a weight is missing, too much, donated already, or has another shape; the old ones are served on.
@@ -266,14 +257,14 @@ class WeightControls:
 
     @property
     def is_sleeping(self) -> bool:
-        """Whether `sleep` was called, or an update lost the weights, and `wake` was not called since."""
+        """Whether the LLM sleeps: `sleep` was called, or an update lost the weights, and `wake` was not called since."""
         return self.engine.weights.level is not None
 
     def sleep(self, level: int = 1, *, discard: bool = False) -> None:
-        """Run nothing until `wake`. Requests wait, those that come too; calls go on, and their results are taken in.
+        """Run nothing until `wake`. Requests wait, new ones too; calls go on, and their results are taken in.
 
         Args:
-            level: 0: all stays where it is. 1: the device's pages are freed; what the host has of contexts stays, the rest is
+            level: 0: all stays where it is. 1: the device's pages are freed; the host's copies of contexts stay, the rest is
                 computed again. 2: the weights leave the device, too, for the host's memory.
             discard: at level 2, forget the weights: `wake` needs others.
 
@@ -295,8 +286,7 @@ class WeightControls:
     def wake(self, params: WeightTree | None = None, *, names: Mapping[str, str] | None = None) -> None:
         """Take the memory again, without compiling, and go on. Does nothing to an LLM that does not sleep.
 
-        Args:
-            params, names: new weights, as of `update_weights(params, mode="recompute", names=names)`.
+        New weights are served as by `update_weights(params, mode="recompute", names=names)`.
 
         Raises:
             RequestError: the weights were discarded, and none are given.
@@ -322,14 +312,18 @@ class WeightControls:
         return self.engine.adapters.directories
 
     def load_lora(self, name: str, directory: str | Path, *, in_place: bool = False) -> None:
-        """Load an adapter that PEFT saved; with `in_place`, one that has the name goes on for its requests. Raises `ModelError`
-        if it cannot be used, `ConfigError` if there is no room (`max_loras`)."""
+        """Load an adapter that PEFT saved. With `in_place` it may take the name of another, which goes on for its requests.
+
+        Raises:
+            ModelError: the adapter cannot be used.
+            ConfigError: there is no room (`max_loras`), or the name is taken.
+        """
         self._put_adapter(name, lambda room: room.read(directory), str(directory), in_place=in_place)
 
     def update_lora(
         self, name: str, matrices: WeightTree, *, scale: float = 1.0, names: Mapping[str, str] | None = None
     ) -> int:
-        """Serve an adapter of arrays under a name from now on; one that has the name goes on for its requests.
+        """Serve an adapter of arrays under a name from now on. An older one of the name goes on for its requests.
 
         Args:
             matrices: by names, as weights of `update_weights`: those that PEFT saves, or `layers.0.q.a` `[*inputs, rank]` and
@@ -338,7 +332,7 @@ class WeightControls:
             names: as of `update_weights`.
 
         Returns:
-            The version that tokens of its requests have from now on: of the weights, and 1 more with every update of the name.
+            The version of tokens of its later requests: of the weights, and 1 more with every update of the name.
 
         Raises:
             RequestError: the LLM sleeps at level 2.
@@ -349,14 +343,14 @@ class WeightControls:
         return adapter.version + self.weights_version
 
     def unload_lora(self, name: str) -> None:
-        """Take an adapter's name away; its room is free once its requests have ended. Raises `RequestError` for others."""
+        """Take an adapter's name away. Its room is free once its requests have ended. Raises `RequestError` for other names."""
         self.engine.check_open("to unload an adapter")
         self.engine.adapters.remove(name)
 
     def _put_adapter(
         self, name: str, read: Callable[[ServedAdapters], AdapterWeights], source: str, *, in_place: bool
     ) -> Adapter:
-        """Load an adapter. Waits for the disk and for the end of a step, not for requests."""
+        # Waits for the disk and for the end of a step, not for requests.
         self.engine.check_open("to load an adapter")
         setup = self.engine.setup
         if setup.room is None:
@@ -374,8 +368,8 @@ class WeightControls:
 
 
 def _read(source: str | Path, dtype: str, *, draft_layer: bool) -> Params:
-    """The weights of a checkpoint, all of which can be read. Where the device is this CPU, each is read again when it is
-    written, so that the weights are in memory once; elsewhere they are in the host's memory."""
+    # All weights can be read. Where the device is this CPU, each is read again when it is written, so that the weights are in
+    # memory once. Elsewhere they are in the host's memory.
     if not Path(source).exists():
         raise ModelError("there is no such checkpoint", got=str(source), fix="name a directory or a .gguf file")
     host = ModelMesh((jax.local_devices(backend="cpu")[0],))

@@ -1,6 +1,6 @@
-"""The common part of all tools of a file: a queue, a timeout, parsed arguments, and a result of bounded size.
+"""What all tools share: a queue, a timeout, parsed arguments and a limit on the size of results.
 
-An endpoint is a function of a call; its exceptions become results that the model reads.
+An endpoint is a function of a call. Its exceptions become results that the model reads.
 """
 
 import asyncio
@@ -31,15 +31,10 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """A call for an endpoint.
+    """A call for an endpoint."""
 
-    Attributes:
-        arguments: parsed, not checked against a schema.
-        expires_s: time of the timeout, in seconds of `time.monotonic`.
-    """
-
-    arguments: Mapping[str, Any]
-    expires_s: float
+    arguments: Mapping[str, Any]  # parsed, not checked against a schema
+    expires_s: float  # deadline of the call, in seconds of `time.monotonic`
     call: CurrentCall = field(default_factory=CurrentCall)
 
 
@@ -50,17 +45,16 @@ timeout and when the request is aborted."""
 
 @final
 class CallQueue:
-    """Limits the calls that run at once; tenants take turns for the slots.
-
-    Args:
-        most: running calls; None: any number.
-    """
+    """Limits how many calls run at once (None: any number); tenants take turns for the slots."""
 
     def __init__(self, most: int | None) -> None:
         self._turns = FairSlots(most) if most is not None else None
 
     async def run[T](self, tenant: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a call once it has a slot. A cancelled call is not waited for, and keeps its slot until it has ended."""
+        """Run a call once it has a slot.
+
+        Cancelling does not wait for the call to end; the call keeps its slot until it has ended.
+        """
         if self._turns is not None:
             await self._turns.begin(tenant)
 
@@ -91,11 +85,7 @@ def endpoint_tool(
     executor: ToolExecutor,
     queue: CallQueue,
 ) -> ChatTool:
-    """A tool that an endpoint answers.
-
-    Args:
-        limits: on the time of a call and the size of its result.
-    """
+    """Make a tool that an endpoint answers."""
 
     async def answer(arguments: str, expires_s: float) -> str:
         request, came_s = CallRequest(_object(arguments), expires_s, call := CURRENT_CALL.get()), time.monotonic()
@@ -128,7 +118,6 @@ def endpoint_tool(
 
 
 def _cut(text: str, max_bytes: int | None) -> str:
-    """A text of at most `max_bytes` bytes of UTF-8; a cut text ends in a note."""
     if max_bytes is None or len(data := text.encode(errors="replace")) <= max_bytes:
         return text
     note = f" ... (cut: {len(data)} bytes, {max_bytes} allowed)"

@@ -1,6 +1,6 @@
-"""HTTP endpoints as tools: requests made of arguments, sent to allowed hosts, and retried if the method is idempotent.
+"""HTTP endpoints as tools: requests built from arguments, sent only to allowed hosts, retried if the method is idempotent.
 
-Private addresses are allowed only for hosts that are named.
+Private addresses are allowed only for hosts that the table names.
 """
 
 import asyncio
@@ -43,21 +43,15 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class AllowedHost(NamedTuple):
-    """An entry of a list of allowed hosts.
+    """An entry of a list of allowed hosts."""
 
-    Attributes:
-        host: name or address as `host_key` writes it; of a pattern the domain.
-        port: the only port that is allowed; None: the default port of the scheme, and the one that the tool's own URL names.
-        is_pattern: whether all subdomains of the host are meant, and not the host.
-    """
-
-    host: str
-    port: int | None
-    is_pattern: bool
+    host: str  # as `host_key` writes it; for a pattern, the domain
+    port: int | None  # None: the scheme's default port and the port in the tool's own URL
+    is_pattern: bool  # the entry stands for all subdomains of the host, and not for the host itself
 
     @classmethod
     def parse(cls, entry: str) -> "AllowedHost":
-        """An entry from `host`, `host:port`, or either behind `*.`. Raises `ValueError` for anything else."""
+        """Parse `host`, `host:port`, or either with `*.` before it. Raises `ValueError` for anything else."""
         name = entry.removeprefix("*.")
         try:
             url = httpx2.URL(f"any://[{name}]" if is_address(name) and ":" in name else f"any://{name}")
@@ -71,24 +65,20 @@ class AllowedHost(NamedTuple):
 
 @final
 class Hosts:
-    """A list of allowed hosts.
+    """A list of allowed hosts: names, addresses, or `*.domain` for all subdomains, each with or without a port.
 
-    Args:
-        allowed: names, addresses, or `*.domain` for all subdomains, with or without a port.
-        named: whether the list is explicit: then its names, but not its patterns, may be at private addresses.
-        own_port: that the tool's own URL names; None: it names none.
-
-    Raises:
-        ValueError: an entry is no host.
+    Raises `ValueError` if an entry is no host.
     """
 
     def __init__(self, allowed: Sequence[str], *, named: bool, own_port: int | None = None) -> None:
         self._entries = [AllowedHost.parse(entry) for entry in allowed]
+        # named: the table lists the hosts, so its names, but not its patterns, may be at private addresses;
+        # own port: in the tool's own URL
         self._named, self._own_port = named, own_port
 
     def _check(self, host: str, port: int, scheme: str) -> AllowedHost:
-        """The entry that allows a host and its port, one without a pattern if there is one. Raises `CallFailed`."""
         key = host_key(host)
+        # names come before patterns: only a name may be at a private address
         same = [entry for entry in self._entries if entry.host == key and not entry.is_pattern]
         same += [entry for entry in self._entries if entry.is_pattern and key.endswith(f".{entry.host}")]
         if not same:
@@ -99,12 +89,9 @@ class Hosts:
         raise CallFailed(f"port {port} of {host} is not among those that this tool may talk to")
 
     async def address(self, host: str, port: int, scheme: str = "http") -> str:
-        """An allowed address of a host. Raises `CallFailed` if it has none, `OSError` if it cannot be resolved.
+        """Resolve a host to an allowed address. Raises `CallFailed` if it has none, `OSError` if it cannot be resolved.
 
-        Connect to the returned address: the name may resolve to another one later.
-
-        Args:
-            host: name or address.
+        Connect to the returned address: the name may resolve to another address later.
         """
         entry = self._check(host, port, scheme)
         infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -118,10 +105,9 @@ class Hosts:
 
 
 def host_key(host: str) -> str:
-    """A host as it is compared: lower case, ASCII, no dot at the end; an address in its shortest form.
+    """Normalise a host for comparison: lower case, ASCII, no final dot, addresses in their shortest form.
 
-    Raises:
-        ValueError: it is none.
+    Raises `ValueError` if the text is no host.
     """
     host = host.strip("[]").lower()
     try:
@@ -138,7 +124,7 @@ def host_key(host: str) -> str:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is public. An IPv6 address that embeds an IPv4 address is public if the embedded one is."""
+    """Whether an IP address is public. For an IPv6 address that embeds an IPv4 address, the embedded address decides."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(parsed, IPv6Address):
         low = IPv4Address(int(parsed) & 0xFFFFFFFF)
@@ -151,7 +137,6 @@ def is_public(address: str) -> bool:
 
 
 def is_address(host: str) -> bool:
-    """Whether a host is an IP address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -170,14 +155,7 @@ _PLACE = re.compile(r"\{(\w+)\}")
 
 @final
 class HttpTool:
-    """One HTTP endpoint.
-
-    Args:
-        place: of the table, for errors.
-
-    Raises:
-        ConfigError: the url is invalid, or an argument or a variable is missing.
-    """
+    """One HTTP endpoint. Raises `ConfigError` if the URL is invalid, or an argument or an environment variable is missing."""
 
     def __init__(self, table: HttpTable, place: Place) -> None:
         self._table, self._tls = table, httpx2.create_ssl_context()
@@ -189,7 +167,7 @@ class HttpTool:
         self._hosts = Hosts(table.allow_hosts or [own], named=table.allow_hosts is not None, own_port=url.port)
 
     async def __call__(self, request: CallRequest) -> str:
-        """The text of the response. Raises `CallFailed` for error statuses and failed connections."""
+        """Send the request and return the response's text. Raises `CallFailed` for error statuses and failed connections."""
         self._check(request.arguments)
         table = self._table
         declared = self.parameters.get("properties", {}).items()
@@ -206,11 +184,7 @@ class HttpTool:
         return text if table.pointer is None else point(text, table.pointer)
 
     async def _repeat(self, url: httpx2.URL, body: Any, trace: Mapping[str, str]) -> str:
-        """The text of the response, after redirects to allowed hosts and retries.
-
-        Args:
-            trace: headers of the trace; headers of the table have precedence.
-        """
+        # the table's headers win over those of the trace
         table, headers = self._table, {**trace, **self._headers}
         retries, pause_s = table.retries if table.method in _IDEMPOTENT else 0, _FIRST_PAUSE_S
         transport = CheckedTransport(self._hosts, url, headers, self._tls)
@@ -238,20 +212,15 @@ class HttpTool:
 
 @final
 class CheckedTransport(httpx2.AsyncHTTPTransport):
-    """Connects to allowed addresses alone, also after a redirect.
-
-    Args:
-        url: of the first request.
-        headers: only the origin of `url` gets them.
-    """
+    """Connects only to allowed addresses, also after a redirect."""
 
     def __init__(self, hosts: Hosts, url: httpx2.URL, headers: Collection[str], tls: ssl.SSLContext) -> None:
         super().__init__(verify=tls, trust_env=False)
+        # these headers are sent only to the origin of the first request's URL
         self._hosts, self._url, self._headers = hosts, url, headers
 
     @override
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request to a checked address. Raises `CallFailed` if it has none that is allowed."""
         url, headers = request.url, request.headers.copy()
         if url.scheme not in _DEFAULT_PORTS:
             raise CallFailed(f"{url.scheme}: is no scheme that is followed")
@@ -278,7 +247,7 @@ class CheckedTransport(httpx2.AsyncHTTPTransport):
 
 
 async def read_text(response: httpx2.Response, max_bytes: int, encoding: str = "utf-8") -> str:
-    """The text of a response. Raises `CallFailed` if it is longer than `max_bytes`."""
+    """Read a response's text. Raises `CallFailed` if the body is longer than `max_bytes`."""
     data = bytearray()
     async for part in response.aiter_bytes():
         data += part
@@ -288,7 +257,6 @@ async def read_text(response: httpx2.Response, max_bytes: int, encoding: str = "
 
 
 def _check_url(table: HttpTable, place: Place) -> httpx2.URL:
-    """The url, with some text for its arguments. Raises `ConfigError` for a table that cannot work."""
     names = names_in(table.url)
     try:
         url = httpx2.URL(fill_url(table.url, dict.fromkeys(names, "x")))
@@ -326,7 +294,7 @@ def _query(value: Any) -> str | list[str]:
 
 
 def names_in(template: Any) -> list[str]:
-    """The `{argument}`s of a text, or of all texts in a JSON value."""
+    """List the `{argument}`s of a text, or of all texts in a JSON value."""
     if isinstance(template, str):
         return list(dict.fromkeys(_PLACE.findall(template)))
     values = template.values() if isinstance(template, Mapping) else template if isinstance(template, list) else ()
@@ -334,7 +302,7 @@ def names_in(template: Any) -> list[str]:
 
 
 def fill_url(template: str, arguments: Mapping[str, Any]) -> str:
-    """A url filled with escaped arguments. Raises `CallFailed` for an argument that would change the path."""
+    """Fill a URL with escaped arguments. Raises `CallFailed` for an argument that would change the path."""
 
     def value(match: re.Match[str]) -> str:
         text = _text(_argument(match[1], arguments))
@@ -346,7 +314,7 @@ def fill_url(template: str, arguments: Mapping[str, Any]) -> str:
 
 
 def fill_json(template: Any, arguments: Mapping[str, Any]) -> Any:
-    """A JSON value with its texts filled in. A text that is one `{argument}` becomes the argument, with its type.
+    """Fill in the texts of a JSON value. A text that is one `{argument}` becomes the argument, with its type.
 
     Members whose argument is missing are left out.
     """
@@ -366,7 +334,7 @@ def fill_json(template: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def point(text: str, pointer: str) -> str:
-    """The value at a JSON pointer (RFC 6901) in a text. Raises `CallFailed` if the text is not JSON, or has no such value."""
+    """Read the value at a JSON pointer (RFC 6901) in a text. Raises `CallFailed` if the text is no JSON or lacks the value."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

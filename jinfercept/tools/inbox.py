@@ -1,4 +1,4 @@
-"""Calls that wait for a person. They are listed, answered and declined from any thread."""
+"""Calls that wait for a person. Any thread may list, answer or decline them."""
 
 import asyncio
 import threading
@@ -14,54 +14,41 @@ from jinfercept.tools.calls import CallFailed, CallRequest
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A waiting call.
+    """A waiting call."""
 
-    Attributes:
-        id: of the call in the inbox.
-        tool: name of the tool.
-        arguments: JSON values.
-        request_id: of the engine's request; "" if unknown.
-        tenant: of the request; "" if unknown.
-        asked_at, expires_at: in seconds since 1970.
-    """
-
-    id: str
+    id: str  # in the inbox, not the model's
     tool: str
     arguments: dict[str, Any]
-    request_id: str
-    tenant: str
-    asked_at: float
-    expires_at: float
+    request_id: str  # of the engine's request; "" if unknown
+    tenant: str  # of the request; "" if unknown
+    asked_at: float  # in seconds since 1970
+    expires_at: float  # in seconds since 1970
 
 
 @final
 class Inbox:
-    """The waiting calls, the oldest first.
-
-    Attributes:
-        tools: names of the tools whose calls wait here.
-    """
+    """The waiting calls, the oldest first."""
 
     def __init__(self) -> None:
-        self.tools: frozenset[str] = frozenset()
+        self.tools: frozenset[str] = frozenset()  # whose calls wait here
         self._lock = threading.Lock()
         self._waiting: dict[str, tuple[Pending, Future[str]]] = {}
 
     def pending(self, tenant: str | None = None) -> list[Pending]:
-        """The waiting calls of all tenants, or of one."""
+        """List the waiting calls of one tenant; None: of all tenants."""
         with self._lock:
             return [pending for pending, _ in self._waiting.values() if tenant in (None, pending.tenant)]
 
     def answer(self, id: str, text: str, tenant: str | None = None) -> None:
-        """Give a call its result. Raises `RequestError` if it does not wait, or belongs to another tenant."""
+        """Give a call its result. Raises `RequestError` if no such call of the tenant waits."""
         self._take(id, tenant).set_result(text)
 
     def decline(self, id: str, why: str = "", tenant: str | None = None) -> None:
-        """Fail a call with a reason. Raises `RequestError` as `answer` does."""
+        """Fail a call with a reason. Raises `RequestError` if no such call of the tenant waits."""
         self._take(id, tenant).set_exception(CallFailed("declined" + (f": {why}" if why else "")))
 
     async def ask(self, tool: str, request: CallRequest) -> str:
-        """Wait for a person's answer. Raises `CallFailed` if the call is declined. If cancelled, the call leaves the inbox."""
+        """Wait for a person's answer. Raises `CallFailed` if the person declines. A cancelled call leaves the inbox."""
         now = time.time()
         expires_at = now + request.expires_s - time.monotonic()
         call, arguments = request.call, dict(request.arguments)

@@ -40,28 +40,22 @@ _END_S = 0.5
 
 @final
 class LoadedTools(AbstractContextManager["LoadedTools"], AbstractAsyncContextManager["LoadedTools"]):
-    """Loaded tools. Close them, or use them in `with` or `async with`.
-
-    Attributes:
-        inbox: where calls wait for a person.
-        executor: runs the calls.
-        servers: MCP servers, which start after all tables are checked.
-    """
+    """Loaded tools. Close them, or use them in `with` or `async with`."""
 
     def __init__(self, inbox: Inbox) -> None:
         self.inbox = inbox
         self.sources: list[_Source] = []
         self.executor = ToolExecutor()
-        self.servers: list[McpServer] = []
+        self.servers: list[McpServer] = []  # start after all tables are checked
         self.models = ExitStack()
 
     @property
     def tools(self) -> list[ChatTool]:
-        """The current tools for `LLM.chat`. Those of an MCP server change."""
+        """The current tools for `LLM.chat`. An MCP server may change its tools at any time."""
         return tools_of([self])
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
-        """End servers and connections; waiting calls fail. What has not ended in time is killed, or left to end alone."""
+        """End servers and connections, and fail waiting calls. What does not end in time is killed, or left alone."""
         if self.executor.is_closed:
             return
         give_up_s = time.monotonic() + timeout_s
@@ -83,23 +77,23 @@ class LoadedTools(AbstractContextManager["LoadedTools"], AbstractAsyncContextMan
 
 
 def tools_of(files: Iterable[LoadedTools]) -> list[ChatTool]:
-    """The current tools of files. Those of an MCP server have names that no other tool has."""
+    """Collect the current tools of several files. Tools of MCP servers get names that no other tool has."""
     sources = [source for file in files for source in file.sources]
     taken = {source.name for source in sources if isinstance(source, ChatTool)}
     return [tool for source in sources for tool in ([source] if isinstance(source, ChatTool) else source(taken))]
 
 
 def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
-    """The tools of a file, with their servers started and connected.
+    """Load the tools of a file, and start and connect its servers.
 
     Args:
         path: a Python file, of which every public function with a docstring is a tool, or a TOML file of `[[tool]]` tables
             (`tool_tables.py` has their keys).
-        inbox: where calls wait for a person; default: a new one.
+        inbox: where calls wait for a person; None: a new one.
 
     Raises:
         ConfigError: the file is wrong, a Python function cannot be a tool, or a server, a variable or a package is missing.
-        RequestError: two tools have one name.
+        RequestError: two tools have the same name.
     """
     if not isinstance(path, str | Path):
         raise ConfigError("tools must be named by a path", got=shown(path), fix="give its path")
@@ -133,15 +127,12 @@ def load_tools(path: str | Path, inbox: Inbox | None = None) -> LoadedTools:
 
 @final
 class _Loader:
-    """Collects the tools of a file, then starts them."""
-
     def __init__(self, loaded: LoadedTools, folder: Path) -> None:
         self._loaded, self._executor, self._folder = loaded, loaded.executor, folder
         self._functions, self._limits, self._places = list[dict[str, Any]](), dict[str, Limits](), list[int]()
         self._load: list[Callable[[], None]] = []
 
     def add(self, table: Table, place: Place) -> None:
-        """Check a table and make its tools. Raises `ConfigError`; `ImportError` for a missing package."""
         match table:
             case PythonTable():
                 home, _, name = table.function.rpartition(":")
@@ -176,7 +167,6 @@ class _Loader:
                 self._loaded.sources.append(server.tools)
 
     def _add_asked(self, table: ModelTable | PersonTable, place: Place, endpoint: Endpoint) -> None:
-        """Make a tool of a model or a person. Raises `ConfigError` for parameters that are no JSON schema."""
         from jinfercept.tools.schemas import QUESTION, check_of
 
         parameters = table.parameters or QUESTION
@@ -189,13 +179,11 @@ class _Loader:
         self._add(declare(table.name, table.description, parameters), table, checked)
 
     def add_python(self, function: dict[str, Any], name: str, limits: Limits) -> None:
-        """Note a function, or those of a file, for the process of Python tools."""
         self._functions.append(function)
         self._limits[name] = limits
         self._places.append(len(self._loaded.sources))
 
     def start(self) -> None:
-        """Connect servers, then load models."""
         servers, python = self._loaded.servers, None
         if self._functions:
             from jinfercept.tools.mcp_server import python_server

@@ -1,4 +1,4 @@
-"""Answers of an MCP server, read for what is there: the SDK refuses a whole list for one malformed tool, and odd results."""
+"""Repairs an MCP server's answers: for one malformed tool the SDK would refuse the whole list, and it refuses odd results."""
 
 import json
 import logging
@@ -23,10 +23,10 @@ MAX_ANSWER_BYTES = 4 << 20
 
 @asynccontextmanager
 async def lenient(transport: AbstractAsyncContextManager[Any], server: str) -> AsyncGenerator[Any]:
-    """Streams of messages, as the SDK's `Client` takes them, with answers that it accepts.
+    """Streams of messages for the SDK's `Client`, with answers repaired so that it accepts them.
 
     Args:
-        transport: its messages, as an asynchronous iterator, and a stream of those for it.
+        transport: yields the server's messages as an asynchronous iterator, and a stream for messages to the server.
         server: name of the server, for the log.
     """
     inbound, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
@@ -46,7 +46,7 @@ async def lenient(transport: AbstractAsyncContextManager[Any], server: str) -> A
 
 
 def _mended(result: dict[str, Any], server: str) -> dict[str, Any]:
-    """The well-formed tools of a listing; the result of a call as one text, without what its schema could refuse."""
+    # a listing keeps its well-formed tools; a call's result becomes one text, without the parts that its schema could refuse
     if isinstance(tools := result.get("tools"), list):
         declared = (_declared(tool, number, server) for number, tool in enumerate(tools, 1))
         cursor = result.get("nextCursor")
@@ -60,7 +60,6 @@ def _mended(result: dict[str, Any], server: str) -> dict[str, Any]:
 
 
 def _declared(tool: Any, number: int, server: str) -> dict[str, Any] | None:
-    """The parts of a declaration that are used; None if they are malformed."""
     fields = tool if isinstance(tool, Mapping) else {}
     name = fields.get("name")
     declared = {key: fields[key] for key in ("name", "description", "inputSchema") if key in fields}
@@ -81,10 +80,9 @@ def _declared(tool: Any, number: int, server: str) -> dict[str, Any] | None:
 
 
 def result_text(result: Mapping[str, Any]) -> str:
-    """The texts of a call's result, one per line, with notes on its other parts. Without a text: its structured content.
+    """Join the texts of a call's result, one per line, with notes on its other parts.
 
-    Args:
-        result: JSON as the server sent it.
+    The structured content stands in for the texts of a result that has none. `result` is JSON as the server sent it.
     """
     content = result.get("content") or []
     content = content if isinstance(content, list) else [content]
@@ -96,7 +94,6 @@ def result_text(result: Mapping[str, Any]) -> str:
 
 
 def _part(part: Any) -> tuple[str, bool]:
-    """A text, and whether it is the part's own; otherwise it is a note that describes the part."""
     match part:
         case {"type": "text", "text": text} | {"type": "resource", "resource": {"text": text}}:
             return _text(text), True

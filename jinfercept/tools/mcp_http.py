@@ -1,4 +1,4 @@
-"""HTTP for the SDK's client of an MCP server: a fault is the error of one request, where the SDK would end the connection."""
+"""HTTP transport for the SDK's MCP client. A fault fails one request; the SDK by itself would end the connection."""
 
 import json
 import logging
@@ -38,7 +38,7 @@ async def http_streams(
 
     Args:
         server: name of the server, for errors.
-        session_ended: called when a request is refused since its session has ended.
+        session_ended: called when the server refuses a request because its session has ended.
     """
     async with (
         _McpHttp(headers=headers, timeout=httpx2.Timeout(30.0, read=None, pool=None)) as http,
@@ -50,7 +50,7 @@ async def http_streams(
 
 @final
 class _Requests(AbstractAsyncContextManager[Any]):
-    """Messages for the SDK. It closes the POST of a request only when another has its id: so a cancellation is sent as one."""
+    """The SDK closes the POST of a request only when another request has its id, so a cancellation is sent as a request."""
 
     def __init__(self, write: Any) -> None:
         self._write = write
@@ -73,7 +73,6 @@ class _McpHttp(httpx2.AsyncClient):
 
     @override
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """As the base class. A POST's error status or failed connection becomes a JSON-RPC error, which the SDK passes on."""
         if request.method != "POST":
             return await super().send(request, **options)
         message = json.loads(request.content)
@@ -98,11 +97,11 @@ class _McpHttp(httpx2.AsyncClient):
             status, problem, data = 502, f"did not answer: {type(fault).__name__}: {fault}", UNREACHED
         if status in (401, 403, 429) or status >= 500:
             log.warning("the MCP server %s %s", self.server, problem)
+        # a JSON-RPC error fails this request alone: the SDK passes it on
         error = {"code": INTERNAL_ERROR, "message": f"the MCP server {self.server} {problem}", "data": data}
         return httpx2.Response(status, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)
 
     async def _cancel(self, request: httpx2.Request, params: Mapping[str, Any]) -> None:
-        """Send the notification that a request was cancelled, in its session."""
         names = ("accept", MCP_PROTOCOL_VERSION_HEADER, MCP_SESSION_ID)
         headers = {name: request.headers[name] for name in names if name in request.headers}
         message = {"jsonrpc": "2.0", "method": _CANCELLED, "params": params}
@@ -112,7 +111,6 @@ class _McpHttp(httpx2.AsyncClient):
 
 
 async def _whole(response: httpx2.Response) -> httpx2.Response:
-    """A response with its body. Raises `httpx2.ReadError` for one that is longer than an answer may be."""
     body = bytearray()
     try:
         async for part in response.aiter_bytes():

@@ -1,4 +1,4 @@
-"""The process of an MCP server, and its messages over standard input and output. It ends within a limit of time.
+"""The process of an MCP server, with messages over standard input and output. It always ends within a time limit.
 
 The SDK's own client for such servers waits for fixed times when it ends one, and does not say which process it is.
 """
@@ -33,20 +33,16 @@ _HALF = re.compile(r"\\(?:(\\|u[dD][89abAB]..\\u[dD][c-fC-F]..)|u[dD][89a-fA-F].
 
 @final
 class McpProcess:
-    """A command that is an MCP server. It is started, perhaps several times, by `streams`.
-
-    Args:
-        env: variables beside those of the SDK.
-        cwd: its working directory.
-    """
+    """A command that runs an MCP server. `streams` starts it, and may be used again after it has ended."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
+        # variables in addition to those that the SDK passes
         self._command, self._env, self._cwd = command, env, cwd
         self._process: Process | None = None
 
     @asynccontextmanager
     async def streams(self, lost: Callable[[], object]) -> AsyncGenerator[Any]:
-        """Start the process; an iterator over its messages, and a stream of those for it. It has ended afterwards.
+        """Start the process, and end it on exit. Yields an iterator over its messages and a stream for messages to it.
 
         Args:
             lost: called when the output of the process ends.
@@ -70,16 +66,15 @@ class McpProcess:
                 await self._end(process)
 
     def kill(self) -> None:
-        """End the process and its children at once."""
         if self._process is not None:
             _signal(self._process, signal.SIGKILL)
 
     async def _end(self, process: Process) -> None:
-        """Close its input, then terminate it, then kill it; what is left of its group is killed too."""
         assert process.stdin is not None
         assert process.stdout is not None
         with suppress(*_PIPE_ERRORS):
             await process.stdin.aclose()
+        # each signal goes to the whole group, so children that are left are killed too
         for number in (signal.SIGTERM, signal.SIGKILL):
             await _has_ended(process, _EXIT_S)
             _signal(process, number)
@@ -104,8 +99,8 @@ async def _messages(process: Process, lost: Callable[[], object]) -> AsyncGenera
 
 
 async def _watch(process: Process) -> None:
-    """End the output of a process that has ended, although a child of it may hold the pipe."""
     assert process.stdout is not None
+    # a child may hold the pipe open after the process has ended
     while process.returncode is None:
         await anyio.sleep(_WATCH_S)
     await anyio.sleep(_WATCH_S)  # for what it has written
@@ -130,7 +125,7 @@ def _message(line: bytes) -> SessionMessage | Exception:
 
 
 async def _has_ended(process: Process, timeout_s: float) -> bool:
-    """Whether the process ends in time. Its children may hold its pipes, so that `process.wait` is no answer."""
+    # `process.wait` also waits for the pipes, which children may hold
     with anyio.move_on_after(timeout_s):
         while process.returncode is None:
             await anyio.sleep(_POLL_S)
@@ -138,6 +133,5 @@ async def _has_ended(process: Process, timeout_s: float) -> bool:
 
 
 def _signal(process: Process, number: signal.Signals) -> None:
-    """Send a signal to the group of the process."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)

@@ -1,7 +1,7 @@
-"""An MCP server as a source of tools: it is started or connected, its tools are listed, and a lost connection is renewed.
+"""An MCP server as a source of tools: starts or connects it, lists its tools, and renews a lost connection.
 
-A task of its own holds each connection; calls come from other tasks. Calls without a connection fail at once, but those of
-Python tools wait for the next process.
+Each connection has its own task; calls come from other tasks. Calls without a connection fail at once, except for Python
+tools, whose calls wait for the next process.
 """
 
 import asyncio
@@ -52,26 +52,19 @@ _NO_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 @final
 @dataclass(eq=False)
 class _McpConnection:
-    """A connection, or an attempt at one.
-
-    Attributes:
-        client: None until the tools are listed.
-        settled: set when the tools are listed, or the attempt has failed.
-        lost: set when no more calls may use it.
-        changed: set when the tools have to be listed again.
-        calls: those that wait for an answer.
-        successor: follows it at once, as the server has ended its session.
-    """
-
+    # None until the tools are listed
     client: Client | None = None
+    # set when the tools are listed, or the attempt has failed
     settled: asyncio.Event = field(default_factory=asyncio.Event)
+    # set when no more calls may use the connection
     lost: asyncio.Event = field(default_factory=asyncio.Event)
+    # set when the tools have to be listed again
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     calls: set[asyncio.Future[Any]] = field(default_factory=set)
+    # takes over at once when the server has ended the session
     successor: Self | None = None
 
     def begin[T](self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """Start a call."""
         call = asyncio.ensure_future(work)
         self.calls.add(call)
         call.add_done_callback(self.calls.discard)
@@ -84,21 +77,13 @@ class _McpConnection:
 
 @final
 class McpServer:
-    """One server.
-
-    Args:
-        place: of the table, for errors.
-        executor: runs the calls.
-        limits: of each tool, by name, of the process of Python tools, which has the environment of this one; None: the server
-            is another one, and all its tools have the limits of its table.
-
-    Raises:
-        ConfigError: a variable of its environment or its headers is not set.
-    """
+    """One server. Raises `ConfigError` if a variable of its environment or its headers is not set."""
 
     def __init__(
         self, table: McpTable, place: Place, executor: ToolExecutor, limits: Mapping[str, Limits] | None = None
     ) -> None:
+        # limits by tool name belong to the process of Python tools, which gets this process's environment;
+        # None: any other server, all of whose tools have the limits of its table
         self._table, self._place, self._executor, self._limits = table, place, executor, limits
         self._queue = CallQueue(table.max_concurrency)
         self._headers = {name: place.expand(value, f"headers.{name}") for name, value in table.headers.items()}
@@ -131,7 +116,7 @@ class McpServer:
             raise self._place.error(f"the MCP server does not start: {self._problem}", source, fix)
 
     async def close(self, timeout_s: float = 5.0) -> None:
-        """Disconnect, and end a server that was started here; after the time-out it is killed."""
+        """Disconnect, and end a server that was started here. It is killed after the timeout."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=0.8 * timeout_s)
@@ -139,11 +124,11 @@ class McpServer:
             await asyncio.wait([self._task], timeout=0.2 * timeout_s)
 
     def tools(self, taken: set[str]) -> list[ChatTool]:
-        """The current tools.
+        """List the current tools.
 
         Args:
-            taken: names of other tools; the names of these are added. A tool whose name is taken gets a number at its end.
-                Which one does not depend on the order of the server's list.
+            taken: names of other tools, to which the names of these are added. A tool whose name is taken gets a number at its
+                end. Which tool gets it does not depend on the order of the server's list.
         """
         prefix, names = self._table.prefix, dict[str, str]()
         for name in sorted(self._tools, key=lambda name: (_offered(prefix + name, "") != prefix + name, name)):
@@ -162,10 +147,6 @@ class McpServer:
         ]
 
     async def _call(self, name: str, request: CallRequest) -> str:
-        """Call a tool. Raises `CallFailed` for an error result, and without a connection.
-
-        A call that was refused since its session had ended has not run, and is sent once more in a new session.
-        """
         server, own = self._shown, self._limits is not None
         facts = {**request.call.trace} | ({CALL_KEY: fields_of(request.call)} if own else {})
         meta = cast(RequestParamsMeta, facts) if facts else None
@@ -182,6 +163,7 @@ class McpServer:
                     connection.begin(self._end_if_blocked(connection.client, name))
                 raise
             except MCPError as error:
+                # the call was refused, so it has not run: sending it again in a new session is safe
                 if error.data == SESSION_ENDED:
                     continue
                 if error.data == UNREACHED:
@@ -199,7 +181,7 @@ class McpServer:
         raise CallFailed(f"{server} ended two sessions before they ran the call; call it again later")
 
     async def _end_if_blocked(self, client: Client, tool: str) -> None:
-        """End the process if it answers nothing, as while a function holds the interpreter's lock."""
+        # a function that holds the interpreter's lock lets the process answer nothing
         with suppress(MCPError):  # it has ended
             try:
                 async with asyncio.timeout(BLOCKED_S):
@@ -228,7 +210,6 @@ class McpServer:
                 pause_s, connection = min(2 * pause_s, _LONGEST_PAUSE_S), following
 
     async def _serve(self, connection: _McpConnection) -> None:
-        """Connect, and keep the list of the tools until the connection is lost and its calls have ended."""
         table = self._table
         if table.url is None:
             streams = self._process.streams(connection.lost.set)
@@ -261,7 +242,6 @@ class McpServer:
             connection.lost.set()
 
     def _replace(self, connection: _McpConnection) -> None:
-        """Connect anew, since the server has ended the session of a connection."""
         if connection.client is not None and not connection.lost.is_set():
             connection.successor = self._connection = _McpConnection()
             connection.lost.set()
@@ -280,7 +260,6 @@ class McpServer:
                 connection.changed.set()
 
     async def _list(self, client: Client) -> dict[str, Declared]:
-        """The tools by name, without those that the table excludes. Of two with one name the first counts."""
         table, tools = self._table, dict[str, Declared]()
         cursor, cursors = None, set[str | None]({"", None})
         for _ in range(_MAX_PAGES):
@@ -299,11 +278,11 @@ class McpServer:
 def python_server(
     functions: Sequence[dict[str, Any]], folder: Path, limits: Mapping[str, Limits], executor: ToolExecutor
 ) -> McpServer:
-    """The process of Python tools. It calls as many at once as it has slots for, see `python_process`.
+    """Make the server of Python tools: a process that calls at most as many functions at once as it has slots.
 
     Args:
-        functions, folder: as of `python_tool.python_tools`.
-        limits: of the tools, by name.
+        functions, folder: as of `python_process.python_tools`.
+        limits: by tool name.
     """
     facts = {"tools": functions, "folder": str(folder.absolute())}
     args = ["-c", "from jinfercept.tools.python_process import main; main()", json.dumps(facts)]
@@ -313,7 +292,7 @@ def python_server(
 
 
 async def _listen(connection: _McpConnection, client: Client) -> None:
-    """Subscribe to changes of the tools, for protocol versions in which servers do not announce them."""
+    # servers of older protocol versions announce changes without a subscription
     capability = client.server_capabilities.tools
     if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or capability is None or not capability.list_changed:
         return
@@ -329,12 +308,10 @@ async def _listen(connection: _McpConnection, client: Client) -> None:
 
 
 def _offered(name: str, ending: str) -> str:
-    """A name that models can write, with an ending."""
     return _NO_NAME.sub("_", name)[: _MAX_NAME_CHARS - len(ending)] + ending
 
 
 def _describe(error: BaseException) -> str:
-    """An error in one line."""
     if isinstance(error, TimeoutError):
         return "it does not answer"
     return str(error) if isinstance(error, MCPError) else f"{type(error).__name__}: {error}"

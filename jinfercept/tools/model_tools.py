@@ -1,6 +1,6 @@
-"""Other models as tools: of another OpenAI-compatible server, or in this process.
+"""Other models as tools: on another OpenAI-compatible server, or in this process.
 
-Requests of a model in this process are batched with each other, not with those of the first model.
+A model in this process batches its requests with each other, not with those of the first model.
 """
 
 import json
@@ -22,14 +22,7 @@ _MAX_BYTES = 4 << 20
 
 @final
 class RemoteModel:
-    """A model at a URL.
-
-    Args:
-        place: of the table, for errors.
-
-    Raises:
-        ConfigError: the variable of its key is not set.
-    """
+    """A model at a URL. Raises `ConfigError` if the environment variable of its key is not set."""
 
     def __init__(self, table: ModelTable, place: Place) -> None:
         assert table.base_url is not None
@@ -39,7 +32,7 @@ class RemoteModel:
         self._tls = httpx2.create_ssl_context()
 
     async def __call__(self, request: CallRequest) -> str:
-        """The model's answer. Raises `CallFailed` if it fails."""
+        """Ask the model. Raises `CallFailed` if it fails."""
         table = self._table
         body = {
             "model": table.model,
@@ -77,7 +70,7 @@ class LocalModel:
         self._llm: "LLM | None" = None
 
     def load(self) -> None:
-        """Load the model. Slow. Raises `ConfigError` and `ModelError` as `LLM` does."""
+        """Load the model, which is slow. Raises `ConfigError` and `ModelError` as `LLM` does."""
         assert self._table.path is not None
         from jinfercept.llm import LLM
 
@@ -85,7 +78,7 @@ class LocalModel:
         self._llm = LLM(self._table.path, **options)
 
     async def __call__(self, request: CallRequest) -> str:
-        """The model's answer. Raises `CallFailed` if it fails. If cancelled, the model's request is aborted."""
+        """Ask the model. Raises `CallFailed` if it fails. Cancelling aborts the model's request."""
         assert self._llm is not None, "not loaded"
         messages = _conversation(self._table.system, request.arguments)
         [output] = await self._llm.achat(messages, self._params)
@@ -100,7 +93,6 @@ class LocalModel:
 
 
 def _conversation(system: str | None, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The messages for a model: the question is a single text argument, or all arguments as JSON."""
     values = list(arguments.values())
     alone = len(values) == 1 and isinstance(values[0], str)
     question = values[0] if alone else json.dumps(dict(arguments), ensure_ascii=False)

@@ -1,7 +1,7 @@
-"""The Python tools of a file, in a process of their own: an MCP server over standard input and output.
+"""The Python tools of a file, in their own process: an MCP server over standard input and output.
 
-A tool that crashes, ends the process or blocks cannot hold up a server. The process is started, and started again, as that of
-any MCP server: by `mcp_server.python_server`, which gives it what it should load as JSON.
+A tool that crashes, exits or blocks cannot hold up the server. `mcp_server.python_server` starts and restarts the process, as
+it does for any MCP server, and passes it as JSON which functions to load.
 """
 
 import asyncio
@@ -35,28 +35,22 @@ from jinfercept.tools.calls import BLOCKED_S, CallQueue
 
 @dataclass(frozen=True, slots=True)
 class PythonTool:
-    """A Python function.
+    """A Python function."""
 
-    Attributes:
-        declaration: OpenAI's.
-        function: of the arguments as JSON.
-        max_concurrency: calls that run at once; None: the default.
-    """
-
-    declaration: Mapping[str, Any]
-    function: Callable[[str], object]
-    max_concurrency: int | None = None
+    declaration: Mapping[str, Any]  # OpenAI's
+    function: Callable[[str], object]  # takes the arguments as JSON
+    max_concurrency: int | None = None  # calls that run at once; None: the default
 
 
 def python_tools(tools: Iterable[Mapping[str, Any]], folder: Path) -> list[PythonTool]:
-    """The functions that are named.
+    """Load functions as tools.
 
     Args:
         tools: each a `file`, all of whose functions are tools, or the fields of a `PythonTable` with its `place`.
-        folder: to which paths of files are relative.
+        folder: base of relative paths.
 
     Raises:
-        RequestError: a file cannot be run, a function cannot be a tool, or two have one name.
+        RequestError: a file cannot be run, a function cannot be a tool, or two tools have the same name.
         ConfigError: there is no such function.
     """
     modules, made = dict[Path, ModuleType](), list[PythonTool]()
@@ -96,10 +90,9 @@ def _module(home: str, folder: Path, modules: dict[Path, ModuleType]) -> ModuleT
 
 
 def load_functions(path: Path) -> list[Callable[..., object]]:
-    """The public functions that a Python file defines and documents, to be called by a model. The file is run.
+    """Run a Python file and return its public functions that have docstrings, as tools for a model.
 
-    Raises:
-        RequestError: the file cannot be run, or has no such function.
+    Raises `RequestError` if the file cannot be run, or has no such function.
     """
     module = load_module(path)
     functions = [
@@ -132,7 +125,6 @@ def load_module(path: Path) -> ModuleType:
 
 
 def _line_of(error: BaseException, path: Path) -> str:
-    """File and line: where the file's text is wrong, or the last line of it that ran."""
     if isinstance(error, SyntaxError):
         return f"{error.filename or path}, line {error.lineno}"
     lines = [
@@ -158,15 +150,14 @@ class _Tool:
         self._queue = CallQueue(tool.max_concurrency or (None if self._is_async else MAX_THREADS))
 
     async def __call__(self, arguments: str) -> str:
-        """The result of the function as text. Raises `ToolFailed`."""
         return await self._queue.run(CURRENT_CALL.get().tenant, lambda: self._run(arguments))
 
     async def _run(self, arguments: str) -> str:
-        """As `__call__`; if it is cancelled, it returns when the function has ended."""
         run = self._executor.call(self._name, self._function, arguments)
         ended = asyncio.wrap_future(run.result)
         while not ended.done():
             try:
+                # a cancelled call keeps its slot, so it is waited for until the function has ended
                 await asyncio.wait([ended])
             except asyncio.CancelledError:
                 run.cancel()

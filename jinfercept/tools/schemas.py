@@ -23,15 +23,14 @@ _SHOWN = 5
 
 
 def texts(names: list[str]) -> dict[str, Any]:
-    """A schema of arguments that are texts."""
+    """Make a schema of string arguments, all of them required."""
     return {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
 
 
 def check_of(parameters: Mapping[str, Any], place: Place) -> Check:
-    """A check against a schema, of draft 2020-12 or the one that its `$schema` names.
+    """Make a check against a schema: of draft 2020-12, or of the draft that its `$schema` names.
 
-    Raises:
-        ConfigError: the schema is invalid, or of another type than object.
+    Raises `ConfigError` if the schema is invalid, or its type is not object.
     """
     named = isinstance(parameters.get("$schema"), str)
     draft = validator_for(parameters, default=Draft202012Validator) if named else Draft202012Validator

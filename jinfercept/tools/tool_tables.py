@@ -1,6 +1,6 @@
-"""The tables of a TOML file of tools: the kinds of `[[tool]]` with their keys. Reading them starts nothing.
+"""The tables of a TOML file of tools: the kinds of `[[tool]]` and their keys. Reading them starts nothing.
 
-Unknown keys are errors. `${NAME}` in headers and in a server's environment is replaced by an environment variable.
+Unknown keys are errors. `${NAME}` in headers and in a server's environment stands for an environment variable.
 """
 
 import os
@@ -20,100 +20,80 @@ Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class Limits(BaseModel):
-    """The keys of all kinds of tools. Functions of a Python file have the defaults.
-
-    Attributes:
-        timeout_s: seconds for a call, the time in the queue included.
-        max_concurrency: running calls, of an MCP server those of all its tools; more calls wait in a queue.
-            None: any number; for a sync Python function `python_process.MAX_THREADS`.
-        max_result_tokens, max_result_bytes: maximum size of a result; a longer one is cut, and ends in a note.
-        calls: when a call runs in a request with asynchronous calls; None: as the request says.
-        late: message of a timeout, before its seconds.
-    """
+    """The keys that all kinds of tools have. Functions of a Python file have the defaults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    timeout_s: float = Field(default=60.0, gt=0, le=86400 * 7)
+    timeout_s: float = Field(default=60.0, gt=0, le=86400 * 7)  # for a call, including its time in the queue
+    # calls that run at once, of an MCP server those of all its tools; more calls wait in a queue
+    # None: any number; for a sync Python function `python_process.MAX_THREADS`
     max_concurrency: int | None = Field(default=None, ge=1)
+    # longer results are cut, and end in a note
     max_result_tokens: int = Field(default=1024, ge=1)
     max_result_bytes: int | None = Field(default=None, ge=64)
+    # when a call runs in a request with asynchronous calls; None: as the request says
     calls: CallMode | None = None
+    # message of a timeout, before its seconds
     late: ClassVar[str] = "it took longer than"
 
 
 class _Described(Limits):
-    """A tool with a description in its table.
-
-    Attributes:
-        parameters: JSON schema of its arguments, of the type object.
-    """
-
     name: Name
     description: str = Field(min_length=1)
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, Any] | None = None  # JSON schema of the arguments, of the type object
 
 
 class PythonTable(Limits):
-    """A Python function.
-
-    Attributes:
-        function: `module:function` or `path/to/file.py:function`, relative to the folder of the TOML file.
-        name, description, parameters: replace those of the signature and the docstring.
-    """
+    """A Python function."""
 
     kind: Literal["python"]
+    # `module:function` or `path/to/file.py:function`, relative to the folder of the TOML file
     function: str = Field(pattern=r"^[^:]+(:[^:]+)*:\w+$")
+    # these replace name, description and parameters of the signature and the docstring
     name: Name | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
 class HttpTable(_Described):
-    """An HTTP endpoint.
-
-    Attributes:
-        url: with `{argument}`s, which are escaped. Without `parameters` these are its arguments, all of them texts.
-        body: sent as JSON; a text `"{argument}"` in it becomes the argument. Default: all arguments that are not in the url;
-            for a method without a body they are the query.
-        retries: after failed connections and 502, 503 and 504, for idempotent methods.
-        max_bytes: of a response; a longer one is an error.
-        allow_hosts: `host` or `*.domain`, with the scheme's default port and the one that the url names, or `host:port` or
-            `*.domain:port`; default: the host and the port of the url. Only a host named here may be at a private address.
-        pointer: JSON pointer (RFC 6901) to the result in a JSON response.
-    """
+    """An HTTP endpoint."""
 
     kind: Literal["http"]
     method: Literal["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"] = "GET"
+    # may contain `{argument}`s, which are escaped; without `parameters` these are the tool's arguments, all strings
     url: str
     headers: dict[str, str] = {}
+    # sent as JSON; a text `"{argument}"` in it becomes the argument
+    # None: all arguments that are not in the URL; for a method without a body they are the query
     body: dict[str, Any] | None = None
+    # after failed connections and statuses 502, 503 and 504, for idempotent methods
     retries: int = Field(2, ge=0, le=10)
-    max_bytes: int = Field(1 << 20, ge=1)
+    max_bytes: int = Field(1 << 20, ge=1)  # a longer response is an error
+    # `host` or `*.domain`, with the scheme's default port and the one that the URL names, or `host:port` or `*.domain:port`
+    # None: host and port of the URL; only a host named here may be at a private address
     allow_hosts: list[str] | None = None
+    # JSON pointer (RFC 6901) to the result in a JSON response
     pointer: str | None = Field(None, pattern=r"^(/.*)?$")
 
 
 class McpTable(Limits):
-    """An MCP server with its tools.
-
-    Attributes:
-        command, args, env, cwd: of a server that is started here and uses standard input and output.
-        url, headers: of a server that uses streamable HTTP.
-        include, exclude: names of its tools, without the prefix.
-        connect_timeout_s: seconds until it has to list its tools.
-    """
+    """An MCP server with its tools."""
 
     kind: Literal["mcp"]
     name: Name
+    # a server that is started here and uses standard input and output
     command: str | None = None
     args: list[str] = []
     env: dict[str, str] = {}
     cwd: str | None = None
+    # a server that uses streamable HTTP
     url: str | None = Field(None, pattern=r"^https?://")
     headers: dict[str, str] = {}
     prefix: str = Field("", pattern=r"^[a-zA-Z0-9_-]{0,32}$")
+    # names of its tools, without the prefix
     include: list[str] | None = None
     exclude: list[str] = []
+    # until it must have listed its tools
     connect_timeout_s: float = Field(30.0, gt=0)
 
     @model_validator(mode="after")
@@ -126,17 +106,14 @@ class McpTable(Limits):
 
 
 class ModelTable(_Described):
-    """Another model that answers one question per call.
-
-    Attributes:
-        base_url, model, api_key_env: of an OpenAI-compatible server, and the environment variable of its key.
-        path, options: of a model in this process, as for `LLM`.
-    """
+    """Another model, which answers one question per call."""
 
     kind: Literal["model"]
+    # an OpenAI-compatible server, its model, and the environment variable of its key
     base_url: str | None = Field(None, pattern=r"^https?://")
     model: str | None = None
     api_key_env: str | None = None
+    # a model in this process, with options as for `LLM`
     path: str | None = None
     options: dict[str, Any] = {}
     system: str | None = None
@@ -155,7 +132,7 @@ class ModelTable(_Described):
 
 
 class PersonTable(_Described):
-    """A person, who answers the calls in an inbox."""
+    """A person, who answers calls in an inbox."""
 
     kind: Literal["person"]
     timeout_s: float = Field(600.0, gt=0, le=86400 * 7)
@@ -177,11 +154,7 @@ class _ToolFile(BaseModel):
 
 
 class Place:
-    """The place of a table, for errors.
-
-    Args:
-        number: of the table in the file, from 1.
-    """
+    """The place of a table in its file, for errors. Tables are numbered from 1."""
 
     def __init__(self, path: Path, number: int) -> None:
         self.path, self.number = path, number
@@ -190,7 +163,7 @@ class Place:
         return ConfigError(f"{self.path}, tool {self.number}: {what}", got=got, fix=fix)
 
     def expand(self, text: str, key: str) -> str:
-        """A text with its variables replaced. Raises `ConfigError` for variables that are not set."""
+        """Replace the variables in a text. Raises `ConfigError` for variables that are not set."""
         missing = [name for name in _VARIABLE.findall(text) if name not in os.environ]
         if missing:
             raise self.error(f"{key} needs a variable that is not set", ", ".join(missing), "set it in the environment")
@@ -198,7 +171,7 @@ class Place:
 
 
 def read_tables(path: Path) -> list[tuple[Place, Table]]:
-    """The tables of a TOML file with their places. Raises `ConfigError` for the first mistake."""
+    """Read the tables of a TOML file with their places. Raises `ConfigError` for the first mistake."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -215,7 +188,6 @@ def read_tables(path: Path) -> list[tuple[Place, Table]]:
 
 
 def _mistake(error: ValidationError, path: Path) -> ConfigError:
-    """The first mistake in a file."""
     first = error.errors()[0]
     place = [*map(str, first["loc"]), "", ""]
     if place[0] != "tool" or not place[1]:

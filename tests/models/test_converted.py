@@ -27,7 +27,10 @@ def same(first: object, second: object) -> bool:
     "name",
     [
         *("llama_tied", "qwen3_next", "gpt_oss", "gptj_published"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama_yarn", "qwen2", "gemma3", "qwen3_moe_mixed")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("llama_yarn", "qwen2", "gemma3", "qwen3_moe_mixed", "nemotron_h")
+        ),
     ],
 )
 def test_a_converted_model_is_the_original(tmp_path, name, capsys):

@@ -1,4 +1,4 @@
-"""Checkpoints of Qwen3-Next and Qwen3.5: parts that text does not need, and configs that cannot be."""
+"""Checkpoints of Qwen3-Next, Qwen3.5 and Nemotron-H: parts that text does not need, and configs that cannot be."""
 
 import json
 from pathlib import Path
@@ -16,6 +16,8 @@ from jinfercept.models.stored_rows import rows_in
 from tests.support.dense_model import logits
 from tests.support.quantised_checkpoints import KINDS, quantised_layer, write_safetensors
 from tests.support.tiny_model import GOLDEN, set_joined
+
+GROUPS, BIASES = ("n_group", "topk_group", "n_shared_experts"), ("attention_bias", "mlp_bias", "use_bias")
 
 
 def stored(name: str) -> dict[str, Any]:
@@ -55,8 +57,15 @@ def test_weights_may_be_joined(name: str, joined: bool, monkeypatch: pytest.Monk
         ("qwen3_next", {"linear_num_value_heads": 6}, "value heads of recurrent layers must divide evenly"),
         ("qwen3_next", {"linear_conv_kernel_dim": 1}, "num_taps is a whole number from 2 on"),
         ("qwen3_next", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size of the config"),
-        ("qwen3_next", {"attn_output_gate": False}, "attention of this family has gates"),
+        ("qwen3_next", {"attn_output_gate": False}, "attn_output_gate of config.json is not supported"),
         ("qwen3_5", {"num_experts": 4}, "not understood"),
+        ("nemotron_h", {"layers_block_type": ["moe", "full_attention", "linear_attention"]}, "comes behind .* got 'E"),
+        ("nemotron_h", {"layers_block_type": ["full_attention", "mlp"]}, "layers with attention and recurrent ones"),
+        ("nemotron_h", {"num_hidden_layers": 52}, "num_hidden_layers of config.json is not supported; got 52"),
+        ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act .* a model with relu2"),
+        ("nemotron_h", {"n_groups": 3}, "value heads of recurrent layers must divide evenly"),
+        ("nemotron_h", {"mamba_ssm_scale": 2}, "not understood"),
+        *(("nemotron_h", {key: 2 if key in GROUPS else True}, f"{key} of config.json") for key in (*GROUPS, *BIASES)),
     ],
 )
 def test_what_cannot_be_is_refused(name: str, changes: dict[str, Any], words: str) -> None:
@@ -81,6 +90,20 @@ def test_parts_of_a_weight_that_do_not_fit_each_other_are_refused(tmp_path: Path
         load(tmp_path, dtype="float32")
 
 
+def test_a_published_nemotron_names_its_layers_by_letters_and_its_tensors_by_numbers_of_parts(tmp_path: Path) -> None:
+    config = stored("nemotron_h")
+    del config["layers_block_type"]
+    config |= {"hybrid_override_pattern": "*EMM-", "num_hidden_layers": 5, "norm_eps": 1e-5, "rope_theta": 10000}
+    config |= {"time_step_limit": [0.0, float("inf")], "partial_rotary_factor": 1.0, "num_nextn_predict_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(GOLDEN / "nemotron_h" / "model.safetensors")
+    assert {"backbone.layers.1.mixer.experts.7.up_proj.weight", "backbone.norm_f.weight"} <= tensors.keys()
+    save_file(tensors | {"mtp.layers.0.norm.weight": np.ones(2, np.float32)}, tmp_path / "model.safetensors")
+    given, expected = load(tmp_path, dtype="float32"), load(GOLDEN / "nemotron_h", dtype="float32")
+    assert given.model.config == expected.model.config
+    jax.tree.map(np.testing.assert_array_equal, given.params, expected.params)
+
+
 def test_rows_of_a_single_key_head_are_read_from_the_tensors_that_have_them() -> None:
     config = config_from_hf(stored("qwen3_5") | {"linear_num_key_heads": 1, "linear_num_value_heads": 3})
     layer = "model.layers.0.linear_attn."
@@ -89,12 +112,21 @@ def test_rows_of_a_single_key_head_are_read_from_the_tensors_that_have_them() ->
     assert spans == [(f"{layer}in_proj_b.weight", slice(1, 3)), (f"{layer}in_proj_a.weight", slice(0, 3))]
 
 
-@pytest.mark.parametrize("kind", ["fp8, blocks", "fp8, outputs"])
-@pytest.mark.parametrize("parts", [("in_proj_qkv", "in_proj_z", "out_proj"), ("in_proj_qkv",)])
-def test_recurrent_layers_may_be_quantised_whole_or_in_part(tmp_path: Path, kind: str, parts: tuple[str, ...]) -> None:
-    rng, config = np.random.default_rng(0), stored("qwen3_5")
+@pytest.mark.parametrize(
+    ("model", "kind", "parts"),
+    [
+        ("qwen3_5", "fp8, blocks", ("in_proj_qkv", "in_proj_z", "out_proj")),
+        ("qwen3_5", "fp8, outputs", ("in_proj_qkv", "in_proj_z", "out_proj")),
+        ("qwen3_5", "fp8, blocks", ("in_proj_qkv",)),
+        ("nemotron_h", "fp8, modelopt", ("in_proj", "out_proj", "up_proj")),
+    ],
+)
+def test_recurrent_layers_may_be_quantised_whole_or_in_part(
+    tmp_path: Path, model: str, kind: str, parts: tuple[str, ...]
+) -> None:
+    rng, config = np.random.default_rng(0), stored(model)
     quantised, plain = dict[str, np.ndarray](), dict[str, np.ndarray]()
-    for name, tensor in load_file(GOLDEN / "qwen3_5" / "model.safetensors").items():
+    for name, tensor in load_file(GOLDEN / model / "model.safetensors").items():
         layer = name.removesuffix(".weight")
         tensors = {"weight": tensor.astype(np.float32)}
         if layer.endswith(parts):

@@ -48,6 +48,8 @@ TINY = (
     "qwen3_next",
     "qwen3_5",
     "qwen3_5_moe",
+    "nemotron_h",
+    "nemotron_h_latent",
     "gptj",
     "gptj_published",
 )

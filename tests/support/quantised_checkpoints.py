@@ -48,6 +48,7 @@ KINDS: dict[str, dict] = {
     },
     "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
     "fp8, a tensor": {"quant_method": "fp8", "activation_scheme": "static"},
+    "fp8, modelopt": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
     "fp8, outputs": COMPRESSED,
     "fp8, blocks": {"quant_method": "fp8", "weight_block_size": [16, 32]},
     "fp8, blocks with a ragged edge": {"quant_method": "fp8", "weight_block_size": [48, 48]},
@@ -56,7 +57,7 @@ KINDS: dict[str, dict] = {
 
 def quantised_layer(rng: np.random.Generator, inputs: int, outputs: int, how: dict) -> tuple[dict, np.ndarray]:
     """Random numbers of a linear layer and their scales, and its weight `[out, in]` by the format's definition."""
-    make = _float8_layer if how["quant_method"] in ("fp8", "compressed-tensors") else _words_layer
+    make = _float8_layer if how["quant_method"] in ("fp8", "compressed-tensors", "modelopt") else _words_layer
     return make(rng, inputs, outputs, how)
 
 

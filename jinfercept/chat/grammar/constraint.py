@@ -1,8 +1,8 @@
 """A compiled grammar, and the state of a text within it: which tokens may come next. Masks are words of bits.
 
-`JsonText` limits what llguidance leaves without bound in JSON: digits of numbers, and names that an object has already. A small
-model at temperature 0 repeats a digit or a name until `max_tokens`. A number differs from a string by the tokens that the
-grammar allows next, so numbers are also recognised within calls, of which only the arguments are JSON.
+`JsonText` limits what llguidance leaves unlimited in JSON: digits of numbers, and names that an object has already. A small
+model at temperature 0 repeats a digit or a name until `max_tokens`. Numbers and strings differ in the tokens that the grammar
+allows next, so numbers are also recognised within calls, of which only the arguments are JSON.
 """
 
 import re
@@ -39,14 +39,10 @@ _NO_NUMBER = {letter.encode() for letter in 'abcdfghijklmnopqrstuvwxyz"'}
 
 @final
 class JsonTokens:
-    """The masks by which `JsonText` limits a text. Shared by all grammars over one vocabulary.
-
-    Args:
-        token_bytes: the bytes that a token adds to the text.
-        vocab_size: see `Grammars`.
-    """
+    """The masks by which `JsonText` limits a text. All grammars over one vocabulary share them."""
 
     def __init__(self, token_bytes: Callable[[int], bytes], vocab_size: int) -> None:
+        # the bytes that a token adds to the text; `vocab_size` as in `Grammars`
         self.token_bytes, self.vocab_size = token_bytes, vocab_size
         self.without = lru_cache(maxsize=256)(self._without)
 
@@ -59,7 +55,6 @@ class JsonTokens:
         return sorted(zip(self._tokens, range(self.vocab_size), strict=True))
 
     def _without(self, start: bytes) -> UInt32[np.ndarray, "words"]:
-        """The tokens that do not begin with a text."""
         others = np.ones(self.vocab_size, np.bool_)
         for written, token_id in self._sorted[bisect_left(self._sorted, (start, -1)) :]:
             if not written.startswith(start):
@@ -73,27 +68,21 @@ class JsonTokens:
 
     @cached_property
     def short(self) -> list[UInt32[np.ndarray, "words"]]:
-        """The tokens that begin with no more digits than an index says; the last one is all tokens."""
+        """Masks of the tokens that begin with at most `index` digits. The last mask has all tokens."""
         digits = np.array([len(token) - len(token.lstrip(b"0123456789")) for token in self._tokens])
         return [_mask(digits <= most) for most in range(int(digits.max()) + 1)]
 
 
 @final
 class JsonText:
-    """One text that is JSON, or has JSON in it.
-
-    Args:
-        whole: all of it is JSON.
-
-    Attributes:
-        has_limits: `limited` may leave tokens out.
-    """
+    """One text that is JSON (`whole`), or contains JSON."""
 
     def __init__(self, tokens: JsonTokens, *, whole: bool) -> None:
         self._tokens, self._whole = tokens, whole
         self._tail = b""  # more bytes than a number has
         self._open: list[set[bytes] | None] = []  # names of each open object; None for a list
         self._string: bytes | None = None  # of the open string
+        # `has_limits`: `limited` may leave tokens out
         self._escaped = self._is_name = self.has_limits = False  # the next character; the open or next string
 
     def copy(self) -> "JsonText":
@@ -102,7 +91,7 @@ class JsonText:
         return copied
 
     def add(self, token_id: int) -> None:
-        """The next token of the text."""
+        """Add the next token of the text."""
         written = self._tokens.token_bytes(token_id)
         self._tail = (self._tail + written)[-_TAIL_BYTES:]
         for at in range(len(written) if self._whole else 0):
@@ -130,18 +119,16 @@ class JsonText:
 
     @property
     def repeats(self) -> list[bytes]:
-        """What would complete the open or next name to those that its object has already; each ends with its quote."""
+        """The endings that would make the open or next name equal to a name of the same object; each ends with its quote."""
         if not self._is_name or not self._open or not self._open[-1]:
             return []
         opening, written = (b'"', b"") if self._string is None else (b"", self._string)
         return [opening + name[len(written) :] + b'"' for name in self._open[-1] if name.startswith(written)]
 
     def limited(self, words: UInt32[np.ndarray, "words"], may_end: bool) -> UInt32[np.ndarray, "words"]:
-        """The tokens of `words` without further digits and names that come again, unless nothing else may follow.
+        """Leave out further digits and repeated names, unless nothing else may follow.
 
-        Args:
-            words: the tokens that the grammar allows; bits as in `TokenConstraint.allowed`.
-            may_end: the text may end here.
+        `words` are the tokens that the grammar allows, with bits as in `TokenConstraint.allowed`.
         """
         tokens = self._tokens
         for rest in self.repeats:
@@ -169,35 +156,20 @@ def _mask(chosen: Sequence[bool] | np.ndarray) -> UInt32[np.ndarray, "words"]:
 
 @final
 class TokenGrammar:
-    """A compiled grammar.
-
-    Args:
-        matcher: its state at the beginning of a text.
-        vocab_size: see `Grammars`.
-        json: of an empty text; None if a text has no JSON.
-    """
+    """A compiled grammar."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, json: JsonText | None) -> None:
+        # matcher and JSON have the state of an empty text; no JSON: texts contain none
         self._matcher, self._vocab_size, self._json = matcher, vocab_size, json
 
     def constrain(self, end_token_ids: frozenset[int]) -> "TokenConstraint":
-        """The constraint of an empty text.
-
-        Args:
-            end_token_ids: tokens that end it where the grammar lets it end; empty for a text that ends only where nothing
-                can follow.
-        """
         json = self._json and self._json.copy()
         return TokenConstraint(self._matcher.deep_copy(), self._vocab_size, end_token_ids, json)
 
 
 @final
 class TokenConstraint:
-    """The state of one text within a grammar.
-
-    Attributes:
-        ended: only the end can follow.
-    """
+    """The state of one text within a grammar."""
 
     def __init__(
         self, matcher: LLMatcher, vocab_size: int, end_token_ids: frozenset[int], json: JsonText | None
@@ -208,18 +180,14 @@ class TokenConstraint:
         self.ended = False
 
     def copy(self) -> "TokenConstraint":
-        """The same state; what it accepts does not change this one."""
+        """Copy the state. Tokens that the copy accepts do not change the original."""
         json = self._json and self._json.copy()
         copied = TokenConstraint(self._matcher.deep_copy(), self._vocab_size, self._end_token_ids, json)
         copied.ended = self.ended
         return copied
 
     def allowed(self) -> UInt32[np.ndarray, "words"]:
-        """The tokens that may come next: bit `v % 32` of word `v // 32` for token `v`.
-
-        Raises:
-            GrammarError: no token can continue the text and it may not end here, or the grammar is too complex.
-        """
+        """Raises `GrammarError` if no token can continue the text and it may not end here, or the grammar is too complex."""
         if self.ended:
             return self._end
         words = next_tokens(self._matcher, self._vocab_size)
@@ -231,12 +199,7 @@ class TokenConstraint:
         return self._allowed
 
     def accept(self, token_id: int) -> None:
-        """The next token of the text.
-
-        Raises:
-            RequestError: it is not allowed.
-            GrammarError: the grammar is too complex.
-        """
+        """Raises `RequestError` if the token is not allowed, and `GrammarError` if the grammar is too complex."""
         allowed, self._allowed = self._allowed, None
         if token_id in self._end_token_ids and (self.ended or self._matcher.is_accepting()):
             self.ended = True
@@ -256,7 +219,7 @@ class TokenConstraint:
 
 
 def words_of(token_ids: Iterable[int], vocab_size: int) -> UInt32[np.ndarray, "words"]:
-    """These tokens as bits, without those outside the vocabulary."""
+    """Set the bits of tokens, ignoring those outside the vocabulary."""
     words = np.zeros(-(-vocab_size // 32), np.uint32)
     for token_id in token_ids:
         if 0 <= token_id < vocab_size:
@@ -265,7 +228,7 @@ def words_of(token_ids: Iterable[int], vocab_size: int) -> UInt32[np.ndarray, "w
 
 
 def next_tokens(matcher: LLMatcher, vocab_size: int) -> UInt32[np.ndarray, "words"]:
-    """The tokens that may come next, without the end of the text, as bits. Raises `GrammarError` if the matcher has failed."""
+    """Return the tokens that may come next, without the end of the text. Raises `GrammarError` if the matcher has failed."""
     words = np.frombuffer(matcher.compute_bitmask(), np.uint32)[: -(-vocab_size // 32)].copy()
     if vocab_size % 32:
         words[-1] &= np.uint32((1 << vocab_size % 32) - 1)
@@ -279,12 +242,12 @@ def next_tokens(matcher: LLMatcher, vocab_size: int) -> UInt32[np.ndarray, "word
 
 
 def problem_of(matcher: LLMatcher) -> str:
-    """The error message of llguidance, on one line, without its internal state; empty without an error."""
+    """Return llguidance's error message on one line, without its internal state; "" if there is no error."""
     return " ".join(matcher.get_error().split("<state>")[0].split())[:300]
 
 
 def on_large_stack[T](work: Callable[[], T]) -> T:
-    """Run `work` in a thread with a large stack; returns or raises as it does."""
+    """Run `work` in a thread with a large stack; return or raise what it does."""
     task = Future[T]()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""A text in which one string never occurs, however tokens would write it; on top of a grammar, if there is one."""
+"""Keeps one string out of a text, whichever tokens would write it, in addition to a grammar if there is one."""
 
 from collections.abc import Mapping
 from functools import cache, cached_property
@@ -14,27 +14,17 @@ from jinfercept.hooks import Constraint, Grammar
 
 @final
 class ForbiddenText:
-    """The masks of a text in which a string never occurs. Shared by all requests of one model.
-
-    Args:
-        text: the string, not empty.
-        vocab_size: columns of its logits.
-    """
+    """The masks of a text in which a string, not empty, never occurs. All requests of one model share them."""
 
     def __init__(self, text: str, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._pattern, self._tokenizer, self._vocab_size = text.encode(), tokenizer, vocab_size
         self.mask = cache(self._mask)
 
     def after(self, matched: int, token_id: int) -> int:
-        """The bytes of the string that the text ends with, after one more token.
-
-        Args:
-            matched: as many before that token.
-        """
+        """Return how many bytes of the string the text ends with after one more token, given the number before it."""
         return self._advance(matched, self._tokenizer.token_bytes(token_id))
 
     def _advance(self, matched: int, written: bytes) -> int:
-        """The bytes of the string that a text ends with; the string's length once these bytes complete it."""
         pattern = self._pattern
         text = pattern[:matched] + written
         if pattern in text:
@@ -43,12 +33,11 @@ class ForbiddenText:
 
     @cached_property
     def _suspects(self) -> Mapping[int, bytes]:
-        """The tokens that hold the string's last byte."""
+        # only tokens with the string's last byte can complete it
         tokens = {token_id: self._tokenizer.token_bytes(token_id) for token_id in range(self._vocab_size)}
         return {token_id: written for token_id, written in tokens.items() if self._pattern[-1] in written}
 
     def _mask(self, matched: int) -> UInt32[np.ndarray, "words"]:
-        """The tokens that do not complete the string where `matched` of its bytes stand."""
         whole, suspects = len(self._pattern), self._suspects.items()
         completing = (token_id for token_id, written in suspects if self._advance(matched, written) == whole)
         return ~words_of(completing, self._vocab_size)
@@ -56,36 +45,29 @@ class ForbiddenText:
 
 @final
 class WithoutText:
-    """A grammar whose texts do not have a string.
-
-    Args:
-        grammar: of the text otherwise; where it allows only what completes the string, that may come.
-    """
+    """A grammar whose texts never contain a string."""
 
     def __init__(self, forbidden: ForbiddenText, grammar: Grammar | None) -> None:
         self._forbidden, self._grammar = forbidden, grammar
 
     def constrain(self, end_token_ids: frozenset[int]) -> "WithoutTextConstraint":
-        """The constraint of an empty text, see `hooks.Grammar`."""
         inner = self._grammar.constrain(end_token_ids) if self._grammar is not None else None
         return WithoutTextConstraint(self._forbidden, inner)
 
 
 @final
 class WithoutTextConstraint:
-    """The state of one text without a string."""
-
     def __init__(self, forbidden: ForbiddenText, inner: Constraint | None) -> None:
         self._forbidden, self._inner, self._matched = forbidden, inner, 0
         self.ended = False
 
     def allowed(self) -> UInt32[np.ndarray, "words"]:
-        """The tokens that may come next."""
         mask = self._forbidden.mask(self._matched)
         if self._inner is None:
             return mask
         words = self._inner.allowed()
         self.ended = self._inner.ended
+        # where the grammar allows only tokens that complete the string, they are allowed
         both = words & mask
         return both if both.any() else words
 

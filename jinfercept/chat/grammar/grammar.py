@@ -1,6 +1,6 @@
-"""`Grammars`: compiles grammars over one vocabulary, by llguidance, and keeps the last ones.
+"""`Grammars`: compiles grammars over one vocabulary with llguidance, and keeps the most recent ones.
 
-A grammar is compiled once, in the thread that asks for it; every request has its own state of it.
+A grammar is compiled once, in the calling thread. Every request has its own state of it.
 """
 
 import json
@@ -38,7 +38,7 @@ which in `start: A A` with `A: /b+/` has no end."""
 
 
 class Vocabulary:
-    """A tokenizer as llguidance wants it. One more token behind the last one stands for the end of the text."""
+    """A tokenizer in llguidance's interface. One more token after the last one stands for the end of the text."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         special = {token_id for token_id in tokenizer.special_ids if token_id < vocab_size}
@@ -49,7 +49,7 @@ class Vocabulary:
         self._longest = max(map(len, self._id_of), default=0)
 
     def __call__(self, text: str) -> list[int]:
-        """Tokens with exactly the bytes of a text, or masks would be wrong: the longest that fit, one after the other."""
+        """Encode a text greedily, by the longest tokens that fit. Masks need tokens with exactly the bytes of the text."""
         rest, token_ids = text.encode(), list[int]()
         while rest:
             lengths = (length for length in range(self._longest, 0, -1) if rest[:length] in self._id_of)
@@ -65,7 +65,7 @@ def make_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
 
 
 def compile_matcher(vocabulary: LLTokenizer, vocab_size: int, kind: str, text: str) -> LLMatcher:
-    """The matcher of a grammar, whose first mask was computed to find grammars that are too complex or cannot be written.
+    """Compile a grammar. Its first mask is computed, to find grammars that are too complex or cannot be written.
 
     Raises:
         RequestError: llguidance refuses the grammar, or it matches no text that the vocabulary can write.
@@ -93,7 +93,6 @@ def _matcher(vocabulary: LLTokenizer, vocab_size: int, kind: str, text: str) -> 
 
 
 def _source(kind: str, text: str) -> str:
-    """A grammar as llguidance reads it. Raises `ValueError`."""
     if kind == "json":
         schema = LLMatcher.grammar_from_json_schema(
             text, overrides={"whitespace_pattern": JSON_SPACE, "coerce_one_of": True}
@@ -110,7 +109,6 @@ def _source(kind: str, text: str) -> str:
 
 
 def _lark(text: str) -> str:
-    """A grammar in Lark or GBNF as Lark."""
     check_gbnf(text)
     try:
         lark = any_to_lark(text)
@@ -128,16 +126,10 @@ MAX_COMPILED_BYTES = 2**26
 
 @final
 class Grammars:
-    """Compiles the grammars of requests; from any thread.
-
-    Args:
-        vocab_size: tokens of the model's output layer, `V`; tokens that the tokenizer does not have are never allowed.
-
-    Attributes:
-        forbidden: makes the masks of texts in which a string never occurs, once for each string.
-    """
+    """Compiles the grammars of requests. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        # size of the model's output layer, `V`; tokens that the tokenizer does not have are never allowed
         self._vocab_size, self._tenant = vocab_size, ""
         self.forbidden = cache(lambda text: ForbiddenText(text, tokenizer, vocab_size))
         self._vocabulary = cache(lambda: make_vocabulary(tokenizer, vocab_size))
@@ -146,26 +138,27 @@ class Grammars:
         self._lock = threading.Lock()
 
     def of(self, tenant: str) -> "Grammars":
-        """The same vocabulary for a tenant, whose grammars no other tenant finds: the time of a compilation would reveal
-        them."""
+        """Return the grammars of one tenant over the same vocabulary.
+
+        No other tenant finds them: the time of a compilation would reveal them.
+        """
         copied = copy(self)
         copied._tenant = tenant
         return copied
 
     @property
     def num_compiled_bytes(self) -> int:
-        """Bytes of the grammars that are kept, as `limits.num_compiled_bytes` estimates them."""
+        """Bytes of the kept grammars, as `limits.num_compiled_bytes` estimates them."""
         return self._kept.num_bytes
 
     def compile(self, grammar: StructuredOutputsParams | str) -> "TokenGrammar":
-        """A grammar, compiled only if it is not among the tenant's last ones.
+        """Compile a grammar, unless it is among the tenant's recent ones.
+
+        Raises `RequestError` if the grammar is too long or invalid, repeats something too often, cannot be enforced, or matches
+        no text that the vocabulary can write.
 
         Args:
-            grammar: structured outputs, or the source of a grammar of Lark.
-
-        Raises:
-            RequestError: it is too long or invalid, repeats something too often, cannot be enforced, or matches no text that
-                the vocabulary can write.
+            grammar: structured outputs, or the source of a Lark grammar.
         """
         kind, text = ("lark", grammar) if isinstance(grammar, str) else source_of(grammar)
         name = sha256(json.dumps([self._tenant, kind, text]).encode()).hexdigest()

@@ -1,6 +1,6 @@
 """Limits of a client's grammar: characters, rules, multiples and patterns; and an estimate of its memory once compiled.
 
-Repetitions need none: llguidance counts them, and its own limits end what becomes too complex.
+Repetitions need no limit: llguidance counts them, and its own limits end a grammar that becomes too complex.
 """
 
 import json
@@ -78,16 +78,15 @@ def check_rules(lark: str) -> None:
 
 
 def num_compiled_bytes(text: str) -> int:
-    """Bytes that a compiled grammar holds, estimated from its text; rather too many."""
+    """Estimate the bytes of a compiled grammar from its text, rather too many."""
     return _BYTES + _BYTES_A_CHAR * len(text)
 
 
 def _embedded_schemas(lark: str) -> Iterator[Any]:
-    """The JSON schemas behind `%json` in a grammar; what is no JSON is left to the compiler."""
     for directive in re.finditer(r"%json\s*", lark):
         try:
             yield json.JSONDecoder().raw_decode(lark, directive.end())[0]
-        except ValueError:
+        except ValueError:  # text that is no JSON is left to the compiler
             continue
 
 
@@ -117,7 +116,7 @@ def _check_intersections(where: str, number: int) -> None:
 
 
 def _num_patterns(schema: Any) -> int:
-    """Patterns that one text within a value of this schema may have to match at a time; rather too many."""
+    # an upper estimate of the patterns that one text has to match at the same time
     counts: dict[int, int] = {}  # by the identity of a part, once its own parts are there
     opened, stack = set[int](), [schema]
     while stack:
@@ -135,11 +134,11 @@ def _num_patterns(schema: Any) -> int:
 
 
 def _parts(part: Any, schema: Any) -> tuple[list[Any], list[Any]]:
-    """The parts of a part of a schema: those that a text has to match together with it, and those of which it matches one."""
     if isinstance(part, list):
         return [], [inner for inner in part if isinstance(inner, dict | list)]
     if not isinstance(part, dict):
         return [], []
+    # a text matches all parts in `together`, but only one of those in `apart`
     together, apart = [], []
     for key, value in part.items():
         if key == "allOf" and isinstance(value, list):

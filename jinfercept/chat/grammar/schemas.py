@@ -1,4 +1,4 @@
-"""JSON schemas without what no grammar holds, and the text of a constraint that is compiled."""
+"""Reduces JSON schemas to the keywords that a grammar can enforce, and writes the text of a constraint to compile."""
 
 import json
 import math
@@ -12,10 +12,9 @@ from jinfercept.structured_outputs import StructuredOutputsParams, json_type
 
 
 def source_of(params: StructuredOutputsParams) -> tuple[str, str]:
-    """The kind of constraint that is given, and its text: equal for equal constraints.
+    """Return the kind of a constraint and its text, which is equal for equal constraints.
 
-    Raises:
-        RequestError: the schema is not JSON.
+    Raises `RequestError` if the schema is not JSON.
     """
     if params.json is not None:
         return "json", _schema_text(params.json)
@@ -27,10 +26,10 @@ def source_of(params: StructuredOutputsParams) -> tuple[str, str]:
 
 
 def _schema_text(schema: str | Mapping[str, Any]) -> str:
-    """The order of properties is the order in which they are written: it stays."""
     try:
         parsed = json.loads(schema, parse_constant=_refuse) if isinstance(schema, str) else schema
         reduced = SchemaReduction(checked_later=False).reduce(parsed)
+        # keys are not sorted: properties are written in the order of the schema
         return json.dumps(reduced, ensure_ascii=False, allow_nan=False)
     except RequestError as error:
         raise RequestError("structured_outputs.json cannot be enforced", got=error.got, fix=error.fix) from error
@@ -89,22 +88,16 @@ _BEYOND_REGEX = re.compile(r"(?<!\\)(?:\\\\)*(\(\?(<?[=!])|\\[1-9])")
 @final
 @dataclass(slots=True)
 class SchemaReduction:
-    """One schema while it is reduced.
+    """The reduction of one schema."""
 
-    Attributes:
-        checked_later: a validator sees the whole schema once the value is there.
-        unenforced: places of the constraints that were left to it; a `oneOf` is among them unless a discriminator tells
-            its options apart.
-    """
-
-    checked_later: bool
+    checked_later: bool  # a validator sees the whole schema once the value is there
+    # places of the constraints left to the validator; a `oneOf` is among them unless a discriminator tells its options apart
     unenforced: list[str] = field(default_factory=list[str])
 
     def reduce(self, schema: Any, place: str = "#") -> Any:
-        """The schema without these keywords.
+        """Return the schema without keywords that a grammar cannot enforce.
 
-        Raises:
-            RequestError: a constraint can be neither enforced nor checked later.
+        Raises `RequestError` if a constraint can be neither enforced nor checked later.
         """
         if not isinstance(schema, Mapping):
             return schema
@@ -198,7 +191,6 @@ def _counts_names(schema: Mapping[str, Any]) -> bool:
 
 
 def _is_beyond_grammars(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether only a validator can check a keyword that constrains something."""
     if key == "format":
         return value in _OTHER_FORMATS
     if key == "pattern":
@@ -228,5 +220,5 @@ def _is_huge(value: Any, schema: Mapping[str, Any]) -> bool:
 
 
 def _largest(schema: Mapping[str, Any]) -> int:
-    """The largest number of this type that readers of JSON keep."""
+    # the largest number of this type that JSON readers keep
     return 10**18 if schema.get("type") in ("integer", ["integer"]) else 10**15

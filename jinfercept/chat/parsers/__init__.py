@@ -1,4 +1,4 @@
-"""Formats of tool calls and of reasoning, a file per model family: how a turn is read, its grammar, its entry.
+"""Formats of tool calls and of reasoning, a file per model family: how a turn is read, its grammar, and its entry in a list.
 
 Knows text, no tokenizer and no engine.
 """

@@ -1,8 +1,8 @@
 """Grammars of turns that have to call: the part that all formats share.
 
-A turn is calls and nothing else: tags, names of tools, and arguments that their JSON schemas allow. Its arguments come in the
-order in which they are declared. `Rules` builds grammars in llguidance's variant of Lark, of expressions: texts that may stand
-in a rule.
+Such a turn consists of calls only: tags, names of tools, and arguments that fit their JSON schemas, in the order in which they
+are declared. `Rules` builds grammars in llguidance's variant of Lark from expressions, which are texts that may stand in a
+rule.
 """
 
 import json
@@ -23,18 +23,16 @@ _COMBINING = {"$ref", "allOf", "anyOf", "else", "if", "oneOf", "then"}
 
 
 def constraints(schema: Mapping[str, Any]) -> set[str]:
-    """The keywords of a schema that constrain a value."""
     return {*schema} - _ANNOTATIONS - _DEFINITIONS
 
 
 def arguments_schema(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of all arguments: an object of the declared properties only, unless the schema explicitly allows more.
+    """Complete the schema of a tool's arguments: it allows only declared properties, unless it explicitly allows more.
+
+    Raises `RequestError` if the schema is not that of an object.
 
     Args:
         schema: as it was declared; an empty one takes no arguments.
-
-    Raises:
-        RequestError: the schema is not one of an object.
     """
     if schema.get("type", "object") != "object":
         raise RequestError(
@@ -56,47 +54,43 @@ class Rules:
         self._lines: list[str] = []
 
     def rule(self, body: str, options: str = "") -> str:
-        """A new rule; returns its name."""
+        """Add a rule and return its name."""
         name = f"rule{len(self._lines)}"
         self._lines.append(f"{name}{options}: {body}")
         return name
 
     def terminal(self, body: str) -> str:
-        """A new terminal, whose body may have `&` and `~` too; returns its name."""
+        """Add a terminal, whose body may use `&` and `~` too, and return its name."""
         name = f"TERMINAL{len(self._lines)}"
         self._lines.append(f"{name}: {body}")
         return name
 
     def begins(self, text: str) -> str:
-        """A new rule for any text that ends where a text first stands in it; returns its name."""
+        """Add a rule for any text up to the first occurrence of `text`, and return its name."""
         return self.rule(pattern(f"(?s:.*){re.escape(text)}"), "[lazy]")
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """A JSON value that a schema allows."""
+        """Add a rule for JSON values that a schema allows, and return its name."""
         guided = {**schema, "x-guidance": {"whitespace_pattern": JSON_SPACE, "coerce_one_of": True}}
         return self.rule("%json " + json.dumps(guided, ensure_ascii=False))
 
     def text(self, start: str) -> str:
-        """The whole grammar.
-
-        Args:
-            start: the expression that the whole text matches.
-        """
+        """Write the whole grammar, given the expression that the whole text matches."""
         return "\n".join((f"start: {start}", *self._lines))
 
 
 def quoted(text: str) -> str:
-    """The expression that stands for a text."""
+    """Write the expression for a text."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def pattern(expression: str) -> str:
-    """The expression that stands for a regular expression, in which a dot is any character but a line break."""
+    """Write the expression for a regular expression, in which a dot matches any character except a line break."""
     return "/" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", expression).replace("\n", r"\n") + "/"
 
 
 def one_of(options: Iterable[str]) -> str:
-    """The expression that stands for any of several."""
+    """Write the expression for any of several expressions."""
     return f"({' | '.join(dict.fromkeys(options))})"
 
 
@@ -112,38 +106,30 @@ JSON_NAME = re.compile(r'[^<\[\n"\\\x00-\x1F]+')
 @final
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """The grammar of a turn that has to call, while a format writes it.
+    """The grammar of a turn that has to call, while a format writes it."""
 
-    Attributes:
-        rules: the rules written so far.
-        tools: JSON schemas of the arguments of the tools that may be called, by name.
-        token_of: see `TokenOf`.
-        template: the chat template's source.
-        parallel: several calls may be made; otherwise it is one.
-    """
-
-    rules: Rules
-    tools: Mapping[str, Mapping[str, Any]]
+    rules: Rules  # written so far
+    tools: Mapping[str, Mapping[str, Any]]  # JSON schemas of the arguments, by name of the tool
     token_of: TokenOf
-    template: str
-    parallel: bool
+    template: str  # the chat template's source
+    parallel: bool  # several calls are allowed
 
     def tag(self, text: str) -> str:
-        """The token that a tag is, or its text."""
+        """Write a tag as its token, or as text if it has none."""
         token = self.token_of(text)
         return quoted(text) if token is None else f"<[{token}]>"
 
     def tagged(self, opening: str, body: str) -> str:
-        """The same with or without a tag, where there is a token for it."""
+        """Write an expression that a tag may precede, if the tag has a token."""
         return body if self.token_of(opening) is None else one_of((body, f"{self.tag(opening)} {body}"))
 
     def several(self, call: str, between: str) -> str:
-        """One call or more, if that is allowed."""
+        """Write one or, if allowed, several calls."""
         call = self.rules.rule(call)
         return f"{call} ({between} {call})*" if self.parallel else call
 
     def each(self, write: Callable[[str, Mapping[str, Any]], str], names: re.Pattern[str]) -> str:
-        """A call of any tool. Raises `RequestError` for names that the format cannot write."""
+        """Write a call of any tool. Raises `RequestError` for names that the format cannot write."""
         if wrong := [name for name in self.tools if not names.fullmatch(name)]:
             raise RequestError(
                 "the model's format of calls cannot write the name of this tool",
@@ -153,11 +139,10 @@ class CallGrammar:
         return self.rules.rule(one_of(self.rules.rule(write(*tool)) for tool in self.tools.items()))
 
     def arguments(self, name: str, schema: Mapping[str, Any]) -> str:
-        """The arguments of a tool as one JSON object."""
         return self.rules.json(arguments_schema(name, schema))
 
     def objects(self, key: str) -> str:
-        """A call as a JSON object, whose arguments stand under this key."""
+        """Write a call as a JSON object with its arguments under `key`."""
 
         def write(name: str, schema: Mapping[str, Any]) -> str:
             head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": '

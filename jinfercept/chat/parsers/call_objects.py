@@ -1,4 +1,4 @@
-"""Calls written as JSON objects, `{"name": …, "arguments": {…}}`, read while they are written."""
+"""Reads calls that are JSON objects, `{"name": …, "arguments": {…}}`, while they are written."""
 
 from collections.abc import Collection
 
@@ -22,17 +22,17 @@ BARE_OBJECTS = {"{": "", "```": "```"}
 
 
 def read_calls(source: Source, tagged: bool, names: Collection[str] | None = None) -> Steps[bool]:
-    """Read call objects one after another, in a list or not, between them white space, commas and semicolons.
+    """Read call objects in a row, in a list or not, with white space, commas and semicolons between them.
 
-    Text that is no call can be read again. A call begins when its name and the first character of its arguments are known; from
-    there on it stays a call. Arguments that break off, where a bracket does not fit or at a `<` outside a string, stay as
-    written; running the call reports them. A call that the text ends within never gets its `CallEnded`. A missing `}` behind
-    the arguments does not matter, nor one too many. Arguments within a string are unquoted. An id counts if it stands before
-    the arguments. Line breaks within strings are escaped; otherwise arguments stay as written.
+    Text that is no call can be read again. A call begins when its name and the first character of its arguments are known, and
+    stays a call from there on. Arguments break off where a bracket does not fit, or at a `<` outside a string; they stay as
+    written, and running the call reports them. A call that is cut off never gets its `CallEnded`. A missing or additional `}`
+    after the arguments does not matter. Arguments within a string are unquoted, and line breaks within strings are escaped. An
+    id counts if it stands before the arguments.
 
     Args:
-        tagged: a tag stands before, so that text is a call unless it cannot be one: unknown keys are skipped, arguments may
-            be missing or no object, and a call that is cut off is dropped. Otherwise doubtful text is content.
+        tagged: a tag stands before, so the text is a call unless it cannot be one: unknown keys are skipped, arguments may be
+            missing or no object, and a call that is cut off is dropped. Without a tag, doubtful text is content.
         names: the tools that can be called; None: any.
 
     Returns:
@@ -55,13 +55,10 @@ def read_calls(source: Source, tagged: bool, names: Collection[str] | None = Non
 
 
 def read_bare_calls(source: Source, opening: str, closing: str) -> Steps[None]:
-    """Read calls without tags that begin here, or the opening as content.
+    """Read calls without tags that begin here with `opening`, a key of `BARE_OBJECTS` for example, or write it as content.
 
-    Only an object at the beginning of a line that names a tool that is offered is a call: prose may quote others.
-
-    Args:
-        opening: the text that stands here, such as those of `BARE_OBJECTS`.
-        closing: the text that may close them; empty if there is none.
+    Only an object that begins a line and names an offered tool is a call, since prose may quote other objects. The text
+    `closing`, if it is not empty, may close the calls.
     """
     start = source.at
     if source.begins_line and source.tools:
@@ -77,7 +74,6 @@ def read_bare_calls(source: Source, opening: str, closing: str) -> Steps[None]:
 
 
 def _read_call(source: Source, tagged: bool, names: Collection[str] | None) -> Steps[bool]:
-    """Read the object that begins here; returns whether it is a call, and goes back to its start if not."""
     start, name, call_id = source.at, "", ""
     arguments: str | None = None  # those that have been read as a whole
     begun = whole = False  # whole: name and arguments are complete

@@ -30,7 +30,7 @@ Mark = Literal["call", "head", "end", "trap", "interrupt"]
 
 
 class Delimiters(NamedTuple):
-    """The delimiters as text."""
+    """The delimiters of context markup language, as text."""
 
     call: str = "[CALL]"
     head: str = "[HEAD]"
@@ -40,9 +40,9 @@ class Delimiters(NamedTuple):
 
     @property
     def are_distinct(self) -> bool:
-        """Whether a text can hold them in one way only: none contains another one, or begins with the end of one.
+        """Whether a text can hold the delimiters in only one way: none contains another, or begins with the end of another.
 
-        Each has at least two characters and no backslash, so that `escape` can part it.
+        Each must have at least two characters and no backslash, so that `escape` can split it.
         """
         if any(not 2 <= len(delimiter) <= MAX_DELIMITER_CHARS or "\\" in delimiter for delimiter in self):
             return False
@@ -60,7 +60,7 @@ DELIMITERS = Delimiters()
 
 
 class CallFrame(NamedTuple):
-    """A complete call: its id, its code, and the range of its characters in the parsed text."""
+    """A complete call, with the range of its characters in the parsed text."""
 
     id: str
     code: str
@@ -72,25 +72,19 @@ Frame = CallFrame | TrapFrame | BadFrame
 
 @final
 class CMLParser:
-    """Reads the text of one request; how the text is divided makes no difference to the frames.
+    """Reads the text of one request. The frames do not depend on how the text is divided.
 
-    Delimiters within reasoning are text, and so are written ones in a string of a call's code. A delimiter that is half
-    written is held until it is complete or cannot become one.
-
-    Args:
-        delimiters: their texts; `are_distinct`.
-        written: whether they are found in the text; otherwise only `feed_mark` brings them.
-        reasoning: marks of reasoning, at any place outside frames; None: the text has none.
-        thinking: whether the text begins within reasoning.
+    Delimiters within reasoning are text; so are written ones in a string of a call's code. A half-written delimiter is held
+    back until it is complete or can no longer become one.
     """
 
     def __init__(
         self,
-        delimiters: Delimiters = DELIMITERS,
+        delimiters: Delimiters = DELIMITERS,  # which `are_distinct`
         *,
-        written: bool = True,
-        reasoning: ReasoningFormat | None = None,
-        thinking: bool = False,
+        written: bool = True,  # delimiters are found in the text; otherwise only `feed_mark` brings them
+        reasoning: ReasoningFormat | None = None,  # at any place outside frames; None: the text has none
+        thinking: bool = False,  # the text begins within reasoning
     ) -> None:
         self._delimiters, self._thinking = delimiters, thinking and reasoning is not None
         marks: dict[str, Mark] = dict(zip(delimiters, Delimiters._fields, strict=True)) if written else {}  # pyright: ignore
@@ -112,7 +106,7 @@ class CMLParser:
         return self._kind is None and not self._thinking and not self._incomplete
 
     def feed(self, text: str) -> list[Frame]:
-        """The frames that are complete with the next text."""
+        """Read the next text, and return the frames that it completes."""
         frames: list[Frame] = []
         text, self._incomplete = self._incomplete + text, ""
         while text:
@@ -137,7 +131,7 @@ class CMLParser:
         return frames
 
     def feed_mark(self, mark: Mark) -> list[Frame]:
-        """The frames that are complete with a delimiter that is a token of its own; within reasoning it is text."""
+        """Read a delimiter that is a token, and return the frames that it completes. Within reasoning it is text."""
         frames: list[Frame] = []
         text, self._incomplete = self._incomplete, ""  # which is no mark
         while text:
@@ -150,7 +144,7 @@ class CMLParser:
         return frames
 
     def end(self) -> list[BadFrame]:
-        """The end of a text: an open call is a mistake, and reasoning is over. Another text may follow."""
+        """End the text: an open call is a mistake, and reasoning is over. Another text may follow."""
         self._num_chars += len(self._incomplete)
         unfinished: list[Frame] = []
         if self._kind == "call":
@@ -166,13 +160,13 @@ class CMLParser:
         return bool(_OPEN_STRING.search(_WHOLE_STRING.sub("", "".join(self._parts))))
 
     def _take(self, text: str, frames: list[Frame]) -> int:
-        """Take text without marks; returns how many of its characters were taken, fewer where a frame reaches its limit."""
         if self._kind is None or self._size + len(text) <= MAX_FRAME_CHARS:
             self._num_chars += len(text)
             if self._kind is not None:
                 self._parts.append(text)
                 self._size += len(text)
             return len(text)
+        # the frame ends at its limit; the rest of the text is outside of it
         used = MAX_FRAME_CHARS - self._size + 1
         self._num_chars += used
         self._fail(f"no {self._delimiters.end} within {MAX_FRAME_CHARS} characters", self._num_chars, frames)
@@ -210,7 +204,6 @@ class CMLParser:
                 self._kind = None
 
     def _problem(self) -> str:
-        """The problem with the delimiters or the id of the open call; empty if there is none."""
         if self._id is None:
             return f"no {self._delimiters.head} between its id and its code"
         if not self._id:
@@ -223,7 +216,10 @@ class CMLParser:
 
 
 def escape(text: str, delimiters: Delimiters = DELIMITERS) -> str:
-    """A text in which no delimiter is left: a backslash stands behind the first character of each, one more where some do."""
+    """Put backslashes into a text, so that it contains no delimiter.
+
+    One backslash is put after the first character of each delimiter, in addition to any that stand there already.
+    """
     for delimiter in delimiters:
         text = re.sub(rf"({re.escape(delimiter[0])})(\\*)(?={re.escape(delimiter[1:])})", r"\1\2\\", text)
     return text

@@ -25,43 +25,32 @@ from jinfercept.errors import JinferceptError, RequestError, shown
 @final
 @dataclass(frozen=True, slots=True)
 class CallLists:
-    """How one family writes such calls.
+    """A family's format of calls in a JSON list."""
 
-    Attributes:
-        opening, closing: the tags around the list; `closing` may be empty.
-        bracket: the opening of the list; empty where the tag has it.
-        readable: other tags behind which calls are read.
-    """
-
-    opening: str
-    closing: str
-    bracket: str = "["
-    readable: tuple[str, ...] = ()
+    opening: str  # the tag before the list
+    closing: str  # the tag after the list; may be empty
+    bracket: str = "["  # "" if the tag includes it
+    readable: tuple[str, ...] = ()  # other tags after which calls are read
 
     def read(self, source: Source) -> Steps[None]:
-        """Read a turn. The closing tag may be missing; objects may be in a list or not. `read_calls` says the rest."""
+        """Read a turn. The closing tag may be missing, and objects may be in a list or not (see `read_calls`)."""
         while mark := (yield from source.read_content()):
             if mark in (self.opening, *self.readable):
                 yield from read_calls(source, tagged=True)
 
     def grammar(self, calls: CallGrammar) -> str:
-        """The grammar of a turn that has to call."""
         objects = calls.several(calls.objects("arguments"), '", "')
         return f'{calls.tag(self.opening)} {quoted(self.bracket)} {objects} "]" {calls.tag(self.closing)}'
 
     def write(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """Calls of an earlier turn."""
+        """Write calls of an earlier turn."""
         objects = [json.dumps({"name": name, "arguments": values}, ensure_ascii=False) for name, values in calls]
         return f"{self.opening}{self.bracket}{', '.join(objects)}]{self.closing}"
 
     def format(
         self, detect: Callable[[str], bool], turn_ends: tuple[str, ...], tags: tuple[str, ...] = ()
     ) -> ToolCallFormat:
-        """The format of the family.
-
-        Args:
-            tags: more markup than that of calls.
-        """
+        """Make the format of the family. `tags` are markup beside that of calls."""
         return ToolCallFormat(
             read=self.read,
             grammar=self.grammar,
@@ -109,10 +98,9 @@ ALIASES: Mapping[str, str] = MappingProxyType({"qwen3_xml": "qwen3_coder"})
 
 
 def detect_format(chat_template: str) -> str | None:
-    """The name of the first format that a chat template asks its model for; None if there is none.
+    """Return the name of the first format that a chat template, a Jinja source, asks its model for; None if there is none.
 
-    Args:
-        chat_template: the Jinja source; it shows the format where it describes tools and where it writes earlier calls.
+    A template shows the format where it describes tools and where it writes earlier calls.
     """
     template = chat_template.replace('\\"', '"')
     return next((name for name, form in FORMATS.items() if form.detect(template)), None)
@@ -123,7 +111,7 @@ def check_parsers(
     reasoning_parser: str | None = "auto",
     wrong: type[JinferceptError] = RequestError,
 ) -> None:
-    """Raise `wrong` for unknown names of formats; needs no model."""
+    """Raise `wrong` for unknown names of formats. Needs no model."""
     if tool_call_parser is not None and tool_call_parser not in (*FORMATS, *ALIASES):
         names = ", ".join((*FORMATS, *ALIASES))
         raise wrong("no such tool_call_parser", got=shown(tool_call_parser), fix=f"one of {names}")

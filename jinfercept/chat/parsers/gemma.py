@@ -19,11 +19,10 @@ _LITERAL = re.compile(r"true|false|null|-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
 
 
 def _read(source: Source) -> Steps[None]:
-    """Read a turn. Texts and keys in JSON's quotes are read too, words without quotes are texts, and the closing tag may be
-    missing. Without an object behind its name a call is none."""
     while mark := (yield from source.read_content()):
         if mark != _OPENING:
             continue
+        # JSON's quotes, words without quotes (which are texts) and a missing closing tag are accepted; a call needs an object
         begin = source.at
         yield from source.skip()
         has_prefix, start = (yield from source.take("call:")), source.at
@@ -37,7 +36,6 @@ def _read(source: Source) -> Steps[None]:
 
 
 def _read_arguments(source: Source) -> Steps[str | None]:
-    """The object that begins here, as JSON; None if it is none, or does not end."""
     parts, depth = list[str](), 0
     while char := (yield from source.skip()):
         if char in "{}[],:":
@@ -77,9 +75,8 @@ def _read_arguments(source: Source) -> Steps[str | None]:
 
 
 def _grammar(calls: CallGrammar) -> str:
-    """Calls whose arguments are JSON: texts without escapes cannot express every schema."""
-
     def write(name: str, schema: Mapping[str, Any]) -> str:
+        # arguments are JSON: texts without escapes cannot express every schema
         return f"{quoted(f'call:{name}')} {calls.arguments(name, schema)}"
 
     return calls.several(f"{calls.tag(_OPENING)} {calls.each(write, NAME)} {calls.tag(_CLOSING)}", "")

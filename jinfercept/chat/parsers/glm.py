@@ -19,18 +19,17 @@ _NAME_CHAR, _NAME = re.compile(r"[^<>{\s]"), re.compile(r"[^<>{\s]+")
 
 
 def _read(source: Source) -> Steps[None]:
-    """Read a turn. Tags are never content; a name without an argument or a closing tag behind it is no call."""
     while mark := (yield from source.read_content()):
         if mark == OPENING:
             yield from _read_call(source)
 
 
 def _read_call(source: Source) -> Steps[None]:
-    """Read a call behind its tag, or leave it as content. All arguments may be one JSON object."""
     start = source.at
     yield from source.skip()
     name = yield from source.match(_NAME_CHAR)
     char = yield from source.skip()
+    # a name is a call only before an argument or a closing tag; one JSON object may hold all arguments
     mark = (yield from source.take(_KEY, CLOSING)) if name and char == "<" else ""
     if not mark and not (name and char == "{"):
         source.leave(start)
@@ -46,7 +45,6 @@ def _read_call(source: Source) -> Steps[None]:
 
 
 def _read_arguments(source: Source, schema: Mapping[str, Any], mark: str) -> Steps[None]:
-    """Read the open call's arguments, from the tag that was passed on."""
     keys = set[str]()
     while mark == _KEY:
         start = source.at
@@ -70,18 +68,17 @@ def _read_arguments(source: Source, schema: Mapping[str, Any], mark: str) -> Ste
 
 
 class _Value(NamedTuple):
-    """Where a value ends, where the text goes on, and the tag before that."""
-
     end: int
     after: int
     mark: str
 
 
 def _read_value(source: Source) -> Steps[_Value | None]:
-    """Pass over a value and the tag behind it; None if it is cut off.
+    """Pass over a value and the tag after it; None if the value is cut off.
 
-    Values are not escaped, so a value may quote the markup that it stands in. It ends at a closing tag that closes no value
-    opened within it, before a tag that may follow it or the end of the turn; else at the first one before such a tag.
+    Values are not escaped, so a value may quote the markup around it. A value ends at a closing tag that closes no value opened
+    within it, if a tag that may follow a value or the end of the turn comes next. Otherwise it ends at the first closing tag
+    before such a tag.
     """
     value, depth = None, 0
     while tag := (yield from source.skip_until(_VALUE_MARKS)):
@@ -107,9 +104,8 @@ def _read_value(source: Source) -> Steps[_Value | None]:
 
 
 def _grammar(calls: CallGrammar) -> str:
-    """Calls whose arguments are one JSON object: plain text cannot express every schema."""
-
     def write(name: str, schema: Mapping[str, Any]) -> str:
+        # arguments are one JSON object: plain text cannot express every schema
         return rf'{quoted(name)} "\n" {calls.arguments(name, schema)} "\n"'
 
     return calls.several(f"{calls.tag(OPENING)} {calls.each(write, _NAME)} {calls.tag(CLOSING)}", r'"\n"?')

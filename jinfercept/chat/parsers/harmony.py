@@ -1,7 +1,7 @@
-"""gpt-oss: a turn of messages, `<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>` for a call;
-the recipient may stand before the channel.
+"""gpt-oss: a turn of messages. A call is `<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>`.
 
-The first message's `<|start|>assistant` stands in the prompt. Reasoning, in the channel `analysis`, is a reasoning format's.
+The recipient may stand before the channel, and the prompt has the first message's `<|start|>assistant`. A reasoning format
+reads the reasoning, which is in the channel `analysis`.
 """
 
 import re
@@ -27,9 +27,8 @@ _ASSISTANT = "assistant"
 def _read(source: Source) -> Steps[None]:
     """Read a turn.
 
-    A message to a tool is a call where it begins with `{`, has nothing in it, or goes to a function; otherwise, and where no
-    tool is offered, it is dropped.
-    Reasoning is dropped too, but for that with which the turn begins, which is content if no reasoning format took it.
+    A message to a tool is a call if it begins with `{`, is empty, or goes to a function. Otherwise, and if no tool is offered,
+    it is dropped. Reasoning is dropped too, except at the beginning of the turn: there it is content unless a format took it.
     """
     begins = True  # nothing was read
     has_content = False  # a message was content
@@ -56,8 +55,8 @@ def _read(source: Source) -> Steps[None]:
 
 
 def _is_addressed(source: Source) -> Steps[bool]:
-    """Whether the first message has its recipient before its channel: ` to=functions.name<|channel|>`. Stays before it."""
     start = source.at
+    # the recipient may come first: ` to=functions.name<|channel|>`
     yield from source.skip()
     addressed = False
     if (yield from source.take("to=")):
@@ -68,7 +67,6 @@ def _is_addressed(source: Source) -> Steps[bool]:
 
 
 def _read_call(source: Source, recipient: re.Match[str], start: int) -> Steps[None]:
-    """Read the arguments of a call; a message that is none is dropped."""
     name, char = recipient[2], (yield from source.skip())
     if char == "{" and name != _ASSISTANT:
         yield from stream_call(source, name, start, behind=" \t\r\n}")
@@ -83,8 +81,6 @@ def _read_call(source: Source, recipient: re.Match[str], start: int) -> Steps[No
 
 
 def _grammar(calls: CallGrammar) -> str:
-    """One call, which ends the turn."""
-
     def write(name: str, schema: Mapping[str, Any]) -> str:
         header = f"{quoted(f'commentary to=functions.{name} ')} {calls.tag(_CONSTRAIN)} {quoted('json')}"
         return f"{header} {calls.tag(_MESSAGE)} {calls.arguments(name, schema)}"

@@ -18,10 +18,9 @@ _OTHER_XML = ("<function=", "<arg_key>", "<parameter", "<invoke name=")  # other
 def _read(source: Source) -> Steps[None]:
     """Read a turn.
 
-    Tags are never content, wherever they stand outside a call's strings; text between them that is no call is content. The
-    closing tag may be missing; several objects may share a pair of tags. `read_calls` says the rest.
-
-    Where the tools are known, an object at the beginning of a line that names one of them is a call without tags.
+    Tags are never content outside a call's strings, but text between them that is no call is. The closing tag may be missing,
+    and several objects may share a pair of tags (see `read_calls`). If the tools are known, an object that begins a line and
+    names one of them is a call without tags.
     """
     while mark := (yield from source.read_content()):
         if mark == OPENING:
@@ -36,7 +35,7 @@ def _grammar(calls: CallGrammar) -> str:
 
 
 def answer_or_calls(calls: CallGrammar) -> str:
-    """The grammar of a turn that may call: any text without the opening tag, and perhaps calls behind it."""
+    """Write the grammar of a turn that may call: any text without the opening tag, optionally followed by calls."""
     opening = calls.tag(OPENING)
     call = calls.rules.rule(rf'"\n"? {calls.objects("arguments")} "\n"? {calls.tag(CLOSING)}')
     answer = calls.rules.terminal(_ANSWER)
@@ -46,7 +45,7 @@ def answer_or_calls(calls: CallGrammar) -> str:
 
 
 def answer_only(rules: Rules) -> str:
-    """The grammar of a turn that may not call: text without the opening tag, which does not begin as that tag does."""
+    """Write the grammar of a turn that may not call: text that neither contains the opening tag nor begins like it."""
     return rules.terminal(rf"{_ANSWER} & ~/\s*{OPENING[0]}(?s:.*)/")
 
 

@@ -1,4 +1,4 @@
-"""JSON values read while they are written: only their brackets and strings are checked."""
+"""Reads JSON values while they are written. Only brackets and strings are checked."""
 
 import json
 import re
@@ -25,10 +25,9 @@ class TextEnded(Exception):
 
 
 def read_short_string(source: Source, among: Collection[str] | None = None) -> Steps[str]:
-    """A key or a name, without markup and line breaks.
+    """Read a key or a name, without markup and line breaks.
 
-    Args:
-        among: its possible values; `Broken` is raised at the first character that fits none.
+    Raises `Broken` at the first character that fits none of the possible values `among`.
     """
     start, char = source.at, (yield from source.peek())
     if char != '"':
@@ -56,11 +55,7 @@ def read_short_string(source: Source, among: Collection[str] | None = None) -> S
 
 
 def stream_call(source: Source, name: str, start: int, call_id: str = "", behind: str = "") -> Steps[None]:
-    """Write a call whose arguments, an object, begin here, while they come; see `Source.begin_call`.
-
-    Args:
-        behind: characters to pass over behind it.
-    """
+    """Write a call whose arguments, an object, begin here, while they arrive; then skip the characters `behind`."""
     source.begin_call(name, start, call_id)
     if (yield from stream_arguments(source)):
         source.end_call()
@@ -69,7 +64,7 @@ def stream_call(source: Source, name: str, start: int, call_id: str = "", behind
 
 
 def stream_arguments(source: Source) -> Steps[bool]:
-    """Write the value that begins here as the open call's arguments, while it comes; returns whether it is complete."""
+    """Write the value that begins here as the open call's arguments, while it arrives. Returns whether it is complete."""
     try:
         yield from stream_value(source)
     except Broken:
@@ -80,10 +75,10 @@ def stream_arguments(source: Source) -> Steps[bool]:
 
 
 def stream_value(source: Source) -> Steps[None]:
-    """Write the value as `stream_arguments` does. Raises `Broken` or `TextEnded` for an incomplete one.
+    """Write a value as `stream_arguments` does. Raises `Broken` or `TextEnded` for an incomplete one.
 
-    An object breaks off at a key that it has already: a quotation whose quotes are not escaped could give another value to an
-    argument, and readers of JSON take the last one.
+    An object breaks off at a repeated key. A quotation whose quotes are not escaped could give an argument another value, since
+    JSON readers take the last one.
     """
     parts: list[str] = []
     reading, waits = read_value(source, parts, _ObjectKeys()), True
@@ -99,20 +94,16 @@ def stream_value(source: Source) -> Steps[None]:
 
 @final
 class _ObjectKeys:
-    """The keys of an object that is read as text."""
-
     def __init__(self) -> None:
         self._keys: set[str] = set()
         self._parts: list[str] = []  # of the key that is read
         self.expected = False  # the next string is a key
 
     def add(self, part: str) -> None:
-        """The next part of a string, quotes included."""
         if self.expected:
             self._parts.append(part)
 
     def end_string(self) -> None:
-        """A string is complete. Raises `Broken` for a key that the object has already."""
         if not self.expected:
             return
         written = "".join(self._parts)
@@ -125,11 +116,13 @@ class _ObjectKeys:
 
 
 def read_value(source: Source, parts: list[str], keys: _ObjectKeys | None = None) -> Steps[None]:
-    """Pass over a JSON value; checks brackets and strings only. While it waits the text may be cut, so it remembers no offset.
+    """Pass over a JSON value, checking only brackets and strings.
+
+    The text may be cut while this waits, so no offset is kept.
 
     Args:
-        parts: gets the value as it comes; control characters in strings, such as line breaks, are escaped.
-        keys: get those of the object, if it is one; `Broken` is raised where one comes again.
+        parts: gets the value as it arrives; control characters in strings, such as line breaks, are escaped.
+        keys: gets the keys of an object; `Broken` is raised for a repeated key.
     """
     if (yield from source.peek()) not in ("{", "[", '"'):
         parts.append((yield from source.match(_SCALAR)))
@@ -181,7 +174,7 @@ def read_value(source: Source, parts: list[str], keys: _ObjectKeys | None = None
 
 
 def plain_arguments(value: str) -> str:
-    """Arguments as an object, if they are `null` or an object within a string; other values stay."""
+    """Unquote arguments that are an object within a string, and replace `null` by `{}`. Other values stay."""
     if value == "null":
         return "{}"
     if not value.startswith('"'):
@@ -195,7 +188,7 @@ def plain_arguments(value: str) -> str:
 
 
 def distinct(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of these members. Raises `ValueError` for a key that comes twice."""
+    """Make an object from members. Raises `ValueError` for a repeated key."""
     value = dict(members)
     if len(value) < len(members):
         raise ValueError("a key comes twice")

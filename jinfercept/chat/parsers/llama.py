@@ -1,6 +1,6 @@
-"""Llama 3: `{"name": …, "parameters": {…}}` where the turn begins, or after a tag; several separated by `;`.
+"""Llama 3: `{"name": …, "parameters": {…}}` at the beginning of a turn or after a tag; several are separated by `;`.
 
-Smaller models write some prose first and leave the tag out: where the tools are known, `read_bare_calls` finds their calls.
+Smaller models write some prose first and leave the tag out. If the tools are known, `read_bare_calls` finds their calls.
 """
 
 from jinfercept.chat.parsers.call_objects import BARE_OBJECTS, read_bare_calls, read_calls
@@ -14,16 +14,13 @@ _ROLE = "<|start_header_id|>"
 
 
 def _read(source: Source) -> Steps[None]:
-    """Read a turn.
-
-    Where no tag stands before, only an object whose keys are a call's, up to arguments that are an object, is a call. After the
-    tag a call of a built-in tool may stand too, `brave_search.call(query="…")`; other code for the interpreter is content.
-    """
+    # without a tag, an object is a call only if its keys are a call's, up to arguments that are an object
     yield from read_calls(source, tagged=False)
     while mark := (yield from source.read_content()):
         if mark == PYTHON_TAG:
             char = yield from source.skip()
             if char.isalpha():
+                # a built-in tool, `brave_search.call(query="…")`; other code for the interpreter is content
                 yield from read_dotted_call(source)
             else:
                 yield from read_calls(source, tagged=True)

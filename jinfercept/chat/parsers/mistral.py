@@ -20,9 +20,9 @@ _ID_FORM = "[a-zA-Z0-9]{9}"
 def _read(source: Source) -> Steps[None]:
     """Read a turn.
 
-    In the newer form a call begins with the `{` of its arguments. A name without them is a call where the next one follows or
-    the turn ends, if such a tool is offered; otherwise it is content, or dropped where the text ends with it. `[ARGS]` may be
-    missing, `[CALL_ID]` and an id may stand before it. `read_calls` reads the older form.
+    In the newer form a call begins with the `{` of its arguments. `[ARGS]` may be missing, and `[CALL_ID]` with an id may stand
+    before it. The name of an offered tool without arguments is a call if another call or the end of the turn follows; otherwise
+    it is content, or dropped if the text ends with it. `read_calls` reads the older form.
     """
     while mark := (yield from source.read_content()):
         if mark != _TOOL_CALLS:
@@ -36,7 +36,6 @@ def _read(source: Source) -> Steps[None]:
 
 
 def _named_call(source: Source, start: int) -> Steps[None]:
-    """Read `name[CALL_ID]id[ARGS]{…}`, or leave it to be read again from `start` on."""
     first = source.at
     name = yield from source.match(NAME_CHAR)
     yield from source.skip()
@@ -57,7 +56,6 @@ def _named_call(source: Source, start: int) -> Steps[None]:
 
 
 def _ends_call(source: Source) -> Steps[bool]:
-    """Whether the turn ends here, or another call begins."""
     start = source.at
     ends = (yield from source.take(_TOOL_CALLS, _TURN_END)) or (not (yield from source.peek()) and not source.cut)
     source.at = start

@@ -1,4 +1,4 @@
-"""Calls written in Python, `f(a=1)`, taken apart with `ast` and never run; values become JSON."""
+"""Calls written in Python, `f(a=1)`, parsed with `ast` and never run. Values become JSON."""
 
 import ast
 import json
@@ -16,7 +16,7 @@ _NAMES = {"true": True, "false": False, "null": None}
 
 
 def literal(text: str) -> Any:
-    """The value of a Python literal, if JSON can express it; None otherwise."""
+    """Evaluate a Python literal; None if it is none, or JSON cannot express it."""
     try:
         return value_of_node(parse_expression(text.strip()))
     except UNREADABLE:
@@ -24,7 +24,7 @@ def literal(text: str) -> Any:
 
 
 def value_of_node(node: ast.expr) -> Any:
-    """The value of a literal that JSON can express, in Python's words or JSON's. Raises ValueError for anything else."""
+    """Evaluate a literal that JSON can express, in Python's words or JSON's. Raises `ValueError` for anything else."""
     match node:
         case ast.Constant(value=None | bool() | int() | float() | str()):
             return node.value
@@ -45,13 +45,13 @@ def value_of_node(node: ast.expr) -> Any:
 
 
 def parse_expression(text: str) -> ast.expr:
-    """The syntax tree of one expression. Raises an error of `UNREADABLE`."""
+    """Parse one expression. Raises an error in `UNREADABLE`."""
     with warnings.catch_warnings(action="ignore"):  # escapes that Python does not know
         return ast.parse(text, mode="eval").body
 
 
 def to_json(value: Any) -> str:
-    """JSON as a model would write it. Raises ValueError for numbers that JSON does not know."""
+    """Write JSON as a model would. Raises `ValueError` for numbers that JSON does not have."""
     written = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return written if is_valid_unicode(written) else json.dumps(value, allow_nan=False)
 
@@ -80,7 +80,7 @@ _ESCAPES = {"\n": r"\n", "\r": r"\r", "\0": r"\x00"}
 
 
 class PythonCall(NamedTuple):
-    """A call, its arguments as JSON, and where its text starts and ends in `Source.text`."""
+    """A call with JSON arguments, and where its text starts and ends in `Source.text`."""
 
     name: str
     arguments: str
@@ -99,7 +99,7 @@ def read_dotted_call(source: Source) -> Steps[None]:
 
 
 def read_literal_call(source: Source) -> Steps[tuple[str, str] | None]:
-    """Pass over `{'name': …, 'arguments': {…}}`; name and JSON arguments, or None if it is cut off or something else."""
+    """Pass over `{'name': …, 'arguments': {…}}`. Returns name and JSON arguments, or None for other or incomplete text."""
     start = source.at
     if not (yield from _skip_brackets(source)):
         return None
@@ -124,7 +124,7 @@ def write_calls(source: Source, calls: list[PythonCall]) -> None:
 def read_call(source: Source, names: Collection[str] | None = None) -> Steps[PythonCall | None]:
     """Pass over `name(…)`; None if there is no such call, or it is cut off.
 
-    A tool that is offered may have a name that is none in Python, `read-file`.
+    The name of an offered tool need not be a Python name: `read-file`.
 
     Args:
         names: the functions that can be called; None: any.
@@ -143,7 +143,6 @@ def read_call(source: Source, names: Collection[str] | None = None) -> Steps[Pyt
 
 
 def _skip_brackets(source: Source) -> Steps[bool]:
-    """Pass over a bracket and its content, in which brackets within strings do not count; returns whether it closes."""
     closing: list[str] = []
     while char := (yield from source.peek()):
         if char in "\"'":
@@ -162,7 +161,6 @@ def _skip_brackets(source: Source) -> Steps[bool]:
 
 
 def _skip_string(source: Source) -> Steps[bool]:
-    """Pass over a string; returns whether it ends."""
     quote = ""
     for text in _QUOTES:  # one after the other: `"` may become `"""`
         quote = quote or (yield from source.take(text))
@@ -176,7 +174,7 @@ def _skip_string(source: Source) -> Steps[bool]:
 
 
 def _as_python(text: str) -> str:
-    """A call without what models write and Python refuses: `from=`, `07`, and strings over several lines."""
+    # models write what Python refuses: `from=`, `07`, and strings over several lines
     pieces = _STRING.split(text)
     pieces[::2] = [_LEADING_ZEROS.sub("", _RESERVED.sub(rf"{_MARK}\1", piece)) for piece in pieces[::2]]
     pieces[1::2] = [_RAW.sub(lambda raw: raw[1] or _ESCAPES[raw[0]], piece) for piece in pieces[1::2]]
@@ -186,11 +184,11 @@ def _as_python(text: str) -> str:
 def parse_call(
     text: str, parameters: Mapping[str, Sequence[str]] | None = None, offered: Collection[str] = ()
 ) -> tuple[str, str]:
-    """Name and JSON arguments of a call. Raises an error of `UNREADABLE`.
+    """Parse a call into its name and JSON arguments. Raises an error in `UNREADABLE`.
 
     Args:
-        parameters: names of parameters by function; arguments without names take them in order. None: all have names.
-        offered: names of functions that need not be names in Python.
+        parameters: names of parameters by function, for arguments without names; None: all arguments need names.
+        offered: names of functions that need not be Python names.
     """
     start = text.index("(")
     name = text[:start].strip()

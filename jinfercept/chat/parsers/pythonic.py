@@ -1,4 +1,4 @@
-"""Llama 3.2, ToolACE: a list of Python calls, `[f(a=1), g(b="x")]`, where the turn begins."""
+"""Llama 3.2, ToolACE: a list of Python calls, `[f(a=1), g(b="x")]`, at the beginning of a turn."""
 
 import re
 from collections.abc import Collection
@@ -18,10 +18,10 @@ _BARE_LISTS = ("[", "```")
 def _read(source: Source) -> Steps[None]:
     """Read a turn.
 
-    The list becomes calls when it is complete, each with its arguments as one piece of JSON. The whole list is content if
-    something in it is no call, has a positional argument, or a value that JSON cannot express; so is a list that is cut off.
-    Behind a tag it may stand anywhere, and is dropped if cut off. The calls may be JSON objects, as those that have to be made
-    are. Where the tools are known, a list at the beginning of a line, or in a code block, that calls only these is one too.
+    The list becomes calls when it is complete, each with its arguments as one piece of JSON. If any item is no call, has a
+    positional argument, or a value that JSON cannot express, the whole list is content; so is a list that is cut off. After a
+    tag a list may stand anywhere, and is dropped if cut off. Calls may also be JSON objects, as forced calls are. If the tools
+    are known, a list of only their calls may also begin a line, or stand in a code block.
     """
     whole = True  # no list was cut off
     yield from read_calls(source, tagged=False)
@@ -36,7 +36,6 @@ def _read(source: Source) -> Steps[None]:
 
 
 def _read_bare_list(source: Source, opening: str) -> Steps[bool]:
-    """Read a list without a tag that begins here, or its opening as content; returns whether it is not cut off."""
     start = source.at
     if source.begins_line and source.tools:
         if opening != "[":
@@ -55,7 +54,6 @@ def _read_bare_list(source: Source, opening: str) -> Steps[bool]:
 
 
 def _read_tagged(source: Source) -> Steps[None]:
-    """Read calls behind a tag."""
     start = source.at
     if (char := (yield from source.skip())) == "[":
         source.at += 1
@@ -68,11 +66,6 @@ def _read_tagged(source: Source) -> Steps[None]:
 
 
 def _read_list(source: Source, tagged: bool) -> Steps[None]:
-    """Read `[f(a=1), …]` after white space, or leave all of it to be read again.
-
-    Args:
-        tagged: a list that is cut off or empty is dropped; otherwise it is read again.
-    """
     start = source.at
     if (yield from source.skip()) == "[":
         calls = yield from _read_calls(source)
@@ -86,11 +79,6 @@ def _read_list(source: Source, tagged: bool) -> Steps[None]:
 
 
 def _read_calls(source: Source, names: Collection[str] | None = None) -> Steps[list[PythonCall] | None]:
-    """Pass over the list that opens here; its calls, or None if anything else is in it.
-
-    Args:
-        names: the functions that can be called; None: any.
-    """
     source.at += 1
     calls: list[PythonCall] = []
     while (yield from source.skip()) != "]":

@@ -30,11 +30,10 @@ _LINE = r'"\n"?'
 def _read(source: Source) -> Steps[None]:
     """Read a turn.
 
-    Tags are never content. A call begins with its function's tag, the outer tag may be missing; without a parameter or its
-    closing tag behind the name it is none. Text beside parameters is dropped. `_read_value` says where a value ends. Each value
-    becomes one piece of JSON, of the type in the tool's schema (`schema_values`). All arguments may be one JSON object, in the
-    place of parameters. Closing tags may be missing where the turn ends after a value; a call that ends within one, or before
-    any, is cut off.
+    Tags are never content. A call begins with its function's tag, even without the outer tag; it needs a parameter or its
+    closing tag after the name. Text beside parameters is dropped. Each value becomes one piece of JSON, of the type in the
+    tool's schema (`schema_values`). One JSON object may stand in place of all parameters. If the turn ends after a value,
+    closing tags may be missing; a call that ends within a value, or before any, is cut off.
     """
     while mark := (yield from source.read_content()):
         if mark == _FUNCTION:
@@ -42,7 +41,6 @@ def _read(source: Source) -> Steps[None]:
 
 
 def _read_call(source: Source) -> Steps[None]:
-    """Read a call behind its function's tag, or leave it as content."""
     start = source.at
     name = yield from _read_name(source)
     behind = source.at
@@ -66,7 +64,6 @@ def _read_call(source: Source) -> Steps[None]:
 
 
 def _read_parameters(source: Source, name: str) -> Steps[None]:
-    """Read the open call's arguments, each with a tag."""
     schema = (source.tools or {}).get(name, {})
     keys: set[str] = set()
     rest = source.at
@@ -95,23 +92,19 @@ def _read_parameters(source: Source, name: str) -> Steps[None]:
 
 
 def _read_name(source: Source) -> Steps[str]:
-    """The name behind a tag; passes over the `>` that ends it. "" if this is no tag."""
     name = (yield from source.match(_NAME_CHAR)).strip()
     return name if (yield from source.take(">")) else ""
 
 
 def _read_value(source: Source, is_next: Callable[[str], bool]) -> Steps[str | None]:
-    """The next value; passes over its closing tag.
+    """Read the next value and pass over its closing tag; None if the value is cut off.
 
-    Values are not escaped, so a value may quote the markup that it stands in. It ends at a closing tag that closes no
-    parameter opened within the value, before a tag that may follow it. Where there is none up to the end of the function,
-    closing tags are missing: it ends where the first tag that may follow it stands, a parameter at the beginning of a line.
+    Values are not escaped, so a value may quote the markup around it. A value ends at a closing tag that closes no parameter
+    opened within it, if a tag that may follow comes next. If there is none up to the end of the function, closing tags are
+    missing: the value ends at the first tag that may follow it, for a parameter only at the beginning of a line.
 
     Args:
-        is_next: whether an argument of this name may follow: one that the tool has, and that was not given.
-
-    Returns:
-        None if the value is cut off.
+        is_next: whether an argument of this name may follow, because the tool has it and it was not given yet.
     """
     start = source.at
     num_parameters = num_functions = 0  # opened within the value
@@ -150,7 +143,7 @@ def _read_value(source: Source, is_next: Callable[[str], bool]) -> Steps[str | N
 
 
 def written_json(text: str, types: list[str]) -> str:
-    """A value as JSON, of one of these types; as a string if JSON cannot express it."""
+    """Write a value as JSON of one of these types, or as a string if JSON cannot express it."""
     try:
         return to_json(value_of(text, types))
     except (ValueError, RecursionError):
@@ -158,7 +151,6 @@ def written_json(text: str, types: list[str]) -> str:
 
 
 def _may_follow(source: Source, is_next: Callable[[str], bool]) -> Steps[bool]:
-    """Whether the next text is a tag that may stand behind a value, or the end of a turn."""
     if not (yield from source.skip()):
         return True
     mark = yield from source.take(*_BESIDE)
@@ -169,9 +161,8 @@ def _may_follow(source: Source, is_next: Callable[[str], bool]) -> Steps[bool]:
 
 
 def _grammar(calls: CallGrammar) -> str:
-    """Calls whose arguments are one JSON object: plain text cannot express every schema."""
-
     def write(name: str, schema: Mapping[str, Any]) -> str:
+        # arguments are one JSON object: plain text cannot express every schema
         return f"{quoted(f'{name}>')} {_LINE} {calls.arguments(name, schema)} {_LINE} {calls.tag(_FUNCTION_END)}"
 
     call = f"{calls.tag(_FUNCTION)} {calls.each(write, _NAME)}"

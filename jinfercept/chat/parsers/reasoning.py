@@ -1,9 +1,9 @@
-"""Separates a model's reasoning from its answer. The formats have the names that vLLM's `--reasoning-parser` uses.
+"""Separates a model's reasoning from its answer. The formats have the names of vLLM's `--reasoning-parser`.
 
-A turn that begins with reasoning may have more of it behind its texts and calls. In a turn that begins otherwise an opening
-mark opens reasoning only directly behind a call. In quotes, in code, and where the prompt has closed the reasoning, marks are
-text. Closing marks with which an answer begins are dropped, as some models write or repeat them. A call within reasoning is not
-a call, unless the turn ends with it before the reasoning is closed (`TrailingCalls`).
+A turn that begins with reasoning may have more of it after its texts and calls. In other turns an opening mark opens reasoning
+only directly after a call. Marks are text in quotes, in code, and where the prompt has closed the reasoning. Closing marks at
+the beginning of an answer are dropped, since some models write or repeat them. A call within reasoning is no call, unless the
+turn ends with it before the reasoning is closed (`TrailingCalls`).
 """
 
 import re
@@ -18,26 +18,19 @@ from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece,
 
 @final
 class TrailingCalls:
-    """Reads reasoning while it comes; how the text is divided makes no difference.
-
-    Args:
-        tags: the tags of the format of calls, with which a call begins.
-        names: the tools that are offered; None if unknown.
-
-    Attributes:
-        start: the number of characters so far that belong to no call at the end.
-    """
+    """Finds calls at the end of reasoning, while it arrives. The result does not depend on how the text is divided."""
 
     def __init__(self, tags: tuple[str, ...], parser: Callable[[], CallParser], names: Collection[str] | None) -> None:
+        # a call begins with a tag of its format; `names` are the offered tools, None if unknown
         self._marks, self._make, self._names = Marks(tags), parser, names
-        self.start = 0
+        self.start = 0  # characters so far that belong to no call at the end
         self._tail = ""  # from `start` on
         self._parser: CallParser | None = None  # of the tail, if it begins with a tag
         self._num_read = 0  # characters of the tail that it has read
         self._pieces: list[CallStarted | Arguments | CallEnded] = []
 
     def feed(self, text: str) -> None:
-        """The next text of the reasoning."""
+        """Add the next text of the reasoning."""
         self._tail += text
         while True:
             if self._parser is None:
@@ -55,14 +48,13 @@ class TrailingCalls:
                 return
 
     def finish(self) -> list[CallStarted | Arguments | CallEnded]:
-        """The calls at the end of the text, with spans that count from `start`; empty if there are none."""
+        """Return the calls at the end of the text, with spans that count from `start`."""
         if self._parser is None or not self._are_calls(self._parser.finish()):
             return []
         kinds = [type(piece) for piece in self._pieces]
         return self._pieces if kinds.count(CallStarted) == kinds.count(CallEnded) > 0 else []
 
     def _are_calls(self, pieces: list[Piece]) -> bool:
-        """Whether the text is still nothing but calls with these pieces."""
         self._pieces += [piece for piece in pieces if isinstance(piece, CallStarted | Arguments | CallEnded)]
         return not any(
             piece.text.strip()
@@ -72,7 +64,6 @@ class TrailingCalls:
         )
 
     def _last_tag(self, text: str) -> int:
-        """The offset of the last tag behind the beginning of a text; that of half a tag at its end if there is none."""
         last, end = self._marks.find(text, 1)
         while end >= 0 and (span := self._marks.find(text, end))[1] >= 0:
             last, end = span
@@ -91,19 +82,14 @@ Beginning = Literal["thinking", "undecided", "answering"]
 @final
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How a family marks its reasoning.
+    """How a family marks its reasoning."""
 
-    Attributes:
-        opening, closing: the marks; never shown at a turn's beginning and end of reasoning.
-        begins: where a turn begins if its prompt ends with neither mark.
-    """
-
-    opening: str
+    opening: str  # the marks are not shown where they begin and end reasoning
     closing: str
-    begins: Beginning = "undecided"
+    begins: Beginning = "undecided"  # where a turn begins if its prompt ends with neither mark
 
     def beginning(self, prompt: str) -> Beginning:
-        """Returns where a turn begins behind this prompt: many templates open the reasoning, or close it to suppress it."""
+        """Return where a turn begins after a prompt. Many templates open the reasoning, or close it to suppress it."""
         text = prompt.rstrip()
         if text.endswith(self.opening):
             return "thinking"
@@ -137,33 +123,29 @@ _MARKS = {
 
 
 def detect_reasoning_format(chat_template: str) -> str | None:
-    """The name of the format whose marks a chat template knows; None if there is none.
-
-    Args:
-        chat_template: the Jinja source. One that only removes earlier reasoning belongs to a model that always reasons.
-    """
+    """Return the name of the format whose marks a chat template, a Jinja source, has; None if there is none."""
     for name, mark in _MARKS.items():
         if mark in chat_template:
             return name
     if "</think>" not in chat_template:
         return None
+    # a template that only removes earlier reasoning belongs to a model that always reasons
     return "qwen3" if "<think>" in chat_template else "deepseek_r1"
 
 
 @final
 class ReasoningParser:
-    """A parser whose turns may have reasoning. White space beside it is dropped; a blank line parts what it separates.
+    """A parser of turns that may have reasoning.
 
-    Args:
-        answer: the parser of the text behind the reasoning.
-        calls: makes what finds the calls with which reasoning ends that never closes; None: there are none.
+    White space beside reasoning is dropped, and a blank line separates the texts around it.
     """
 
     def __init__(
         self,
         format: ReasoningFormat,
         beginning: Beginning,
-        answer: CallParser,
+        answer: CallParser,  # reads the text after the reasoning
+        # finds calls at the end of reasoning that is never closed; None: such calls are not read
         calls: Callable[[], TrailingCalls] | None = None,
     ) -> None:
         self._opening, self._closing, self._answer, self._calls = format.opening, format.closing, answer, calls
@@ -215,7 +197,7 @@ class ReasoningParser:
             self._thinking = True
 
     def _think(self) -> Steps[bool]:
-        """Write reasoning, up to where a mark or calls at its end may have begun; returns whether a mark closes it."""
+        # shows reasoning up to where a closing mark, or calls at its end, may have begun
         calls = self._calls and self._calls()
         num_read = num_searched = (
             0  # characters that were read; of those that follow, those that were searched for calls
@@ -249,7 +231,6 @@ class ReasoningParser:
         return True
 
     def _read_answer(self) -> Steps[bool]:
-        """Feed the answer to its parser; returns whether reasoning opens again."""
         while not self._ended:
             text = self._text.lstrip()
             num_blanks = len(self._text) - len(text)
@@ -298,7 +279,6 @@ class ReasoningParser:
         self._pieces += self._shifted(pieces)
 
     def _show(self, text: str, has_text: bool) -> int:
-        """Write a reasoning's next text without white space at its end, and at its beginning; returns how far."""
         text = text.rstrip()
         begins = 0 if has_text else self._no_text.match(text).end()  # pyright: ignore[reportOptionalMemberAccess]
         if begins == len(text):
@@ -313,7 +293,6 @@ class ReasoningParser:
         self._num_chars += length
 
     def _shifted(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """The pieces with spans of calls that count from the beginning of the turn."""
         by = self._num_chars
         return [
             replace(piece, call=replace(piece.call, span=(piece.call.span[0] + by, piece.call.span[1] + by)))
@@ -325,7 +304,7 @@ class ReasoningParser:
 
 @final
 class PlainParser:
-    """Text in which nothing is a call."""
+    """A parser of text in which nothing is a call."""
 
     def feed(self, text: str) -> list[Piece]:
         return [Content(text)] if text else []

@@ -21,11 +21,7 @@ _MOST_NAME_CHARS = 64
 
 
 def property_types(schema: Mapping[str, Any], name: str) -> list[str]:
-    """The JSON types that an object's schema allows for one property, in its order; empty if it names none.
-
-    Args:
-        schema: of the object; `$ref`s into itself are known.
-    """
+    """List the JSON types that an object's schema allows for a property, in its order; empty if it names none."""
     members: dict[bool, list[Any]] = {False: [], True: []}
     for part, is_option in _parts(schema, schema):
         properties, patterns = _mapping(part.get("properties")), _mapping(part.get("patternProperties"))
@@ -40,7 +36,7 @@ def property_types(schema: Mapping[str, Any], name: str) -> list[str]:
 
 
 def may_have(schema: Mapping[str, Any], name: str) -> bool:
-    """Whether an object may have a property: one whose schema declares none, or says more of them, may have any."""
+    """Whether an object may have a property. Any is possible if the schema declares no properties, or allows others."""
     declares = False
     for part, _ in _parts(schema, schema):
         reference, properties = part.get("$ref"), part.get("properties")
@@ -55,15 +51,15 @@ def may_have(schema: Mapping[str, Any], name: str) -> bool:
 
 
 def value_of(text: str, types: Sequence[str]) -> Any:
-    """A value, of the first type that is allowed and that the text can be; else the text itself.
+    """Convert a text to the first allowed type that it can be, or leave it as a string.
 
-    Where strings are allowed too, a type behind them needs the text to be JSON. `null` and `None` are null where that is
-    allowed; objects and lists may be written in Python's way. Unlike in vLLM's `qwen3_coder` parser, a boolean that is neither
-    true nor false stays a text, and running the call reports it.
+    If strings are allowed too, the types after them need text that is JSON. `null` and `None` are null where null is allowed.
+    Objects and lists may be written in Python's way. Unlike in vLLM's `qwen3_coder` parser, a boolean that is neither true nor
+    false stays a text, and running the call reports it.
 
     Args:
         text: as the model wrote it.
-        types: those of `property_types`; without any it is a string.
+        types: from `property_types`; empty: a string.
     """
     if text.strip().lower() in ("null", "none") and types and ("null" in types or "string" not in types):
         return None
@@ -77,7 +73,6 @@ def value_of(text: str, types: Sequence[str]) -> Any:
 
 
 def _json_of(text: str, types: Sequence[str]) -> Any:
-    """The JSON that a text is, of one of these types but no string; else the text."""
     with suppress(ValueError, RecursionError):
         value = json.loads(text, object_pairs_hook=distinct)
         kind = _KINDS.get(type(value), "null")
@@ -87,7 +82,7 @@ def _json_of(text: str, types: Sequence[str]) -> Any:
 
 
 def _parts(schema: Any, root: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], bool]]:
-    """A schema and those that it combines for the same value; and of each whether it is one of several options."""
+    # the schema and those that it combines for the same value, each with whether it is one of several options
     waiting, seen = deque([(schema, False)]), set[str]()
     while waiting:
         part, is_option = waiting.popleft()
@@ -125,9 +120,9 @@ def _own_types(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _common(results: Iterable[list[str]]) -> list[str]:
-    """The types that are in all lists but the empty ones; those of the first where there are none."""
     common: list[str] = []
     for kinds in filter(None, results):
+        # empty lists do not restrict; if no type is in all lists, the first list counts
         both = [kind for kind in common if kind in kinds or (kind == "integer" and "number" in kinds)]
         both += [kind for kind in kinds if kind == "integer" and kind not in common and "number" in common]
         common = both or common or kinds
@@ -144,7 +139,6 @@ def _integer(text: str) -> int | None:
 
 
 def _number(text: str) -> int | float | None:
-    """Whole numbers as such, however they are written."""
     try:
         return int(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Text that is still coming, and the pieces made of it: the `read` functions of formats read from a `Source` and write to it.
+"""Text that is still arriving, and the pieces made from it: the `read` functions of formats read and write a `Source`.
 
-Each is a generator (`Steps`) that yields when it needs more text. It reads on from `at` and may go back to any place since
-the last piece it wrote.
+Each is a generator (`Steps`) that yields when it needs more text. It reads on from `at`, and may go back as far as the last
+piece that it wrote.
 """
 
 import re
@@ -13,26 +13,18 @@ from jinfercept.events import Arguments, CallEnded, CallStarted, Content, Piece,
 
 
 class CallParser(Protocol):
-    """Reads one turn of one request; how the text is divided makes no difference to the joined pieces."""
+    """Reads one turn of one request. The joined pieces do not depend on how the text is divided."""
 
     def feed(self, text: str) -> list[Piece]:
-        """The pieces that are certain now.
-
-        Args:
-            text: the next text, with special tokens by name.
-        """
+        """Add the next text, with special tokens by name, and return the pieces that are certain now."""
         ...
 
     def finish(self, cut: bool = False) -> list[Piece]:
-        """The last pieces, at the end of the turn; nothing may be fed afterwards.
-
-        Args:
-            cut: the turn was cut off: text that could have become markup is dropped.
-        """
+        """End the turn and return its last pieces. If it was `cut` off, text that could have become markup is dropped."""
         ...
 
     def in_call(self, text: str) -> bool:
-        """Whether a text that comes next would be part of a call, or white space beside one, and not of what is shown."""
+        """Whether `text`, coming next, would be part of a call, or white space beside one, and not be shown."""
         ...
 
 
@@ -45,14 +37,10 @@ ToolSchemas = Mapping[str, Mapping[str, Any]]
 
 @final
 class Marks:
-    """A search for any of several texts.
-
-    Args:
-        texts: a format's tags and the ends of its turns, which are never content.
-        openings: texts that are content, unless a call begins with them.
-    """
+    """Searches for any of several texts."""
 
     def __init__(self, texts: tuple[str, ...], openings: tuple[str, ...] = ()) -> None:
+        # tags and ends of turns are never content; openings are content, unless a call begins with them
         self.tags, self.openings = texts, openings
         texts += openings
         self._beginnings = frozenset(text[:length] for text in texts for length in range(1, len(text)))
@@ -60,12 +48,12 @@ class Marks:
         self._pattern = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
     def find(self, text: str, at: int) -> tuple[int, int]:
-        """Start and end of the first mark from `at` on; if there is none, (the offset where a mark may have begun, -1)."""
+        """Return start and end of the first mark from `at` on; without one, (the offset where a mark may have begun, -1)."""
         mark = self._pattern.search(text, at)
         return mark.span() if mark else (self.certain(text, at), -1)
 
     def certain(self, text: str, at: int = 0) -> int:
-        """The offset from `at` on where a mark may have begun that the end of a text cuts off; its length if none has."""
+        """Return the offset from `at` on where a mark may have begun that the text's end cuts off, or the text's length."""
         ends = range(max(at, len(text) - self._longest + 1), len(text))
         return next((start for start in ends if text[start:] in self._beginnings), len(text))
 
@@ -75,20 +63,7 @@ class Source:
     """One turn's text, and the `CallParser` that a format's `read` function makes of it.
 
     White space beside a call is no content: it is held back until text follows, and dropped around a call.
-
-    Args:
-        read: reads the turn.
-        new_id: makes ids for calls.
-        ids: regular expression of the ids that may be taken from the model.
-        tools: the parameters' JSON schemas of the tools that are offered, by name; None if unknown.
-        used: ids of earlier calls, which models write again; those of the turn are added.
-        only_calls: the turn is calls and nothing else.
-        first_only: calls after the first are read and dropped.
-
-    Attributes:
-        text: the text that may still be read; `at` is the offset of the next character in it.
-        ended: whether no more text comes.
-        cut: whether the turn was cut off there.
+    Formats read the characters of `text` from offset `at` on.
     """
 
     def __init__(
@@ -103,14 +78,16 @@ class Source:
         only_calls: bool,
         first_only: bool,
     ) -> None:
+        # ids that do not match `ids`, or that an earlier call has (`used`), are replaced; `tools` is None if they are unknown
         self._marks, self._new_id, self._ids, self.tools = marks, new_id, re.compile(ids), tools
-        self._only_calls, self._first_only = only_calls, first_only
+        self._only_calls, self._first_only = only_calls, first_only  # calls after the first are read and dropped
         self._used: set[str] = set() if used is None else used
         self._space, self._after_call, self._has_content = "", False, False
         self._in_markup = False
         self._num_calls = 0
         self._cut_chars = 0
         self._open: tuple[str, str, int, list[str]] | None = None
+        # ended: no more text comes; cut: the turn was cut off there
         self.text, self.at, self.ended, self.cut = "", 0, False, False
         self._pieces: list[Piece] = []
         self._steps = read(self)
@@ -148,26 +125,26 @@ class Source:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def peek(self) -> Steps[str]:
-        """The next character; "" at the end."""
+        """Return the next character; "" at the end."""
         while self.at == len(self.text) and not self.ended:
             yield
         return self.text[self.at : self.at + 1]
 
     def skip(self, chars: str = " \t\r\n") -> Steps[str]:
-        """Pass over some characters; returns the first that is none of them, "" at the end."""
+        """Pass over some characters, and return the first other one; "" at the end."""
         while (char := (yield from self.peek())) and char in chars:
             self.at += 1
         return char
 
     def match(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """Pass over the longest text that consists of matches of a pattern of single characters; returns it."""
+        """Pass over the longest run of characters that each match a pattern, and return it."""
         start = self.at
         while (char := (yield from self.peek())) and pattern.match(char):
             self.at += 1
         return self.text[start : self.at]
 
     def take(self, *options: str) -> Steps[str]:
-        """Pass over the one of these texts that comes next; returns it, "" if none does."""
+        """Pass over whichever of these texts comes next, and return it; "" if none does."""
         while not (option := next((text for text in options if self.text.startswith(text, self.at)), "")):
             rest = self.text[self.at :]
             if self.ended or not any(text.startswith(rest) for text in options):
@@ -180,11 +157,11 @@ class Source:
 
     @property
     def begins_line(self) -> bool:
-        """Whether content written here would stand at the beginning of a line, or of the turn."""
+        """Whether content written here would begin a line, or the turn."""
         return "\n" in self._space or self._after_call or not self._has_content
 
     def read_content(self) -> Steps[str]:
-        """Write the text up to the next mark as content; returns the mark, "" at the end. An opening is not passed over."""
+        """Write the text up to the next mark as content, and return the mark; "" at the end. An opening is not passed over."""
         self._in_markup = False
         while True:
             start, end = self._marks.find(self.text, self.at)
@@ -200,18 +177,18 @@ class Source:
             yield
 
     def add_content(self, length: int) -> None:
-        """Write the next characters as content."""
+        """Write the next `length` characters as content."""
         self._write_content(self.text[self.at : self.at + length])
         self.at += length
         self._cut()
 
     def begin_paragraph(self) -> None:
-        """Content that follows, if there is more before a call, stands apart from that before."""
+        """Separate the following content from earlier content by a blank line, unless a call comes first."""
         if self._has_content and not self._after_call:
             self._space = "\n\n"
 
     def skip_until(self, marks: Marks) -> Steps[str]:
-        """Pass over the text up to the next mark; returns the mark, "" at the end, and stays before it."""
+        """Pass over the text up to the next mark, stay before it, and return it; "" at the end."""
         while True:
             self.at, end = marks.find(self.text, self.at)
             if end >= 0:
@@ -222,7 +199,7 @@ class Source:
             yield
 
     def begin_call(self, name: str, start: int, call_id: str = "") -> None:
-        """Begin a call, whose first character is at `start`."""
+        """Begin a call whose first character is at `start`."""
         assert self._open is None, "a call within a call"
         if not self._ids.fullmatch(call_id) or call_id in self._used:
             call_id = self._new_id()
@@ -232,7 +209,7 @@ class Source:
         self._pieces.append(CallStarted(self._num_calls, name, call_id))
 
     def add_arguments(self, text: str) -> None:
-        """The next part of the open call's arguments; the text up to `at` is not read again."""
+        """Write the next part of the open call's arguments. The text up to `at` cannot be read again."""
         assert self._open is not None
         if text:
             self._open[3].append(text)
@@ -240,7 +217,7 @@ class Source:
         self._cut()
 
     def end_call(self) -> None:
-        """The open call is complete; the text before `at` belongs to it."""
+        """Complete the open call, to which the text before `at` belongs."""
         assert self._open is not None
         name, call_id, start, arguments = self._open
         call = Call(name, "".join(arguments), (start, self._cut_chars + self.at), id=call_id)
@@ -250,17 +227,17 @@ class Source:
         self._cut()
 
     def write_call(self, name: str, start: int, arguments: str, call_id: str = "") -> None:
-        """Write a whole call, whose first character is at `start`; the text before `at` belongs to it."""
+        """Write a whole call from `start` up to `at`."""
         self.begin_call(name, start, call_id)
         self.add_arguments(arguments)
         self.end_call()
 
     def drop_rest(self) -> None:
-        """Drop the rest of the text: a call that was cut off."""
+        """Drop the rest of the text, a call that was cut off."""
         self._space, self.at = "", len(self.text)
 
     def leave(self, start: int) -> None:
-        """Go back to `start`, since what was read is no call; where the text ends with it, drop it."""
+        """Go back to `start`, because the text is no call. If the text ends with it, drop it."""
         if self.ended and self.at == len(self.text):
             self.drop_rest()
         else:

@@ -1,8 +1,8 @@
-"""`render`: a conversation as the text that a model's chat template makes of it.
+"""`render`: writes a conversation with a model's chat template.
 
-Templates are Jinja sources that come with a model: programs of strangers. They run in Jinja's sandbox, see plain copies
-of JSON, and have the functions and the restrictions of `transformers.utils.chat_template_utils`, whose import takes
-seconds; but lists may grow and shrink, and what `map` makes is written as a list.
+Templates are Jinja sources that come with a model, so they are programs of strangers. They run in Jinja's sandbox on plain
+copies of JSON, with the functions and restrictions of `transformers.utils.chat_template_utils`, whose import takes seconds.
+Two things differ: lists may grow and shrink, and the result of `map` is written as a list.
 """
 
 import json
@@ -28,23 +28,19 @@ _LIST_CHANGES = frozenset({"append", "extend", "insert", "pop"})
 
 
 def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-    """The conversation as the template writes it.
-
-    Args:
-        messages: what the template knows as `messages`.
-        variables: what else it knows: `tools`, `add_generation_prompt`, texts of special tokens, and so on.
+    """Write a conversation with a template, which knows `messages` and the `variables`.
 
     Raises:
-        TypeError: messages or variables have something that is not JSON.
+        TypeError: messages or variables contain a value that is not JSON.
         jinja2.TemplateError: the source is no template, or the template refuses the messages.
-        Exception: whatever else the template does wrong.
+        Exception: any other failure of the template.
     """
     values = _copied(dict(variables)) | {"messages": [_with_reasoning(_copied(message)) for message in messages]}
     return _compiled(source).render(values)
 
 
 class _GenerationBlocks(ext.Extension):
-    """`{% generation %}` marks what the assistant wrote, for training: its body is written as it is."""
+    """`{% generation %}` marks the assistant's text for training; its body is written unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 # as Jinja declares it
 
@@ -54,7 +50,7 @@ class _GenerationBlocks(ext.Extension):
 
 
 class _Dict:
-    """What a template calls as `dict`, without the attributes of the class."""
+    """Stands in for `dict` in templates, without the attributes of the class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -64,7 +60,7 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """What a template calls as `namespace`; names that begin with an underscore lead into the interpreter."""
+    """Names that begin with an underscore lead into the interpreter, so a namespace has none."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # an attribute may be called `self`
         self, attributes = args[0], dict(*args[1:], **kwargs)
@@ -83,10 +79,8 @@ def _refuse_private(name: object) -> None:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Lets templates change lists, as some do: all lists that they see are copies."""
-
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """What the sandbox returns, without the exception that it raises and catches for every key of a dict."""
+        # as the sandbox, without the exception that it raises and catches for every key of a dict
         if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
             fields = cast(dict[str, Any], obj)
             return fields[attribute] if attribute in fields else self.undefined(obj=obj, name=attribute)
@@ -95,6 +89,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        # some templates change lists, which are copies
         return (type(obj) is list and attr in _LIST_CHANGES) or super().is_safe_attribute(obj, attr, value)
 
 
@@ -118,7 +113,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as models saw it in training; Jinja's own filter escapes for HTML."""
+    # JSON as models saw it in training; Jinja's own filter escapes for HTML
     pair = None if separators is None else tuple(separators)
     return _encoder(ensure_ascii, indent, pair, sort_keys).encode(value)
 
@@ -143,7 +138,6 @@ def _raise_exception(message: str) -> None:
 
 
 def _with_reasoning(message: Any) -> dict[str, Any]:
-    """The message with its reasoning under the names that templates read."""
     if not isinstance(message, dict):
         raise TypeError(f"a message is an object, not {message!r}")
     fields = cast(dict[str, Any], message)
@@ -152,12 +146,10 @@ def _with_reasoning(message: Any) -> dict[str, Any]:
 
 
 def _copied(value: Any) -> Any:
-    """A copy in lists, dicts, texts and numbers, whose methods the sandbox knows: what JSON makes of the value. A text is
-    not copied. Raises `TypeError` for anything else.
-    """
     kind = type(value)
     if kind is str and (value.isascii() or _SURROGATE.search(value) is None):
         return value
+    # the sandbox knows the methods of plain lists, dicts, texts and numbers
     if kind is dict and {*map(type, value)} <= {str}:
         return {_copied(key): _copied(item) for key, item in value.items()}
     if kind is list or kind is tuple:

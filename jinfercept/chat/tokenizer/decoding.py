@@ -1,4 +1,4 @@
-"""The bytes behind each token of a vocabulary, and token ids to text, one token at a time."""
+"""The bytes of each token of a vocabulary, and the incremental decoding of token ids to text."""
 
 import codecs
 import json
@@ -10,19 +10,13 @@ from jinfercept.errors import ModelError
 
 
 class ByteEncoding(NamedTuple):
-    """How a vocabulary writes bytes as tokens.
+    """How a vocabulary writes bytes as tokens."""
 
-    Attributes:
-        byte_level: a token is written in GPT-2's printable stand-ins, a character a byte.
-        byte_fallback: a token `<0xE2>` is one byte.
-        replacements: texts in tokens and what they stand for: the SentencePiece underscore is a space.
-        leading_spaces: spaces at the beginning of a decoded text that are the vocabulary's, not the text's.
-    """
-
-    byte_level: bool = False
-    byte_fallback: bool = False
+    byte_level: bool = False  # tokens are written in GPT-2's printable stand-ins, one character a byte
+    byte_fallback: bool = False  # a token `<0xE2>` is one byte
+    # texts in tokens and their meaning: the SentencePiece underscore is a space
     replacements: tuple[tuple[str, str], ...] = ()
-    leading_spaces: int = 0
+    leading_spaces: int = 0  # of a decoded text, which come from the vocabulary
 
     def to_bytes(self, token: str) -> bytes:
         if self.byte_level:
@@ -36,7 +30,7 @@ class ByteEncoding(NamedTuple):
 
 
 def read_byte_encoding(backend: tokenizers.Tokenizer) -> ByteEncoding:
-    """The encoding that a backend's decoder undoes. Raises `ModelError` if its tokens cannot be decoded one by one."""
+    """Read the encoding that a backend's decoder undoes. Raises `ModelError` if its tokens cannot be decoded one by one."""
     decoder: dict[str, Any] = json.loads(backend.decoder.__getstate__()) if backend.decoder else {"type": None}
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     encoding = ByteEncoding()
@@ -66,7 +60,7 @@ def read_byte_encoding(backend: tokenizers.Tokenizer) -> ByteEncoding:
 
 
 def _byte_stand_ins() -> dict[str, int]:
-    """GPT-2's table, character to byte: printable Latin-1 stands for itself, the other bytes follow from U+0100 on."""
+    # GPT-2's table, character to byte: printable Latin-1 is its own byte, characters from U+0100 on are the other bytes
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(unprintable)}
@@ -88,41 +82,36 @@ class TokenVocabulary(Protocol):
 
 @final
 class IncrementalDetokenizer:
-    """Decodes a stream of tokens one at a time; the returned texts, joined, are `Tokenizer.decode` of the stream.
+    """Decodes a stream of tokens one at a time. The joined texts equal `Tokenizer.decode` of the stream.
 
-    A character is returned when its last byte has come. The work per token does not grow with the text.
+    A character is returned when its last byte has arrived. The work per token does not grow with the text.
 
-    `tokenizers.decoders.DecodeStream` cannot replace it: without a flush, half a character at the end is lost; a U+FFFD that is
-    text is held back; and it raises an exception where SentencePiece's bytes break off behind a whole character.
+    `tokenizers.decoders.DecodeStream` cannot replace it. Without a flush, half a character at the end is lost; a U+FFFD that is
+    text is held back; and it raises an exception where SentencePiece's bytes break off after a whole character.
     """
 
     def __init__(
         self, tokenizer: TokenVocabulary, skip_special_tokens: bool = True, markup: frozenset[int] = frozenset()
     ) -> None:
-        """An empty text.
-
-        Args:
-            skip_special_tokens: whether special tokens are left out.
-            markup: special tokens that are never left out.
-        """
+        """Begin an empty text. The special tokens in `markup` are never left out."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids - markup if skip_special_tokens else frozenset()
         self._leading_spaces = tokenizer.leading_spaces
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token_id: int) -> str:
-        """The text that is certain after one more token; often empty, never half a character."""
+        """Return the text that one more token makes certain: often "", never half a character."""
         if token_id in self._skipped:
             return ""
         return self._strip(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
 
     @property
     def half_character(self) -> bool:
-        """Whether bytes of an unfinished character have come."""
+        """Whether the text ends within a character."""
         return bool(self._utf8.getstate()[0])
 
     def flush(self) -> str:
-        """The end of the text: U+FFFD for an unfinished character, else nothing. The next token begins a new character."""
+        """End the text: U+FFFD for an unfinished character, otherwise "". The next token begins a new character."""
         return self._strip(self._utf8.decode(b"", final=True))
 
     def _strip(self, text: str) -> str:

@@ -1,9 +1,9 @@
-"""A fast tokenizer built from the vocabulary that a GGUF file carries.
+"""Builds a fast tokenizer from the vocabulary in a GGUF file.
 
 GGUF has the vocabulary, the merges, and the *name* of the pre-tokenizer, which splits text before merging (`CUTTERS`). The
-expressions are those of the models' own tokenizers, which `tests/chat/tokenizer/test_published_vocabularies.py` compares.
-Llama 2, Mistral and Vicuna were trained with SentencePiece's BPE: text becomes characters, and the two neighbours whose joint
-piece has the best score are joined first (`sentencepiece`). That is a BPE whose merges are ordered by these scores.
+regular expressions are those of the models' own tokenizers; `tests/chat/tokenizer/test_published_vocabularies.py` compares
+them. Llama 2, Mistral and Vicuna were trained with SentencePiece's BPE: text becomes characters, and the neighbours whose joint
+piece has the best score are joined first (`sentencepiece`). That equals a BPE whose merges are ordered by these scores.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ _CASED_LETTERS = (
 
 
 def _cased(number: str, contractions: str = "") -> str:
-    """Words that a capital begins: OpenAI's o200k and what was derived from it."""
+    # words that begin with a capital, as in OpenAI's o200k and its derivatives
     bodies = (f"[{_UPPER}]*[{_LOWER}]+", f"[{_UPPER}]+[{_LOWER}]*")
     words = (rf"[^\r\n\p{{L}}\p{{N}}]?{body}{contractions}" for body in bodies)
     return "|".join([*words, number])
@@ -51,19 +51,13 @@ _BLOOM = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 
 
 class WordCutter(NamedTuple):
-    """A pre-tokenizer and what else belongs to the vocabularies that use it.
+    """A pre-tokenizer, and other properties of the vocabularies that use it."""
 
-    Attributes:
-        cuts: regular expressions; each cuts the pieces that the one before has left, at both ends of every match.
-        normal_form: whether text becomes Unicode's normal form C first.
-        whole_words: whether a word that is a token is that token, whatever the merges make of it.
-        begins: whether texts begin with the BOS token unless the file says otherwise.
-    """
-
+    # regular expressions; each cuts the pieces that the one before has left, at both ends of every match
     cuts: tuple[str, ...]
-    normal_form: bool = False
-    whole_words: bool = False
-    begins: bool = False
+    normal_form: bool = False  # text becomes Unicode's normal form C first
+    whole_words: bool = False  # a word that is a token becomes that token, whatever the merges say
+    begins: bool = False  # texts begin with the BOS token unless the file says otherwise
 
 
 _QWEN2_CUTTER = WordCutter((_QWEN2,), normal_form=True)
@@ -117,7 +111,7 @@ not served, unless they cut as another one does."""
 
 
 def pre_tokenizer(cutter: WordCutter) -> pre_tokenizers.PreTokenizer:
-    """The pre-tokenizer of a byte-level vocabulary."""
+    """Make the pre-tokenizer of a byte-level vocabulary."""
     cuts = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in cutter.cuts]
     return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
@@ -127,10 +121,11 @@ SPACE = "▁"
 
 
 def sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
-    """The tokenizer without special tokens; characters that are no piece become bytes.
+    """Make a SentencePiece tokenizer without special tokens. Characters without a piece become bytes.
 
     Args:
-        metadata: with `tokenizer.ggml.scores`, one per token; `token_type`, `unknown_token_id` and `add_space_prefix` if there.
+        metadata: with `tokenizer.ggml.scores`, one per token, and optionally `token_type`, `unknown_token_id`,
+            `add_space_prefix`.
         tokens: the pieces by id.
     """
     scores = metadata["tokenizer.ggml.scores"]
@@ -157,7 +152,6 @@ def sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
 
 
 def _scored_merges(pieces: Mapping[str, float], ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Every way to make a piece of two others, best pieces first."""
     merges = [
         (-score, ids[left], ids[right], left, right)
         for piece, score in pieces.items()
@@ -188,10 +182,9 @@ class GGUFVocab(NamedTuple):
 
 
 def read_vocab(path: Path) -> GGUFVocab | None:
-    """The tokenizer of a GGUF file; None if it has no tokens.
+    """Read the tokenizer of a GGUF file; None if it has no tokens.
 
-    Raises:
-        ModelError: the file cannot be read, or its vocabulary is of an unknown kind.
+    Raises `ModelError` if the file cannot be read, or its vocabulary is of an unknown kind.
     """
     metadata = read_header(path).metadata
     if not metadata.get("tokenizer.ggml.tokens"):
@@ -207,7 +200,10 @@ def read_vocab(path: Path) -> GGUFVocab | None:
 
 
 def vocab_of(path: Path, metadata: Mapping[str, Any]) -> GGUFVocab:
-    """The tokenizer that a GGUF file's metadata describe. Raises `ModelError` for an unknown kind, others for damaged ones."""
+    """Build the tokenizer from a GGUF file's metadata.
+
+    Raises `ModelError` for an unknown kind, other errors for damaged data.
+    """
     tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
     _check(metadata, tokens)
     special_ids = {
@@ -226,7 +222,6 @@ def vocab_of(path: Path, metadata: Mapping[str, Any]) -> GGUFVocab:
 
 
 def _check(metadata: Mapping[str, Any], tokens: list[str]) -> None:
-    """Raise `TypeError` for values of the wrong type, `ValueError` for tokens of absurd length."""
     for key, kind in _LISTS.items():
         values = metadata.get(f"tokenizer.ggml.{key}", [])
         if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
@@ -256,11 +251,11 @@ def _build(path: Path, metadata: Mapping[str, Any], tokens: list[str], bos_token
 
 
 def _cutter(path: Path, metadata: Mapping[str, Any], tokens: list[str]) -> WordCutter | None:
-    """How text is cut into words; None for SentencePiece, which does not. Raises `ModelError` for unknown kinds."""
     model, name = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     got = f"{path}: tokenizer.ggml.model {model!r}, tokenizer.ggml.pre {name!r}, {len(tokens)} tokens"
     fix = "use the model's Hugging Face directory"
     match model:
+        # SentencePiece does not cut text into words
         case "llama" if tokens and len(metadata.get("tokenizer.ggml.scores", [])) == len(tokens):
             return None
         case "gemma4" if tokens:
@@ -281,8 +276,8 @@ def _cutter(path: Path, metadata: Mapping[str, Any], tokens: list[str]) -> WordC
 
 
 def _added_tokens(metadata: Mapping[str, Any], tokens: list[str]) -> list[AddedToken]:
-    """The tokens that are found in text before it is cut, without those that only fill up the model's matrices."""
     phi3 = metadata.get("general.architecture") == "phi3" and metadata.get("tokenizer.ggml.model") == "llama"
+    # tokens found in text before it is cut, without `[PAD…]` tokens, which only fill up the model's matrices
     return [
         AddedToken(
             token,
@@ -306,7 +301,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], cutter: WordCutt
 
 
 def _of_text(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
-    """The tokenizer of a vocabulary with merges whose tokens are texts, `▁` for a space, and characters that are none bytes."""
+    # tokens are texts with `▁` for a space; characters without a token become bytes
     vocab = {token: i for i, token in enumerate(tokens)}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=_merges(metadata), fuse_unk=True, byte_fallback=True))
     backend.normalizer = normalizers.Replace(" ", SPACE)  # pyright: ignore[reportAttributeAccessIssue]

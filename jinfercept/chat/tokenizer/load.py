@@ -1,4 +1,4 @@
-"""Reads the tokenizer of a model from whatever files the model has."""
+"""Reads the tokenizer of a model from the files that the model has."""
 
 import json
 import os
@@ -20,10 +20,9 @@ _SAVE = "save the model's tokenizer there with save_pretrained (tokenizer.json a
 
 
 def load_tokenizer(source: Path | None) -> Tokenizer | None:
-    """The tokenizer of a model directory, converted or not, or of a `.gguf` file; None where there is none to read.
+    """Load the tokenizer of a model directory, converted or not, or of a `.gguf` file; None if there is none to read.
 
-    Raises:
-        ModelError: there is a tokenizer, and it cannot be used.
+    Raises `ModelError` if there is a tokenizer that cannot be used.
     """
     if source is None:
         return None
@@ -47,11 +46,6 @@ def load_tokenizer(source: Path | None) -> Tokenizer | None:
 
 
 def _from_directory(path: Path) -> Tokenizer:
-    """The tokenizer of a Hugging Face model directory, read by `transformers`.
-
-    Raises:
-        ModelError: it cannot be read, or has no fast form.
-    """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would ask for torch on import
     from transformers import AutoTokenizer
 
@@ -69,8 +63,6 @@ def _from_directory(path: Path) -> Tokenizer:
 
 
 def _read_sentencepiece(path: Path) -> "PreTrainedTokenizerFast":
-    """The tokenizer of a directory with a `tokenizer.model`. Raises `ValueError` if a token got another id than files state:
-    transformers numbers added tokens anew."""
     from transformers import PreTrainedTokenizerFast
 
     settings, numbered = (
@@ -82,6 +74,7 @@ def _read_sentencepiece(path: Path) -> "PreTrainedTokenizerFast":
     stated = {int(id_): token["content"] for id_, token in settings.get("added_tokens_decoder", {}).items()}
     stated |= {id_: name for name, id_ in numbered.items()}
     added = {id_: str(token) for id_, token in loaded.added_tokens_decoder.items() if id_ >= loaded.vocab_size}
+    # transformers numbers added tokens anew, which may contradict the ids in the files
     if wrong := [
         name for id_, name in (added | stated).items() if stated.get(id_) != loaded.convert_ids_to_tokens(id_)
     ]:
@@ -90,7 +83,7 @@ def _read_sentencepiece(path: Path) -> "PreTrainedTokenizerFast":
 
 
 def from_transformers(loaded: Any, eos_token_ids: set[int], place: str) -> Tokenizer:
-    """A tokenizer of `transformers`, on the same backend, with further end tokens. Raises `ModelError` if it is a slow one."""
+    """Wrap a tokenizer of `transformers` on the same backend, with further end tokens. Raises `ModelError` for a slow one."""
     backend = getattr(loaded, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):
         raise ModelError("the tokenizer has no fast form", got=f"{place}: {type(loaded).__name__}", fix=_SAVE)
@@ -108,7 +101,6 @@ def from_transformers(loaded: Any, eos_token_ids: set[int], place: str) -> Token
 
 
 def _configured_ids(path: Path) -> set[int]:
-    """The end tokens that the model's own configuration adds to the tokenizer's. Raises `ModelError` for what are none."""
     try:
         return _configured_eos(path)
     except (ValueError, TypeError, AttributeError, OSError, RecursionError) as error:

@@ -1,11 +1,11 @@
 """Escapes names of special tokens in text from clients and tools, so that only a chat template's own names become tokens.
 
 A chat template joins its own text, which names special tokens, with given text, which may name them too. Before rendering, a
-mark is put inside every name in a given text, and at an end of the text where joining it with its neighbours could make a name.
-The marks are removed from the rendered text; a name that had a mark inside is encoded as text.
+mark is put inside every name in a given text, and at an end of the text that could form a name together with its neighbours.
+The marks are removed from the rendered text, and a name that had a mark inside is encoded as text.
 
-Only given words can stand between marks unmarked: a template that writes `<|` and `|>` around a role makes that role's token.
-Names of one character are not escaped.
+Plain words are not escaped: a template that writes `<|` and `|>` around a given role makes that role's token. Names of one
+character are not escaped either.
 """
 
 import json
@@ -20,12 +20,9 @@ from jinfercept.errors import RequestError
 
 
 class Rendered(str):
-    """A text that a template has written.
+    """A text that a template has written."""
 
-    Attributes:
-        breaks: offsets within or beside names of special tokens that are given text, not the template's.
-    """
-
+    # offsets within or beside names of special tokens that come from given text, not from the template
     breaks: tuple[int, ...]
 
     def __new__(cls, text: str, breaks: tuple[int, ...] = ()) -> "Rendered":
@@ -34,11 +31,10 @@ class Rendered(str):
         return rendered
 
     def since(self, start: int) -> "Rendered":
-        """The text from an offset on."""
         return Rendered(self[start:], tuple(place - start for place in self.breaks if place >= start))
 
     def without(self, part: str) -> "Rendered":
-        """The text without a part that no break is within, and that a template writes once."""
+        """Remove a part that a template writes once, and that contains no break."""
         at = self.index(part)
         places = (place - len(part) if place > at else place for place in self.breaks)
         return Rendered(self.replace(part, ""), tuple(places))
@@ -46,20 +42,16 @@ class Rendered(str):
 
 @final
 class SpecialTokenNames:
-    """Names of the special tokens of one vocabulary.
-
-    Args:
-        words: names of added tokens that are not special; a template may cut a text at them and join the rest.
-        fold: the vocabulary's normaliser, if the tokenizer searches the normalised text for names; else None.
-        mark: a character that no text has; by default one of those for private use, by chance.
-    """
+    """Names of the special tokens of one vocabulary."""
 
     def __init__(
         self,
         names: Collection[str],
+        # names of added tokens that are not special; a template may cut a text at them and join the rest
         words: Collection[str] = (),
+        # the vocabulary's normaliser, if the tokenizer searches the normalised text for names
         fold: Callable[[str], str] | None = None,
-        mark: str = "",
+        mark: str = "",  # a character that no text has; "": a random one for private use
     ) -> None:
         self._mark = mark or chr(0xF0000 + secrets.randbelow(0xFFFE))
         self._marks = (self._mark, json.dumps(self._mark)[1:-1], repr(self._mark)[1:-1])  # as templates may write it
@@ -80,7 +72,6 @@ class SpecialTokenNames:
         self._tails = frozenset(head for head, _ in parts if re.search(r"\W", head))
 
     def but(self, names: frozenset[str]) -> "SpecialTokenNames":
-        """These names without `names`."""
         if not names & self._names:
             return self
         if names not in self._fewer:
@@ -88,11 +79,7 @@ class SpecialTokenNames:
         return self._fewer[names]
 
     def marked[T](self, value: T) -> T:
-        """A copy of a JSON value, with marks in its texts and keys.
-
-        Raises:
-            RequestError: it is nested too deeply.
-        """
+        """Copy a JSON value, with marks in its texts and keys. Raises `RequestError` if it is nested too deeply."""
         try:
             return self._marked(value)
         except RecursionError as error:
@@ -123,7 +110,6 @@ class SpecialTokenNames:
         return text if marked == pieces else "".join(marked)
 
     def _marked_ends(self, piece: str) -> str:
-        """Marks at ends that may be parts of a name; blanks stay outside, where a template may strip them."""
         core, mark = piece.strip(), self._mark
         head = tail = ""
         if len(core) < self._longest and core in self._joined and re.search(r"\W", core):
@@ -132,20 +118,21 @@ class SpecialTokenNames:
             head = mark if any(core[:size] in self._heads for size in range(1, self._longest)) else head
         if self._begin.search(core, max(0, len(core) - self._longest + 1)):
             tail = mark if any(core[-size:] in self._tails for size in range(1, self._longest)) else tail
+        # blanks stay outside of the marks, so that a template can strip them
         if head or tail:
             start = piece.index(core)
             return piece[:start] + head + core + tail + piece[start + len(core) :]
         return piece
 
     def unmarked(self, text: str) -> Rendered:
-        """What a template has written of marked texts, without the marks."""
+        """Remove the marks from a text that a template has written."""
         if not any(mark in text for mark in self._marks):
             return Rendered(text)
         pieces = re.split("|".join(map(re.escape, self._marks)), text)
         return Rendered("".join(pieces), tuple(accumulate(map(len, pieces[:-1]))))
 
     def own(self, text: str, breaks: Sequence[int]) -> list[tuple[int, int]] | None:
-        """Spans of the special tokens' names that are the template's own in a rendered text; None if there are no others.
+        """Return the spans of the template's own names of special tokens in a rendered text; None if there are no other names.
 
         Args:
             text: without marks.
@@ -157,7 +144,7 @@ class SpecialTokenNames:
         return [span for span in places if span is not None]
 
     def _matches(self, text: str, breaks: Sequence[int]) -> Iterator[tuple[int, int] | None]:
-        """Spans of names as a tokenizer finds them, leftmost first and then longest; None for a name in given text."""
+        # names as a tokenizer finds them, leftmost first and then longest; None for a name in given text
         next_break, matches = -1, self._added.finditer(text)
         while True:
             for match in matches:
@@ -180,9 +167,9 @@ def _one_of(chars: Collection[str]) -> re.Pattern[str]:
 
 
 def _any_of(names: Collection[str]) -> str:
-    """A pattern for the longest of these names that begins at a place; its time does not grow with their number."""
     if not names:
         return "(?!)"
+    # a tree is matched in a time that does not grow with the number of names
     tree: dict[str, Any] = {}
     for name in names:
         node = tree

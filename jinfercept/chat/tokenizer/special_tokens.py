@@ -1,8 +1,8 @@
-"""Special tokens in a text: which of them part it into segments, and a backend that tells tokens from literal names.
+"""Splits a text into segments at special tokens, and distinguishes tokens from literal names.
 
-A segment begins with the name of a special token, which parts a text before anything else looks at it: normaliser,
-pre-tokenizer and model see what stands between two such tokens, alone. So the tokens of a text are those of its segments, one
-behind the other, and a text that shares segments with an earlier one is encoded only where it is new.
+A segment begins with the name of a special token, which splits a text before anything else reads it: normaliser, pre-tokenizer
+and model see only the text between two such tokens. So the tokens of a text are those of its segments in a row, and a text that
+shares segments with an earlier one is encoded only where it is new.
 """
 
 import copy
@@ -17,15 +17,12 @@ from jinfercept.errors import RequestError, shown
 
 
 def cutting_names(backend: tokenizers.Tokenizer, names: Collection[str]) -> frozenset[str]:
-    """Those of the names that part a text wherever they stand in it, so that what they part is encoded independently.
+    """Return the names that split a text wherever they stand, so that the parts are encoded independently.
 
-    Such a token is searched in the text as it is given, strips no blanks, and has none at its ends; and its name never overlaps
-    that of another added token. What stands before it sees the end of a text, and what stands behind it sees it too, since a
-    segment begins with it: SentencePiece's first blank is that of the first segment.
-
-    Args:
-        backend: none of its names cuts if it has a part written in Python, which may look at the whole text, if it draws at
-            random, or if it has a token that looks at the letters beside it.
+    Such a token is searched in the given text, strips no blanks, and has none at its ends; its name never overlaps that of
+    another added token. The text before it sees the end of a text, and so does the text after it, since a segment begins with
+    the token: SentencePiece's first blank belongs to the first segment. No name splits in a backend with a part written in
+    Python, which may look at the whole text, with random draws, or with a token that looks at the letters beside it.
     """
     tokens = {token.content: token for token in backend.get_added_tokens_decoder().values()}
     if not _is_local(backend) or any(token.single_word for token in tokens.values()):
@@ -58,7 +55,6 @@ def cutting_names(backend: tokenizers.Tokenizer, names: Collection[str]) -> froz
 
 
 def _is_local(backend: tokenizers.Tokenizer) -> bool:
-    """Whether a backend has only parts of the library, and always encodes a text in the same way."""
     if any(getattr(backend.model, option, None) for option in ("dropout", "alpha", "nbest_size")):
         return False
     try:
@@ -74,24 +70,19 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class LiteralBackend(NamedTuple):
-    """A copy of a vocabulary that encodes the names of special tokens as literal text, and the tokens by secret aliases.
+    """A copy of a vocabulary that encodes names of special tokens as literal text, and the tokens by secret aliases.
 
     A text in which some names are tokens and others are literal is encoded in one pass.
-
-    Attributes:
-        aliases: the secret alias of each special token, by its name.
-        ids: the token ids, by the ids that the aliases have in the copy.
-        secret: what the aliases, and the texts that have them, begin with.
     """
 
     backend: tokenizers.Tokenizer
-    aliases: dict[str, str]
-    ids: dict[int, int]
-    secret: str
+    aliases: dict[str, str]  # by name of the special token
+    ids: dict[int, int]  # the token ids, by the ids that the aliases have in the copy
+    secret: str  # beginning of the aliases, and of the texts that have them
 
     @classmethod
     def of(cls, original: tokenizers.Tokenizer, special_ids: frozenset[int]) -> Self:
-        """A copy of `original` in which `special_ids` are special, declared so or not."""
+        """Copy `original` so that `special_ids` are special, whether declared so or not."""
         backend = copy.deepcopy(original)
         tokens = {id_: token for id_, token in backend.get_added_tokens_decoder().items() if id_ in special_ids}
         backend.add_special_tokens([_as(token, token.content, special=True) for token in tokens.values()])
@@ -104,7 +95,7 @@ class LiteralBackend(NamedTuple):
         return cls(backend, aliases, ids, secret)
 
     def aliased(self, text: str, own: Iterable[tuple[int, int]]) -> str:
-        """A text with aliases, for `encode`. No other text begins as it does.
+        """Write aliases into a text, for `encode`. No other text begins as it does.
 
         Args:
             own: start and end offsets of the names that are special tokens, in ascending order.
@@ -116,18 +107,17 @@ class LiteralBackend(NamedTuple):
         return "".join([*parts, text[at:]])
 
     def encode(self, aliased: Sequence[str]) -> list[list[int]]:
-        """The ids of each of the texts that `aliased` has returned."""
+        """Encode texts from `aliased`."""
         texts = [text.removeprefix(self.secret) for text in aliased]
         return [[self.ids.get(id_, id_) for id_ in ids] for ids in encode(self.backend, texts)]
 
 
 def _as(token: tokenizers.AddedToken, name: str, *, special: bool) -> tokenizers.AddedToken:
-    """A token of another name that strips the same blanks."""
     return tokenizers.AddedToken(name, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False, special=special)
 
 
 def encode(backend: tokenizers.Tokenizer, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
-    """The ids of each text. Raises `RequestError` for a lone surrogate, which has no encoding, and for what is no text."""
+    """Encode texts. Raises `RequestError` for a lone surrogate, which has no encoding, and for a value that is no string."""
     for text in texts:
         if not isinstance(text, str):
             raise RequestError("a text is a string", got=shown(text), fix="give several one by one")

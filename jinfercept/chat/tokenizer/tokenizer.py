@@ -1,7 +1,7 @@
-"""`Tokenizer`: text to token ids and back, and conversations to text.
+"""`Tokenizer`: converts text to token ids and back, and conversations to text.
 
-It wraps a fast tokenizer of the `tokenizers` library, which encodes. Decoding works on the bytes behind each token, so that a
-stream of tokens decoded one at a time gives exactly the text of the whole.
+It wraps a fast tokenizer of the `tokenizers` library, which encodes. Decoding works on the bytes of each token, so tokens that
+are decoded one at a time give exactly the text of the whole.
 """
 
 import copy
@@ -37,13 +37,7 @@ _BARRED = re.compile("<[|｜].+[|｜]>", re.DOTALL)
 
 @final
 class Tokenizer:
-    """One vocabulary, with its special tokens and its chat template.
-
-    Attributes:
-        bos_token_id: the token that begins a text, if there is one.
-        eos_token_ids: tokens at which generation ends.
-        special_ids: tokens that steer the model and are no text, left out of decoded text on request.
-    """
+    """One vocabulary, with its special tokens and its chat template."""
 
     def __init__(
         self,
@@ -51,19 +45,12 @@ class Tokenizer:
         *,
         bos_token_id: int | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
+        # texts of the tokens that chat templates may name: `bos_token`, `eos_token`, and so on
         special_tokens: Mapping[str, str] | None = None,
+        # Jinja sources: `default`, and `tool_use` for models with a second one
         chat_templates: Mapping[str, str] | None = None,
     ) -> None:
-        """Wrap `backend`.
-
-        Args:
-            backend: a byte-level or SentencePiece-like tokenizer.
-            special_tokens: texts of the tokens that chat templates may name: `bos_token`, `eos_token`, and so on.
-            chat_templates: Jinja sources: `default`, and `tool_use` for models with a second one.
-
-        Raises:
-            ModelError: the backend's tokens cannot be decoded one by one.
-        """
+        """Wrap a byte-level or SentencePiece-like backend. Raises `ModelError` if its tokens cannot be decoded one by one."""
         backend.encode_special_tokens = False
         backend.no_truncation()  # as a tokenizer.json may say of the texts of its training
         backend.no_padding()
@@ -75,8 +62,9 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
         self._special_tokens = dict(special_tokens or {})
         self._chat_templates = dict(chat_templates or {})
-        self.bos_token_id = bos_token_id
-        self.eos_token_ids = eos_token_ids
+        self.bos_token_id = bos_token_id  # begins a text
+        self.eos_token_ids = eos_token_ids  # end the generation
+        # tokens that steer the model and are no text, left out of decoded text on request
         self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -85,7 +73,7 @@ class Tokenizer:
         return partial(type(self), self._backend, **settings), ()
 
     def to_transformers(self) -> "PreTrainedTokenizerFast":
-        """A tokenizer of `transformers` with the same tokens, special tokens and chat templates, on a backend of its own."""
+        """Make a tokenizer of `transformers` with the same tokens and chat templates, on a copy of the backend."""
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast(
@@ -104,7 +92,7 @@ class Tokenizer:
         return {"bos_token": None, "eos_token": None} | self._special_tokens | {"chat_template": template}
 
     def has_tokens_of(self, other: "Tokenizer") -> bool:
-        """Whether every id that both have stands for the same token, special ones left out."""
+        """Whether every id that both have stands for the same token, not counting special ones."""
         own_tokens, other_tokens = (
             {id_: token for token, id_ in tokenizer._backend.get_vocab(with_added_tokens=False).items()}
             for tokenizer in (self, other)
@@ -113,7 +101,7 @@ class Tokenizer:
 
     @classmethod
     def from_saved(cls, path: Path) -> Self:
-        """The tokenizer that `save` wrote into a directory. Raises `ModelError` if its files are damaged."""
+        """Read a tokenizer that `save` wrote into a directory. Raises `ModelError` if its files are damaged."""
         try:
             backend = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
             settings = json.loads((path / SETTINGS_FILE).read_text(encoding="utf-8"))
@@ -130,7 +118,7 @@ class Tokenizer:
             ) from error
 
     def save(self, path: Path) -> None:
-        """Write all of it into a directory that exists; `from_saved` reads it without `transformers`."""
+        """Write the tokenizer into an existing directory; `from_saved` reads it without `transformers`."""
         self._backend.save(str(path / "tokenizer.json"))
         settings = {
             "bos_token_id": self.bos_token_id,
@@ -142,19 +130,17 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens. A model's output layer may be larger: it is often padded."""
+        """Number of tokens. A model's output layer may be larger, since it is often padded."""
         return self._backend.get_vocab_size()
 
     @cached_property
     def ids_below(self) -> int:
-        """One more than the highest id."""
         return max(self._backend.get_vocab().values(), default=-1) + 1
 
     def chat_template(self, tools: bool = False) -> str:
-        """The Jinja source of the model's chat template. Raises `ModelError` if it has none.
+        """Return the Jinja source of the model's chat template, or of its template for tools.
 
-        Args:
-            tools: of the one for conversations with tools, where there are two.
+        Raises `ModelError` if it has none.
         """
         name = "tool_use" if tools and "tool_use" in self._chat_templates else "default"
         if name not in self._chat_templates:
@@ -166,23 +152,18 @@ class Tokenizer:
         return self._chat_templates[name]
 
     def encode(self, text: str, add_special_tokens: bool = False, *, plain: bool = False) -> list[int]:
-        """The ids of `text`.
+        """Encode a text. Raises `RequestError` for half a surrogate pair, which no encoding can express.
 
         Args:
             add_special_tokens: whether to add the tokens that begin and end a text in this vocabulary (mostly a BOS token).
-            plain: names of special tokens in the text stay text, as in text from outside; otherwise they become those
-                tokens.
-
-        Raises:
-            RequestError: the text holds half a surrogate pair, which no encoding can express.
+            plain: names of special tokens stay text, as they must in text from outside; otherwise they become those tokens.
         """
         return encode(self._literal_backend().backend if plain else self._backend, [text], add_special_tokens)[0]
 
     def segments(self, text: str) -> list[str]:
-        """A text in segments, whose tokens one behind the other are those of the whole; equal segments have equal tokens.
+        """Split a text into segments. Their tokens in a row are those of the text, and equal segments have equal tokens.
 
-        Args:
-            text: any text, in which names of special tokens are these tokens, but for those that a `Rendered` has breaks in.
+        Names of special tokens are these tokens, except for names in which a `Rendered` text has breaks.
         """
         breaks: Sequence[int] = text.breaks if isinstance(text, Rendered) else ()
         own = self.special_token_names.own(text, breaks) if breaks else None
@@ -204,11 +185,7 @@ class Tokenizer:
         return segments
 
     def encode_segments(self, segments: Sequence[str]) -> list[list[int]]:
-        """The ids of each of the segments that `segments` has returned.
-
-        Raises:
-            RequestError: as `encode`.
-        """
+        """Encode segments from `segments`. Raises `RequestError` as `encode` does."""
         literal = self._literal
         aliased = [literal is not None and segment.startswith(literal.secret) for segment in segments]
         if literal is None or not any(aliased):
@@ -219,20 +196,18 @@ class Tokenizer:
 
     @cached_property
     def _cuts(self) -> tuple[frozenset[str], re.Pattern[str], bool]:
-        """Names at which texts are cut: those of special tokens that templates write, and those that end a text; their pattern;
-        and whether segments with literal names may stand among others, since all names are found wherever they stand.
-        """
         added = self._backend.get_added_tokens_decoder()
         steering = {added[id_].content: id_ for id_ in self._steering_ids}
         apart = cutting_names(self._backend, steering)
         sources = "".join([*self._chat_templates.values(), *self._special_tokens.values()])
+        # texts are cut at special tokens that templates write, and at those that end a text
         names = frozenset(name for name in apart if name in sources or steering[name] in self.eos_token_ids)
         pattern = re.compile("|".join(map(re.escape, names)) or "(?!)")
+        # last: whether segments with literal names may stand among others, because every name is found wherever it stands
         return names, pattern, apart == steering.keys() and min(map(len, apart), default=0) > 1
 
     @cached_property
     def special_token_names(self) -> SpecialTokenNames:
-        """Names of the tokens that steer the model."""
         added = self._backend.get_added_tokens_decoder()
         steering = [token for id_, token in added.items() if id_ in self._steering_ids]
         normalizer = self._backend.normalizer
@@ -244,7 +219,7 @@ class Tokenizer:
 
     @cached_property
     def _steering_ids(self) -> frozenset[int]:
-        """Ids of added tokens that are special, end a turn, or probably begin one though they are not declared special.
+        """Ids of added tokens that are special, end a turn, or probably begin one although they are not declared special.
 
         The latter are written `<|user|>` or `<｜User｜>`, or the chat template names them, unless they come in pairs, as
         `<tool_call>` and `</tool_call>` do: pairs stand within a turn, and texts may contain them.
@@ -259,20 +234,20 @@ class Tokenizer:
         return steering
 
     def _literal_backend(self) -> LiteralBackend:
-        """A second backend, since switching `encode_special_tokens` on a shared one would affect other threads."""
         steering = self._steering_ids
+        # a second backend, since switching `encode_special_tokens` on a shared one would affect other threads
         with self._lock:
             if self._literal is None:
                 self._literal = LiteralBackend.of(self._backend, steering)
             return self._literal
 
     def added_token_id(self, name: str) -> int | None:
-        """The id of a token that was added to the vocabulary by this name; None if there is none."""
+        """Return the id of a token that was added to the vocabulary; None if there is none of this name."""
         added = self._backend.get_added_tokens_decoder()
         return next((id_ for id_, token in added.items() if token.content == name), None)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of `ids`; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
+        """Decode ids. Bytes that are no UTF-8 become U+FFFD; ids outside the vocabulary are ignored."""
         value = plain(ids)
         listed: list[Any] = list(value) if isinstance(value, Iterable) else [None]
         if not all(type(id_) is int for id_ in listed):
@@ -281,11 +256,11 @@ class Tokenizer:
         return "".join([*map(detokenizer.add, listed), detokenizer.flush()])
 
     def token_text(self, token_id: int) -> str:
-        """One token as readable text: special tokens by name, half characters as U+FFFD."""
+        """Return one token as readable text: special tokens by name, half characters as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to the text; none for an id outside the vocabulary."""
+        """Return the bytes that a token adds to the text; none for an id outside the vocabulary."""
         if token_id not in self._bytes:
             token = self._backend.id_to_token(token_id)
             self._bytes[token_id] = b"" if token is None else self._encoding.to_bytes(token)
@@ -293,7 +268,7 @@ class Tokenizer:
 
     @property
     def leading_spaces(self) -> int:
-        """Number of spaces at the beginning of a decoded text that are the vocabulary's, not the text's (SentencePiece: 1)."""
+        """Spaces at the beginning of a decoded text that come from the vocabulary, not the text (SentencePiece: 1)."""
         return self._encoding.leading_spaces
 
     def apply_chat_template(
@@ -304,14 +279,13 @@ class Tokenizer:
         chat_template: str | None = None,
         **variables: Any,
     ) -> str:
-        """The conversation as the model was trained to see it; encode it with `add_special_tokens=False`.
+        """Write a conversation as the model was trained to see it. Encode the text with `add_special_tokens=False`.
 
         Args:
-            messages: OpenAI-style messages: `role`, `content`, and other keys that the template reads.
-            tools: OpenAI-style tool declarations; a template without tools ignores them.
+            messages, tools: OpenAI-style; a template without tools ignores them.
             add_generation_prompt: whether the text ends where the assistant's answer begins.
             chat_template: a Jinja source instead of the model's.
-            variables: further variables of the template, `enable_thinking` for example.
+            variables: further variables of the template, such as `enable_thinking`.
 
         Raises:
             ModelError: the model has no chat template.
@@ -341,8 +315,10 @@ class Tokenizer:
             ) from error
 
     def takes_effort(self, effort: str, tools: bool, chat_template: str | None = None) -> bool:
-        """Whether a chat template, by default the model's, reads `reasoning_effort` and takes this one, of `EFFORTS`: some
-        templates refuse efforts that they do not name. `tools`: the model's template for conversations with tools."""
+        """Whether a chat template, by default the model's, reads `reasoning_effort` and takes this one of `EFFORTS`.
+
+        Some templates refuse efforts that they do not name. `tools` selects the model's template for conversations with tools.
+        """
         if (takes := self._efforts.get((effort, tools, chat_template))) is None:
             takes, probe = False, [{"role": "user", "content": "-"}]
             with suppress(ModelError, RequestError):

@@ -13,20 +13,14 @@ from jinfercept.engine.meter.ledger import WasteTotals
 
 
 class LatencyLimits(NamedTuple):
-    """What a request or a turn must stay within to count as goodput.
+    """Limits that a request or a turn must keep to count as goodput."""
 
-    Attributes:
-        first_token_s: most seconds from its arrival to its first token.
-        per_token_s: most seconds per token from there on, calls not counted: the mean over its generated tokens.
-        new_token_s: seconds more to the first token of a turn for each token of it that is new.
-    """
-
-    first_token_s: float
-    per_token_s: float
-    new_token_s: float = 1e-4
+    first_token_s: float  # most seconds from its arrival to its first token
+    per_token_s: float  # most seconds per generated token from there on, as a mean, calls not counted
+    new_token_s: float = 1e-4  # seconds more to the first token of a turn for each token of it that is new
 
     def keeps(self, delay_s: float, new_tokens: int, rest_s: float, generated: int) -> bool:
-        """Whether a turn stays within them.
+        """Whether a turn stays within the limits.
 
         Args:
             delay_s: seconds from its submission to its first token.
@@ -63,11 +57,7 @@ _STEP_TOKENS = (1.0, *(float(1 << power) for power in range(3, 15)))
 
 @final
 class Histogram:
-    """Counts values by upper bound.
-
-    Args:
-        bounds: upper bounds, ascending; a last one, infinite, is implied.
-    """
+    """Counts values by upper bound. The bounds ascend; a last one, infinite, is implied."""
 
     __slots__ = ("_counts", "bounds", "total")
 
@@ -88,18 +78,14 @@ class Histogram:
 
 @final
 class BoundedNames:
-    """Bounds the number of label values of a metric: MCP servers change tool names, policies choose the words of reasons.
-
-    Args:
-        most: number of distinct names; later ones become `OTHER`.
-    """
+    """Bounds the number of label values of a metric: MCP servers change tool names, policies choose the words of reasons."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._labels: dict[str, str] = {}
 
     def of(self, name: str) -> str:
-        """The name, or `OTHER` if the bound is reached and the name is new."""
+        """The name, or `OTHER` if it is new and there are `most` already."""
         if name not in self._labels and len(self._labels) < self._most:
             self._labels[name] = name
         return self._labels.get(name, OTHER)
@@ -107,66 +93,43 @@ class BoundedNames:
 
 @dataclass(slots=True)
 class ToolCounts:
-    """The interceptions of one label: a tool, all client-run tools, or the readers of finished answers.
-
-    Attributes:
-        begun: interceptions.
-        given_up: interceptions that ended without a return: the request was aborted, or no follow-up request came.
-        results: returned calls, by status.
-        duration_s: seconds of the interceptions that ended in a return.
-        predicted_s: sum of the seconds that were predicted for these when they began.
-        error_s: sum of |predicted - actual| of these, in seconds.
-        kept, copied_in, recomputed: tokens of resumed contexts that were on the device, on the host, lost.
-        resume_s: seconds from the return to the next token.
-    """
+    """The interceptions of one label: a tool, all client-run tools, or the readers of finished answers."""
 
     begun: int = 0
-    given_up: int = 0
-    results: Counter[str] = field(default_factory=Counter)
+    given_up: int = 0  # ended without a return: the request was aborted, or no follow-up request came
+    results: Counter[str] = field(default_factory=Counter)  # returned calls, by status
+    # Of the interceptions that ended in a return: their seconds, and the sums of those that were predicted when they
+    # began and of |predicted - actual|.
     duration_s: Histogram = field(default_factory=lambda: Histogram(_CALL_S))
     predicted_s: float = 0.0
     error_s: float = 0.0
-    kept: int = 0
-    copied_in: int = 0
-    recomputed: int = 0
-    resume_s: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_S))
+    kept: int = 0  # tokens of resumed contexts that were on the device
+    copied_in: int = 0  # likewise, on the host
+    recomputed: int = 0  # likewise, lost
+    resume_s: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_S))  # from the return to the next token
 
 
 @dataclass(slots=True)
 class EngineCounts:
-    """All totals and histograms.
+    """All totals and histograms."""
 
-    Attributes:
-        prompt: prompt tokens of requests that have a first token.
-        cached: those of them that were not computed.
-        finished: requests, by finish reason.
-        steps, step_s: number and seconds of steps, by bucket; bucket 0 is steps that only move pages.
-        moved_pages: pages, by action and reason.
-        copied_out, copied_in: tokens that the host link carried, empty places of pages included.
-        link_budget: tokens that the link could have carried one way during the steps.
-        waste: see `meter.ledger`.
-        tools: by label.
-        turns: that have ended, by whether they stayed within `LIMITS`.
-        turn_delay_s: seconds from a turn's submission (its request's arrival, its calls' return) to its first token, without
-            those at the door.
-        door_s: seconds at the door, of conversations that have their first token.
-    """
-
-    prompt: int = 0
-    cached: int = 0
+    prompt: int = 0  # of requests that have a first token
+    cached: int = 0  # prompt tokens that were not computed
     generated: int = 0
-    finished: Counter[str] = field(default_factory=Counter)
-    steps: Counter[int] = field(default_factory=Counter)
-    step_s: dict[int, float] = field(default_factory=dict)
-    moved_pages: Counter[tuple[str, str]] = field(default_factory=Counter)
-    copied_out: int = 0
-    copied_in: int = 0
-    link_budget: float = 0.0
+    finished: Counter[str] = field(default_factory=Counter)  # requests, by finish reason
+    steps: Counter[int] = field(default_factory=Counter)  # by bucket; bucket 0 is steps that only move pages
+    step_s: dict[int, float] = field(default_factory=dict)  # likewise
+    moved_pages: Counter[tuple[str, str]] = field(default_factory=Counter)  # by action and reason
+    copied_out: int = 0  # tokens that the host link carried, empty places of pages included
+    copied_in: int = 0  # likewise
+    link_budget: float = 0.0  # tokens that the link could have carried one way during the steps
     waste: WasteTotals = field(default_factory=WasteTotals)
-    tools: dict[str, ToolCounts] = field(default_factory=dict)
+    tools: dict[str, ToolCounts] = field(default_factory=dict)  # by label
     step_tokens: Histogram = field(default_factory=lambda: Histogram(_STEP_TOKENS))
-    turns: Counter[bool] = field(default_factory=Counter)
+    turns: Counter[bool] = field(default_factory=Counter)  # that have ended, by whether they kept `LIMITS`
+    # From a turn's submission (its request's arrival, its calls' return) to its first token, without seconds at the door.
     turn_delay_s: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_S))
+    # Of conversations that have their first token.
     door_s: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_S))
     first_token_s: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_S))
     token_s: Histogram = field(default_factory=lambda: Histogram(_TOKEN_S))

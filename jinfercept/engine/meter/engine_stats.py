@@ -37,21 +37,13 @@ _MOST_REASONS = 50
 
 
 class Pages(NamedTuple):
-    """Pages by residency. All but the last two are device pages.
-
-    Attributes:
-        free: device slots without a page.
-        used: pages of running contexts.
-        claimed_dirty, claimed_clean: pages of paused contexts only, without and with a copy on the host.
-        cached: pages of finished prefixes.
-        host, host_free: host slots with and without a page.
-    """
+    """Pages by residency. All but the last two are device pages."""
 
     free: int
-    used: int
-    claimed_dirty: int
-    claimed_clean: int
-    cached: int
+    used: int  # pages of running contexts
+    claimed_dirty: int  # pages of paused contexts only, without a copy on the host
+    claimed_clean: int  # likewise, with a copy on the host
+    cached: int  # pages of finished prefixes
     host: int
     host_free: int
 
@@ -72,40 +64,30 @@ class PoolSample(NamedTuple):
 
 @dataclass(slots=True)
 class DecisionEntry:
-    """Consecutive moves of one context with one action and one reason.
+    """Consecutive moves of one context with one action and one reason."""
 
-    Attributes:
-        at_s: seconds of the engine's clock at the first move.
-        copied_tokens: tokens copied to the host.
-        freed_pages: device pages that became free.
-    """
-
-    at_s: float
+    at_s: float  # of the first move, by the engine's clock
     request_id: str
     tenant: str
     tool: str
     state: str
     action: str
     why: str
-    copied_tokens: int = 0
-    freed_pages: int = 0
+    copied_tokens: int = 0  # to the host
+    freed_pages: int = 0  # of the device
 
 
 class _WrittenTurn(NamedTuple):
-    """A turn with a first token: its delay, when that token came, its new tokens, and those that its request had generated."""
-
     delay_s: float
-    first_s: float
-    new: int
-    generated: int
+    first_s: float  # when the first token came
+    new: int  # tokens that the turn adds to what the conversation had
+    generated: int  # tokens that the request had generated before
 
 
 @dataclass(slots=True)
 class _Times:
-    """Times of one request: when it first ran, its newest token since it last paused, its last return; and its open turn."""
-
     started_s: float
-    token_s: float | None = None
+    token_s: float | None = None  # of the newest token since the last pause
     returned: OpenInterception | None = None
     turn: _WrittenTurn | None = None
 
@@ -115,20 +97,9 @@ class EngineStats:
     """Totals, histograms and the present state of one engine.
 
     Args:
-        log: of the engine; `fold` gets its events from now on.
-        kv: its pages.
-        inputs: cost model, saturation point and estimator of its policy.
         synchronous: steps wait for transfers.
         num_decisions: latest decisions that are stored, of all tenants; None: all.
         unfinished: requests that the engine has already.
-
-    Attributes:
-        running, waiting: sequences by id.
-        at_door: sequences of new conversations that wait for others, in the order in which they come in.
-        interceptions: the open ones.
-        history: samples of the pool, one a second.
-        decisions: the last ones, newest last.
-        last_queries: query tokens of the last step.
     """
 
     def __init__(
@@ -143,14 +114,14 @@ class EngineStats:
     ) -> None:
         self.now, self.kv, self.inputs = log.now, kv, inputs
         self.running, self.waiting = log.running, log.waiting
-        self.at_door: list[Sequence] = []
+        self.at_door: list[Sequence] = []  # in the order in which they come in
         prices = Prices(inputs.cost, kv.page_size, synchronous=synchronous)
         self._ledger = Ledger(kv, prices, self.running.values(), log.now())
         self.counts = EngineCounts(waste=self._ledger.waste)
         self.interceptions = InterceptionStats(self.counts.tools, inputs.estimator)
-        self.history: deque[PoolSample] = deque(maxlen=HISTORY_S)
+        self.history: deque[PoolSample] = deque(maxlen=HISTORY_S)  # one sample a second
         self.decisions: deque[DecisionEntry] = deque(maxlen=num_decisions)
-        self.last_queries = 0
+        self.last_queries = 0  # query tokens of the last step
         self._reasons = BoundedNames(_MOST_REASONS)
         self._times: dict[str, _Times] = {}  # of the requests that ran and are not finished
         self._over: dict[str, _Times] = {}  # finished in this step
@@ -264,7 +235,6 @@ class EngineStats:
         )
 
     def pages(self) -> Pages:
-        """The pages of both pools by residency."""
         free, used, paused, cached, _, host, host_total = self.kv.occupancy()
         clean = self.kv.num_paused_clean
         return Pages(free, used, paused - clean, clean, cached, host, host_total - host)
@@ -272,7 +242,7 @@ class EngineStats:
     # -- the parts -------------------------------------------------------------------------------------------------
 
     def _count_tokens(self, planned: PlannedStep, now: float) -> None:
-        """The seconds since each sequence's last token: one entry per step, as in vLLM, also for several tokens."""
+        # One entry per step, as in vLLM, also for several tokens.
         counts, times_of, since_s, same = self.counts, self._times, now, 0
         for sequence, epoch, *_ in planned.sampled:
             if sequence.epoch != epoch or (times := times_of.get(sequence.id)) is None:
@@ -290,7 +260,6 @@ class EngineStats:
             counts.token_s.add(now - since_s, same)
 
     def _count_first(self, sequence: Sequence, times: _Times, now: float) -> None:
-        """A sequence's first token, or its first after a pause."""
         start, end = sequence.external_spans[-1]
         submitted_s, new = None, end - start
         if times.returned is not None and (submitted_s := times.returned.returned_s) is not None:

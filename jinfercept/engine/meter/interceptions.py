@@ -1,8 +1,4 @@
-"""Open interceptions of one engine, and counts of all by tool. Called by `EngineStats`.
-
-Metrics are public, so a name that a client can choose is never a label: tools that clients run and names that no tool has get
-fixed labels. A single open interception has its true names.
-"""
+"""Open interceptions of one engine, and counts of all by tool. Called by `EngineStats`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,49 +21,36 @@ SHOWN_CHARS = 300
 
 @dataclass(slots=True)
 class OpenInterception:
-    """An interception that has not ended, or the retained context of a finished request, whose follow-up request ends it.
-
-    Attributes:
-        tool: name of the tool, or `SEVERAL`.
-        label: of its counts.
-        began_s: seconds of the engine's clock.
-        expected_s: predicted duration in seconds when it began.
-        text: the calls, or the end of the finished answer.
-        kept: the request has finished; its context is retained for a follow-up request.
-        returned_s: seconds of the engine's clock at which all calls had returned; the sequence waits to run.
-    """
+    """An interception that has not ended, or the retained context of a finished request, whose follow-up request ends it."""
 
     sequence: Sequence
-    tool: str
-    label: str
+    tool: str  # its true name, or `SEVERAL`
+    label: str  # of its counts
     began_s: float
-    expected_s: float
-    text: str = ""
-    kept: bool = False
-    returned_s: float | None = None
+    expected_s: float  # duration that was predicted when it began
+    text: str = ""  # the calls, or the end of the finished answer
+    kept: bool = False  # the request has finished, and its context is retained
+    returned_s: float | None = None  # when all calls had returned; the sequence waits to run
 
 
 @final
 class InterceptionStats:
-    """The interceptions of one scheduler.
+    """The interceptions of one scheduler. It queries the policy's estimator when the policy does.
 
     Args:
         tools: counts by label, updated in place.
-        estimator: the policy's own, queried when the policy queries it.
-
-    Attributes:
-        answers: labels of the calls that have returned in this step, by request; `EngineStats` clears it after the step.
     """
 
     def __init__(self, tools: dict[str, ToolCounts], estimator: Estimator) -> None:
         self._tools, self._estimator = tools, estimator
         self._names = BoundedNames(MOST_TOOLS)
         self.open: dict[str, OpenInterception] = {}
+        # Labels of the calls that have returned in this step, by request; `EngineStats` clears it after the step.
         self.answers: dict[str, tuple[str, ...]] = {}
         self._left: OpenInterception | None = None
 
     def begin(self, sequence: Sequence, now: float) -> None:
-        """A sequence is intercepted by its calls; without calls it takes over the retained context closed just before."""
+        """Open the interception of a sequence by its calls. Without calls, it takes over the retained context closed last."""
         if not sequence.calls:
             if self._left is not None:
                 self.counts(self._left).given_up -= 1
@@ -82,7 +65,7 @@ class InterceptionStats:
         self.counts(pause).begun += 1
 
     def end(self, sequence: Sequence, now: float) -> None:
-        """A sequence waits to run: if it was intercepted, its calls have returned."""
+        """Note that a sequence waits to run: if it was intercepted, its calls have returned."""
         pause = self.open.get(sequence.id)
         if pause is not None and pause.returned_s is None:
             pause.returned_s, duration_s = now, now - pause.began_s
@@ -93,7 +76,7 @@ class InterceptionStats:
             counts.error_s += abs(pause.expected_s - duration_s)
 
     def leave(self, sequence: Sequence) -> None:
-        """A sequence has finished, or its retained context was closed."""
+        """Close the interception of a sequence that has finished, or whose retained context was dropped."""
         self._left = self.open.pop(sequence.id, None)
         if self._left is not None and self._left.returned_s is None:
             self.counts(self._left).given_up += 1
@@ -101,18 +84,17 @@ class InterceptionStats:
             self._left = None
 
     def note_calls(self, request_id: str, calls: tuple[Call, ...]) -> None:
-        """Store the calls of a request, to be shown."""
         if request_id in self.open:
             text = ", ".join(f"{call.name}({call.arguments})" for call in calls)
             self.open[request_id].text = text[:SHOWN_CHARS]
 
     def answered(self, request_id: str, results: tuple[Result, ...]) -> None:
-        """Count the results of a request's calls, which are in the order of the calls."""
+        # labels and results are in the order of the calls
         for name, result in zip(self.answers[request_id], results, strict=True):
             self._tool(name).results[result.status] += 1
 
     def interrupted(self, interrupts: Iterable[Interrupt]) -> None:
-        """Count the results of asynchronous calls of a request that goes on; of markup that called nothing as unknown."""
+        """Count results of asynchronous calls that a running request reads. Markup that called nothing counts as unknown."""
         for interrupt in interrupts:
             label = self._names.of(interrupt.call.name) if interrupt.call.name else UNKNOWN
             self._tool(label).results[interrupt.result.status] += 1
@@ -124,7 +106,6 @@ class InterceptionStats:
             self._tool(label).results[result.status] += 1
 
     def note_end(self, request_id: str, text: str) -> None:
-        """Store the end of a finished request's answer, to be shown if its context is retained."""
         if (pause := self.open.get(request_id)) is not None:
             pause.text = text[-SHOWN_CHARS:]
 
@@ -132,6 +113,7 @@ class InterceptionStats:
         return self._tool(pause.label)
 
     def _label(self, call: PendingCall) -> str:
+        # metrics are public, so a name that a client can choose is never a label
         if call.kind == "client_tool":
             return CLIENT
         return UNKNOWN if call.kind == "unknown_tool" else self._names.of(call.name)

@@ -1,17 +1,7 @@
 """What steps took and what device memory they wasted: the one account behind reports and metrics.
 
-Waste is device memory that is held without use, times the seconds for which it is held, in token·seconds. Whole pages count,
-as the pool has them. A step's seconds divide into three: it waits for transfers, it is longer for recomputation, and the rest.
-
-    preserve   pages of paused contexts, at all times, between steps too
-    stall      pages of running contexts, while a step waits for its transfers
-    recompute  pages of running contexts, while a step is longer for recomputation; in the rest of that step, pages of the
-               contexts that are recomputed
-    fetch      in the rest of a step, pages of running contexts that have no token in it and lack more than one: what they
-               wait for is on its way from the host
-
-So no second of a page is counted twice, unless several contexts share the page. No clock sees why a step took its time: the
-seconds of waiting and of recomputation are the profile's price of the plan, at most what the step took.
+Waste is device memory that is held without use, times the seconds for which it is held, in token·seconds. Whole pages count. A
+step's seconds divide into three: it waits for transfers, it is longer for recomputation, and the rest.
 """
 
 from collections.abc import Iterable
@@ -37,7 +27,6 @@ class Prices:
     """Prices plans under a cost model.
 
     Args:
-        cost: seconds of compute and of transfers.
         page_size: tokens that a copied page carries, empty places included.
         synchronous: compute hides no transfer; every step waits for its own.
         free_transfers: transfers cost nothing (a bound, for simulations).
@@ -58,14 +47,11 @@ class Prices:
         return self._priced[1]
 
     def recompute_s(self, planned: PlannedStep) -> float:
-        """Seconds by which recomputed tokens lengthen the plan's compute.
-
-        The growth `T_fwd(n) - T_fwd(n - recomputed)` over a step that computes only the other query tokens. Without other query
-        tokens there would be no step: all of its compute counts.
-        """
+        """Seconds by which recomputed tokens lengthen the plan's compute."""
         plan, recomputed = planned.plan, planned.recomputed_tokens
         query_tokens = plan.num_tokens
         if recomputed == query_tokens:
+            # without other query tokens there would be no step: all of its compute counts
             return self(plan).compute_s
         return self._cost.step_s(query_tokens, 0) - self._cost.step_s(query_tokens - recomputed, 0)
 
@@ -75,36 +61,25 @@ class Prices:
         return link_s if self._synchronous else max(0.0, link_s - compute_s)
 
     def _copies_s(self, plan: StepPlan) -> float:
-        """Seconds of the plan's copies beside those of their bytes: no copy carries pages of both directions."""
+        # beside the seconds of their bytes; no copy carries pages of both directions
         return sum(self._cost.copies_s(self._page_size * len(pages)) for pages in (plan.offload, plan.fetch))
 
 
 class StepSeconds(NamedTuple):
-    """The seconds of one step.
+    """The seconds of one step."""
 
-    Attributes:
-        total_s: measured, without the seconds in which the step before it still ran.
-        stall_s: of these, waiting for transfers.
-        recompute_s: of these, by which recomputation made the step longer.
-    """
-
-    total_s: float
-    stall_s: float
-    recompute_s: float
+    total_s: float  # measured, without the seconds in which the step before it still ran
+    stall_s: float  # of these, waiting for transfers
+    recompute_s: float  # of these, by which recomputation made the step longer
 
     @property
     def rest_s(self) -> float:
-        """Seconds without waiting and without recomputation."""
         return self.total_s - self.stall_s - self.recompute_s
 
 
 @final
 class StepTimer:
-    """Divides the seconds of an engine's steps, which are given in order.
-
-    Args:
-        now: seconds of the engine's clock.
-    """
+    """Divides the seconds of an engine's steps, which come in order."""
 
     def __init__(self, prices: Prices, now: float) -> None:
         self._prices, self._last_s = prices, now
@@ -113,6 +88,7 @@ class StepTimer:
         """The seconds of a step whose result arrives now."""
         total_s = min(result.elapsed_s, now - self._last_s)  # steps overlap when the next is planned before one is read
         self._last_s = now
+        # no clock sees why a step took its time: these are the profile's prices of the plan, at most what the step took
         plan = planned.plan
         stall_s = min(total_s, self._prices(plan).stall_s) if plan.offload or plan.fetch else 0.0
         recompute_s = min(total_s - stall_s, self._prices.recompute_s(planned)) if planned.recomputed_tokens else 0.0
@@ -121,29 +97,24 @@ class StepTimer:
 
 @dataclass(slots=True)
 class WasteTotals:
-    """Waste by its cause, in token·seconds; the module says what each is."""
+    """Waste by its cause, in token·seconds. No second of a page counts twice, unless several contexts share the page."""
 
-    preserve: float = 0.0
+    preserve: float = 0.0  # pages of paused contexts, at all times, between steps too
+    # Pages of running contexts, while a step is longer for recomputation; in the rest of that step, pages of the
+    # contexts that are recomputed.
     recompute: float = 0.0
-    stall: float = 0.0
+    stall: float = 0.0  # pages of running contexts, while a step waits for its transfers
+    # In the rest of a step, pages of running contexts that have no token in it and lack more than one: what they wait
+    # for is on its way from the host.
     fetch: float = 0.0
 
 
 @final
 class Ledger:
-    """Adds up what an engine's steps waste.
-
-    Args:
-        kv: the engine's pages.
-        running: its running sequences, as they are at any time.
-        now: seconds of its clock.
-
-    Attributes:
-        waste: until the last step or settlement.
-    """
+    """Adds up what an engine's steps waste. `running` is a live view of its running sequences."""
 
     def __init__(self, kv: KVManager, prices: Prices, running: Iterable[Sequence], now: float) -> None:
-        self.waste = WasteTotals()
+        self.waste = WasteTotals()  # until the last step or settlement
         self._kv, self._running = kv, running
         self._timer = StepTimer(prices, now)
         self._settled_s, self._num_paused = now, kv.num_paused
@@ -169,11 +140,8 @@ class Ledger:
         return seconds
 
     def settle(self, now: float) -> None:
-        """Add what paused contexts have held since the last settlement.
-
-        Call it after every iteration of the engine, with or without a step, and before reading. Pages that the iteration's plan
-        has dropped are not paused any more, and contexts that its tokens have paused are so from now on.
-        """
+        """Add what paused contexts waste since the last settlement. Call it after every iteration, and before reading."""
+        # pages that the iteration's plan dropped count no more; contexts that its tokens paused count from now on
         self._num_paused = num_paused = self._kv.num_paused
         self.waste.preserve += num_paused * self._kv.page_size * (now - self._settled_s)
         self._settled_s = now

@@ -1,7 +1,4 @@
-"""The state of an engine for the live page: the pool over time, running requests, paused ones with their prices, decisions.
-
-The pool has numbers without names; requests are those of one tenant, or of all.
-"""
+"""The state of an engine for the live page: the pool over time, running requests, paused ones with their prices, decisions."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -29,8 +26,8 @@ def live_state(stats: EngineStats, *, texts: bool, tenant: str | None = None) ->
     Args:
         stats: read between two steps.
         texts: show calls and ends of answers.
-        tenant: the tenant whose requests are counted and shown; None: all. The pool's pages, its history and the price of a
-            recomputation, which delays all running requests, are those of all tenants in either case.
+        tenant: the tenant whose requests are counted and shown; None: all. The pool and the price of a recomputation, which
+            delays all running requests, are those of all tenants in either case.
     """
     now = stats.now()
     running = _of(stats.running.values(), tenant)
@@ -64,7 +61,6 @@ def live_state(stats: EngineStats, *, texts: bool, tenant: str | None = None) ->
 
 
 def _of(sequences: Iterable[Sequence], tenant: str | None) -> list[Sequence]:
-    """The sequences of a tenant; all for None."""
     return [sequence for sequence in sequences if tenant in (None, sequence.tenant)]
 
 
@@ -98,12 +94,12 @@ def _runs(sequence: Sequence, now: float) -> dict[str, Any]:
 
 
 def _paused(stats: EngineStats, pause: OpenInterception, now: float, other_tokens: int, texts: bool) -> dict[str, Any]:
-    """A paused context: its tokens by place, and the token·seconds that keeping it or dropping its dirty pages would waste."""
     sequence, age_s, inputs = pause.sequence, now - pause.began_s, stats.inputs
     rest_s = remaining_s(inputs.estimator, sequence, age_s)
     places, own, alone = _places(sequence)
     chunk = chunk_tokens(inputs.saturation, stats.last_queries, inputs.page_size)
     state_tokens = sequence.context.state_tokens
+    # token·seconds that keeping the context, or dropping its dirty pages, would waste
     price = {
         "per_s": own + state_tokens,
         "preserve": preserve_waste(rest_s, own + state_tokens),
@@ -123,7 +119,7 @@ def _paused(stats: EngineStats, pause: OpenInterception, now: float, other_token
 
 
 def _places(sequence: Sequence) -> tuple[dict[str, int], int, int]:
-    """A context's tokens by place; of those on the device, the ones that no other context shares; of these, the dirty ones."""
+    # Returns the tokens by place; of those on the device, the ones that no other context shares; of these, the dirty ones.
     places, own = {residency.value: 0 for residency in Residency}, dict.fromkeys(Residency, 0)
     for run in sequence.context.runs():
         places[run.residency.value] += run.num_tokens

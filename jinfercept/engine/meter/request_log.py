@@ -1,14 +1,6 @@
 """What happens to the requests of one engine, told once: events with their times, in order, to all that count or show them.
 
-    Queued     a request waits to run: it is new, its calls have returned, or it gave way to others
-    Started    it runs
-    Paused     it waits for its calls; or it has finished, and its context is retained for a follow-up request
-    Ended      it is over; or its retained context was dropped, or taken over by a follow-up request, which is paused next
-    Moved      a policy's move of some of its pages was executed
-    Stepped    the result of a plan has arrived
-    Passed     an iteration of the engine has passed, with or without a plan
-
-Metrics (`EngineStats`) and reports of runs are folds over these.
+Metrics (`EngineStats`) and reports of runs are folds over these events. `at_s` is in seconds of the engine's clock.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,12 +17,7 @@ Because = Literal["new", "returned", "preempted"]
 
 
 class Queued(NamedTuple):
-    """A sequence waits.
-
-    Attributes:
-        at_s: seconds of the engine's clock, as in all events.
-        because: why it waits.
-    """
+    """A request waits to run: it is new, its calls have returned, or it gave way to others."""
 
     at_s: float
     sequence: Sequence
@@ -38,28 +25,29 @@ class Queued(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A sequence runs."""
+    """A request runs."""
 
     at_s: float
     sequence: Sequence
 
 
 class Paused(NamedTuple):
-    """A sequence is intercepted. One without calls takes over the retained context whose `Ended` was told just before."""
+    """A request waits for its calls; or it has finished, and its context is retained for a follow-up request."""
 
+    # a sequence without calls takes over the retained context whose `Ended` came just before
     at_s: float
     sequence: Sequence
 
 
 class Ended(NamedTuple):
-    """A sequence is finished."""
+    """A request is over; or its retained context was dropped, or is taken over by a follow-up request, which is paused next."""
 
     at_s: float
     sequence: Sequence
 
 
 class Moved(NamedTuple):
-    """A policy's move was executed, as far as the pages allowed; see `sched.observer.Observer`."""
+    """A policy's move of pages was executed, as far as the pages allowed; see `sched.observer.Observer`."""
 
     at_s: float
     move: Move
@@ -77,11 +65,7 @@ class Stepped(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """An iteration of the engine has passed.
-
-    Attributes:
-        events: what it gives to the requests' callers.
-    """
+    """An iteration of the engine has passed, with or without a plan; `events` are those for the requests' callers."""
 
     at_s: float
     events: list[Event]
@@ -89,33 +73,22 @@ class Passed(NamedTuple):
 
 LogEvent = Queued | Started | Paused | Ended | Moved | Stepped | Passed
 Fold = Callable[[LogEvent], None]
-"""Takes every event as it happens, on the engine's thread. What an event refers to is as it was only until the fold returns."""
+"""Takes every event as it happens, on the engine's thread. The objects of an event may change once the fold has returned."""
 
 
 @final
 class RequestLog:
-    """Tells the folds of one engine what happens to its requests. It is the `Observer` of the engine's scheduler.
-
-    Args:
-        now: the engine's clock.
-
-    Attributes:
-        running, waiting: sequences by id. Empty without folds.
-    """
+    """Tells the folds of one engine what happens to its requests. It is the `Observer` of the engine's scheduler."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
-        self.running: dict[str, Sequence] = {}
-        self.waiting: dict[str, Sequence] = {}
+        self.running: dict[str, Sequence] = {}  # empty without folds
+        self.waiting: dict[str, Sequence] = {}  # likewise
         self._folds: list[Fold] = []
         self._lives: dict[str, tuple[State, Because]] = {}  # the last state of each request, and why it waited last
 
     def tell(self, fold: Fold, unfinished: Iterable[Sequence] = ()) -> None:
-        """Tell a fold, behind those before it, all that happens from now on.
-
-        Args:
-            unfinished: requests that are in the engine already; their present state is noted first.
-        """
+        """Add a fold behind those before it. It gets the present state of each unfinished request, and all later events."""
         self._folds.append(fold)
         for sequence in unfinished:
             fold(self._change(sequence))
@@ -151,7 +124,6 @@ class RequestLog:
     # -- hooks of the engine ---------------------------------------------------------------------------------------
 
     def stepped(self, planned: PlannedStep, result: StepResult) -> None:
-        """A plan's result has arrived."""
         for fold in self._folds:
             fold(Stepped(self.now(), planned, result))
 

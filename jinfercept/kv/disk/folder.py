@@ -21,14 +21,9 @@ _OTHERS_ALLOWED = {"lost+found"}
 
 @final
 class Folder:
-    """A folder that this process has locked.
+    """A folder that this process has locked, with room for `space_bytes` of files.
 
-    Args:
-        path: it is created if it does not exist; an existing one is empty or a disk tier's.
-        space_bytes: that files in it may take.
-
-    Attributes:
-        drive_bytes: size of its file system.
+    It is created if it does not exist. An existing one is empty, or a disk tier's.
 
     Raises:
         ConfigError: it cannot be written, is used by another server or for other files, or has less space.
@@ -115,7 +110,7 @@ class Folder:
 
 
 def file_system(path: Path) -> str:
-    """The kind of the file system that a path is on, as Linux names it; "" if that is unknown."""
+    """The kind of a path's file system, as Linux names it; "" if that is unknown."""
     kinds = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
     resolved = path.resolve()
     return next((kinds[str(parent)] for parent in (resolved, *resolved.parents) if str(parent) in kinds), "")

@@ -20,16 +20,11 @@ DRIVE_WRITES_PER_DAY = 1.0
 
 
 class DiskSpeed(NamedTuple):
-    """What reading and writing take.
-
-    Attributes:
-        read_bytes_per_s, write_bytes_per_s: of large pieces, several at a time; what is written has reached the disk.
-        latency_s: seconds until the first bytes of a read.
-    """
+    """The speed of a disk, by large pieces, several at a time. Written bytes have reached the disk."""
 
     read_bytes_per_s: float
     write_bytes_per_s: float
-    latency_s: float
+    latency_s: float  # until the first bytes of a read
 
 
 def measure_speed(
@@ -38,7 +33,7 @@ def measure_speed(
     num_bytes: int = MEASURED_BYTES,
     clock: Callable[[], float] = time.perf_counter,
 ) -> DiskSpeed:
-    """The speed of a folder's disk, by a file that is removed again. Raises `OSError`."""
+    """Measure a folder's disk with a file that is removed again. Raises `OSError`."""
     piece = secrets.token_bytes(_PIECE_BYTES)  # a file system that compresses must not find it small
     offsets = range(0, num_bytes, _PIECE_BYTES)
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -66,20 +61,14 @@ def measure_speed(
 @final
 @dataclass(slots=True)
 class WriteBudget:
-    """A bucket that fills evenly, with a day's bytes at most.
-
-    Attributes:
-        bytes_per_day: that may be written.
-        left: bytes that may be written now.
-        updated_s: Unix time of `left`.
-    """
+    """A bucket that fills evenly, with a day's bytes at most."""
 
     bytes_per_day: float
-    left: float
-    updated_s: float
+    left: float  # bytes that may be written now
+    updated_s: float  # Unix time of `left`
 
     def grant(self, num_bytes: int, now_s: float) -> bool:
-        """Whether so many bytes may be written now; they are counted if so."""
+        """Count `num_bytes` if they may be written now; False if not."""
         self.advance(now_s)
         if num_bytes > self.left:
             return False
@@ -87,7 +76,7 @@ class WriteBudget:
         return True
 
     def advance(self, now_s: float) -> None:
-        """Add what time has brought; a clock that was set back brings nothing."""
+        """Add the bytes of the time that has passed. A clock that was set back adds none."""
         elapsed_s = max(0.0, now_s - self.updated_s)
         self.left = min(self.bytes_per_day, self.left + self.bytes_per_day * elapsed_s / DAY_S)
         self.updated_s = now_s

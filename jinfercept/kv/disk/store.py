@@ -1,9 +1,8 @@
 """The store: pages of KV on disk, a file each, written once, found by their tokens, and checked as they are read.
 
-A page's name is a digest of its tokens and of all before them, so that the pages of a context are found one after the other,
-and contexts with a common beginning share the files of that. A page that is damaged, or of which the power took a part, is
-missing: every file ends with a checksum. A file gets its name when it is whole, so that a process that is killed loses the page
-that it was writing. What fails is logged; a caller sees fewer pages.
+A page's name is a digest of its tokens and of all before them, so contexts with a common beginning share its files. Every file
+ends with a checksum, and gets its name when it is whole: a damaged page, or one that a killed process was writing, is missing.
+Failures are logged; a caller sees fewer pages.
 """
 
 import errno
@@ -30,7 +29,7 @@ from jinfercept.kv.disk.speed import DRIVE_WRITES_PER_DAY, MEASURED_BYTES, DiskS
 log = logging.getLogger(__name__)
 
 FORMAT = 3
-"""Of the files. Pages of another one are missing."""
+"""Of the files. Pages of other formats are missing."""
 _NUM_READERS = 8
 _LEAST_BYTES = 4096
 _CHECKSUM_BYTES = 4
@@ -39,22 +38,17 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NEW_NAME = "data-new"
 """File of the page that is being written."""
 _MEMORY_NAME = "memory.json"
-"""File of what is remembered between starts: the disk's speed, and what may be written."""
+"""File that remembers the disk's speed and the write budget between starts."""
 
 Buffers = Sequence[memoryview]
 """The bytes of one page, in pieces."""
 
 
 class Root(NamedTuple):
-    """What contexts have in common that may share pages.
+    """The common properties of contexts that may share pages."""
 
-    Attributes:
-        digest: of the model, its weights, the dtype and layout of KV, and the isolation salt.
-        token_bytes: bytes of a page's tokens.
-    """
-
-    digest: bytes
-    token_bytes: int
+    digest: bytes  # of the model, its weights, the dtype and layout of KV, and the isolation salt
+    token_bytes: int  # of one page
 
     def names(self, tokens: bytes) -> Iterator[bytes]:
         """The names of the full pages of these tokens, in order."""
@@ -65,50 +59,33 @@ class Root(NamedTuple):
 
 
 def side_name(name: bytes) -> bytes:
-    """The name of what a context has beside its pages when it ends with the page of this name."""
+    """The name of the window or state behind the page of this name."""
     return sha256(b"side" + name).digest()
 
 
 @dataclass(slots=True)
 class DiskCounters:
-    """What a store has done since the process started.
-
-    Attributes:
-        read_bytes, written_bytes: of pages.
-        refused_bytes: that the write budget did not allow.
-        evicted_pages: whose space others have.
-        damaged_pages: that did not have their checksum, or could not be read.
-        failures: of writes.
-    """
+    """Counts of a store since the process started."""
 
     read_bytes: int = 0
     written_bytes: int = 0
-    refused_bytes: int = 0
+    refused_bytes: int = 0  # by the write budget
     evicted_pages: int = 0
-    damaged_pages: int = 0
-    failures: int = 0
+    damaged_pages: int = 0  # with a wrong checksum, or not readable
+    failures: int = 0  # of writes
 
 
 class DiskOccupancy(NamedTuple):
-    """Space in bytes, and pages."""
-
     used_bytes: int
     total_bytes: int
     num_pages: int
 
 
 class DiskState(NamedTuple):
-    """What metrics show of a store.
-
-    Attributes:
-        writes_left_bytes: that may be written now.
-        works: whether contexts are still stored.
-    """
-
     counters: DiskCounters
     occupancy: DiskOccupancy
-    writes_left_bytes: float
-    works: bool
+    writes_left_bytes: float  # that may be written now
+    works: bool  # contexts are still stored
 
 
 @final
@@ -116,13 +93,9 @@ class DiskStore:
     """The pages in a folder, of any models. Its methods may be called from any thread.
 
     Args:
-        path: of the folder, which is created if it does not exist.
         space_bytes: that the pages may take.
         daily_bytes: that may be written per day; None: as many as the drive is specified for, `DRIVE_WRITES_PER_DAY`.
         clock: Unix time.
-
-    Attributes:
-        problem: why nothing is written any more; "" while it works.
 
     Raises:
         ConfigError: the folder cannot be used, see `Folder`.
@@ -135,6 +108,7 @@ class DiskStore:
             raise ConfigError("kv_disk_space is too small", got=f"{space_bytes} bytes", fix="give at least some GiB")
         self._clock = clock
         self._folder = Folder(path, space_bytes)
+        # `problem` is why nothing is written any more; "" while the store works.
         self.counters, self.problem, self._failure = DiskCounters(), "", ""
         self._lock = threading.Lock()  # of the pages and their bytes
         self._writing = threading.Lock()  # of new files and the budget
@@ -150,12 +124,11 @@ class DiskStore:
             raise
 
     def occupancy(self) -> DiskOccupancy:
-        """How full it is."""
         with self._lock:
             return DiskOccupancy(self._used_bytes, self._space_bytes, len(self._pages))
 
     def speed(self) -> DiskSpeed:
-        """Of the disk: as it was measured when the folder was first used. Raises `OSError`."""
+        """The speed of the disk, as it was measured when the folder was first used. Raises `OSError`."""
         with self._writing:
             try:
                 return DiskSpeed(*map(float, self._memory["speed"]))
@@ -165,7 +138,6 @@ class DiskStore:
                 return speed
 
     def state(self) -> DiskState:
-        """What metrics show."""
         self.budget.advance(self._clock())
         return DiskState(replace(self.counters), self.occupancy(), self.budget.left, not self.problem)
 
@@ -174,17 +146,13 @@ class DiskStore:
         return list(takewhile(self._pages.__contains__, root.names(tokens)))
 
     def with_side(self, names: Sequence[bytes]) -> int:
-        """How many leading pages of these end with one behind which a side is stored, see `side_name`."""
+        """Number of leading pages up to the last one behind which a window or state is stored, see `side_name`."""
         return next((end for end in range(len(names), 0, -1) if side_name(names[end - 1]) in self._pages), 0)
 
     def read(self, names: Sequence[bytes], into: Sequence[Buffers]) -> int:
-        """Fill buffers with pages, in several threads; waits for them.
+        """Fill buffers with consecutive pages of a context, in several threads, and wait for them.
 
-        Args:
-            names: of the pages, consecutive ones of a context.
-
-        Returns:
-            How many of them are right, up to the first that is not, which is missing from now on.
+        Returns the number of right pages, up to the first that is not, which is missing from now on.
         """
         are_right = [*self._readers.map(self._read, names, into), False]
         num_right = are_right.index(False)
@@ -204,15 +172,12 @@ class DiskStore:
         return False
 
     def write(self, root: Root, tokens: bytes, first: int, pages: Sequence[Buffers]) -> int:
-        """Store pages that continue a stored prefix. Waits for the disk.
+        """Store pages that continue a stored prefix, and wait for the disk. Returns how many are stored now, old or new.
 
         Args:
             tokens: of the pages and all before them.
             first: number of the first page.
-            pages: of the tokens, and perhaps the side behind the last one, see `side_name`.
-
-        Returns:
-            How many of them are stored now, those included that were.
+            pages: of the tokens, and perhaps the window or state behind the last one, see `side_name`.
         """
         with self._writing:
             if not self.problem and not self._folder.is_there:
@@ -239,7 +204,7 @@ class DiskStore:
             return num_written
 
     def close(self) -> None:
-        """End reading and writing. What is stored stays."""
+        """End reading and writing. Stored pages stay."""
         with self._writing:
             if not self.problem:
                 with suppress(OSError):
@@ -247,7 +212,7 @@ class DiskStore:
             self._end()
 
     def _write(self, name: bytes, page: Buffers, own: set[bytes]) -> bool:
-        """Store a page; False if there is no room beside the pages of its own context, or no budget."""
+        # False: there is no room beside the pages of its own context, or no budget.
         if name in self._pages:
             return True
         num_bytes, path = sum(map(len, page)), self._folder.path / _NEW_NAME
@@ -279,7 +244,6 @@ class DiskStore:
         return False
 
     def _make_room(self, num_bytes: int, own: set[bytes]) -> bool:
-        """Make sure that so many bytes are free, if need be those of the least used pages; False if there are not as many."""
         while self._used_bytes + num_bytes > self._space_bytes:
             least_used = next(iter(self._pages), None)
             if least_used is None or least_used in own:
@@ -288,17 +252,15 @@ class DiskStore:
         return True
 
     def _use(self, names: Sequence[bytes], *, lasts: bool = True) -> None:
-        """Note a use of the leading pages of a context; if it `lasts`, for later starts too."""
         now_ns = time.time_ns()
         for index in range(len(names) - 1, -1, -1):
             with suppress(KeyError), self._lock:
                 self._pages.move_to_end(names[index])
-            if lasts:
+            if lasts:  # for later starts too
                 with suppress(OSError):
                     os.utime(self._path(names[index]), ns=(now_ns - index, now_ns - index))
 
     def _forget(self, name: bytes) -> bool:
-        """Delete a page; False if it was."""
         with self._lock:
             num_bytes = self._pages.pop(name, None)
             self._used_bytes -= num_bytes or 0
@@ -347,7 +309,6 @@ class DiskStore:
         return memory if isinstance(memory, dict) else {}
 
     def _remember(self, key: str, value: Any) -> None:
-        """Keep a JSON value for later starts."""
         self._memory[key] = value
         path, new = self._folder.path / _MEMORY_NAME, self._folder.path / f"new-{_MEMORY_NAME}"
         new.touch(0o600)

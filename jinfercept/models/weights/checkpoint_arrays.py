@@ -41,7 +41,7 @@ def weights_of_checkpoint(
     def as_given(name: str) -> str:
         return given_names.get(name, name if has_base else name.removeprefix(base))
 
-    if config.family in ("gemma", "gemma4", "qwen3_next"):
+    if config.family in ("gemma", "gemma4", "qwen3_next", "nemotron_h"):
         by_name = text_tensors(by_name, config)
     stored = _StoredArrays.of(config, by_name)
     names, used_names, ours, missing = names_of(config, stored.shapes), set[str](), dict[str, Any](), list[str]()

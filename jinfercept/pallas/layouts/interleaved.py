@@ -1,8 +1,8 @@
-"""Pages of TPUs, as jax's attention reads them: `[N, B, 2K, D]`, in a token's row each head's key and then its value.
+"""Pages of TPUs, as jax's attention reads them: `[N, B, 2K, D]`; a token's row has each head's key and then its value.
 
-Rows are as the tiles of a TPU's memory want them: D is a multiple of 128, and so many heads that their rows fill tiles. Other
-models have columns and heads of zeros beside theirs, on every device by itself. Three axes before D or four tell which layout
-an array of pages has: `pages.py` has the other one. In both, KV heads are the last axis but one.
+Rows fill the tiles of a TPU's memory: D is a multiple of 128, and there are enough heads. Other models have columns and heads
+of zeros beside theirs, on every device by itself. An array of pages has this layout if it has three axes before D, and that of
+`pages.py` if it has four. In both, KV heads are the last axis but one.
 """
 
 import jax.numpy as jnp
@@ -19,12 +19,11 @@ SUBLANES = 8
 
 
 def is_interleaved(pages: Num[Array, "..."]) -> bool:
-    """Whether one layer's pages have this layout."""
     return pages.ndim == 4
 
 
 def padded_heads(num_kv_heads: int, dtype: DTypeLike) -> int:
-    """KV heads of a device's pages: its own ones, and those of zeros beside them."""
+    """KV heads of a device's pages, with those of zeros."""
     words = jnp.dtype(dtype).itemsize * 2 * num_kv_heads / 4  # of a token's column, 32 bits each
     power = next((size for size in (1, 2, 4, SUBLANES) if size >= words), None)
     rows = -(-words // SUBLANES) * SUBLANES if power is None else power
@@ -39,11 +38,7 @@ def padded_dim(head_dim: int) -> int:
 def interleaved_shape(
     num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike, num_devices: int = 1
 ) -> tuple[int, int, int, int]:
-    """The shape of one layer's pages; `num_pages` counts the scratch page too.
-
-    Args:
-        num_kv_heads: of all devices, which have as many each.
-    """
+    """The shape of one layer's pages. `num_pages` counts the scratch page; `num_kv_heads` are those of all devices together."""
     heads = num_devices * padded_heads(num_kv_heads // num_devices, dtype)
     return num_pages, page_size, 2 * heads, padded_dim(head_dim)
 
@@ -54,7 +49,6 @@ def write_interleaved(
     value: Float[Array, "T K D"],
     write_index: Int[Array, "T"],
 ) -> Num[Array, "N B K2 D2"]:
-    """See `pages.write_kv`."""
     rows = jnp.stack([key, value], axis=2)  # [T, K, 2, D]
     rows = jnp.clip(rows, -LARGEST_FP8, LARGEST_FP8) if pages.dtype == FP8 else rows
     rows = rows.astype(pages.dtype)
@@ -69,7 +63,7 @@ def write_interleaved(
 def with_padded_heads(
     q: Float[Array, "T H D"], num_kv_heads: int, pages: Num[Array, "..."]
 ) -> Float[Array, "T heads D"]:
-    """Queries as attention over these pages takes them: those of the heads of zeros are zeros behind the others."""
+    """Queries for attention over these pages. Heads of zeros have queries of zeros, behind the others."""
     if not is_interleaved(pages) or 2 * num_kv_heads == pages.shape[2]:
         return q
     group = q.shape[1] // num_kv_heads
@@ -77,6 +71,6 @@ def with_padded_heads(
 
 
 def apart(pages: Num[Array, "*pages B K2 D"]) -> Num[Array, "*pages B 2 K D"]:
-    """Keys and values as the other layout has them, the zeros beside them too."""
+    """Keys and values in the layout of `pages.py`, with the zeros beside them."""
     *before, rows, width = pages.shape
     return jnp.moveaxis(pages.reshape(*before, rows // 2, 2, width), -2, -3)

@@ -1,12 +1,9 @@
 """How a page stores a token's key or value of one head: as D numbers of the model's type, or as D bytes and their scale.
 
-A quantised page is an array of 32-bit words. First come the numbers of its rows, `[B, 2, K, D / 4]`, in int8 or in fp8
-(e4m3), four in a word with the lowest byte first; then the rows' scales, `[2, K, B]`, float32 numbers by their bits. Pages of
-int32 hold int8, pages of uint32 hold fp8. So a GPU counts offsets in words, for which 32 bits suffice in any layer below 8 GiB,
-and copies 16 bytes at once, since every row of numbers begins at a multiple of these.
-
-Every row has a scale of its own, since tokens enter a page one after the other: a scale for a whole page would change with
-later tokens, and what is stored would depend on how tokens were cut into steps.
+A quantised page is an array of 32-bit words. First come the numbers of its rows, `[B, 2, K, D / 4]`, in int8 or in fp8 (e4m3),
+four in a word with the lowest byte first; then the rows' scales, `[2, K, B]`, float32 numbers by their bits. Pages of int32
+hold int8, pages of uint32 hold fp8. A GPU counts offsets in words, for which 32 bits suffice in any layer below 8 GiB. It
+copies 16 bytes at once, since every row of numbers begins at a multiple of these.
 """
 
 from math import prod
@@ -34,11 +31,8 @@ def is_quantised(stored: DTypeLike) -> bool:
 
 
 def row_width(head_dim: int, stored: DTypeLike) -> int:
-    """A row's share W of page arrays of this type: numbers, or words with the scale's.
-
-    Raises:
-        ValueError: a quantised row would not be whole words.
-    """
+    """The width W of a row in page arrays of this type: numbers, or words with the scale's. Raises `ValueError` if a quantised
+    row would not be whole words."""
     if not is_quantised(stored):
         return head_dim
     if head_dim % BYTES:
@@ -49,11 +43,13 @@ def row_width(head_dim: int, stored: DTypeLike) -> int:
 def quantised(x: Float[Array, "... D"], stored: DTypeLike) -> tuple[Num[Array, "... words"], Num[Array, "..."]]:
     """Rows as page arrays of this type store them: words of numbers, and the words of scales. Each depends on its row alone.
 
-    A number differs from what was stored by at most 1/254 of its row's largest one in int8; in fp8 by at most 1/16 of itself,
-    or 1/458,752 of the row's largest one where that is more.
+    In int8 a number's error is at most 1/254 of its row's largest number. In fp8 it is at most 1/16 of the number, or 1/458,752
+    of the row's largest where that is more.
     """
     x, stored = x.astype(jnp.float32), jnp.dtype(stored)
     largest = LARGEST[stored.name]
+    # A scale for each row, since tokens enter a page one after the other: a scale for a whole page would change with later
+    # tokens, and what is stored would depend on how tokens were cut into steps.
     scale = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / largest
     scaled = jnp.clip(x / jnp.where(scale == 0.0, 1.0, scale), -largest, largest)
     if stored == STORED["int8"]:
@@ -68,7 +64,7 @@ def quantised(x: Float[Array, "... D"], stored: DTypeLike) -> tuple[Num[Array, "
 
 
 def numbers_of(words: Num[Array, "..."], place: int) -> Num[Array, "..."]:
-    """Every word's number at a place, as int8 or as the bits of e4m3; for `widened`. Kernels use it too."""
+    """Every word's number at a place, as int8 or as the bits of e4m3, for `widened`. Kernels use it too."""
     return (words >> 8 * place).astype(jnp.int8 if words.dtype == STORED["int8"] else jnp.uint8)
 
 
@@ -80,9 +76,9 @@ def widened(numbers: Num[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]
 
 
 def e4m3_shares(bits: Num[Array, "..."]) -> Float[Array, "..."]:
-    """1/256 of numbers of e4m3, by their bits (uint8), in float32: the bits shifted into a float16 number, subnormal ones
-    included. Not every GPU has e4m3. Kernels use it too."""
+    """1/256 of e4m3 numbers, given by their bits (uint8), in float32. Kernels use it too."""
     bits = bits.astype(jnp.uint16)
+    # the bits shifted into a float16 number, subnormal ones included, since not every GPU has e4m3
     half = jax.lax.bitcast_convert_type((bits & 0x7F) << 7 | (bits & 0x80) << 8, jnp.float16)
     return half.astype(jnp.float32)
 

@@ -1,8 +1,8 @@
-"""Weights of 4 or 8 bits as they lie: numbers in blocks of columns, with a scale for every few of a column.
+"""Weights of 4 or 8 bits as they lie: numbers in blocks of columns, with a scale for each group of inputs of a column.
 
-A weight is a matrix `[K, N]` of `scale * (q - zero) + offset`; scale and offset belong to `group` neighbours along K. In MXFP4
-(OCP's Microscaling Formats) numbers of 4 bits are floating-point, e2m1, and scales are powers of two, of which the exponent is
-stored: scales of type uint8 say so. A block is contiguous, so that a kernel that computes its columns reads memory in sequence.
+A weight `[K, N]` is `scale * (q - zero) + offset`; scale and offset belong to `group` neighbours along K. In MXFP4 (OCP's
+Microscaling Formats) numbers of 4 bits are floating-point, e2m1, and scales are powers of two, of which the exponent is stored
+as uint8. A block is contiguous, so that a kernel that computes its columns reads memory in sequence.
 """
 
 from math import gcd
@@ -43,7 +43,7 @@ class Packed(NamedTuple):
 
 
 def from_e2m1[A: np.ndarray](bits: A) -> A:
-    """Numbers of 4 bits as they lie here, of those of MXFP4."""
+    """Turn 4-bit numbers of MXFP4 into those that are stored, see `E2M1`."""
     return bits ^ ((bits & 6) == 0)  # pyright: ignore[reportReturnType]
 
 
@@ -63,7 +63,7 @@ def unpack(packed: Packed, dtype: DTypeLike) -> Float[Array, "K N"]:
 
 
 def unpack_blocks(packed: Packed, dtype: DTypeLike) -> Float[Array, "B K W"]:
-    """The weight's numbers in blocks of columns, here of any width."""
+    """The weight's numbers in blocks of columns, which may have any width."""
     values, scales, offsets, zero = packed
     if values.dtype == jnp.uint32:
         shifts = jnp.asarray([4 * ORDER.index(row) for row in range(len(ORDER))], jnp.uint32)
@@ -76,7 +76,7 @@ def unpack_blocks(packed: Packed, dtype: DTypeLike) -> Float[Array, "B K W"]:
 
 
 def wide_numbers(q: Shaped[Array, "..."], zero: int, scales: DTypeLike) -> Float32[Array, "..."]:
-    """Stored numbers without their zero; those that scales of type uint8 belong to doubled."""
+    """Stored numbers without their zero; numbers with scales of type uint8 are doubled."""
     if scales != jnp.uint8:
         return q.astype(jnp.float32) - zero
     bits = q.astype(jnp.uint32)
@@ -85,24 +85,21 @@ def wide_numbers(q: Shaped[Array, "..."], zero: int, scales: DTypeLike) -> Float
 
 
 def wide_scales(scales: Shaped[Array, "..."]) -> Float32[Array, "..."]:
-    """Scales of the numbers of `wide_numbers`: half of the power of two, where an exponent is stored with 127 added. Numbers
-    whose exponent is stored as 0 or 1 are 0; they are below 1e-36."""
+    """Scales for `wide_numbers`: half of a power of two, whose exponent is stored with 127 added. Scales whose exponent is
+    stored as 0 or 1 become 0, since their numbers are below 1e-36."""
     if scales.dtype != jnp.uint8:
         return scales.astype(jnp.float32)
     return jax.lax.bitcast_convert_type(jnp.maximum(scales.astype(jnp.int32) - 1, 0) << 23, jnp.float32)
 
 
 def e2m1_pairs(words: Integer[Array, "..."], scales: Shaped[Array, "..."]) -> list[Integer[Array, "..."]]:
-    """The scaled numbers of words of eight of MXFP4, each two as bfloat16 in a word: those at the places 0 and 4, 1 and 5, …
+    """The scaled numbers of uint32 words of eight in MXFP4, two in each word as bfloat16: at places 0 and 4, 1 and 5, …
 
-    A number's exponent is added to that of its scale, without products and conversions, which take a GPU longer.
-
-    Args:
-        words: uint32, as `Packed` has them.
-        scales: of type uint8, one for each word. Numbers of one that is stored as 0 or above 252 may be anything.
+    There is a uint8 scale for each word. With one stored as 0 or above 252 the numbers may be anything.
     """
     signs = np.uint32(0x80008000)
     is_number = (words & 0x77777777 ^ 0x11111111) + 0x77777777 >> 3  # the lowest bit of every four: it is not 0
+    # a number's exponent is added to that of its scale, without products and conversions, which take a GPU longer
     exponents = jnp.maximum(scales.astype(jnp.uint32), 1) - 1
     exponents = exponents << 7 | exponents << 23
     pairs = []

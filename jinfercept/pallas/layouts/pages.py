@@ -1,18 +1,14 @@
 """The arrays that attention reads: the axis order of the pages and the packed batch.
 
-Letters, for the whole repository: `T` query tokens in the step, `S` sequences (batch rows), `P` pages per sequence,
-`N` pages in the pool, `B` tokens per page, `H` query heads, `K` KV heads, `D` head dim, `E` embed, `F` ffn, `V` vocab,
-`L` layers, `R` sampled rows.
+Letters, for the whole repository: `T` query tokens in the step, `S` sequences (batch rows), `P` pages per sequence, `N` pages
+in the pool, `B` tokens per page, `H` query heads, `K` KV heads, `D` head dim, `E` embed, `F` ffn, `V` vocab, `L` layers, `R`
+sampled rows.
 
-One layer's pages are one array `[N, B, 2, K, W]`, with W = D numbers of a head: pages first, a token's key and value heads in
-one contiguous row, so that writing a token is one row and a page is one contiguous block. Quantised pages have the same axes by
+One layer's pages are one array `[N, B, 2, K, W]`, with W = D numbers of a head. A token's key and value heads are one
+contiguous row, so that writing a token is one row and a page is one contiguous block. Quantised pages have the same axes by
 size, with W = D / 4 + 1 words; `kv_rows.py` says how these lie in a page's block. Page 0 belongs to no sequence and stays
-zeros: unused entries of page tables point to it, so that attention may read them. Padding writes nowhere: its
-indices are distinct and out of range.
-The order was chosen by measurements on a CPU. On a TPU pages lie in another one, `interleaved.py`.
-
-On a GPU, pages are read and written as 32-bit words (`to_words`): XLA emits 2-byte accesses for bfloat16, and a scatter whose
-indices may repeat is a compare-and-swap loop for every number there. A CPU would copy the whole pool for such a view.
+zeros: unused entries of page tables point to it, so that attention may read them. Padding writes nowhere: its indices are
+distinct and out of range. The order was chosen by measurements on a CPU; TPUs have another, `interleaved.py`.
 """
 
 from math import prod
@@ -32,20 +28,13 @@ OUT_OF_RANGE = 2**30
 
 
 class VectorPart(NamedTuple):
-    """Part of a vector of int32 numbers that a kernel reads where it lies: XLA would copy a slice before the kernel.
-
-    Attributes:
-        vector: on the device.
-        first: the part's first number.
-        shape: of the part.
-    """
+    """Part of an int32 vector, from number `first` on, that a kernel reads where it lies: XLA would copy a slice first."""
 
     vector: Int[Array, "packed"]
     first: int
     shape: tuple[int, ...]
 
     def array(self) -> Int[Array, "..."]:
-        """The part as an array of its own."""
         return self.vector[self.first : self.first + prod(self.shape)].reshape(self.shape)
 
 
@@ -54,12 +43,11 @@ type Ints = Any
 
 
 def as_array(ints: Ints) -> Int[Array, "..."]:
-    """The numbers as an array."""
     return ints.array() if isinstance(ints, VectorPart) else jnp.asarray(ints)
 
 
 class WindowBatch(NamedTuple):
-    """What layers with pages in the pool for windows read in place of a `Batch`'s fields of these names."""
+    """Fields that replace those of a `Batch` for layers with pages in the pool for windows."""
 
     write_index: Int[Array, "T"]
     page_tables: Int[Array, "S P"]  # entries before a row's window are the scratch page
@@ -67,8 +55,7 @@ class WindowBatch(NamedTuple):
 
 
 class StateSlots(NamedTuple):
-    """Slots of the rows' states of recurrent layers, those that they write and those that they read, and how many tokens of
-    every row are drafts."""
+    """By row, the slots of recurrent layers' states that it writes and reads, and the number of its draft tokens."""
 
     slots: Int[Array, "S"]
     sources: Int[Array, "S"]
@@ -78,9 +65,9 @@ class StateSlots(NamedTuple):
 class Batch(NamedTuple):
     """One step's queries, ragged: row `s` owns the query tokens `query_starts[s] : query_starts[s + 1]`.
 
-    The first `num_decode` rows have exactly one query token each (token `s` is row `s`); the chunks follow. Unused rows come
-    last, with `query_starts` repeating the number of tokens in use and a context length of 0. Padding tokens follow the
-    last used one; their `write_index` counts up from `OUT_OF_RANGE` and their position is 0.
+    The first `num_decode` rows have one query token each (token `s` is row `s`); the chunks follow. Unused rows come last;
+    their `query_starts` repeat the number of tokens in use, and their context length is 0. Padding tokens follow the last used
+    one; their `write_index` counts up from `OUT_OF_RANGE`, and their position is 0.
     """
 
     tokens: Int[Array, "T"]
@@ -121,16 +108,15 @@ def kv_shape(
 def write_kv(
     pages: KVPages, key: Float[Array, "T K D"], value: Float[Array, "T K D"], write_index: Int[Array, "T"]
 ) -> KVPages:
-    """Write every token's key and value to its place in the pages, quantised if the pages are. In place if `pages` is donated.
-
-    Args:
-        write_index: `Batch.write_index`, distinct; an index out of range writes nothing.
-    """
+    """Write every token's key and value to its place in the pages, quantised if the pages are; in place if `pages` is donated.
+    `write_index` is that of a `Batch`, distinct; an index out of range writes nothing."""
     if is_interleaved(pages):
         return write_interleaved(pages, key, value, write_index)
     if is_quantised(pages.dtype):
         return _write_quantised(pages, jnp.stack([key, value], axis=1), write_index)
     key, value = key.astype(pages.dtype), value.astype(pages.dtype)
+    # On a GPU as 32-bit words: XLA emits 2-byte accesses for bfloat16, and a scatter whose indices may repeat is a
+    # compare-and-swap loop for every number there. A CPU would copy the whole pool for such a view.
     return jax.lax.platform_dependent(pages, key, value, write_index, cpu=_write_rows, default=_write_words)
 
 
@@ -178,7 +164,6 @@ def _write_quantised(pages: KVPages, rows: Float[Array, "T 2 K D"], write_index:
 def _put(
     array: Num[Array, "..."], windows: Num[Array, "T ..."], starts: tuple[Int[Array, "T"], ...]
 ) -> Num[Array, "..."]:
-    """The array with windows from these starts on, which are distinct; those out of range are dropped."""
     axes = tuple(range(array.ndim))
     numbers = jax.lax.ScatterDimensionNumbers(tuple(axis + 1 for axis in axes), (), axes)
     mode = jax.lax.GatherScatterMode.FILL_OR_DROP

@@ -1,4 +1,4 @@
-"""Rows of a product that a kernel may compute while it reads what they are computed from."""
+"""Rows of a product that a kernel may compute while it reads their operands."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -9,17 +9,20 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-type Activation = Literal["silu", "gelu_new"]
+type Activation = Literal["silu", "gelu_new", "relu2"]
+"""`gelu_new` is GELU by its approximation with a tangent, `relu2` the square of ReLU, of networks without gates."""
+
+_ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu_new": partial(jax.nn.gelu, approximate=True),
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
+}
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["gate_up"], meta_fields=[])
 @dataclass(frozen=True)
 class Gated:
-    """Rows `silu(gate) * up`.
-
-    Attributes:
-        gate_up: for each row its gates, and then what they are for.
-    """
+    """Rows `silu(gate) * up`; each row of `gate_up` has its gates, then its ups."""
 
     gate_up: Float[Array, "T 2 K"]
 
@@ -27,13 +30,7 @@ class Gated:
 @partial(jax.tree_util.register_dataclass, data_fields=["x", "scale"], meta_fields=["eps"])
 @dataclass(frozen=True)
 class Normed:
-    """Rows behind their root-mean-square norm.
-
-    Attributes:
-        x: the rows before it.
-        scale: of every column.
-        eps: added to the mean of the squares.
-    """
+    """Root-mean-square norm of the rows `x`; `scale` is by column, `eps` is added to the mean of the squares."""
 
     x: Float[Array, "T K"]
     scale: Float[Array, "K"]
@@ -44,7 +41,6 @@ type Rows = Float[Array, "T columns"] | Gated | Normed
 
 
 def dense(rows: Rows) -> Float[Array, "T K"]:
-    """The rows as an array."""
     match rows:
         case Gated(both):
             return gated(both[:, 0], both[:, 1])
@@ -54,11 +50,12 @@ def dense(rows: Rows) -> Float[Array, "T K"]:
             return rows
 
 
-def gated(gate: Float[Array, "T K"], up: Float[Array, "T K"], activation: Activation = "silu") -> Float[Array, "T K"]:
-    """`act(gate) * up`, computed in float32; `gelu_new` is GELU by its approximation with a tangent."""
-    wide = gate.astype(jnp.float32)
-    wide = jax.nn.silu(wide) if activation == "silu" else jax.nn.gelu(wide, approximate=True)
-    return (wide * up.astype(jnp.float32)).astype(gate.dtype)
+def gated(
+    gate: Float[Array, "T K"], up: Float[Array, "T K"] | None = None, activation: Activation = "silu"
+) -> Float[Array, "T K"]:
+    """`act(gate) * up`, or `act(gate)` alone, computed in float32."""
+    wide = _ACTIVATIONS[activation](gate.astype(jnp.float32))
+    return (wide if up is None else wide * up.astype(jnp.float32)).astype(gate.dtype)
 
 
 def rms_normed(x: Float[Array, "... K"], scale: Float[Array, "K"], eps: float) -> Float[Array, "... K"]:
@@ -74,7 +71,7 @@ def precision(dtype: DTypeLike) -> jax.lax.Precision | None:
 
 
 def rounded(x: Float[Array, "T K"], group: int) -> Float[Array, "T K"]:
-    """Rows whose numbers are whole multiples, up to 127, of a scale that a group of neighbours has; in float32."""
+    """Round each group of neighbours to whole multiples, at most 127, of a common scale; in float32."""
     groups = x.astype(jnp.float32).reshape(len(x), -1, group)
     most = jnp.max(jnp.abs(groups), axis=-1, keepdims=True)
     numbers = jnp.round(groups * jnp.where(most > 0, 127.0 / most, 0.0))

@@ -1,4 +1,4 @@
-"""How attention turns products of a query with keys into weights, where it is not the plain softmax of all visible ones."""
+"""How attention turns products of a query with keys into weights, where it is not the plain softmax of all visible keys."""
 
 from typing import NamedTuple
 
@@ -6,25 +6,20 @@ from jaxtyping import Array, Float
 
 
 class Scoring(NamedTuple):
-    """The scores of one layer's attention. `PLAIN` has nothing of it.
+    """The scores of one layer's attention; `PLAIN` has none of these."""
 
-    Attributes:
-        window: a query sees so many tokens, itself and those before it; None: all before it.
-        soft_cap: scores become `soft_cap * tanh(score / soft_cap)` (Gemma 2, arXiv 2408.00118, section 2); None: they stay.
-        sinks: a score for each query head that takes its part of the softmax and has no value (gpt-oss); None: there are none.
-    """
-
-    window: int | None = None
+    window: int | None = None  # tokens that a query sees, itself and those before it; None: all before it
+    # scores become `soft_cap * tanh(score / soft_cap)` (Gemma 2, arXiv 2408.00118, section 2)
     soft_cap: float | None = None
+    # a score for each query head that takes its part of the softmax and has no value (gpt-oss)
     sinks: Float[Array, "H"] | None = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether attention is the softmax of all visible scores."""
         return self.window is None and self.soft_cap is None and self.sinks is None
 
     def within(self, most_tokens: int) -> "Scoring":
-        """The same for contexts of at most so many tokens: a window that holds them all is none."""
+        """The same for contexts of at most `most_tokens` tokens, without a window that holds them all."""
         return self._replace(window=None) if self.window is not None and self.window >= most_tokens else self
 
 

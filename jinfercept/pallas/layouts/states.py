@@ -1,10 +1,8 @@
 """The states of recurrent layers: one array for each part of a layer's state, one slot for each sequence that has one.
 
-A recurrent layer reads and writes the states of a step's rows; `StateRows` says which. Slot 0 is no sequence's. A row that
-begins at position 0 starts from zeros, whatever its slot holds. Padding tokens and unused rows change no state.
-
-A row writes the slot of its sequence, and may read another one: the sequence then goes on from a state that stays as it is, and
-that several rows may read. No row of a step writes a slot that another one reads or writes.
+`StateRows` says which slots a step's rows read and write. Slot 0 is no sequence's. Padding tokens and unused rows change no
+state. A row writes the slot of its sequence, and may read another one: the sequence then goes on from a state that stays as it
+is, and that several rows may read. No row of a step writes a slot that another one reads or writes.
 """
 
 from typing import NamedTuple
@@ -15,31 +13,20 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class StateArray(NamedTuple):
-    """A part of the state that a recurrent layer has of one sequence.
+    """A part of the state that a recurrent layer has of one sequence."""
 
-    Attributes:
-        shape: without the axis of the slots.
-        dtype: None: that of the weights.
-        cut_axis: of `shape`, which several devices cut; None: all have all of it.
-    """
-
-    shape: tuple[int, ...]
-    dtype: DTypeLike | None = None
-    cut_axis: int | None = None
+    shape: tuple[int, ...]  # without the axis of the slots
+    dtype: DTypeLike | None = None  # None: that of the weights
+    cut_axis: int | None = None  # of `shape`, which several devices cut; None: each has all of it
 
 
 class StateRows(NamedTuple):
-    """A step's rows, see `layouts.pages.Batch`, with the slots of their states.
-
-    Attributes:
-        slots: that rows write.
-        sources: that they read.
-        num_drafts: the last tokens of every row that are drafts. The state that a row writes has not seen them, since they may
-            be refused; those that were accepted come again in the next step.
-    """
+    """A step's rows, see `layouts.pages.Batch`, with the slots of states that they write and, as `sources`, read."""
 
     slots: Int[Array, "S"]
     sources: Int[Array, "S"]
+    # The last tokens of every row that are drafts. The state that a row writes has not seen them, since they may be refused;
+    # accepted ones come again in the next step.
     num_drafts: Int[Array, "S"]
     query_starts: Int[Array, "S1"]
     context_lens: Int[Array, "S"]
@@ -47,7 +34,6 @@ class StateRows(NamedTuple):
 
     @property
     def lengths(self) -> Int[Array, "S"]:
-        """Query tokens of every row."""
         return self.query_starts[1:] - self.query_starts[:-1]
 
     @property
@@ -57,16 +43,15 @@ class StateRows(NamedTuple):
 
     @property
     def begin(self) -> Bool[Array, "S"]:
-        """Whether a row begins its sequence."""
         return self.context_lens == self.lengths
 
     def read(self, state: Float[Array, "N *axes"]) -> Float[Array, "S *axes"]:
-        """The states before the rows."""
+        """The states before the rows: zeros for a row that begins its sequence, whatever its slot holds."""
         rows = state.at[self.sources].get(mode="clip")
         return jnp.where(self.begin.reshape(-1, *(1,) * (state.ndim - 1)), jnp.zeros_like(rows), rows)
 
     def write(self, state: Float[Array, "N *axes"], rows: Float[Array, "S *axes"]) -> Float[Array, "N *axes"]:
-        """The state with those of the rows that are in use."""
+        """Write the states of the rows that are in use."""
         slots = jnp.where(self.lengths > 0, self.slots, len(state))
         return state.at[slots].set(rows.astype(state.dtype), mode="drop")
 
@@ -79,11 +64,8 @@ def causal_convolution(
 ) -> tuple[Float[Array, "T *channels"], Float[Array, "N K1 *channels"]]:
     """Every token's sum over the last K tokens of its sequence, itself included, times the taps; float32 inside.
 
-    Args:
-        state: the K - 1 tokens before the row's, the earliest first.
-
-    Returns:
-        The sums in x's dtype, and the state behind the rows.
+    `state` has the K - 1 tokens before each row's, the earliest first. Returns the sums in x's dtype, and the state behind the
+    rows.
     """
     num_before, num_rows, starts = state.shape[1], len(rows.slots), rows.query_starts[:-1]
     before = rows.read(state)
@@ -91,7 +73,7 @@ def causal_convolution(
     place = jnp.arange(len(x)) - starts[row]
 
     def tokens(row: Int[Array, "M"], place: Int[Array, "M"]) -> Float[Array, "M *channels"]:
-        """Tokens of rows by their places, which are below 0 for those of the state."""
+        # places below 0 are tokens of the state
         own, earlier = x.at[starts[row] + place].get(mode="clip"), before.at[row, num_before + place].get(mode="clip")
         return jnp.where((place >= 0).reshape(-1, *(1,) * (x.ndim - 1)), own, earlier.astype(x.dtype))
 

@@ -1,11 +1,7 @@
 """How the hosts of a group find each other, what one sends to the others, and how all end when one is lost.
 
-The other hosts connect to host 0 with the token's key, and say what they run. All start, or none: if one is missing, comes
+The other hosts connect to host 0 with the token's key, and say what they run. All start, or none: if a host is missing, comes
 twice or runs something else, every host that has come gets the same `ConfigError`.
-
-A thread of every process receives, beside JAX, so that a host is missed while the others wait for it in a collective. The end
-of a connection is noticed at once, silence after six seconds (`link`). Then, and if a host fails, every process writes one line
-to standard error and ends with status 1: a thread that waits in a collective cannot be brought back.
 """
 
 import logging
@@ -32,7 +28,8 @@ _ANSWER_S = 10.0
 def meet(
     placement: Placement, facts: Mapping[str, str], token: str, timeout_s: float
 ) -> tuple[HostLink, dict[int, bytes]]:
-    """This host's link, and its connection of every host at the other end. Raises `ConfigError`.
+    """Connect this host. Returns its link, and its connections by the number of the host at the other end. Raises
+    `ConfigError`.
 
     Args:
         facts: what has to be the same on every host, by name.
@@ -61,7 +58,6 @@ def refuse(link: HostLink, peer: bytes, error: ConfigError) -> None:
 def _gather(
     link: HostLink, came: list[bytes], num_hosts: int, facts: Mapping[str, str], timeout_s: float
 ) -> dict[int, bytes]:
-    """The connections of all other hosts; `came` gets those of all that ask. Raises `ConfigError`."""
     deadline_s, hosts = time.monotonic() + timeout_s, dict[int, bytes]()
     while missing := sorted({*range(1, num_hosts)} - {*hosts}):
         if time.monotonic() > deadline_s:
@@ -101,7 +97,6 @@ def _gather(
 
 
 def _join(link: HostLink, placement: Placement, facts: Mapping[str, str], timeout_s: float) -> None:
-    """Come to host 0, which may start later. Raises `ConfigError` if there is none, or it refuses."""
     address, deadline_s = placement.plans_address, time.monotonic() + timeout_s
     link.send(Kind.HELLO, encode_values({"host_id": placement.host_id, "facts": dict(facts)}))
     was_open = False
@@ -140,7 +135,7 @@ def end_process(message: str) -> None:
 
 @final
 class HostGroup:
-    """This process's connections to the others: host 0's to all, of every other one to host 0.
+    """The connections of this process: host 0 has one to every other host, each of which has one to host 0.
 
     Args:
         peers: the connections by the number of the host at the other end.
@@ -156,10 +151,12 @@ class HostGroup:
         self._inboxes = {other_id: SimpleQueue[Frame]() for other_id in peers}
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        # A thread of its own, beside JAX, so that a host is missed while the others wait for it in a collective. The end of a
+        # connection is noticed at once, silence after six seconds (`link`).
         threading.Thread(target=self._receive, name="jinfercept-hosts", daemon=True).start()
 
     def send(self, kind: Kind, body: bytes = b"") -> None:
-        """Send a frame to every other end, without waiting for what they do with it."""
+        """Send a frame to every other end, without waiting for an answer."""
         for other_id, peer in self._peers.items():
             try:
                 self._link.send(kind, body, peer)
@@ -171,7 +168,7 @@ class HostGroup:
         return self._inboxes[peer].get()
 
     def least(self, numbers: Mapping[str, int]) -> dict[str, int]:
-        """The smallest of every host's numbers, by name. All hosts call it, in the same order; it waits for them."""
+        """The smallest of all hosts' numbers, by name. All hosts call it, in the same order; it waits for them."""
         if self.host_id:
             self.send(Kind.NUMBERS, encode_values(numbers))
             return self._numbers(0)
@@ -190,10 +187,10 @@ class HostGroup:
         if not self.host_id:
             time.sleep(REASON_S)
         self._link.close()
-        self._end(message)
+        self._end(message)  # the process: a thread that waits in a collective cannot be brought back
 
     def close(self) -> None:
-        """End in order: host 0 ends the others, and no end of a connection is an error any more."""
+        """End in order. Host 0 ends the others; the end of a connection is no error any more."""
         if self._end_once() and not self.host_id:
             for peer in self._peers.values():
                 with suppress(ConnectionError):
@@ -202,7 +199,8 @@ class HostGroup:
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """End the group if the body raises: the hosts may have executed different things. A lost host is the better reason."""
+        """End the group if the body raises, since the hosts may have executed different things. A lost host is the better
+        reason."""
         try:
             yield
         except BaseException as error:
@@ -224,7 +222,6 @@ class HostGroup:
         return decode_values(body)
 
     def _receive(self) -> None:
-        """Pass on what comes, until a connection ends."""
         while not self._closing.is_set():
             self._link.wait()
             lost = [other_id for other_id, peer in self._peers.items() if self._link.is_lost(peer)]

@@ -1,6 +1,6 @@
 """The ZeroMQ socket between hosts, and the frames on it: a kind, and bytes that the kind explains.
 
-CURVE encrypts and signs all that is sent. Host 0's key pair is made of the token, and its public key is never sent, so a
+CURVE encrypts and signs all that is sent. Host 0's key pair is made of the token, and its public key is never sent. So a
 process without the token can neither connect nor read.
 """
 
@@ -36,8 +36,6 @@ _EVENTS = _OPEN | _REFUSED | zmq.EVENT_DISCONNECTED
 
 
 class Kind(IntEnum):
-    """The kinds of frames."""
-
     HELLO = 0
     WELCOME = 1
     REFUSED = 2
@@ -123,11 +121,8 @@ class HostLink:
         return bool(self._events & _REFUSED)
 
     def send(self, kind: Kind, body: bytes = b"", peer: bytes = b"") -> None:
-        """Send a frame without waiting. Raises `ConnectionError` if there is no connection.
-
-        Args:
-            peer: which of host 0's connections.
-        """
+        """Send a frame without waiting. Raises `ConnectionError` if there is no connection. `peer` is one of host 0's
+        connections."""
         with self._lock:
             try:
                 self._socket.send_multipart([*([peer] if peer else []), bytes([kind]), body], zmq.NOBLOCK)
@@ -135,7 +130,6 @@ class HostLink:
                 raise ConnectionError("the connection was closed") from error
 
     def is_lost(self, peer: bytes) -> bool:
-        """Whether there is no connection."""
         try:
             if peer:
                 self.send(Kind.PROBE, peer=peer)

@@ -14,50 +14,41 @@ from jinfercept.sched.plan import Masks, PlanRunner, StepPlan, StepResult
 
 
 class HostRunner[Forward, Ticket](PlanRunner[Forward, Ticket], Protocol):
-    """One host's runner."""
-
     def close(self) -> None: ...
 
 
 @final
 class LeadingRunner[Forward, Ticket]:
-    """The runner of host 0, which sends what it is given to all other hosts before it executes it.
-
-    Nothing waits for what the others do. If the runner raises, the group ends: the hosts may be out of step.
-    """
+    """The runner of host 0, which sends what it is given to all other hosts before it executes it, and waits for none of
+    them."""
 
     def __init__(self, runner: HostRunner[Forward, Ticket], group: HostGroup) -> None:
         self._runner, self._group = runner, group
 
     def forward(self, plan: StepPlan) -> Forward:
-        """Dispatch a plan's transfers and its forward pass, on all hosts."""
         self._group.send(Kind.FORWARD, encode_plan(plan))
         with self._group.failing():
             return self._runner.forward(plan)
 
     def sample(self, forward: Forward, masks: Masks) -> Ticket:
-        """Dispatch the sampling of the plan whose forward pass was dispatched last, on all hosts."""
         self._group.send(Kind.SAMPLE, encode_masks(masks))
         with self._group.failing():
             return self._runner.sample(forward, masks)
 
     def submit(self, plan: StepPlan) -> Ticket:
-        """Dispatch both phases of a plan that has no constrained rows."""
         return self.sample(self.forward(plan), {})
 
     def collect(self, ticket: Ticket) -> StepResult:
-        """Wait for a plan's tokens, on this host."""
         with self._group.failing():
             return self._runner.collect(ticket)
 
     def reset(self) -> None:
-        """Forget all KV, on all hosts."""
         self._group.send(Kind.RESET)
         with self._group.failing():
             self._runner.reset()
 
     def close(self) -> None:
-        """Free the weights and the pages, and end the other hosts in order."""
+        """End the other hosts in order, and free the weights and the pages."""
         self._group.close()
         self._runner.close()
 
@@ -69,10 +60,7 @@ MOST_IN_FLIGHT: Final = 2
 
 
 def follow[Forward, Ticket](runner: HostRunner[Forward, Ticket], group: HostGroup) -> None:
-    """Execute host 0's plans with this host's runner, and free it when host 0 ends.
-
-    If the runner raises, all processes of the group end.
-    """
+    """Execute host 0's plans with this host's runner, and free it when host 0 ends. If it raises, the whole group ends."""
     with group.failing():
         _execute(runner, group)
     group.close()

@@ -13,12 +13,11 @@ PLANS_PORT = 1
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One process of a group.
+    """One process of a group of hosts; host 0 has the address.
 
     Attributes:
-        address: name or address of host 0.
-        port: JAX's coordination service listens there on host 0, and `PLANS_PORT` above it host 0 for the others.
-        host_id: this one's number, from 0.
+        port: JAX's coordination service listens there on host 0; host 0 itself listens `PLANS_PORT` above it.
+        host_id: counted from 0.
     """
 
     address: str
@@ -28,12 +27,10 @@ class Placement:
 
     @property
     def coordinator(self) -> str:
-        """Address and port for JAX."""
         return self._at(self.port)
 
     @property
     def plans_address(self) -> str:
-        """Address and port for plans."""
         return self._at(self.port + PLANS_PORT)
 
     def _at(self, port: int) -> str:

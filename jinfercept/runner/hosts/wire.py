@@ -1,8 +1,8 @@
 """The wire form of plans and masks: bytes that another process of the same version turns into what its runner executes.
 
-MessagePack, without code and without type names: fields stand in the order of their classes. A plan has what a runner reads
-and nothing else. Of a request's sampling parameters these are the numbers of a draw, and in the step in which a sequence enters
-its slot also the biases, the allowed tokens and the bad words, which the device keeps from then on.
+It is MessagePack, without code and without type names: fields stand in the order of their classes. A plan has what a runner
+reads and nothing else. Of a request's sampling parameters these are the numbers of a draw. In the step in which a sequence
+enters its slot they are also the biases, the allowed tokens and the bad words, which the device keeps from then on.
 """
 
 from array import array
@@ -62,17 +62,16 @@ def decode_plan(body: bytes) -> StepPlan:
 
 
 def encode_masks(masks: Masks) -> bytes:
-    """The bytes of masks: of each the words that differ from all-allowed or from all-forbidden, where that is shorter."""
+    """Encode of each mask the words that differ from all-allowed or from all-forbidden, where that is shorter."""
     return packb([(row, *_mask_parts(np.asarray(words, "<u4"))) for row, words in masks.items()])  # pyright: ignore[reportReturnType]
 
 
 def decode_masks(body: bytes) -> Masks:
-    """The masks that `encode_masks` was given."""
     return {row: _mask(num_words, fill, places, words) for row, num_words, fill, places, words in _unpacked(body)}
 
 
 def encode_values(values: Mapping[str, Any]) -> bytes:
-    """The bytes of a mapping of plain values: texts, numbers, and mappings of these."""
+    """Encode a mapping of plain values: texts, numbers, and mappings of these."""
     return packb(values)  # pyright: ignore[reportReturnType]
 
 
@@ -95,7 +94,6 @@ def _unpacked(body: bytes) -> Any:
 
 
 def _entering(chunk: Chunk, sample: Sample) -> tuple[object, ...]:
-    """A chunk whose sequence enters its slot: its history goes with what only the slot's state depends on."""
     assert sample.options is not None
     params = sample.options.params
     slot = (params.logit_bias, params.allowed_token_ids, params.bad_words_token_ids, sample.options.end_token_ids)
@@ -103,12 +101,10 @@ def _entering(chunk: Chunk, sample: Sample) -> tuple[object, ...]:
 
 
 def _numbers(chunk: Chunk) -> tuple[object, ...]:
-    """A chunk's fields, the last one only where an adapter computes it."""
     return chunk if chunk.adapter else chunk[:-1]
 
 
 def _plain(options: object) -> object:
-    """Slots as bytes; of a request's options the part that every draw reads."""
     if isinstance(options, array):
         return options.tobytes()
     if not isinstance(options, DrawOptions):
@@ -150,14 +146,12 @@ def _options(numbers: tuple[Any, ...], slot: Mapping[str, Any], end_token_ids: t
     return DrawOptions(params, end_token_ids, remembered)
 
 
-@lru_cache(4096)
+@lru_cache(4096)  # a request has the same options in all its steps
 def _known_options(numbers: tuple[Any, ...]) -> DrawOptions:
-    """The options of a draw; a request has the same in all its steps."""
     return _options(numbers, {}, ())
 
 
 def _moves(moves: StepPlan | WindowCopies) -> tuple[object, ...]:
-    """What moves between the memories, and the host slots that are freed."""
     return _columns(moves.offload), _columns(moves.fetch), moves.drop
 
 
