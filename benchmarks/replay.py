@@ -7,6 +7,7 @@ tokenizer takes part.
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from random import Random
 from typing import NamedTuple, final
 
 from jinfercept.engine.engine import Engine
@@ -25,6 +26,11 @@ from jinfercept.sim.simulation import Simulation
 from jinfercept.start.start import EngineSetup
 
 GIB = 1 << 30
+
+
+def random_tokens(vocab_size: int, seed: int) -> Writer:
+    """Writes random tokens below `vocab_size`, the same ones in every run with the same seed."""
+    return lambda number, place, count: tuple(Random(f"{seed} {number} {place}").choices(range(vocab_size), k=count))
 
 
 class Replayed(NamedTuple):

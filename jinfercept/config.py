@@ -31,14 +31,15 @@ class SpeculativeConfig(NamedTuple):
     """Drafts of the next tokens, which a step verifies; names and meaning as vLLM's."""
 
     #: "ngram" drafts from earlier occurrences of the last tokens, in the prompt, results of calls or the output;
-    #: "draft_model" lets a smaller model write; "mtp" uses a layer of the model itself, in models that have one.
+    #: "draft_model" lets a smaller model write; "mtp" uses a layer of the model itself, in models that have one, or the
+    #: assistant of a Gemma 4, which is the `model` then.
     method: str = "ngram"
     #: Most drafts of a sequence in a step; 0: none.
     num_speculative_tokens: int = 0
     #: Tokens of the shortest n-gram that "ngram" looks up; the longest has `prompt_lookup_max`.
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
-    #: The draft model, by name or path as `LLM` takes it. It has the served model's tokens.
+    #: The draft model or assistant, by name or path as `LLM` takes it. It has the served model's tokens.
     model: str | None = None
 
     @classmethod
@@ -61,11 +62,12 @@ class SpeculativeConfig(NamedTuple):
         if config.method not in ("ngram", "draft_model", "mtp"):
             fix = "ngram, draft_model or mtp"
             raise ConfigError(f"the method of {flag} is unknown", got=shown(config.method), fix=fix)
-        if config.method != "draft_model" and model is not None:
+        if config.method == "ngram" and model is not None:
             raise ConfigError(
                 f"{flag} needs no model for this method", got=shown(value), fix="leave out model, or draft_model"
             )
-        if config.method == "draft_model" and not (isinstance(model, str) and model):
+        is_named = isinstance(model, str) and model
+        if not is_named and (config.method == "draft_model" or model is not None):
             raise ConfigError(f"{flag} lacks the draft model", got=shown(value), fix=_DRAFT_MODEL_EXAMPLE)
         if not all(type(number) is int and number >= 1 for number in config[1:4]):
             raise ConfigError(f"{flag} has whole numbers from 1 on", got=shown(value), fix=_SPECULATIVE_EXAMPLE)
@@ -338,7 +340,7 @@ class SchedulingOptions:
         "drafts of the next tokens that steps verify, as JSON: "
         '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}, or '
         '{"method": "draft_model", "model": "smollm2-135m", "num_speculative_tokens": 4}, or '
-        '{"method": "mtp", "num_speculative_tokens": 1}; default: none',
+        '{"method": "mtp", "num_speculative_tokens": 1}, with "model" for an assistant of Gemma 4; default: none',
     )
     preemption: PreemptionChoice = option(
         "policy",

@@ -36,7 +36,7 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.start.compile_cache import CompileCounter
 from jinfercept.structured_outputs import StructuredOutputsParams
 from tests.support.dense_model import logits
-from tests.support.draft_checkpoint import DRAFTS, with_draft_layer
+from tests.support.draft_checkpoint import DRAFTS, with_assistant, with_draft_layer
 from tests.support.peft_adapters import ALL, GPTJ, write_adapter
 from tests.support.sample_tokenizers import VOCAB, byte_level
 from tests.support.state_moves import check_random_moves
@@ -329,6 +329,22 @@ def test_a_layer_of_the_model_drafts_on_several_devices(tmp_path: Path) -> None:
             streams_by_devices.append(streams(work.run(llm)))
             assert llm.counters.accepted.total() > 10
     assert all(tokens == streams_by_devices[0] for tokens in streams_by_devices)
+
+
+@pytest.mark.slow
+def test_an_assistant_drafts_on_several_devices(tmp_path: Path) -> None:
+    (served, assistant), work = with_assistant(tmp_path), Workload(number=8, seed=7)
+    work.params[:] = [replace(params, max_tokens=24) for params in work.params]
+    drafts, expected = DRAFTS | {"model": str(assistant)}, list[list[int]]()
+    flags: dict[str, Any] = SIZES | {"pipeline_depth": 0, "profile": "roofline-llama-13b-a100"}
+    for num_devices in (1, 2, 4):
+        with LLM(served, tensor_parallel_size=num_devices, speculative_config=drafts, **flags) as llm:
+            if num_devices == 1:
+                llm.restart(speculative_config=None)
+                expected = streams(work.run(llm))
+                llm.restart(speculative_config=drafts)
+            assert streams(work.run(llm)) == expected
+            assert llm.counters.accepted.total() > 10
 
 
 def test_a_model_of_ones_own_runs_on_two_devices() -> None:

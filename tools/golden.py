@@ -1,6 +1,8 @@
 """Makes what Hugging Face transformers says into files that the tests compare with. Needs torch: run `tools/golden`.
 
 * `<name>/` is a tiny random checkpoint, `<name>.npz` its `tokens_i [T]` and `logits_i [T, V]`;
+* the same of checkpoints that draft for another one: `drafts_i [T, drafts]` behind the token that the other one writes behind
+  every token, and `margins_i [T, drafts]` of their logits above the second ones;
 * `variants.json`: changes of such checkpoints' configs and tensors, their rotary frequencies and first logits after a sequence;
 * `sentencepiece.json`: a small vocabulary as SentencePiece trains it for Llama 2, and its ids of awkward strings;
   `sentencepiece.model` is its file;
@@ -18,14 +20,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from golden_configs import SEQUENCE_LENGTHS, TINY_CONFIGS, VARIANTS, VOCAB_SIZE
+from golden_configs import ASSISTANTS, NUM_DRAFTS, SEQUENCE_LENGTHS, TINY_CONFIGS, VARIANTS, VOCAB_SIZE
 from golden_text import TIE_MARGIN, download_embedded, greedy_golden, sentencepiece_golden, tokenizer_golden
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    Gemma4AssistantConfig,
+    Gemma4AssistantForCausalLM,
     GPTJForCausalLM,
     GptOssForCausalLM,
     PreTrainedConfig,
+    PreTrainedModel,
 )
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -60,6 +65,8 @@ def make_all(target: Path, gguf_file: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for name, config in TINY_CONFIGS.items():
         make_tiny(name, config, target)
+    for name, (base, config) in ASSISTANTS.items():
+        make_assistant(name, base, config, target)
     write_json(target / "variants.json", {name: variant_golden(*variant, target) for name, variant in VARIANTS.items()})
     described, written = sentencepiece_golden()
     write_json(target / "sentencepiece.json", described)
@@ -95,6 +102,54 @@ def make_tiny(name: str, config: PreTrainedConfig, target: Path) -> None:
         save_as_published(model, target / name)
     if name == MXFP4:
         save_in_mxfp4(packed, target / name)
+
+
+def make_assistant(name: str, base: str, config: Gemma4AssistantConfig, target: Path) -> None:
+    """Save a random checkpoint that drafts for another one, and its drafts behind every token of that one's sequences."""
+    rng, served = (
+        np.random.default_rng(sum(name.encode())),
+        AutoModelForCausalLM.from_pretrained(target / base, dtype=torch.float32).eval(),
+    )
+    model, golden = Gemma4AssistantForCausalLM(config).float().eval(), np.load(target / f"{base}.npz")
+    drafts = {}
+    with torch.no_grad():
+        scalars = [item for item in model.named_buffers() if item[0].endswith("layer_scalar")]
+        for key, parameter in [*model.named_parameters(), *scalars]:
+            values = torch.from_numpy(random_weight(rng, key, tuple(parameter.shape)))
+            parameter.copy_(values.to(torch.bfloat16).to(torch.float32))
+        if model.masked_embedding is not None:
+            model.masked_embedding.token_ordering.copy_(torch.from_numpy(rng.permutation(VOCAB_SIZE)))
+        for i in range(len(SEQUENCE_LENGTHS)):
+            logits = draft_logits(served, model, torch.from_numpy(golden[f"tokens_{i}"].astype(np.int64)))
+            best = logits.topk(2)
+            drafts[f"drafts_{i}"] = best.indices[..., 0].numpy().astype(np.int32)
+            drafts[f"margins_{i}"] = (best.values[..., 0] - best.values[..., 1]).numpy()
+    np.savez(target / f"{name}.npz", **drafts)
+    model.to(torch.bfloat16).save_pretrained(target / name)
+
+
+def draft_logits(served: PreTrainedModel, model: Gemma4AssistantForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
+    """`[T, drafts, V]`, of the drafts behind the likeliest token behind every token.
+
+    A layer with a window sees as many tokens as in generation without rejected drafts: one is added to a full cache.
+    """
+    whole = served(tokens[None], output_hidden_states=True, return_shared_kv_states=True)
+    window, rows = model.config.text_config.sliding_window, []
+    for end in range(1, len(tokens) + 1):
+        shared = {
+            kind: tuple(
+                side[:, :, max(0, end - window) if kind == "sliding_attention" else 0 : end] for side in key_value
+            )
+            for kind, key_value in whole.shared_kv_states.items()
+        }
+        hidden, token, row = whole.hidden_states[-1][:, end - 1 : end], whole.logits[:, end - 1 : end].argmax(-1), []
+        for _ in range(NUM_DRAFTS):
+            inputs = torch.cat([served.get_input_embeddings()(token), hidden], dim=-1)
+            drafted = model(inputs_embeds=inputs, position_ids=torch.tensor([[end]]), shared_kv_states=shared)
+            hidden, token = drafted.last_hidden_state, drafted.logits.argmax(-1)
+            row.append(drafted.logits[0, 0])
+        rows.append(torch.stack(row))
+    return torch.stack(rows)
 
 
 def save_as_published(model: GPTJForCausalLM, folder: Path) -> None:

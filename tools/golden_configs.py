@@ -3,6 +3,7 @@
 from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4AssistantConfig,
     Gemma4TextConfig,
     GemmaConfig,
     Glm4MoeConfig,
@@ -289,6 +290,32 @@ TINY_CONFIGS = {
     "gptj": GPTJConfig(**GPTJ_SHAPE),
     "gptj_published": GPTJConfig(**GPTJ_SHAPE),
 }
+GEMMA4_DRAFTING = {
+    "hidden_size": 24,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_kv_shared_layers": 3,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 0,
+    "layer_types": [*["sliding_attention"] * 2, "full_attention"],
+}
+ASSISTANTS = {  # the checkpoint that each of them drafts for, and its config
+    "gemma4_assistant": (
+        "gemma4",
+        Gemma4AssistantConfig(text_config=Gemma4TextConfig(**GEMMA4_LARGE | GEMMA4_DRAFTING), backbone_hidden_size=32),
+    ),
+    "gemma4_e2b_assistant": (
+        "gemma4_e2b",
+        Gemma4AssistantConfig(
+            text_config=Gemma4TextConfig(**GEMMA4_SHAPE | GEMMA4_DRAFTING | {"num_key_value_heads": 1}),
+            backbone_hidden_size=32,
+            use_ordered_embeddings=True,
+            num_centroids=16,
+            centroid_intermediate_top_k=4,
+        ),
+    ),
+}
+NUM_DRAFTS = 3
 VARIANTS = {  # checkpoint, changes of its config (null removes a key), tensors that are added by name and shape
     "rope_scaling beside rope_parameters": ("llama_linear", {"rope_scaling": YARN_LINES}, {}),
     "rope_scaling beside rope_parameters and rope_theta": (

@@ -23,11 +23,14 @@ from jax.extend.source_info_util import register_exclusion
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.ahead_of_time.plugin import PROJECT
+from jinfercept.models.assistant import fitted
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.mesh import EVERYWHERE
 from jinfercept.models.model import Model, abstract_params
 from jinfercept.models.parallel import AXIS
+from jinfercept.models.protocol import Params
 from jinfercept.models.sharding import partition_specs
+from jinfercept.runner.assistant import Assistant
 from jinfercept.runner.executables import COMPILER_OPTIONS
 from jinfercept.runner.packing import CommonShape
 from jinfercept.runner.page_transfers import GPU_TRANSFERS, add_transfers
@@ -248,29 +251,38 @@ class Named:
         self._compiler.add(" ".join(map(str, (self._name, *key))), *arguments, **options)
 
 
-def add_runner(compiler: Any, config: ModelConfig, shape: RunnerShape, attention: str) -> tuple[Any, ...]:
+def add_runner(
+    compiler: Any, config: ModelConfig, shape: RunnerShape, attention: str, assistant: ModelConfig | None = None
+) -> tuple[Any, ...]:
     """Add every executable of a runner but the transfers of pages, with abstract weights in bfloat16.
 
     Args:
         compiler: a `Compiler`, or what adds to one. Its devices cut weights and pages.
+        assistant: that drafts, where the shape is for one.
 
     Returns:
         The pages of the layers that are not in the pool for windows, for transfers.
     """
     model = Model(config, joined=True).on_devices(compiler.mesh.size)
     on_tpus = compiler.mesh.devices.flat[0].platform == "tpu"
-    params = abstract_params(
-        model.config, jnp.bfloat16, joined=True, num_devices=compiler.mesh.size, experts_apart=on_tpus
-    )
-    params = jax.tree.map(
-        lambda spec, weight: jax.tree.map(lambda leaf: compiler.shape(leaf.shape, leaf.dtype, spec), weight),
-        partition_specs(params),
-        params,
-    )
 
+    def weights(config: ModelConfig) -> Params:
+        params = abstract_params(
+            config, jnp.bfloat16, joined=True, num_devices=compiler.mesh.size, experts_apart=on_tpus
+        )
+        return jax.tree.map(
+            lambda spec, weight: jax.tree.map(lambda leaf: compiler.shape(leaf.shape, leaf.dtype, spec), weight),
+            partition_specs(params),
+            params,
+        )
+
+    params, drafting = weights(model.config), None
+    if assistant is not None:
+        assistant = fitted(assistant, model.config)
+        drafting = Assistant(Model(assistant, joined=True), weights(assistant))
     layers, states = pool_shapes(model, shape, params.embed["embedding"])
     with jax.sharding.use_abstract_mesh(compiler.mesh.abstract_mesh):
-        add_steps(compiler, model, shape, attention, params)
+        add_steps(compiler, model, shape, attention, params, drafting)
     if shape.num_states:
         named: Any = Named(compiler, "states")  # adds as `Executables` do
         add_transfers(named, states, (1,), 1, CommonShape(shape.sample_rows[-1], GPU_TRANSFERS[0]))

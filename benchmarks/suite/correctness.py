@@ -19,10 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.replay import Replayed, different, replay
+from benchmarks.prepared_batch import prepare
+from benchmarks.replay import Replayed, different, random_tokens, replay
 from benchmarks.suite.kernel_timing import interleaved, make_batch, random_queries
 from benchmarks.suite.sizes import Checked, HeadSizes, Row, Sizes
-from jinfercept.models.attention import available, cut_for, paged_attention, prepare
+from jinfercept.models.attention import available, cut_for, paged_attention
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.dummy import random_params
 from jinfercept.models.model import Model, Params
@@ -34,7 +35,7 @@ from jinfercept.pallas.layouts.scoring import Scoring
 from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.request import Request
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.scripted import make_request, random_tokens
+from jinfercept.sim.scripted import make_request
 from jinfercept.sim.session_clients import Writer
 from jinfercept.sim.workload import Script, Segment
 from jinfercept.start.start import set_up

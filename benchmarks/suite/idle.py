@@ -12,6 +12,7 @@ from contextlib import closing
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
+from benchmarks.replay import random_tokens
 from benchmarks.suite.plans import settled, step
 from benchmarks.suite.sizes import Row, Sizes
 from benchmarks.suite.trace import EDGE_STEPS, gaps, traced_steps
@@ -21,7 +22,6 @@ from jinfercept.request import Request
 from jinfercept.runner.runner import ModelRunner
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import StepPlan
-from jinfercept.sim.scripted import random_tokens
 from jinfercept.start.start import EngineSetup, set_up
 
 WARM_STEPS = 8

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32
 
+from benchmarks.prepared_batch import prepare
 from benchmarks.suite.sizes import MIB, AttentionCase, ExpertsCase, HeadSizes, Row, Sizes
 from benchmarks.suite.timing import RunTiming, copy_rate, matmul_rate, timed
-from jinfercept.models.attention import prepare
 from jinfercept.models.quantized import QuantizedTensor
 from jinfercept.pallas.layouts.interleaved import interleaved_shape
 from jinfercept.pallas.layouts.pages import Batch, KVPages, kv_shape

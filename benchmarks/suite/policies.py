@@ -13,14 +13,14 @@ from contextlib import closing
 from dataclasses import replace
 from random import Random
 
-from benchmarks.replay import Replayed, different, replay, resize_host, simulation
+from benchmarks.replay import Replayed, different, random_tokens, replay, resize_host, simulation
 from benchmarks.suite.scaled import scaled, scaled_sessions
 from benchmarks.suite.sizes import GIB, Agents, Policies, Row, Sizes
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.model import kv_bytes_per_token
 from jinfercept.sim.agent_sessions import fitting
 from jinfercept.sim.arrivals import arrivals
-from jinfercept.sim.scripted import make_request, random_tokens
+from jinfercept.sim.scripted import make_request
 from jinfercept.sim.session_clients import NUMBERS, SessionLoad, TurnRecord
 from jinfercept.sim.trace_files import load_sessions
 from jinfercept.sim.workload import draw

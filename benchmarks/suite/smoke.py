@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
-from benchmarks.replay import different, replay
+from benchmarks.replay import different, random_tokens, replay
 from benchmarks.suite.sizes import Row, Sizes
-from jinfercept.sim.scripted import make_request, random_tokens
+from jinfercept.sim.scripted import make_request
 from jinfercept.sim.workload import Script, Segment
 from jinfercept.start.start import EngineSetup, set_up
 

@@ -26,6 +26,7 @@ class Info:
         from rich.console import Console
         from rich.table import Table
 
+        from jinfercept.models.assistant import check_alone
         from jinfercept.models.load import bytes_to_load, quantization_of, read_config
         from jinfercept.models.model import Model, kv_bytes_per_token, param_bytes
         from jinfercept.models.protocol import states_of
@@ -39,6 +40,7 @@ class Info:
             raise ConfigError("tensor_parallel_size is too small", got=num_devices, fix="at least 1")
         served = Model(read_config(self.model)).on_devices(num_devices)
         config = served.config
+        check_alone(config)
         repeated = f", each of {config.num_kv_heads // served.kv_repeats} stored {served.kv_repeats} times"
         most = config.rope.long_max_position
         longer = f", up to {most:,} with --max-model-len" if most else ""  # what a longrope serves by its long factors

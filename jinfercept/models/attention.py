@@ -4,7 +4,6 @@
 from typing import Any
 
 import jax
-import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -17,7 +16,7 @@ from jinfercept.pallas.layouts.pages import Batch, KVPages
 from jinfercept.pallas.layouts.scoring import PLAIN, Scoring
 from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.pallas.tpu_attention import paged_attention_tpu
-from jinfercept.pallas.work_schedule import Work, WorkCut, schedules
+from jinfercept.pallas.work_schedule import WorkCut
 
 # Each takes `(q, pages, batch, scoring)`, applies the 1/√D scale itself, gives zeros for padding tokens, and is tested
 # against `paged_attention_reference`.
@@ -36,7 +35,7 @@ def paged_attention(
     batch: Batch,
     *,
     scoring: Scoring = PLAIN,
-    implementation: str = "auto",
+    implementation: str,
     decode_only: bool = False,
 ) -> Float[Array, "T H D"]:
     """Causal attention of a step's queries over the pages of their rows, into which the step's own tokens are already written.
@@ -44,20 +43,13 @@ def paged_attention(
     Args:
         q: unscaled; H is a multiple of the pages' K.
         pages: of one layer.
-        batch: the ragged rows, with their work if the implementation has a cut (`prepare`).
-        implementation: a name in `IMPLEMENTATIONS`, or `auto`: the best one for these shapes on JAX's default backend. Code
-            that is compiled for another device has to name one.
+        batch: the ragged rows, with their work if the implementation has a cut.
+        implementation: a name in `IMPLEMENTATIONS`.
         decode_only: every row is a decode row. Leaves out the kernel for chunks.
 
     Raises:
-        ValueError: the implementation is unknown, or does not support these shapes.
+        ValueError: the implementation does not support these shapes.
     """
-    if implementation == "auto":
-        heads = Heads(q.shape[1], pages.shape[3], q.shape[2], q.dtype.itemsize)
-        implementation = best(q.dtype, pages.dtype, heads, pages.shape[1], plain=scoring.is_plain)
-    if implementation not in IMPLEMENTATIONS:
-        fix = f"choose auto or one of {', '.join(IMPLEMENTATIONS)}"
-        raise ValueError(f"no such attention implementation; got {implementation}; fix: {fix}")
     options: dict[str, Any] = {"decode_only": True} if decode_only and implementation in CUTS else {}
     if not scoring.is_plain:
         options["scoring"] = scoring
@@ -68,17 +60,6 @@ def cut_for(heads: Heads, implementation: str) -> WorkCut | None:
     """How an implementation, not `auto`, cuts a batch on the GPU that code is lowered for. None: it has no work schedules, and
     no other code for steps of decode rows only."""
     return CUTS[implementation](heads) if implementation in CUTS else None
-
-
-def prepare(batch: Batch, cut: WorkCut | None, *, decode_only: bool = False) -> Batch:
-    """Add to a step's batch, which is not traced, the work that an implementation with this `cut` needs (`cut_for`)."""
-    if cut is None:
-        return batch
-    starts, contexts = np.asarray(batch.query_starts), np.asarray(batch.context_lens)
-    num_tokens = batch.tokens.shape[0]
-    decodes, *chunks = schedules(cut, starts, contexts, int(batch.num_decode), num_tokens, decode_only=decode_only)
-    numbers = batch.query_starts, batch.context_lens, batch.page_tables, batch.num_decode
-    return batch._replace(work=Work(*numbers, decodes, chunks[0] if chunks else None))
 
 
 def available(q: DTypeLike, pages: DTypeLike, heads: Heads, page_size: int) -> list[str]:

@@ -100,6 +100,10 @@ class TensorNames:
         """The same with these names of further weights of the embedding."""
         return replace(self, embed={**self.embed, **{ours: _of_torch(ours, name) for ours, name in names.items()}})
 
+    def with_head(self, names: Mapping[str, str]) -> "TensorNames":
+        """The same with these names of further weights of the head."""
+        return replace(self, head={**self.head, **{ours: _of_torch(ours, name) for ours, name in names.items()}})
+
     def with_layer(self, names: Mapping[str, str | StoredExperts]) -> "TensorNames":
         """The same with these names of a layer's weights beside or in place of others."""
         new = {ours: _of_torch(ours, name) if isinstance(name, str) else name for ours, name in names.items()}

@@ -121,6 +121,8 @@ _LEAST = {
             "turning_pairs",
             "long_max_position",
             "query_growth",
+            "num_clusters",
+            "likely_clusters",
         ),
         0,
     ),
@@ -175,7 +177,8 @@ class LayerKind(NamedTuple):
         is_recurrent: it has a state in place of attention, see `DeltaNetConfig`.
         head_dim, num_kv_heads, ffn_size: of the layer; None: those of the model.
         keys_are_values: its values are its keys before these are normed and rotated, and it has no weights for them.
-        kv_from: another layer of the same sizes whose keys and values it reads; None: it has its own.
+        kv_from: another layer of the same sizes whose keys and values it reads; None: it has its own. Of an assistant, a layer
+            of the model for which it drafts, see `assistant.fitted`.
         drafts: it comes behind the last layer and drafts tokens, see `ModelConfig.with_draft_layer`.
         has_mixer: it has attention or a state; one without (Nemotron-H) names a layer with attention in `kv_from`, and leaves
             what that has as it is.
@@ -281,6 +284,24 @@ class DeltaNetConfig:
 
 
 @dataclass(frozen=True)
+class AssistantConfig:
+    """A model that drafts for a larger one, whose hidden states, keys and values it reads (`assistant.py`).
+
+    Attributes:
+        target_size: hidden size of the larger model.
+        num_clusters: groups of as many tokens each, into which the vocabulary is cut; 0: it is not cut.
+        likely_clusters: of these, the clusters whose tokens have logits.
+    """
+
+    target_size: int
+    num_clusters: int = 0
+    likely_clusters: int = 0
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A decoder-only model: everything that shapes its arrays and its arithmetic. Hashable, so it is static in `jax.jit`.
 
@@ -305,6 +326,7 @@ class ModelConfig:
         attention_gate: what attention gives is multiplied by gates, which are projected beside the queries (Qwen3-Next).
         delta_net: of the recurrent layers (Qwen3-Next, Nemotron-H); None: there are none.
         per_layer_size: numbers of a token that each layer has for itself (Gemma 4 E2B and E4B); 0: there are none.
+        assistant: of a model that drafts for another one and serves nothing alone (Gemma 4); None: it is none.
     """
 
     family: Family
@@ -340,6 +362,7 @@ class ModelConfig:
     attention_gate: bool = False
     delta_net: DeltaNetConfig | None = None
     per_layer_size: int = 0
+    assistant: AssistantConfig | None = None
 
     @property
     def norms_plus_one(self) -> bool:

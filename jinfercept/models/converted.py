@@ -16,7 +16,7 @@ from safetensors.numpy import save
 
 from jinfercept.errors import ModelError
 from jinfercept.models.checkpoint import StoredExperts, StoredTensor, TensorNames
-from jinfercept.models.config import DeltaNetConfig, ExpertsConfig, LayerKind, ModelConfig, RopeConfig
+from jinfercept.models.config import AssistantConfig, DeltaNetConfig, ExpertsConfig, LayerKind, ModelConfig, RopeConfig
 from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.joined_weights import separate
 from jinfercept.models.model import Model, abstract_params, untied
@@ -116,7 +116,8 @@ def read_config(directory: Path) -> ModelConfig:
         if experts := fields.get("experts"):
             swiglu = experts.get("swiglu")
             own_types["experts"] = ExpertsConfig(**experts | {"swiglu": swiglu and tuple(swiglu)})
-        own_types["delta_net"] = DeltaNetConfig(**fields["delta_net"]) if fields.get("delta_net") else None
+        nested = {"delta_net": DeltaNetConfig, "assistant": AssistantConfig}
+        own_types |= {name: own_type(**fields[name]) for name, own_type in nested.items() if fields.get(name)}
         return ModelConfig(**fields | own_types)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(

@@ -4,8 +4,13 @@ In 31B and 26B-A4B the layers without a window have keys that are values; in 26B
 feed-forward network. In E2B and E4B the last layers read the keys and values of earlier ones, and every layer has some numbers
 of a token for itself: the embedding puts those of all layers behind the stream, and each layer takes the first and puts them
 last.
+
+An assistant is a small Gemma 4 that drafts for a larger one. It reads the larger model's vector of a token and its hidden state
+of the token before; its layers attend to the larger model's keys and values. It gives logits, and the hidden state that it
+reads with the next draft.
 """
 
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
@@ -28,6 +33,8 @@ class Gemma4Embed(Embed):
         if config.per_layer_size:
             names = ("per_layer_embedding", "per_layer_projection", "per_layer_projection_norm")
             self.make_weights(names, config, dtype)
+        if config.assistant is not None:
+            self.make_weights(("pre_projection",), config, dtype)
 
     def __call__(self, tokens: Int[Array, "T"]) -> Float[Array, "T W"]:
         x, size = super().__call__(tokens), self.config.per_layer_size
@@ -39,6 +46,10 @@ class Gemma4Embed(Embed):
         by_layer = rms_normed(by_layer, self.per_layer_projection_norm[...], self.config.norm_eps)
         both = (by_layer.reshape(of_token.shape) + of_token) * jnp.asarray(2.0**-0.5, x.dtype)
         return jnp.concatenate([x, both], axis=1)
+
+    def joined(self, vectors: Float[Array, "T G"], hidden: Float[Array, "T G"]) -> Float[Array, "T E"]:
+        """What the layers of an assistant read: of the larger model, the tokens' vectors and the hidden states before them."""
+        return project("tsg,sge->te", jnp.stack([vectors, hidden], axis=1), self.pre_projection)
 
 
 class Gemma4Layer(LlamaLayer):
@@ -113,7 +124,26 @@ class Gemma4Layer(LlamaLayer):
 
 
 class Gemma4Head(LlamaHead):
-    """The head of the stream, without what layers have for themselves."""
+    """The head of the stream, without what layers have for themselves. That of an assistant may leave out all tokens but those
+    of the likeliest clusters."""
+
+    def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
+        super().__init__(config, dtype)
+        if (assistant := config.assistant) is not None:
+            clusters = ("centroids", "token_order") if assistant.num_clusters else ()
+            self.make_weights(("post_projection", *clusters), config, dtype)
 
     def __call__(self, x: Float[Array, "R W"]) -> Float[Array, "R V"]:
-        return super().__call__(x[:, : self.config.hidden_size])
+        x, assistant = x[:, : self.config.hidden_size], self.config.assistant
+        logits = super().__call__(x)
+        if assistant is None or self.centroids is None:
+            return logits
+        scores = project("re,ec->rc", normed(x, self.norm, self.config), self.centroids)
+        least = jax.lax.top_k(scores, assistant.likely_clusters)[0][:, -1:]
+        order = self.token_order[...].astype(jnp.int32)
+        clusters = jnp.zeros(logits.shape[1], jnp.int32).at[order].set(jnp.arange(len(order))[:, None])
+        return jnp.where(scores[:, clusters] >= least, logits, -jnp.inf)
+
+    def hidden(self, x: Float[Array, "R E"]) -> Float[Array, "R G"]:
+        """The hidden states that an assistant reads with the next draft."""
+        return project("re,eg->rg", normed(x, self.norm, self.config), self.post_projection)

@@ -16,6 +16,7 @@ from jinfercept.errors import ModelError, shown
 from jinfercept.models.config import (
     ARCHITECTURES,
     PLAIN_KIND,
+    AssistantConfig,
     DeltaNetConfig,
     ExpertsConfig,
     Family,
@@ -25,6 +26,7 @@ from jinfercept.models.config import (
     check_num_layers,
 )
 from jinfercept.models.hf_keys import (
+    ASSISTANT_KEYS,
     check_keys,
     check_numbers,
     flag,
@@ -111,7 +113,7 @@ _UNDERSTOOD: dict[Family, frozenset[str]] = {
     | {"rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"},
     "gemma4": _LAYER_KEYS
     | {*_GEMMA4_SIZES, "hidden_activation", "final_logit_softcapping", "attention_k_eq_v", "use_double_wide_mlp"}
-    | {"enable_moe_block", "use_bidirectional_attention", "per_layer_config"},
+    | {"enable_moe_block", "use_bidirectional_attention", "per_layer_config", *ASSISTANT_KEYS},
     "qwen3_next": _LAYER_KEYS
     | {
         *_DELTA_KEYS["qwen3_next"],
@@ -303,6 +305,8 @@ def fields_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
                 refuse_unless(config, vocab_size_per_layer_input=(config["vocab_size"],))
             fields["kinds"] = _gemma4_kinds(config, fields["kinds"], windowed)
             fields["logit_cap"], fields["per_layer_size"] = config.get("final_logit_softcapping"), size
+            if ASSISTANT_KEYS[0] in config:
+                fields["assistant"], fields["logit_cap"] = _assistant(config), None  # its class does not cap
         case "qwen3_next", _:
             refuse_unless(config, attn_output_gate=(True,))
         case "nemotron_h", _:
@@ -393,8 +397,9 @@ def _gemma4_kinds(
     """The kinds with the heads of layers with a window, and with what the last layers take from those before them."""
     types = config["layer_types"]
     wide = 2 * config["intermediate_size"] if flag(config, "use_double_wide_mlp") else None
-    num_own = len(types) - config["num_kv_shared_layers"]
-    sources = {of: index for index, of in enumerate(types[:num_own])}
+    is_assistant = ASSISTANT_KEYS[0] in config
+    num_own = 0 if is_assistant else len(types) - config["num_kv_shared_layers"]
+    sources = dict.fromkeys(types, 0) if is_assistant else {of: index for index, of in enumerate(types[:num_own])}
     if sources.keys() != {*types}:
         got = f"{config['num_kv_shared_layers']} of {len(types)}"
         raise ModelError("num_kv_shared_layers leaves a layer of each type", got=got, fix="use another model")
@@ -407,6 +412,16 @@ def _gemma4_kinds(
         return kind._replace(keys_are_values=kind.window is None and flag(config, "attention_k_eq_v"))
 
     return tuple(own(index, kind) for index, kind in enumerate(kinds or (PLAIN_KIND,) * len(types)))
+
+
+def _assistant(config: Mapping[str, Any]) -> AssistantConfig:
+    """What drafts for a larger Gemma 4. All its layers read that one's keys and values."""
+    plain = {"enable_moe_block": (False,), "use_double_wide_mlp": (False,), "hidden_size_per_layer_input": (0,)}
+    refuse_unless(config, **plain, num_kv_shared_layers=(config["num_hidden_layers"], 0))
+    if not flag(config, "use_ordered_embeddings", default=False):
+        return AssistantConfig(config["backbone_hidden_size"])
+    clusters = config.get("num_centroids", 2048), config.get("centroid_intermediate_top_k", 32)
+    return AssistantConfig(config["backbone_hidden_size"], *clusters)
 
 
 def _are_dense(config: Mapping[str, Any]) -> tuple[bool, ...]:

@@ -36,12 +36,16 @@ _WITH_IMAGES: dict[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": {"architectures": ["Gemma3ForCausalLM"]},
     "Gemma4ForConditionalGeneration": {"architectures": ["Gemma4ForCausalLM"]},
     "Gemma4UnifiedForConditionalGeneration": {"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text"},
+    "Gemma4AssistantForCausalLM": {"architectures": ["Gemma4ForCausalLM"]},
+    "Gemma4UnifiedAssistantForCausalLM": {"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text"},
     "Mistral3ForConditionalGeneration": {"architectures": None},  # Mistral or Ministral 3, as the part says
     "Qwen3_5ForConditionalGeneration": {"architectures": ["Qwen3_5ForCausalLM"]},
     "Qwen3_5MoeForConditionalGeneration": {"architectures": ["Qwen3_5MoeForCausalLM"]},
     "Qwen3VLForConditionalGeneration": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},  # without images
 }
-"""Models that read images, too, and what names their parts that read text."""
+"""Models that read images, too, or draft for others, and what names their parts that read text."""
+ASSISTANT_KEYS = ("backbone_hidden_size", "use_ordered_embeddings", "num_centroids", "centroid_intermediate_top_k")
+"""Of models that draft for others, beside the part that reads text."""
 _OF_PARTS = {
     "Mistral3ForConditionalGeneration": {"model_type": "mistral", "tie_word_embeddings": True},
     "Gemma4UnifiedForConditionalGeneration": {
@@ -63,7 +67,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         return config
     outer = {
         key: config[key]
-        for key in ("tie_word_embeddings", "quantization_config", "eos_token_id")
+        for key in ("tie_word_embeddings", "quantization_config", "eos_token_id", *ASSISTANT_KEYS)
         if config.get(key) is not None
     }
     return {**_OF_PARTS.get(name, {}), **text, **outer, **_WITH_IMAGES[name]}

@@ -112,6 +112,14 @@ _GEMMA4 = _LLAMA.with_layer(
         "per_layer_embedding": "model.embed_tokens_per_layer.weight",
         "per_layer_projection": "model.per_layer_model_projection.weight",
         "per_layer_projection_norm": "model.per_layer_projection_norm.weight",
+        "pre_projection": "pre_projection.weight",
+    }
+)
+_GEMMA4 = _GEMMA4.with_head(
+    {
+        "post_projection": "post_projection.weight",
+        "centroids": "masked_embedding.centroids.weight",
+        "token_order": "masked_embedding.token_ordering",
     }
 )
 _NAMES: dict[Family, TensorNames] = {

@@ -137,6 +137,10 @@ class Model:
         layer = nnx.merge(self._layers[self.config.kinds[-1]], params)
         return layer.inputs(following, normed(x, nnx.Param(norm), self.config))
 
+    def assistant_ends(self, params: Params) -> tuple[Gemma4Embed, Gemma4Head]:
+        """The embedding and the head of an assistant."""
+        return cast(Any, (nnx.merge(self._embed, params.embed), nnx.merge(self._head, params.head)))
+
     def head(self, params: Weights, x: Float[Array, "R E"]) -> Float32[Array, "R V"]:
         """Final norm and logits of the chosen rows; `params` is `Params.head`."""
         return nnx.merge(self._head, params)(x)

@@ -20,7 +20,7 @@ from jinfercept.models.checkpoint import Checkpoint, StoredTensor
 from jinfercept.models.mesh import EVERYWHERE, ModelMesh
 from jinfercept.models.parallel import AXIS
 from jinfercept.models.sharding import cut_axis, partition_spec
-from jinfercept.models.weight_axes import WEIGHT_AXES
+from jinfercept.models.weight_axes import WEIGHT_AXES, WHOLE_NUMBERS
 
 type Rows = Shaped[np.ndarray, "rows ..."]
 
@@ -110,6 +110,8 @@ def _piece(
     part_rows = stored.stored_shape[0] // num_parts
 
     def read(rows: slice) -> Rows:
+        if stored.name in WHOLE_NUMBERS:
+            return checkpoint.read(stored.tensor, rows).astype(np.float32)
         return read_floats(checkpoint, stored.tensor, rows)
 
     @cache

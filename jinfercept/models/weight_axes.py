@@ -74,6 +74,10 @@ _WEIGHTS = {
     "draft_hidden_norm": "embed",
     "draft_fc": "side embed -> stream",
     "draft_norm": "embed",
+    "pre_projection": "side target -> embed",
+    "post_projection": "embed -> target",
+    "centroids": "embed -> clusters",
+    "token_order": "clusters cluster_tokens",
     "norm": "embed",
     "norm_bias": "embed",
     "unembed": "vocab embed",
@@ -81,8 +85,10 @@ _WEIGHTS = {
 }
 """The axes before an arrow are those over which a product sums. Recurrent layers of Mamba-2 have `delta_taps`, `delta_decay`,
 `delta_step_bias` and `delta_o`, too."""
-IN_FLOAT32 = ("router_correction",)
-"""Weights that 16 bits are too few for: what they are added to decides by small differences."""
+WHOLE_NUMBERS = ("token_order",)
+"""Weights that are stored as whole numbers."""
+IN_FLOAT32 = ("router_correction", *WHOLE_NUMBERS)
+"""Weights that 16 bits are too few for: what they are added to decides by small differences, or they are numbers of tokens."""
 WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
     name: tuple(axes.replace("->", "").split()) for name, axes in _WEIGHTS.items()
 }
@@ -121,6 +127,9 @@ def _sizes(config: ModelConfig) -> dict[str, int]:
             "expert_ffn": experts.ffn_size // experts.parts,
             "shared_ffn": experts.shared_ffn_size,
         }
+    if (assistant := config.assistant) is not None:
+        sizes |= {"target": assistant.target_size, "clusters": assistant.num_clusters}
+        sizes["cluster_tokens"] = config.vocab_size // max(1, assistant.num_clusters)
     if (delta := config.delta_net) is not None:
         values = delta.group * delta.value_dim
         sizes |= {

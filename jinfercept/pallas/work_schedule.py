@@ -1,13 +1,15 @@
-"""Distributes a batch over the programs of a kernel's static grid: plain numpy on the host, where a step's contexts are known.
+"""Distributes a batch over the programs of a kernel's static grid: plain numpy on the host, where a step's contexts are known;
+those of drafts, which depend on what a step draws, are known on the device alone (`even_schedule`).
 
 A schedule has room for a bucket's fullest batch. A grid of chunks is as large, and its programs after the last used unit do
 nothing. The decode kernel's grid is one wave, whose programs share the used units (`triton_decode._serve_rows`).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Array, Int
 
 from jinfercept.pallas.layouts.pages import Ints
 
@@ -100,6 +102,21 @@ def split_contexts(contexts: Int[np.ndarray, "S"], cut: WorkCut) -> WorkSchedule
     return _longest_first(work, contexts[work.unit_rows] - work.unit_starts)
 
 
+def even_schedule(contexts: Int[Array, "S"], cut: WorkCut) -> WorkSchedule:
+    """The schedule of decode rows whose contexts only the device knows: pieces of the shortest length of which a schedule has
+    room for all.
+
+    Args:
+        contexts: tokens of every row.
+        cut: of the model and the GPU.
+    """
+    tokens, unit = jnp.maximum(jnp.sum(contexts), 1), jnp.arange(len(contexts) + cut.spare_units)
+    length = _ceil_div(_ceil_div(tokens, cut.spare_units), cut.context_tokens) * cut.context_tokens
+    row_units = jnp.append(0, jnp.cumsum(_ceil_div(contexts, length)))
+    rows = jnp.searchsorted(row_units[1:-1], unit, side="right", method="compare_all")
+    return WorkSchedule(row_units, rows, (unit - row_units[rows]) * length, length[None], unit)
+
+
 def tile_chunks(
     queries: Int[np.ndarray, "S"], before: Int[np.ndarray, "S"], num_tokens: int, tile_queries: int
 ) -> WorkSchedule:
@@ -131,5 +148,6 @@ def _longest_first(work: WorkSchedule, tokens: Int[np.ndarray, "W"]) -> WorkSche
     return work._replace(unit_rows=work.unit_rows[units], unit_starts=work.unit_starts[units], unit_programs=programs)
 
 
-def _ceil_div(number: Int[np.ndarray, "*any"] | int, by: Int[np.ndarray, "*other"] | int) -> Int[np.ndarray, "*result"]:
-    return (number + by - 1) // by  # pyright: ignore[reportReturnType]
+def _ceil_div(number: Any, by: Any) -> Any:
+    """Of whole numbers or arrays of them, numpy's or JAX's."""
+    return (number + by - 1) // by

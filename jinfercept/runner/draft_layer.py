@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jinfercept.errors import ConfigError
 from jinfercept.models.adapted import for_rows
 from jinfercept.models.mesh import EVERYWHERE, over_devices, specs_of
 from jinfercept.models.model import Model
 from jinfercept.models.parallel import num_devices
 from jinfercept.models.protocol import Params, Weights
 from jinfercept.pallas.layouts.pages import OUT_OF_RANGE, Batch
+from jinfercept.pallas.work_schedule import Work, WorkCut, even_schedule
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.layer_attention import step_attention
 from jinfercept.runner.logits_processors import SampleRows
@@ -48,50 +48,81 @@ class DraftRows(NamedTuple):
     draw: Int[Array, "S"]
 
 
-def add_draft_layer(
-    run: Executables,
-    model: Model,
-    params: Params,
-    steps: Mapping[Step, PackedShape],
-    x_by_size: Mapping[int, jax.ShapeDtypeStruct],
-    pages: Any,
-    common_shape: CommonShape,
-    row_counts: tuple[int, ...],
-    batches: Mapping[Step, Any],
-    num_drafts: int,
-    num_drawn: int | None,
-) -> None:
-    """Add the executables of the layer: `draft rows` of each step and number of sampled rows, and `draft layer` of each step,
-    with drafts and without.
+class DraftSteps(NamedTuple):
+    """The steps behind whose draws there are drafts.
 
-    Args:
-        params: arrays, or shapes with shardings.
-        steps: the packed sizes, see `steps.step_shapes`.
+    Attributes:
+        packed: their sizes, see `steps.step_shapes`.
         x_by_size: the shape of the last layer's output, by tokens of the bucket.
-        pages: of the layer, an array or its shape.
-        row_counts: numbers of sampled rows.
+        common: the common part of the uploads.
         batches: what the layers read of each step's batch, its shapes.
         num_drafts: that are written behind each draw.
         num_drawn: see `RunnerShape`.
     """
-    if num_drafts > 1 and any(shape.cut is not None for shape in steps.values()):
-        fix = "num_speculative_tokens of 1"
-        raise ConfigError("this attention computes one draft of a layer in a step (mtp)", got=num_drafts, fix=fix)
-    home = jax.tree.leaves(x_by_size)[0].sharding
-    ints: Any = partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=home)
-    common, weights = ints((common_shape.size,)), (params.layers[-1], params.embed, params.head)
-    for step, shape in steps.items():
-        for count in [count for count in row_counts if count <= step[0]]:
-            arguments = batches[step], common, ints((count,))
-            run.add(
-                ("draft rows", step, count), over_devices(partial(_rows, shape, common_shape), arguments), *arguments
-            )
-        rows = DraftRows(*map(ints, ((shape.num_tokens,), (shape.num_rows,), (shape.num_rows,))))
-        arguments = *weights, x_by_size[step[0]], rows, pages, batches[step], common
-        for number in (0, num_drafts):
-            compute = partial(_drafts, model, shape, common_shape, number, num_drawn)
+
+    packed: Mapping[Step, PackedShape]
+    x_by_size: Mapping[int, jax.ShapeDtypeStruct]
+    common: CommonShape
+    batches: Mapping[Step, Any]
+    num_drafts: int
+    num_drawn: int | None
+
+    def arguments(self, step: Step, pages: Any) -> tuple[Any, ...]:
+        """What an executable of a step reads beside weights: the last layer's output, the `DraftRows`, these pages, the batch,
+        and the common part of the upload."""
+        shape = self.packed[step]
+        sizes: Any = map(self._ints, (shape.num_tokens, shape.num_rows, shape.num_rows))
+        rows = DraftRows(*sizes)
+        return self.x_by_size[step[0]], rows, pages, self.batches[step], self._ints(self.common.size)
+
+    def add_rows(self, run: Executables, row_counts: tuple[int, ...]) -> None:
+        """Add the executable `draft rows` of each step and number of sampled rows, which returns the step's `DraftRows`."""
+        for step, shape in self.packed.items():
+            for count in [count for count in row_counts if count <= step[0]]:
+                arguments = self.batches[step], self._ints(self.common.size), self._ints(count)
+                rows = over_devices(partial(_rows, shape, self.common), arguments)
+                run.add(("draft rows", step, count), rows, *arguments)
+
+    def drawn(
+        self, logits: Float[Array, "S V"], rows: DraftRows, common: Int[Array, "common"], number: int
+    ) -> Int[Array, "S"]:
+        """The draft of this number of every row, drawn as the token was that the row drafts behind; 0 where none can be."""
+        draws = unpack_samples(self.common.samples(common, self.common.num_rows))
+        draws = SampleRows(*(field[rows.draw] for field in draws))
+        draws = draws._replace(position=draws.position + 1 + number)
+        return jnp.maximum(sample(logits[:, : self.num_drawn], draws, "drawn")[0], 0)
+
+    def _ints(self, count: int) -> jax.ShapeDtypeStruct:
+        home = next(iter(self.x_by_size.values())).sharding
+        return jax.ShapeDtypeStruct((count,), jnp.int32, sharding=home)
+
+
+def add_draft_layer(run: Executables, model: Model, params: Params, steps: DraftSteps, pages: Any) -> None:
+    """Add the executables `draft layer` of each step, with drafts and without.
+
+    Args:
+        params: arrays, or shapes with shardings.
+        pages: of the layer, an array or its shape.
+    """
+    for step, shape in steps.packed.items():
+        arguments = params.layers[-1], params.embed, params.head, *steps.arguments(step, pages)
+        for number in (0, steps.num_drafts):
+            compute = partial(_drafts, model, shape, steps._replace(num_drafts=number))
             whole = over_devices(compute, arguments, (EVERYWHERE, specs_of(pages)))
             run.add(("draft layer", step, number > 0), whole, *arguments, donate=(5,))
+
+
+def row_queries(batch: Batch, contexts: Int[Array, "S"], cut: WorkCut | None) -> Batch:
+    """A batch of a query of every row behind the tokens of these contexts, which writes no keys and values.
+
+    Args:
+        batch: of the step.
+        cut: how attention cuts it; None if that has no work schedules.
+    """
+    count, nowhere = len(contexts), OUT_OF_RANGE + jnp.arange(len(contexts))
+    numbers = jnp.arange(count + 1), contexts, batch.page_tables, jnp.asarray(count, jnp.int32)
+    work = None if cut is None else Work(*numbers, even_schedule(contexts, cut), None)
+    return Batch(nowhere, contexts - 1, nowhere, *numbers, work=work)
 
 
 def _rows(
@@ -118,9 +149,7 @@ def _rows(
 def _drafts(
     model: Model,
     shape: PackedShape,
-    common_shape: CommonShape,
-    num_drafts: int,
-    num_drawn: int | None,
+    steps: DraftSteps,
     weights: Weights,
     embed: Weights,
     head: Weights,
@@ -136,32 +165,29 @@ def _drafts(
     with jax.named_scope("draft"):
         x, pages = _computed(model, shape, weights, embed, x, head["norm"], rows.tokens, pages, batch)
     page_size, num_rows = pages.shape[1], shape.num_rows
-    if not num_drafts:
+    if not steps.num_drafts:
         return jnp.zeros((num_rows, 0), jnp.int32), pages
-    norm, drafts, own_shape = weights["draft_norm"], [], shape._replace(num_tokens=num_rows, joined=False)
-    draws = unpack_samples(common_shape.samples(common, common_shape.num_rows))
-    draws = SampleRows(*(field[rows.draw] for field in draws))
+    norm, drafts, own_shape = (
+        weights["draft_norm"],
+        [],
+        shape._replace(num_tokens=num_rows, joined=False, decode_only=True),
+    )
     position = batch.positions.at[rows.last].get(mode="clip")
     room = -(-batch.context_lens // page_size) * page_size  # tokens that the row's pages have room for
     x, every_row = x.at[rows.last].get(mode="clip"), jnp.arange(num_rows)
-    for number in range(num_drafts):
+    for number in range(steps.num_drafts):
         with jax.named_scope(f"draft{number}"):
-            logits = model.head({**head, "norm": norm}, x)[:, :num_drawn]
-            tokens, _ = sample(logits, draws._replace(position=draws.position + 1 + number), "drawn")
-            drafts.append(tokens := jnp.maximum(tokens, 0))
-            if number == num_drafts - 1:
+            logits = model.head({**head, "norm": norm}, x)
+            drafts.append(tokens := steps.drawn(logits, rows, common, number))
+            if number == steps.num_drafts - 1:
                 break
             position = position + 1
             is_kept = (rows.last < shape.num_tokens) & (position < room)
             page = batch.page_tables[every_row, jnp.where(is_kept, position // page_size, 0)]
-            each = Batch(
-                tokens=tokens,
+            each = row_queries(batch, jnp.minimum(position + 1, jnp.maximum(room, 1)), shape.cut)
+            each = each._replace(
                 positions=position,
-                write_index=jnp.where(is_kept, page * page_size + position % page_size, OUT_OF_RANGE + every_row),
-                query_starts=jnp.arange(num_rows + 1),
-                context_lens=jnp.minimum(position + 1, jnp.maximum(room, 1)),
-                page_tables=batch.page_tables,
-                num_decode=jnp.asarray(num_rows, jnp.int32),
+                write_index=jnp.where(is_kept, page * page_size + position % page_size, each.write_index),
                 adapters=None if batch.adapters is None else batch.adapters.at[rows.last].get(mode="clip"),
             )
             x, pages = _computed(model, own_shape, weights, embed, x, norm, tokens, pages, each)

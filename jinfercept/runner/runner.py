@@ -23,6 +23,7 @@ from jinfercept.models.mesh import beside, mesh_of, place
 from jinfercept.models.protocol import Params, ServedModel, num_draft_layers, states_of
 from jinfercept.models.quantized import weights_of
 from jinfercept.models.weights.in_memory import shapes_of
+from jinfercept.runner.assistant import Assistant
 from jinfercept.runner.executables import Executables, Progress, silent
 from jinfercept.runner.packing import MOST_TRANSFERS, CommonShape, enter, pack
 from jinfercept.runner.packing_samples import KINDS, Kind
@@ -77,6 +78,7 @@ class ModelRunner:
         params: the weights; several devices cut the pages by KV head.
         attention: implementation of attention, see `models.attention`.
         executables: the set to which the runner adds its own; None: a new one.
+        assistant: drafts behind the steps; None: there is none.
 
     Attributes:
         device: the first one of this process.
@@ -95,11 +97,13 @@ class ModelRunner:
         *,
         attention: str = "auto",
         executables: Executables | None = None,
+        assistant: Assistant | None = None,
     ) -> None:
         config = model.config
         self._model, self._shape = model, shape
         self._homes = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("device"), params)
-        self._groups, self._has_draft_layer = shape.groups(num_computed(model)), num_draft_layers(config) > 0
+        self._groups, self._assistant = shape.groups(num_computed(model)), assistant
+        kinds_of_drafts = (True,) if assistant is not None else (False, True) if num_draft_layers(config) else ()
         self.use(params)  # committed, as the executables expect
         self.owns_params, self.weight_shapes = False, shapes_of(self.params)
         leaf = weights_of(self.params.embed)[0]
@@ -137,7 +141,7 @@ class ModelRunner:
                     step,
                     {
                         *keys,
-                        *([("draft layer", step, drafts) for drafts in (False, True)] if self._has_draft_layer else []),
+                        *(("draft layer", step, drafts) for drafts in kinds_of_drafts),
                     },
                 )
                 for step, keys in self._keys.items()
@@ -157,7 +161,7 @@ class ModelRunner:
             shape.drafts_for or config.vocab_size,
             self._home,
         )
-        add_steps(self.executables, model, shape, attention, self.params)
+        add_steps(self.executables, model, shape, attention, self.params, assistant)
         self.kv.add_executables(self.executables)
         if self.second is not None:
             self.second.add_executables(self.executables.under("windows" if shape.num_window_pages else "states"))
@@ -209,18 +213,31 @@ class ModelRunner:
         return StepTicket(drawn, forward.submitted_s, forward.experts)
 
     def _drafted(self, forward: ForwardTicket, plan: DraftPlan, hidden: Hidden, drawn: Drawn) -> Drawn:
+        assistant = self._assistant
+        if assistant is not None and not plan.drafts:
+            return drawn
         step, run, params = hidden.samples.step, self.executables, self.params
         tokens = self._no_tokens if drawn.tokens is None else drawn.tokens
         rows = run["draft rows", step, tokens.shape[0]](forward.batch, hidden.common, tokens)
         *layers, pages = self.kv.layers
-        key, weights = ("draft layer", step, plan.drafts), (params.layers[-1], params.embed, params.head)
-        drafts, pages = run[key](*weights, hidden.x, rows, pages, forward.batch, hidden.common)
+        weights = params.layers[-1], params.embed, params.head
+        if assistant is not None:
+            weights, pages = assistant.weights(params), assistant.pages(self._model, self._kept_layers())
+        drafts, written = run["draft layer", step, plan.drafts](
+            *weights, hidden.x, rows, pages, forward.batch, hidden.common
+        )
+        if assistant is None:
+            self.kv.layers = (*layers, written)
         if plan.drafts:
             drafts.copy_to_host_async()
             drafted = tuple([row for row, chunk in enumerate(hidden.chunks) if chunk.sample is not None])
             drawn = drawn._replace(drafts=drafts, drafted_rows=drafted)
-        self.kv.layers = (*layers, pages)
         return drawn
+
+    def _kept_layers(self) -> list[Any]:
+        """The pages and states of all layers that have their own, by place."""
+        second = self.second
+        return list(self.kv.layers if second is None else joined(self.kv.layers, second.layers, self._in_second))
 
     def submit(self, plan: StepPlan) -> StepTicket:
         """Dispatch both phases of a plan without constrained rows."""
@@ -271,6 +288,7 @@ class ModelRunner:
     def close(self) -> None:
         """Free the weights, the pages and the states."""
         self.take_params()
+        self._assistant = None
         self.executables.close()
         for kv in self._pools:
             kv.close()
@@ -369,7 +387,7 @@ class ModelRunner:
         for kv in moving:
             kv.offload()
         experts, second = list[Array](), self.second
-        layers = list(self.kv.layers if second is None else joined(self.kv.layers, second.layers, self._in_second))
+        layers = self._kept_layers()
         for group, key in zip(self._groups, layer_keys, strict=True):
             places = self._places[group]
             kept = tuple([layers[index] for index in places])

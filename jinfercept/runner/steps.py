@@ -30,7 +30,8 @@ from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.layouts.kv_rows import is_quantised, stored_dtype
 from jinfercept.pallas.layouts.pages import Batch
 from jinfercept.pallas.layouts.states import StateRows
-from jinfercept.runner.draft_layer import add_draft_layer
+from jinfercept.runner.assistant import Assistant, add_assistant
+from jinfercept.runner.draft_layer import DraftSteps, add_draft_layer
 from jinfercept.runner.executables import Executables
 from jinfercept.runner.layer_attention import step_attention
 from jinfercept.runner.packing import CommonShape, PackedShape, in_place, packed_size, unpack
@@ -43,7 +44,14 @@ STACKED = ("attn_norm", "ffn_norm", "attn_post_norm", "ffn_post_norm")
 """Scales of norms that XLA computes. A kernel that reads a vector, as those of quantised weights do, needs it as an array."""
 
 
-def add_steps(run: Executables, model: ServedModel, shape: RunnerShape, attention: str, params: Params) -> None:
+def add_steps(
+    run: Executables,
+    model: ServedModel,
+    shape: RunnerShape,
+    attention: str,
+    params: Params,
+    assistant: Assistant | None = None,
+) -> None:
     """Add every executable that a plan's chunks can need. `params` are arrays, or shapes with shardings.
 
     An `attention` of `auto` is for the default backend only, see `models.attention`.
@@ -79,9 +87,14 @@ def add_steps(run: Executables, model: ServedModel, shape: RunnerShape, attentio
             out = (EVERYWHERE, specs_of(kept), *([EVERYWHERE] if shape.routed_experts else []))
             whole = over_devices(step, arguments, out=out)
             run.add(key, whole, *arguments, donate=(1, 2))
-    if num_draft_layers(model.config):
-        own = params, packed_shapes, embedded_by_size, layers[-1], common_shape, shape.sample_rows, batches
-        add_draft_layer(run, cast(Model, model), *own, shape.num_drafts, shape.num_drawn)
+    if shape.is_assisted or num_draft_layers(model.config):
+        own = packed_shapes, embedded_by_size, common_shape, batches, shape.num_drafts, shape.num_drawn
+        steps = DraftSteps(*own)
+        steps.add_rows(run, shape.sample_rows)
+        if assistant is not None:
+            add_assistant(run, assistant, cast(Model, model), params, steps, layers)
+        else:
+            add_draft_layer(run, cast(Model, model), params, steps, layers[-1])
     add_sampler(
         run,
         model,
@@ -147,7 +160,7 @@ def step_shapes(
     kinds = [(size, False) for size in shape.buckets]
     kinds += [] if cut is None else [(size, True) for size in shape.decode_buckets]
     own = {"attention": attention, "cut": cut, "window": max(pool_windows(model, shape), default=0)}
-    own["has_draft_layer"] = num_draft_layers(config) > 0
+    own["has_draft_layer"] = shape.is_assisted or num_draft_layers(config) > 0
     own |= {"window_cut": None if window_heads == heads else cut_for(window_heads, attention)}
     return {
         (size, alone): shape.bucket(size)._replace(decode_only=alone, joined=alone and joined, **own)
@@ -177,7 +190,9 @@ def layers_key(name: str, num_tokens: int, group: tuple[int, int], kinds: tuple[
     return (*key, kinds[first:end]) if kinds else key
 
 
-def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention: str) -> int:
+def step_bytes(
+    model: ServedModel, params: Params, shape: RunnerShape, attention: str, assistant: Assistant | None = None
+) -> int:
     """Device memory, in bytes, that a step of the largest bucket takes beside weights and pages, the slots' state included."""
 
     def struct(leaf: Array) -> jax.ShapeDtypeStruct:
@@ -187,7 +202,9 @@ def step_bytes(model: ServedModel, params: Params, shape: RunnerShape, attention
     pools = {"num_pages": 1, "num_window_pages": min(1, shape.num_window_pages)}
     run, largest = Executables(), replace(shape, buckets=shape.buckets[-1:], **pools)
     weights = jax.tree.map(struct, params)
-    add_steps(run, model, largest, attention, weights)
+    if assistant is not None:
+        assistant = assistant._replace(params=jax.tree.map(struct, assistant.params))
+    add_steps(run, model, largest, attention, weights, assistant)
     run.compile()
     return run.extra_bytes + slots_bytes(shape.max_num_seqs, model.config.vocab_size)
 

@@ -49,7 +49,8 @@ class SpeculationLimits(NamedTuple):
     longest: int
     # seconds of a draft model's step over those of the whole step for as many rows; None: drafts are n-grams
     pass_share: float | None = None
-    by_layer: bool = False  # the model is a layer of the served one
+    by_layer: bool = False  # the model is a layer of the served one or its assistant, and drafts behind a step's draws
+    has_own_kv: bool = True  # this layer drafts for a sequence only if it has read all its tokens
 
 
 NO_DRAFTS = SpeculationLimits(0, 1, 1)
@@ -183,9 +184,7 @@ class Speculation:
         tokens gets no more drafts, so that it goes on for one that begins.
         """
         verifies, has_credit, writes, self._coming = self._coming, self._credit > 0, False, False
-        readers = [
-            entry for entry in builder.chunks if self._state(entry[0], entry[1].start).num_read >= entry[1].start
-        ]
+        readers = [entry for entry in builder.chunks if self._has_read(*entry)]
         if not readers:
             self._reads = False
             self._overall.forget()
@@ -227,7 +226,7 @@ class Speculation:
     def propose(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
         """Store drafts of the tokens behind a sequence's last one."""
         state, num_tokens = self._state(sequence), len(sequence.tokens)
-        if state.num_read >= num_tokens - 1:
+        if state.num_read >= num_tokens - 1 or not self._limits.has_own_kv:
             state.proposed, state.num_tokens = drafts[: self._limits.num_drafts], num_tokens
 
     def waits(self, running: Iterable[Sequence]) -> bool:
@@ -270,9 +269,8 @@ class Speculation:
             return
         without, with_drafts = self._times
         cost, makes = self._budget.cost, plan.draft is not None and plan.draft.drafts
-        passes = (
-            self._limits.num_drafts if makes else 0.5 * (plan.draft is not None)
-        )  # to read takes no head and no draw
+        reads = plan.draft is not None and self._limits.has_own_kv
+        passes = self._limits.num_drafts if makes else 0.5 * reads  # to read takes no head and no draw
         plain_s = cost.plan_s(plan)
         priced_s = plain_s * (1 + passes * (self._limits.pass_share or 0.0))
         if planned.has_drafts or not makes:
@@ -295,6 +293,10 @@ class Speculation:
             ngrams = None if self._by_model else NgramIndex(self._limits.shortest, self._limits.longest)
             sequence.drafting = DraftState(ngrams, Acceptance(self._limits.num_drafts), num_read)
         return sequence.drafting
+
+    def _has_read(self, sequence: Sequence, chunk: Chunk) -> bool:
+        """Whether what drafts behind draws can draft behind a chunk's."""
+        return self._state(sequence, chunk.start).num_read >= chunk.start or not self._limits.has_own_kv
 
     def _draft(self, sequence: Sequence) -> tuple[int, ...]:
         if not (count := self._room(sequence, len(sequence.tokens))):

@@ -34,14 +34,6 @@ def paired_ratio(pairs: Sequence[tuple[float, float]]) -> Range | None:
     return Range(whole, math.exp(fmean(logs) - half), math.exp(fmean(logs) + half))
 
 
-def ratio_text(pairs: Sequence[tuple[float, float]]) -> str:
-    """The ratio of the sums of pairs, with the interval of `paired_ratio` if there is one; `-` if it would divide by 0."""
-    ratio, total = paired_ratio(pairs), sum(other for _, other in pairs)
-    if ratio is not None:
-        return f"{ratio.mean:.2f} ({ratio.low:.2f}–{ratio.high:.2f})"
-    return f"{sum(own for own, _ in pairs) / total:.2f}" if total else "-"
-
-
 def ranking[S](values: Mapping[str, Mapping[S, float]], *, larger: bool = False) -> list[str]:
     """A line for each contender, the best first: its mean over seeds, and its ratio to the best one's, seed by seed.
 

@@ -7,7 +7,6 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from random import Random
 from threading import Event
 from typing import NamedTuple, Protocol, final
 
@@ -40,11 +39,6 @@ def plain_tokens(number: int, place: int, count: int) -> tuple[int, ...]:
 def one_prompt_tokens(number: int, place: int, count: int) -> tuple[int, ...]:
     """`plain_tokens`, but all prompts begin with the same tokens."""
     return ((number if place else _SHARED_TOKEN),) * count
-
-
-def random_tokens(vocab_size: int, seed: int) -> Writer:
-    """Writes random tokens below `vocab_size`, the same ones in every run with the same seed."""
-    return lambda number, place, count: tuple(Random(f"{seed} {number} {place}").choices(range(vocab_size), k=count))
 
 
 def make_request(number: int, script: Script, write: Writer, known_durations: bool = False) -> Request:

@@ -149,11 +149,12 @@ class EngineSetup:
                 "restart cannot change this option", got=", ".join(fixed), fix=f"change {sorted(CHANGEABLE)}"
             )
         drafter, loaded = config.scheduling.speculation.model, self.draft_model
-        if drafter not in (None, loaded):
+        by_layer = config.scheduling.speculation.method == "mtp"
+        if drafter is not None and (drafter, by_layer) != (loaded, self.shape.is_assisted):
             raise ConfigError(
                 "restart cannot load another draft model", got=drafter, fix=f"{loaded or 'ngram'}, or a new LLM"
             )
-        if config.scheduling.speculation.method == "mtp" and not num_draft_layers(self.model.config):
+        if by_layer and drafter is None and not num_draft_layers(self.model.config):
             fix = "another method, or a new LLM"
             raise ConfigError("restart cannot load the layer that drafts (mtp)", got="a model without it", fix=fix)
         drafts, most = config.scheduling.speculation.num_speculative_tokens, self.shape.num_drafts
@@ -255,7 +256,7 @@ def _limits(config: EngineConfig, shape: RunnerShape, draft_share: float = 0.0) 
         options.max_chunk_tokens,
         options.chunked_prefill,
         options.preemption,  # pyright: ignore[reportArgumentType] # a choice of its option
-        SpeculationLimits(*drafts[1:4], pass_share, drafts.method == "mtp"),
+        SpeculationLimits(*drafts[1:4], pass_share, drafts.method == "mtp", drafts.model is None),
         options.overload,
     )
 

@@ -12,6 +12,7 @@ from jinfercept.chat.tokenizer.load import from_transformers, load_tokenizer
 from jinfercept.chat.tokenizer.tokenizer import Tokenizer
 from jinfercept.config import EngineConfig
 from jinfercept.errors import ConfigError, ModelError, RequestError, refuse_any, shown
+from jinfercept.models.assistant import check_alone, fitted, is_assistant
 from jinfercept.models.config import ModelConfig
 from jinfercept.models.load import Loaded, bytes_to_load, dtype_name, load, locate
 from jinfercept.models.mesh import ModelMesh
@@ -53,7 +54,8 @@ def load_model(
         return Loaded(served, params, None)
     if params is not None:
         raise ModelError("params need a Model", got=type(model).__name__, fix="pass Model(config), or leave params out")
-    draft_layer = config.scheduling.speculation.method == "mtp"
+    speculation = config.scheduling.speculation
+    draft_layer = speculation.method == "mtp" and speculation.model is None
     num_bytes = bytes_to_load(
         model, dtype_name(options.dtype), mesh.size, options.load_format, options.quantization, draft_layer
     )
@@ -70,39 +72,40 @@ def load_model(
     )  # pyright: ignore[reportReturnType]
 
 
-def check_draft_layer(config: EngineConfig, model: ServedModel, *, across_hosts: bool) -> None:
-    """Raise `ConfigError` for drafts of a layer that the model has not, or that is not served so."""
-    if config.scheduling.speculation.method != "mtp":
-        return
-    what = "the method mtp of speculative_config does not work here"
-    refuse_any(
-        what,
-        (
-            not num_draft_layers(model.config),
-            f"a {model.config.family} without a layer that drafts",
-            "a checkpoint by name",
-        ),
-        (across_hosts, "several hosts", "the method ngram, or one host"),
-    )
-
-
-def load_draft_model(
-    config: EngineConfig, mesh: ModelMesh, tokenizer: Tokenizer | None, *, across_hosts: bool
+def load_drafter(
+    config: EngineConfig, served: ServedModel, mesh: ModelMesh, tokenizer: Tokenizer | None, *, across_hosts: bool
 ) -> Loaded[ServedModel] | None:
-    """The draft model that the options name, with its weights on the devices of the served model; None if they name none.
+    """The draft model or the assistant that the options name, with its weights on the devices of the served model; None if they
+    name none.
 
     Raises:
-        ModelError: there is no such model.
-        ConfigError: it does not fit into the memory that is left, has other tokens, or there are several hosts.
+        ModelError: there is no such model, or the served one is an assistant.
+        ConfigError: the options ask for drafts of a layer that the model has not; or what drafts does not fit into the memory
+            that is left, has other tokens, or is for other models; or there are several hosts for a draft model.
     """
-    name, options = config.scheduling.speculation.model, config.model
+    check_alone(served.config)
+    (method, *_, name), options = config.scheduling.speculation, config.model
+    if method == "ngram":
+        return None
+    refuse_any(
+        f"the method {method} of speculative_config does not work here",
+        (
+            name is None and not num_draft_layers(served.config),
+            f"a {served.config.family} without a layer that drafts",
+            "a checkpoint by name",
+        ),
+        (across_hosts and method == "draft_model", "several hosts", "the method ngram or mtp, or one host"),
+    )
     if name is None:
         return None
-    if across_hosts:
-        raise ConfigError("several hosts allow no draft model", got=name, fix="use the method ngram, or one host")
     num_bytes = bytes_to_load(name, dtype_name(options.dtype), mesh.size, options.load_format)
     check_weights(num_bytes, FreeMemory.on(*mesh.local_devices))
     loaded = load(name, dtype=options.dtype, load_format=options.load_format, seed=options.seed, mesh=mesh)
+    if method == "mtp":
+        model = replace(loaded.model, config=fitted(loaded.model.config, served.config))
+        return Loaded(model, loaded.params, loaded.source)
+    if is_assistant(loaded.model.config):
+        raise ConfigError("an assistant of Gemma 4 drafts by the method mtp", got=method, fix='"method": "mtp"')
     own = None if loaded.source is None else load_tokenizer(loaded.source)
     if tokenizer is not None and own is not None and not tokenizer.has_tokens_of(own):
         raise ConfigError(

@@ -21,6 +21,7 @@ from jinfercept.models.quantized import is_quantized, weights_of
 from jinfercept.pallas.layouts.interleaved import INTERLEAVED_ON
 from jinfercept.pallas.layouts.kv_rows import BYTES
 from jinfercept.pallas.tpu_attention import tables_fit
+from jinfercept.runner.assistant import as_assistant
 from jinfercept.runner.shape import RunnerShape
 from jinfercept.runner.steps import step_bytes
 from jinfercept.sched.profile import Profile
@@ -66,9 +67,10 @@ def plan_pools(
         shape, attention = _runner_shape(model, 1, longest, config), config.advanced.attention
         shape = replace(shape, num_states=int(bool(states_of(model))), routed_experts=routed_experts)
         shape = replace(shape, num_window_pages=min(1, windows.num_layers))
-        beside = step_bytes(model, params, shape, attention)
+        assistant = as_assistant(draft)
+        beside = step_bytes(model, params, shape, attention, assistant)
         timed = largest_product_bytes(params, shape.buckets[-1], shape.sample_rows[-1])
-        if draft is not None:
+        if draft is not None and assistant is None:
             beside += step_bytes(draft.model, draft.params, draft_shape(draft.model, model, shape), attention)
     repeats = model.kv_repeats if isinstance(model, Model) else 1
     mesh, dtype = _mesh(params), str(weights_of(params)[0].dtype)
@@ -125,7 +127,7 @@ def profile_settings(
         **({"weights": quantised} if quantised else {}),
         **({"adapters": _adapters(params)} if shape.num_adapters else {}),
         **({} if draft is None else {"draft": f"{draft.model.config} {_formats(draft.params)}"}),
-        **({"drafts": shape.num_drafts} if num_draft_layers(model.config) else {}),
+        **({"drafts": shape.num_drafts} if shape.is_assisted or num_draft_layers(model.config) else {}),
         "buckets": repr(shape.buckets),
         "max_num_seqs": shape.max_num_seqs,
         "page_size": shape.page_size,
@@ -185,7 +187,7 @@ def measured_profile(
         effort=EFFORTS[effort],
         settings=settings,
         drafter=drafter,
-        has_draft_layer=num_draft_layers(model.config) > 0,
+        has_draft_layer=shape.is_assisted or num_draft_layers(model.config) > 0,
         asynchronous=jax.default_backend() != "cpu",
         progress=progress,
     )
@@ -241,6 +243,7 @@ def _runner_shape(model: ServedModel, num_pages: int, max_model_len: int, config
         sizes = (fewest, *(size for size in sizes if size > fewest))
     if platform in INTERLEAVED_ON:
         check_tables(config.scheduling.max_num_seqs, max_model_len, config.cache.page_size)
+    drafts = config.scheduling.speculation
     return RunnerShape(
         num_pages=num_pages,
         page_size=config.cache.page_size,
@@ -252,7 +255,8 @@ def _runner_shape(model: ServedModel, num_pages: int, max_model_len: int, config
         pinned_memory=config.advanced.pinned_memory,
         joined_decode=config.advanced.joined_decode,
         kv_cache_dtype=config.cache.kv_cache_dtype,
-        num_drafts=config.scheduling.speculation.num_speculative_tokens,
+        num_drafts=drafts.num_speculative_tokens,
+        is_assisted=drafts.method == "mtp" and drafts.model is not None,
         num_adapters=config.adapters.num_slots,
         fewest_rows=fewest,
     )

@@ -25,6 +25,7 @@ from jinfercept.models.jax_settings import own_settings
 from jinfercept.models.load import locate, read_config
 from jinfercept.models.mesh import ModelMesh
 from jinfercept.models.protocol import ModelDimensions, Params, ServedModel
+from jinfercept.runner.assistant import as_assistant
 from jinfercept.runner.executables import Progress, silent
 from jinfercept.runner.hosts.group import HostGroup
 from jinfercept.runner.hosts.lockstep import LeadingRunner
@@ -42,8 +43,7 @@ from jinfercept.start.loading import (
     TokenizerChoice,
     add_drafter,
     as_tokenizer,
-    check_draft_layer,
-    load_draft_model,
+    load_drafter,
     load_model,
     sampling_defaults,
 )
@@ -97,7 +97,10 @@ def set_up(
         )
     group = None
     if (placement := placement_of(config)) is not None:
-        group = join_hosts(placement, config, model_facts(model, _source(model), repr(_dimensions(model))))
+        facts = model_facts(model, _source(model), repr(_dimensions(model)))
+        if (drafter := config.scheduling.speculation.model) is not None:
+            facts |= {f"drafting {name}": fact for name, fact in model_facts(drafter, locate(drafter), drafter).items()}
+        group = join_hosts(placement, config, facts)
     with ending_at_exit(), nullcontext() if group is None else group.failing():
         start_backend(config.advanced.attention)
         devices = choose_devices(config.model, mesh, across_hosts=group is not None)
@@ -157,9 +160,10 @@ class _Start:
         with self._timed("tokenizer_s"):
             self._tokenizer = tokenizer or (load_tokenizer(loaded.source) if loaded.source else None)
             across_hosts = self._group is not None
-            self._draft = load_draft_model(config, self._devices, self._tokenizer, across_hosts=across_hosts)
-            check_draft_layer(config, loaded.model, across_hosts=across_hosts)
-            check_recurrent(config, loaded.model, None if self._draft is None else self._draft.model)
+            own = loaded.model, self._devices, self._tokenizer
+            self._draft = draft = load_drafter(config, *own, across_hosts=across_hosts)
+            self._assistant = as_assistant(draft)
+            check_recurrent(config, loaded.model, draft.model if draft and self._assistant is None else None)
             self._config = as_invariant(config, loaded.model, loaded.params)
         self._progress("loading", 1, 1)
 
@@ -171,10 +175,11 @@ class _Start:
             with self._timed("pages_s"):
                 self._plan()
                 config, shape = self._config, self._shape
-                runner, drafter = ModelRunner(model, params, shape, attention=config.advanced.attention), None
+                attention, drafter = config.advanced.attention, None
+                runner = ModelRunner(model, params, shape, attention=attention, assistant=self._assistant)
                 runner.owns_params = self._owns_params
-                if draft is not None:
-                    drafter = add_drafter(runner, model, draft, shape, config.advanced.attention)
+                if draft is not None and self._assistant is None:
+                    drafter = add_drafter(runner, model, draft, shape, attention)
             with self._timed("compile_s"):
                 self._how = "given"
                 if profile is None and effort is None:

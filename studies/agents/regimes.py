@@ -19,7 +19,6 @@ from jinfercept.errors import ConfigError, nearest
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn, fitting
 from jinfercept.sim.arrivals import arrivals
-from jinfercept.sim.reports import ratio_text
 from jinfercept.sim.run_stats import Report
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import Simulation
@@ -28,6 +27,7 @@ from jinfercept.sim.tables import TextTable, check_least, number_text
 from jinfercept.sim.trace_files import load_sessions
 from jinfercept.sim.workload import Script, Segment, draw
 from studies.agents.cells import MEAN_CONTEXT, MODELS, PAGE_SIZE, AgentCell
+from studies.agents.report import ratio_text
 from studies.answer import StudyAnswer, StudyEffort, output_folder
 
 type Regime = Callable[[str, int, float], SweepRun]

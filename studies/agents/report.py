@@ -4,12 +4,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from jinfercept.sim.reports import ranking, ratio_text
+from jinfercept.sim.reports import paired_ratio, ranking
 from jinfercept.sim.tables import TextTable
 from studies.agents.cells import BASELINE, SERVED, AgentCell, Contender, Matrix, Trial
 from studies.agents.within_limits import Shares, most_kept
 from studies.answer import StudyAnswer
 from studies.plots import Bars
+
+
+def ratio_text(pairs: Sequence[tuple[float, float]]) -> str:
+    """The ratio of the sums of pairs, with the interval of `paired_ratio` if there is one; `-` if it would divide by 0."""
+    ratio, total = paired_ratio(pairs), sum(other for _, other in pairs)
+    if ratio is not None:
+        return f"{ratio.mean:.2f} ({ratio.low:.2f}–{ratio.high:.2f})"
+    return f"{sum(own for own, _ in pairs) / total:.2f}" if total else "-"
 
 
 class _Column(NamedTuple):

@@ -198,9 +198,11 @@ def joined_kernel(compiler: KernelCompiler, name: str, case: dict[str, Any], pag
 
 def steps(compiler: KernelCompiler, case: dict[str, Any]) -> None:
     """Every executable of a runner, with abstract weights in bfloat16."""
-    config = config_from_hf(case["model"])
+    config, assistant = config_from_hf(case["model"]), case.get("assistant")
+    config = config.with_draft_layer() if case.get("draft_layer") else config
     shape = RunnerShape(**case["shape"] | {"buckets": tuple(case["shape"]["buckets"])})
-    layers = add_runner(compiler, config, shape, case.get("attention", "triton"))
+    drafting = None if assistant is None else config_from_hf(assistant)
+    layers = add_runner(compiler, config, shape, case.get("attention", "triton"), drafting)
     common = CommonShape(shape.sample_rows[-1], transfer_sizes("gpu")[0])
     add_transfers(compiler, layers, transfer_sizes("gpu"), 1, common)  # pyright: ignore[reportArgumentType]
 

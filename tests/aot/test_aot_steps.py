@@ -112,6 +112,20 @@ MODELS["qwen3-next-80b"] = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10_000_000.0,
 }
+E2B_ASSISTANT = {
+    "architectures": ["Gemma4AssistantForCausalLM"],
+    "backbone_hidden_size": 1536,
+    "use_ordered_embeddings": True,
+    "text_config": MODELS["gemma-4-e2b"]
+    | {
+        "hidden_size": 256,
+        "num_kv_shared_layers": 4,
+        "hidden_size_per_layer_input": 0,
+        "num_attention_heads": 4,
+        "intermediate_size": 2048,
+        "use_double_wide_mlp": False,
+    },
+}
 KV_HEADS = {"llama-3-8b": (8, 128), "gpt-j-6b": (16, 256)}
 NUM_PAGES, PAGE_SIZE, LAYERS_PER_STEP, BUCKETS = 6000, 16, 2, [64, 256]
 LAYER_BYTES = 2 * prod((NUM_PAGES + 1, PAGE_SIZE, 2))  # of the pool in bfloat16, without heads and head dim
@@ -123,12 +137,13 @@ def compile_steps(
     attention: str = "triton",
     num_devices: int = 1,
     buckets: Sequence[int] = BUCKETS,
+    drafts: dict[str, Any] | None = None,
     **sizes: int,
 ) -> dict[str, dict[str, Any]]:
     shape = {"num_pages": NUM_PAGES, "page_size": PAGE_SIZE, "max_num_seqs": 64, "max_model_len": 2048}
     shape |= {"buckets": buckets, "layers_per_step": LAYERS_PER_STEP}
     shape |= sizes
-    steps = {"model": MODELS[model], "shape": shape, "attention": attention}
+    steps = {"model": MODELS[model], "shape": shape, "attention": attention} | (drafts or {})
     compiled = compile_for(gpu, steps=steps, num_devices=num_devices)
     for name, facts in compiled.items():
         assert facts["error"] is None, f"{name}: {facts['error']}"
@@ -299,3 +314,24 @@ def test_aot_steps_of_recurrent_layers_write_states_in_place(gpu: str) -> None:
         assert facts["temp_bytes"] < 1.1 * slot_bytes, "what leaves is copied once"
         large = [made for size, made in facts["made"] if size >= state_bytes // 2]
         assert all("dynamic_update_slice" in made or "dynamic-update-slice" in made for made in large), large
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("gpu", ["h100", "a100"])
+@pytest.mark.parametrize(
+    ("model", "drafts", "sizes", "kernels"),
+    [
+        ("gemma-4-e2b", {"assistant": E2B_ASSISTANT}, {"num_window_pages": 2500, "is_assisted": True}, 3 * 4),
+        ("qwen3-next-80b", {"draft_layer": True}, {"num_states": 256}, 2),
+    ],
+)
+def test_aot_several_drafts_of_a_step_attend_by_schedules_of_the_device(
+    model: str, drafts: dict[str, Any], sizes: dict[str, Any], kernels: int, gpu: str
+) -> None:
+    """An assistant's layers all read pages of the served model; a layer of that itself attends again for each later draft."""
+    compiled = compile_steps(model, gpu, buckets=BUCKETS[:1], drafts=drafts, num_drafts=3, **sizes)
+    steps = [facts for name, facts in compiled.items() if name.startswith("draft layer") and name.endswith("True")]
+    assert len(steps) == 2
+    for facts in steps:
+        assert facts["kernels"] >= kernels

@@ -5,13 +5,13 @@ from contextlib import closing
 
 import pytest
 
-from benchmarks.replay import different, replay, resize_host, simulation
+from benchmarks.replay import different, random_tokens, replay, resize_host, simulation
 from benchmarks.suite.scaled import scaled, scaled_sessions
 from jinfercept.errors import ConfigError
 from jinfercept.request import Request
 from jinfercept.sim.agent_sessions import ScriptedSession, ScriptedTurn
 from jinfercept.sim.arrivals import Arrival
-from jinfercept.sim.scripted import make_request, random_tokens
+from jinfercept.sim.scripted import make_request
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.trace_files import load_sessions
 from jinfercept.sim.workload import Script, Segment

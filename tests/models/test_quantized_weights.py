@@ -16,8 +16,8 @@ from jinfercept.models.model import Model
 from jinfercept.models.packed_rows import PackedRows, Packing, common
 from jinfercept.models.quantized import QuantizedTensor, is_quantized
 from jinfercept.models.weights.in_memory import Replacement, initial_params, shapes_of
-from jinfercept.pallas.layouts.packed_weights import pack
 from tests.support.dense_model import dense, logits
+from tests.support.quantized_weight import pack
 from tests.support.tiny_gguf import E, F, write
 from tests.support.tiny_model import set_joined
 

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jinfercept.models.attention import prepare
+from benchmarks.prepared_batch import prepare
 from jinfercept.pallas import mosaic_kernel
 from jinfercept.pallas.gpu_heads import Heads
 from jinfercept.pallas.gpu_kernels import mosaic_cut, paged_attention_mosaic

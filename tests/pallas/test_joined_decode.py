@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jinfercept.models.attention import prepare
+from benchmarks.prepared_batch import prepare
 from jinfercept.models.blocks import separate_heads
 from jinfercept.models.config import RopeConfig
 from jinfercept.models.rope import rotate, rotation

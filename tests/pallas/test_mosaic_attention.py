@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jinfercept.models.attention import prepare
+from benchmarks.prepared_batch import prepare
 from jinfercept.pallas import mosaic_kernel
 from jinfercept.pallas.gpu_heads import Heads, tiles_for
 from jinfercept.pallas.gpu_kernels import mosaic_cut, paged_attention_mosaic

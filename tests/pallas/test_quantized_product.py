@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from jinfercept.cpu_kernels import native
 from jinfercept.models.quantized_product import product, supports
-from jinfercept.pallas.layouts.packed_weights import ORDER, Packed, e2m1_pairs, from_e2m1, pack_nibbles, unpack
+from jinfercept.pallas.layouts.packed_weights import ORDER, Packed, e2m1_pairs, from_e2m1, unpack
 from tests.support.pretend import older_cpu
-from tests.support.quantized_weight import mxfp4_weight, weight
+from tests.support.quantized_weight import mxfp4_weight, pack_nibbles, weight
 
 
 @settings(max_examples=8)

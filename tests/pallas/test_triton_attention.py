@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jinfercept.models.attention import prepare
+from benchmarks.prepared_batch import prepare
 from jinfercept.pallas.gpu_heads import AMPERE, Heads, is_supported, tiles_for, work_cut
+from jinfercept.pallas.layouts.pages import Batch
 from jinfercept.pallas.layouts.scoring import Scoring
 from jinfercept.pallas.reference import paged_attention_reference
 from jinfercept.pallas.tiles import Tile, Tiles
 from jinfercept.pallas.triton_attention import paged_attention_triton
+from jinfercept.runner.draft_layer import row_queries
 from tests.support.attention_steps import Shapes, make_step, reference, scheduled, steps
 
 GROUPED = Shapes(40, 9, 7, 16, 9, 3, 24)  # groups and a head dim that fill no power of two
@@ -83,6 +85,21 @@ def test_tile_borders_make_no_difference():
 def test_a_step_of_decodes_only_agrees_with_the_reference(contexts, seed):
     q, pages, batch = make_step(GROUPED, len(contexts), [(1, context) for context in contexts], seed)
     np.testing.assert_allclose(decoding(q, pages, batch), reference(q, pages, batch), atol=2e-5, rtol=0)
+
+
+def test_drafts_of_every_row_attend_by_a_schedule_that_the_device_makes():
+    """To fewer tokens than their rows have, as behind refused drafts."""
+    lengths = (3, 112, 40, 1, 17, 64, 100, 5, 80)
+    _, pages, batch = make_step(GROUPED, 9, [(1, length) for length in lengths], seed=4)
+    queries, contexts = jax.random.normal(jax.random.key(0), (9, 9, 24)), jnp.array([max(1, n - 2) for n in lengths])
+
+    @jax.jit
+    def both(batch: Batch) -> tuple[jax.Array, jax.Array]:
+        rows = row_queries(batch, contexts, work_cut(Heads(9, 3, 24, 4), SMALL_TILES))
+        attend = partial(paged_attention_triton, tiles=SMALL_TILES, interpret=True, decode_only=True)
+        return attend(queries, pages, rows), paged_attention_reference(queries, pages, rows)
+
+    np.testing.assert_allclose(*both(batch), atol=2e-5, rtol=0)
 
 
 def test_a_step_of_decodes_only_has_no_kernel_for_chunks():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jinfercept.pallas import triton_grouped, triton_quantized
-from jinfercept.pallas.layouts.packed_weights import ORDER, Packed, pack, unpack
+from jinfercept.pallas.layouts.packed_weights import ORDER, Packed, unpack
 from jinfercept.pallas.triton_grouped import product, row_tiles
-from tests.support.quantized_weight import mxfp4_weight, weight
+from tests.support.quantized_weight import mxfp4_weight, pack, weight
 
 
 @pytest.mark.parametrize(

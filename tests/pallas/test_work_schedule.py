@@ -1,11 +1,12 @@
 """Tiles that fit a chip, and dealing out a batch: every token of work in exactly one unit, no more units than the grid has."""
 
+import jax.numpy as jnp
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jinfercept.pallas.tiles import SHARED_MEMORY_BYTES, choose_tiles, power_of_two
-from jinfercept.pallas.work_schedule import WorkCut, WorkSchedule, schedules, split_contexts
+from jinfercept.pallas.work_schedule import WorkCut, WorkSchedule, even_schedule, schedules, split_contexts
 
 SOME_UNKNOWN_CHIP = 121
 
@@ -70,6 +71,18 @@ def units(work: WorkSchedule) -> list[tuple[int, int]]:
     assert set(programs[: row_units[-1]]) == set(range(row_units[-1]))
     assert [row_units[row] + start // unit_tokens for row, start in places] == list(range(row_units[-1]))
     return places
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(1, 5000), min_size=NUM_ROWS, max_size=NUM_ROWS), st.sampled_from([1, 3, 50]))
+def test_contexts_that_the_device_knows_are_cut_into_even_pieces_that_all_have_room(contexts, programs):
+    work = even_schedule(jnp.array(contexts), WorkCut(2, programs, 16, 8))
+    numbers = WorkSchedule(*map(np.asarray, work))
+    starts = [
+        (row, start) for row, tokens in enumerate(contexts) for start in range(0, tokens, int(work.unit_tokens[0]))
+    ]
+    assert units(numbers) == starts
+    assert len(starts) <= len(work.unit_rows)
 
 
 @settings(max_examples=50)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jinfercept.models.attention import prepare
+from benchmarks.prepared_batch import prepare
 from jinfercept.pallas.layouts.pages import OUT_OF_RANGE, VectorPart, as_array
 from jinfercept.pallas.work_schedule import WorkCut
 from jinfercept.runner.packing import ALIGNED, PackedShape, enter, in_place, pack, packed_size, unpack

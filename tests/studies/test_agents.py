@@ -10,7 +10,6 @@ from rich.console import Console
 from jinfercept.errors import ConfigError
 from jinfercept.sched.named_profiles import PROFILES
 from jinfercept.sim.agent_sessions import ScriptedSession
-from jinfercept.sim.reports import ratio_text
 from jinfercept.sim.session_clients import SessionLoad
 from jinfercept.sim.simulation import Simulation
 from jinfercept.sim.sweep import Report, SimulatedLoad, SweepRun
@@ -18,7 +17,7 @@ from jinfercept.sim.trace_files import load_sessions
 from studies.__main__ import main
 from studies.agents.cells import ORDERS, AgentCell, AgentModel, contenders, play, search
 from studies.agents.command import StudyAgents
-from studies.agents.report import matrix_answer, search_answer
+from studies.agents.report import matrix_answer, ratio_text, search_answer
 from studies.agents.within_limits import most_kept
 from studies.answer import FinishedRuns, StudyEffort
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 
-from jinfercept.models.attention import prepare
+from benchmarks.prepared_batch import prepare
 from jinfercept.pallas.gpu_heads import Heads, work_cut
 from jinfercept.pallas.layouts.kv_rows import is_quantised
 from jinfercept.pallas.layouts.pages import SCRATCH_PAGE, Batch, kv_shape

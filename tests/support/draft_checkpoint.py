@@ -48,3 +48,34 @@ def with_draft_layer(name: str, folder: Path, *, agrees: bool = False) -> Path:
         )
     save_file(tensors | own, folder / "model.safetensors")
     return folder
+
+
+def with_assistant(folder: Path) -> tuple[Path, Path]:
+    """A golden Gemma 4 whose layers add little to the vector of the token, and an assistant that looks at that vector alone, so
+    that its drafts are often what the model writes.
+
+    Args:
+        folder: that has both.
+    """
+    served, assistant = folder / "served", folder / "assistant"
+    shutil.copytree(GOLDEN / "gemma4", served)
+    shutil.copytree(GOLDEN / "gemma4_assistant", assistant)
+    tensors = load_file(served / "model.safetensors")
+    small = {
+        key: (0.05 * weight).astype(weight.dtype)
+        for key, weight in tensors.items()
+        if key.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight"))
+    }
+    save_file(tensors | small, served / "model.safetensors")
+    config = json.loads((assistant / "config.json").read_text())
+    width = config["backbone_hidden_size"]
+    config["text_config"] |= {"hidden_size": width}
+    (assistant / "config.json").write_text(json.dumps(config))
+    own = load_file(assistant / "model.safetensors")
+    for key, weight in own.items():
+        sizes = [width if size == 24 else size for size in weight.shape]
+        own[key] = np.ones(sizes, np.float32) if key.endswith("layer_scalar") else np.zeros(sizes, np.float32)
+    own |= {key: tensors[key].astype(np.float32) for key in ("model.embed_tokens.weight", "model.norm.weight")}
+    own["pre_projection.weight"] = np.eye(width, 2 * width, dtype=np.float32)
+    save_file(own, assistant / "model.safetensors")
+    return served, assistant

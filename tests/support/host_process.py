@@ -40,8 +40,9 @@ def main(num_devices: str, then: str, words: str) -> None:
         for policy in policies:
             llm.restart(policy=policy)
             served = streams(WORKLOAD.run(llm, delay_s=0.003))
-            moved, compiled = llm.counters.copied_out, compilations.count
-            print(json.dumps({"policy": policy, "streams": served, "moved": moved, "compiled": compiled}), flush=True)
+            counts = {"moved": llm.counters.copied_out, "compiled": compilations.count}
+            counts["accepted"] = llm.counters.accepted.total()
+            print(json.dumps({"policy": policy, "streams": served, **counts}), flush=True)
         while then == "serve":
             WORKLOAD.run(llm)
             print("{}", flush=True)

@@ -2,8 +2,36 @@
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Shaped
 
-from jinfercept.pallas.layouts.packed_weights import Packed, from_e2m1, pack
+from jinfercept.pallas.layouts.packed_weights import ORDER, Packed, blocks, from_e2m1
+
+
+def pack(
+    q: Shaped[Array, "K N"],
+    scales: Shaped[Array, "G N"],
+    offsets: Float[Array, "G N"] | None = None,
+    *,
+    bits: int,
+    zero: int = 0,
+) -> Packed:
+    """The arrays of a weight, of its numbers by input and column.
+
+    Args:
+        q: from 0 to 15 if `bits` is 4, else of the type that is stored.
+        scales, offsets: of groups of inputs.
+    """
+    values = pack_nibbles(q) if bits == 4 else q
+    return Packed(blocks(values), blocks(scales), None if offsets is None else blocks(offsets), zero)
+
+
+def pack_nibbles[A: Array](q: A) -> A:
+    """Words of eight rows of a matrix `[K, N]` of numbers from 0 to 15: uint32 `[K / 8, N]`. Of JAX or of numpy."""
+    words = q.astype("uint32").reshape(-1, len(ORDER), q.shape[1])
+    packed = words[:, 0]
+    for place, row in enumerate(ORDER):
+        packed = packed | words[:, row] << 4 * place
+    return packed  # pyright: ignore[reportReturnType]
 
 
 def weight(

@@ -42,28 +42,6 @@ class Packed(NamedTuple):
     zero: int = 0
 
 
-def pack(
-    q: Shaped[Array, "K N"],
-    scales: Shaped[Array, "G N"],
-    offsets: Float[Array, "G N"] | None = None,
-    *,
-    bits: int,
-    zero: int = 0,
-) -> Packed:
-    """Pack a weight's numbers `q`: from 0 to 15 if `bits` is 4, otherwise of the type that is stored."""
-    values = pack_nibbles(q) if bits == 4 else q
-    return Packed(blocks(values), blocks(scales), None if offsets is None else blocks(offsets), zero)
-
-
-def pack_nibbles[A: Array](q: A) -> A:
-    """Words of eight rows of a matrix `[K, N]` of numbers from 0 to 15: uint32 `[K / 8, N]`. For JAX and numpy."""
-    words = q.astype("uint32").reshape(-1, len(ORDER), q.shape[1])
-    packed = words[:, 0]
-    for place, row in enumerate(ORDER):
-        packed = packed | words[:, row] << 4 * place
-    return packed  # pyright: ignore[reportReturnType]
-
-
 def from_e2m1[A: np.ndarray](bits: A) -> A:
     """Turn 4-bit numbers of MXFP4 into those that are stored, see `E2M1`."""
     return bits ^ ((bits & 6) == 0)  # pyright: ignore[reportReturnType]

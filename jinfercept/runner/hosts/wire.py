@@ -18,6 +18,7 @@ from jinfercept.kv.page import PageCopies, PageCopy
 from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import (
     Chunk,
+    DraftPlan,
     DrawOptions,
     Masks,
     NewPages,
@@ -29,7 +30,7 @@ from jinfercept.sched.plan import (
     WindowEntries,
 )
 
-VERSION = 10
+VERSION = 11
 """Changes with the form; processes of different versions refuse each other at the start."""
 
 _REPORTS = ("return_processed_logprobs", "return_kept_tokens")
@@ -47,16 +48,17 @@ def encode_plan(plan: StepPlan) -> bytes:
         for chunk in plan.chunks
     ]
     window = () if plan.window is None else _moves(plan.window)
-    fields = (plan.number, plan.bucket, chunks, _moves(plan), window)
+    fields = (plan.number, plan.bucket, chunks, _moves(plan), window, plan.draft)
     return packb(fields, default=_plain)  # pyright: ignore[reportReturnType] # bytes, without autoreset
 
 
 def decode_plan(body: bytes) -> StepPlan:
     """The plan that `encode_plan` was given, as far as a runner reads it."""
-    number, bucket, chunks, (offload, fetch, drop), window = _unpacked(body)
+    number, bucket, chunks, (offload, fetch, drop), window, draft = _unpacked(body)
     if window:
         window = WindowCopies(_copies(window[0]), _copies(window[1]), window[2])
-    return StepPlan(number, bucket, tuple(map(_chunk, chunks)), _copies(offload), _copies(fetch), drop, window or None)
+    moves = _copies(offload), _copies(fetch), drop, window or None
+    return StepPlan(number, bucket, tuple(map(_chunk, chunks)), *moves, draft and DraftPlan(*draft))
 
 
 def encode_masks(masks: Masks) -> bytes:

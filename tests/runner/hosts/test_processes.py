@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.support.draft_checkpoint import DRAFTS, with_assistant, with_draft_layer
 from tests.support.fake_engine import POLICIES
 from tests.support.host_process import SIZES, WORKLOAD
 from tests.support.hosts import free_port
@@ -137,6 +138,26 @@ def test_hosts_serve_the_tokens_of_one_process_and_end_in_order(name: str, num_h
     assert [line["streams"] for line in lines] == expected
     assert sum(line["compiled"] for line in lines) == 0
     assert [status for status, _ in ends] == [0] * num_hosts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["layer", "assistant"])
+def test_drafts_on_several_hosts_leave_the_tokens_as_they_are(kind: str, tmp_path: Path) -> None:
+    """Drafts of a layer of the model, whose recurrent layers have states, and of an assistant."""
+    if kind == "layer":
+        name, drafts = with_draft_layer("qwen3_next", tmp_path / "model", agrees=True), DRAFTS
+    else:
+        name, assistant = with_assistant(tmp_path)
+        drafts = DRAFTS | {"model": str(assistant)}
+    options: dict[str, Any] = {"profile": "roofline-llama-13b-a100", "pipeline_depth": 0}
+    with started(2, "end", name=str(name), speculative_config=drafts, **options) as hosts:
+        expected = alone(str(name), ["swap"])
+        lines = list(hosts.lines())
+        ends = hosts.ends(END_S)
+    assert [line["streams"] for line in lines] == expected
+    assert lines[0]["accepted"] > 10
+    assert lines[0]["compiled"] == 0
+    assert [status for status, _ in ends] == [0, 0]
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from jinfercept.sampling_params import SamplingParams
 from jinfercept.sched.plan import (
     FROM_DEVICE,
     Chunk,
+    DraftPlan,
     NewPages,
     Sample,
     Score,
@@ -86,6 +87,7 @@ plans = st.builds(
     fetch=copies,
     drop=some_ids,
     window=st.none() | st.builds(WindowCopies, copies, copies, some_ids),
+    draft=st.none() | st.builds(DraftPlan, st.booleans(), st.dictionaries(st.integers(0, 255), ids, max_size=3)),
 )
 
 
