@@ -42,7 +42,6 @@ class ReplicaRange(BaseModel):
 
 
 def _engine(options: Any) -> Any:
-    """Options of `LLM`, their names and values checked."""
     EngineConfig.from_options(options)
     return options
 

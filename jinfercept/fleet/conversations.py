@@ -171,7 +171,6 @@ def _name(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[NamedBy,
 
 
 def _followed(path: str, body: Mapping[str, Any]) -> tuple[str, str]:
-    """The object that a body or a path names: "response" or "conversation", and its id; empty texts without one."""
     if previous := _text(body.get("previous_response_id")):
         return "response", previous
     conversation = body.get("conversation")

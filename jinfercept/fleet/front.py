@@ -341,7 +341,6 @@ class FleetFront:
         return answer
 
     def _note(self, incoming: IncomingRequest, ticket: Ticket, relay: Relay, logged: dict[str, Any]) -> None:
-        """Note what the replica says about a request, and which response it makes."""
         if (route := ticket.route) is not None:
             logged.update(relay.details)
             logged.update(replica=route.replica, route=route.reason)

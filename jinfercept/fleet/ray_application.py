@@ -154,7 +154,6 @@ def _deployment(target: Any, **options: Any) -> Any:
 
 
 def _cause(name: str) -> str:
-    """The error of a failed replica, in one line."""
     application = serve.status().applications.get(name)
     lines = [
         line.strip()

@@ -110,7 +110,6 @@ def _make_private_folder() -> Path:
 
 @contextmanager
 def _prepared(address: str | None) -> Iterator[tuple[str | None, dict[str, Any]]]:
-    """The private folder of a local Ray, whose environment is set, and arguments of `ray.init`."""
     if address is not None:
         yield None, {"log_to_driver": False}
         return

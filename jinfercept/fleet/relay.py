@@ -116,7 +116,6 @@ class Relay:
             self.details.update(message["details"])
 
     def _named(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A head with the headers that say which replica answers, and why."""
         head = {"type": message["type"], "status": message["status"], "headers": list(message["headers"])}
         route = self._ticket.route
         if route is not None:

@@ -151,7 +151,6 @@ class _Running:
 
     @property
     def details(self) -> dict[str, Any]:
-        """Fields of the request's log line."""
         return dict(self._scope.get(LOGGED, {}))
 
     @property
@@ -165,12 +164,10 @@ class _Running:
         self._received.close()
 
     async def run(self) -> None:
-        """Have the application answer."""
         with self._sent:
             await self._app(self._scope, self._receive, self._send)
 
     async def messages(self) -> AsyncGenerator[Messages]:
-        """The messages of the response, those that are there together."""
         async for message in self._received:
             messages = [message]
             with suppress(anyio.WouldBlock, anyio.EndOfStream):

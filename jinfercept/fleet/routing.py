@@ -277,7 +277,6 @@ class _Holdings(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether some replica holds more than a shared prefix."""
         return any(holding.reason in _OWN for holding in self.by_holder.values())
 
     @property
@@ -296,5 +295,4 @@ class _RoutedPrompt:
         self.most_held = max(0, num_tokens - 1)  # the last token is always computed
 
     def missing_s(self, held_tokens: int) -> float:
-        """Seconds to recompute what is not holding."""
         return self._all_s - self._recompute_s(min(held_tokens, self.most_held)) if held_tokens else self._all_s

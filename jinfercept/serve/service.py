@@ -348,7 +348,6 @@ class Service:
         self.database.close()
 
     def _rest_s(self) -> float:
-        """Seconds for one step of the shutdown, few if the drain took all of its time."""
         ends_s = self.tools.ends_s
         return _MOST_ENDING_S if ends_s is None else min(_MOST_ENDING_S, max(_ENDING_S, ends_s - time.monotonic()))
 

@@ -44,7 +44,6 @@ async def _answer(request: Request, error: Exception) -> EncodedReply:
 
 
 async def _answer_invalid(request: Request, error: Exception) -> EncodedReply:
-    """Answers a wrong query, a wrong path, or a missing body."""
     problems = cast(RequestValidationError, error).errors()
     wrong = invalid_body([{**problem, "loc": problem["loc"][1:]} for problem in problems])
     return error_response(request, wrong)

@@ -87,7 +87,6 @@ class HostCheck:
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
-        """Why a request is refused; None if it is not."""
         headers, is_socket = Headers(scope=scope), scope["type"] == "websocket"
         for host in headers.getlist("host"):
             if not self._hosts.allows(host):

@@ -68,7 +68,6 @@ class MetricFamilies(NamedTuple):
         return family
 
     def _keyed(self, values: Any) -> Iterator[tuple[list[str], Any]]:
-        """Values with the values of all labels."""
         for key, value in (values if isinstance(values, Mapping) else {(): values}).items():
             yield [self.model, *(map(str, key) if isinstance(key, tuple) else (str(key),))], value
 
@@ -138,7 +137,6 @@ def collect(service: Service, looked: SnapshotValue[EngineState]) -> list[Metric
 
 
 def _vllm(state: EngineState, make: MetricFamilies) -> list[Metric]:
-    """Metrics that have vLLM's names: of the engine, then of requests."""
     counter, gauge, histogram = make.counter, make.gauge, make.histogram
     counts, counters, accepted = state.counts, state.counters, state.counters.accepted
     usage = state.pages.used / state.num_device_pages
@@ -206,7 +204,6 @@ def _vllm(state: EngineState, make: MetricFamilies) -> list[Metric]:
 
 
 def _pool(state: EngineState, make: MetricFamilies, llm: LLM) -> list[Metric]:
-    """Requests by state, pages by residency, and waste."""
     counter, gauge, plan, page_size = make.counter, make.gauge, llm.memory_plan, llm.shape.page_size
     states = {
         "running": state.num_running,
@@ -258,7 +255,6 @@ def _pool(state: EngineState, make: MetricFamilies, llm: LLM) -> list[Metric]:
 
 
 def _link(state: EngineState, make: MetricFamilies, llm: LLM) -> list[Metric]:
-    """Use of the host link."""
     counts, size, counter = state.counts, llm.memory_plan.token_bytes(llm.shape.page_size), make.counter
     moved = {"out": counts.copied_out * size, "in": counts.copied_in * size}
     budget = counts.link_budget * size
@@ -285,7 +281,6 @@ def _link(state: EngineState, make: MetricFamilies, llm: LLM) -> list[Metric]:
 
 
 def _disk(disk: DiskState, make: MetricFamilies) -> list[Metric]:
-    """Contexts in the folder of `kv_disk`."""
     counters, used, counter, gauge = disk.counters, disk.occupancy, make.counter, make.gauge
     space = {"used": used.used_bytes, "free": used.total_bytes - used.used_bytes}
     moved = {"read": counters.read_bytes, "written": counters.written_bytes, "refused": counters.refused_bytes}

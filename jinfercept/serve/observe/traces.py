@@ -198,7 +198,6 @@ class RequestTrace:
         span.end(end_ns)
 
     def _describe_end(self, outputs: Sequence[RequestOutput]) -> None:
-        """Add what is known only when the request has ended."""
         details, status, values = self._details, self._status, dict[str, Any]()
         reasons = [completion.finish_reason for output in outputs for completion in output.outputs]
         if self._requests:

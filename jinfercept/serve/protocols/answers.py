@@ -273,7 +273,6 @@ class _JoinedText:
         self._is_new_turn = False
 
     def next_turn(self) -> None:
-        """Texts that are added from now on belong to another turn."""
         self._is_new_turn = True
 
     def add(self, text: str) -> str:

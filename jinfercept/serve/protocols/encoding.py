@@ -75,7 +75,6 @@ def encode_parts(data: Any) -> Iterator[bytes]:
 
 
 def _is_long(value: Any) -> bool:
-    """Whether a value has an array that is encoded in parts."""
     if isinstance(value, dict):
         return any(map(_is_long, value.values()))
     return isinstance(value, Lazy) or (isinstance(value, list) and (len(value) > _AT_ONCE or any(map(_is_long, value))))

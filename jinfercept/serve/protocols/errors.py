@@ -145,7 +145,6 @@ def check_finish(output: RequestOutput) -> None:
 
 
 def _path(parts: Sequence[int | str]) -> str:
-    """The place of a validation error as a field name, `messages[0].content` for example."""
     path = ""
     for part in parts:
         if isinstance(part, int):

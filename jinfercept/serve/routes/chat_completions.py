@@ -177,7 +177,6 @@ def recorder(service: Service, body: ChatBody, hints: RequestHints) -> Remember:
 
 
 def _client_tools(body: ChatBody) -> frozenset[str]:
-    """Names of the tools that the client runs."""
     return frozenset(map(named_function, body.tools or ()))
 
 

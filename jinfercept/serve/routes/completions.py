@@ -97,7 +97,6 @@ def make_completions(
 
 
 def _prompts(body: CompletionBody) -> list[Any]:
-    """The prompts of a body: each is a text or a list of token ids."""
     prompt = body.prompt
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         return [prompt]

@@ -128,7 +128,6 @@ async def _read(request: Request, inputs: Sequence[InputItem]) -> list[Item]:
 
 
 async def _run[T](request: Request, work: Callable[..., T], *arguments: Any, writes: bool = True) -> T:
-    """The result of work on the rows of the tenant of a request, in one transaction."""
     tenant = tenant_of(request)
     return await service_of(request).state.run(tenant, lambda entries: work(entries, tenant, *arguments), writes=writes)
 

@@ -69,7 +69,6 @@ def _taken(call_id: str, take: Callable[[str, str, str | None], None], text: str
 
 
 def _watched(request: Request) -> str | None:
-    """The tenant whose calls are shown; None: all tenants."""
     return service_of(request).keys.watched_by(tenant_of(request))
 
 

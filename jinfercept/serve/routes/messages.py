@@ -57,7 +57,6 @@ def make_message_chat(
 
 
 def _count_tokens(service: Service, body: CountTokensBody, hints: RequestHints) -> int:
-    """The number of tokens of the prompt of a body, however long. Slow, as `make_chat`."""
     with renamed(fields_of(body)):
         [request] = rendered_chat(service, chat_body(body), hints, "count")
         return len(request.prompt_token_ids)

@@ -118,7 +118,6 @@ async def _event(generation: Generation, event: Mapping[str, Any]) -> bytes:
 
 
 def _num_reported(response: Mapping[str, Any]) -> int:
-    """Log probabilities in a response."""
     parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
     return num_reported(sum(len(part["logprobs"]) for part in parts), response["top_logprobs"])
 
@@ -161,7 +160,6 @@ class BackgroundRun:
                 trace.release()
 
     def _store(self, stored: StoredResponse, event: bytes) -> None:
-        """Store an event; if the store has no room for them, drop all events."""
         events = self._service.state.events
         if not self._events or events.peek(stored.name) is self:
             self._events.append(event)

@@ -86,7 +86,6 @@ class _Connection:
         self._closing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Answer requests until the client or the server closes the connection."""
         await self._socket.accept()
         try:
             while not self._gone.is_set() and (message := await self._socket.receive())["type"] == "websocket.receive":
@@ -102,7 +101,6 @@ class _Connection:
                 self._memory.close()
 
     def drain(self) -> None:
-        """Close the connection behind the requests that are there; the application refuses new ones."""
 
         async def close() -> None:
             while self._requests:
@@ -163,7 +161,6 @@ class _Connection:
                     await self._socket.app(scope, receive, send)
 
     async def _left(self) -> Message:
-        """The message for the application when the client has gone."""
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
@@ -195,7 +192,6 @@ class _Connection:
         await self._send(encode({"type": "error", "status": status, "error": error | more}))
 
     async def _send(self, data: bytes) -> None:
-        """Send an object; if the client is gone, its requests end."""
         try:
             await self._socket.send_text(data.decode())
         except (WebSocketDisconnect, RuntimeError):  # of a connection that is lost, and that is closed

@@ -107,7 +107,6 @@ async def compact_conversation(body: InputTokensBody, request: Request) -> Respo
 
 
 async def _start(body: ResponsesBody, request: Request) -> Generation:
-    """Check a body, load what it continues, and begin its response."""
     service, model, hints = opened(body, request)
     check_supported(body)
     tenant, state = hints.tenant, service.state
@@ -171,7 +170,6 @@ async def count_input_tokens(body: InputTokensBody, request: Request) -> dict[st
 def _make_chat(
     service: Service, body: ResponsesBody, messages: list[Plain], tools: ClientTools, hints: RequestHints, name: str
 ) -> tuple[list[EngineRequest], ServerToolCalls]:
-    """The request of a body with its whole conversation, and the runner of its calls of server tools. Slow, as `make_chat`."""
 
     def make(messages: list[Plain]) -> tuple[ChatBody, list[EngineRequest]]:
         chat = chat_body(body, messages, tools)
@@ -322,7 +320,6 @@ def _shown_tool(tool: InputTool) -> dict[str, Any]:
 
 
 def _call_lists(body: ResponsesBody) -> dict[str, Any]:
-    """The object `jinfercept` before any call."""
     hints = body.jinfercept
     if hints is None or not hints.wants_server_tools:
         return {}
@@ -330,7 +327,6 @@ def _call_lists(body: ResponsesBody) -> dict[str, Any]:
 
 
 def _logprobs(service: Service, body: ResponsesBody) -> Any:
-    """A function that reports log probabilities of tokens; None if the body requests none."""
     if not wants_logprobs(body):
         return None
     top, tokenizer = body.top_logprobs or 0, service.tokenizer

@@ -100,7 +100,6 @@ def _find(entries: Entries, tenant: str, conversation_id: str, *, lock: bool = F
 
 
 def _changed(entries: Entries, entry: Row[Any], items: Sequence[Item] = (), **changes: Any) -> dict[str, Any]:
-    """Change fields of a conversation, and add items; returns its object."""
     body = json.loads(entry.document) | changes
     entries.update(entry, body, items, first=entries.extent(entry.id)[1])
     return _shown(entry.id, body)

@@ -243,7 +243,6 @@ class Entries:
     def _item_rows(
         self, owner: str, tenant: str, items: Sequence[Item], first: int
     ) -> tuple[list[dict[str, Any]], int]:
-        """Rows of items, and their counted bytes."""
         shared = {"owner": owner, "tenant": tenant}
         rows = [
             {"place": place, "name": digest(item["id"]), "document": encode(item), **shared}

@@ -315,7 +315,6 @@ class StateStore:
             stored.finishing = self._at_close(self._commit(stored))
 
     def _at_close(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin work for which `close` waits."""
         task = asyncio.ensure_future(work)
         task.add_done_callback(_note_failure)
         self._finishing.add(task)

@@ -113,7 +113,6 @@ class MessageAnswer:
         yield {"type": "content_block_start", "index": self._number, "content_block": block}
 
     def _end(self) -> Iterator[dict[str, Any]]:
-        """The events that end the open block."""
         if not self._open:
             return
         if self._open == "thinking":
@@ -176,7 +175,6 @@ def _object(arguments: str) -> dict[str, Any]:
 
 
 def _stop(completion: CompletionOutput) -> dict[str, Any]:
-    """`stop_reason` and `stop_sequence`."""
     reasons = {"tool_calls": "tool_use", "length": "max_tokens"}
     if completion.finish_reason == "stop" and isinstance(completion.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop_reason}

@@ -187,7 +187,6 @@ def _result_text(block: ToolResultBlock, deferred: dict[str, InputTool]) -> str:
 
 
 def _assistant_message(blocks: Sequence[ContentBlock], names: dict[str, str]) -> Plain:
-    """The message of a turn of the model, whose blocks are pieces of one text; the names of its calls are added to `names`."""
     thoughts = "\n\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
     calls = list[Plain]()
     for block in blocks:

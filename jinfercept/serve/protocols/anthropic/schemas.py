@@ -154,7 +154,6 @@ class OtherResultBlock(OutputPart):
 
 
 def _result_kind(block: Any) -> str:
-    """Tag of the type of a block in a result."""
     kind = type_of(block)
     if not isinstance(kind, str):
         return ""
@@ -229,7 +228,6 @@ class ProviderTool(Body):
 
 
 def _tool_kind(tool: Any) -> str:
-    """Tag of the type of a tool."""
     kind = type_of(tool)
     return "Other" if isinstance(kind, str) and kind != "custom" else "Input"
 

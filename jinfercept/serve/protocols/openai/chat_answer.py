@@ -83,7 +83,6 @@ class ChoicesAnswer:
         return chunk
 
     def _last(self) -> Iterator[dict[str, Any]]:
-        """The chunk with the usage, behind the end of the last request, if the body requests it."""
         if self._includes_usage and not self.usage.num_running:
             yield self._chunk_head | {"choices": [], "usage": self.usage.body()}
 
@@ -136,7 +135,6 @@ class ChatAnswer(ChoicesAnswer):
         return answer | self._extension(reports, completions)
 
     def _whole_choice(self, request_id: str, completion: CompletionOutput) -> dict[str, Any]:
-        """A choice, of what a stream of it would have."""
         choice = self._choices[request_id]
         message: dict[str, Any] = {"role": "assistant", "content": ""}
         for piece in pieces_of(completion):
@@ -194,7 +192,6 @@ class ChatAnswer(ChoicesAnswer):
             yield from self._last()
 
     def _shown(self, choice: _StreamedChoice, end: CompletionOutput | None) -> dict[str, Any]:
-        """A choice without its text: its tokens that were not reported, and its end."""
         shown: dict[str, Any] = {
             "index": choice.index,
             "logprobs": None,
@@ -210,7 +207,6 @@ class ChatAnswer(ChoicesAnswer):
         return shown
 
     def _delta(self, choice: _StreamedChoice, event: events.Event | None) -> dict[str, Any]:
-        """What an event adds to the message; {} for nothing."""
         match event:
             case events.Content(text):
                 return {"content": text}
@@ -250,7 +246,6 @@ class ChatAnswer(ChoicesAnswer):
 
 
 def _add(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    """Add a delta of a stream to the whole message, as a client does."""
     for name, value in delta.items():
         if name != "tool_calls":
             message |= {name: message.get(name, "") + value} if value else {}

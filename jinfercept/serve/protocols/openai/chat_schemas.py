@@ -80,7 +80,6 @@ def chosen(choice: Any) -> Any:
 
 
 def _custom(part: Any) -> dict[str, Any] | None:
-    """What a part of a body has of a custom tool."""
     custom = part.get("custom") if isinstance(part, dict) and part.get("type") == "custom" else None
     return custom if isinstance(custom, dict) else None
 
@@ -147,7 +146,6 @@ class Message(Body):
     @model_validator(mode="before")
     @classmethod
     def _noted(cls, message: Any) -> Any:
-        """What a result has beside text becomes a note in it, as in the other protocols."""
         parts = message.get("content") if isinstance(message, dict) and message.get("role") == "tool" else None
         return {**message, "content": [*map(_note, parts)]} if isinstance(parts, list) else message
 

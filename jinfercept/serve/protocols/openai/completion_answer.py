@@ -78,7 +78,6 @@ class CompletionAnswer(ChoicesAnswer):
         return answer | ({"jinfercept": _answer_report(completions)} if self._calls else {})
 
     def _whole_choice(self, choice: _StreamedText, output: RequestOutput) -> dict[str, Any]:
-        """A choice, of what a stream of it would have, and of what no stream has."""
         body, [completion] = self._body, output.outputs
         text = self._begin(choice)
         prompt_scores = self._prompt_scores.setdefault(
@@ -125,7 +124,6 @@ class CompletionAnswer(ChoicesAnswer):
 
     @property
     def _carries(self) -> bool:
-        """Whether chunks report their tokens."""
         return self._body.logprobs is not None or bool(self._body.return_token_ids)
 
     def _begin(self, choice: _StreamedText) -> str:
@@ -137,7 +135,6 @@ class CompletionAnswer(ChoicesAnswer):
         return self._tokenizer.decode(request.prompt_token_ids) if request.prompt is None else request.prompt
 
     def _shown(self, choice: _StreamedText, text: str, end: CompletionOutput | None = None) -> dict[str, Any]:
-        """A choice with a text, its tokens that were not reported, and its end."""
         body = self._body
         shown: dict[str, Any] = {
             "index": choice.index,
@@ -217,5 +214,4 @@ def _interrupt(interrupt: Interrupt) -> dict[str, Any]:
 
 
 def _named(call: Call) -> dict[str, Any]:
-    """A call by its id and its tool; None for markup that called nothing."""
     return {"id": call.id, "name": call.name or None}

@@ -180,7 +180,6 @@ class _Messages:
         self._turn = None
 
     def whole(self) -> list[Plain]:
-        """All messages, each text joined once."""
         return [
             message | {name: glue.join(message[name]) for name, glue in _GLUES.items() if name in message}
             if message["role"] == "assistant"
@@ -189,7 +188,6 @@ class _Messages:
         ]
 
     def add_item(self, item: Item) -> None:
-        """Add an item. A result of the server's own call stands behind the turn, which may have further calls."""
         match item["type"]:
             case kind if kind in CALL_OUTPUTS:
                 name = self._names.get(item["call_id"])
@@ -232,7 +230,6 @@ class _Messages:
         turn.setdefault(field, []).append(text)
 
     def _add_call(self, item: Item, call_id: str, name: str, arguments: str) -> None:
-        """Add a call behind the text of its turn, or behind calls of the same round."""
         turn, number = self._turn, _note(item).get("round", 0)
         if turn is None or ("tool_calls" in turn and self._round != number):
             turn = self._begin_turn(item)

@@ -165,7 +165,6 @@ def _converted(item: InputItem) -> Item:
 
 
 def _dumped(tools: Sequence[InputTool]) -> list[dict[str, Any]]:
-    """Tools without unknown fields, which nothing counts."""
     return [
         _read_fields(tool, exclude={"tools"}, exclude_none=True)
         | ({"tools": _dumped(tool.tools)} if isinstance(tool, NamespaceTool) else {})
@@ -180,7 +179,6 @@ def _read_fields(part: BaseModel, **options: Any) -> dict[str, Any]:
 def _call_fields(
     item: FunctionCallItem | CustomToolCallItem | LocalShellCallItem | ToolSearchCallItem,
 ) -> dict[str, Any]:
-    """The fields of a call that the client runs."""
     fields: dict[str, Any] = item.model_dump(include={"name", CLIENT_CALLS[item.type]})
     fields |= item.model_dump(include={"namespace"}, exclude_none=True)
     if isinstance(item, LocalShellCallItem):
@@ -193,7 +191,6 @@ def _call_fields(
 
 
 def _texts(parts: Any) -> list[str]:
-    """The texts of parts of reasoning, in whatever form a client has them."""
     listed = [parts] if isinstance(parts, str | dict) else parts if isinstance(parts, list) else []
     texts = [part.get("text") if isinstance(part, dict) else part for part in listed]
     return [text for text in texts if isinstance(text, str)]

@@ -256,7 +256,6 @@ InputItem = Annotated[
 
 
 def _listed(given: Any) -> Any:
-    """The input of a body; a text as a message of the user."""
     if not isinstance(given, str | list):
         raise PydanticCustomError("input_type", "Input should be a text or a list of items")
     return [{"role": "user", "content": given}] if isinstance(given, str) else given

@@ -158,11 +158,9 @@ class _ClientTool(NamedTuple):
 
     @property
     def function(self) -> str:
-        """The name by which the model calls it."""
         return function_name(self.namespace, self.name)
 
     def is_meant(self, reference: ToolReference) -> bool:
-        """Whether a `tool_choice` refers to this tool."""
         if reference.type == "namespace":
             return self.namespace is not None and self.namespace == reference.name
         if reference.type != self.tool.type:
@@ -232,7 +230,6 @@ class ClientTools:
         return _named(names[0])
 
     def _meant(self, reference: ToolReference) -> list[str]:
-        """The functions to which a `tool_choice` refers; none for a tool that is left out."""
         names = [name for name, tool in self._tools.items() if tool.is_meant(reference)]
         if not names and reference.type == "function" and reference.name and not reference.namespace:
             return [reference.name]  # it may be a tool of the server

@@ -222,7 +222,6 @@ class ResponseWriter:
             yield self._item_event(f"response.{item['type']}_arguments.done", **name, arguments=text)
 
     def _returned(self, pause: Interception) -> Iterator[dict[str, Any]]:
-        """Add the results of server's calls to their items."""
         output = self.response["output"]
         returned = list(zip(pause.calls, pause.results, strict=False))
         if earlier := [call.id for call, _ in returned if call.id in self._futures.values()]:
@@ -260,7 +259,6 @@ class ResponseWriter:
         return [self.response["output"][place]["id"] for place in places]
 
     def _end_running_calls(self) -> Iterator[dict[str, Any]]:
-        """Mark server's calls that still run as incomplete."""
         for place in self._running.values():
             item = self.response["output"][place]
             item["status"] = "incomplete"
@@ -268,7 +266,6 @@ class ResponseWriter:
         self._running.clear()
 
     def _report(self, completion: CompletionOutput) -> None:
-        """Add reports on the server's calls to their items, and to the response if its body requests the server's tools."""
         reports = {report["id"]: report for report in call_reports(completion)}
         if "jinfercept" in self.response:
             unread = [{"id": call.id, "name": call.name} for call in completion.cancelled]
@@ -285,7 +282,6 @@ class ResponseWriter:
         yield self._item_event("response.output_item.added", item=item)
 
     def _close(self, status: str) -> Iterator[dict[str, Any]]:
-        """The events that end the open item."""
         item, text = self._open, "".join(self._pieces)
         if item is None:
             return
