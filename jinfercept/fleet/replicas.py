@@ -22,15 +22,8 @@ _KEPT = (
 
 
 class HttpCall(NamedTuple):
-    """A request.
-
-    Attributes:
-        scope: of ASGI, with the values that can be pickled.
-        body: decoded, so that the request has no `content-encoding`.
-    """
-
-    scope: Mapping[str, Any]
-    body: bytes = b""
+    scope: Mapping[str, Any]  # of ASGI, with the values that can be pickled
+    body: bytes = b""  # decoded, so that the request has no `content-encoding`
 
     @property
     def path(self) -> str:
@@ -46,15 +39,11 @@ class HttpCall(NamedTuple):
 
 
 class HttpReply(NamedTuple):
-    """A whole response of a replica.
-
-    Attributes:
-        headers: names in lower case, and values.
-    """
+    """A whole response of a replica."""
 
     replica: str
     status: int
-    headers: tuple[tuple[bytes, bytes], ...]
+    headers: tuple[tuple[bytes, bytes], ...]  # names in lower case, and values
     body: bytes
 
 
@@ -63,35 +52,23 @@ class ReplicaLostError(Exception):
 
 
 class IncomingRequest(NamedTuple):
-    """A request that was read.
-
-    Attributes:
-        prefer: the replica that shall answer if it runs; "": any.
-        background: whether it asks for a response in the background.
-    """
+    """A request that was read."""
 
     call: HttpCall
     hint: RoutingHint
-    prefer: str
+    prefer: str  # the replica that answers if it runs; "": any
     salt: str
     background: bool
 
 
 @final
 class Ticket:
-    """One attempt to have a request answered.
-
-    Args:
-        prefer: replica that shall answer if it runs; "": by price.
-
-    Attributes:
-        route: of the replica that has taken the request; None before.
-    """
+    """One attempt to have a request answered, by the replica `prefer` if it runs; by price if that is ""."""
 
     def __init__(self, table: Routes, hint: RoutingHint, prefer: str = "") -> None:
         self._table, self.hint, self._prefer = table, hint, prefer
         self._chosen: Route | None = None
-        self.route: Route | None = None
+        self.route: Route | None = None  # to the replica that has taken the request
 
     @property
     def chosen(self) -> str:
@@ -105,7 +82,6 @@ class Ticket:
         return self._chosen.replica
 
     def taken(self, replica: str) -> None:
-        """Note which replica has taken the request."""
         if self._chosen is not None:
             self.route = self._table.taken(self.hint, self._chosen, replica)
 

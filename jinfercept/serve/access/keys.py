@@ -21,11 +21,7 @@ POLL_S = 2.0
 
 @final
 class Keys:
-    """The API keys of a server. Without keys every request is accepted, and all belong to one tenant.
-
-    Args:
-        rules: of the keys, by `key_digest`.
-    """
+    """The API keys of a server, by `key_digest`. Without keys every request is accepted, and all belong to one tenant."""
 
     def __init__(self, rules: Mapping[str, KeyRules]) -> None:
         self._rules = dict(rules)
@@ -33,10 +29,7 @@ class Keys:
     def replace(self, rules: Mapping[str, KeyRules]) -> str:
         """Use other rules from now on; returns the names of keys whose rules changed, with commas.
 
-        Requests in progress of a key that is gone go on; new ones are refused.
-
-        Args:
-            rules: at least one, and only for a server that has keys.
+        Requests in progress of a key that is gone go on; new ones are refused. A server without keys gets none later.
         """
         assert self._rules
         assert rules
@@ -49,7 +42,6 @@ class Keys:
 
     @property
     def needed(self) -> bool:
-        """Whether a request needs a key."""
         return bool(self._rules)
 
     @property
@@ -84,28 +76,16 @@ class Keys:
         return sent_digest
 
     def watched_by(self, tenant: str) -> str | None:
-        """The tenant whose requests a key may see and whose calls it may answer: its own; None: all tenants.
-
-        Args:
-            tenant: of the key, from `check`.
-        """
+        """The tenant whose requests a key may see and whose calls it may answer: its own; None: all tenants."""
         return None if not tenant or self.rules(tenant).operator else tenant
 
     def check_operator(self, tenant: str) -> None:
-        """Raise `ApiError` 403 for a key that is no operator's, on a server with keys.
-
-        Args:
-            tenant: of the key, from `check`.
-        """
+        """Raise `ApiError` 403 for a key that is no operator's, on a server with keys."""
         if self.watched_by(tenant) is not None:
             raise ApiError(403, "this path needs an operator's key (--operator-key)", code="operator_key_needed")
 
     def priority(self, tenant: str, requested: int) -> int:
-        """The priority of a request: the requested one, clamped to the range of its key if there is one.
-
-        Args:
-            tenant: of the key, from `check`.
-        """
+        """The priority of a request: the requested one, clamped to the range of its key if there is one."""
         if not tenant:
             return requested
         least, most = self.rules(tenant).priority
