@@ -1,5 +1,6 @@
 """A gate before the end of long answers: they last for as long as a test needs them, however slow the machine is."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,6 +29,7 @@ class Gate:
         self._thread, self._engine, self._after = thread, engine, after
         self._whole_step = engine.step
         self._is_open = False
+        self._stepped_s = 0.0
         self._is_settled = False  # the last step neither began nor ended a request
         vars(engine)["step"] = self._step
 
@@ -39,10 +41,13 @@ class Gate:
     def _step(self) -> list[Event]:
         running, wake = self._engine.scheduler.running, self._engine.wake
         if self._is_settled and self._holds():
-            woken = wake.wait(REST_S)
+            rest_s = self._stepped_s + REST_S - time.monotonic()
+            woken = wake.wait(max(0.0, rest_s))
             wake.clear()
-            if woken and self._thread._questions:  # pyright: ignore[reportPrivateUsage]
+            is_asked = bool(self._thread._questions)  # pyright: ignore[reportPrivateUsage]
+            if woken and is_asked and time.monotonic() < self._stepped_s + REST_S:
                 return []
+        self._stepped_s = time.monotonic()
         before = [sequence.id for sequence in running]
         events = self._whole_step()
         self._is_settled = before == [sequence.id for sequence in running]
