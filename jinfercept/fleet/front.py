@@ -231,8 +231,8 @@ class FleetFront:
             prefer = self.routes.maker(tenant, f"{fields.get('previous_response_id')}")
         elif path.startswith("/inbox/"):
             call_id, watched = path.removeprefix("/inbox/").partition("/")[0], self.keys.watched_by(tenant)
-            asked = await self.ask_all(lambda ticket: self.replicas.ask("has_call", ticket, call_id, watched))
-            prefer = max(asked, default="")
+            replies = await self.ask_all(lambda ticket: self.replicas.ask("has_call", ticket, call_id, watched))
+            prefer = max(replies, default="")
         salt = fields.get("cache_salt")
         background = path == _RESPONSES and fields.get("background") is True
         return IncomingRequest(call, hint, prefer, salt if isinstance(salt, str) else "", background)

@@ -45,7 +45,7 @@ def fitted(assistant: ModelDimensions, target: ModelDimensions) -> ModelConfig:
 
 
 def _fitted_kind(assistant: ModelConfig, kind: LayerKind, target: ModelConfig) -> LayerKind:
-    of_kind = [i for i, other in enumerate(target.kinds) if other.kv_from is None and other.window == kind.window]
+    of_kind = [i for i, served in enumerate(target.kinds) if served.kv_from is None and served.window == kind.window]
     if not of_kind:
         raise _other_models(f"models with layers with a window of {kind.window}", "none")
     layer = target.of_kind(target.kind(of_kind[-1]))

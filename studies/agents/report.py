@@ -14,7 +14,7 @@ from studies.plots import Bars
 
 def ratio_text(pairs: Sequence[tuple[float, float]]) -> str:
     """The ratio of the sums of pairs, with the interval of `paired_ratio` if there is one; `-` if it would divide by 0."""
-    ratio, total = paired_ratio(pairs), sum(other for _, other in pairs)
+    ratio, total = paired_ratio(pairs), sum(baseline for _, baseline in pairs)
     if ratio is not None:
         return f"{ratio.mean:.2f} ({ratio.low:.2f}–{ratio.high:.2f})"
     return f"{sum(own for own, _ in pairs) / total:.2f}" if total else "-"
