@@ -81,6 +81,7 @@ def test_half_a_surrogate_pair_in_an_answer_breaks_nothing() -> None:
     ("fields", "message"),
     [
         ({"stop": ["x"] * 65}, "stop: List should have at most 64 items"),
+        ({"stop": "x" * 4097}, "stop: String should have at most 4096 characters"),
         ({"prompt": ["x"] * 2049}, "prompt: List should have at most 2048 items"),
         ({"prompt": []}, "prompt: List should have at least 1 item"),
         ({"prompt": [[]]}, "prompt[0]: List should have at least 1 item"),
@@ -197,7 +198,6 @@ TOOL = {"type": "function", "function": {"name": "f", "description": LONG}}
         (CHAT, {"messages": [{"role": "user", "content": ""}] * 8000}, "messages"),  # rendered, it is long
         (CHAT, {"tools": [TOOL]}, "tools"),
         (CHAT, {"chat_template_kwargs": {"system": LONG}}, "chat_template_kwargs"),
-        (CHAT, {"stop": LONG}, "stop"),
         ("/v1/completions", {"prompt": ["Hi", LONG]}, "prompt"),
         ("/v1/completions", {"prompt": [1] * 5000}, "prompt"),
         ("/v1/completions", {"bad_words": [LONG[:40_000], LONG[:40_000]]}, "bad_words"),
