@@ -137,11 +137,17 @@ def test_calls_are_streamed_in_pieces_of_json(served: Running, scripted: Scripte
     assert (message.content[0].input, message.stop_reason) == ({"item": "lamp"}, "tool_use")
 
 
-def test_a_number_too_large_for_json_is_no_failure(served: Running, scripted: Scripted) -> None:
-    written = CALL.replace('"lamp"', "1e400")
-    says(scripted, written + END, tools=[CHAT_PRICE])
-    assert create(served, tools=[PRICE]).content[0].input == {}
-    assert streamed(served, tools=[PRICE])[1].stop_reason == "tool_use"
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [("1e400", "1e400"), ("[NaN, -Infinity]", ["NaN", "-Infinity"]), ('"a\\ud800"', "a?")],
+    ids=["too large", "no number", "half a surrogate pair"],
+)
+def test_what_json_cannot_write_is_text_in_the_input_of_a_call(
+    served: Running, scripted: Scripted, value: str, shown: Any
+) -> None:
+    says(scripted, CALL.replace('"lamp"', value) + END, tools=[CHAT_PRICE])
+    assert create(served, tools=[PRICE]).content[0].input == {"item": shown}
+    assert post(served, tools=[PRICE], max_tokens=200, stream=True).text.count("event: message_stop") == 1
 
 
 @pytest.mark.parametrize("arguments", ['["lamp"]', '{"item": ["lamp"]}', "null"])
