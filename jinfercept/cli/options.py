@@ -85,7 +85,7 @@ def _shown(default: Any) -> str:
 _PLAINER = {
     r"Error parsing (\S+): .*invalid literal for int\(\) with base 10: (.*)": r"\1 takes a whole number; got \2",
     r"Error parsing (\S+): .*could not convert string to float: (.*)": r"\1 takes a number; got \2",
-    r"Missing from [^:]*: MODEL (.*) \(required\)": r"a model is missing; fix: give \1",
+    r"Missing from [^:]*: ([A-Z]+) (.*) \(required\)": r"\1 is missing: \2",
 }
 """Patterns of `tyro`'s messages, and what is printed in their place."""
 

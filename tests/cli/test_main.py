@@ -69,7 +69,7 @@ def test_the_overview_imports_no_command() -> None:
     [
         (["rn"], "jinfercept: no such command: rn (did you mean 'run'?); one of demo, run,"),
         (["--kv-tokens", "5", "run"], "jinfercept: a command comes before its flags; got --kv-tokens"),
-        (["run"], "jinfercept run: a model is missing; fix: give smollm2-135m, a Hugging Face directory or hub id, or"),
+        (["run"], "jinfercept run: MODEL is missing: smollm2-135m, a Hugging Face directory or hub id, or"),
         (["run", "m", "--kv-tokens"], "jinfercept run: Missing value for argument '--kv-tokens'"),
         (["run", "m", "--kv-tokens", "x"], "jinfercept run: --kv-tokens takes a whole number; got 'x'"),
         (
