@@ -248,6 +248,7 @@ def test_arguments_of_the_renderer_are_no_variables_of_a_template(served: Runnin
 
 def test_unknown_routes_methods_and_models_are_told_apart(served: Running) -> None:
     assert shape(served.http.get("/v1/nothing")) == (404, None)
+    assert "the base URL of OpenAI's clients ends in /v1" in served.http.post("/v1/v1/messages", json={}).text
     answer = served.http.get(CHAT)
     assert shape(answer) == (405, None)
     assert answer.headers["allow"] == "POST"
