@@ -10,6 +10,7 @@ server: {served_model_name: [assistant]}
 """
 
 import hashlib
+from math import ceil
 from typing import Annotated, Any, Self, get_origin, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, model_validator
@@ -100,3 +101,22 @@ def check_server(options: ServerOptions) -> None:
     """Raise `ConfigError` for an option that a fleet does not have: a task of MCP is known to one replica only."""
     if options.mcp:
         raise ConfigError("a fleet is no MCP server", got="mcp", fix="leave it out, or serve without replicas")
+
+
+TARGET_DEMAND = 0.8
+"""Share of the device's KV pool that is demanded on average when the number of replicas is right."""
+
+
+def replicas_by_memory(context: Any) -> tuple[int, dict[str, Any]]:
+    """The number of replicas for Ray Serve: demanded memory · time over that of one replica's pool, at `TARGET_DEMAND`.
+
+    Args:
+        context: `ray.serve.config.AutoscalingContext`; Ray averages `memory_demand` of each replica over the look-back period.
+
+    Returns:
+        The number, which Ray keeps within the deployment's bounds, and no state.
+    """
+    demands = (context.aggregated_metrics or {}).get("memory_demand", {})
+    if len(demands) < context.current_num_replicas or not demands:
+        return context.target_num_replicas, {}
+    return max(1, ceil(sum(demands.values()) / TARGET_DEMAND - 1e-9)), {}

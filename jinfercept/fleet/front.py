@@ -56,7 +56,7 @@ _DRAINED = "drained"
 _RESPONSES = "/v1/responses"
 _GENERATING = (
     *("/v1/chat/completions", "/v1/completions", "/inference/v1/generate"),
-    *(_RESPONSES, f"{_RESPONSES}/compact", "/v1/messages"),
+    *(_RESPONSES, "/v1/messages"),
 )
 _SMALL_BYTES = 2**14
 _STORED = "/v1/responses/"

@@ -20,12 +20,11 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from jinfercept.config import EngineOptions
 from jinfercept.errors import ConfigError
-from jinfercept.fleet.app_config import FleetConfig
+from jinfercept.fleet.app_config import FleetConfig, replicas_by_memory
 from jinfercept.fleet.fan_out import fan_out_router
 from jinfercept.fleet.front import FleetFront, create_front
 from jinfercept.fleet.ray_replica import EngineReplica, ReplicaSpec
 from jinfercept.fleet.ray_start import HANDLE_VARIABLES
-from jinfercept.fleet.replica_load import replicas_by_memory
 from jinfercept.fleet.replicas import HttpCall, Messages, ReplicaLostError, Replicas, Ticket
 from jinfercept.fleet.routing import NoReplicaError
 from jinfercept.serve.observe.log_lines import begin_logging
@@ -99,7 +98,7 @@ def replica_options(options: ServerOptions, environment: Mapping[str, str], fold
     key = environment.get(KEY_VARIABLE)
     keys = options.api_key if key is None or key in options.operator_key else (*options.api_key, key)
     state = options.database_url() or (None if folder is None else f"sqlite:///{folder}/state.sqlite")
-    return replace(options, api_key=keys, allowed_hosts=("*",), allowed_origins=(), uds=None, state_url=state)
+    return replace(options, api_key=keys, allowed_hosts=("*",), allowed_origins=(), state_url=state)
 
 
 def bind_replicas(spec: ReplicaSpec, scale: Scale) -> Any:

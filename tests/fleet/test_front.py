@@ -1,7 +1,6 @@
 """The front of a fleet with replicas in this process, and what a replica does for it."""
 
 import asyncio
-import gzip
 import json
 import signal
 import socket
@@ -224,11 +223,9 @@ def test_a_stream_whose_replica_dies_ends_with_an_error_by_name(
     assert fleet.front.routes.totals.lost == 0  # nothing to be sent again
 
 
-def test_an_encoded_body_is_read_by_the_front_and_the_replica_and_head_is_get(fleet: LocalFleet) -> None:
-    body = gzip.compress(json.dumps({"prompt": "Hi", "max_tokens": 2}).encode())
-    headers = {"content-type": "application/json", "content-encoding": "gzip"}
-    assert fleet.http.post("/v1/completions", content=body, headers=headers).status_code == 200
-    refused = fleet.http.post("/v1/completions", content=body, headers=headers | {"content-encoding": "br"})
+def test_an_encoded_body_is_refused_by_the_front_and_head_is_get(fleet: LocalFleet) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "br"}
+    refused = fleet.http.post("/v1/completions", content=b"{}", headers=headers)
     assert (refused.status_code, refused.json()["error"]["type"]) == (415, "invalid_request_error")
     for path in ("/health", "/ready", "/metrics", "/v1/models", "/v1/responses/none"):
         head = fleet.http.head(path)

@@ -5,7 +5,6 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import final
 
 from jinfercept.errors import ConfigError
@@ -110,33 +109,16 @@ def isolation(key: str, cache_salt: str | None) -> str:
 
 async def watch_key_file(service: ServedState) -> None:
     """Follow the file of `--api-key-file` until cancelled; returns at once if there is none."""
-    path = service.options.api_key_file
-    if path is None:
-        return
-    seen = await asyncio.to_thread(_mark, path)
-    await _read(service, path)  # it may have changed since the server read it
-    while True:
+    path, last_error = service.options.api_key_file, ""
+    while path is not None:
+        try:
+            rules = await asyncio.to_thread(service.options.key_rules)
+        except ConfigError as error:  # its text has no secrets
+            if str(error) != last_error:
+                last_error = str(error)
+                log.error("the changed file of API keys is not used, the old rules hold: %s: %s", path, error)
+        else:
+            last_error = ""
+            if changed := service.use_key_rules(rules):
+                log.info("the file of API keys was read again: %s", changed)
         await asyncio.sleep(POLL_S)
-        mark = await asyncio.to_thread(_mark, path)
-        if mark != seen:
-            seen = mark
-            await _read(service, path)
-
-
-async def _read(service: ServedState, path: str) -> None:
-    try:
-        rules = await asyncio.to_thread(service.options.key_rules)
-    except ConfigError as error:  # its text has no secrets
-        log.error("the changed file of API keys is not used, the old rules hold: %s: %s", path, error)
-        return
-    if changed := service.use_key_rules(rules):
-        log.info("the file of API keys was read again: %s", changed)
-
-
-def _mark(path: str) -> tuple[int, int, int] | None:
-    """A mark that differs when a file was written or replaced; None if it is not there."""
-    try:
-        stat = Path(path).stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino

@@ -17,17 +17,13 @@ log = logging.getLogger(__name__)
 TRACE: "ContextVar[RequestTrace | None]" = ContextVar("jinfercept_trace", default=None)
 """The trace of the HTTP request that the current task serves; None while traces are off, and if it generates nothing."""
 
-_FIX = "pip install 'jinfercept[otel]'"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_PROTOCOL = "http/protobuf"
 
 
 def traces_endpoint(flag: str | None, environ: Mapping[str, str]) -> str | None:
     """The URL of a collector's `/v1/traces`, "" if the exporter reads it from the environment; None: there are no traces.
 
-    The flag has precedence over variables. `OTEL_SDK_DISABLED=true` and `OTEL_TRACES_EXPORTER=none` turn traces off that only
-    variables ask for. Variables that cannot be followed are logged, and traces stay off: they may be meant for other processes.
+    Variables without the packages are logged only: they may be meant for other processes.
 
     Args:
         flag: value of `--otlp-traces-endpoint`.
@@ -35,23 +31,16 @@ def traces_endpoint(flag: str | None, environ: Mapping[str, str]) -> str | None:
     Raises:
         ConfigError: the flag's URL is wrong, or packages are missing for it.
     """
-    installed = _is_installed()
-    if flag is not None:
-        endpoint = _checked(flag)
-        if not installed:
-            raise ConfigError("traces need more packages", got=f"--otlp-traces-endpoint {flag}", fix=_FIX)
-        return endpoint
-    exporter = environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
-    is_configured = exporter == "otlp" or any(environ.get(name) for name in _ENDPOINTS)
-    if not is_configured or exporter == "none" or environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+    if flag is None and not any(environ.get(name) for name in _ENDPOINTS):
         return None
-    protocol = next((value for name in _PROTOCOLS if (value := environ.get(name))), _PROTOCOL)
-    if not installed or exporter not in ("", "otlp") or protocol != _PROTOCOL:
-        log.warning(
-            "OTEL_* variables ask for traces, which stay off: only otlp over %s is supported, with %s", _PROTOCOL, _FIX
-        )
+    endpoint, is_installed = "" if flag is None else _checked(flag), _is_installed()
+    if not is_installed and flag is not None:
+        fix = "pip install 'jinfercept[otel]'"
+        raise ConfigError("traces need more packages", got=f"--otlp-traces-endpoint {flag}", fix=fix)
+    if not is_installed:
+        log.warning("OTEL_* variables name a collector, and there are no traces; fix: pip install 'jinfercept[otel]'")
         return None
-    return ""
+    return endpoint
 
 
 def _is_installed() -> bool:

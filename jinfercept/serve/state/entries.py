@@ -219,14 +219,20 @@ class Entries:
         return self._remove()
 
     def _shrink(self, limits: StateLimits) -> None:
-        """Delete the oldest entries of tenants that hold too much."""
+        """Delete the oldest entries of tenants beyond their limit, and of those that hold the most while all hold too much."""
         query = select(_E.tenant, func.sum(_E.num_bytes)).group_by(_E.tenant)  # what others continue has bytes, too
         sizes = {tenant: int(size) for tenant, size in self._rows.execute(query)}
-        for tenant, over in excess(sizes, limits.most_bytes, limits.most_bytes_of_tenant).items():
-            older = func.sum(_E.num_bytes).over(order_by=(_E.changed, _E.id)) - _E.num_bytes
-            ages = select(_E.id, older.label("older")).where(_E.tenant == tenant, _E.expires > 0).subquery()
-            oldest = select(ages.c.id).where(ages.c.older < over)
-            self._rows.execute(update(ENTRIES).where(_E.id.in_(oldest)).values(expires=0.0))
+        most_of_tenant = limits.most_bytes if limits.most_bytes_of_tenant is None else limits.most_bytes_of_tenant
+        while sizes:
+            tenant = max(sizes, key=sizes.__getitem__)
+            if sizes[tenant] <= most_of_tenant and sum(sizes.values()) <= limits.most_bytes:
+                return
+            aged = select(_E.id, _E.num_bytes).where(_E.tenant == tenant, _E.expires > 0).order_by(_E.changed, _E.id)
+            if (oldest := self._rows.execute(aged.limit(1)).one_or_none()) is None:
+                del sizes[tenant]  # all of it is deleted, and others continue it
+                continue
+            self._rows.execute(update(ENTRIES).where(_E.id == oldest.id).values(expires=0.0))
+            sizes[tenant] -= oldest.num_bytes
 
     def _remove(self) -> bool:
         unneeded = select(_E.id, _E.previous).where(~self._is_visible, ~_is_continued())
@@ -253,26 +259,6 @@ class Entries:
     def _add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         for some in batched(rows, _AT_ONCE):
             self._rows.execute(insert(ITEMS), some)
-
-
-def excess(sizes: Mapping[str, int], most: int, most_of_tenant: int | None) -> dict[str, int]:
-    """What each tenant gives back so that all fits: those that hold the most give back, down to an equal level.
-
-    Args:
-        sizes: bytes by tenant.
-        most, most_of_tenant: limits of all tenants together, and of one.
-    """
-    capped = {tenant: size if most_of_tenant is None else min(size, most_of_tenant) for tenant, size in sizes.items()}
-    level, room = most, most
-    for rest, size in zip(range(len(capped), 0, -1), sorted(capped.values()), strict=True):
-        level = room // rest
-        if size > level:
-            break
-        room -= size
-    else:
-        level = most
-    over = {tenant: size - min(capped[tenant], level) for tenant, size in sizes.items()}
-    return {tenant: number for tenant, number in over.items() if number > 0}
 
 
 def check_loaded(num_bytes: int, param: str) -> None:
