@@ -6,7 +6,6 @@ Requests that concern all replicas are in `fan_out`.
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -33,9 +32,7 @@ from jinfercept.fleet.replicas import (
 )
 from jinfercept.fleet.routes import Routes
 from jinfercept.fleet.routing import NoReplicaError, Router
-from jinfercept.serve.access.key_file import KeyRules
-from jinfercept.serve.access.key_limits import KeyLimits, OpenSockets
-from jinfercept.serve.access.keys import Keys, watch_key_file
+from jinfercept.serve.access.key_limits import ServedState
 from jinfercept.serve.http.access_log import DETAILS
 from jinfercept.serve.http.error_handlers import add_handlers
 from jinfercept.serve.http.middleware import add_middleware
@@ -63,7 +60,7 @@ _STORED = "/v1/responses/"
 
 
 @final
-class FleetFront:
+class FleetFront(ServedState):
     """The front.
 
     Args:
@@ -71,9 +68,6 @@ class FleetFront:
         model: name of the model in metrics.
         make_router: makes the router from what the first replica knows.
         begin_s: seconds in which a replica has to begin with a request; then another one is asked.
-
-    Attributes:
-        draining: whether new requests are refused.
     """
 
     def __init__(
@@ -86,19 +80,14 @@ class FleetFront:
         ),
         begin_s: float = BEGIN_S,
     ) -> None:
-        self.options, self.model = options, (*options.served_model_name, model)[0]
+        super().__init__(options)
+        self.model = (*options.served_model_name, model)[0]
         self._connect, self._make_router, self._begin_s = connect, make_router, begin_s
         self._random = Random()
         self._replicas: Replicas | None = None
-        self.draining = False
-        self.sockets = OpenSockets(options)
-        self.keys = Keys(options.key_rules())
-        self._limits = KeyLimits(self.keys.rules, time.monotonic)
         self._facts: ReplicaFacts | None = None
         self._routes: Routes | None = None
-        self._busy = 0
         self._tasks = set[asyncio.Task[None]]()
-        self._idle = asyncio.Event()
 
     @property
     def replicas(self) -> Replicas:
@@ -120,32 +109,11 @@ class FleetFront:
         self._facts = facts
         self._routes.use(self._make_router(facts))
 
-    def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
-        """Use other rules of the keys from now on; returns the names of keys whose rules changed, with commas."""
-        self._limits.forget(rules.__contains__)
-        return self.keys.replace(rules)
-
-    # -- requests in progress --------------------------------------------------------------------------------------
-
-    def request_started(self) -> None:
-        """Count an HTTP request in progress."""
-        self._busy += 1
-        self._idle.clear()
-
-    def request_ended(self) -> None:
-        """Uncount an HTTP request that has ended."""
-        self._busy -= 1
-        if not self._busy:
-            self._idle.set()
-
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, and return when those in progress have ended; after `timeout_s` they end with an error."""
         self.draining = True
         self.sockets.end()
-        if self._busy:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._idle.wait()
+        await self.until_idle(timeout_s)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel(_DRAINED)
@@ -174,8 +142,8 @@ class FleetFront:
 
         limited = call.path in _GENERATING
         if limited:
-            self._limits.check(hint.tenant, 1, 0)
-            self._limits.began(hint.tenant, 1, 0)
+            self.limits.check(hint.tenant, 1, 0)
+            self.limits.began(hint.tenant, 1, 0)
         self.request_started()
         answering = asyncio.ensure_future(self._answer(incoming, details, send_noting))
         self._tasks.add(answering)
@@ -184,7 +152,7 @@ class FleetFront:
             self._tasks.discard(answering)
             if limited:
                 used = (details.get(f"{part}_tokens", 0) for part in ("prompt", "completion"))
-                self._limits.ended(hint.tenant, 1, sum(used))
+                self.limits.ended(hint.tenant, 1, sum(used))
             self.request_ended()
 
         answering.add_done_callback(uncount)
@@ -373,7 +341,7 @@ def create_front(front: FleetFront, *routers: Any, end: Callable[[], Awaitable[N
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         await front.start()
-        watching = asyncio.create_task(watch_key_file(front))
+        watching = asyncio.create_task(front.watch_key_file())
         yield
         watching.cancel()
         await end()

@@ -23,8 +23,8 @@ from jinfercept.errors import ConfigError
 from jinfercept.fleet.app_config import FleetConfig, replicas_by_memory
 from jinfercept.fleet.fan_out import fan_out_router
 from jinfercept.fleet.front import FleetFront, create_front
+from jinfercept.fleet.ray_deploy import HANDLE_VARIABLES
 from jinfercept.fleet.ray_replica import EngineReplica, ReplicaSpec
-from jinfercept.fleet.ray_start import HANDLE_VARIABLES
 from jinfercept.fleet.replicas import HttpCall, Messages, ReplicaLostError, Replicas, Ticket
 from jinfercept.fleet.routing import NoReplicaError
 from jinfercept.serve.observe.log_lines import begin_logging
@@ -166,11 +166,6 @@ def _cause(name: str) -> str:
 async def open_replicas(name: str) -> "RayReplicas":
     """The replicas of an application that runs, for a front on this event loop."""
     return RayReplicas(await asyncio.to_thread(serve.get_deployment_handle, REPLICAS, name))
-
-
-def runs(name: str) -> bool:
-    """Whether an application of this name is deployed."""
-    return name in serve.status().applications
 
 
 @final

@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.security import HTTPBearer
 
-from jinfercept.serve.access.keys import watch_key_file
 from jinfercept.serve.http.error_handlers import add_handlers
 from jinfercept.serve.http.middleware import add_middleware
 from jinfercept.serve.observe.live import live_router, page_router
@@ -48,7 +47,7 @@ def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         await service.warm_up()
-        watching = asyncio.create_task(watch_key_file(service))
+        watching = asyncio.create_task(service.watch_key_file())
         yield
         watching.cancel()
         service.close_threads()

@@ -1,11 +1,11 @@
 """Options of the server: the fields are flags of `jinfercept serve`. Imports no JAX."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from jinfercept.chat.parsers.cml import DELIMITERS, Delimiters
 from jinfercept.chat.parsers.formats import check_parsers
@@ -16,10 +16,6 @@ from jinfercept.serve.http.allowed_hosts import AllowedHosts, check_allowed_host
 from jinfercept.serve.observe.traces_choice import traces_endpoint
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
-    from jinfercept.serve.access.key_limits import OpenSockets
-    from jinfercept.serve.access.keys import Keys
     from jinfercept.serve.state.database import StateDatabase
 
 KEY_VARIABLE = "JINFERCEPT_API_KEY"
@@ -243,35 +239,3 @@ class ServerOptions:
             digest = key_digest(key)
             rules[digest] = KeyRules(name=f"key-{digest[:8]}", operator=key in self.operator_key)
         return rules | (read_key_file(self.api_key_file) if self.api_key_file is not None else {})
-
-
-class ServedState(Protocol):
-    """What is behind an application: the service of a server, or the front of a fleet."""
-
-    draining: bool
-    """Whether new requests are refused."""
-    keys: "Keys"
-    sockets: "OpenSockets"
-
-    @property
-    def options(self) -> ServerOptions: ...
-
-    def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
-        """Use other rules of the keys from now on; returns the names of keys whose rules changed, with commas."""
-        ...
-
-    async def prepare[T](self, request: "Request", work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
-        """The result of slow work, done in a thread."""
-        ...
-
-    def request_started(self) -> None:
-        """Count an HTTP request in progress. On the event loop."""
-        ...
-
-    def request_ended(self) -> None:
-        """Uncount an HTTP request that has ended."""
-        ...
-
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests, and return when those in progress have ended; after `timeout_s` they are aborted."""
-        ...

@@ -23,8 +23,9 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jinfercept.errors import ConfigError
+from jinfercept.serve.access.key_limits import ServedState
 from jinfercept.serve.http.socket_protocol import SocketProtocol, stopped
-from jinfercept.serve.options import ServedState, ServerOptions
+from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.process import frozen_heap
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -25,14 +25,11 @@ from jinfercept.errors import ConfigError, JinferceptError
 from jinfercept.hooks import SharedLimit
 from jinfercept.llm import LLM
 from jinfercept.request import Adapter, Request
-from jinfercept.serve.access.key_file import KeyRules
-from jinfercept.serve.access.key_limits import FairThreadPool, KeyLimits, OpenSockets
-from jinfercept.serve.access.keys import Keys
+from jinfercept.serve.access.key_limits import FairThreadPool, ServedState
 from jinfercept.serve.http.access_log import DETAILS, PLACE
 from jinfercept.serve.http.request_body import unless_disconnected
 from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.options import ServerOptions
-from jinfercept.serve.process import trim_heap
 from jinfercept.serve.protocols.errors import ApiError, aborted, about, overloaded, shutting_down
 from jinfercept.serve.server_tools import ServerTools
 from jinfercept.serve.state.database import StateDatabase
@@ -47,8 +44,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("jinfercept.serve")
 
-_IDLE_S = 1.0
-"""Seconds without requests after which freed memory is returned to the system."""
 _ENDING_S, _MOST_ENDING_S = 1.0, 5.0
 """Seconds for a step of the shutdown, if the drain took all of its time, and if it did not."""
 _CHARS_PER_TOKEN = 16
@@ -61,7 +56,7 @@ BODY_BYTES = "jinfercept.body_bytes"
 
 
 @final
-class Service:
+class Service(ServedState):
     """One served model.
 
     Args:
@@ -77,7 +72,6 @@ class Service:
         root: path or name of the model.
         names: of the model in requests; answers have the first one by default.
         created: start of the server, in seconds since 1970.
-        draining: whether new requests are refused.
         chat_template: source of the template that replaces the model's; None: the model's.
         state: stored responses and conversations.
         pending_calls: limits of the asynchronous calls that run, by tenant.
@@ -96,7 +90,8 @@ class Service:
         tools: ServerTools | None = None,
         database: StateDatabase | None = None,
     ) -> None:
-        self.llm, self.options = llm, options
+        super().__init__(options)
+        self.llm = llm
         self.tools = tools or ServerTools()
         self.inbox: Inbox | None = self.tools.inbox
         self.max_model_len = llm.shape.max_model_len
@@ -109,8 +104,6 @@ class Service:
         llm.engine.snapshot()  # begins to count
         options.check_adapters(self.names, llm.engine.adapters.names, llm.engine.adapters.num_slots)
         self.created = int(time.time())
-        self.draining = False
-        self.keys = Keys(options.key_rules())
         self.chat_template = options.template()
         self.tool_history = ToolHistory(options.response_ttl, time.monotonic)
         self.database = database or options.open_state()
@@ -123,16 +116,11 @@ class Service:
             self.trace_to(open_tracing(endpoint))
         self.refused = Counter[str]()
         self.waking: asyncio.TimerHandle | None = None
-        self._limits = KeyLimits(self.keys.rules, time.monotonic)
         self._threads = FairThreadPool(options.max_queue_len)
         self._closed = False
         self._event_bridge: EventBridge | None = None
         self._preparing = Counter[str]()
         self._streams: dict[AsyncStream, tuple[str, int]] = {}  # with their tenants and numbers of requests
-        self.sockets = OpenSockets(options)
-        self._busy = 0
-        self._idle = asyncio.Event()
-        self._trimming: asyncio.TimerHandle | None = None  # trims the heap when no request is in progress
 
     def trace_to(self, tracing: "Tracing") -> None:
         """Trace requests, and the calls of the server's tools."""
@@ -192,11 +180,6 @@ class Service:
         """The adapter that a request has by the model that it names; None: none by that."""
         return None if name is None else self.llm.engine.adapters.get(name)
 
-    def use_key_rules(self, rules: Mapping[str, KeyRules]) -> str:
-        """Use other rules of the keys from now on; returns the names of keys whose rules changed, with commas."""
-        self._limits.forget(rules.__contains__)
-        return self.keys.replace(rules)
-
     def check_room(self, tenant: str, number: int) -> None:
         """Raise `ApiError` if the queue has no room for more requests: 503 while draining, 429 for now, 400 forever; or if they
         are beyond the limits of their key.
@@ -222,7 +205,7 @@ class Service:
                     code="queue_full",
                     headers={"Retry-After": f"{RETRY_S}"},
                 )
-        self._limits.check(tenant, number, self._preparing[tenant])
+        self.limits.check(tenant, number, self._preparing[tenant])
 
     def check_chars(self, texts: Any, param: str) -> None:
         """Raise 400 for more text than one prompt may have.
@@ -281,7 +264,7 @@ class Service:
             trace.streams.append(stream)
         self._streams[stream] = tenant, len(requests)
         num_tokens = sum(len(request.prompt_token_ids) for request in requests if request.leader is None)
-        self._limits.began(tenant, len(requests), num_tokens)
+        self.limits.began(tenant, len(requests), num_tokens)
         if place := await asyncio.wrap_future(self.llm.engine.place_at_door(requests)):
             if self.llm.engine.overload == "refuse":
                 await self.close(stream)
@@ -297,26 +280,11 @@ class Service:
         finally:
             if counted is not None:
                 outputs = (completion for output in stream.outputs.values() for completion in output.outputs)
-                self._limits.ended(*counted, sum(completion.num_generated for completion in outputs))
+                self.limits.ended(*counted, sum(completion.num_generated for completion in outputs))
 
     def note_calls(self, request: Request, calls: Sequence[Call], results: Sequence[Result]) -> None:
         """Count calls that were run after the end of their request."""
         self.llm.engine.ask(lambda stats: stats.interceptions.ran(request, calls, results))
-
-    def request_started(self) -> None:
-        """Count an HTTP request in progress."""
-        self._busy += 1
-        self._idle.clear()
-        if self._trimming is not None:
-            self._trimming.cancel()
-
-    def request_ended(self) -> None:
-        """Uncount an HTTP request that has ended."""
-        self._busy -= 1
-        if not self._busy:
-            self._idle.set()
-            loop = asyncio.get_running_loop()
-            self._trimming = loop.call_later(_IDLE_S, lambda: loop.run_in_executor(None, trim_heap))
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, and return when all requests in progress have ended. After `timeout_s` they are aborted: 503 for
@@ -325,16 +293,12 @@ class Service:
         self.draining = True
         self.tools.ends_s = time.monotonic() + timeout_s + _ENDING_S
         self.sockets.end()
-        if self._busy:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), timeout_s)
+        await self.until_idle(timeout_s)
         self._closed = True
         self._threads.close()
         for stream in list(self._streams):
             stream.abort()
-        if self._busy:  # uvicorn closes WebSockets, so their last events are sent first
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), _ENDING_S)
+        await self.until_idle(_ENDING_S)  # uvicorn closes WebSockets, so their last events are sent first
 
     def close_threads(self) -> None:
         """End the preparation threads, and export the last traces."""

@@ -1,16 +1,32 @@
 """Limits of each API key: requests in progress, requests and tokens per minute; and their turns on the threads that read large
 bodies, render, tokenise and compile grammars."""
 
+import asyncio
+import logging
 import math
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import final
 
+from starlette.requests import Request
+
+from jinfercept.errors import ConfigError
 from jinfercept.serve.access.key_file import KeyRules
+from jinfercept.serve.access.keys import Keys
 from jinfercept.serve.options import ServerOptions
+from jinfercept.serve.process import trim_heap
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.state.tenant_pool import RETRY_S, TenantPool
 
+log = logging.getLogger("jinfercept.serve")
+
+POLL_S = 2.0
+"""Seconds between two looks at the file of keys."""
+_IDLE_S = 1.0
+"""Seconds without requests after which freed memory is returned to the system."""
 _MINUTE_S = 60.0
 HEAVY_BYTES = 2**16
 """Input of the largest light job. A larger one takes a tenth of a second and more."""
@@ -174,3 +190,65 @@ class OpenSockets:
         """Have all of them end."""
         for end in list(self._tenants):
             end()
+
+
+class ServedState(ABC):
+    """What is behind an application, the service of a server or the front of a fleet: its keys, and its requests in progress.
+
+    Attributes:
+        draining: whether new requests are refused.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.options, self.draining = options, False
+        self.keys = Keys(options.key_rules())
+        self.limits = KeyLimits(self.keys.rules, time.monotonic)
+        self.sockets = OpenSockets(options)
+        self._busy, self._idle = 0, asyncio.Event()
+        self._trimming: asyncio.TimerHandle | None = None  # trims the heap when no request is in progress
+
+    @abstractmethod
+    async def prepare[T](self, request: Request, work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
+        """The result of slow work, done in a thread."""
+
+    @abstractmethod
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, and return when those in progress have ended; after `timeout_s` they are aborted."""
+
+    def request_started(self) -> None:
+        """Count an HTTP request in progress. On the event loop."""
+        self._busy += 1
+        self._idle.clear()
+        if self._trimming is not None:
+            self._trimming.cancel()
+
+    def request_ended(self) -> None:
+        """Uncount an HTTP request that has ended."""
+        self._busy -= 1
+        if not self._busy:
+            self._idle.set()
+            loop = asyncio.get_running_loop()
+            self._trimming = loop.call_later(_IDLE_S, lambda: loop.run_in_executor(None, trim_heap))
+
+    async def until_idle(self, timeout_s: float) -> None:
+        """Return when no request is in progress, or the time is over."""
+        if self._busy:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), timeout_s)
+
+    async def watch_key_file(self) -> None:
+        """Follow the file of `--api-key-file` until cancelled; returns at once if there is none."""
+        path, last_error = self.options.api_key_file, ""
+        while path is not None:
+            try:
+                rules = await asyncio.to_thread(self.options.key_rules)
+            except ConfigError as error:  # its text has no secrets
+                if str(error) != last_error:
+                    last_error = str(error)
+                    log.error("the changed file of API keys is not used, the old rules hold: %s: %s", path, error)
+            else:
+                last_error = ""
+                self.limits.forget(rules.__contains__)
+                if changed := self.keys.replace(rules):
+                    log.info("the file of API keys was read again: %s", changed)
+            await asyncio.sleep(POLL_S)

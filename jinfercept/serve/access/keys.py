@@ -1,21 +1,12 @@
 """API keys: the key of a request, its permissions, and the salt that separates the contexts of two keys."""
 
-import asyncio
 import hashlib
 import hmac
-import logging
 from collections.abc import Collection, Mapping
 from typing import final
 
-from jinfercept.errors import ConfigError
 from jinfercept.serve.access.key_file import KeyRules, key_digest
-from jinfercept.serve.options import ServedState
 from jinfercept.serve.protocols.errors import ApiError
-
-log = logging.getLogger("jinfercept.serve")
-
-POLL_S = 2.0
-"""Seconds between two looks at the file."""
 
 
 @final
@@ -105,20 +96,3 @@ def isolation(key: str, cache_salt: str | None) -> str:
     if not key and not cache_salt:
         return ""
     return hashlib.sha256(f"{key}/{cache_salt or ''}".encode()).hexdigest()
-
-
-async def watch_key_file(service: ServedState) -> None:
-    """Follow the file of `--api-key-file` until cancelled; returns at once if there is none."""
-    path, last_error = service.options.api_key_file, ""
-    while path is not None:
-        try:
-            rules = await asyncio.to_thread(service.options.key_rules)
-        except ConfigError as error:  # its text has no secrets
-            if str(error) != last_error:
-                last_error = str(error)
-                log.error("the changed file of API keys is not used, the old rules hold: %s: %s", path, error)
-        else:
-            last_error = ""
-            if changed := service.use_key_rules(rules):
-                log.info("the file of API keys was read again: %s", changed)
-        await asyncio.sleep(POLL_S)

@@ -14,9 +14,9 @@ from typing import Any, final
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jinfercept.serve.access.key_limits import ServedState
 from jinfercept.serve.observe.log_lines import FIELDS, key_values
 from jinfercept.serve.observe.traces_choice import TRACE
-from jinfercept.serve.options import ServedState
 from jinfercept.serve.protocols.anthropic.dialect import REQUEST_ID, speaks_anthropic
 
 log = logging.getLogger("jinfercept.serve")

@@ -9,10 +9,10 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jinfercept.serve.access.key_limits import ServedState
 from jinfercept.serve.http.access_log import AccessLog
 from jinfercept.serve.http.allowed_hosts import AllowedHosts
 from jinfercept.serve.http.error_handlers import error_response
-from jinfercept.serve.options import ServedState
 from jinfercept.serve.protocols.errors import ApiError
 
 _NAMES = ("x-request-id", "request-id")

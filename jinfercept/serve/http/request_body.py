@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from jinfercept.serve.options import ServedState
+from jinfercept.serve.access.key_limits import ServedState
 from jinfercept.serve.protocols.errors import ApiError
 
 

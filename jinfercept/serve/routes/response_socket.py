@@ -19,8 +19,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.frames import CloseCode
 
 from jinfercept.sched.tenants import ExpiringEntries
+from jinfercept.serve.access.key_limits import ServedState
 from jinfercept.serve.http.access_log import DETAILS
-from jinfercept.serve.options import ServedState
 from jinfercept.serve.protocols.anthropic.dialect import authorizations
 from jinfercept.serve.protocols.encoding import encode
 from jinfercept.serve.protocols.errors import ApiError, shutting_down
