@@ -12,8 +12,7 @@ from prometheus_client.metrics_core import Metric
 from jinfercept.fleet.conversations import RoutingHint
 from jinfercept.fleet.front import FleetFront
 from jinfercept.fleet.relay import lost_error
-from jinfercept.fleet.replicas import HttpReply, ReplicaLostError, Ticket
-from jinfercept.fleet.routes import Totals
+from jinfercept.fleet.replicas import HttpReply, ReplicaLostError, Ticket, Totals
 from jinfercept.fleet.routing import NoReplicaError
 from jinfercept.serve.observe.metrics import MetricFamilies, MetricsPage
 from jinfercept.serve.protocols.encoding import EncodedReply

@@ -28,14 +28,13 @@ from jinfercept.fleet.replicas import (
     ReplicaFacts,
     ReplicaLostError,
     Replicas,
+    Routes,
     Ticket,
 )
-from jinfercept.fleet.routes import Routes
 from jinfercept.fleet.routing import NoReplicaError, Router
 from jinfercept.serve.access.key_limits import ServedState
 from jinfercept.serve.http.access_log import DETAILS
-from jinfercept.serve.http.error_handlers import add_handlers
-from jinfercept.serve.http.middleware import add_middleware
+from jinfercept.serve.http.middleware import add_handlers, add_middleware
 from jinfercept.serve.http.request_body import disconnected, whole_body
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.protocols.anthropic.dialect import REQUEST_ID, authorizations
@@ -53,7 +52,7 @@ _DRAINED = "drained"
 _RESPONSES = "/v1/responses"
 _GENERATING = (
     *("/v1/chat/completions", "/v1/completions", "/inference/v1/generate"),
-    *(_RESPONSES, "/v1/messages"),
+    *(_RESPONSES, f"{_RESPONSES}/compact", "/v1/messages"),
 )
 _SMALL_BYTES = 2**14
 _STORED = "/v1/responses/"

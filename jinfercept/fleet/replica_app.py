@@ -14,8 +14,7 @@ from jinfercept.engine.meter.engine_stats import EngineStats
 from jinfercept.fleet.replicas import DETAILS, HttpCall, HttpReply, Messages, ReplicaFacts
 from jinfercept.serve.app import create_app
 from jinfercept.serve.http.access_log import DETAILS as LOGGED
-from jinfercept.serve.observe.engine_snapshot import EngineSnapshot
-from jinfercept.serve.observe.metrics import collect
+from jinfercept.serve.observe.metrics import EngineSnapshot, collect
 from jinfercept.serve.routes.guarded_route import FRAME
 from jinfercept.serve.routes.response_run import BACKGROUND, MEMORY, BackgroundRun
 from jinfercept.serve.service import Service

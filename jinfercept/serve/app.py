@@ -8,15 +8,13 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.security import HTTPBearer
 
-from jinfercept.serve.http.error_handlers import add_handlers
-from jinfercept.serve.http.middleware import add_middleware
+from jinfercept.serve.http.middleware import add_handlers, add_middleware
 from jinfercept.serve.observe.live import live_router, page_router
 from jinfercept.serve.observe.metrics import metrics_router
 from jinfercept.serve.routes import (
     chat_completions,
     completions,
     conversations,
-    health,
     inbox,
     messages,
     models,
@@ -63,7 +61,7 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service, app.state.refused = service, service.refused
     add_handlers(app)
-    for router in (health.router, metrics_router(service), page_router(), response_socket.router):
+    for router in (models.health_router, metrics_router(service), page_router(), response_socket.router):
         app.include_router(router)
     options = service.options
     key = [Depends(HTTPBearer(auto_error=False))] if service.keys.needed else []  # for the document; see `GuardedRoute`

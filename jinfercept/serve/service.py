@@ -25,17 +25,15 @@ from jinfercept.errors import ConfigError, JinferceptError
 from jinfercept.hooks import SharedLimit
 from jinfercept.llm import LLM
 from jinfercept.request import Adapter, Request
-from jinfercept.serve.access.key_limits import FairThreadPool, ServedState
+from jinfercept.serve.access.key_limits import RETRY_S, FairThreadPool, ServedState
 from jinfercept.serve.http.access_log import DETAILS, PLACE
 from jinfercept.serve.http.request_body import unless_disconnected
 from jinfercept.serve.observe.traces_choice import TRACE
 from jinfercept.serve.options import ServerOptions
 from jinfercept.serve.protocols.errors import ApiError, aborted, about, overloaded, shutting_down
-from jinfercept.serve.server_tools import ServerTools
+from jinfercept.serve.server_tools import ServerTools, ToolHistory
 from jinfercept.serve.state.database import StateDatabase
 from jinfercept.serve.state.store import StateStore
-from jinfercept.serve.state.tenant_pool import RETRY_S
-from jinfercept.serve.state.tool_history import ToolHistory
 from jinfercept.structured_outputs import StructuredOutputsParams
 from jinfercept.tools.inbox import Inbox
 

@@ -11,8 +11,12 @@ from jinfercept.chat.call_markup import AsyncCalls
 from jinfercept.request import Request as EngineRequest
 from jinfercept.serve.http.access_log import DETAILS
 from jinfercept.serve.protocols.errors import ApiError, about
-from jinfercept.serve.protocols.openai.completion_answer import CompletionAnswer, TokensAnswer
-from jinfercept.serve.protocols.openai.completion_schemas import CompletionBody, TokensBody
+from jinfercept.serve.protocols.openai.completion_answer import (
+    CompletionAnswer,
+    CompletionBody,
+    TokensAnswer,
+    TokensBody,
+)
 from jinfercept.serve.protocols.openai.logprobs import check_report
 from jinfercept.serve.routes.engine_requests import (
     RequestHints,

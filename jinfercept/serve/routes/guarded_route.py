@@ -28,6 +28,7 @@ _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/messages": "chat",
     "/v1/responses": "chat",
+    "/v1/responses/compact": "chat",
 }
 """Routes that generate, with the `gen_ai.operation.name` of their traces."""
 

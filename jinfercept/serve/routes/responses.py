@@ -18,6 +18,7 @@ from jinfercept.serve.protocols.answers import ServerToolCalls, UsageCount
 from jinfercept.serve.protocols.encoding import EncodedReply
 from jinfercept.serve.protocols.errors import ApiError, renamed
 from jinfercept.serve.protocols.openai.chat_schemas import Plain
+from jinfercept.serve.protocols.openai.compaction import PROMPT, encoded_summary
 from jinfercept.serve.protocols.openai.logprobs import chat_logprobs, check_report
 from jinfercept.serve.protocols.openai.response_chat import (
     FIELDS,
@@ -29,10 +30,14 @@ from jinfercept.serve.protocols.openai.response_chat import (
 )
 from jinfercept.serve.protocols.openai.response_items import (
     check_length,
+    new_item,
     read_items,
     references,
+    written_text,
 )
 from jinfercept.serve.protocols.openai.response_schemas import (
+    CompactBody,
+    MessageItem,
     ResponsesBody,
 )
 from jinfercept.serve.protocols.openai.response_tools import ClientTools, FunctionTool, InputTool, ResponseToolChoice
@@ -58,6 +63,11 @@ router = APIRouter(route_class=GuardedRoute, tags=["OpenAI"])
 _CHARS_PER_TOKEN = 4
 _ECHOED = ("instructions", "max_output_tokens", "previous_response_id", "user")
 """Fields of a response that its body has likewise."""
+_OF_SUMMARIES = (
+    *("model", "instructions", "previous_response_id", "max_output_tokens", "temperature", "top_p", "reasoning"),
+    *("chat_template_kwargs", "session_id", "cache_salt", "priority"),
+)
+"""Fields of a body with which its summary is written."""
 
 
 @router.post("/v1/responses")
@@ -71,6 +81,26 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
         return EventStream(write(generation), generation.close)
     await unless_disconnected(request.receive, written(generation))
     return reply(stored.response)
+
+
+@router.post("/v1/responses/compact")
+async def compact_conversation(body: CompactBody, request: Request) -> Response:
+    """The messages of the user, and a summary of the conversation that the model writes, as input for further responses."""
+    if body.conversation_id:
+        raise ApiError.bad("a conversation cannot be compacted; fix: give its items as input", "conversation")
+    if not body.input and body.previous_response_id is None:
+        raise ApiError.bad("there is nothing to compact; fix: give input or previous_response_id", "input")
+    kept = {name: getattr(body, name) for name in _OF_SUMMARIES}
+    items = [*body.input, MessageItem(role="user", content=PROMPT)]
+    generation = await _start(ResponsesBody.model_construct(input=items, store=False, **kept), request)
+    await unless_disconnected(request.receive, written(generation))
+    stored, response = generation.stored, generation.stored.response
+    if not (summary := written_text(response).strip()):
+        raise ApiError(500, "the model has written no summary; fix: retry", code="empty_summary")
+    users = [item for item in (*stored.before, *stored.inputs[:-1]) if item.get("role") == "user"]
+    output = [*users, new_item("compaction", encrypted_content=encoded_summary(summary))]
+    alike = {name: response[name] for name in ("id", "created_at", "usage")}
+    return EncodedReply({**alike, "object": "response.compaction", "output": output})
 
 
 async def _start(body: ResponsesBody, request: Request) -> Generation:

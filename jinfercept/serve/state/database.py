@@ -16,9 +16,9 @@ from sqlalchemy import URL, Connection, Engine, StaticPool, create_engine, event
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from jinfercept.errors import ConfigError
+from jinfercept.serve.access.key_limits import RETRY_S
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.state.entries import ENTRIES, TABLES, Entries, StateLimits
-from jinfercept.serve.state.tenant_pool import RETRY_S
 
 log = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from sqlalchemy import Row
 from sqlalchemy.exc import IntegrityError
 
 from jinfercept.sched.tenants import ExpiringEntries, Quota
+from jinfercept.serve.access.key_limits import TenantPool
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.response_items import Item
 from jinfercept.serve.state import conversations
 from jinfercept.serve.state.database import NUM_CONNECTIONS, StateDatabase, unavailable
 from jinfercept.serve.state.entries import Entries, OwnItems
-from jinfercept.serve.state.tenant_pool import TenantPool
 
 _OPEN = ("queued", "in_progress")
 """Statuses of responses that are generated."""

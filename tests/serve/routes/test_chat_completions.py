@@ -310,7 +310,7 @@ def test_parts_and_calls_as_clients_of_other_servers_write_them(served: Running,
     read = [
         {"role": "user", "content": "How much?"},
         {"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
-        result | {"content": "23 [image_url: it has no text]\n\na.txt\n\nLamps: 23\n\n[file: it has no text]"},
+        result | {"content": "23 [image_url: it has no text][file: it has no text]"},
     ]
     says(scripted, "It costs 23." + END, read)
     prediction = {"type": "content", "content": "It costs 23."}

@@ -200,7 +200,7 @@ def test_items_of_every_kind_are_read(served: Running, scripted: Scripted) -> No
         ({"input": [{"type": "computer_call"}]}, "input"),
         ({"input": [{"type": 3}]}, "input[0]"),
         ({"input": [ASKED[0], {"type": "compaction_trigger"}]}, "input[1]"),
-        ({"input": [ASKED[0], {"type": "compaction", "encrypted_content": "x"}]}, "input[1]"),
+        ({"input": [ASKED[0], {"type": "compaction", "encrypted_content": "x"}]}, "input[1].encrypted_content"),
         ({"context_management": [{"type": "compaction", "compact_threshold": 9}]}, "context_management"),
         ({"input": [ASKED[0], {"type": "from_the_future", "text": "Hi"}]}, "input[1]"),
         ({"max_tool_calls": 1}, "max_tool_calls"),

@@ -9,6 +9,7 @@ from jinfercept.chat.futures import placeholder
 from jinfercept.chat.messages import call_message
 from jinfercept.serve.protocols.errors import ApiError
 from jinfercept.serve.protocols.openai.chat_schemas import ChatBody, Plain
+from jinfercept.serve.protocols.openai.compaction import INTRODUCTION, summary_in
 from jinfercept.serve.protocols.openai.response_items import CALL_OUTPUTS, Item, joined
 from jinfercept.serve.protocols.openai.response_schemas import LOGPROBS, ResponsesBody
 from jinfercept.serve.protocols.openai.response_tools import CLIENT_CALLS, ClientTools, called_function, declared_text
@@ -38,7 +39,7 @@ def check_supported(body: ResponsesBody) -> None:
             raise ApiError.bad(f"{name} is not supported in responses", name, "unsupported_parameter")
     for name, what, fix in (
         ("prompt", "prompt templates are", "leave prompt out"),
-        ("context_management", "compaction at a threshold is", "send a shorter conversation"),
+        ("context_management", "compaction at a threshold is", "POST /v1/responses/compact"),
     ):
         if (body.model_extra or {}).get(name):
             raise ApiError.bad(f"{what} not supported; fix: {fix}", name, "unsupported_parameter")
@@ -160,6 +161,10 @@ class _Messages:
             case "message" if item["role"] != "assistant":
                 role = "system" if item["role"] == "developer" else item["role"]
                 self.add({"role": role, "content": joined(item["content"])})
+            case "compaction":
+                summary = summary_in(item["encrypted_content"])
+                assert summary is not None
+                self.add({"role": "user", "content": INTRODUCTION + summary})
             case "message" | "reasoning":
                 self._add_text(item)
             case kind if kind in CLIENT_CALLS:

@@ -15,6 +15,7 @@ from jinfercept.serve.protocols.openai.response_schemas import (
     MAX_ITEMS,
     AdditionalToolsItem,
     CallOutputItem,
+    CompactionItem,
     CustomToolCallItem,
     FunctionCallItem,
     InputItem,
@@ -47,6 +48,7 @@ _PREFIXES = {
     "additional_tools": "at",
     "mcp_call": "mcp",
     "reasoning": "rs",
+    "compaction": "cmp",
 }
 
 
@@ -138,6 +140,8 @@ def _converted(item: InputItem) -> Item:
             thoughts = [{"type": "reasoning_text", "text": text} for text in _texts(item.content)]
             fields = {"summary": [{"type": "summary_text", "text": text} for text in _texts(item.summary)]}
             fields["content"] = thoughts
+        case CompactionItem():
+            fields = {"encrypted_content": item.encrypted_content}
         case ItemReference() | OtherItem():
             raise AssertionError("references are looked up, and items of other types left out")
     own = new_item(item.type, **fields)

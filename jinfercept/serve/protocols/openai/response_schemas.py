@@ -2,10 +2,11 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from jinfercept.serve.protocols.openai.chat_schemas import RefusalPart, TextPart
+from jinfercept.serve.protocols.openai.compaction import summary_in
 from jinfercept.serve.protocols.openai.response_tools import InputTool, ResponseToolChoice, is_of_client
 from jinfercept.serve.protocols.schemas import (
     FIRST_ERROR,
@@ -147,6 +148,19 @@ class ReasoningItem(_InputItem):
     content: Any = None
 
 
+def _is_summary(content: str) -> str:
+    if summary_in(content) is None:
+        raise PydanticCustomError("compaction", "this is no summary that /v1/responses/compact of this server has made")
+    return content
+
+
+class CompactionItem(_InputItem):
+    """The summary of what came before, of `/v1/responses/compact`."""
+
+    type: Literal["compaction"]
+    encrypted_content: Annotated[Text, AfterValidator(_is_summary)]
+
+
 class ItemReference(Body):
     """A reference to an item of a stored response."""
 
@@ -195,6 +209,7 @@ _KINDS = {
     "additional_tools": "AdditionalTools",
     "mcp_call": "McpCall",
     "reasoning": "Reasoning",
+    "compaction": "Compaction",
     "item_reference": "ItemReference",
 }
 
@@ -208,6 +223,7 @@ InputItem = Annotated[
     | Annotated[AdditionalToolsItem, Tag("AdditionalTools")]
     | Annotated[McpCallItem, Tag("McpCall")]
     | Annotated[ReasoningItem, Tag("Reasoning")]
+    | Annotated[CompactionItem, Tag("Compaction")]
     | Annotated[ItemReference, Tag("ItemReference")]
     | Annotated[OtherItem, Tag("Other")],
     Discriminator(
@@ -286,3 +302,9 @@ class ResponsesBody(SamplingBody):
         """Id of the conversation that the response is a turn of."""
         conversation = self.conversation
         return conversation.id if isinstance(conversation, ConversationReference) else conversation
+
+
+class CompactBody(ResponsesBody):
+    """A conversation that is compacted: the input, or that of the previous response."""
+
+    input: _Input = Field(default_factory=list)
