@@ -23,13 +23,10 @@ _Number = Annotated[int, Field(ge=1, le=10_000)]
 
 
 def _range(value: Any) -> Any:
-    """`4` as `{min: 4, max: 4}`."""
     return value if isinstance(value, dict) else {"min": value, "max": value}
 
 
 class ReplicaRange(BaseModel):
-    """Replicas of a fleet: a fixed number if both are equal."""
-
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     min: _Number = 1
@@ -65,12 +62,7 @@ def _server(data: Any) -> ServerOptions:
 
 
 class FleetConfig(BaseModel):
-    """The model and the options of a fleet.
-
-    Attributes:
-        model: as on the command line.
-        cpus_per_replica: that Ray's scheduler counts for each.
-    """
+    """The model and the options of a fleet. `cpus_per_replica` are what Ray's scheduler counts for each."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -110,11 +102,7 @@ TARGET_DEMAND = 0.8
 def replicas_by_memory(context: Any) -> tuple[int, dict[str, Any]]:
     """The number of replicas for Ray Serve: demanded memory · time over that of one replica's pool, at `TARGET_DEMAND`.
 
-    Args:
-        context: `ray.serve.config.AutoscalingContext`; Ray averages `memory_demand` of each replica over the look-back period.
-
-    Returns:
-        The number, which Ray keeps within the deployment's bounds, and no state.
+    `context` is a `ray.serve.config.AutoscalingContext`, with the mean `memory_demand` of each replica.
     """
     demands = (context.aggregated_metrics or {}).get("memory_demand", {})
     if len(demands) < context.current_num_replicas or not demands:

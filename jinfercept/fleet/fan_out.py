@@ -91,11 +91,7 @@ def fan_out_router(front: FleetFront) -> APIRouter:
 
 
 def merged(reports: Iterable[tuple[str, list[Metric]]]) -> list[Metric]:
-    """The metrics of all replicas, by family.
-
-    Args:
-        reports: names of replicas and their metrics, which are changed: their samples get the label `replica`.
-    """
+    """The metrics of all replicas, by family; their samples get the label `replica`."""
     families: dict[str, Metric] = {}
     for name, metrics in reports:
         for metric in metrics:

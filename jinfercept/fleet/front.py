@@ -90,13 +90,11 @@ class FleetFront(ServedState):
 
     @property
     def replicas(self) -> Replicas:
-        """The replicas, which answer the requests; connected by `start`."""
         assert self._replicas is not None
         return self._replicas
 
     @property
     def routes(self) -> Routes:
-        """The tables; there are some after `start`."""
         assert self._routes is not None
         return self._routes
 
@@ -109,7 +107,6 @@ class FleetFront(ServedState):
         self._routes.use(self._make_router(facts))
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests, and return when those in progress have ended; after `timeout_s` they end with an error."""
         self.draining = True
         self.sockets.end()
         await self.until_idle(timeout_s)
@@ -205,11 +202,9 @@ class FleetFront(ServedState):
         return IncomingRequest(call, hint, prefer, salt if isinstance(salt, str) else "", background)
 
     async def prepare[T](self, request: Request, work: Callable[[], T], number: int = 0, num_bytes: int = 0) -> T:
-        """The result of slow work, done in a thread."""
         return await asyncio.to_thread(work)
 
     def plain_call(self, request: Request) -> HttpCall:
-        """A request without its body."""
         return HttpCall.of(request.scope, request.scope[REQUEST_ID])
 
     def check_key(self, request: Request) -> str:
@@ -220,7 +215,6 @@ class FleetFront(ServedState):
         return tenant
 
     async def _hint(self, request: Request, body: bytes, tenant: str) -> tuple[RoutingHint, Mapping[str, Any]]:
-        """The hint of a request, and its fields. A body that is not JSON has none: the replica says so."""
         headers = {name.lower(): value for name, value in request.headers.items()}
 
         def find() -> tuple[RoutingHint, Mapping[str, Any]]:

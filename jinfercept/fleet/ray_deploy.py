@@ -54,14 +54,8 @@ _SECRET_BYTES = 32
 
 
 def application(args: dict[str, Any]) -> Any:
-    """A fleet for `serve run`, `serve deploy` and KubeRay: `import_path: jinfercept.fleet.ray_deploy:application`.
-
-    Args:
-        args: see `FleetConfig`.
-
-    Returns:
-        An application of Ray Serve.
-    """
+    """A fleet for `serve run`, `serve deploy` and KubeRay, as an application of Ray Serve with the arguments of `FleetConfig`:
+    `import_path: jinfercept.fleet.ray_deploy:application`."""
     from jinfercept.fleet.ray_application import bind_fleet
 
     return bind_fleet(FleetConfig.parse(args))
@@ -69,10 +63,6 @@ def application(args: dict[str, Any]) -> Any:
 
 def serve_fleet(model: str, engine: EngineOptions, options: ServerOptions, num_replicas: int) -> None:
     """Serve a model with several replicas on this machine until a signal.
-
-    Args:
-        model: as on the command line.
-        num_replicas: at least 1.
 
     Raises:
         ConfigError: an option is wrong, the port is in use, the database of the stored state cannot be used, Ray is not
@@ -110,10 +100,7 @@ def serve_fleet(model: str, engine: EngineOptions, options: ServerOptions, num_r
 
 @contextmanager
 def ray_running() -> Iterator[str]:
-    """Ray on this machine, which ends at the end with everything in it.
-
-    Yields:
-        A folder that only this user may enter, for what the replicas share; it is removed at the end.
+    """Ray on this machine, until the end. Yields a folder that only this user may enter, for what the replicas share.
 
     Raises:
         ConfigError: Ray is not installed, or the temporary folder cannot be private.
@@ -154,11 +141,6 @@ def is_private(folder: Path) -> bool:
 
 
 def _make_private_folder() -> Path:
-    """A new folder with a short path, which Ray's sockets need.
-
-    Raises:
-        ConfigError: the file system keeps no permissions.
-    """
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
     if not is_private(folder):
         folder.rmdir()

@@ -54,7 +54,6 @@ class ReplicaApp:
         self._running = set[asyncio.Task[None]]()
 
     async def start(self) -> None:
-        """Warm the server up, and begin what it does beside requests."""
         await self._lifespan.__aenter__()
 
     async def answer(self, call: HttpCall) -> AsyncGenerator[Messages]:
@@ -82,7 +81,6 @@ class ReplicaApp:
         return memory
 
     async def reply(self, call: HttpCall) -> HttpReply:
-        """A whole response, for small ones."""
         answer = self.answer(call)
         head, *parts = [message async for messages in answer for message in messages]
         headers = tuple((bytes(name), bytes(value)) for name, value in head["headers"])
@@ -97,7 +95,6 @@ class ReplicaApp:
         return self.name if inbox is not None and any(call.id == name for call in inbox.pending(tenant)) else ""
 
     async def facts(self) -> ReplicaFacts:
-        """The facts that a front needs when it starts."""
         llm, plan = self.service.llm, self.service.llm.memory_plan
         return ReplicaFacts(self._secret, llm.profile, llm.shape.buckets[-1], plan.kv_tokens + plan.host_tokens)
 
@@ -131,7 +128,6 @@ class ReplicaApp:
         return queue_s, demanded / self.service.llm.memory_plan.kv_tokens
 
     async def close(self, timeout_s: float) -> None:
-        """Drain, and end the requests that are left."""
         await self.service.drain(timeout_s)
         if self._running:
             await asyncio.wait(list(self._running), timeout=_CLOSE_S)
@@ -158,7 +154,6 @@ class _Running:
         return self._scope.get(BACKGROUND)
 
     def leave(self) -> None:
-        """Note that the client has disconnected."""
         self._left.set()
         self._received.close()
 

@@ -42,14 +42,9 @@ class Totals(NamedTuple):
 
 @final
 class Routes:
-    """Chooses replicas. Thread-safe: Ray's router may run in a thread of its own.
+    """Chooses replicas by price. Thread-safe: Ray's router may run in a thread of its own.
 
-    Args:
-        router: decides by price.
-        now: a monotonic clock in seconds.
-
-    Attributes:
-        names: of the running replicas, as of the last request.
+    `names` are the running replicas, as of the last request.
     """
 
     def __init__(self, router: Router, now: Callable[[], float] = time.monotonic) -> None:
@@ -62,7 +57,6 @@ class Routes:
         self.totals = Totals(Counter(), Counter(), Counter())
 
     def choose(self, hint: RoutingHint, prefer: str, reports: Reports) -> Route:
-        """The replica for a request: `prefer` if it runs, else by price."""
         with self._lock:
             self._read(reports)
             if prefer in reports:
@@ -73,7 +67,6 @@ class Routes:
                 return Route(min(reports), "load", 0, 0.0)
 
     def taken(self, hint: RoutingHint, chosen: Route, replica: str) -> Route:
-        """Note which replica has taken a request."""
         with self._lock:
             if replica != chosen.replica:
                 self._router.failed(hint, chosen.replica)
@@ -82,11 +75,7 @@ class Routes:
             return chosen
 
     def finished(self, hint: RoutingHint, replica: str, details: dict[str, Any], response_key: bytes | None) -> None:
-        """Note the end of a request.
-
-        Args:
-            details: fields of its log line: `prompt_tokens`, `cached_tokens`, `completion_tokens`.
-        """
+        """Note the end of a request, with the fields of its log line."""
         prompt, cached = details.get("prompt_tokens", 0), details.get("cached_tokens")
         with self._lock:
             self.totals.prompt_tokens[replica] += prompt
@@ -98,7 +87,6 @@ class Routes:
             self._router.finished(hint, replica, prompt, output, response_key=response_key)
 
     def lost(self, hint: RoutingHint, replica: str, retried: bool) -> None:
-        """Note that a replica ended while it worked on a request."""
         with self._lock:
             totals = self.totals
             self.totals = totals._replace(lost=totals.lost + 1, retried=totals.retried + retried)
@@ -117,12 +105,10 @@ class Routes:
             return self._responses.get((tenant, response_id), "")
 
     def use(self, router: Router) -> None:
-        """Decide by another router from now on."""
         with self._lock:
             self._router = router
 
     def _read(self, reports: Reports) -> None:
-        """Take over new reports, and forget the replicas that are gone."""
         numbers = {name: report.get("number") for name, report in reports.items()}
         if numbers == self._numbers:
             return
@@ -158,7 +144,6 @@ class HttpCall(NamedTuple):
 
     @classmethod
     def of(cls, scope: Scope, request_id: str, body: bytes = b"") -> "HttpCall":
-        """The request of a scope, named by `request_id`."""
         replaced = (b"content-encoding", b"x-request-id")
         headers = [(bytes(name), bytes(value)) for name, value in scope["headers"] if name not in replaced]
         headers.append((b"x-request-id", request_id.encode("latin-1")))
@@ -166,8 +151,6 @@ class HttpCall(NamedTuple):
 
 
 class HttpReply(NamedTuple):
-    """A whole response of a replica."""
-
     replica: str
     status: int
     headers: tuple[tuple[bytes, bytes], ...]  # names in lower case, and values
@@ -179,8 +162,6 @@ class ReplicaLostError(Exception):
 
 
 class IncomingRequest(NamedTuple):
-    """A request that was read."""
-
     call: HttpCall
     hint: RoutingHint
     prefer: str  # the replica that answers if it runs; "": any
@@ -199,7 +180,6 @@ class Ticket:
 
     @property
     def chosen(self) -> str:
-        """The replica that was chosen last; "": none."""
         return self._chosen.replica if self._chosen is not None else ""
 
     def choose(self, reports: Reports) -> str:
@@ -213,8 +193,7 @@ class Ticket:
             self.route = self._table.taken(self.hint, self._chosen, replica)
 
     def __reduce__(self) -> tuple[type[bool], tuple[()]]:
-        """Pickles nothing: a replica gets `False`."""
-        return bool, ()
+        return bool, ()  # a replica gets `False`, and no table
 
 
 DETAILS = "jinfercept.details"
@@ -227,11 +206,7 @@ type Messages = Sequence[Mapping[str, Any]]
 class ReplicaFacts(NamedTuple):
     """Facts of a replica that a front needs when it starts.
 
-    Attributes:
-        secret: of the fleet's keys.
-        profile: prices of recomputation.
-        chunk_tokens: most prompt tokens of a step.
-        pool_tokens: of its pools together.
+    `chunk_tokens` are the most prompt tokens of a step, `pool_tokens` those of its pools together.
     """
 
     secret: bytes

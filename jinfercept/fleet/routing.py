@@ -3,9 +3,8 @@
 The price of a replica is the seconds that its queue makes the request wait, and the seconds to recompute what the replica does
 not hold, from the same `Profile` that prices steps inside an engine. A conversation therefore stays where its context is until
 waiting there costs more than recomputing elsewhere. Prefixes that many conversations share, such as a system prompt, attract
-new conversations only within a bound: a replica that has got more of them than `SPREAD_BOUND` times the mean is passed over, so
-that the prefix is copied to one more replica and the load spreads over those that hold it (consistent hashing with bounded
-loads, Mirrokni, Thorup and Zadimoghaddam, SODA 2018). Reads no clock: time arrives as `now`.
+new conversations only within a bound, so that the prefix is copied to one more replica and the load spreads (consistent hashing
+with bounded loads, Mirrokni, Thorup and Zadimoghaddam, SODA 2018). Reads no clock: time arrives as `now`.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -65,7 +64,6 @@ class ReplicaState:
     Attributes:
         queue_s: seconds until it would begin with a request that arrives now.
         accepts: whether it takes requests; not while it starts, drains or is dead.
-        at_s: time of the report.
     """
 
     name: str
@@ -103,7 +101,6 @@ class _ReplicaLoad:
         self._num_tokens = 0
 
     def queue_s(self, state: ReplicaState, now: float) -> float:
-        """Seconds that a request waits which arrives now."""
         if state.at_s > self._reported_at:
             self._queue_s, self._queue_at, self._reported_at = state.queue_s, state.at_s, state.at_s
         return max(0.0, self._queue_s - (now - self._queue_at)) if self._queue_s else 0.0
@@ -125,7 +122,6 @@ class _ReplicaLoad:
             yield oldest
 
     def lose(self, key: TenantKey) -> None:
-        """Note that a context is not held any more, or is the beginning of another one."""
         self._num_tokens -= self.held.pop(key, 0)
 
 
@@ -158,14 +154,11 @@ class _KnownPrefix:
         return self.shared or (next_key is not None and self.next_key not in (None, next_key))
 
     def goes_on(self, next_key: bytes | None) -> None:
-        """Note a prompt that has this beginning."""
         self.shared = self.forks_at(next_key)
         self.next_key = self.next_key or next_key
 
 
 class _HeldPrompt(NamedTuple):
-    """Tokens of a prompt that a replica holds, and why it is known."""
-
     tokens: int = 0
     reason: Reason | None = None
 
@@ -200,16 +193,13 @@ class Router:
 
     @property
     def num_known(self) -> int:
-        """Keys in the table."""
         return len(self._known)
 
     def route(self, hint: RoutingHint, replicas: Sequence[ReplicaState], now: float) -> Route:
         """The replica for a request, which counts as work of that replica from now on.
 
         Of equal prices, one that holds the conversation wins, then one with less load, then one that holds more.
-
-        Args:
-            now: seconds of a monotonic clock, the same as in the replicas' reports.
+        `now` are seconds of the clock of the replicas' reports.
 
         Raises:
             NoReplicaError: none of the replicas accepts requests.
@@ -253,12 +243,7 @@ class Router:
         *,
         response_key: bytes | None = None,
     ) -> None:
-        """Note the end of a request: what its prompt really had, and the key that its follow-up may name.
-
-        Args:
-            prompt_tokens: real ones, with the context of a stored response.
-            response_key: of the stored response; see `conversations.response_key`.
-        """
+        """Note the end of a request: what its prompt really had, and the key that its follow-up may name."""
         load = self._loads.get(replica)
         if load is None:
             return
@@ -303,7 +288,6 @@ class Router:
         return load
 
     def _touch(self, key: TenantKey, tokens: int) -> _KnownPrefix:
-        """The entry of a key, which becomes the tenant's youngest; a new one if there was none."""
         tenant = key[0]
         if (prefix := self._known.get(key)) is None:
             prefix = self._known[key] = _KnownPrefix(tokens)
@@ -314,7 +298,6 @@ class Router:
         return prefix
 
     def _known_prefixes(self, hint: RoutingHint) -> tuple[list[tuple[int, _KnownPrefix]], int]:
-        """The known prefixes of a prompt with their places, and the tokens of the context that it follows."""
         prefixes = enumerate(hint.prefixes)
         known = [(place, entry) for place, (key, _) in prefixes if (entry := self._known.get((hint.tenant, key)))]
         before = hint.follows and self._known.get((hint.tenant, hint.follows))
@@ -323,7 +306,6 @@ class Router:
     def _find(
         self, hint: RoutingHint, known: Sequence[tuple[int, _KnownPrefix]], names: Set[str]
     ) -> dict[_ReplicaLoad, _HeldPrompt]:
-        """The held part of a prompt, by replica: the context that it follows, the longest prefix, or the named session."""
         tenant, prefixes, held = hint.tenant, hint.prefixes, dict[_ReplicaLoad, _HeldPrompt]()
 
         def holders(prefix: _KnownPrefix) -> Iterator[_ReplicaLoad]:

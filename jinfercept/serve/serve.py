@@ -229,11 +229,7 @@ class HttpProtocol(H11Protocol):
 
 
 def reserve_files(most: int) -> int:
-    """Raises the process's limit of open files to the number that a server needs, as far as it may.
-
-    Returns:
-        Connections that may be open.
-    """
+    """Raises the limit of open files as far as it may; returns the number of connections that may be open."""
     if sys.platform == "win32":  # has no such limit
         return most
     import resource
@@ -259,12 +255,7 @@ _SHUTDOWN_S = 5
 
 @final
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that drains before it ends.
-
-    Args:
-        ready: called once connections are accepted.
-        drained: called after the drain.
-    """
+    """A uvicorn server that drains before it ends. `ready` is called once it accepts connections, `drained` after the drain."""
 
     def __init__(
         self,
@@ -307,7 +298,6 @@ class DrainingServer(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
 
     def serve_until_signal(self) -> None:
-        """Serve; returns after the drain."""
         self.run(sockets=[self._listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -361,11 +351,7 @@ def serve_app(
 
 
 def listen(options: ServerOptions) -> tuple[socket.socket, str]:
-    """A bound socket that does not listen yet, and the URL for clients.
-
-    Raises:
-        ConfigError: the address cannot be bound.
-    """
+    """A bound socket that does not listen yet, and the URL for clients. Raises `ConfigError`."""
     host = options.host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only where the protocol is named; without it, bodies wait 40 ms for the client's acknowledgement

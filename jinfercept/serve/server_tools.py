@@ -21,14 +21,10 @@ _CLOSE_S = 0.5
 
 @final
 class ServerTools:
-    """The tools of the server's files.
-
-    Args:
-        loaded: tools of each file; the caller closes them.
-        inbox: where calls of person tools wait.
+    """The tools of the server's files, which the caller closes.
 
     Attributes:
-        inbox: as given; None if there is no person tool.
+        inbox: where calls wait for a person; None if there is no person tool.
         traced: lets a tool's calls pass the trace of their request on; by default it returns the tool.
         ends_s: time by which the server and its tools should have ended, in seconds of `time.monotonic`; None: it does not end.
     """
@@ -53,14 +49,14 @@ class ServerTools:
         """The server's tools that a request is offered.
 
         If a request for all tools has a tool of its own with the same name, its own one is used, so that new tools of a server
-        do not break clients. A request for a tool by a name that it also declares is refused.
+        do not break clients.
 
         Args:
             chosen: True for all tools, or names of tools.
             client_tools: names of the tools that the client runs.
 
         Raises:
-            ApiError: 400, for unknown and for ambiguous names.
+            ApiError: 400 for an unknown name, and for one that the request also declares.
         """
         if not chosen:
             return []
@@ -80,11 +76,7 @@ class ServerTools:
 
 @contextmanager
 def open_server_tools(paths: Sequence[str]) -> Generator[ServerTools]:
-    """The tools of files, with their servers started. They are closed at the end.
-
-    Raises:
-        ConfigError, RequestError: as `load_tools`, or two files have a tool of one name.
-    """
+    """The tools of files, whose servers run until the end. Raises `ConfigError` and `RequestError`."""
     inbox = Inbox()
     with ExitStack() as ends:
         loaded: list[LoadedTools] = []
@@ -108,15 +100,17 @@ MOST_BYTES = 2**27
 
 @final
 class ToolHistory:
-    """The stored turns of all tenants; each finds its own. Thread-safe. Space is shared fairly between tenants (`Quota`).
+    """Stores the turns of answers in which the server's tools were called, with their results. Thread-safe.
 
-    The key of an answer is a digest of the conversation as the client sees it, up to the answer with its text and its calls:
-    ids of calls are no keys, since models choose the same ones in many conversations.
+    A follow-up has the one merged message that the client saw. The stored turns replace it, so that the prompt is what the
+    model wrote, and matches the retained context token by token. Without them the context is computed again, without the calls.
+
+    The key of an answer is a digest of the conversation as the client sees it, with the answer: ids of calls are no keys, since
+    models choose the same ones in many conversations. Tenants share the space fairly (`Quota`).
 
     Args:
         ttl_s: seconds until an entry expires, since its last use.
         now: a monotonic clock.
-        most, most_bytes: maximum entries and bytes; the tenant with the most loses its least recently used entry first.
     """
 
     def __init__(self, ttl_s: float, now: Callable[[], float], most: int = MOST, most_bytes: int = MOST_BYTES) -> None:

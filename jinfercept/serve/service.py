@@ -60,22 +60,13 @@ class Service(ServedState):
     Args:
         llm: generates; its caller closes it.
         model: path or name of the model on the command line.
-        tools: that the server runs; their caller closes them.
         database: of the stored state, closed with the service; None: the one of the options.
 
     Attributes:
-        max_model_len: maximum tokens of a prompt and its answer together.
         expert_bytes: of a token's experts in all layers, at most; 0: the engine does not return them.
-        max_prompt_chars: maximum characters of one prompt: longer ones are refused before they are tokenised.
-        root: path or name of the model.
         names: of the model in requests; answers have the first one by default.
         created: start of the server, in seconds since 1970.
-        chat_template: source of the template that replaces the model's; None: the model's.
-        state: stored responses and conversations.
-        pending_calls: limits of the asynchronous calls that run, by tenant.
-        tool_history: turns with calls of the server's tools that clients do not see.
         inbox: where calls wait for a person; None if there is no person tool.
-        tracing: traces of requests; None: there are none.
         refused: answers of status 429, by the code of their error.
         waking: timer that wakes the engine after the `timeout_s` of a sleep; None: the engine sleeps until `/resume`.
     """
@@ -148,7 +139,6 @@ class Service(ServedState):
         self.llm.make_chats([({"role": "user", "content": "?"},)], None, (), self.chat_options())
 
     def chat_options(self, **more: Any) -> ChatOptions:
-        """Options for rendering and parsing conversations; `more` are those of a request."""
         return ChatOptions(
             chat_template=self.chat_template,
             tool_call_parser=self.options.tool_call_parser,
@@ -160,7 +150,7 @@ class Service(ServedState):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; raises `ApiError` if it has none."""
+        """The model's tokenizer. Raises `ApiError` if it has none."""
         if self.llm.tokenizer is None:
             raise ApiError.bad("the model has no tokenizer; fix: send token ids", code="no_tokenizer")
         return self.llm.tokenizer
@@ -179,13 +169,9 @@ class Service(ServedState):
         return None if name is None else self.llm.engine.adapters.get(name)
 
     def check_room(self, tenant: str, number: int) -> None:
-        """Raise `ApiError` if the queue has no room for more requests: 503 while draining, 429 for now, 400 forever; or if they
-        are beyond the limits of their key.
+        """Raise `ApiError` for requests that may not come in: 503 while draining, 429 for now, 400 for too many at once.
 
         In a full queue every key may still have an equal share, so that one key cannot shut out others.
-
-        Args:
-            number: of requests that one body makes.
         """
         most = self.options.max_queue_len
         if self.draining:
@@ -206,12 +192,7 @@ class Service(ServedState):
         self.limits.check(tenant, number, self._preparing[tenant])
 
     def check_chars(self, texts: Any, param: str) -> None:
-        """Raise 400 for more text than one prompt may have.
-
-        Args:
-            texts: a text, or lists and dicts of texts.
-            param: field of the texts.
-        """
+        """Raise 400 for more text than one prompt may have. `texts` is a text, or lists and dicts of texts."""
         with about(param):
             check_chars(texts, self.max_prompt_chars)
 
@@ -219,7 +200,6 @@ class Service(ServedState):
         """Run a slow function in a thread; it is dropped if the client disconnects before it begins.
 
         Args:
-            request: has the tenant and the size of its body.
             number: requests that it makes, for which the queue has to have room.
             num_bytes: size of its input besides the body.
 
@@ -238,15 +218,13 @@ class Service(ServedState):
             self._preparing += Counter()  # drops keys with no requests
 
     async def submit(self, http: HttpRequest, requests: Sequence[Request], *, ends_only: bool = False) -> AsyncStream:
-        """Submit prepared requests to the engine. Their place at the door, if they wait there, is in the details of `http`.
+        """Submit prepared requests to the engine, all or none. The details of `http` get their place at the door.
 
         Args:
-            requests: are started together.
             ends_only: whether the stream has only the last event of each request.
 
         Raises:
-            ApiError: then none is started: 400 if the engine refuses a request, 429 if it takes no new conversation, 503 after
-                the drain.
+            ApiError: 400 if the engine refuses a request, 429 if it takes no new conversation, 503 after the drain.
         """
         if self._closed:
             raise aborted()
@@ -285,8 +263,9 @@ class Service(ServedState):
         self.llm.engine.ask(lambda stats: stats.interceptions.ran(request, calls, results))
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests, and return when all requests in progress have ended. After `timeout_s` they are aborted: 503 for
-        those in preparation, an error event at the end of streams.
+        """Refuse new requests, and return when those in progress have ended.
+
+        After `timeout_s` they are aborted: 503 for those in preparation, an error event at the end of streams.
         """
         self.draining = True
         self.tools.ends_s = time.monotonic() + timeout_s + _ENDING_S
@@ -299,7 +278,6 @@ class Service(ServedState):
         await self.until_idle(_ENDING_S)  # uvicorn closes WebSockets, so their last events are sent first
 
     def close_threads(self) -> None:
-        """End the preparation threads, and export the last traces."""
         self._threads.close()
         if self.tracing is not None:
             self.tracing.close(self._rest_s())
@@ -315,7 +293,6 @@ class Service(ServedState):
 
 
 def service_of(request: HTTPConnection) -> Service:
-    """The service of the application that a request was sent to."""
     return request.app.state.service
 
 

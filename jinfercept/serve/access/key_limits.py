@@ -31,7 +31,7 @@ RETRY_S = 1
 
 @final
 class TenantPool:
-    """Threads in which the tenants take turns.
+    """Threads in which the tenants take turns. A job whose client disconnects is dropped if it has not begun.
 
     Args:
         per_tenant: threads that one tenant may use at a time.
@@ -46,8 +46,7 @@ class TenantPool:
         self._closed = False
 
     async def run[T](self, tenant: str, num_bytes: int, work: Callable[[], T]) -> T:
-        """Runs a function in a thread: returns its result, or raises its exception. If cancelled, a waiting job is dropped, and
-        a running one continues without effect.
+        """Runs a function in a thread. If cancelled, a waiting job is dropped, and a running one continues without effect.
 
         Args:
             num_bytes: approximate size of the input.
@@ -84,7 +83,6 @@ class TenantPool:
         self._pool.shutdown(wait=False)
 
     async def _begin(self, tenant: str, num_bytes: int) -> None:
-        """Wait for a thread."""
         number, waiting_bytes = self._waiting[tenant], self._waiting_bytes[tenant]
         if number and (number >= self._max_waiting or waiting_bytes + num_bytes > MAX_WAITING_BYTES):
             raise ApiError(
@@ -142,8 +140,6 @@ class TokenBucket:
 
 @dataclass(slots=True)
 class _Use:
-    """The use of a key; `in_progress` counts its requests."""
-
     requests: TokenBucket
     tokens: TokenBucket
     in_progress: int = 0
@@ -151,21 +147,14 @@ class _Use:
 
 @final
 class KeyLimits:
-    """Counts the use of the keys that have limits, and of no others.
-
-    Args:
-        now: monotonic seconds.
-    """
+    """Counts the use of the keys. `now` is a monotonic clock."""
 
     def __init__(self, rules: Callable[[str], KeyRules], now: Callable[[], float]) -> None:
         self._rules, self._now = rules, now
         self._uses: dict[str, _Use] = {}
 
     def check(self, tenant: str, number: int, preparing: int) -> None:
-        """Take requests of a key.
-
-        Args:
-            preparing: requests of the key that are not submitted yet.
+        """Take requests of a key, of which `preparing` others are not submitted yet.
 
         Raises:
             ApiError: 429 for now, 400 for more requests than the key may ever have at once.
@@ -218,23 +207,17 @@ def _limited(message: str, code: str, wait_s: float) -> ApiError:
 
 @final
 class FairThreadPool:
-    """The preparation threads of a server.
-
-    Args:
-        max_waiting: jobs that one tenant may have waiting in each pool.
-    """
+    """The preparation threads of a server, others for long texts. Keys take turns, as in `TenantPool`."""
 
     def __init__(self, max_waiting: int) -> None:
         self._light = TenantPool("light", num_threads=4, per_tenant=3, max_waiting=max_waiting)
         self._heavy = TenantPool("heavy", num_threads=2, per_tenant=1, max_waiting=max_waiting)
 
     async def run[T](self, tenant: str, num_bytes: int, work: Callable[[], T]) -> T:
-        """Runs a function in a thread, see `TenantPool.run`."""
         pool = self._heavy if num_bytes > HEAVY_BYTES else self._light
         return await pool.run(tenant, num_bytes, work)
 
     def close(self) -> None:
-        """Fail all waiting and running jobs, see `TenantPool.close`."""
         self._light.close()
         self._heavy.close()
 
@@ -251,11 +234,7 @@ class OpenSockets:
         return len(self._tenants)
 
     def open(self, tenant: str, end: Callable[[], object]) -> None:
-        """Count one, until `close`. Raises `ApiError` for too many: 429 of the key, 503 in all.
-
-        Args:
-            end: called at the drain.
-        """
+        """Count one, whose `end` is called at the drain. Raises `ApiError` for too many: 429 of the key, 503 in all."""
         options, own = self._options, sum(tenant == other for other in self._tenants.values())
         if own >= options.max_websockets:
             message = (
@@ -272,11 +251,9 @@ class OpenSockets:
         self._tenants[end] = tenant
 
     def close(self, end: Callable[[], object]) -> None:
-        """Uncount one."""
         del self._tenants[end]
 
     def end(self) -> None:
-        """Have all of them end."""
         for end in list(self._tenants):
             end()
 

@@ -19,7 +19,7 @@ class Keys:
     def replace(self, rules: Mapping[str, KeyRules]) -> str:
         """Use other rules from now on; returns the names of keys whose rules changed, with commas.
 
-        Requests in progress of a key that is gone go on; new ones are refused. A server without keys gets none later.
+        Requests in progress of a key that is gone go on. A server without keys gets none later.
         """
         assert self._rules
         assert rules
@@ -36,7 +36,6 @@ class Keys:
 
     @property
     def tenants(self) -> Collection[str]:
-        """All tenants; none without keys."""
         return self._rules.keys()
 
     def check(self, *authorizations: str) -> str:
@@ -75,24 +74,17 @@ class Keys:
             raise ApiError(403, "this path needs an operator's key (--operator-key)", code="operator_key_needed")
 
     def priority(self, tenant: str, requested: int) -> int:
-        """The priority of a request: the requested one, clamped to the range of its key if there is one."""
         if not tenant:
             return requested
         least, most = self.rules(tenant).priority
         return min(max(requested, least), most)
 
     def name(self, tenant: str) -> str:
-        """The name of a key in logs; "" without keys."""
         return self.rules(tenant).name
 
 
 def isolation(key: str, cache_salt: str | None) -> str:
-    """The salt of a client's pages and stored data: nothing is shared between keys, nor between cache salts of one key.
-
-    Args:
-        key: tenant of the key, from `Keys.check`.
-        cache_salt: field of the body.
-    """
+    """The salt of a client's pages and stored data: keys share nothing, nor do cache salts of one key."""
     if not key and not cache_salt:
         return ""
     return hashlib.sha256(f"{key}/{cache_salt or ''}".encode()).hexdigest()

@@ -13,12 +13,7 @@ from jinfercept.serve.protocols.errors import ApiError
 
 
 async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
-    """The body of a request as it is sent.
-
-    Args:
-        request: its `receive` is called.
-        max_bytes: size of the largest body.
-        timeout_s: seconds until the whole body has to be there.
+    """The body of a request, whose `receive` is called.
 
     Raises:
         ApiError: 413 for a larger body, 408 for a slower one.
@@ -59,11 +54,7 @@ async def disconnected(receive: Receive) -> None:
 
 
 async def unless_disconnected[T](receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine, which is cancelled if the client closes the connection.
-
-    Raises:
-        ApiError: 499, the client has closed the connection.
-    """
+    """The result of a coroutine, which is cancelled if the client closes the connection: `ApiError` 499."""
     task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)

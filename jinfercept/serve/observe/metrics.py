@@ -44,11 +44,9 @@ class SnapshotValue[T](NamedTuple):
 
 @final
 class EngineSnapshot[T]:
-    """The last answer to one question about an engine.
+    """The last answer to one question about an engine, which comes between two of its steps.
 
-    Args:
-        ask: asks the question; the answer comes between two steps of the engine.
-        fresh_s: seconds for which an answer is given again.
+    An answer is given again for `fresh_s` seconds.
     """
 
     def __init__(self, ask: Callable[[], Future[T]], fresh_s: float = 0.0) -> None:
@@ -57,11 +55,7 @@ class EngineSnapshot[T]:
         self._last: SnapshotValue[T] | None = None
 
     async def look(self) -> SnapshotValue[T]:
-        """The current value, or the last one if a step takes longer than `_TIMEOUT_S`.
-
-        Raises:
-            ApiError: 503 if there is no value yet.
-        """
+        """The current value, or the last one if a step takes longer than `_TIMEOUT_S`. Raises `ApiError` 503 without any."""
         last = self._last
         if last is not None and time.monotonic() - last.at_s < self._fresh_s:
             return last
@@ -79,8 +73,7 @@ class EngineSnapshot[T]:
 class MetricFamilies(NamedTuple):
     """Makes metric families of one value, or of several by the values of further labels: a tuple for several labels.
 
-    Attributes:
-        model: value of the label `model_name`.
+    `model` is the value of the label `model_name`.
     """
 
     model: str

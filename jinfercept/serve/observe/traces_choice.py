@@ -25,9 +25,6 @@ def traces_endpoint(flag: str | None, environ: Mapping[str, str]) -> str | None:
 
     Variables without the packages are logged only: they may be meant for other processes.
 
-    Args:
-        flag: value of `--otlp-traces-endpoint`.
-
     Raises:
         ConfigError: the flag's URL is wrong, or packages are missing for it.
     """

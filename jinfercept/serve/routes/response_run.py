@@ -28,12 +28,7 @@ MEMORY = "jinfercept.memory"
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A response and what generates it.
-
-    Attributes:
-        stream: events of the request, with the transcript of its chat.
-        stored: the response, with its input.
-    """
+    """A response and what generates it. The events of `stream` have the transcript of its chat."""
 
     service: Service
     stream: AsyncStream
@@ -73,11 +68,7 @@ async def write(generation: Generation) -> AsyncGenerator[bytes]:
 
 
 async def written(generation: Generation) -> None:
-    """Generate a response to its end.
-
-    Raises:
-        ApiError: the response failed.
-    """
+    """Generate a response to its end. Raises `ApiError` if it failed."""
     writer, events = generation.writer, write(generation)
     try:
         async for _ in events:

@@ -49,8 +49,7 @@ async def create_responses(socket: WebSocket) -> None:
 async def run_socket(socket: WebSocket, host: ServedState, last: ExpiringEntries[StoredResponse] | None = None) -> None:
     """Answer the requests of a connection until it is closed. Raises `ApiError` for a handshake that is refused.
 
-    Args:
-        last: keeps responses that are not stored; None: the replicas that answer do.
+    `last` keeps responses that are not stored; None: the replicas that answer do.
     """
     tenant = host.keys.check(*authorizations(socket.scope))
     socket.scope[DETAILS] |= {"key": host.keys.name(tenant)} if tenant else {}
@@ -66,13 +65,7 @@ async def run_socket(socket: WebSocket, host: ServedState, last: ExpiringEntries
 
 @final
 class _Connection:
-    """An open WebSocket.
-
-    Its requests are answered one after another.
-
-    Args:
-        tenant: that opened it.
-    """
+    """An open WebSocket. Its requests are answered one after another."""
 
     def __init__(
         self, socket: WebSocket, host: ServedState, tenant: str, last: ExpiringEntries[StoredResponse] | None

@@ -1,4 +1,4 @@
-"""Conversations: entries to whose items clients and responses add.
+"""Conversations: entries to whose items clients and responses add. All functions raise 404 for an id that is not there.
 
 The document of a conversation has its metadata, and the last response that was generated in it.
 """
@@ -18,7 +18,6 @@ from jinfercept.serve.state.entries import Entries, check_loaded
 def create(
     entries: Entries, tenant: str, created_at: int, metadata: Mapping[str, str], items: Sequence[Item]
 ) -> dict[str, Any]:
-    """Insert a conversation; returns its object."""
     conversation_id = f"conv_{uuid.uuid4().hex}"
     body = {"created_at": created_at, "metadata": metadata, "last_response_id": None}
     entries.insert(conversation_id, tenant, body, items)
@@ -26,41 +25,37 @@ def create(
 
 
 def read(entries: Entries, tenant: str, conversation_id: str) -> dict[str, Any]:
-    """The object of a conversation. Raises 404."""
     return _shown(conversation_id, json.loads(_find(entries, tenant, conversation_id).document))
 
 
 def change_metadata(entries: Entries, tenant: str, conversation_id: str, metadata: Mapping[str, str]) -> dict[str, Any]:
-    """The object of a conversation with new metadata. Raises 404."""
     return _changed(entries, _find(entries, tenant, conversation_id, lock=True), metadata=metadata)
 
 
 def delete(entries: Entries, tenant: str, conversation_id: str) -> None:
-    """Delete a conversation and its items. Its responses remain. Raises 404."""
+    """Delete a conversation and its items. Its responses remain."""
     entries.delete(_find(entries, tenant, conversation_id, lock=True).id, tenant)
 
 
 def list_items(entries: Entries, tenant: str, conversation_id: str) -> Sequence[Item]:
-    """The items of a conversation. Raises 404."""
     entry = _find(entries, tenant, conversation_id)
     check_loaded(entry.num_bytes, "conversation")
     return entries.items_of([entry.id])[entry.id].outputs
 
 
 def read_item(entries: Entries, tenant: str, conversation_id: str, item_id: str) -> bytes:
-    """The document of an item of a conversation. Raises 404."""
     return _item(entries, _find(entries, tenant, conversation_id), item_id)
 
 
 def add_items(entries: Entries, tenant: str, conversation_id: str, items: Sequence[Item]) -> None:
-    """Add items to the end of a conversation. Raises 404, and 400 if it would have too many items."""
+    """Add items to the end of a conversation. Raises 400 if it would have too many."""
     entry = _find(entries, tenant, conversation_id, lock=True)
     check_length(len(items), entries.extent(entry.id)[0], "items")
     _changed(entries, entry, items)
 
 
 def delete_item(entries: Entries, tenant: str, conversation_id: str, item_id: str) -> dict[str, Any]:
-    """Delete an item; returns the object of the conversation. Raises 404."""
+    """Delete an item; returns the object of the conversation."""
     entry = _find(entries, tenant, conversation_id, lock=True)
     _item(entries, entry, item_id)
     entries.delete_items(entry, item_id)
@@ -68,13 +63,7 @@ def delete_item(entries: Entries, tenant: str, conversation_id: str, item_id: st
 
 
 def begin_turn(entries: Entries, tenant: str, conversation_id: str, number: int) -> tuple[Sequence[Item], str | None]:
-    """What a response in a conversation begins with.
-
-    Args:
-        number: of the response's own input items.
-
-    Returns:
-        The items before it, and the last response.
+    """The items before a response of a conversation, and the last response; `number` counts the response's own input items.
 
     Raises:
         ApiError: 404; 400 if the conversation is too long.

@@ -76,7 +76,6 @@ class StateDatabase:
         """The result of work in one transaction, which is committed when this returns.
 
         Args:
-            work: may be run once only.
             writes: whether it writes; else it need not wait for those that do.
 
         Raises:
@@ -123,7 +122,6 @@ class StateDatabase:
 
 
 def unavailable() -> ApiError:
-    """Status 503, for a request whose state cannot be read or written."""
     message = "the database of the stored state does not answer: retry, or send store: false"
     return ApiError(503, message, code="state_unavailable", headers={"Retry-After": f"{RETRY_S}"})
 

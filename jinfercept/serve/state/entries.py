@@ -1,7 +1,6 @@
 """The two tables of the stored state, and what is done with their rows within one transaction.
 
-An entry is a response or a conversation; an item belongs to an entry. Documents are JSON. Every query for a client names the
-tenant. Knows no threads, and not what a response is.
+An entry is a response or a conversation; an item belongs to an entry. Every query for a client names the tenant.
 """
 
 import hashlib
@@ -91,12 +90,7 @@ class OwnItems(NamedTuple):
 
 @final
 class Entries:
-    """The rows within one transaction.
-
-    Args:
-        now_s: seconds since 1970.
-        ttl_s: seconds until an entry expires, since its last change.
-    """
+    """The rows within one transaction. An entry expires `ttl_s` seconds after its last change."""
 
     def __init__(self, connection: Connection, now_s: float, ttl_s: float) -> None:
         self._rows, self._now_s, self._ttl_s = connection, now_s, ttl_s
@@ -125,7 +119,6 @@ class Entries:
         return self._rows.execute(select(ENTRIES).join(links, links.c.id == _E.id).order_by(links.c.link)).all()
 
     def items_of(self, owners: Collection[str]) -> dict[str, OwnItems]:
-        """The items of entries, by the entries' ids."""
         items = {owner: OwnItems([], []) for owner in owners}
         for some in batched(owners, _AT_ONCE):
             query = select(_I.owner, _I.place, _I.document).where(_I.owner.in_(some)).order_by(_I.owner, _I.place)
@@ -175,10 +168,7 @@ class Entries:
         first: int = 0,
         previous: str | None = None,
     ) -> None:
-        """Insert an entry with items.
-
-        Args:
-            first: place of the first item.
+        """Insert an entry with items, the first one at the place `first`.
 
         Raises:
             IntegrityError: the response that it continues is gone.
@@ -204,7 +194,6 @@ class Entries:
         self._rows.execute(delete(ENTRIES).where(*mine, ~_is_continued()))
 
     def delete_items(self, entry: Row[Any], item_id: str) -> None:
-        """Delete the items of an entry that have an id."""
         mine = _I.owner == entry.id, _I.name == digest(item_id)
         size = select(func.coalesce(func.sum(func.length(_I.document) + _ITEM_BYTES), 0)).where(*mine)
         freed = int(self._rows.scalar(size) or 0)
@@ -269,7 +258,6 @@ def check_loaded(num_bytes: int, param: str) -> None:
 
 
 def digest(text: str) -> str:
-    """SHA-256 of an id in hexadecimal digits."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -94,13 +94,7 @@ class _StreamedText:
 
 
 class CompletionAnswer(ChoicesAnswer):
-    """The text completion for one body.
-
-    Args:
-        requests: made of the body; forks follow the request they are forked from.
-        tokenizer: of the model; None if it has none.
-        details: as of `ChoicesAnswer`.
-    """
+    """The text completion for one body; forks follow the request they are forked from."""
 
     def __init__(
         self,
@@ -124,7 +118,6 @@ class CompletionAnswer(ChoicesAnswer):
         self._calls = any(request.markup is not None for request in requests)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """The whole completion, of the outputs of the requests in their order."""
         choices = list(map(self._whole_choice, self._choices.values(), outputs))
         answer = self._head | {"choices": choices, "usage": self.usage.body()}
         completions = enumerate(output.outputs[0] for output in outputs)
@@ -151,7 +144,6 @@ class CompletionAnswer(ChoicesAnswer):
         return shown
 
     def take(self, event: Event) -> Iterator[dict[str, Any]]:
-        """The chunks for an event of one request."""
         choice = self._choices[event.request_id]
         match event:
             case Token():
@@ -216,7 +208,6 @@ class TokensAnswer(CompletionAnswer):
     """The same in the form of vLLM's `/inference/v1/generate`."""
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """The whole answer, of the outputs of the requests in their order."""
         choices = super().whole(outputs)["choices"]
         for choice in choices:
             if (report := choice["logprobs"]) is not None:

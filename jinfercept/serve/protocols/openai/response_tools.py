@@ -48,7 +48,6 @@ class OtherTool(Body):
 
 
 def _kind(tool: Any) -> str:
-    """Tag of a tool's type."""
     kind = type_of(tool)
     if kind == "tool_search" and not is_of_client(tool):
         return "Other"
@@ -126,8 +125,6 @@ _TOOLS = TypeAdapter(list[InputTool])
 
 
 class _ClientTool(NamedTuple):
-    """A tool that the client runs."""
-
     tool: FunctionTool | CustomTool | ToolSearchTool
     namespace: str | None = None
 
@@ -150,10 +147,7 @@ class _ClientTool(NamedTuple):
 
 @final
 class ClientTools:
-    """The tools of a body that the client runs. Of those that items have, the first of a name counts.
-
-    Args:
-        items: the stored items of the conversation.
+    """The tools of a body that the client runs. Of those that stored items have, the first of a name counts.
 
     Raises:
         ApiError: 400 for too many tools, namespaces expanded.
@@ -176,11 +170,7 @@ class ClientTools:
         self.declarations += [_declaration(tool) | {"deferred": True} for tool in deferred]
 
     def call_fields(self, function: str) -> tuple[str, dict[str, Any]]:
-        """The type of the item of a call, and its fields before any arguments.
-
-        Args:
-            function: the name that the model wrote.
-        """
+        """The type of the item of a call by the name that the model wrote, and its fields before any arguments."""
         tool = self._tools.get(function)
         if tool is None:
             short = [tool for tool in self._tools.values() if tool.name == function]
